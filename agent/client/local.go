@@ -1,0 +1,83 @@
+package client
+
+import (
+	"context"
+	"log/slog"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Local keeps a Cache up to date from a source in its own process, for a node that serves itself: what a server would
+// stream goes from a store to the cache as it is.
+type Local struct {
+	// Source is where state comes from.
+	Source source.Source
+	// Store is what the source feeds; the Local owns it.
+	Store *store.Store
+	// Cache is kept up to date.
+	Cache *Cache
+	// NodeName is the node's own.
+	NodeName string
+	// Logger; nil: slog's default.
+	Logger *slog.Logger
+}
+
+// Run feeds the cache until the context ends, or the source fails for good.
+func (l *Local) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return l.Source.Run(ctx, l.Store) })
+	g.Go(func() error { return l.follow(ctx) })
+	return g.Wait()
+}
+
+func (l *Local) follow(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-l.Store.WaitSynced():
+	}
+	if err := l.Cache.welcome(l.Store.Epoch(), l.Store.Shards()); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		p := l.Store.Publish()
+		for _, u := range p.Updates {
+			// A store's updates follow each other, so no delta can miss its base.
+			if _, err := l.Cache.apply(u, false); err != nil {
+				return err
+			}
+		}
+		l.Cache.setNode(l.Store.Node(l.NodeName))
+		if first {
+			m := &pb.InSync{}
+			for i := range l.Store.Shards() {
+				m.Sequences = append(m.Sequences, l.Store.Snapshot(i).Sequence())
+			}
+			if err := l.Cache.synced(m); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.Store.Dirty():
+		}
+	}
+}
+
+// Ack does nothing: nobody waits for it.
+func (l *Local) Ack(uint64, map[uint32]uint64) {}
+
+// Nack logs what could not be programmed.
+func (l *Local) Nack(service model.ServiceKey, reason string) {
+	logger := l.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	logger.Warn("A Service can't be programmed", "service", service, "reason", reason)
+}

@@ -1,0 +1,61 @@
+// Package programmer is the contract between what a node should do (agent/view) and what makes its kernel do it. Each
+// programmer has a folder of its own below.
+package programmer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// Programmer makes a kernel hold a state. It is used by one goroutine at a time. A programmer has no opinions of its
+// own about Services.
+type Programmer interface {
+	// Replace makes the kernel hold exactly this state: it reads what is there and changes the difference, without a
+	// moment in which traffic of unchanged Service ports goes elsewhere or nowhere. It is for the start and for repair,
+	// and may be called again with the same state.
+	Replace(ctx context.Context, state view.State) error
+	// Apply moves the kernel by a difference from what the last Replace or Apply left, in one atomic step where the
+	// kernel has one. After an error the kernel's state is unknown until a Replace succeeds.
+	Apply(ctx context.Context, changes []view.Change) error
+	// Cleanup removes everything that this programmer ever made on this machine, also in earlier runs; nothing there is
+	// no error.
+	Cleanup(ctx context.Context) error
+}
+
+// PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
+// several, joined; any other error means that nothing is known to be programmed.
+type PortError struct {
+	ID  view.ServicePortID
+	Err error
+}
+
+// Error names the Service port and the reason.
+func (e *PortError) Error() string { return fmt.Sprintf("%v: %v", e.ID, e.Err) }
+
+// Unwrap gives the reason.
+func (e *PortError) Unwrap() error { return e.Err }
+
+// PortErrors gives the PortErrors in err. ok is false if err holds anything else too.
+func PortErrors(err error) (ports []*PortError, ok bool) {
+	if err == nil {
+		return nil, true
+	}
+	if joined, isJoin := err.(interface{ Unwrap() []error }); isJoin {
+		for _, e := range joined.Unwrap() {
+			more, all := PortErrors(e)
+			if !all {
+				return nil, false
+			}
+			ports = append(ports, more...)
+		}
+		return ports, true
+	}
+	var p *PortError
+	if errors.As(err, &p) {
+		return []*PortError{p}, true
+	}
+	return nil, false
+}

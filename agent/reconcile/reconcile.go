@@ -1,0 +1,180 @@
+// Package reconcile makes the kernel follow the cache: what changed goes through the view to the programmer, and what is
+// programmed is acknowledged.
+//
+// Nothing is programmed before the cache has been in sync once, so an agent that starts leaves what an earlier one
+// programmed in place until it knows better. While the kernel is being programmed, further changes wait in the cache
+// and go together in the next step.
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Pauses before a failed programming is tried again.
+const (
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+// Reporter hears what became of the changes. client.Client and client.Local are Reporters.
+type Reporter interface {
+	// Ack tells that the kernel holds these positions of the epoch.
+	Ack(epoch uint64, positions map[uint32]uint64)
+	// Nack tells that something of this Service could not be programmed.
+	Nack(service model.ServiceKey, reason string)
+}
+
+// Options set up a Reconciler. All are required but Logger and Registerer.
+type Options struct {
+	Cache      *client.Cache
+	View       *view.View
+	Programmer programmer.Programmer
+	Reporter   Reporter
+	Logger     *slog.Logger          // nil: slog's default
+	Registerer prometheus.Registerer // nil: no metrics
+}
+
+// Reconciler is the loop.
+type Reconciler struct {
+	Options
+	// replace: the kernel's state is not known, so the next step is a Replace.
+	replace bool
+	// unacked are the positions that were taken from the cache and are not programmed yet.
+	unacked map[uint32]uint64
+	epoch   uint64
+	retry   time.Duration
+	// programmed is closed after the first success.
+	programmed chan struct{}
+
+	seconds *prometheus.HistogramVec
+	errors  *prometheus.CounterVec
+	ports   prometheus.Gauge
+}
+
+// New makes a Reconciler.
+func New(o Options) *Reconciler {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	f := promauto.With(o.Registerer)
+	return &Reconciler{
+		Options: o, replace: true, unacked: make(map[uint32]uint64), programmed: make(chan struct{}),
+		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
+			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
+		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
+			Help: "Times that the kernel could not be programmed, by operation."}, []string{"operation"}),
+		ports: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "service_ports",
+			Help: "Service ports that the node serves, one for each port and IP family."}),
+	}
+}
+
+// Programmed is closed once the kernel has held the whole state.
+func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
+
+// Run programs until the context ends. What is programmed stays.
+func (r *Reconciler) Run(ctx context.Context) {
+	var retry <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.Cache.Dirty():
+		case <-retry:
+			r.replace = true
+		}
+		retry = nil
+		if err := r.step(ctx); err != nil && ctx.Err() == nil {
+			r.retry = min(max(2*r.retry, minRetry), maxRetry)
+			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", r.retry, "err", err)
+			retry = time.After(r.retry)
+		} else {
+			r.retry = 0
+		}
+	}
+}
+
+// step brings the kernel to what the cache holds now.
+func (r *Reconciler) step(ctx context.Context) error {
+	taken, ok := r.Cache.Take()
+	if !ok {
+		return nil
+	}
+	if taken.Epoch != r.epoch {
+		clear(r.unacked)
+		r.epoch = taken.Epoch
+	}
+	maps.Copy(r.unacked, taken.Positions)
+	var changes []view.Change
+	for _, key := range taken.Services {
+		service, slices := r.Cache.Service(key)
+		changes = append(changes, r.View.Update(key, service, slices)...)
+	}
+	err := r.program(ctx, changes)
+	failed, partly := programmer.PortErrors(err)
+	if !partly {
+		return err
+	}
+	state := r.View.State()
+	r.ports.Set(float64(len(state.Ports)))
+	select {
+	case <-r.programmed:
+	default:
+		close(r.programmed)
+		r.Logger.Info("The node is programmed", "service_ports", len(state.Ports))
+	}
+	for _, f := range failed {
+		r.Reporter.Nack(f.ID.Service, f.Error())
+	}
+	r.Reporter.Ack(r.epoch, r.unacked)
+	r.unacked = make(map[uint32]uint64)
+	if len(failed) > 0 {
+		return fmt.Errorf("%d Service ports failed: %w", len(failed), err)
+	}
+	return nil
+}
+
+// program applies the changes, or replaces everything where the kernel's state is not known.
+func (r *Reconciler) program(ctx context.Context, changes []view.Change) error {
+	if !r.replace {
+		if len(changes) == 0 {
+			return nil
+		}
+		err := r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
+		if _, partly := programmer.PortErrors(err); partly {
+			return err
+		}
+		r.Logger.Warn("A change could not be applied; programming everything", "err", err)
+		r.replace = true
+	}
+	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
+	if _, partly := programmer.PortErrors(err); partly {
+		r.replace = false
+		return err
+	}
+	return errors.Join(errNothing, err)
+}
+
+var errNothing = errors.New("nothing of it is known to be programmed")
+
+func (r *Reconciler) observe(operation string, f func() error) error {
+	start := time.Now()
+	err := f()
+	r.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
+	if err != nil {
+		r.errors.WithLabelValues(operation).Inc()
+	}
+	return err
+}

@@ -1,0 +1,44 @@
+package daemon
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/pflag"
+)
+
+// LogOptions are the flags about logging.
+type LogOptions struct {
+	// Level is debug (a line per stream and update), info (a line per event in the process's life), warn or error.
+	Level string
+	// Format is text or json.
+	Format string
+}
+
+// AddFlags adds the flags, with their defaults.
+func (o *LogOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.Level, "log-level", "v", "info", "how much to log: debug, info, warn or error")
+	fs.StringVar(&o.Format, "log-format", "text", "how to log: text or json")
+}
+
+// NewLogger makes the logger that the options ask for.
+func (o *LogOptions) NewLogger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	switch o.Level {
+	case "debug", "info", "warn", "error":
+		if err := level.UnmarshalText([]byte(o.Level)); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("--log-level is %q: use debug, info, warn or error", o.Level)
+	}
+	handlerOptions := &slog.HandlerOptions{Level: level}
+	switch o.Format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, handlerOptions)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, handlerOptions)), nil
+	}
+	return nil, fmt.Errorf("--log-format is %q: use text or json", o.Format)
+}

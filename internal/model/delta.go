@@ -1,0 +1,159 @@
+package model
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// ErrBase is returned by Apply when the slice is not the one the delta was made from, or does not become the one it
+// should: the receiver must ask for the whole slice.
+var ErrBase = errors.New("delta does not fit the slice that it is applied to")
+
+// SliceDelta turns one version of a Slice into another that differs in endpoints only.
+type SliceDelta struct {
+	Namespace, Name string
+	Base, Version   Version
+	Endpoints       []Endpoint           // new, or changed in more than conditions; ascending by address
+	Conditions      []EndpointConditions // changed in conditions only; ascending by address
+	Removed         []netip.Addr         // ascending
+	// LastChangeTriggerTimeMS is that of the new version; see Slice.
+	LastChangeTriggerTimeMS int64
+}
+
+// EndpointConditions are new conditions for the endpoint with this address.
+type EndpointConditions struct {
+	Address    netip.Addr
+	Conditions Conditions
+}
+
+// Key names the Slice.
+func (d *SliceDelta) Key() Key { return Key{KindSlice, d.Namespace, d.Name} }
+
+// Len is the number of endpoints that the delta touches.
+func (d *SliceDelta) Len() int { return len(d.Endpoints) + len(d.Conditions) + len(d.Removed) }
+
+// Diff gives the delta from a to b, two states of the slice with the same key. It is nil where a delta cannot say the
+// difference (other ports, Service or family) or where the whole slice would be no larger.
+func Diff(a, b *Slice) *SliceDelta {
+	if a.Service != b.Service || a.Family != b.Family || !slices.Equal(a.Ports, b.Ports) {
+		return nil
+	}
+	d := &SliceDelta{
+		Namespace: b.Namespace, Name: b.Name, Base: a.version, Version: b.version,
+		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
+	}
+	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
+		switch {
+		case now == nil:
+			d.Removed = append(d.Removed, old.Address)
+		case old != nil && old.Equal(now):
+		case old != nil && old.sameButConditions(now):
+			d.Conditions = append(d.Conditions, EndpointConditions{now.Address, now.Conditions})
+		default:
+			d.Endpoints = append(d.Endpoints, *now)
+		}
+	})
+	if len(d.Endpoints) >= len(b.Endpoints) && len(d.Endpoints) > 0 || d.Len() > 2*len(b.Endpoints) {
+		return nil
+	}
+	return d
+}
+
+// walk visits the union of two lists that are ascending by address, with nil for the side that lacks it.
+func walk(a, b []Endpoint, visit func(a, b *Endpoint)) {
+	i, j := 0, 0
+	for i < len(a) || j < len(b) {
+		c := 0
+		switch {
+		case i == len(a):
+			c = 1
+		case j == len(b):
+			c = -1
+		default:
+			c = a[i].Address.Compare(b[j].Address)
+		}
+		switch {
+		case c < 0:
+			visit(&a[i], nil)
+			i++
+		case c > 0:
+			visit(nil, &b[j])
+			j++
+		default:
+			visit(&a[i], &b[j])
+			i++
+			j++
+		}
+	}
+}
+
+// Apply gives the slice that the delta makes of s, or ErrBase. s stays as it is.
+func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
+	if s.Key() != d.Key() || s.version != d.Base {
+		return nil, fmt.Errorf("%w: %s is at %v, the delta wants %v", ErrBase, s.Key(), s.version, d.Base)
+	}
+	n := *s
+	n.LastChangeTriggerTimeMS = d.LastChangeTriggerTimeMS
+	n.Endpoints = make([]Endpoint, 0, len(s.Endpoints)+len(d.Endpoints))
+	changed, conditions, removed := d.Endpoints, d.Conditions, d.Removed
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		for len(changed) > 0 && changed[0].Address.Less(e.Address) {
+			n.add(changed[0])
+			changed = changed[1:]
+		}
+		switch {
+		case len(removed) > 0 && removed[0] == e.Address:
+			n.sum -= e.hash()
+			removed = removed[1:]
+		case len(changed) > 0 && changed[0].Address == e.Address:
+			n.sum -= e.hash()
+			n.add(changed[0])
+			changed = changed[1:]
+		case len(conditions) > 0 && conditions[0].Address == e.Address:
+			n.sum -= e.hash()
+			with := *e
+			with.Conditions = conditions[0].Conditions
+			n.add(with)
+			conditions = conditions[1:]
+		default:
+			n.Endpoints = append(n.Endpoints, *e)
+		}
+	}
+	for i := range changed {
+		n.add(changed[i])
+	}
+	if len(removed) > 0 || len(conditions) > 0 {
+		return nil, fmt.Errorf("%w: %s lacks endpoints that the delta changes", ErrBase, s.Key())
+	}
+	if s.exact && mix(n.sum) != d.Version {
+		return nil, fmt.Errorf("%w: %s would become %v, the delta promises %v", ErrBase, s.Key(), mix(n.sum), d.Version)
+	}
+	n.version, n.exact = d.Version, mix(n.sum) == d.Version
+	return &n, nil
+}
+
+func (s *Slice) add(e Endpoint) {
+	s.sum += e.hash()
+	s.Endpoints = append(s.Endpoints, e)
+}
+
+// Update is a change of one shard, or all of it: what a ShardUpdate says on the wire.
+type Update struct {
+	Shard    uint32
+	From, To uint64 // sequences; the update holds the changes in (From, To]
+	Full     bool   // the whole shard: what is not named here no longer exists
+	Services []*Service
+	Slices   []*Slice
+	Deltas   []*SliceDelta
+	Removed  []Key
+	// ResourceVersion is the highest one of the source that the update reflects; 0 where the source has none.
+	ResourceVersion uint64
+}
+
+// Len is the number of objects that the update names.
+func (u *Update) Len() int {
+	return len(u.Services) + len(u.Slices) + len(u.Deltas) + len(u.Removed)
+}

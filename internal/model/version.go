@@ -1,0 +1,261 @@
+package model
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// hasher feeds the canonical encoding of an object to a hash: each field as its number, its length and its bytes, fields
+// at their zero value left out, so that a field that is added later changes no version where it is not used.
+type hasher struct {
+	buf []byte
+}
+
+func (h *hasher) field(number byte, b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	h.buf = append(h.buf, number)
+	h.buf = binary.AppendUvarint(h.buf, uint64(len(b)))
+	h.buf = append(h.buf, b...)
+}
+
+func (h *hasher) str(number byte, s string) {
+	if s == "" {
+		return
+	}
+	h.buf = append(h.buf, number)
+	h.buf = binary.AppendUvarint(h.buf, uint64(len(s)))
+	h.buf = append(h.buf, s...)
+}
+
+// elem is a string in a list, where an empty one counts.
+func (h *hasher) elem(number byte, s string) {
+	h.buf = append(h.buf, number)
+	h.buf = binary.AppendUvarint(h.buf, uint64(len(s)))
+	h.buf = append(h.buf, s...)
+}
+
+func (h *hasher) num(number byte, v uint64) {
+	if v == 0 {
+		return
+	}
+	h.buf = append(h.buf, number)
+	h.buf = binary.AppendUvarint(h.buf, v)
+}
+
+func (h *hasher) bool(number byte, v bool) {
+	if v {
+		h.num(number, 1)
+	}
+}
+
+func (h *hasher) addr(number byte, a netip.Addr) {
+	b := a.As16()
+	if a.Is4() {
+		v4 := a.As4()
+		h.field(number, v4[:])
+		return
+	}
+	h.field(number, b[:])
+}
+
+func (h *hasher) sum() uint64 { return xxhash.Sum64(h.buf) }
+
+// mix makes of a sum of hashes a hash: without it, sums of versions could not tell which slice an endpoint is in.
+// (The finaliser of MurmurHash3.)
+func mix(v uint64) Version {
+	v ^= v >> 33
+	v *= 0xff51afd7ed558ccd
+	v ^= v >> 33
+	v *= 0xc4ceb9fe1a85ec53
+	v ^= v >> 33
+	if v == 0 {
+		v = 1
+	}
+	return Version(v)
+}
+
+// NewService completes a Service: sorts what has no order and sets the version. It takes ownership of s.
+func NewService(s Service) *Service {
+	slices.SortFunc(s.ClusterIPs, netip.Addr.Compare)
+	slices.SortFunc(s.ExternalIPs, netip.Addr.Compare)
+	slices.SortFunc(s.LoadBalancerIngress, func(a, b LoadBalancerIngress) int { return a.IP.Compare(b.IP) })
+	slices.SortFunc(s.LoadBalancerSourceRanges, ComparePrefix)
+	slices.SortFunc(s.Ports, func(a, b ServicePort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	s.version = mix(s.hash())
+	return &s
+}
+
+// WithVersion sets the version that the wire gave instead of the content's own, which may hold more than this software
+// knows of. It is for decoders, before the object is shared.
+func (s *Service) WithVersion(v Version) *Service {
+	s.version = v
+	return s
+}
+
+func (s *Service) hash() uint64 {
+	h := hasher{buf: make([]byte, 0, 256)}
+	h.num(1, uint64(KindService))
+	h.str(2, s.Namespace)
+	h.str(3, s.Name)
+	h.num(4, uint64(s.Type))
+	for _, a := range s.ClusterIPs {
+		h.addr(5, a)
+	}
+	for _, a := range s.ExternalIPs {
+		h.addr(6, a)
+	}
+	for _, i := range s.LoadBalancerIngress {
+		h.addr(7, i.IP)
+		h.bool(8, i.ProxyMode)
+	}
+	for _, p := range s.Ports {
+		h.elem(9, p.Name)
+		h.num(10, uint64(p.Protocol))
+		h.num(11, uint64(p.Port))
+		h.num(12, uint64(p.NodePort))
+	}
+	h.bool(13, s.InternalTrafficPolicy == TrafficLocal)
+	h.bool(14, s.ExternalTrafficPolicy == TrafficLocal)
+	h.num(15, uint64(s.ClientIPAffinitySeconds))
+	for _, p := range s.LoadBalancerSourceRanges {
+		h.addr(16, p.Addr())
+		h.num(17, uint64(p.Bits()+1))
+	}
+	h.num(18, uint64(s.HealthCheckNodePort))
+	h.str(19, s.TrafficDistribution)
+	h.num(20, uint64(s.CreationTimeSeconds))
+	return h.sum()
+}
+
+// NewSlice completes a Slice: sorts ports and endpoints, keeps one endpoint of each address and sets the version. Of
+// several endpoints with one address the readiest stays: ready before not ready, then not terminating, then serving.
+// It takes ownership of s.
+func NewSlice(s Slice) *Slice {
+	slices.SortFunc(s.Ports, func(a, b SlicePort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	for i := range s.Endpoints {
+		slices.Sort(s.Endpoints[i].ZoneHints)
+		slices.Sort(s.Endpoints[i].NodeHints)
+	}
+	slices.SortStableFunc(s.Endpoints, func(a, b Endpoint) int {
+		return cmp.Or(a.Address.Compare(b.Address), compareReadiness(a.Conditions, b.Conditions),
+			cmp.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Zone, b.Zone),
+			slices.Compare(a.ZoneHints, b.ZoneHints), slices.Compare(a.NodeHints, b.NodeHints))
+	})
+	s.Endpoints = slices.CompactFunc(s.Endpoints, func(a, b Endpoint) bool { return a.Address == b.Address })
+	s.sum = s.headerHash()
+	for i := range s.Endpoints {
+		s.sum += s.Endpoints[i].hash()
+	}
+	s.version, s.exact = mix(s.sum), true
+	return &s
+}
+
+// WithVersion sets the version that the wire gave instead of the content's own; see Service.WithVersion.
+func (s *Slice) WithVersion(v Version) *Slice {
+	s.exact = s.version == v
+	s.version = v
+	return s
+}
+
+// compareReadiness orders the readier first.
+func compareReadiness(a, b Conditions) int {
+	first := func(x, y bool) int {
+		switch {
+		case x == y:
+			return 0
+		case x:
+			return -1
+		}
+		return 1
+	}
+	return cmp.Or(first(a.Ready, b.Ready), first(!a.Terminating, !b.Terminating), first(a.Serving, b.Serving))
+}
+
+func (s *Slice) headerHash() uint64 {
+	h := hasher{buf: make([]byte, 0, 256)}
+	h.num(1, uint64(KindSlice))
+	h.str(2, s.Namespace)
+	h.str(3, s.Name)
+	h.str(4, s.Service)
+	h.num(5, uint64(s.Family))
+	for _, p := range s.Ports {
+		h.elem(6, p.Name)
+		h.num(7, uint64(p.Protocol))
+		h.num(8, uint64(p.Port))
+	}
+	return h.sum()
+}
+
+func (e *Endpoint) hash() uint64 {
+	var space [128]byte
+	h := hasher{buf: space[:0]}
+	h.addr(1, e.Address)
+	h.bool(2, e.Conditions.Ready)
+	h.bool(3, e.Conditions.Serving)
+	h.bool(4, e.Conditions.Terminating)
+	h.str(5, e.NodeName)
+	h.str(6, e.Zone)
+	for _, z := range e.ZoneHints {
+		h.elem(7, z)
+	}
+	for _, n := range e.NodeHints {
+		h.elem(8, n)
+	}
+	return h.sum()
+}
+
+// Equal tells whether two endpoints are the same in every field.
+func (e *Endpoint) Equal(o *Endpoint) bool {
+	return e.Address == o.Address && e.Conditions == o.Conditions && e.sameButConditions(o)
+}
+
+func (e *Endpoint) sameButConditions(o *Endpoint) bool {
+	return e.NodeName == o.NodeName && e.Zone == o.Zone &&
+		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
+}
+
+// Equal tells whether two Nodes are the same in every field; a nil Node equals only nil.
+func (n *Node) Equal(o *Node) bool {
+	if n == nil || o == nil {
+		return n == o
+	}
+	if n.Name != o.Name || n.Deleting != o.Deleting || n.TaintedForDeletion != o.TaintedForDeletion ||
+		!slices.Equal(n.InternalIPs, o.InternalIPs) || !slices.Equal(n.PodCIDRs, o.PodCIDRs) ||
+		len(n.Labels) != len(o.Labels) {
+		return false
+	}
+	for k, v := range n.Labels {
+		if ov, ok := o.Labels[k]; !ok || ov != v {
+			return false
+		}
+	}
+	return true
+}
+
+// ComparePrefix orders prefixes by address, then by length.
+func ComparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+// ParseVersion is the inverse of Version.String.
+func ParseVersion(s string) (Version, error) {
+	var v Version
+	if _, err := fmt.Sscanf(s, "%016x", &v); err != nil {
+		return 0, fmt.Errorf("version %q: want 16 hexadecimal digits", s)
+	}
+	return v, nil
+}
+
+// String gives 16 hexadecimal digits.
+func (v Version) String() string { return fmt.Sprintf("%016x", uint64(v)) }

@@ -1,0 +1,430 @@
+package source
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	netutils "k8s.io/utils/net"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// LabelServiceProxyName names the proxy that is to serve a Service; without it the cluster's default proxy does.
+const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// taintToBeDeleted is how the cluster autoscaler announces that it will remove a node.
+const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
+
+// maxAffinitySeconds is the API's limit for a client's affinity.
+const maxAffinitySeconds = 86400
+
+// Converter makes model objects of Kubernetes ones: trimmed, with Kubernetes' defaults in the place of absent fields. Any
+// number of goroutines may use it. It keeps nothing of what it is given but strings.
+type Converter struct {
+	proxyName string
+	strings   interner
+}
+
+// NewConverter gives a Converter for the Services whose label service.kubernetes.io/service-proxy-name has this value;
+// empty: for those without the label.
+func NewConverter(serviceProxyName string) *Converter {
+	return &Converter{proxyName: serviceProxyName}
+}
+
+// Convert makes a model object of a Service, an EndpointSlice or a Node; any other type is a bug and panics. The object is
+// nil where all of it is left out; the skips tell why that is so, or which parts are left out.
+func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
+	switch o := o.(type) {
+	case *corev1.Service:
+		key := model.Key{Kind: model.KindService, Namespace: o.Namespace, Name: o.Name}
+		s, skips := c.FromService(o)
+		if s == nil {
+			return key, nil, skips // not s, which would be an Object that holds a nil pointer
+		}
+		return key, s, skips
+	case *discoveryv1.EndpointSlice:
+		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
+		s, skips := c.FromEndpointSlice(o)
+		if s == nil {
+			return key, nil, skips // not s, which would be an Object that holds a nil pointer
+		}
+		return key, s, skips
+	case *corev1.Node:
+		n, skips := c.FromNode(o)
+		return n.Key(), n, skips
+	}
+	panic(fmt.Sprintf("no conversion of %T", o))
+}
+
+// ResourceVersion parses an object's resourceVersion; 0 if it has none that is a number.
+func ResourceVersion(o metav1.Object) uint64 {
+	rv, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return rv
+}
+
+// FromService gives nil for a Service that nodes do not serve: headless, ExternalName, another proxy's, or invalid as a
+// whole. Fields that do not apply to the Service's type are left out: the API server clears them.
+func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
+	var skips skipList
+	s := model.Service{
+		Namespace:             c.strings.get(o.Namespace),
+		Name:                  c.strings.get(o.Name),
+		InternalTrafficPolicy: model.TrafficCluster,
+		ExternalTrafficPolicy: model.TrafficCluster,
+	}
+	if !c.servesService(o, &skips) {
+		return nil, skips
+	}
+	switch o.Spec.Type {
+	case corev1.ServiceTypeClusterIP, "":
+		s.Type = model.ClusterIP
+	case corev1.ServiceTypeNodePort:
+		s.Type = model.NodePort
+	case corev1.ServiceTypeLoadBalancer:
+		s.Type = model.LoadBalancer
+	default:
+		skips.add(InvalidType, "spec.type", "%q is none of ClusterIP, NodePort, LoadBalancer, ExternalName", o.Spec.Type)
+		return nil, skips
+	}
+
+	s.ClusterIPs = clusterIPs(o, &skips)
+	if len(s.ClusterIPs) == 0 {
+		return nil, skips
+	}
+	for i, ip := range o.Spec.ExternalIPs {
+		if a, ok := parseAddr(ip); !ok {
+			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
+		} else if !slices.Contains(s.ExternalIPs, a) {
+			s.ExternalIPs = append(s.ExternalIPs, a)
+		}
+	}
+	s.Ports = c.servicePorts(o, s.Type, &skips)
+
+	if p := o.Spec.InternalTrafficPolicy; p != nil && *p == corev1.ServiceInternalTrafficPolicyLocal {
+		s.InternalTrafficPolicy = model.TrafficLocal
+	}
+	if o.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal {
+		s.ExternalTrafficPolicy = model.TrafficLocal
+	}
+	s.ClientIPAffinitySeconds = affinitySeconds(o, &skips)
+	s.TrafficDistribution = c.strings.deref(o.Spec.TrafficDistribution)
+	if !o.CreationTimestamp.IsZero() {
+		s.CreationTimeSeconds = o.CreationTimestamp.Unix()
+	}
+	if s.Type == model.LoadBalancer {
+		loadBalancer(o, &s, &skips)
+	}
+	return model.NewService(s), skips
+}
+
+// servesService tells whether this proxy serves the Service, as kube-proxy decides it.
+func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
+	if name, ok := o.Labels[LabelServiceProxyName]; name != c.proxyName || ok != (c.proxyName != "") {
+		skips.add(OtherProxy, "metadata.labels", "%s is %q", LabelServiceProxyName, name)
+		return false
+	}
+	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
+		skips.add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
+		return false
+	}
+	if o.Spec.Type == corev1.ServiceTypeExternalName {
+		skips.add(ExternalName, "spec.type", "is ExternalName")
+		return false
+	}
+	if o.Spec.ClusterIP == corev1.ClusterIPNone || len(o.Spec.ClusterIPs) > 0 && o.Spec.ClusterIPs[0] == corev1.ClusterIPNone {
+		skips.add(Headless, "spec.clusterIP", "is None")
+		return false
+	}
+	return true
+}
+
+// clusterIPs gives the valid cluster IPs, at most one of each family.
+func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
+	given := o.Spec.ClusterIPs
+	if len(given) == 0 && o.Spec.ClusterIP != "" {
+		given = []string{o.Spec.ClusterIP}
+	}
+	if len(given) == 0 {
+		skips.add(NoClusterIP, "spec.clusterIP", "is missing")
+	}
+	var addrs []netip.Addr
+	for i, ip := range given {
+		at := "spec.clusterIP"
+		if len(o.Spec.ClusterIPs) > 0 {
+			at = fmt.Sprintf("spec.clusterIPs[%d]", i)
+		}
+		a, ok := parseAddr(ip)
+		if !ok {
+			skips.add(InvalidAddress, at, "%q is no IP address", ip)
+			continue
+		}
+		if slices.ContainsFunc(addrs, func(b netip.Addr) bool { return model.FamilyOf(a) == model.FamilyOf(b) }) {
+			skips.add(WrongFamily, at, "%q is the second address of its family", ip)
+			continue
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs
+}
+
+func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *skipList) []model.ServicePort {
+	ports := make([]model.ServicePort, 0, len(o.Spec.Ports))
+	for i := range o.Spec.Ports {
+		p, field := &o.Spec.Ports[i], fmt.Sprintf("spec.ports[%d]", i)
+		protocol, number, ok := c.port(p.Protocol, p.Port, field, skips)
+		if !ok {
+			continue
+		}
+		port := model.ServicePort{Name: c.strings.get(p.Name), Protocol: protocol, Port: number}
+		if t != model.ClusterIP && p.NodePort != 0 {
+			if p.NodePort < 0 || p.NodePort > 65535 {
+				skips.add(InvalidPort, field+".nodePort", "%d is not within 1 to 65535", p.NodePort)
+			} else {
+				port.NodePort = uint16(p.NodePort)
+			}
+		}
+		ports = append(ports, port)
+	}
+	return ports
+}
+
+func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
+	if o.Spec.SessionAffinity != corev1.ServiceAffinityClientIP {
+		return 0
+	}
+	c := o.Spec.SessionAffinityConfig
+	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil {
+		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
+	}
+	if t := *c.ClientIP.TimeoutSeconds; t > 0 && t <= maxAffinitySeconds {
+		return uint32(t)
+	}
+	skips.add(InvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+		"%d is not within 1 to %d", *c.ClientIP.TimeoutSeconds, maxAffinitySeconds)
+	return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
+}
+
+// loadBalancer fills in what only Services of type LoadBalancer have.
+func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
+	closed := false
+	for i, r := range o.Spec.LoadBalancerSourceRanges {
+		p, ok := parsePrefix(r)
+		if !ok {
+			skips.add(InvalidRange, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is no CIDR", r)
+			closed = true
+			continue
+		}
+		if !slices.Contains(s.LoadBalancerSourceRanges, p) {
+			s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
+		}
+	}
+	for i, ing := range o.Status.LoadBalancer.Ingress {
+		if ing.IP == "" {
+			continue // a host name, which is for DNS
+		}
+		a, ok := parseAddr(ing.IP)
+		if !ok {
+			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%q is no IP address", ing.IP)
+			continue
+		}
+		// Without all of its source ranges the address could admit whom it should not: better not to serve it.
+		if closed || slices.ContainsFunc(s.LoadBalancerIngress, func(l model.LoadBalancerIngress) bool { return l.IP == a }) {
+			continue
+		}
+		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
+			IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode == corev1.LoadBalancerIPModeProxy,
+		})
+	}
+	if n := o.Spec.HealthCheckNodePort; s.ExternalTrafficPolicy == model.TrafficLocal && n != 0 {
+		if n < 0 || n > 65535 {
+			skips.add(InvalidPort, "spec.healthCheckNodePort", "%d is not within 1 to 65535", n)
+		} else {
+			s.HealthCheckNodePort = uint16(n)
+		}
+	}
+}
+
+// FromEndpointSlice gives nil for a slice of FQDNs, of a headless Service or of none. As in kube-proxy the label
+// service.kubernetes.io/service-proxy-name does not matter here: on a slice it may be missing, or late.
+func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slice, []Skip) {
+	var skips skipList
+	s := model.Slice{
+		Namespace: c.strings.get(o.Namespace),
+		Name:      o.Name,
+		Service:   c.strings.get(o.Labels[discoveryv1.LabelServiceName]),
+	}
+	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
+		skips.add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
+		return nil, skips
+	}
+	if s.Service == "" {
+		skips.add(NoService, "metadata.labels", "has no %s", discoveryv1.LabelServiceName)
+		return nil, skips
+	}
+	switch o.AddressType {
+	case discoveryv1.AddressTypeIPv4:
+		s.Family = model.IPv4
+	case discoveryv1.AddressTypeIPv6:
+		s.Family = model.IPv6
+	case discoveryv1.AddressTypeFQDN:
+		skips.add(FQDN, "addressType", "is FQDN")
+		return nil, skips
+	default:
+		skips.add(InvalidType, "addressType", "%q is none of IPv4, IPv6, FQDN", o.AddressType)
+		return nil, skips
+	}
+
+	s.Ports = make([]model.SlicePort, 0, len(o.Ports))
+	for i := range o.Ports {
+		p, field := &o.Ports[i], fmt.Sprintf("ports[%d]", i)
+		if p.Port == nil {
+			skips.add(PortWithoutNumber, field, "has no number")
+			continue
+		}
+		protocol := corev1.ProtocolTCP
+		if p.Protocol != nil {
+			protocol = *p.Protocol
+		}
+		if protocol, number, ok := c.port(protocol, *p.Port, field, &skips); ok {
+			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.deref(p.Name), Protocol: protocol, Port: number})
+		}
+	}
+	s.Endpoints = make([]model.Endpoint, 0, len(o.Endpoints))
+	for i := range o.Endpoints {
+		if e, ok := c.endpoint(&o.Endpoints[i], i, s.Family, &skips); ok {
+			s.Endpoints = append(s.Endpoints, e)
+		}
+	}
+	if at, ok := o.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
+		if t, err := time.Parse(time.RFC3339Nano, at); err == nil {
+			s.LastChangeTriggerTimeMS = t.UnixMilli()
+		}
+	}
+	return model.NewSlice(s), skips
+}
+
+func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (model.Endpoint, bool) {
+	if len(o.Addresses) == 0 {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses", i), "is empty")
+		return model.Endpoint{}, false
+	}
+	a, ok := parseAddr(o.Addresses[0])
+	if !ok {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%q is no IP address", o.Addresses[0])
+		return model.Endpoint{}, false
+	}
+	if model.FamilyOf(a) != family {
+		skips.add(WrongFamily, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
+		return model.Endpoint{}, false
+	}
+	e := model.Endpoint{
+		Address: a,
+		Conditions: model.Conditions{
+			Ready:       o.Conditions.Ready == nil || *o.Conditions.Ready,
+			Serving:     o.Conditions.Serving == nil || *o.Conditions.Serving,
+			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
+		},
+		NodeName: c.strings.deref(o.NodeName),
+		Zone:     c.strings.deref(o.Zone),
+	}
+	if o.Hints != nil {
+		for _, z := range o.Hints.ForZones {
+			e.ZoneHints = append(e.ZoneHints, c.strings.get(z.Name))
+		}
+		for _, n := range o.Hints.ForNodes {
+			e.NodeHints = append(e.NodeHints, c.strings.get(n.Name))
+		}
+	}
+	return e, true
+}
+
+// FromNode never gives nil: every node may have an agent.
+func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
+	var skips skipList
+	n := &model.Node{
+		Name:     c.strings.get(o.Name),
+		Deleting: o.DeletionTimestamp != nil,
+		TaintedForDeletion: slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool {
+			return t.Key == taintToBeDeleted
+		}),
+	}
+	if len(o.Labels) > 0 {
+		n.Labels = make(map[string]string, len(o.Labels))
+		for k, v := range o.Labels {
+			n.Labels[c.strings.get(k)] = c.strings.get(v)
+		}
+	}
+	for i, address := range o.Status.Addresses {
+		if address.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if a, ok := parseAddr(address.Address); ok {
+			n.InternalIPs = append(n.InternalIPs, a)
+		} else {
+			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
+		}
+	}
+	cidrs := o.Spec.PodCIDRs
+	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
+		cidrs = []string{o.Spec.PodCIDR}
+	}
+	for i, cidr := range cidrs {
+		if p, ok := parsePrefix(cidr); ok {
+			n.PodCIDRs = append(n.PodCIDRs, p)
+		} else {
+			skips.add(InvalidRange, fmt.Sprintf("spec.podCIDRs[%d]", i), "%q is no CIDR", cidr)
+		}
+	}
+	return n, skips
+}
+
+// port checks a port of a Service or a slice.
+func (c *Converter) port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
+	var p model.Protocol
+	switch protocol {
+	case corev1.ProtocolTCP, "":
+		p = model.TCP
+	case corev1.ProtocolUDP:
+		p = model.UDP
+	case corev1.ProtocolSCTP:
+		p = model.SCTP
+	default:
+		skips.add(InvalidProtocol, field+".protocol", "%q is none of TCP, UDP, SCTP", protocol)
+		return 0, 0, false
+	}
+	if number < 1 || number > 65535 {
+		skips.add(InvalidPort, field+".port", "%d is not within 1 to 65535", number)
+		return 0, 0, false
+	}
+	return p, uint16(number), true
+}
+
+// parseAddr takes what any Kubernetes release has taken: also numbers with leading zeros, which old objects may have.
+func parseAddr(s string) (netip.Addr, bool) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return a.Unmap(), a.Zone() == ""
+	}
+	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
+	return a.Unmap(), ok
+}
+
+// parsePrefix is parseAddr for CIDRs; padding is trimmed, and the host's bits are cleared.
+func parsePrefix(s string) (netip.Prefix, bool) {
+	_, n, err := netutils.ParseCIDRSloppy(strings.TrimSpace(s))
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, bits), ok
+}

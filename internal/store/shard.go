@@ -1,0 +1,209 @@
+package store
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"github.com/tidwall/btree"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// entry is an object at its last change, or the tombstone of one. It is immutable.
+type entry struct {
+	key    model.Key
+	object model.Object // nil: a tombstone
+	// change orders entries by their last change; unique within the shard, so that one Update may hold many.
+	change uint64
+	// sequence of the Update that brought it.
+	sequence uint64
+}
+
+func (e *entry) live() bool { return e.object != nil }
+
+// shard has one writer, Publish, and any number of readers of its snapshot.
+type shard struct {
+	maxTombstones int
+	snapshot      atomic.Pointer[Snapshot]
+	// lastChange is the highest entry.change given.
+	lastChange uint64
+	// tombstones in the order they came; some may be replaced by live entries since.
+	tombstones []*entry
+}
+
+// Snapshot is the state of a shard at one sequence. It is immutable, and shares what it can with its neighbours.
+type Snapshot struct {
+	shard           uint32
+	sequence        uint64
+	resourceVersion uint64
+	digest          uint64
+	live            int
+	// floor is the highest sequence of a forgotten tombstone: what changed since an earlier one is not known.
+	floor uint64
+	// byKey and byChange hold the same entries, live ones and tombstones.
+	byKey    *btree.BTreeG[*entry]
+	byChange *btree.BTreeG[*entry]
+}
+
+func newShard(number uint32, maxTombstones int) *shard {
+	s := &shard{maxTombstones: maxTombstones}
+	o := btree.Options{NoLocks: true} // a snapshot's trees are written by nobody
+	s.snapshot.Store(&Snapshot{
+		shard:    number,
+		byKey:    btree.NewBTreeGOptions(func(a, b *entry) bool { return a.key.Compare(b.key) < 0 }, o),
+		byChange: btree.NewBTreeGOptions(func(a, b *entry) bool { return a.change < b.change }, o),
+	})
+	return s
+}
+
+// publish applies objects (nil: removed) and gives the Update that says the same, nil if nothing differs.
+func (s *shard) publish(objects map[model.Key]model.Object, resourceVersion uint64) *model.Update {
+	old := s.snapshot.Load()
+	next := *old
+	next.sequence++
+	next.resourceVersion = max(next.resourceVersion, resourceVersion)
+	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
+	u := &model.Update{
+		Shard: old.shard, From: old.sequence, To: next.sequence, ResourceVersion: next.resourceVersion,
+	}
+	for key, object := range objects {
+		before, known := next.byKey.Get(&entry{key: key})
+		wasLive := known && before.live()
+		switch {
+		case object == nil && !wasLive:
+			continue
+		case object != nil && wasLive && before.object.ContentVersion() == object.ContentVersion():
+			continue
+		}
+		if known {
+			next.byChange.Delete(before)
+		}
+		if wasLive {
+			next.digest -= uint64(before.object.ContentVersion())
+			next.live--
+		}
+		s.lastChange++
+		e := &entry{key: key, object: object, change: s.lastChange, sequence: next.sequence}
+		next.byKey.Set(e)
+		next.byChange.Set(e)
+		switch o := object.(type) {
+		case nil:
+			s.tombstones = append(s.tombstones, e)
+			u.Removed = append(u.Removed, key)
+			continue
+		case *model.Service:
+			u.Services = append(u.Services, o)
+		case *model.Slice:
+			if d := delta(before, o); d != nil {
+				u.Deltas = append(u.Deltas, d)
+			} else {
+				u.Slices = append(u.Slices, o)
+			}
+		}
+		next.digest += uint64(object.ContentVersion())
+		next.live++
+	}
+	if u.Len() == 0 {
+		return nil
+	}
+	s.forget(&next)
+	sortUpdate(u)
+	s.snapshot.Store(&next)
+	return u
+}
+
+func delta(before *entry, now *model.Slice) *model.SliceDelta {
+	if before == nil || !before.live() {
+		return nil
+	}
+	return model.Diff(before.object.(*model.Slice), now)
+}
+
+// forget drops the oldest tombstones beyond the bound.
+func (s *shard) forget(next *Snapshot) {
+	for len(s.tombstones) > s.maxTombstones {
+		t := s.tombstones[0]
+		s.tombstones[0] = nil
+		s.tombstones = s.tombstones[1:]
+		if current, ok := next.byKey.Get(t); ok && current == t {
+			next.byKey.Delete(t)
+			next.byChange.Delete(t)
+			next.floor = max(next.floor, t.sequence)
+		}
+	}
+}
+
+// sortUpdate gives the same state the same bytes.
+func sortUpdate(u *model.Update) {
+	slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
+	slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
+	slices.SortFunc(u.Deltas, func(a, b *model.SliceDelta) int { return a.Key().Compare(b.Key()) })
+	slices.SortFunc(u.Removed, model.Key.Compare)
+}
+
+// Shard is the number of the shard.
+func (s *Snapshot) Shard() uint32 { return s.shard }
+
+// Sequence of the last Update in the snapshot; 0 before the first.
+func (s *Snapshot) Sequence() uint64 { return s.sequence }
+
+// Digest is the sum of the versions of all objects, modulo 2^64.
+func (s *Snapshot) Digest() uint64 { return s.digest }
+
+// Len is the number of objects.
+func (s *Snapshot) Len() int { return s.live }
+
+// ResourceVersion is the highest one of the source that the snapshot reflects; 0 where the source has none.
+func (s *Snapshot) ResourceVersion() uint64 { return s.resourceVersion }
+
+// Get gives an object, nil if the shard does not have it.
+func (s *Snapshot) Get(key model.Key) model.Object {
+	if e, ok := s.byKey.Get(&entry{key: key}); ok {
+		return e.object
+	}
+	return nil
+}
+
+// Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
+// for sequence 0, it is the whole shard, as a full Update.
+func (s *Snapshot) Since(sequence uint64) *model.Update {
+	u := &model.Update{Shard: s.shard, From: sequence, To: s.sequence, ResourceVersion: s.resourceVersion}
+	if sequence == 0 || sequence < s.floor || sequence > s.sequence {
+		u.From, u.Full = 0, true
+	}
+	s.byChange.Reverse(func(e *entry) bool {
+		if !u.Full && e.sequence <= sequence {
+			return false
+		}
+		switch o := e.object.(type) {
+		case nil:
+			if !u.Full {
+				u.Removed = append(u.Removed, e.key)
+			}
+		case *model.Service:
+			u.Services = append(u.Services, o)
+		case *model.Slice:
+			u.Slices = append(u.Slices, o)
+		}
+		return true
+	})
+	sortUpdate(u)
+	return u
+}
+
+// Select gives the named objects as they are, and those that do not exist as removed.
+func (s *Snapshot) Select(keys []model.Key) *model.Update {
+	u := &model.Update{Shard: s.shard, From: s.sequence, To: s.sequence, ResourceVersion: s.resourceVersion}
+	for _, k := range keys {
+		switch o := s.Get(k).(type) {
+		case nil:
+			u.Removed = append(u.Removed, k)
+		case *model.Service:
+			u.Services = append(u.Services, o)
+		case *model.Slice:
+			u.Slices = append(u.Slices, o)
+		}
+	}
+	sortUpdate(u)
+	return u
+}

@@ -1,0 +1,282 @@
+// Package store holds the state that a server distributes: sharded, versioned, content-addressed.
+//
+// Sources write into it (it is their Sink); what they write is pending until Publish makes it visible, one step per
+// shard. How often Publish is called decides how changes coalesce: everything that came since the last call becomes one
+// Update per shard, and what came and went meanwhile becomes nothing.
+//
+// # Guarantees
+//
+//   - A writer never waits for a reader. Readers follow immutable Snapshots at their own pace.
+//   - A shard's sequence grows by one with each Update, and Updates of a shard lead from each sequence to the next.
+//   - What changed since a sequence is answered from the objects themselves, ordered by their last change, and from a
+//     bounded number of tombstones; no reader's slowness costs memory. Beyond the tombstones the answer is the shard.
+//   - The same objects give the same digests, whatever their history.
+//   - Nothing is published before the source has synced, so a source that is still listing removes nothing.
+package store
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"sync"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// Defaults of Options.
+const (
+	// DefaultShards keeps a shard of a large cluster (10,000 Services) at some hundred objects, and 64 positions and
+	// digests in a Hello below 1 KiB.
+	DefaultShards = 64
+	// DefaultTombstones is per shard: enough for every object of a large shard to be replaced while a client is away.
+	DefaultTombstones = 1024
+)
+
+// Options set up a Store.
+type Options struct {
+	// Shards is their number, a power of two up to 4096; 0: DefaultShards.
+	Shards uint32
+	// Tombstones is how many removals each shard remembers; 0: DefaultTombstones.
+	Tombstones int
+}
+
+// Store is the state. Its zero value is not usable; see New.
+type Store struct {
+	epoch  uint64
+	shards []*shard
+
+	// mu guards what is pending. It is held for map operations only.
+	mu sync.Mutex
+	// pending holds, per shard, the objects written since the last Publish; nil: removed.
+	pending []map[model.Key]model.Object
+	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
+	held         map[model.Key]model.ServiceKey
+	pendingNodes map[string]struct{}
+	resourceVer  uint64
+	synced       chan struct{}
+	dirty        chan struct{}
+	publishing   sync.Mutex // one Publish at a time; taken before mu
+	nodesMu      sync.RWMutex
+	nodes        map[string]*model.Node
+}
+
+var _ source.Sink = (*Store)(nil)
+
+// New makes an empty store with an epoch of its own.
+func New(o Options) (*Store, error) {
+	if o.Shards == 0 {
+		o.Shards = DefaultShards
+	}
+	if o.Tombstones == 0 {
+		o.Tombstones = DefaultTombstones
+	}
+	if bits.OnesCount32(o.Shards) != 1 || o.Shards > 4096 {
+		return nil, fmt.Errorf("number of shards is %d: use a power of two, at most 4096", o.Shards)
+	}
+	s := &Store{
+		epoch:        newEpoch(),
+		pending:      make([]map[model.Key]model.Object, o.Shards),
+		held:         make(map[model.Key]model.ServiceKey),
+		pendingNodes: make(map[string]struct{}),
+		nodes:        make(map[string]*model.Node),
+		synced:       make(chan struct{}),
+		dirty:        make(chan struct{}, 1),
+	}
+	for i := range o.Shards {
+		s.shards = append(s.shards, newShard(i, o.Tombstones))
+	}
+	return s, nil
+}
+
+func newEpoch() uint64 {
+	var b [8]byte
+	for {
+		_, _ = rand.Read(b[:]) // never fails
+		if e := binary.LittleEndian.Uint64(b[:]); e != 0 {
+			return e
+		}
+	}
+}
+
+// Epoch names this life of the store; sequences of another epoch mean nothing in it. Never 0.
+func (s *Store) Epoch() uint64 { return s.epoch }
+
+// Shards is the number of shards.
+func (s *Store) Shards() uint32 { return uint32(len(s.shards)) }
+
+// Snapshot is the published state of a shard.
+func (s *Store) Snapshot(shard uint32) *Snapshot { return s.shards[shard].snapshot.Load() }
+
+// Node gives the Node of that name, nil if there is none.
+func (s *Store) Node(name string) *model.Node {
+	s.nodesMu.RLock()
+	defer s.nodesMu.RUnlock()
+	return s.nodes[name]
+}
+
+// WaitSynced is closed once the source has given its whole state.
+func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
+
+// Dirty gets a value when something may wait for Publish. It is for one receiver.
+func (s *Store) Dirty() <-chan struct{} { return s.dirty }
+
+// Synced implements source.Sink. More than one call is as good as one.
+func (s *Store) Synced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.synced:
+	default:
+		close(s.synced)
+	}
+	s.signal()
+}
+
+func (s *Store) signal() {
+	select {
+	case s.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// Upsert implements source.Sink.
+func (s *Store) Upsert(o source.Object, resourceVersion uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.upsertLocked(o)
+	s.seenLocked(resourceVersion)
+}
+
+// Remove implements source.Sink.
+func (s *Store) Remove(key model.Key, resourceVersion uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.removeLocked(key)
+	s.seenLocked(resourceVersion)
+}
+
+// Replace implements source.Sink.
+func (s *Store) Replace(kind model.Kind, objects []source.Object, resourceVersion uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	keep := make(map[model.Key]struct{}, len(objects))
+	for _, o := range objects {
+		keep[o.Key()] = struct{}{}
+		s.upsertLocked(o)
+	}
+	if kind == model.KindNode {
+		s.nodesMu.RLock()
+		for name := range s.nodes {
+			if k := (model.Key{Kind: kind, Name: name}); !contains(keep, k) {
+				defer s.removeLocked(k) // after nodesMu is free
+			}
+		}
+		s.nodesMu.RUnlock()
+	}
+	for key := range s.held {
+		if key.Kind == kind && !contains(keep, key) {
+			s.removeLocked(key)
+		}
+	}
+	s.seenLocked(resourceVersion)
+}
+
+func contains(set map[model.Key]struct{}, k model.Key) bool {
+	_, ok := set[k]
+	return ok
+}
+
+func (s *Store) seenLocked(resourceVersion uint64) {
+	s.resourceVer = max(s.resourceVer, resourceVersion)
+	s.signal()
+}
+
+func (s *Store) upsertLocked(o source.Object) {
+	if n, ok := o.(*model.Node); ok {
+		s.setNodeLocked(n.Name, n)
+		return
+	}
+	obj := o.(model.Object) // the only other kinds; anything else is a bug in a source
+	key, service := obj.Key(), obj.ServiceKey()
+	if old, ok := s.held[key]; ok && old.Shard(s.Shards()) != service.Shard(s.Shards()) {
+		s.pendLocked(old, key, nil) // a slice handed to another Service
+	}
+	s.held[key] = service
+	s.pendLocked(service, key, obj)
+}
+
+func (s *Store) removeLocked(key model.Key) {
+	if key.Kind == model.KindNode {
+		s.setNodeLocked(key.Name, nil)
+		return
+	}
+	if service, ok := s.held[key]; ok {
+		delete(s.held, key)
+		s.pendLocked(service, key, nil)
+	}
+}
+
+func (s *Store) pendLocked(service model.ServiceKey, key model.Key, o model.Object) {
+	shard := service.Shard(s.Shards())
+	if s.pending[shard] == nil {
+		s.pending[shard] = make(map[model.Key]model.Object)
+	}
+	s.pending[shard][key] = o
+}
+
+func (s *Store) setNodeLocked(name string, n *model.Node) {
+	s.nodesMu.Lock()
+	defer s.nodesMu.Unlock()
+	if s.nodes[name].Equal(n) {
+		return
+	}
+	if n == nil {
+		delete(s.nodes, name)
+	} else {
+		s.nodes[name] = n
+	}
+	s.pendingNodes[name] = struct{}{}
+}
+
+// Publication is what one Publish made visible.
+type Publication struct {
+	// Updates, one for each shard that changed.
+	Updates []*model.Update
+	// Nodes that changed, came or went.
+	Nodes []string
+}
+
+// Publish makes visible what is pending. Before the source has synced it does nothing.
+func (s *Store) Publish() Publication {
+	select {
+	case <-s.synced:
+	default:
+		return Publication{}
+	}
+	s.publishing.Lock()
+	defer s.publishing.Unlock()
+
+	s.mu.Lock()
+	pending := s.pending
+	s.pending = make([]map[model.Key]model.Object, len(s.shards))
+	nodes := s.pendingNodes
+	s.pendingNodes = make(map[string]struct{})
+	rv := s.resourceVer
+	s.mu.Unlock()
+
+	var p Publication
+	for i, objects := range pending {
+		if len(objects) == 0 {
+			continue
+		}
+		if u := s.shards[i].publish(objects, rv); u != nil {
+			p.Updates = append(p.Updates, u)
+		}
+	}
+	for name := range nodes {
+		p.Nodes = append(p.Nodes, name)
+	}
+	return p
+}

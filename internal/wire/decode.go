@@ -1,0 +1,319 @@
+package wire
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"unique"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Problem is an object of an Update that could not be decoded and is left out of it.
+type Problem struct {
+	Key model.Key
+	Err error
+}
+
+// Response is a decoded StreamResponse. Exactly one of the messages is set.
+type Response struct {
+	Welcome   *pb.Welcome
+	Update    *model.Update // with Problems and More
+	Node      *NodeUpdate
+	InSync    *pb.InSync
+	Heartbeat *pb.Heartbeat
+	Drain     *pb.Drain
+
+	// Problems are the objects that were left out of Update.
+	Problems []Problem
+	// More parts of Update follow.
+	More bool
+}
+
+// NodeUpdate carries the client's Node; nil: there is none.
+type NodeUpdate struct{ Node *model.Node }
+
+// Decode decodes a frame. An error means that the frame as a whole makes no sense.
+func Decode(f Frame) (*Response, error) {
+	var r pb.StreamResponse
+	if err := proto.Unmarshal(f, &r); err != nil {
+		return nil, fmt.Errorf("decode a frame of %d bytes: %w", len(f), err)
+	}
+	switch m := r.GetMessage().(type) {
+	case *pb.StreamResponse_Welcome:
+		return &Response{Welcome: m.Welcome}, nil
+	case *pb.StreamResponse_InSync:
+		return &Response{InSync: m.InSync}, nil
+	case *pb.StreamResponse_Heartbeat:
+		return &Response{Heartbeat: m.Heartbeat}, nil
+	case *pb.StreamResponse_Drain:
+		return &Response{Drain: m.Drain}, nil
+	case *pb.StreamResponse_NodeUpdate:
+		n, err := nodeFromProto(m.NodeUpdate.GetNode())
+		if err != nil {
+			return nil, err
+		}
+		return &Response{Node: &NodeUpdate{n}}, nil
+	case *pb.StreamResponse_ShardUpdate:
+		u, problems := UpdateFromProto(m.ShardUpdate)
+		return &Response{Update: u, Problems: problems, More: m.ShardUpdate.GetMore()}, nil
+	}
+	// A message of a newer server that this client does not know: by the API's rules it may be ignored.
+	return &Response{}, nil
+}
+
+// UpdateFromProto translates an Update, without the objects that make no sense; those are the problems.
+func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
+	u := &model.Update{
+		Shard: p.GetShard(), From: p.GetFromSequence(), To: p.GetSequence(), Full: p.GetFull(),
+		ResourceVersion: p.GetResourceVersion(),
+	}
+	var problems []Problem
+	bad := func(kind model.Kind, namespace, name string, err error) {
+		problems = append(problems, Problem{model.Key{Kind: kind, Namespace: namespace, Name: name}, err})
+	}
+	for _, s := range p.GetServices() {
+		if m, err := serviceFromProto(s); err != nil {
+			bad(model.KindService, s.GetNamespace(), s.GetName(), err)
+		} else {
+			u.Services = append(u.Services, m)
+		}
+	}
+	for _, s := range p.GetSlices() {
+		if m, err := sliceFromProto(s); err != nil {
+			bad(model.KindSlice, s.GetNamespace(), s.GetName(), err)
+		} else {
+			u.Slices = append(u.Slices, m)
+		}
+	}
+	for _, d := range p.GetSliceDeltas() {
+		if m, err := deltaFromProto(d); err != nil {
+			bad(model.KindSlice, d.GetNamespace(), d.GetName(), err)
+		} else {
+			u.Deltas = append(u.Deltas, m)
+		}
+	}
+	for _, k := range p.GetRemoved() {
+		if m, err := KeyFromProto(k); err != nil {
+			bad(m.Kind, m.Namespace, m.Name, err)
+		} else {
+			u.Removed = append(u.Removed, m)
+		}
+	}
+	return u, problems
+}
+
+// KeyFromProto translates the key of a Service or Slice.
+func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
+	m := model.Key{Namespace: k.GetNamespace(), Name: k.GetName()}
+	switch k.GetKind() {
+	case pb.ObjectKind_OBJECT_KIND_SERVICE:
+		m.Kind = model.KindService
+	case pb.ObjectKind_OBJECT_KIND_SLICE:
+		m.Kind = model.KindSlice
+	default:
+		return m, fmt.Errorf("unknown kind of object %d", k.GetKind())
+	}
+	if m.Name == "" {
+		return m, errors.New("object without a name")
+	}
+	return m, nil
+}
+
+func serviceFromProto(p *pb.Service) (*model.Service, error) {
+	var d decoder
+	s := model.Service{
+		Namespace:               intern(p.GetNamespace()),
+		Name:                    p.GetName(),
+		Type:                    model.ServiceType(d.enum("type", int32(p.GetType()), 1, 3)),
+		ClusterIPs:              d.addrs("cluster_ips", p.GetClusterIps()),
+		ExternalIPs:             d.addrs("external_ips", p.GetExternalIps()),
+		InternalTrafficPolicy:   model.TrafficPolicy(d.enum("internal_traffic_policy", int32(p.GetInternalTrafficPolicy()), 0, 2)),
+		ExternalTrafficPolicy:   model.TrafficPolicy(d.enum("external_traffic_policy", int32(p.GetExternalTrafficPolicy()), 0, 2)),
+		ClientIPAffinitySeconds: p.GetClientIpAffinitySeconds(),
+		HealthCheckNodePort:     d.port("health_check_node_port", p.GetHealthCheckNodePort()),
+		TrafficDistribution:     intern(p.GetTrafficDistribution()),
+		CreationTimeSeconds:     p.GetCreationTimeSeconds(),
+	}
+	d.name(p.GetName())
+	for _, i := range p.GetLoadBalancerIngress() {
+		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
+			IP: d.addr("load_balancer_ingress", i.GetIp()), ProxyMode: i.GetProxyMode(),
+		})
+	}
+	for _, x := range p.GetPorts() {
+		s.Ports = append(s.Ports, model.ServicePort{
+			Name: intern(x.GetName()), Protocol: d.protocol(x.GetProtocol()),
+			Port: d.port("port", x.GetPort()), NodePort: d.port("node_port", x.GetNodePort()),
+		})
+	}
+	s.LoadBalancerSourceRanges = d.prefixes("load_balancer_source_ranges", p.GetLoadBalancerSourceRanges())
+	d.version(p.GetVersion())
+	if d.err != nil {
+		return nil, d.err
+	}
+	return model.NewService(s).WithVersion(model.Version(p.GetVersion())), nil
+}
+
+func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
+	var d decoder
+	s := model.Slice{
+		Namespace:               intern(p.GetNamespace()),
+		Name:                    p.GetName(),
+		Service:                 p.GetService(),
+		Family:                  model.Family(d.enum("address_type", int32(p.GetAddressType()), 1, 2)),
+		Endpoints:               d.endpoints(p.GetEndpoints()),
+		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
+	}
+	d.name(p.GetName())
+	for _, x := range p.GetPorts() {
+		s.Ports = append(s.Ports, model.SlicePort{
+			Name: intern(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
+		})
+	}
+	d.version(p.GetVersion())
+	if d.err != nil {
+		return nil, d.err
+	}
+	return model.NewSlice(s).WithVersion(model.Version(p.GetVersion())), nil
+}
+
+func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
+	var d decoder
+	m := &model.SliceDelta{
+		Namespace: intern(p.GetNamespace()), Name: p.GetName(),
+		Base: model.Version(p.GetBaseVersion()), Version: model.Version(p.GetVersion()),
+		Endpoints: d.endpoints(p.GetEndpoints()), Removed: d.addrs("removed", p.GetRemoved()),
+		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
+	}
+	d.name(p.GetName())
+	for _, c := range p.GetConditions() {
+		m.Conditions = append(m.Conditions, model.EndpointConditions{
+			Address:    d.addr("address", c.GetAddress()),
+			Conditions: model.Conditions{Ready: c.GetReady(), Serving: c.GetServing(), Terminating: c.GetTerminating()},
+		})
+	}
+	// Apply relies on the order.
+	slices.SortFunc(m.Endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(m.Conditions, func(a, b model.EndpointConditions) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(m.Removed, netip.Addr.Compare)
+	d.version(p.GetVersion())
+	return m, d.err
+}
+
+func nodeFromProto(p *pb.Node) (*model.Node, error) {
+	if p == nil {
+		return nil, nil
+	}
+	var d decoder
+	n := &model.Node{
+		Name: p.GetName(), Labels: p.GetLabels(), InternalIPs: d.addrs("internal_ips", p.GetInternalIps()),
+		PodCIDRs: d.prefixes("pod_cidrs", p.GetPodCidrs()),
+		Deleting: p.GetDeleting(), TaintedForDeletion: p.GetTaintedForDeletion(),
+	}
+	d.name(p.GetName())
+	if d.err != nil {
+		return nil, fmt.Errorf("node %q: %w", p.GetName(), d.err)
+	}
+	return n, nil
+}
+
+// decoder keeps the first error, so that a message is decoded in one expression.
+type decoder struct{ err error }
+
+func (d *decoder) fail(format string, args ...any) {
+	d.err = cmp.Or(d.err, fmt.Errorf(format, args...))
+}
+
+func (d *decoder) name(s string) {
+	if s == "" {
+		d.fail("no name")
+	}
+}
+
+func (d *decoder) version(v uint64) {
+	if v == 0 {
+		d.fail("no version")
+	}
+}
+
+func (d *decoder) enum(field string, v, lowest, highest int32) int32 {
+	if v < lowest || v > highest {
+		d.fail("%s: unknown value %d", field, v)
+	}
+	return v
+}
+
+func (d *decoder) protocol(p pb.Protocol) model.Protocol {
+	return model.Protocol(d.enum("protocol", int32(p), 1, 3))
+}
+
+func (d *decoder) port(field string, v uint32) uint16 {
+	if v > 65535 {
+		d.fail("%s: %d is no port number", field, v)
+	}
+	return uint16(v)
+}
+
+func (d *decoder) addr(field, s string) netip.Addr {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		d.fail("%s: %w", field, err)
+	}
+	return a
+}
+
+func (d *decoder) addrs(field string, list []string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range list {
+		out = append(out, d.addr(field, s))
+	}
+	return out
+}
+
+func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			d.fail("%s: %w", field, err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
+	out := make([]model.Endpoint, 0, len(list))
+	for _, p := range list {
+		out = append(out, model.Endpoint{
+			Address:    d.addr("address", p.GetAddress()),
+			Conditions: model.Conditions{Ready: p.GetReady(), Serving: p.GetServing(), Terminating: p.GetTerminating()},
+			NodeName:   intern(p.GetNodeName()),
+			Zone:       intern(p.GetZone()),
+			ZoneHints:  interned(p.GetZoneHints()),
+			NodeHints:  interned(p.GetNodeHints()),
+		})
+	}
+	return out
+}
+
+// intern shares strings that many objects have in common, such as names of nodes and zones.
+func intern(s string) string {
+	if s == "" {
+		return ""
+	}
+	return unique.Make(s).Value()
+}
+
+func interned(list []string) []string {
+	for i, s := range list {
+		list[i] = intern(s)
+	}
+	return list
+}

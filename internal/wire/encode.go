@@ -1,0 +1,162 @@
+// Package wire translates between the wire API and internal/model, so that generated types stay at the edge. What it
+// decodes comes from outside: an object that makes no sense is left out and reported, and the rest stands.
+package wire
+
+import (
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Frame is an encoded StreamResponse, envelope included: what is sent to many streams is encoded once.
+type Frame []byte
+
+// Encode gives the frame of a response that the caller built.
+func Encode(r *pb.StreamResponse) (Frame, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encode %T: %w", r.GetMessage(), err)
+	}
+	return b, nil
+}
+
+// EncodeUpdate gives the frame of an Update.
+func EncodeUpdate(u *model.Update) (Frame, error) {
+	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: UpdateToProto(u)}})
+}
+
+// EncodeNode gives the frame of a Node; nil: there is none.
+func EncodeNode(n *model.Node) (Frame, error) {
+	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Node: nodeToProto(n)}}})
+}
+
+// UpdateToProto translates an Update.
+func UpdateToProto(u *model.Update) *pb.ShardUpdate {
+	p := &pb.ShardUpdate{
+		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, ResourceVersion: u.ResourceVersion,
+	}
+	for _, s := range u.Services {
+		p.Services = append(p.Services, serviceToProto(s))
+	}
+	for _, s := range u.Slices {
+		p.Slices = append(p.Slices, sliceToProto(s))
+	}
+	for _, d := range u.Deltas {
+		p.SliceDeltas = append(p.SliceDeltas, deltaToProto(d))
+	}
+	for _, k := range u.Removed {
+		p.Removed = append(p.Removed, KeyToProto(k))
+	}
+	return p
+}
+
+// KeyToProto translates the key of a Service or Slice.
+func KeyToProto(k model.Key) *pb.ObjectKey {
+	kind := pb.ObjectKind_OBJECT_KIND_SERVICE
+	if k.Kind == model.KindSlice {
+		kind = pb.ObjectKind_OBJECT_KIND_SLICE
+	}
+	return &pb.ObjectKey{Kind: kind, Namespace: k.Namespace, Name: k.Name}
+}
+
+func serviceToProto(s *model.Service) *pb.Service {
+	p := &pb.Service{
+		Namespace:               s.Namespace,
+		Name:                    s.Name,
+		Version:                 uint64(s.ContentVersion()),
+		Type:                    pb.ServiceType(s.Type),
+		ClusterIps:              addrs(s.ClusterIPs),
+		ExternalIps:             addrs(s.ExternalIPs),
+		InternalTrafficPolicy:   pb.TrafficPolicy(s.InternalTrafficPolicy),
+		ExternalTrafficPolicy:   pb.TrafficPolicy(s.ExternalTrafficPolicy),
+		ClientIpAffinitySeconds: s.ClientIPAffinitySeconds,
+		HealthCheckNodePort:     uint32(s.HealthCheckNodePort),
+		TrafficDistribution:     s.TrafficDistribution,
+		CreationTimeSeconds:     s.CreationTimeSeconds,
+	}
+	for _, i := range s.LoadBalancerIngress {
+		p.LoadBalancerIngress = append(p.LoadBalancerIngress, &pb.LoadBalancerIngress{Ip: i.IP.String(), ProxyMode: i.ProxyMode})
+	}
+	for _, x := range s.Ports {
+		p.Ports = append(p.Ports, &pb.ServicePort{
+			Name: x.Name, Protocol: pb.Protocol(x.Protocol), Port: uint32(x.Port), NodePort: uint32(x.NodePort),
+		})
+	}
+	for _, r := range s.LoadBalancerSourceRanges {
+		p.LoadBalancerSourceRanges = append(p.LoadBalancerSourceRanges, r.String())
+	}
+	return p
+}
+
+func sliceToProto(s *model.Slice) *pb.Slice {
+	p := &pb.Slice{
+		Namespace:               s.Namespace,
+		Name:                    s.Name,
+		Version:                 uint64(s.ContentVersion()),
+		Service:                 s.Service,
+		AddressType:             pb.AddressType(s.Family),
+		LastChangeTriggerTimeMs: s.LastChangeTriggerTimeMS,
+	}
+	for _, x := range s.Ports {
+		p.Ports = append(p.Ports, &pb.SlicePort{Name: x.Name, Protocol: pb.Protocol(x.Protocol), Port: uint32(x.Port)})
+	}
+	for i := range s.Endpoints {
+		p.Endpoints = append(p.Endpoints, endpointToProto(&s.Endpoints[i]))
+	}
+	return p
+}
+
+func endpointToProto(e *model.Endpoint) *pb.Endpoint {
+	return &pb.Endpoint{
+		Address:     e.Address.String(),
+		Ready:       e.Conditions.Ready,
+		Serving:     e.Conditions.Serving,
+		Terminating: e.Conditions.Terminating,
+		NodeName:    e.NodeName,
+		Zone:        e.Zone,
+		ZoneHints:   e.ZoneHints,
+		NodeHints:   e.NodeHints,
+	}
+}
+
+func deltaToProto(d *model.SliceDelta) *pb.SliceDelta {
+	p := &pb.SliceDelta{
+		Namespace: d.Namespace, Name: d.Name, BaseVersion: uint64(d.Base), Version: uint64(d.Version),
+		Removed: addrs(d.Removed), LastChangeTriggerTimeMs: d.LastChangeTriggerTimeMS,
+	}
+	for i := range d.Endpoints {
+		p.Endpoints = append(p.Endpoints, endpointToProto(&d.Endpoints[i]))
+	}
+	for _, c := range d.Conditions {
+		p.Conditions = append(p.Conditions, &pb.EndpointConditions{
+			Address: c.Address.String(), Ready: c.Conditions.Ready, Serving: c.Conditions.Serving, Terminating: c.Conditions.Terminating,
+		})
+	}
+	return p
+}
+
+func nodeToProto(n *model.Node) *pb.Node {
+	if n == nil {
+		return nil
+	}
+	p := &pb.Node{
+		Name: n.Name, Labels: n.Labels, InternalIps: addrs(n.InternalIPs),
+		Deleting: n.Deleting, TaintedForDeletion: n.TaintedForDeletion,
+	}
+	for _, c := range n.PodCIDRs {
+		p.PodCidrs = append(p.PodCidrs, c.String())
+	}
+	return p
+}
+
+func addrs(list []netip.Addr) []string {
+	var out []string
+	for _, a := range list {
+		out = append(out, a.String())
+	}
+	return out
+}

@@ -1,0 +1,331 @@
+// Package fanout serves the state of a store to any number of streams.
+//
+// # Guarantees
+//
+//   - Nobody is served before the store's source has synced.
+//   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
+//     each changed key once in its newest state. It is never dropped for being slow.
+//   - An Update is encoded once; the same bytes go to all streams.
+//   - A stream costs a position in each shard and its buffers, however large the state is.
+//   - The publisher never waits for a stream: streams follow a ring of the latest frames, and who is lapped is caught up
+//     from the shards' snapshots.
+package fanout
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Defaults of Options.
+const (
+	// DefaultHeartbeat is short enough for a diverged node to be found within a minute.
+	DefaultHeartbeat = 30 * time.Second
+	// DefaultDrainWindow spreads the reconnections of thousands of nodes.
+	DefaultDrainWindow = 5 * time.Second
+	// DefaultFrameCacheBytes holds the snapshot of a large cluster (250,000 endpoints) and its catch-ups.
+	DefaultFrameCacheBytes = 64 << 20
+)
+
+// ringSize is how many frames a stream may be behind before it is caught up from snapshots instead.
+const ringSize = 1024
+
+// Options set up a Hub.
+type Options struct {
+	// Store is what is served.
+	Store *store.Store
+	// Authorize tells whether the caller behind the context may be this node ("": an observer). Its error goes to the
+	// client as it is, so it is a gRPC status. Required.
+	Authorize func(ctx context.Context, nodeName string) error
+	// ServerName and ServerVersion are told to clients.
+	ServerName, ServerVersion string
+	// Heartbeat is the interval between heartbeats; 0: DefaultHeartbeat.
+	Heartbeat time.Duration
+	// DrainWindow is the time within which clients are asked to reconnect when the server stops; 0: DefaultDrainWindow.
+	DrainWindow time.Duration
+	// FrameCacheBytes bounds the cache of snapshot and catch-up frames; 0: DefaultFrameCacheBytes.
+	FrameCacheBytes int
+	// Logger; nil: slog's default.
+	Logger *slog.Logger
+	// Registerer for metrics; nil: none.
+	Registerer prometheus.Registerer
+}
+
+// Hub publishes the store's changes and serves them to streams.
+type Hub struct {
+	pb.UnimplementedDistributionServiceServer
+
+	options Options
+	log     *slog.Logger
+	store   *store.Store
+	metrics *metrics
+	frames  *frameCache
+
+	// mu guards what follows. It is held for moments: no encoding, no sending.
+	mu sync.RWMutex
+	// ring holds the latest frames; the one at position p is ring[p%ringSize].
+	ring [ringSize]published
+	// head is the position of the next frame.
+	head uint64
+	// heartbeat is the latest heartbeat, beats their number.
+	heartbeat wire.Frame
+	beats     uint64
+	// changed is closed, and made anew, when head or beats move.
+	changed chan struct{}
+	// streams by node name; observers under "".
+	streams map[string]map[*stream]struct{}
+
+	draining chan struct{}
+	drain    sync.Once
+}
+
+// published is one shard's Update, encoded.
+type published struct {
+	shard    uint32
+	from, to uint64
+	frame    wire.Frame
+}
+
+// New makes a hub. Run must be running for streams to be served.
+func New(o Options) *Hub {
+	if o.Heartbeat == 0 {
+		o.Heartbeat = DefaultHeartbeat
+	}
+	if o.DrainWindow == 0 {
+		o.DrainWindow = DefaultDrainWindow
+	}
+	if o.FrameCacheBytes == 0 {
+		o.FrameCacheBytes = DefaultFrameCacheBytes
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	return &Hub{
+		options: o, log: o.Logger, store: o.Store,
+		metrics:  newMetrics(o.Registerer),
+		frames:   newFrameCache(o.FrameCacheBytes),
+		changed:  make(chan struct{}),
+		streams:  make(map[string]map[*stream]struct{}),
+		draining: make(chan struct{}),
+	}
+}
+
+// Run publishes what the source writes, as it comes: changes that come while one publish is under way go out together
+// in the next. It returns when the context ends.
+func (h *Hub) Run(ctx context.Context) {
+	select {
+	case <-h.store.WaitSynced():
+	case <-ctx.Done():
+		return
+	}
+	beat := time.NewTicker(h.options.Heartbeat)
+	defer beat.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.store.Dirty():
+			h.publish()
+		case <-beat.C:
+			h.beat()
+		}
+	}
+}
+
+// publish makes the store's pending changes visible to the streams.
+func (h *Hub) publish() {
+	start := time.Now()
+	p := h.store.Publish()
+	frames := make([]published, 0, len(p.Updates))
+	for _, u := range p.Updates {
+		f, err := wire.EncodeUpdate(u)
+		if err != nil { // strings that are no UTF-8: the API server lets none through
+			h.log.Error("An update can't be encoded; clients will be caught up from snapshots", "shard", u.Shard, "err", err)
+			h.metrics.encodeErrors.Inc()
+			continue
+		}
+		frames = append(frames, published{u.Shard, u.From, u.To, f})
+		h.metrics.updates.Inc()
+		h.metrics.updateBytes.Observe(float64(len(f)))
+	}
+	if len(frames) > 0 {
+		h.mu.Lock()
+		for _, f := range frames {
+			h.ring[h.head%ringSize] = f
+			h.head++
+		}
+		h.wakeLocked()
+		h.mu.Unlock()
+	}
+	for _, name := range p.Nodes {
+		for _, s := range h.streamsOf(name) {
+			s.poke(&s.nodeChanged)
+		}
+	}
+	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
+}
+
+// beat makes a new heartbeat for all streams.
+func (h *Hub) beat() {
+	m := &pb.Heartbeat{}
+	for i := range h.store.Shards() {
+		snapshot := h.store.Snapshot(i)
+		m.Sequences = append(m.Sequences, snapshot.Sequence())
+		m.Digests = append(m.Digests, snapshot.Digest())
+	}
+	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}})
+	if err != nil {
+		panic(err) // numbers only
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.heartbeat = f
+	h.beats++
+	h.wakeLocked()
+}
+
+func (h *Hub) wakeLocked() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// follow gives the frames from a position on, the position after them, whether some were lost because the ring lapped the
+// reader, the number of heartbeats with the latest, and what is closed at the next change.
+func (h *Hub) follow(position uint64, into []published) (
+	frames []published, next uint64, lapped bool, beats uint64, heartbeat wire.Frame, changed <-chan struct{},
+) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	frames = into[:0]
+	if h.head-position > ringSize {
+		lapped = true
+	} else {
+		for p := position; p < h.head; p++ {
+			frames = append(frames, h.ring[p%ringSize])
+		}
+	}
+	return frames, h.head, lapped, h.beats, h.heartbeat, h.changed
+}
+
+func (h *Hub) streamsOf(node string) []*stream {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	var out []*stream
+	for s := range h.streams[node] {
+		out = append(out, s)
+	}
+	return out
+}
+
+func (h *Hub) add(s *stream) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.streams[s.node] == nil {
+		h.streams[s.node] = make(map[*stream]struct{})
+	}
+	h.streams[s.node][s] = struct{}{}
+	h.metrics.streams.Inc()
+}
+
+func (h *Hub) remove(s *stream) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.streams[s.node], s)
+	if len(h.streams[s.node]) == 0 {
+		delete(h.streams, s.node)
+	}
+	h.metrics.streams.Dec()
+}
+
+// Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New
+// streams are refused. It returns at once; the gRPC server's GracefulStop waits for the streams.
+func (h *Hub) Drain() { h.drain.Do(func() { close(h.draining) }) }
+
+// Stream implements the wire API.
+func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
+	select {
+	case <-h.draining:
+		return status.Error(codes.Unavailable, "the server is draining: use another one, or try again later")
+	default:
+	}
+	select {
+	case <-h.store.WaitSynced():
+	default:
+		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")
+	}
+	request, err := g.Recv()
+	if err != nil {
+		return err
+	}
+	hello := request.GetHello()
+	if hello == nil {
+		return status.Error(codes.InvalidArgument, "the first message must be hello")
+	}
+	if err := h.options.Authorize(g.Context(), hello.GetNodeName()); err != nil {
+		return err
+	}
+	if err := h.checkHello(hello); err != nil {
+		return err
+	}
+	s := &stream{
+		hub: h, grpc: g, node: hello.GetNodeName(), pokes: make(chan struct{}, 1), sequences: make([]uint64, h.store.Shards()),
+	}
+	h.add(s)
+	defer h.remove(s)
+	h.log.Debug("Stream opened", "node", s.node, "programmer", hello.GetProgrammer(), "version", hello.GetClientVersion())
+	err = s.serve(hello)
+	h.log.Debug("Stream closed", "node", s.node, "reason", err)
+	return err
+}
+
+func (h *Hub) checkHello(hello *pb.Hello) error {
+	n := len(hello.GetSequences())
+	if n != len(hello.GetDigests()) || n > 4096 {
+		return status.Errorf(codes.InvalidArgument, "hello has %d sequences and %d digests: give one of each per shard",
+			n, len(hello.GetDigests()))
+	}
+	return nil
+}
+
+// errDraining ends a stream when the server stops.
+var errDraining = status.Error(codes.Unavailable, "the server is draining: resume on another one")
+
+// drainDelay is a random part of the first half of the window.
+func (h *Hub) drainDelay() time.Duration {
+	return rand.N(h.options.DrainWindow/2 + 1)
+}
+
+// catchUp gives the frame that leads from a sequence to a snapshot; 0: the whole shard.
+func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64) (wire.Frame, error) {
+	return h.frames.get(frameKey{snapshot.Shard(), from, snapshot.Sequence()}, func() (wire.Frame, error) {
+		h.metrics.catchUps.Inc()
+		return wire.EncodeUpdate(snapshot.Since(from))
+	})
+}
+
+// resync gives the frame that holds, as of a snapshot, the objects that a client asked for again.
+func (h *Hub) resync(snapshot *store.Snapshot, r *pb.Resync) (wire.Frame, error) {
+	if len(r.GetKeys()) == 0 {
+		return h.catchUp(snapshot, 0)
+	}
+	keys := make([]model.Key, 0, len(r.GetKeys()))
+	for _, k := range r.GetKeys() {
+		key, err := wire.KeyFromProto(k)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "resync: %v", err)
+		}
+		keys = append(keys, key)
+	}
+	return wire.EncodeUpdate(snapshot.Select(keys))
+}
