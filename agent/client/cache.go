@@ -22,6 +22,11 @@ type Cache struct {
 	node            *model.Node
 	inSync          bool // once true, always true
 	partial         map[uint32]*model.Update
+	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
+	// asking once more would not either: the shard holds an object that does not decode.
+	asked map[uint32]uint64
+	// applyDelta is set before the cache is used.
+	applyDelta func(*model.SliceDelta, *model.Slice) (*model.Slice, error)
 
 	// What Take will give.
 	touched   map[model.ServiceKey]struct{}
@@ -50,7 +55,10 @@ func NewCache() *Cache {
 		touched: make(map[model.ServiceKey]struct{}),
 		moved:   make(map[uint32]struct{}),
 		partial: make(map[uint32]*model.Update),
+		asked:   make(map[uint32]uint64),
 		dirty:   make(chan struct{}, 1),
+
+		applyDelta: (*model.SliceDelta).Apply,
 	}
 }
 
@@ -103,6 +111,16 @@ func (c *Cache) Service(key model.ServiceKey) (*model.Service, []*model.Slice) {
 		return nil, nil
 	}
 	return s.service, slices.Clone(s.slices)
+}
+
+// Slice gives a slice by its key; nil: the shard has none.
+func (c *Cache) Slice(shard uint32, key model.Key) *model.Slice {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if shard >= uint32(len(c.shards)) {
+		return nil
+	}
+	return c.shards[shard].slices[key]
 }
 
 // Services names all Services that the cache holds something of.
@@ -178,6 +196,7 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.partial)
+	clear(c.asked)
 	if uint32(len(c.shards)) != shards {
 		c.reshardLocked(shards)
 	}
@@ -205,7 +224,8 @@ func (c *Cache) reshardLocked(shards uint32) {
 				c.shardOf(key).setService(held.service)
 			}
 			for _, slice := range held.slices {
-				c.shardOf(key).setSlice(slice)
+				// One that is just being handed from one Service to another may be here twice.
+				c.setSliceLocked(c.shardOf(key), slice)
 			}
 		}
 	}
@@ -228,7 +248,8 @@ func (c *Cache) synced(m *pb.InSync) error {
 	return nil
 }
 
-// diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position.
+// diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position, each
+// once for a digest and stream.
 func (c *Cache) diverged(m *pb.Heartbeat) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +258,12 @@ func (c *Cache) diverged(m *pb.Heartbeat) []uint32 {
 	}
 	var out []uint32
 	for i := range c.shards {
-		if c.shards[i].sequence == m.GetSequences()[i] && c.shards[i].digest != m.GetDigests()[i] {
+		digest := m.GetDigests()[i]
+		if c.shards[i].sequence != m.GetSequences()[i] || c.shards[i].digest == digest {
+			continue
+		}
+		if asked, ok := c.asked[uint32(i)]; !ok || asked != digest {
+			c.asked[uint32(i)] = digest
 			out = append(out, uint32(i))
 		}
 	}
@@ -311,7 +337,7 @@ func (c *Cache) apply(u *model.Update, more bool) (missing []model.Key, err erro
 			missing = append(missing, d.Key())
 			continue
 		}
-		slice, err := d.Apply(have)
+		slice, err := c.applyDelta(d, have)
 		if err != nil {
 			if !errors.Is(err, model.ErrBase) {
 				return nil, err
@@ -342,17 +368,21 @@ func join(a, b *model.Update) *model.Update {
 	j.Slices = append(slices.Clip(a.Slices), b.Slices...)
 	j.Deltas = append(slices.Clip(a.Deltas), b.Deltas...)
 	j.Removed = append(slices.Clip(a.Removed), b.Removed...)
+	j.Unreadable = append(slices.Clip(a.Unreadable), b.Unreadable...)
 	return &j
 }
 
 // removeOthersLocked removes from a shard what a full update does not name.
 func (c *Cache) removeOthersLocked(s *cacheShard, u *model.Update) {
-	keep := make(map[model.Key]struct{}, u.Len())
+	keep := make(map[model.Key]struct{}, u.Len()+len(u.Unreadable))
 	for _, o := range u.Services {
 		keep[o.Key()] = struct{}{}
 	}
 	for _, o := range u.Slices {
 		keep[o.Key()] = struct{}{}
+	}
+	for _, key := range u.Unreadable {
+		keep[key] = struct{}{}
 	}
 	var gone []model.Key
 	for _, held := range s.services {

@@ -46,7 +46,7 @@ const (
 	// ackInterval is the least time between two Acks.
 	ackInterval = 100 * time.Millisecond
 	// defaultHeartbeat is assumed where Welcome gives none; a server that is silent for silentBeats of them is taken for
-	// dead.
+	// dead, and so is one that gives no Welcome within a single default one.
 	defaultHeartbeat = 30 * time.Second
 	silentBeats      = 3
 )
@@ -70,6 +70,8 @@ type Options struct {
 	Cache *Cache
 	// Decode decodes frames; nil: wire.Decode. A process with many clients may share results, which are immutable.
 	Decode func(wire.Frame) (*wire.Response, error)
+	// Apply applies deltas, as model.SliceDelta.Apply does, which it is if nil; the same process may share results here too.
+	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
 	// Observe, if set, sees each response after it was applied, with its size before TLS and HTTP/2. It must be fast.
 	Observe func(r *wire.Response, size int)
 	// Logger; nil: slog's default.
@@ -83,6 +85,8 @@ type Client struct {
 	options Options
 	log     *slog.Logger
 	metrics *metrics
+	// minBackoff and maxBackoff are the constants but in tests.
+	minBackoff, maxBackoff time.Duration
 
 	// mu guards what waits to be sent.
 	mu     sync.Mutex
@@ -97,18 +101,21 @@ func New(o Options) *Client {
 	if o.Decode == nil {
 		o.Decode = wire.Decode
 	}
+	if o.Apply != nil {
+		o.Cache.applyDelta = o.Apply
+	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
 	return &Client{
-		options: o, log: o.Logger, metrics: newMetrics(o.Registerer),
+		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), minBackoff: minBackoff, maxBackoff: maxBackoff,
 		acks: make(map[uint32]uint64), wake: make(chan struct{}, 1),
 	}
 }
 
 // Run connects, and connects again, until the context ends.
 func (c *Client) Run(ctx context.Context) error {
-	backoff := minBackoff
+	backoff := c.minBackoff
 	for {
 		servers, err := c.options.Servers(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -123,7 +130,7 @@ func (c *Client) Run(ctx context.Context) error {
 			c.metrics.disconnects.Inc()
 			c.metrics.connected.Set(0)
 			if time.Since(start) > settled || drained > 0 {
-				backoff = minBackoff
+				backoff = c.minBackoff
 			}
 			c.logEnd(server, err)
 			if drained > 0 && len(servers) == 1 && !sleep(ctx, rand.N(drained)) {
@@ -133,7 +140,7 @@ func (c *Client) Run(ctx context.Context) error {
 		if !sleep(ctx, backoff/2+rand.N(backoff/2)) {
 			return nil
 		}
-		backoff = min(2*backoff, maxBackoff)
+		backoff = min(2*backoff, c.maxBackoff)
 	}
 }
 
@@ -196,7 +203,8 @@ func (c *Client) stream(ctx context.Context, server string) (drained time.Durati
 		})
 	})
 
-	silence := defaultHeartbeat
+	silence := silentBeats * defaultHeartbeat
+	welcomed := false
 	for {
 		var f wire.Frame
 		if err := g.RecvMsg(&f); err != nil {
@@ -208,6 +216,10 @@ func (c *Client) stream(ctx context.Context, server string) (drained time.Durati
 		}
 		if r.Welcome != nil && r.Welcome.GetHeartbeatIntervalMs() > 0 {
 			silence = silentBeats * time.Duration(r.Welcome.GetHeartbeatIntervalMs()) * time.Millisecond
+		}
+		welcomed = welcomed || r.Welcome != nil
+		if !welcomed && (r.Update != nil || r.InSync != nil) {
+			return drained, fmt.Errorf("%w: state before welcome", errProtocol)
 		}
 		watchdog.Reset(silence)
 		if r.Drain != nil {

@@ -88,26 +88,37 @@ func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
 func (r *Reconciler) Run(ctx context.Context) {
 	var retry <-chan time.Time
 	for {
+		dirty := r.Cache.Dirty()
+		if r.replace && retry != nil {
+			dirty = nil // a Replace has failed: changes wait for the next one
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.Cache.Dirty():
+		case <-dirty:
 		case <-retry:
-			r.replace = true
+			retry, r.replace = nil, true
 		}
-		retry = nil
-		if err := r.step(ctx); err != nil && ctx.Err() == nil {
+		err := r.step(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && retry == nil:
 			r.retry = min(max(2*r.retry, minRetry), maxRetry)
-			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", r.retry, "err", err)
 			retry = time.After(r.retry)
-		} else {
+			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", r.retry, "err", err)
+		case err != nil:
+			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "err", err)
+		case retry == nil: // else a Service port of an earlier change still waits for its retry
 			r.retry = 0
 		}
 	}
 }
 
-// step brings the kernel to what the cache holds now.
+// step brings the kernel to what the cache holds now. It ends what it has begun: an agent that stops leaves no half-done
+// change behind.
 func (r *Reconciler) step(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
 	taken, ok := r.Cache.Take()
 	if !ok {
 		return nil

@@ -149,6 +149,9 @@ type Update struct {
 	Slices   []*Slice
 	Deltas   []*SliceDelta
 	Removed  []Key
+	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
+	// by a full update, removed.
+	Unreadable []Key
 	// ResourceVersion is the highest one of the source that the update reflects; 0 where the source has none.
 	ResourceVersion uint64
 }

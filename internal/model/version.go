@@ -85,10 +85,13 @@ func mix(v uint64) Version {
 func NewService(s Service) *Service {
 	slices.SortFunc(s.ClusterIPs, netip.Addr.Compare)
 	slices.SortFunc(s.ExternalIPs, netip.Addr.Compare)
-	slices.SortFunc(s.LoadBalancerIngress, func(a, b LoadBalancerIngress) int { return a.IP.Compare(b.IP) })
+	slices.SortFunc(s.LoadBalancerIngress, func(a, b LoadBalancerIngress) int {
+		return cmp.Or(a.IP.Compare(b.IP), compareTrueFirst(a.ProxyMode, b.ProxyMode))
+	})
 	slices.SortFunc(s.LoadBalancerSourceRanges, ComparePrefix)
 	slices.SortFunc(s.Ports, func(a, b ServicePort) int {
-		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
+			cmp.Compare(a.NodePort, b.NodePort))
 	})
 	s.version = mix(s.hash())
 	return &s
@@ -170,16 +173,18 @@ func (s *Slice) WithVersion(v Version) *Slice {
 
 // compareReadiness orders the readier first.
 func compareReadiness(a, b Conditions) int {
-	first := func(x, y bool) int {
-		switch {
-		case x == y:
-			return 0
-		case x:
-			return -1
-		}
-		return 1
+	return cmp.Or(compareTrueFirst(a.Ready, b.Ready), compareTrueFirst(!a.Terminating, !b.Terminating),
+		compareTrueFirst(a.Serving, b.Serving))
+}
+
+func compareTrueFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
 	}
-	return cmp.Or(first(a.Ready, b.Ready), first(!a.Terminating, !b.Terminating), first(a.Serving, b.Serving))
+	return 1
 }
 
 func (s *Slice) headerHash() uint64 {
@@ -246,15 +251,6 @@ func (n *Node) Equal(o *Node) bool {
 // ComparePrefix orders prefixes by address, then by length.
 func ComparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-}
-
-// ParseVersion is the inverse of Version.String.
-func ParseVersion(s string) (Version, error) {
-	var v Version
-	if _, err := fmt.Sscanf(s, "%016x", &v); err != nil {
-		return 0, fmt.Errorf("version %q: want 16 hexadecimal digits", s)
-	}
-	return v, nil
 }
 
 // String gives 16 hexadecimal digits.

@@ -20,7 +20,7 @@ type Problem struct {
 	Err error
 }
 
-// Response is a decoded StreamResponse. Exactly one of the messages is set.
+// Response is a decoded StreamResponse. One of the messages is set, or none if it is one that this software does not know.
 type Response struct {
 	Welcome   *pb.Welcome
 	Update    *model.Update // with Problems and More
@@ -63,7 +63,7 @@ func Decode(f Frame) (*Response, error) {
 		u, problems := UpdateFromProto(m.ShardUpdate)
 		return &Response{Update: u, Problems: problems, More: m.ShardUpdate.GetMore()}, nil
 	}
-	// A message of a newer server that this client does not know: by the API's rules it may be ignored.
+	// By the API's rules it may be ignored.
 	return &Response{}, nil
 }
 
@@ -75,7 +75,9 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	}
 	var problems []Problem
 	bad := func(kind model.Kind, namespace, name string, err error) {
-		problems = append(problems, Problem{model.Key{Kind: kind, Namespace: namespace, Name: name}, err})
+		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
+		problems = append(problems, Problem{key, err})
+		u.Unreadable = append(u.Unreadable, key)
 	}
 	for _, s := range p.GetServices() {
 		if m, err := serviceFromProto(s); err != nil {
@@ -176,6 +178,11 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 			Name: intern(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
 		})
 	}
+	for i := range s.Endpoints {
+		if a := s.Endpoints[i].Address; model.FamilyOf(a) != s.Family {
+			d.fail("address: %s in a slice of %s", a, s.Family)
+		}
+	}
 	d.version(p.GetVersion())
 	if d.err != nil {
 		return nil, d.err
@@ -262,8 +269,11 @@ func (d *decoder) port(field string, v uint32) uint16 {
 
 func (d *decoder) addr(field, s string) netip.Addr {
 	a, err := netip.ParseAddr(s)
-	if err != nil {
+	switch {
+	case err != nil:
 		d.fail("%s: %w", field, err)
+	case a.Zone() != "" || a.Is4In6():
+		d.fail("%s: %s is no plain IPv4 or IPv6 address", field, s)
 	}
 	return a
 }

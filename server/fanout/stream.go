@@ -58,7 +58,7 @@ func (s *stream) serve(hello *pb.Hello) error {
 	go func() { received <- s.receive() }()
 
 	draining := s.hub.draining
-	var close <-chan time.Time
+	var end <-chan time.Time
 	var frames []published
 	for {
 		select {
@@ -79,8 +79,8 @@ func (s *stream) serve(hello *pb.Hello) error {
 			}
 			t := time.NewTimer(s.hub.drainDelay())
 			defer t.Stop()
-			close = t.C
-		case <-close:
+			end = t.C
+		case <-end:
 			return errDraining
 		case <-s.grpc.Context().Done():
 			return status.FromContextError(s.grpc.Context().Err()).Err()
@@ -92,6 +92,7 @@ func (s *stream) serve(hello *pb.Hello) error {
 		if err := s.forward(frames, lapped); err != nil {
 			return err
 		}
+		clear(frames) // an idle stream keeps no frames alive
 		if latest != beats {
 			beats = latest
 			if err := s.send(heartbeat); err != nil {
@@ -140,12 +141,15 @@ func (s *stream) resume(hello *pb.Hello, snapshot *store.Snapshot) error {
 		}
 		return s.bring(snapshot)
 	case uint32(len(hello.GetSequences())) != s.hub.store.Shards(): // it holds something, in other shards
-	case hello.GetEpoch() == s.hub.store.Epoch() && hello.GetSequences()[shard] <= snapshot.Sequence():
-		s.sequences[shard] = hello.GetSequences()[shard]
-		return s.bring(snapshot)
 	case hello.GetDigests()[shard] == snapshot.Digest():
 		s.sequences[shard] = snapshot.Sequence()
 		return nil
+	case hello.GetEpoch() == s.hub.store.Epoch():
+		// Position 0 is that of a client which was cut off before this epoch's state came: it may hold anything. And at the
+		// snapshot's own position the digest should have been the same.
+		if at := hello.GetSequences()[shard]; at > 0 && at < snapshot.Sequence() {
+			return s.sendUpTo(snapshot, at)
+		}
 	}
 	return s.sendWhole(snapshot)
 }

@@ -1,0 +1,46 @@
+# Longer recipes are scripts in internal/tools. What they build or fetch for themselves is kept in
+# $SLICECAST_CACHE, by default ~/.cache/slicecast, and never installed.
+SHELL := /bin/bash
+COMMANDS := server agent loadtest
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: build
+build: ## build the commands into bin/
+	mkdir -p bin
+	$(foreach c,$(COMMANDS),go build -trimpath -o bin/slicecast-$(c) ./$(c)$(newline))
+
+.PHONY: generate
+generate: ## generate the Go code of the wire API, next to its .proto files
+	internal/tools/buf.sh generate --template proto/buf.gen.yaml
+
+.PHONY: lint
+lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API
+	internal/tools/lint.sh
+
+.PHONY: verify
+verify: ## check that generated code, formatting and go.mod files are current
+	internal/tools/verify.sh
+
+.PHONY: setup
+setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes components
+	internal/tools/setup.sh
+
+.PHONY: test
+test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
+	go test -race -timeout 40m ./...
+
+.PHONY: demo
+demo: build ## traffic to Services on this machine, without a cluster
+	go run ./internal/demo
+
+.PHONY: clean
+clean: ## remove what build made
+	rm -rf bin
+
+define newline
+
+
+endef

@@ -1,0 +1,242 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/printer"
+	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/file"
+	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// NewCommand is slicecast-agent.
+func NewCommand() *cobra.Command {
+	o := &Options{}
+	c := &cobra.Command{
+		Use:   "slicecast-agent",
+		Short: "Program this node's kernel with where Services lead",
+		Long: `slicecast-agent keeps this node's kernel programmed with where Services lead. It follows a slicecast-server (--servers,
+--server-service) or, standalone, a Kubernetes API server (--source=kube) or a directory of manifests (--source=file).
+
+What it has programmed stays when it ends, so that an update or a crash interrupts nothing; "slicecast-agent cleanup" removes it.`,
+		Version:           daemon.Version(),
+		Args:              cobra.NoArgs,
+		SilenceUsage:      true,
+		SilenceErrors:     true, // main prints it
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		RunE: func(c *cobra.Command, _ []string) error {
+			logger, err := o.Log.NewLogger(c.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			slog.SetDefault(logger)
+			kube.RouteLogs(logger)
+			return Run(c.Context(), *o, logger, c.OutOrStdout())
+		},
+	}
+	c.SetVersionTemplate(fmt.Sprintln("slicecast-agent", "{{.Version}}"))
+	o.AddFlags(c.Flags())
+	c.AddCommand(newCleanupCommand())
+	return c
+}
+
+func newCleanupCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:          "cleanup",
+		Short:        "Remove everything that agents have programmed on this node",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			p, err := iptables.New(iptables.Options{})
+			if err != nil {
+				return err
+			}
+			return p.Cleanup(c.Context())
+		},
+	}
+}
+
+// feed is where state comes from: client.Client or client.Local.
+type feed interface {
+	reconcile.Reporter
+	Run(ctx context.Context) error
+}
+
+// Run runs an agent until the context ends. out is for the printer.
+func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	if err := o.validate(); err != nil {
+		return err
+	}
+	registry := daemon.NewRegistry()
+	cache := client.NewCache()
+	f, err := o.newFeed(cache, logger, registry)
+	if err != nil {
+		return err
+	}
+	p, err := o.newProgrammer(logger, out)
+	if err != nil {
+		return err
+	}
+	cidrs, err := o.clusterCIDRs()
+	if err != nil {
+		return err
+	}
+	r := reconcile.New(reconcile.Options{
+		Cache: cache, View: view.New(view.Options{NodeName: o.NodeName, ClusterCIDRs: cidrs}),
+		Programmer: p, Reporter: f, Logger: logger, Registerer: registry,
+	})
+
+	g, ctx := errgroup.WithContext(ctx)
+	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
+		return err
+	}
+	g.Go(func() error { return f.Run(ctx) })
+	g.Go(func() error { r.Run(ctx); return nil })
+	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	logger.Info("Stopped; what was programmed stays")
+	return nil
+}
+
+func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (feed, error) {
+	if o.standalone() {
+		src, err := o.newSource(logger, registry)
+		if err != nil {
+			return nil, err
+		}
+		s, err := store.New(store.Options{})
+		if err != nil {
+			return nil, err
+		}
+		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName, Logger: logger}, nil
+	}
+	dial, err := o.dialOptions()
+	if err != nil {
+		return nil, err
+	}
+	servers := client.Static(o.Servers...)
+	if o.ServerService != "" {
+		config, err := kube.Config(o.Kubeconfig)
+		if err != nil {
+			return nil, err
+		}
+		k, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			return nil, fmt.Errorf("API server: %w", err)
+		}
+		servers = newFinder(k, o.ServerService, logger).servers
+	}
+	return client.New(client.Options{
+		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: o.Programmer, DialOptions: dial,
+		Cache: cache, Observe: observer(logger, cache), Logger: logger, Registerer: registry,
+	}), nil
+}
+
+func (o *Options) newSource(logger *slog.Logger, registry *prometheus.Registry) (source.Source, error) {
+	if o.Source == "file" {
+		return file.New(file.Options{Directory: o.Manifests, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
+	}
+	config, err := kube.Config(o.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
+}
+
+func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
+	if o.Programmer == programmerPrinter {
+		return printer.New(out), nil
+	}
+	return iptables.New(iptables.Options{
+		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.MasqueradeBit, Log: logger,
+	})
+}
+
+// serveHTTP serves health and metrics, where asked for.
+func (o *Options) serveHTTP(
+	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry *prometheus.Registry, logger *slog.Logger,
+) error {
+	serve := func(address, flag string, config *tls.Config, handler http.Handler) error {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		if err != nil {
+			return fmt.Errorf("%s: %w", flag, err)
+		}
+		if config != nil {
+			l = tls.NewListener(l, config)
+		}
+		g.Go(func() error { return daemon.ServeHTTP(ctx, l, handler, logger) })
+		return nil
+	}
+	if o.MetricsBindAddress != "" {
+		config, err := o.metricsTLS()
+		if err != nil {
+			return err
+		}
+		if err := serve(o.MetricsBindAddress, "--metrics-bind-address", config, daemon.MetricsHandler(registry)); err != nil {
+			return err
+		}
+	}
+	if o.HealthzBindAddress != "" {
+		ready := func() error {
+			select {
+			case <-r.Programmed():
+				return nil
+			default:
+				return errors.New("the node is not programmed yet")
+			}
+		}
+		return serve(o.HealthzBindAddress, "--healthz-bind-address", nil, daemon.HealthHandler(ready))
+	}
+	return nil
+}
+
+// observer logs what comes, at level debug: each update, and each delta with its size beside that of the slice that a
+// delta spares the network.
+func observer(logger *slog.Logger, cache *client.Cache) func(*wire.Response, int) {
+	return func(r *wire.Response, size int) {
+		u := r.Update
+		if u == nil || !logger.Enabled(context.Background(), slog.LevelDebug) {
+			return
+		}
+		logger.Debug("Update", "shard", u.Shard, "from", u.From, "sequence", u.To, "full", u.Full, "bytes", size,
+			"services", len(u.Services), "slices", len(u.Slices), "deltas", len(u.Deltas), "removed", len(u.Removed))
+		for _, d := range u.Deltas {
+			slice := cache.Slice(u.Shard, d.Key())
+			if slice == nil {
+				continue // asked for again
+			}
+			whole, err := wire.EncodeUpdate(&model.Update{Shard: u.Shard, From: u.From, To: u.To, Slices: []*model.Slice{slice}})
+			if err != nil {
+				continue // a debug line is not worth an error
+			}
+			logger.Debug("Delta", "slice", d.Key().String(), "endpoints_changed", len(d.Endpoints)+len(d.Conditions),
+				"endpoints_removed", len(d.Removed), "endpoints", len(slice.Endpoints), "bytes", size, "slice_bytes", len(whole))
+		}
+	}
+}

@@ -1,0 +1,190 @@
+// Package app is the agent as a command: its flags, and the wiring of feed, cache, view and programmer.
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/internal/daemon"
+)
+
+// Names of the programmers.
+const (
+	programmerIPTables = "iptables"
+	programmerPrinter  = "printer"
+)
+
+// iptablesVariants are the values of --iptables-variant.
+var iptablesVariants = map[string]iptables.Variant{
+	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
+}
+
+// Options are the agent's flags. The zero value is not usable: AddFlags sets the defaults.
+type Options struct {
+	NodeName string
+
+	// Servers, or ServerService, is where the agent gets its state from; without both it is standalone and reads Source.
+	Servers       []string
+	ServerService string
+	Source        string
+	Kubeconfig    string
+	Manifests     string
+	ProxyName     string
+
+	CAFile            string
+	ServerName        string
+	TokenFile         string
+	ClientCertFile    string
+	ClientKeyFile     string
+	InsecurePlaintext bool
+
+	Programmer      string
+	IPTablesVariant string
+	MasqueradeBit   int
+	ClusterCIDRs    []string
+
+	HealthzBindAddress  string
+	MetricsBindAddress  string
+	MetricsCertFile     string
+	MetricsKeyFile      string
+	MetricsClientCAFile string
+
+	Log daemon.LogOptions
+}
+
+// AddFlags adds the flags, with their defaults.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
+		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
+
+	fs.StringSliceVar(&o.Servers, "servers", nil, "addresses (host:port) of slicecast-servers; without this and --server-service the agent is standalone")
+	fs.StringVar(&o.ServerService, "server-service", "",
+		"namespace/name of the slicecast-server's Service, whose endpoints are looked up through the Kubernetes API; its virtual IP is not used")
+	fs.StringVar(&o.Source, "source", "", "standalone: where state comes from, kube or file")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig for --server-service and --source=kube; the default is the pod's ServiceAccount")
+	fs.StringVar(&o.Manifests, "manifests", "", "directory of Kubernetes manifests for --source=file")
+	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
+		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
+
+	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against")
+	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address")
+	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
+	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; read again for each connection")
+	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
+	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS: anyone on the path can read and redirect traffic")
+
+	fs.StringVar(&o.Programmer, "programmer", programmerIPTables, "what to program: iptables, or printer, which only prints")
+	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto", "iptables commands to use: auto (what iptables is on this machine), nft or legacy")
+	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
+	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
+		"pod CIDRs of the cluster; traffic from elsewhere to a cluster IP is masqueraded. Without any, such traffic keeps its source")
+
+	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "", "address for /healthz, /livez and /readyz over plain HTTP, open to all; none by default")
+	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
+	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address")
+	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "private key (PEM) of --metrics-cert-file")
+	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "", "CA certificates (PEM) that clients of /metrics must have theirs from")
+	o.Log.AddFlags(fs)
+}
+
+// complete fills in what depends on the machine.
+func (o *Options) complete() error {
+	if o.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("no --node-name, and the machine's name can't be read: %w", err)
+		}
+		o.NodeName = strings.ToLower(name)
+	}
+	return nil
+}
+
+// validate names the first flag that is wrong, and what to do.
+func (o *Options) validate() error {
+	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateMetrics())
+}
+
+func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerService == "" }
+
+func (o *Options) validateFeed() error {
+	switch {
+	case len(o.Servers) > 0 && o.ServerService != "":
+		return errors.New("--servers and --server-service are both given: use one of them")
+	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
+		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:
+		return fmt.Errorf("--server-service is %q: give namespace/name", o.ServerService)
+	case !o.standalone():
+		return nil
+	case o.Source == "":
+		return errors.New("nothing to follow: give --servers or --server-service, or --source=kube or --source=file to run standalone")
+	case o.Source != "kube" && o.Source != "file":
+		return fmt.Errorf("--source is %q: use kube or file", o.Source)
+	case (o.Source == "file") != (o.Manifests != ""):
+		return errors.New("--source=file and --manifests go together")
+	}
+	return nil
+}
+
+func (o *Options) validateCredentials() error {
+	tls := o.CAFile != "" || o.ServerName != "" || o.TokenFile != "" || o.ClientCertFile != "" || o.ClientKeyFile != ""
+	switch {
+	case o.standalone() && (tls || o.InsecurePlaintext):
+		return errors.New("--ca-file, --server-name, --token-file, --client-cert-file, --client-key-file and --insecure-plaintext are about servers: give --servers or --server-service too")
+	case o.standalone():
+		return nil
+	case o.InsecurePlaintext && tls:
+		return errors.New("--insecure-plaintext excludes --ca-file, --server-name, --token-file, --client-cert-file and --client-key-file")
+	case o.InsecurePlaintext:
+		return nil
+	case o.CAFile == "":
+		return errors.New("--ca-file is missing: give the CA of the server's certificate (or --insecure-plaintext on a machine of your own)")
+	case (o.ClientCertFile == "") != (o.ClientKeyFile == ""):
+		return errors.New("--client-cert-file and --client-key-file go together")
+	case o.ClientCertFile == "" && o.TokenFile == "":
+		return errors.New("the server must know who this is: give --token-file, or --client-cert-file and --client-key-file")
+	}
+	return nil
+}
+
+func (o *Options) validateProgrammer() error {
+	if o.Programmer != programmerIPTables && o.Programmer != programmerPrinter {
+		return fmt.Errorf("--programmer is %q: use iptables or printer", o.Programmer)
+	}
+	if _, ok := iptablesVariants[o.IPTablesVariant]; !ok {
+		return fmt.Errorf("--iptables-variant is %q: use auto, nft or legacy", o.IPTablesVariant)
+	}
+	if o.MasqueradeBit < 0 || o.MasqueradeBit > 31 {
+		return fmt.Errorf("--iptables-masquerade-bit is %d: use 0 to 31", o.MasqueradeBit)
+	}
+	_, err := o.clusterCIDRs()
+	return err
+}
+
+func (o *Options) clusterCIDRs() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range o.ClusterCIDRs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("--cluster-cidr: %w", err)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+func (o *Options) validateMetrics() error {
+	files := []string{o.MetricsCertFile, o.MetricsKeyFile, o.MetricsClientCAFile}
+	given := len(files) - len(slices.DeleteFunc(slices.Clone(files), func(s string) bool { return s != "" }))
+	if o.MetricsBindAddress != "" && given < len(files) || o.MetricsBindAddress == "" && given > 0 {
+		return errors.New("--metrics-bind-address, --metrics-cert-file, --metrics-key-file and --metrics-client-ca-file go together")
+	}
+	return nil
+}

@@ -1,0 +1,264 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const epoch = 5
+
+var webKey = model.ServiceKey{Namespace: "default", Name: "web"}
+
+// welcomed gives a cache at position 1 of all shards, without anything in them.
+func welcomed(t *testing.T, shards uint32) *Cache {
+	t.Helper()
+	c := NewCache()
+	require.NoError(t, c.welcome(epoch, shards))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: slices.Repeat([]uint64{1}, int(shards))}))
+	_, ok := c.Take()
+	require.True(t, ok)
+	return c
+}
+
+func apply(t *testing.T, c *Cache, u *model.Update) (missing []model.Key) {
+	t.Helper()
+	missing, err := c.apply(u, false)
+	require.NoError(t, err)
+	return missing
+}
+
+func service(name string) *model.Service {
+	return model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP})
+}
+
+func TestTakeGivesNothingBeforeInSync(t *testing.T) {
+	c := NewCache()
+	require.NoError(t, c.welcome(epoch, 1))
+	apply(t, c, &model.Update{To: 3, Full: true, Services: []*model.Service{service("web")}, ResourceVersion: 8})
+	c.setNode(&model.Node{Name: "n"})
+	_, ok := c.Take()
+	require.False(t, ok)
+	select {
+	case <-c.Dirty():
+		t.Fatal("dirty")
+	default:
+	}
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}}))
+	<-c.Dirty()
+	changes, ok := c.Take()
+	require.True(t, ok)
+	require.Equal(t, Changes{Services: []model.ServiceKey{webKey}, Positions: map[uint32]uint64{0: 3}, Epoch: epoch, Node: true}, changes)
+	changes, ok = c.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Services)
+	require.Empty(t, changes.Positions)
+	require.Equal(t, "n", c.Node().Name)
+
+	h := &pb.Hello{}
+	c.hello(h)
+	require.EqualValues(t, epoch, h.GetEpoch())
+	require.EqualValues(t, 8, h.GetResourceVersion())
+	require.Equal(t, []uint64{3}, h.GetSequences())
+	require.Equal(t, []uint64{uint64(service("web").ContentVersion())}, h.GetDigests())
+}
+
+func TestApplyTouchesTheServicesThatChange(t *testing.T) {
+	c := welcomed(t, 1)
+	steps := []struct {
+		update  *model.Update
+		touched []string
+	}{
+		{&model.Update{Services: []*model.Service{service("a")}, Slices: []*model.Slice{named("s", "a", 3)}}, []string{"a"}},
+		{&model.Update{Slices: []*model.Slice{named("s2", "b", 3)}}, []string{"b"}},
+		{&model.Update{Slices: []*model.Slice{named("s", "b", 3)}}, []string{"a", "b"}}, // handed over
+		{&model.Update{Deltas: []*model.SliceDelta{model.Diff(named("s", "b", 3), named("s", "b", 4))}}, []string{"b"}},
+		{&model.Update{Removed: []model.Key{service("a").Key(), service("gone").Key(), named("gone", "", 0).Key()}}, []string{"a"}},
+		{&model.Update{Full: true, Services: []*model.Service{service("b")}, Slices: []*model.Slice{named("s", "b", 4)}}, []string{"b"}},
+		{&model.Update{Full: true}, []string{"b"}},
+	}
+	for i, step := range steps {
+		step.update.From, step.update.To = uint64(i+1), uint64(i+2)
+		require.Empty(t, apply(t, c, step.update))
+		changes, ok := c.Take()
+		require.True(t, ok)
+		var names []string
+		for _, key := range changes.Services {
+			names = append(names, key.Name)
+		}
+		require.ElementsMatch(t, step.touched, names, "step %d", i)
+		require.Equal(t, map[uint32]uint64{0: uint64(i + 2)}, changes.Positions)
+		if i == 2 {
+			_, a := c.Service(model.ServiceKey{Namespace: "default", Name: "a"})
+			require.Empty(t, a)
+			_, b := c.Service(model.ServiceKey{Namespace: "default", Name: "b"})
+			require.Len(t, b, 2)
+		}
+	}
+	_, digests := c.Digests()
+	require.Equal(t, []uint64{0}, digests)
+	require.Empty(t, c.Services())
+}
+
+func TestUpdateIsAtomic(t *testing.T) {
+	c := welcomed(t, 8)
+	right := webKey.Shard(8)
+	apply(t, c, &model.Update{Shard: right, From: 1, To: 2, Services: []*model.Service{service("web")}})
+	sequences, digests := c.Digests()
+	stranger := service("stranger-1")
+	require.NotEqual(t, right, stranger.ServiceKey().Shard(8))
+	for _, u := range []*model.Update{
+		{Shard: right, From: 2, To: 3, Removed: []model.Key{service("web").Key()}, Services: []*model.Service{stranger}},
+		{Shard: right, To: 3, Full: true, Services: []*model.Service{stranger}},
+		{Shard: right, From: 3, To: 4, Removed: []model.Key{service("web").Key()}},
+		{Shard: right, From: 0, To: 1, Removed: []model.Key{service("web").Key()}},
+		{Shard: 8, Full: true},
+	} {
+		_, err := c.apply(u, false)
+		require.ErrorIs(t, err, errProtocol)
+		s, d := c.Digests()
+		require.Equal(t, sequences, s)
+		require.Equal(t, digests, d)
+	}
+	// A change that is here already may come again.
+	apply(t, c, &model.Update{Shard: right, From: 0, To: 2, Services: []*model.Service{service("web")}})
+}
+
+func TestPartsAreAppliedTogether(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Services: []*model.Service{service("old")}, Slices: []*model.Slice{named("kept", "old", 1)}})
+	_, before := c.Digests()
+	for _, part := range []*model.Update{
+		{To: 9, Full: true, Services: []*model.Service{service("a")}},
+		{To: 9, Full: true, Slices: []*model.Slice{named("s", "a", 2)}, Unreadable: []model.Key{named("kept", "", 0).Key()}},
+	} {
+		missing, err := c.apply(part, true)
+		require.NoError(t, err)
+		require.Empty(t, missing)
+		_, digests := c.Digests()
+		require.Equal(t, before, digests)
+	}
+	apply(t, c, &model.Update{To: 9, Full: true, Services: []*model.Service{service("b")}})
+	require.ElementsMatch(t, []model.ServiceKey{{Namespace: "default", Name: "a"}, {Namespace: "default", Name: "b"},
+		{Namespace: "default", Name: "old"}}, c.Services())
+	old, kept := c.Service(model.ServiceKey{Namespace: "default", Name: "old"})
+	require.Nil(t, old)
+	require.Equal(t, []*model.Slice{named("kept", "old", 1)}, kept, "it is in the shard, and could not be read")
+}
+
+func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 5), named("t", "web", 5)}})
+	delta := func(name string, from, to int) *model.SliceDelta {
+		return model.Diff(named(name, "web", from), named(name, "web", to))
+	}
+	missing := apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{
+		delta("s", 6, 7), delta("t", 5, 6), delta("unknown", 5, 6),
+	}})
+	require.Equal(t, []model.Key{named("s", "", 0).Key(), named("unknown", "", 0).Key()}, missing)
+	require.True(t, cacheHas(c, named("s", "web", 5)), "it stays as it is")
+	require.True(t, cacheHas(c, named("t", "web", 6)))
+	// What has the delta's result already is not missing.
+	require.Empty(t, apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{delta("t", 5, 6)}}))
+}
+
+func TestDivergenceIsToldOnceForADigest(t *testing.T) {
+	c := welcomed(t, 2)
+	beat := func(sequence, digest uint64) []uint32 {
+		return c.diverged(&pb.Heartbeat{Sequences: []uint64{1, sequence}, Digests: []uint64{0, digest}})
+	}
+	require.Empty(t, beat(1, 0))
+	require.Empty(t, beat(2, 7), "another position can't be compared")
+	require.Equal(t, []uint32{1}, beat(1, 7))
+	require.Empty(t, beat(1, 7), "it was asked for")
+	require.Equal(t, []uint32{1}, beat(1, 8))
+	require.NoError(t, c.welcome(epoch, 2))
+	require.Equal(t, []uint32{1}, beat(1, 8), "on a new stream it is asked for again")
+	require.Empty(t, c.diverged(&pb.Heartbeat{Sequences: []uint64{1}, Digests: []uint64{9}}))
+}
+
+// A server with another number of shards: what is held stays, in its new places, until the server says otherwise.
+func TestAnotherNumberOfShards(t *testing.T) {
+	c := welcomed(t, 4)
+	var all []*model.Service
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		s := service(name)
+		all = append(all, s)
+		shard := s.ServiceKey().Shard(4)
+		sequences, _ := c.Digests()
+		apply(t, c, &model.Update{
+			Shard: shard, From: sequences[shard], To: sequences[shard] + 1,
+			Services: []*model.Service{s}, Slices: []*model.Slice{named("slice-"+name, name, 2)},
+		})
+	}
+	require.NoError(t, c.welcome(epoch+1, 1))
+	sequences, digests := c.Digests()
+	require.Equal(t, []uint64{0}, sequences)
+	var want uint64
+	for _, s := range all {
+		held, slices := c.Service(s.ServiceKey())
+		require.Same(t, s, held)
+		require.Len(t, slices, 1)
+		want += uint64(s.ContentVersion()) + uint64(slices[0].ContentVersion())
+	}
+	require.Equal(t, []uint64{want}, digests)
+}
+
+// A client may lose its server when a slice that is handed over is in its new shard, and still in its old one. If both are
+// one in the next server, the Service that loses it must be looked at again.
+func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
+	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "other"}
+	require.NotEqual(t, a.Shard(4), b.Shard(4))
+	c := welcomed(t, 4)
+	apply(t, c, &model.Update{Shard: a.Shard(4), From: 1, To: 2, Slices: []*model.Slice{named("s", a.Name, 2)}})
+	apply(t, c, &model.Update{Shard: b.Shard(4), From: 1, To: 2, Slices: []*model.Slice{named("s", b.Name, 2)}})
+	c.Take()
+	require.NoError(t, c.welcome(epoch+1, 1))
+	apply(t, c, &model.Update{To: 1, Full: true, Slices: []*model.Slice{named("s", b.Name, 2)}})
+	changes, _ := c.Take()
+	require.ElementsMatch(t, []model.ServiceKey{a, b}, changes.Services)
+	require.Equal(t, []model.ServiceKey{b}, c.Services())
+	_, digests := c.Digests()
+	require.Equal(t, []uint64{uint64(named("s", b.Name, 2).ContentVersion())}, digests)
+}
+
+// sourceFunc is a source in a test.
+type sourceFunc func(ctx context.Context, sink source.Sink) error
+
+func (f sourceFunc) Run(ctx context.Context, sink source.Sink) error { return f(ctx, sink) }
+
+func TestLocal(t *testing.T) {
+	s, err := store.New(store.Options{Shards: 2})
+	require.NoError(t, err)
+	cache := NewCache()
+	l := &Local{Store: s, Cache: cache, NodeName: "n", Source: sourceFunc(func(ctx context.Context, sink source.Sink) error {
+		sink.Upsert(service("web"), 1)
+		sink.Upsert(&model.Node{Name: "n"}, 1)
+		sink.Synced()
+		<-cache.Dirty()
+		sink.Upsert(named("s", "web", 2), 2)
+		<-cache.Dirty()
+		sink.Upsert(named("s", "web", 3), 3)
+		sink.Remove(model.Key{Kind: model.KindNode, Name: "n"}, 3)
+		<-ctx.Done()
+		return nil
+	})}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	require.Eventually(t, func() bool { return cacheHas(cache, named("s", "web", 3)) && cache.Node() == nil }, patience, tick)
+	require.True(t, holds(cache, s))
+	changes, ok := cache.Take()
+	require.True(t, ok)
+	require.Equal(t, []model.ServiceKey{webKey}, changes.Services)
+	require.Equal(t, s.Epoch(), changes.Epoch)
+	cancel()
+	require.NoError(t, <-done)
+}

@@ -1,0 +1,194 @@
+package client
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+var seed = flag.Uint64("seed", 0, "seed of TestChaos; 0: a new one")
+
+const (
+	stableServices   = 6
+	volatileServices = 8
+)
+
+// cluster is the truth that all servers have the same view of. Some Services always exist, with a slice of at least one
+// endpoint; others, and their slices, come and go and are handed around.
+type cluster struct {
+	random  *rand.Rand
+	objects map[model.Key]source.Object
+	store   *store.Store // of the server that runs
+}
+
+func (c *cluster) upsert(o source.Object) {
+	c.objects[o.Key()] = o
+	c.store.Upsert(o, 0)
+}
+
+func stableKey(i int) model.ServiceKey {
+	return model.ServiceKey{Namespace: "default", Name: fmt.Sprint("stable-", i)}
+}
+
+func (c *cluster) slice(name, service string, endpoints int) *model.Slice {
+	s := modeltest.WebSlice(endpoints)
+	s.Name, s.Service = name, service
+	for i := range s.Endpoints {
+		s.Endpoints[i].Conditions.Ready = c.random.IntN(4) != 0
+	}
+	return model.NewSlice(s)
+}
+
+func (c *cluster) service(name string) *model.Service {
+	return model.NewService(model.Service{
+		Namespace: "default", Name: name, Type: model.ClusterIP, CreationTimeSeconds: int64(c.random.IntN(5)),
+	})
+}
+
+// write makes one change.
+func (c *cluster) write() {
+	stable := stableKey(c.random.IntN(stableServices)).Name
+	volatileService := fmt.Sprint("volatile-", c.random.IntN(volatileServices))
+	volatileSlice := fmt.Sprint("slice-", c.random.IntN(2*volatileServices))
+	switch c.random.IntN(10) {
+	case 0:
+		c.upsert(c.service(stable))
+	case 1, 2, 3, 4:
+		c.upsert(c.slice(stable, stable, 1+c.random.IntN(60)))
+	case 5:
+		c.upsert(c.service(volatileService))
+	case 6, 7:
+		c.upsert(c.slice(volatileSlice, volatileService, c.random.IntN(10)))
+	case 8:
+		key := c.service(volatileService).Key()
+		delete(c.objects, key)
+		c.store.Remove(key, 0)
+	case 9:
+		key := c.slice(volatileSlice, "", 0).Key()
+		delete(c.objects, key)
+		c.store.Remove(key, 0)
+	}
+}
+
+// published tells whether the server shows the cluster as it is.
+func (c *cluster) published() bool {
+	var digest uint64
+	for _, o := range c.objects {
+		digest += uint64(o.(model.Object).ContentVersion())
+	}
+	for i := range c.store.Shards() {
+		digest -= c.store.Snapshot(i).Digest()
+	}
+	return digest == 0
+}
+
+// newStore makes the store of a server that starts now: another epoch, maybe another number of shards.
+func (c *cluster) newStore(t *testing.T) {
+	t.Helper()
+	s, err := store.New(store.Options{Shards: 1 << c.random.IntN(4), Tombstones: 8})
+	require.NoError(t, err)
+	c.store = s
+	byKind := map[model.Kind][]source.Object{}
+	for key, o := range c.objects {
+		byKind[key.Kind] = append(byKind[key.Kind], o)
+	}
+	for kind, list := range byKind {
+		s.Replace(kind, list, 0)
+	}
+	s.Synced()
+}
+
+func everInSync(c *Cache) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inSync
+}
+
+// Whatever happens to streams and servers while the cluster changes: after each quiet moment every client holds what the
+// server does, and at no moment did a client miss an object that was there all the time.
+func TestChaos(t *testing.T) {
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	t.Logf("to repeat: -run TestChaos -args -seed=%d", *seed)
+	id := newIdentity(t)
+	c := &cluster{random: rand.New(rand.NewPCG(*seed, 0)), objects: map[model.Key]source.Object{}}
+	c.newStore(t)
+	for i := range stableServices {
+		name := stableKey(i).Name
+		c.upsert(c.service(name))
+		c.upsert(c.slice(name, name, 10))
+	}
+	server := serveStore(t, id, c.store)
+
+	const clients, rounds = 3, 12
+	var missing sync.Map // what a client did not have at some moment
+	var caches []*Cache
+	var proxies []*proxy
+	var agents []*agent
+	for i := range clients {
+		cache, p := NewCache(), newProxy(t, server.address)
+		check := func(r *wire.Response) {
+			if !everInSync(cache) {
+				return
+			}
+			for s := range stableServices {
+				service, slices := cache.Service(stableKey(s))
+				if service == nil || len(slices) == 0 || len(slices[0].Endpoints) == 0 {
+					missing.Store(fmt.Sprintf("client %d, %v: Service %v, slices %v", i, stableKey(s), service, slices), r)
+				}
+			}
+		}
+		caches, proxies = append(caches, cache), append(proxies, p)
+		agents = append(agents, connect(t, id, cache, check, p.address()))
+	}
+
+	for round := range rounds {
+		for range 20 + c.random.IntN(40) {
+			c.write()
+			p := proxies[c.random.IntN(clients)]
+			switch c.random.IntN(12) {
+			case 0:
+				p.cut()
+			case 1, 2:
+				p.left.Store(int64(c.random.IntN(6000))) // in the middle of a message
+			case 3: // let the others keep up for a moment
+				<-time.After(time.Duration(c.random.IntN(3000)) * time.Microsecond)
+			}
+		}
+		if round%3 == 2 {
+			server.stop()
+			for range 10 {
+				c.write() // while nobody serves
+			}
+			c.newStore(t)
+			server = serveStore(t, id, c.store)
+			for _, p := range proxies {
+				p.target.Store(&server.address)
+			}
+		}
+		require.Eventually(t, c.published, patience, tick)
+		for i, cache := range caches {
+			require.Eventually(t, func() bool { return holds(cache, c.store) }, patience, tick, "round %d, client %d", round, i)
+		}
+	}
+	missing.Range(func(what, response any) bool {
+		t.Errorf("%v, after %+v", what, response)
+		return true
+	})
+	for i, a := range agents {
+		_, _, _, inSyncs := a.counts()
+		t.Logf("client %d was in sync %d times, %d bytes came", i, inSyncs, proxies[i].passed.Load())
+	}
+}

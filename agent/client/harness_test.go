@@ -1,0 +1,320 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is for what takes milliseconds on a machine that has time; beat is the heartbeat interval.
+const (
+	patience = 60 * time.Second
+	tick     = 2 * time.Millisecond
+	beat     = 50 * time.Millisecond
+)
+
+// identity is a CA with a server certificate for loopback.
+type identity struct {
+	server grpc.ServerOption
+	client []grpc.DialOption
+}
+
+func newIdentity(t *testing.T) identity {
+	t.Helper()
+	ca, err := testca.New()
+	require.NoError(t, err)
+	cert, err := ca.Server("127.0.0.1")
+	require.NoError(t, err)
+	return identity{
+		server: grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})),
+		client: []grpc.DialOption{
+			grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS13})),
+		},
+	}
+}
+
+// instance is a server, of ours or not.
+type instance struct {
+	address string
+	stop    func()
+	hub     *fanout.Hub // of ours
+}
+
+// serve runs a server until the test or stop ends it.
+func serve(t *testing.T, id identity, s pb.DistributionServiceServer, options ...grpc.ServerOption) *instance {
+	t.Helper()
+	server := grpc.NewServer(append(options, id.server)...)
+	pb.RegisterDistributionServiceServer(server, s)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	i := &instance{address: l.Addr().String(), stop: sync.OnceFunc(func() {
+		server.Stop()
+		<-served
+	})}
+	t.Cleanup(i.stop)
+	return i
+}
+
+// serveStore runs one of our servers.
+func serveStore(t *testing.T, id identity, s *store.Store) *instance {
+	t.Helper()
+	hub := fanout.New(fanout.Options{
+		Store: s, Heartbeat: beat, DrainWindow: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Authorize: func(context.Context, string) error { return nil },
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { hub.Run(ctx) })
+	i := serve(t, id, hub, fanout.ServerOption())
+	i.hub = hub
+	stop := i.stop
+	i.stop = sync.OnceFunc(func() {
+		stop()
+		cancel()
+		running.Wait()
+	})
+	t.Cleanup(i.stop)
+	return i
+}
+
+// agent is a running client.
+type agent struct {
+	*Client
+	cache *Cache
+	mu    sync.Mutex
+	// sizes of what was received, by kind.
+	updates, updateBytes, inSyncs, otherBytes int
+	stop                                      func()
+}
+
+// connect runs a client until the test ends, or stop ends it. check, if any, sees the cache after each message.
+func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response), servers ...string) *agent {
+	t.Helper()
+	a := &agent{cache: cache}
+	a.Client = New(Options{
+		Servers: Static(servers...), NodeName: "node-1", DialOptions: id.client, Cache: cache,
+		Logger: slog.New(slog.DiscardHandler),
+		Observe: func(r *wire.Response, size int) {
+			if check != nil {
+				check(r)
+			}
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			switch {
+			case r.Update != nil:
+				a.updates++
+				a.updateBytes += size
+			case r.InSync != nil:
+				a.inSyncs++
+				a.otherBytes += size
+			case r.Heartbeat == nil:
+				a.otherBytes += size
+			}
+		},
+	})
+	a.minBackoff, a.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := a.Run(ctx); err != nil {
+			panic(err)
+		}
+	})
+	a.stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(a.stop)
+	return a
+}
+
+// counts gives the number and bytes of updates, the bytes of what else is not a heartbeat, and the number of times that the
+// agent was in sync.
+func (a *agent) counts() (updates, updateBytes, otherBytes, inSyncs int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.updates, a.updateBytes, a.otherBytes, a.inSyncs
+}
+
+// waitInSync waits until the agent has been in sync n times.
+func (a *agent) waitInSync(t *testing.T, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { _, _, _, inSyncs := a.counts(); return inSyncs >= n }, patience, tick)
+}
+
+// holds tells whether a cache holds what a store has published, by position, digest and content.
+func holds(c *Cache, s *store.Store) bool {
+	sequences, digests := c.Digests()
+	if len(sequences) != int(s.Shards()) {
+		return false
+	}
+	for i := range s.Shards() {
+		if sequences[i] != s.Snapshot(i).Sequence() || digests[i] != s.Snapshot(i).Digest() {
+			return false
+		}
+	}
+	n := 0
+	for _, key := range c.Services() {
+		service, slices := c.Service(key)
+		snapshot := s.Snapshot(key.Shard(s.Shards()))
+		if service != nil {
+			n++
+			if there, ok := snapshot.Get(service.Key()).(*model.Service); !ok || !same(there, service) {
+				return false
+			}
+		}
+		for _, slice := range slices {
+			n++
+			if there, ok := snapshot.Get(slice.Key()).(*model.Slice); !ok || there.Service != key.Name || !sameSlice(there, slice) {
+				return false
+			}
+		}
+	}
+	for i := range s.Shards() {
+		n -= s.Snapshot(i).Len()
+	}
+	return n == 0
+}
+
+// same and sameSlice compare content, not the version that came with it.
+func same(a, b *model.Service) bool {
+	return model.NewService(*a).ContentVersion() == model.NewService(*b).ContentVersion()
+}
+
+func sameSlice(a, b *model.Slice) bool {
+	return rehash(a).ContentVersion() == rehash(b).ContentVersion()
+}
+
+func rehash(s *model.Slice) *model.Slice {
+	n := *s
+	n.Endpoints = append([]model.Endpoint(nil), s.Endpoints...)
+	return model.NewSlice(n)
+}
+
+func waitHolds(t *testing.T, c *Cache, s *store.Store) {
+	t.Helper()
+	require.Eventually(t, func() bool { return holds(c, s) }, patience, tick)
+}
+
+// proxy stands between one client and whatever server is set, and cuts connections.
+type proxy struct {
+	listener net.Listener
+	target   atomic.Pointer[string]
+	// left is how many more bytes may come from the server before all connections are cut.
+	left atomic.Int64
+	// passed counts the bytes from the server.
+	passed  atomic.Int64
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+}
+
+const unlimited = 1 << 60
+
+func newProxy(t *testing.T, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{listener: l, conns: make(map[net.Conn]struct{})}
+	p.target.Store(&target)
+	p.left.Store(unlimited)
+	p.running.Go(p.accept)
+	t.Cleanup(func() {
+		_ = l.Close()
+		p.cut()
+		p.running.Wait()
+	})
+	return p
+}
+
+func (p *proxy) address() string { return p.listener.Addr().String() }
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", *p.target.Load())
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+		p.mu.Unlock()
+		p.running.Go(func() {
+			_, _ = io.Copy(server, client)
+			p.close(client, server)
+		})
+		p.running.Go(func() {
+			p.pass(client, server)
+			p.close(client, server)
+		})
+	}
+}
+
+// pass copies what the server sends, up to the last byte that it may.
+func (p *proxy) pass(client, server net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := server.Read(buf)
+		if err != nil {
+			return
+		}
+		p.passed.Add(int64(n))
+		left := p.left.Add(-int64(n))
+		if left < 0 {
+			n = max(n+int(left), 0)
+		}
+		if _, err := client.Write(buf[:n]); err != nil {
+			return
+		}
+		if left < 0 {
+			p.left.Store(unlimited)
+			p.cut()
+			return
+		}
+	}
+}
+
+func (p *proxy) close(conns ...net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range conns {
+		delete(p.conns, c)
+		_ = c.Close()
+	}
+}
+
+// cut closes all connections.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}

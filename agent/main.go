@@ -1,0 +1,22 @@
+// Command slicecast-agent programs a node's kernel with where Services lead, as a slicecast-server tells it or, standalone,
+// as it reads from a Kubernetes API server or a directory of manifests itself.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/slicecast/slicecast/agent/app"
+	"github.com/slicecast/slicecast/internal/daemon"
+)
+
+func main() {
+	ctx, stop := daemon.SignalContext(context.Background())
+	err := app.NewCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "slicecast-agent:", err)
+		os.Exit(1)
+	}
+}

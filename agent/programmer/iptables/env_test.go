@@ -1,0 +1,202 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+var families = []model.Family{model.IPv4, model.IPv6}
+
+// inHost is a programmer that works in the namespace of a host.
+type inHost struct {
+	host *testenv.Host
+	*Programmer
+	// restored is the input of each iptables-restore so far; refuse, if set, says what iptables-restore says of an input.
+	restored [][]byte
+	refuse   func(input []byte) string
+}
+
+var _ programmer.Programmer = (*inHost)(nil)
+
+func newInHost(t testing.TB, host *testenv.Host, options Options) *inHost {
+	t.Helper()
+	h := &inHost{host: host}
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if strings.HasSuffix(name, "-restore") {
+			h.restored = append(h.restored, bytes.Clone(stdin))
+			if h.refuse != nil {
+				if said := h.refuse(stdin); said != "" {
+					return nil, &commandError{name: name, exit: fmt.Errorf("exit status 1"), said: said}
+				}
+			}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	if options.Log == nil {
+		options.Log = slog.New(slog.DiscardHandler)
+	}
+	require.NoError(t, host.Do(func() (err error) {
+		h.Programmer, err = newProgrammer(options, run)
+		return err
+	}))
+	return h
+}
+
+func (h *inHost) Replace(ctx context.Context, state view.State) error {
+	return h.host.Do(func() error { return h.Programmer.Replace(ctx, state) })
+}
+
+func (h *inHost) Apply(ctx context.Context, changes []view.Change) error {
+	return h.host.Do(func() error { return h.Programmer.Apply(ctx, changes) })
+}
+
+func (h *inHost) Cleanup(ctx context.Context) error {
+	return h.host.Do(func() error { return h.Programmer.Cleanup(ctx) })
+}
+
+// restoredBytes counts what went to iptables-restore since the last call.
+func (h *inHost) restoredBytes() int {
+	n := 0
+	for _, r := range h.restored {
+		n += len(r)
+	}
+	h.restored = nil
+	return n
+}
+
+var chainCounters = regexp.MustCompile(`(?m)^(:\S+ \S+) \[.*$`)
+
+// rules gives all rules and chains of nat and filter, of a family: chains sorted and without their counters, rules in
+// their order within a chain.
+func (h *inHost) rules(t testing.TB, family model.Family, variant Variant, args ...string) string {
+	t.Helper()
+	var lines []string
+	for table := range tables {
+		out, err := h.host.Run(t.Context(), programName(family, variant)+"-save", append([]string{"-t", table.String()}, args...)...)
+		require.NoError(t, err)
+		for line := range strings.Lines(chainCounters.ReplaceAllString(out, "$1")) {
+			if !strings.HasPrefix(line, "#") && line != "COMMIT\n" {
+				lines = append(lines, table.String()+" "+line)
+			}
+		}
+	}
+	chain := regexp.MustCompile(`^\w+ (\[\S+ )?(:|-A )(\S+)`)
+	slices.SortStableFunc(lines, func(a, b string) int {
+		chainOf := func(line string) string {
+			if m := chain.FindStringSubmatch(line); m != nil {
+				return m[3]
+			}
+			return ""
+		}
+		return strings.Compare(chainOf(a), chainOf(b))
+	})
+	return strings.Join(lines, "")
+}
+
+// eachVariant runs a test for both variants, in parallel.
+func eachVariant(t *testing.T, test func(t *testing.T, variant Variant)) {
+	for _, v := range []Variant{NFT, Legacy} {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			test(t, v)
+		})
+	}
+}
+
+// eachFamily runs a test for both families, one after the other.
+func eachFamily(t *testing.T, test func(t *testing.T, family model.Family)) {
+	for _, f := range families {
+		t.Run(f.String(), func(t *testing.T) { test(t, f) })
+	}
+}
+
+// cluster is two nodes with two pods each and a client outside, without any rules yet. The programmer works on node a.
+type cluster struct {
+	*testenv.Network
+	a, b   *testenv.Node
+	pods   []*testenv.Pod // of a: 0 and 1, of b: 2 and 3
+	client *testenv.Client
+	state  view.State
+	inHost *inHost
+}
+
+const (
+	tcpPort, udpPort = 8080, 8053 // what the pods serve
+	servicePort      = 80
+)
+
+func newCluster(t *testing.T, options Options) *cluster {
+	t.Helper()
+	n := testenv.NewNetwork(t)
+	c := &cluster{Network: n, a: n.AddNode("a"), b: n.AddNode("b")}
+	for i, node := range []*testenv.Node{c.a, c.a, c.b, c.b} {
+		pod := node.AddPod(fmt.Sprint("pod", i))
+		pod.Serve(testenv.TCP, tcpPort)
+		pod.Serve(testenv.UDP, udpPort)
+		c.pods = append(c.pods, pod)
+	}
+	c.client = n.AddClient("client")
+	c.client.RouteVia(c.a, testenv.ServiceCIDRs()...)
+	c.state = view.State{
+		Node:  view.Node{LocalPods: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}},
+		Ports: map[view.ServicePortID]*view.ServicePort{},
+	}
+	c.inHost = newInHost(t, c.a.Host, options)
+	return c
+}
+
+// backends gives the pods as backends of a port on node a.
+func (c *cluster) backends(family model.Family, port uint16, pods ...int) (backends []view.Backend) {
+	for _, i := range pods {
+		p := c.pods[i]
+		backends = append(backends, view.Backend{
+			Address: netip.AddrPortFrom(p.Addr(family == model.IPv6), port), Local: p.Node == c.a,
+		})
+	}
+	return backends
+}
+
+// vip gives a cluster IP.
+func vip(family model.Family, last byte) netip.Addr {
+	if family == model.IPv6 {
+		a := netip.MustParseAddr("fd00:10:96::").As16()
+		a[15] = last
+		return netip.AddrFrom16(a)
+	}
+	return netip.AddrFrom4([4]byte{10, 96, 0, last})
+}
+
+func serviceID(name string, protocol model.Protocol, family model.Family) view.ServicePortID {
+	return view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "p", Protocol: protocol, Family: family}
+}
+
+func clusterIP(addr netip.Addr) view.Frontend {
+	return view.Frontend{Kind: view.ClusterIP, Address: addr, Port: servicePort, Masquerade: view.MasqueradeNonLocal}
+}
+
+func nodePort(port uint16) view.Frontend {
+	return view.Frontend{Kind: view.NodePort, Port: port, Masquerade: view.MasqueradeAlways}
+}
+
+// transport is what a test needs to know of TCP or UDP.
+type transport struct {
+	probe    testenv.Proto
+	protocol model.Protocol
+	port     uint16 // of pods
+}
+
+var transports = []transport{{testenv.TCP, model.TCP, tcpPort}, {testenv.UDP, model.UDP, udpPort}}

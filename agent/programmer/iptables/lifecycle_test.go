@@ -1,0 +1,470 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// foreign are rules of other software, some of which look a bit like ours.
+var foreign = map[model.Family]string{
+	model.IPv4: `*nat
+:OTHER - [0:0]
+:SLICECASTER - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE
+-A SLICECASTER -d 10.96.200.1/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.180.0.1:8080
+-A KUBE-SERVICES -m comment --comment "-j SLICECASTER" -j SLICECASTER
+COMMIT
+*filter
+:OTHER - [0:0]
+-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
+-A FORWARD -j OTHER
+-A OTHER -s 192.0.2.0/24 -j DROP
+COMMIT
+`,
+	model.IPv6: `*nat
+:OTHER - [0:0]
+-A PREROUTING -j OTHER
+COMMIT
+*filter
+-A FORWARD -s 2001:db8:bad::/48 -j DROP
+COMMIT
+`,
+}
+
+// addForeign puts rules of other software on node a.
+func (c *cluster) addForeign(t *testing.T, variant Variant) {
+	t.Helper()
+	for _, family := range families {
+		cmd := c.a.Command(t.Context(), programName(family, variant)+"-restore", "--noflush")
+		cmd.Stdin = strings.NewReader(foreign[family])
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+}
+
+// web gives a Service port on TCP with a cluster IP, a nodePort and these pods.
+func (c *cluster) web(name string, family model.Family, last byte, pods ...int) *view.ServicePort {
+	return &view.ServicePort{
+		ID:        serviceID(name, model.TCP, family),
+		Frontends: []view.Frontend{clusterIP(vip(family, last)), nodePort(30000 + uint16(last))},
+		Backends:  c.backends(family, tcpPort, pods...),
+	}
+}
+
+// ours leaves only our chains' lines of rules.
+func ours(rules string) string {
+	var b strings.Builder
+	for line := range strings.Lines(rules) {
+		if strings.Contains(line, ":"+prefix) || strings.Contains(line, "-A "+prefix) {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// TestNeighbours holds that rules of others are as they were after anything that the programmer does, and that Cleanup
+// leaves nothing else.
+func TestNeighbours(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.addForeign(t, variant)
+		before := map[model.Family]string{}
+		for _, family := range families {
+			before[family] = c.inHost.rules(t, family, variant)
+			c.set(c.web("web", family, 1, 0, 1), c.web("none", family, 2))
+		}
+		untouched := func(step string) {
+			t.Helper()
+			for _, family := range families {
+				rest := c.inHost.rules(t, family, variant)
+				require.NotEqual(t, before[family], rest, step)
+				for line := range strings.Lines(before[family]) {
+					require.Contains(t, rest, line, step)
+				}
+			}
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		untouched("Replace")
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{
+			{Before: c.web("web", model.IPv4, 1, 0, 1)}, {After: c.web("new", model.IPv6, 3, 2)},
+		}))
+		untouched("Apply")
+		require.NoError(t, c.inHost.Cleanup(t.Context()))
+		for _, family := range families {
+			require.Equal(t, before[family], c.inHost.rules(t, family, variant))
+		}
+		require.NoError(t, c.inHost.Cleanup(t.Context()), "nothing left to clean")
+		require.ErrorContains(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web("new", model.IPv6, 3, 2)}}), "call Replace first")
+	})
+}
+
+// TestCleanupOfBothVariants holds that either variant's programmer removes what both made, and loads no legacy table.
+func TestCleanupOfBothVariants(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.NoError(t, c.inHost.Cleanup(t.Context()))
+	names, err := c.a.Run(t.Context(), "cat", "/proc/self/net/ip_tables_names")
+	require.NoError(t, err)
+	require.Empty(t, names)
+
+	legacy := newInHost(t, c.a.Host, Options{Variant: Legacy})
+	for _, cleaner := range []*inHost{legacy, c.inHost} {
+		for _, p := range []*inHost{legacy, c.inHost} {
+			require.NoError(t, p.Replace(t.Context(), c.state))
+		}
+		require.NoError(t, cleaner.Cleanup(t.Context()))
+		for _, family := range families {
+			for _, variant := range []Variant{NFT, Legacy} {
+				require.NotContains(t, c.inHost.rules(t, family, variant), prefix)
+			}
+		}
+	}
+}
+
+// TestCleanupFails holds that Cleanup tells if something stays.
+func TestCleanupFails(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	c.inHost.refuse = func([]byte) string { return "Permission denied (you must be root)" }
+	require.ErrorContains(t, c.inHost.Cleanup(t.Context()), "clean up with iptables-legacy")
+}
+
+// TestRestart holds that a new process that finds everything as it should be writes nothing, and repairs no more than
+// what is wrong.
+func TestRestart(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for _, family := range families {
+			// Enough for forks in the trees, and a Service port with groups.
+			for i := range byte(40) {
+				c.set(c.web(string('a'+rune(i)), family, i, int(i)%4, (int(i)+1)%4), c.web(string('A'+rune(i)), family, 100+i))
+			}
+			big := c.web("big", family, 200)
+			for i := range uint16(3 * maxPlain) {
+				big.Backends = append(big.Backends, c.backends(family, 9000+i, 1)...)
+			}
+			c.set(big)
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, testenv.ProbeOptions{})
+		require.True(t, r.All(testenv.Answered), "%v", r)
+		withCounters := func() string {
+			return ours(c.inHost.rules(t, model.IPv4, variant, "-c")) + ours(c.inHost.rules(t, model.IPv6, variant, "-c"))
+		}
+		before := withCounters()
+
+		again := newInHost(t, c.a.Host, Options{Variant: variant})
+		require.NoError(t, again.Replace(t.Context(), c.state))
+		require.Zero(t, again.restoredBytes())
+		require.Equal(t, before, withCounters())
+
+		// Someone flushes one chain, removes a hook and leaves a chain of an older version.
+		for _, args := range []string{"-F SLICECAST-POSTROUTING", "-D OUTPUT -j SLICECAST-SERVICES", "-N SLICECAST-OLD", "-I INPUT -j SLICECAST-OLD"} {
+			_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), append([]string{"-t", "nat"}, strings.Fields(args)...)...)
+			require.NoError(t, err)
+		}
+		require.NoError(t, again.Replace(t.Context(), c.state))
+		require.Len(t, again.restored, 1)
+		require.Less(t, again.restoredBytes(), 500, "just the one chain and the old one")
+		third := newInHost(t, c.a.Host, Options{Variant: variant})
+		require.NoError(t, third.Replace(t.Context(), c.state))
+		require.Zero(t, third.restoredBytes())
+		r = c.a.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, testenv.ProbeOptions{})
+		require.True(t, r.All(testenv.Answered), "%v", r)
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), "SLICECAST-OLD")
+
+		// Everything is flushed, as a firewall's restart does.
+		for _, table := range []string{"nat", "filter"} {
+			for _, what := range []string{"-F", "-X"} {
+				_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-t", table, what)
+				require.NoError(t, err)
+			}
+		}
+		require.NoError(t, third.Replace(t.Context(), c.state))
+		require.Equal(t, stripCounters(before), stripCounters(withCounters()))
+	})
+}
+
+func stripCounters(rules string) string {
+	var b strings.Builder
+	for line := range strings.Lines(rules) {
+		if i := strings.Index(line, "["); i >= 0 {
+			line = line[:i] + line[strings.Index(line, "]")+1:]
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// TestApplyWritesLittle counts what goes to the kernel for one backend less.
+func TestApplyWritesLittle(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for i := range byte(100) {
+			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1, 2, 3))
+		}
+		big := c.web("big", model.IPv4, 200)
+		for i := range uint16(5000) {
+			big.Backends = append(big.Backends, c.backends(model.IPv4, 9000+i, 1)...)
+		}
+		c.set(big)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		c.inHost.restoredBytes()
+
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("a", model.IPv4, 0, 0, 1, 2, 3), After: c.web("a", model.IPv4, 0, 0, 1, 3)}}))
+		require.Len(t, c.inHost.restored, 1)
+		require.Equal(t, 3, bytes.Count(c.inHost.restored[0], []byte("-A ")), "%s", c.inHost.restored[0])
+		c.inHost.restoredBytes()
+
+		less := *big
+		less.Backends = append(append([]view.Backend{}, big.Backends[:70]...), big.Backends[71:]...)
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: big, After: &less}}))
+		require.Len(t, c.inHost.restored, 1)
+		rules := bytes.Count(c.inHost.restored[0], []byte("-A "))
+		require.Less(t, rules, 250, "the groups' chances and one group")
+		c.inHost.restoredBytes()
+
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: &less, After: &less}}))
+		require.Zero(t, c.inHost.restoredBytes())
+	})
+}
+
+// TestTraffic holds that no connection is lost, new or established, while other Services change, the agent restarts and
+// the Service itself loses a backend.
+func TestTraffic(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.set(c.web("web", model.IPv4, 1, 1, 2), c.web("web", model.IPv6, 1, 1, 2))
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		var open []*testenv.Conn
+		for _, family := range families {
+			for range 10 {
+				conn, err := c.client.Dial(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), testenv.ProbeOptions{})
+				require.NoError(t, err)
+				defer conn.Close()
+				open = append(open, conn)
+			}
+		}
+
+		ctx, stop := context.WithCancel(t.Context())
+		type outcome struct{ failures, answers int }
+		done := make(chan outcome)
+		for _, family := range families {
+			go func() {
+				var o outcome
+				for ctx.Err() == nil {
+					r := c.client.Probe(context.WithoutCancel(ctx), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, testenv.ProbeOptions{})
+					o.answers += r.Count(testenv.Answered)
+					o.failures += len(r.Attempts) - r.Count(testenv.Answered)
+				}
+				done <- o
+			}()
+		}
+		for i := range byte(20) {
+			var changes []view.Change
+			for _, family := range families {
+				after := c.web(string('a'+rune(i)), family, 10+i, 0, 3)
+				changes = append(changes, view.Change{After: after})
+				c.set(after)
+			}
+			require.NoError(t, c.inHost.Apply(t.Context(), changes))
+			if i%4 == 0 {
+				c.state.Node.LocalPods = append(c.state.Node.LocalPods, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16, i, 0}), 24))
+				c.inHost = newInHost(t, c.a.Host, Options{Variant: variant})
+				require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			}
+		}
+		stop()
+		for range families {
+			o := <-done
+			require.Zero(t, o.failures)
+			require.NotZero(t, o.answers)
+		}
+
+		for _, family := range families {
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("web", family, 1, 1, 2), After: c.web("web", family, 1, 1)}}))
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, testenv.ProbeOptions{})
+			require.Equal(t, map[string]int{"pod1": 20}, r.Backends())
+		}
+		for _, conn := range open {
+			reply, err := conn.Echo(t.Context(), "still there?")
+			require.NoError(t, err)
+			require.Equal(t, "still there?", reply.Echo)
+		}
+	})
+}
+
+// TestRejectedPort holds that one bad Service port does not keep the others from being programmed.
+func TestRejectedPort(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		answers := func(last byte) testenv.Result {
+			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, testenv.ProbeOptions{})
+		}
+		bad := func(p *view.ServicePort) *view.ServicePort {
+			p.Backends = append(p.Backends, c.backends(model.IPv6, tcpPort, 2)...)
+			return p
+		}
+		for i := range byte(20) {
+			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+		}
+		c.set(bad(c.web("d", model.IPv4, 3, 0)), bad(c.web("k", model.IPv4, 10)))
+		rejected := func(err error, names ...string) {
+			t.Helper()
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			var got []string
+			for _, p := range ports {
+				got = append(got, p.ID.Service.Name)
+				require.ErrorContains(t, p, "fd00:10:180:1::1", "iptables' words and the line")
+			}
+			require.Equal(t, names, got)
+		}
+		rejected(c.inHost.Replace(t.Context(), c.state), "d", "k")
+		rejected(c.inHost.Replace(t.Context(), c.state), "d", "k")
+		require.True(t, answers(2).All(testenv.Answered))
+		require.Zero(t, answers(3).Count(testenv.Answered))
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), checkChain)
+
+		rejected(c.inHost.Apply(t.Context(), []view.Change{
+			{Before: c.web("a", model.IPv4, 0, 0, 1), After: bad(c.web("a", model.IPv4, 0, 0))},
+			{Before: c.web("b", model.IPv4, 1, 0, 1), After: c.web("b", model.IPv4, 1, 3)},
+			{Before: bad(c.web("d", model.IPv4, 3, 0)), After: c.web("d", model.IPv4, 3, 0)},
+		}), "a")
+		require.True(t, answers(0).All(testenv.Answered), "stays as it was")
+		require.Equal(t, map[string]int{"pod3": 3}, answers(1).Backends())
+		require.Equal(t, map[string]int{"pod0": 3}, answers(3).Backends(), "good again")
+
+		// An Apply that fails for another reason leaves behind what cannot be gone back to.
+		worse := bad(c.web("e", model.IPv4, 4))
+		c.inHost.refuse = func([]byte) string { return "holding the xtables lock" }
+		require.Error(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("e", model.IPv4, 4, 0, 1), After: worse}}))
+		c.inHost.refuse = nil
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		c.set(worse, c.web("b", model.IPv4, 1, 3))
+		rejected(c.inHost.Replace(t.Context(), c.state), "e")
+
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		c.set(bad(c.web("b", model.IPv4, 1, 0)), c.web("c", model.IPv4, 2, 0))
+		rejected(c.inHost.Replace(t.Context(), c.state), "b")
+		require.Equal(t, map[string]int{"pod3": 3}, answers(1).Backends(), "stays as it was")
+		require.True(t, answers(2).All(testenv.Answered))
+	})
+}
+
+// TestKernelRefuses holds the search to a kernel that does not say which rule it does not like, as the legacy variant's.
+func TestKernelRefuses(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	for i := range byte(9) {
+		c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+	}
+	c.inHost.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-d 10.96.0.4/32")) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	err := c.inHost.Replace(t.Context(), c.state)
+	ports, ok := programmer.PortErrors(err)
+	require.True(t, ok, "%v", err)
+	require.Len(t, ports, 1)
+	require.Equal(t, "e", ports[0].ID.Service.Name)
+
+	c.inHost.refuse = func([]byte) string { return "iptables-restore: line 1 failed" }
+	change := []view.Change{{Before: c.web("a", model.IPv4, 0, 0, 1), After: c.web("a", model.IPv4, 0)}}
+	err = c.inHost.Apply(t.Context(), change)
+	_, ok = programmer.PortErrors(err)
+	require.False(t, ok, "nothing works, so it is not the Service port: %v", err)
+	require.ErrorContains(t, c.inHost.Apply(t.Context(), change), "call Replace first")
+	c.inHost.refuse = nil
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.NoError(t, c.inHost.Apply(t.Context(), change))
+}
+
+// TestLock holds that a lock held for a while is waited for, and that one held for ever is not blamed on Service ports.
+func TestLock(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	release := time.AfterFunc(500*time.Millisecond, func() { _ = lock.Close() })
+	defer release.Stop()
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	c.inHost.restoredBytes()
+
+	c.inHost.refuse = func([]byte) string {
+		return "Another app is currently holding the xtables lock; still 0s 0us time ahead to have a chance to grab the lock..."
+	}
+	err = c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("web", model.IPv4, 1, 0), After: c.web("web", model.IPv4, 1, 1)}})
+	require.ErrorContains(t, err, "/run/xtables.lock")
+	_, ok := programmer.PortErrors(err)
+	require.False(t, ok)
+	require.Len(t, c.inHost.restored, 1, "no search for a Service port")
+}
+
+// TestFamilyMissing holds that a machine without IPv6 programs IPv4 and says what it does not.
+func TestFamilyMissing(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	var log bytes.Buffer
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if strings.HasPrefix(name, "ip6tables") {
+			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: "can't initialize ip6tables table `nat': Address family not supported by protocol"}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		if err != nil {
+			return err
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), "IPv6")
+		c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+		for _, err := range []error{
+			p.Replace(t.Context(), c.state),
+			p.Apply(t.Context(), []view.Change{
+				{After: c.web("new", model.IPv4, 2, 0)}, {After: c.web("new", model.IPv6, 2, 0)}, {Before: c.web("old", model.IPv6, 2, 0)},
+			}),
+		} {
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			require.Len(t, ports, 1)
+			require.Equal(t, model.IPv6, ports[0].ID.Family)
+			require.ErrorContains(t, ports[0], "no iptables for IPv6")
+		}
+		return p.Cleanup(t.Context())
+	}))
+
+	_, err := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
+		return nil, errors.New("no such kernel")
+	})
+	require.ErrorContains(t, err, "no such kernel")
+}
+
+// TestOptions holds New to refusing what it cannot do.
+func TestOptions(t *testing.T) {
+	_, err := New(Options{Variant: "nftables"})
+	require.ErrorContains(t, err, `iptables variant "nftables"`)
+	_, err = New(Options{MasqueradeMark: 3})
+	require.ErrorContains(t, err, "one bit")
+}

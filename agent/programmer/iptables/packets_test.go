@@ -1,0 +1,206 @@
+package iptables
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// set makes Service ports of the cluster's state.
+func (c *cluster) set(ports ...*view.ServicePort) {
+	for _, p := range ports {
+		c.state.Ports[p.ID] = p
+	}
+}
+
+// loopback gives a family's loopback address.
+func loopback(family model.Family) netip.Addr {
+	if family == model.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// each runs a test for each family and transport. probe makes connections.
+func (c *cluster) each(t *testing.T, test func(t *testing.T, family model.Family, tr transport, probe func(from *testenv.Host, to netip.Addr, port uint16, n int) testenv.Result)) {
+	eachFamily(t, func(t *testing.T, family model.Family) {
+		for _, tr := range transports {
+			t.Run(string(tr.probe), func(t *testing.T) {
+				test(t, family, tr, func(from *testenv.Host, to netip.Addr, port uint16, n int) testenv.Result {
+					return from.Probe(t.Context(), tr.probe, netip.AddrPortFrom(to, port), n, testenv.ProbeOptions{})
+				})
+			})
+		}
+	})
+}
+
+// TestPackets sees what becomes of real packets to Services of each sort.
+func TestPackets(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for _, family := range families {
+			for _, tr := range transports {
+				c.set(
+					&view.ServicePort{
+						ID:        serviceID("web", tr.protocol, family),
+						Frontends: []view.Frontend{clusterIP(vip(family, 1)), nodePort(30001)},
+						Backends:  c.backends(family, tr.port, 0, 1, 2, 3),
+					},
+					&view.ServicePort{
+						ID:        serviceID("own", tr.protocol, family),
+						Frontends: []view.Frontend{clusterIP(vip(family, 2))},
+						Backends:  c.backends(family, tr.port, 0),
+					},
+					&view.ServicePort{
+						ID:        serviceID("none", tr.protocol, family),
+						Frontends: []view.Frontend{clusterIP(vip(family, 3)), nodePort(30003)},
+					})
+			}
+		}
+		// What the node itself has on a nodePort is hidden on its addresses, except on loopback.
+		c.a.Serve(testenv.TCP, 30001)
+		c.a.Serve(testenv.UDP, 30001)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		all := map[string]*testenv.Host{"pod": c.pods[0].Host, "node": c.a.Host, "client": c.client.Host}
+
+		c.each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+			ip := func(h *testenv.Host) netip.Addr { return h.Addr(family == model.IPv6) }
+			kept := []netip.Addr{ip(c.pods[0].Host)}
+			for name, from := range all {
+				// A thousand in 4 × 0.75^100 would miss a backend.
+				viaVIP := probe(from, vip(family, 1), servicePort, 100)
+				require.Len(t, viaVIP.Backends(), 4, "%s: %v", name, viaVIP)
+				viaNode := probe(from, ip(c.a.Host), 30001, 100)
+				require.Len(t, viaNode.Backends(), 4, "%s: %v", name, viaNode)
+				for i, pod := range c.pods {
+					if from != c.a.Host { // whose address it is that masquerading gives
+						require.NotContains(t, viaNode.Clients(pod.Name), ip(from), "%s to %s by nodePort: %v", name, pod.Name, viaNode)
+					}
+					switch {
+					case from != c.pods[0].Host && i >= 2:
+						require.Equal(t, []netip.Addr{ip(c.a.Host)}, viaVIP.Clients(pod.Name), "%s to %s: %v", name, pod.Name, viaVIP)
+					case from == c.client.Host || i == 0 && from == c.pods[0].Host:
+						require.NotContains(t, viaVIP.Clients(pod.Name), ip(from), "%s to %s: %v", name, pod.Name, viaVIP)
+					case from == c.pods[0].Host:
+						require.Equal(t, kept, viaVIP.Clients(pod.Name), "%s to %s: %v", name, pod.Name, viaVIP)
+					}
+				}
+				for _, rejected := range []netip.AddrPort{netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(ip(c.a.Host), 30003)} {
+					r := probe(from, rejected.Addr(), rejected.Port(), 3)
+					if tr.probe == testenv.UDP && name == "node" && rejected.Port() == servicePort {
+						require.True(t, r.All(testenv.Denied), "the sender is told at once: %v", r)
+						continue
+					}
+					require.True(t, r.All(testenv.Refused), "%s to %v: %v", name, rejected, r)
+				}
+			}
+			// The router has no way there, and over IPv6 its saying so comes too early for a TCP client.
+			r := c.client.Probe(t.Context(), tr.probe, netip.AddrPortFrom(vip(family, 1), servicePort+1), 1, testenv.ProbeOptions{Timeout: 200 * time.Millisecond})
+			require.Equal(t, 1, r.Count(testenv.Unreachable)+r.Count(testenv.TimedOut), "another port of a cluster IP is left alone: %v", r)
+
+			r = probe(c.pods[0].Host, vip(family, 2), servicePort, 5)
+			require.True(t, r.All(testenv.Answered), "hairpin: %v", r)
+			require.NotContains(t, r.Clients(c.pods[0].Name), kept[0], "hairpin: %v", r)
+
+			r = probe(c.a.Host, loopback(family), 30001, 5)
+			require.Equal(t, map[string]int{"a": 5}, r.Backends(), "loopback is left alone: %v", r)
+		})
+	})
+}
+
+// TestMasquerade holds every policy on every kind of frontend to the sources that backends see.
+func TestMasquerade(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		// Another bit, and pods of two networks.
+		c := newCluster(t, Options{Variant: variant, MasqueradeMark: 1 << 20})
+		c.state.Node.LocalPods = []netip.Prefix{
+			netip.MustParsePrefix("10.180.7.0/24"), netip.MustParsePrefix("10.180.0.0/24"),
+			netip.MustParsePrefix("fd00:10:180:7::/64"), netip.MustParsePrefix("fd00:10:180::/64"),
+		}
+		policies := []view.Masquerade{view.MasqueradeNever, view.MasqueradeNonLocal, view.MasqueradeAlways}
+		for _, family := range families {
+			for _, tr := range transports {
+				for _, m := range policies {
+					c.set(&view.ServicePort{
+						ID: serviceID(string('a'+rune(m)), tr.protocol, family),
+						Frontends: []view.Frontend{
+							{Kind: view.ClusterIP, Address: vip(family, byte(m)), Port: servicePort, Masquerade: m},
+							{Kind: view.NodePort, Port: 30000 + uint16(m), Masquerade: m},
+						},
+						Backends: c.backends(family, tr.port, 0),
+					})
+				}
+			}
+		}
+		check := func(t *testing.T, kept func(m view.Masquerade, from *testenv.Host) bool) {
+			c.each(t, func(t *testing.T, family model.Family, _ transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+				for _, m := range policies {
+					for _, from := range []*testenv.Host{c.pods[1].Host, c.client.Host} {
+						source := from.Addr(family == model.IPv6)
+						for _, r := range []testenv.Result{
+							probe(from, vip(family, byte(m)), servicePort, 2),
+							probe(from, c.a.Addr(family == model.IPv6), 30000+uint16(m), 2),
+						} {
+							require.True(t, r.All(testenv.Answered), "policy %d from %s: %v", m, from.Name, r)
+							if kept(m, from) {
+								require.Equal(t, []netip.Addr{source}, r.Clients("pod0"), "policy %d from %s: %v", m, from.Name, r)
+							} else {
+								require.NotContains(t, r.Clients("pod0"), source, "policy %d from %s: %v", m, from.Name, r)
+							}
+						}
+					}
+				}
+			})
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		t.Run("detection", func(t *testing.T) {
+			check(t, func(m view.Masquerade, from *testenv.Host) bool {
+				return m == view.MasqueradeNever || m == view.MasqueradeNonLocal && from == c.pods[1].Host
+			})
+		})
+		c.state.Node.LocalPods = nil
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		t.Run("no detection", func(t *testing.T) {
+			check(t, func(m view.Masquerade, _ *testenv.Host) bool { return m != view.MasqueradeAlways })
+		})
+	})
+}
+
+// TestUniformChoice counts where connections go, for a Service port with plain backends and one with groups of them.
+func TestUniformChoice(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		var ports []uint16
+		for i := range 2 * maxPlain {
+			ports = append(ports, uint16(9000+i))
+		}
+		c.pods[0].Serve(testenv.UDP, ports...)
+		c.pods[2].Serve(testenv.UDP, ports...)
+		for i, n := range []int{5, 2 * maxPlain} {
+			port := &view.ServicePort{
+				ID:        serviceID(string('a'+rune(i)), model.UDP, model.IPv4),
+				Frontends: []view.Frontend{clusterIP(vip(model.IPv4, byte(i)))},
+			}
+			for _, pod := range []int{0, 2} {
+				for _, p := range ports[:n] {
+					port.Backends = append(port.Backends, c.backends(model.IPv4, p, pod)...)
+				}
+			}
+			c.set(port)
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			// Each backend expects 25; to be outside of 1 to 60, one of 256 backends needs a chance of about 1e-7.
+			r := c.client.Probe(t.Context(), testenv.UDP, netip.AddrPortFrom(vip(model.IPv4, byte(i)), servicePort), 25*2*n, testenv.ProbeOptions{})
+			require.True(t, r.All(testenv.Answered), "%v", r)
+			require.Len(t, r.Servers(), 2*n)
+			for server, count := range r.Servers() {
+				require.Less(t, count, 60, "%v", server)
+			}
+		}
+	})
+}

@@ -1,0 +1,177 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"os/exec"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Variant tells which of the kernel's interfaces iptables is used over.
+type Variant string
+
+// The variants.
+const (
+	// DefaultVariant is what "iptables" on the PATH is.
+	DefaultVariant Variant = ""
+	// NFT has its rules in nf_tables ("iptables-nft").
+	NFT Variant = "nft"
+	// Legacy has its rules in x_tables ("iptables-legacy").
+	Legacy Variant = "legacy"
+)
+
+// DefaultMasqueradeMark is kube-proxy's.
+const DefaultMasqueradeMark = 1 << 14
+
+// Options for New. The zero value is good.
+type Options struct {
+	Variant Variant
+	// MasqueradeMark is the one bit of the packet mark that is set from the moment a Service is looked up until the
+	// packet is masqueraded. 0: DefaultMasqueradeMark.
+	MasqueradeMark uint32
+	// Log is told what is missing on this machine and, at level debug, each write. nil: slog.Default().
+	Log *slog.Logger
+}
+
+// Programmer is the programmer for iptables.
+type Programmer struct {
+	families map[model.Family]*kernelFamily
+	// missing tells why a family is not in families.
+	missing map[model.Family]error
+	run     runner
+}
+
+var _ programmer.Programmer = (*Programmer)(nil)
+
+// New looks for the variant's programs and whether the kernel serves them, and changes nothing. A machine with only one
+// of the IP families is good enough: it is logged, and the other family's Service ports will be PortErrors.
+func New(options Options) (*Programmer, error) {
+	return newProgrammer(options, runCommand)
+}
+
+func newProgrammer(options Options, run runner) (*Programmer, error) {
+	if options.MasqueradeMark == 0 {
+		options.MasqueradeMark = DefaultMasqueradeMark
+	}
+	if bits.OnesCount32(options.MasqueradeMark) != 1 {
+		return nil, fmt.Errorf("masquerade mark 0x%x: it must be one bit", options.MasqueradeMark)
+	}
+	switch options.Variant {
+	case DefaultVariant, NFT, Legacy:
+	default:
+		return nil, fmt.Errorf("iptables variant %q: it must be %q, %q or empty", options.Variant, NFT, Legacy)
+	}
+	if options.Log == nil {
+		options.Log = slog.Default()
+	}
+	p := &Programmer{families: map[model.Family]*kernelFamily{}, missing: map[model.Family]error{}, run: run}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		t, err := newTool(programName(family, options.Variant), run)
+		if err == nil {
+			_, err = t.save(context.Background(), "-t", nat.String())
+		}
+		if err != nil {
+			p.missing[family] = fmt.Errorf("no iptables for %v on this node: %w", family, err)
+			continue
+		}
+		p.families[family] = &kernelFamily{
+			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
+			tool:    t,
+			log:     options.Log,
+		}
+		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
+	}
+	if len(p.families) == 0 {
+		return nil, fmt.Errorf("%w; %w; install iptables, run as root with CAP_NET_ADMIN, or choose another programmer or variant",
+			p.missing[model.IPv4], p.missing[model.IPv6])
+	}
+	for family, err := range p.missing {
+		options.Log.Warn("Services of one IP family will not be programmed", "family", family, "error", err)
+	}
+	return p, nil
+}
+
+// Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
+// written.
+func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	ports := map[model.Family]map[view.ServicePortID]*view.ServicePort{model.IPv4: {}, model.IPv6: {}}
+	var errs []error
+	for id, port := range state.Ports {
+		ports[id.Family][id] = port
+		if err := p.missing[id.Family]; err != nil {
+			errs = append(errs, &programmer.PortError{ID: id, Err: err})
+		}
+	}
+	for family, f := range p.families {
+		errs = append(errs, f.replace(ctx, state.Node, ports[family]))
+	}
+	return errors.Join(errs...)
+}
+
+// Apply writes the chains of the Service ports that changed and those on the way to them, in one iptables-restore for
+// each IP family.
+func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	byFamily := map[model.Family][]view.Change{}
+	var errs []error
+	for _, c := range changes {
+		id := c.ID()
+		byFamily[id.Family] = append(byFamily[id.Family], c)
+		if err := p.missing[id.Family]; err != nil && c.After != nil {
+			errs = append(errs, &programmer.PortError{ID: id, Err: err})
+		}
+	}
+	for family, f := range p.families {
+		if len(byFamily[family]) > 0 {
+			errs = append(errs, f.apply(ctx, byFamily[family]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Cleanup removes the chains of ours and what refers to them, of every variant and IP family that this machine has.
+func (p *Programmer) Cleanup(ctx context.Context) error {
+	var errs []error
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if f := p.families[family]; f != nil {
+			f.held = nil
+		}
+		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
+			name := programName(family, variant)
+			if err := cleanup(ctx, name, p.run); err != nil {
+				errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func cleanup(ctx context.Context, name string, run runner) error {
+	if _, err := exec.LookPath(name); err != nil {
+		return nil // so nothing was made with it
+	}
+	t, err := newTool(name, run)
+	if err != nil {
+		return err
+	}
+	// Asking for a table by name would make the legacy variant load it.
+	output, err := t.save(ctx)
+	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	held := parseSave(output)
+	x := newTransaction(held.chains)
+	x.removeOthers(held.hooks)
+	if text := x.text(); len(text) > 0 {
+		return t.restore(ctx, text)
+	}
+	return nil
+}

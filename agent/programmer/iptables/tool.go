@@ -1,0 +1,74 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strconv"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// lockSeconds is how long a program waits for the xtables lock, which the legacy variant takes for each change. Loading
+// the rules of a large cluster holds it for a few seconds at most.
+const lockSeconds = 10
+
+// tool is a variant's programs for a family.
+type tool struct {
+	base *goiptables.IPTables
+	name string
+	run  runner
+}
+
+// programName gives the name of the main program of a family and variant; the others' begin with it.
+func programName(family model.Family, variant Variant) string {
+	name := "iptables"
+	if family == model.IPv6 {
+		name = "ip6tables"
+	}
+	if variant != "" {
+		name += "-" + string(variant)
+	}
+	return name
+}
+
+func newTool(name string, run runner) (*tool, error) {
+	base, err := goiptables.New(goiptables.Path(name), goiptables.Timeout(lockSeconds))
+	if err != nil {
+		return nil, err
+	}
+	for _, program := range []string{name + "-save", name + "-restore"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return nil, err
+		}
+	}
+	return &tool{base: base, name: name, run: run}, nil
+}
+
+// modern tells whether it is iptables 1.6.2 or newer, which brought --random-fully and iptables-restore's --wait.
+func (t *tool) modern() bool { return t.base.HasRandomFully() }
+
+// version gives e.g. "1.8.9".
+func (t *tool) version() string {
+	major, minor, patch := t.base.GetIptablesVersion()
+	return fmt.Sprintf("%d.%d.%d", major, minor, patch)
+}
+
+// save gives the rules: of all tables in use if no arguments say otherwise.
+func (t *tool) save(ctx context.Context, args ...string) ([]byte, error) {
+	return t.run(ctx, nil, t.name+"-save", args...)
+}
+
+// restore changes what the input names, each table at once. The error is a rejectedError if the input was not taken.
+func (t *tool) restore(ctx context.Context, input []byte) error {
+	args := []string{"--noflush"}
+	if t.modern() {
+		args = append(args, "--wait", strconv.Itoa(lockSeconds))
+	}
+	if _, err := t.run(ctx, input, t.name+"-restore", args...); err != nil {
+		return restoreError(err, input)
+	}
+	return nil
+}

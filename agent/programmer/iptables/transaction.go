@@ -1,0 +1,198 @@
+package iptables
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// table is one of the kernel's tables that hold our chains.
+type table int
+
+const (
+	nat table = iota
+	filter
+	tables // how many
+)
+
+func (t table) String() string { return [...]string{"nat", "filter"}[t] }
+
+// chainHashes tells what the kernel holds of ours: a hash of each chain's rules, as iptables-save prints them. Memory is
+// why the rules themselves are not kept.
+type chainHashes [tables]map[string]uint64
+
+// emptyChain is the hash of a chain without rules.
+var emptyChain = xxhash.Sum64(nil)
+
+func newChainHashes() (h chainHashes) {
+	for t := range h {
+		h[t] = map[string]uint64{}
+	}
+	return h
+}
+
+// transaction gathers what must be written so that chains become as wanted, leaving out those that already are.
+type transaction struct {
+	held  chainHashes
+	parts [tables]transactionPart
+}
+
+type transactionPart struct {
+	unhook  []string // lines that remove rules from others' chains
+	declare map[string]bool
+	rules   bytes.Buffer
+	put     map[string]bool // chains put, written or not
+	written map[string]uint64
+	removed map[string]bool
+}
+
+func newTransaction(held chainHashes) *transaction {
+	x := &transaction{held: held}
+	for t := range x.parts {
+		p := &x.parts[t]
+		p.declare, p.put, p.written, p.removed = map[string]bool{}, map[string]bool{}, map[string]uint64{}, map[string]bool{}
+	}
+	return x
+}
+
+// put says which rules a chain has; write writes them as iptables-save does.
+func (x *transaction) put(t table, chain string, write func(*bytes.Buffer)) {
+	p := &x.parts[t]
+	start := p.rules.Len()
+	write(&p.rules)
+	hash := xxhash.Sum64(p.rules.Bytes()[start:])
+	p.put[chain] = true
+	if held, ok := x.held[t][chain]; ok && held == hash {
+		p.rules.Truncate(start)
+		return
+	}
+	p.declare[chain] = true
+	p.written[chain] = hash
+}
+
+// remove says that there is no such chain.
+func (x *transaction) remove(t table, chain string) {
+	if _, ok := x.held[t][chain]; ok {
+		x.parts[t].declare[chain] = true
+		x.parts[t].removed[chain] = true
+	}
+}
+
+// removeOthers says that there are no chains of ours but those that were put, nor hooks that lead to such.
+func (x *transaction) removeOthers(hooks []hook) {
+	for _, h := range hooks {
+		if !x.parts[h.table].put[h.target()] {
+			x.unhook(h)
+		}
+	}
+	for t := range x.held {
+		for chain := range x.held[t] {
+			if !x.parts[t].put[chain] {
+				x.remove(table(t), chain)
+			}
+		}
+	}
+}
+
+// unhook removes a rule that refers to a chain of ours from another's chain.
+func (x *transaction) unhook(h hook) {
+	p := &x.parts[h.table]
+	p.unhook = append(p.unhook, "-D"+strings.TrimPrefix(h.rule, "-A"))
+}
+
+// text gives the input for iptables-restore --noflush; nil if nothing is to be done.
+func (x *transaction) text() []byte {
+	var out bytes.Buffer
+	for t := range x.parts {
+		p := &x.parts[t]
+		if len(p.declare) == 0 && len(p.unhook) == 0 {
+			continue
+		}
+		out.WriteString("*" + table(t).String() + "\n")
+		// Declaring a chain makes or empties it; so no chain that is removed is referred to any more.
+		for _, chain := range slices.Sorted(maps.Keys(p.declare)) {
+			out.WriteString(":" + chain + " - [0:0]\n")
+		}
+		for _, rule := range p.unhook {
+			out.WriteString(rule + "\n")
+		}
+		out.Write(p.rules.Bytes())
+		for _, chain := range slices.Sorted(maps.Keys(p.removed)) {
+			out.WriteString("-X " + chain + "\n")
+		}
+		out.WriteString("COMMIT\n")
+	}
+	return out.Bytes()
+}
+
+// done notes that the kernel took it.
+func (x *transaction) done() {
+	for t := range x.parts {
+		for chain, hash := range x.parts[t].written {
+			x.held[t][chain] = hash
+		}
+		for chain := range x.parts[t].removed {
+			delete(x.held[t], chain)
+		}
+	}
+}
+
+// hook is a rule that refers to a chain of ours from a chain that is not ours.
+type hook struct {
+	table table
+	rule  string // as iptables-save prints it
+}
+
+// target gives the chain of ours.
+func (h hook) target() string {
+	_, after, _ := strings.Cut(h.rule, " "+prefix)
+	name, _, _ := strings.Cut(after, " ")
+	return prefix + name
+}
+
+// saved is what is ours in the output of iptables-save.
+type saved struct {
+	chains chainHashes
+	hooks  []hook
+}
+
+// parseSave reads the output of iptables-save, of one or several tables. What is not ours is left out.
+func parseSave(output []byte) saved {
+	s := saved{chains: newChainHashes()}
+	current := tables // none of interest
+	var hashes map[string]*xxhash.Digest
+	end := func() {
+		for chain, h := range hashes {
+			s.chains[current][chain] = h.Sum64()
+		}
+	}
+	for line := range bytes.Lines(output) {
+		switch {
+		case line[0] == '*':
+			end()
+			hashes, current = map[string]*xxhash.Digest{}, tables
+			for t := range tables {
+				if string(bytes.TrimSpace(line[1:])) == t.String() {
+					current = t
+				}
+			}
+		case current == tables:
+		case line[0] == ':':
+			if name, _, _ := strings.Cut(string(line[1:]), " "); strings.HasPrefix(name, prefix) {
+				hashes[name] = xxhash.New()
+			}
+		case bytes.HasPrefix(line, []byte("-A ")):
+			chain, _, _ := bytes.Cut(line[3:], []byte(" "))
+			if h := hashes[string(chain)]; h != nil {
+				_, _ = h.Write(line)
+			} else if bytes.Contains(line, []byte(" -j "+prefix)) || bytes.Contains(line, []byte(" -g "+prefix)) {
+				s.hooks = append(s.hooks, hook{current, strings.TrimSpace(string(line))})
+			}
+		}
+	}
+	end()
+	return s
+}

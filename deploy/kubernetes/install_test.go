@@ -1,0 +1,133 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestInstall follows deploy/README.md, with this process in the place of kubelet and container runtime, on a node where
+// nothing but Slicecast programs Services, not even the API server's.
+func TestInstall(t *testing.T) {
+	ctx, client := t.Context(), cluster.Client().CoreV1()
+	node := network.AddNode("install-node")
+	_, err := client.Nodes().Create(ctx, &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node.IPv4.String()}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+
+	_, objects := load(t, ".")
+	apply(t, objects)
+	settings, err := client.ConfigMaps(namespace).Get(ctx, "slicecast-config", metav1.GetOptions{})
+	require.NoError(t, err)
+	endpoint := netip.MustParseAddrPort(cluster.URL()[len("https://"):])
+	settings.Data["apiServerHost"] = endpoint.Addr().String()
+	settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
+	settings.Data["clusterCIDR"] = node.PodCIDR4.String() + "," + node.PodCIDR6.String()
+	_, err = client.ConfigMaps(namespace).Update(ctx, settings, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	certificates := t.TempDir()
+	shell(t, certificates, snippet(t, "certificates"))
+	createFiles(ctx, t, certificates)
+
+	serverPod := newPod(t, template(t, objects, "Deployment"), "slicecast-server-0", node.Name, network.World)
+	server := serverPod.start(serverPod.Spec.Containers[0])
+	server.awaitReady()
+	serverPod.setReady()
+	agentPod := newPod(t, template(t, objects, "DaemonSet"), "slicecast-agent-0", node.Name, node.Host)
+	agent := agentPod.start(agentPod.Spec.Containers[0])
+	agent.awaitReady()
+
+	address := createService(t, node.AddPod("web"))
+	testenv.Eventually(t, deadline, func() error {
+		if r := node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{}); !r.All(testenv.Answered) {
+			return fmt.Errorf("from the node: %v", r)
+		}
+		return nil
+	})
+	result := node.AddPod("client").Probe(ctx, testenv.TCP, address, 10, testenv.ProbeOptions{})
+	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
+
+	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
+
+	// The rules outlast the agent, until they are cleaned up.
+	require.NoError(t, agent.terminate())
+	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
+	require.True(t, result.All(testenv.Answered), result)
+	_, cleanup := load(t, "cleanup")
+	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-cleanup-0", node.Name, node.Host)
+	require.NoError(t, cleanupPod.start(cleanupPod.Spec.InitContainers[0]).wait())
+	for _, family := range []string{"iptables-save", "ip6tables-save"} {
+		rules, err := node.Run(ctx, family)
+		require.NoError(t, err)
+		require.NotContains(t, rules, "SLICECAST", family)
+		require.NotContains(t, rules, "slicecast", family)
+	}
+	require.NoError(t, server.terminate())
+	require.Contains(t, server.logs.String(), "Server ended")
+}
+
+// createService creates a Service without selector that leads to a pod, and returns its virtual address.
+func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
+	t.Helper()
+	const port, targetPort = 80, 8080
+	backend.Serve(testenv.TCP, targetPort)
+	ctx, client := t.Context(), cluster.Client()
+	service, err := client.CoreV1().Services("default").Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: port}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, client.CoreV1().Services("default").Delete(context.Background(), "web", metav1.DeleteOptions{}))
+	})
+	_, err = client.DiscoveryV1().EndpointSlices("default").Create(ctx, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To(""), Port: ptr.To(int32(targetPort)), Protocol: ptr.To(corev1.ProtocolTCP)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{backend.IPv4.String()}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), port)
+}
+
+// requireMetrics reads the server's metrics with the operator's certificate that the README has one make.
+func requireMetrics(t *testing.T, certificates string) {
+	t.Helper()
+	shell(t, certificates, snippet(t, "operator"))
+	operator, err := tls.LoadX509KeyPair(filepath.Join(certificates, "operator.crt"), filepath.Join(certificates, "operator.key"))
+	require.NoError(t, err)
+	ca, err := os.ReadFile(filepath.Join(certificates, "ca.crt"))
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(ca))
+	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+		RootCAs: roots, Certificates: []tls.Certificate{operator}, ServerName: "slicecast-server.slicecast-system.svc",
+	}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+		fmt.Sprintf("https://%s/metrics", netip.AddrPortFrom(network.World.IPv4, 8474)), nil)
+	require.NoError(t, err)
+	response, err := transport.RoundTrip(request)
+	require.NoError(t, err)
+	defer response.Body.Close() //nolint:errcheck // it has been read
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode, string(body))
+	require.Contains(t, string(body), "slicecast_server_streams 1")
+}

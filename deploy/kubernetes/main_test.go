@@ -1,0 +1,41 @@
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+var (
+	network *testenv.Network
+	cluster *controlplane.ControlPlane
+)
+
+func TestMain(m *testing.M) {
+	// This binary is also the images: see container_test.go.
+	if os.Getenv(containerVariable) != "" {
+		runContainer()
+	}
+	if os.Getenv(imageVariable) != "" {
+		runImage()
+	}
+	testenv.Isolate(controlplane.Prepare)
+	network = testenv.NewNetwork(wholeProcess{})
+	options := controlplane.Options{Address: network.World.IPv4, Controllers: true}
+	goleak.VerifyTestMain(controlplane.Around(m, options, &cluster))
+}
+
+// wholeProcess is the testenv.TB of what lasts as long as the process.
+type wholeProcess struct{}
+
+func (wholeProcess) Helper()        {}
+func (wholeProcess) Cleanup(func()) {}
+func (wholeProcess) Fatalf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", args...)
+	os.Exit(1)
+}

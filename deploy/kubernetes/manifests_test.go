@@ -1,0 +1,181 @@
+// Package kubernetes tests the manifests beside it on a real API server: they are accepted, and both commands work when they
+// are started with exactly the arguments, ServiceAccounts, rights, files, users and capabilities that the manifests give.
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/yaml"
+)
+
+const namespace = "slicecast-system"
+
+// kustomization is what the tests need of one.
+type kustomization struct {
+	Namespace string
+	Resources []string
+	Images    []struct{ Name string }
+}
+
+// load reads all objects of a kustomization, in its order.
+func load(t *testing.T, dir string) (kustomization, []*unstructured.Unstructured) {
+	t.Helper()
+	var k kustomization
+	b, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(b, &k))
+	var objects []*unstructured.Unstructured
+	for _, name := range k.Resources {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096)
+		for {
+			o := &unstructured.Unstructured{}
+			err := documents.Decode(o)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err, name)
+			objects = append(objects, o)
+		}
+	}
+	return k, objects
+}
+
+// template is that of the only workload of a kind.
+func template(t *testing.T, objects []*unstructured.Unstructured, kind string) corev1.PodTemplateSpec {
+	t.Helper()
+	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind })
+	require.NotEqual(t, -1, i, kind)
+	// The template of a Deployment and of a DaemonSet are in the same place.
+	var d appsv1.DaemonSet
+	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(objects[i].Object, &d))
+	return d.Spec.Template
+}
+
+// apply applies objects on the server's side, which knows all fields and takes no others.
+func apply(t *testing.T, objects []*unstructured.Unstructured, dryRun ...string) {
+	t.Helper()
+	client, err := dynamic.NewForConfig(cluster.AdminConfig())
+	require.NoError(t, err)
+	groups, err := restmapper.GetAPIGroupResources(cluster.Client().Discovery())
+	require.NoError(t, err)
+	mapper := restmapper.NewDiscoveryRESTMapper(groups)
+	for _, o := range objects {
+		gvk := o.GroupVersionKind()
+		mapping, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+		require.NoError(t, err)
+		_, err = client.Resource(mapping.Resource).Namespace(o.GetNamespace()).Apply(t.Context(), o.GetName(), o,
+			metav1.ApplyOptions{FieldManager: "slicecast-test", DryRun: dryRun})
+		require.NoError(t, err, "%s %s", o.GetKind(), o.GetName())
+	}
+}
+
+func TestAPIServerAcceptsTheManifests(t *testing.T) {
+	for _, dir := range []string{".", "cleanup"} {
+		_, objects := load(t, dir)
+		if objects[0].GetKind() == "Namespace" {
+			apply(t, objects[:1]) // what is in it can't be tried without it
+		}
+		apply(t, objects, metav1.DryRunAll)
+	}
+	_, err := cluster.Client().AppsV1().DaemonSets(namespace).Get(t.Context(), "slicecast-agent", metav1.GetOptions{})
+	require.Error(t, err, "a dry run leaves nothing")
+}
+
+func TestKustomizationsHoldEverything(t *testing.T) {
+	for _, dir := range []string{".", "cleanup"} {
+		k, objects := load(t, dir)
+		files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+		require.NoError(t, err)
+		for i := range files {
+			files[i] = filepath.Base(files[i])
+		}
+		require.ElementsMatch(t, files, append(k.Resources, "kustomization.yaml"))
+		for _, kind := range []string{"Deployment", "DaemonSet"} {
+			if !slices.ContainsFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind }) {
+				continue
+			}
+			spec := template(t, objects, kind).Spec
+			for _, c := range append(spec.Containers, spec.InitContainers...) {
+				require.True(t, slices.ContainsFunc(k.Images, func(i struct{ Name string }) bool { return i.Name == c.Image }), c.Image)
+			}
+		}
+	}
+}
+
+func TestRightsAreNoMoreThanNeeded(t *testing.T) {
+	_, objects := load(t, ".")
+	apply(t, objects)
+	may := func(account, verb, group, resource, in string) bool {
+		review, err := cluster.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User: "system:serviceaccount:" + namespace + ":" + account,
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: verb, Group: group, Resource: resource, Namespace: in,
+				},
+			},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return review.Status.Allowed
+	}
+	// The authorizer learns of new roles by a watch.
+	require.Eventually(t, func() bool {
+		return may("slicecast-server", "watch", "", "services", "") &&
+			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", namespace)
+	}, deadline, pollInterval)
+	for _, resource := range []string{"secrets", "pods", "configmaps"} {
+		require.False(t, may("slicecast-server", "list", "", resource, ""), resource)
+	}
+	require.False(t, may("slicecast-server", "update", "", "services", ""))
+	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
+	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", namespace))
+	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
+}
+
+// snippet is the shell script that follows a marker in the README.
+func snippet(t *testing.T, marker string) string {
+	t.Helper()
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	found := regexp.MustCompile("(?s)<!-- " + marker + ": .*?-->\n```sh\n(.*?)```").FindSubmatch(readme)
+	require.NotNil(t, found, marker)
+	return string(found[1])
+}
+
+// createFiles creates the secret and the ConfigMap that the README has one make of the certificates in dir.
+func createFiles(ctx context.Context, t *testing.T, dir string) {
+	t.Helper()
+	read := func(name string) []byte {
+		b, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		return b
+	}
+	_, err := cluster.Client().CoreV1().Secrets(namespace).Create(ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-server-tls"}, Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": read("tls.crt"), "tls.key": read("tls.key"), "ca.crt": read("ca.crt")},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = cluster.Client().CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "slicecast-ca"}, Data: map[string]string{"ca.crt": string(read("ca.crt"))},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+}

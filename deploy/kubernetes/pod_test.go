@@ -1,0 +1,340 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+const (
+	// deadline is for what happens once; all of it takes a second or two on an idle machine.
+	deadline     = time.Minute
+	pollInterval = 20 * time.Millisecond
+	// volumesDir is on the tmpfs that the tests' namespaces have on /run, where every user may look.
+	volumesDir = "/run/slicecast-volumes"
+	// accountDir is where clients of the API server look for a Pod's ServiceAccount.
+	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+)
+
+// pod is a Pod of the cluster whose containers this process runs, in the kubelet's place.
+type pod struct {
+	t    *testing.T
+	host *testenv.Host
+	*corev1.Pod
+}
+
+// newPod creates a Pod of a workload's template on a node, which it also creates if need be. The host is where the Pod's
+// containers run, be it with the node's network or with one of its own.
+func newPod(t *testing.T, template corev1.PodTemplateSpec, name, node string, host *testenv.Host) *pod {
+	t.Helper()
+	ctx, client := t.Context(), cluster.Client().CoreV1()
+	p := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
+	p.Name, p.Spec.NodeName = name, node
+	created, err := client.Pods(namespace).Create(ctx, p, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, client.Pods(namespace).Delete(context.Background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}))
+	})
+	return &pod{t, host, created}
+}
+
+// setReady reports the Pod's address and that it is ready, as the kubelet does after a successful probe.
+func (p *pod) setReady() {
+	p.t.Helper()
+	p.Status.Phase = corev1.PodRunning
+	p.Status.PodIP = p.host.IPv4.String()
+	p.Status.PodIPs = []corev1.PodIP{{IP: p.Status.PodIP}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	updated, err := cluster.Client().CoreV1().Pods(namespace).UpdateStatus(p.t.Context(), p.Pod, metav1.UpdateOptions{})
+	require.NoError(p.t, err)
+	p.Pod = updated
+}
+
+// process is a running container.
+type process struct {
+	t    *testing.T
+	name string
+	pod  *pod
+	spec corev1.Container
+	cmd  *testenv.Cmd
+	logs *logs
+	done chan error
+}
+
+type logs struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+// String is all that was written.
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// start starts a container of the Pod exactly as its specification says.
+func (p *pod) start(c corev1.Container) *process {
+	p.t.Helper()
+	require.Empty(p.t, c.Command, "the images' entry points are the commands")
+	env := p.env(c)
+	args := make([]string, len(c.Args))
+	for i, a := range c.Args {
+		args[i] = regexp.MustCompile(`\$\((\w+)\)`).ReplaceAllStringFunc(a, func(s string) string {
+			value, ok := env[s[2:len(s)-1]]
+			require.True(p.t, ok, "%s refers to a variable that is not set", a)
+			return value
+		})
+	}
+	confined, err := json.Marshal(p.confinement(c))
+	require.NoError(p.t, err)
+
+	r := &process{t: p.t, name: p.Name, pod: p, spec: c, logs: &logs{}, done: make(chan error, 1)}
+	r.cmd = p.host.Command(context.Background(), "/proc/self/exe", args...)
+	r.cmd.Env = []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		containerVariable + "=" + string(confined), imageVariable + "=" + c.Image,
+	}
+	for name, value := range env {
+		r.cmd.Env = append(r.cmd.Env, name+"="+value)
+	}
+	r.cmd.Stdout, r.cmd.Stderr = r.logs, r.logs
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	require.NoError(p.t, r.cmd.Start())
+	go func() {
+		r.done <- r.cmd.Wait()
+		close(r.done)
+	}()
+	p.t.Cleanup(func() {
+		if p.t.Failed() {
+			p.t.Logf("---- %s:\n%s", r.name, r.logs)
+		}
+		_ = r.cmd.Process.Kill() // it may have ended
+		<-r.done
+	})
+	return r
+}
+
+// env is what the kubelet gives the container.
+func (p *pod) env(c corev1.Container) map[string]string {
+	p.t.Helper()
+	// The virtual IP of the Service "kubernetes", which nothing serves here.
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+	for _, e := range c.Env {
+		switch from := e.ValueFrom; {
+		case from == nil:
+			env[e.Name] = e.Value
+		case from.FieldRef != nil:
+			require.Equal(p.t, "spec.nodeName", from.FieldRef.FieldPath)
+			env[e.Name] = p.Spec.NodeName
+		case from.ConfigMapKeyRef != nil:
+			ref := from.ConfigMapKeyRef
+			m, err := cluster.Client().CoreV1().ConfigMaps(namespace).Get(p.t.Context(), ref.Name, metav1.GetOptions{})
+			require.NoError(p.t, err)
+			value, ok := m.Data[ref.Key]
+			require.True(p.t, ok || ptr.Deref(ref.Optional, false), ref.Key)
+			if ok {
+				env[e.Name] = value
+			}
+		default:
+			require.Fail(p.t, "a source of variables that this test does not know", e.Name)
+		}
+	}
+	return env
+}
+
+// confinement is what the security contexts and volumes ask for.
+func (p *pod) confinement(c corev1.Container) container {
+	p.t.Helper()
+	s, ps := c.SecurityContext, p.Spec.SecurityContext
+	require.True(p.t, ptr.Deref(s.ReadOnlyRootFilesystem, false))
+	require.Equal(p.t, []corev1.Capability{"ALL"}, s.Capabilities.Drop)
+	out := container{
+		UID: int(ptr.Deref(s.RunAsUser, ptr.Deref(ps.RunAsUser, 0))), GID: int(ptr.Deref(ps.RunAsGroup, 0)),
+		FSGroup: int(ptr.Deref(ps.FSGroup, 0)), NoNewPrivs: !*s.AllowPrivilegeEscalation,
+	}
+	for _, name := range s.Capabilities.Add {
+		out.Capabilities = append(out.Capabilities, string(name))
+	}
+	for _, m := range c.VolumeMounts {
+		for _, v := range p.Spec.Volumes {
+			if v.Name == m.Name {
+				out.Mounts = append(out.Mounts, mount{p.volume(v, out.FSGroup), m.MountPath, m.ReadOnly})
+			}
+		}
+	}
+	if ptr.Deref(p.Spec.AutomountServiceAccountToken, true) {
+		files := map[string][]byte{"token": []byte(p.token(nil)), "ca.crt": cluster.AdminConfig().CAData, "namespace": []byte(namespace)}
+		out.Mounts = append(out.Mounts, mount{p.write("account", files, 0o644, out.FSGroup), accountDir, true})
+	}
+	for _, m := range out.Mounts {
+		if _, err := os.Stat(m.Target); errors.Is(err, os.ErrNotExist) {
+			require.Regexp(p.t, "^(/var)?/run/", m.Target, "the test can make mount points below /run only")
+			require.NoError(p.t, os.MkdirAll(m.Target, 0o755))
+		}
+	}
+	return out
+}
+
+// volume makes a volume and returns its path.
+func (p *pod) volume(v corev1.Volume, group int) string {
+	p.t.Helper()
+	ctx, client := p.t.Context(), cluster.Client().CoreV1()
+	switch {
+	case v.Secret != nil:
+		s, err := client.Secrets(namespace).Get(ctx, v.Secret.SecretName, metav1.GetOptions{})
+		require.NoError(p.t, err)
+		return p.write(v.Name, s.Data, os.FileMode(ptr.Deref(v.Secret.DefaultMode, 0o644)), group)
+	case v.ConfigMap != nil:
+		m, err := client.ConfigMaps(namespace).Get(ctx, v.ConfigMap.Name, metav1.GetOptions{})
+		require.NoError(p.t, err)
+		files := map[string][]byte{}
+		for name, content := range m.Data {
+			files[name] = []byte(content)
+		}
+		return p.write(v.Name, files, 0o644, group)
+	case v.Projected != nil:
+		require.Len(p.t, v.Projected.Sources, 1)
+		token := v.Projected.Sources[0].ServiceAccountToken
+		return p.write(v.Name, map[string][]byte{token.Path: []byte(p.token(token))}, 0o644, group)
+	case v.EmptyDir != nil:
+		dir := p.write(v.Name, nil, 0, group)
+		require.NoError(p.t, os.Chmod(dir, 0o777))
+		return dir
+	case v.HostPath != nil:
+		if ptr.Deref(v.HostPath.Type, "") == corev1.HostPathFileOrCreate {
+			f, err := os.OpenFile(v.HostPath.Path, os.O_CREATE, 0o600)
+			require.NoError(p.t, err)
+			require.NoError(p.t, f.Close())
+		}
+		return v.HostPath.Path
+	default:
+		require.Fail(p.t, "a kind of volume that this test does not know", v.Name)
+		return ""
+	}
+}
+
+// write makes a volume of files that a group may read.
+func (p *pod) write(name string, files map[string][]byte, mode os.FileMode, group int) string {
+	p.t.Helper()
+	dir := filepath.Join(volumesDir, p.Name, name)
+	require.NoError(p.t, os.MkdirAll(dir, 0o755))
+	for file, content := range maps.All(files) {
+		path := filepath.Join(dir, file)
+		require.NoError(p.t, os.WriteFile(path, content, mode))
+		// In a user namespace with one user, the process stays that one.
+		if err := os.Chown(path, 0, group); !errors.Is(err, syscall.EINVAL) {
+			require.NoError(p.t, err)
+		}
+	}
+	return dir
+}
+
+// token asks for one bound to the Pod, as the kubelet does; of the API server's audience without a projection.
+func (p *pod) token(projection *corev1.ServiceAccountTokenProjection) string {
+	p.t.Helper()
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: p.Name, UID: p.UID},
+	}}
+	if projection != nil {
+		request.Spec.Audiences = []string{projection.Audience}
+		request.Spec.ExpirationSeconds = projection.ExpirationSeconds
+	}
+	answer, err := cluster.Client().CoreV1().ServiceAccounts(namespace).CreateToken(
+		p.t.Context(), p.Spec.ServiceAccountName, request, metav1.CreateOptions{})
+	require.NoError(p.t, err)
+	return answer.Status.Token
+}
+
+// awaitReady asks the container's readiness probe until it succeeds.
+func (r *process) awaitReady() {
+	r.t.Helper()
+	probe := r.spec.ReadinessProbe.HTTPGet
+	host, port := probe.Host, probe.Port.IntValue()
+	if host == "" {
+		host = r.pod.host.IPv4.String()
+	}
+	for _, p := range r.spec.Ports {
+		if p.Name == probe.Port.StrVal {
+			port = int(p.ContainerPort)
+		}
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: r.pod.host.DialContext}
+	url := "http://" + net.JoinHostPort(host, fmt.Sprint(port)) + probe.Path
+	testenv.Eventually(r.t, deadline, func() error {
+		select {
+		case err := <-r.done:
+			return fmt.Errorf("it has ended: %v\n%s", err, r.logs)
+		default:
+		}
+		request, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := transport.RoundTrip(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close() //nolint:errcheck // nothing of it is used
+		if response.StatusCode != http.StatusOK {
+			return errors.New(response.Status)
+		}
+		return nil
+	})
+}
+
+// terminate ends the container as the kubelet does and returns what it exits with.
+func (r *process) terminate() error {
+	r.t.Helper()
+	require.NoError(r.t, r.cmd.Process.Signal(syscall.SIGTERM))
+	return r.wait()
+}
+
+// wait waits for the container's end.
+func (r *process) wait() error {
+	r.t.Helper()
+	select {
+	case err := <-r.done:
+		return err
+	case <-time.After(deadline):
+		require.Fail(r.t, "it does not end", r.name)
+		return nil
+	}
+}
+
+// shell runs a script in a directory.
+func shell(t *testing.T, dir, script string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+}

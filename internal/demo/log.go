@@ -1,0 +1,92 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+)
+
+// agentLog follows an agent's log: it prints the deltas that the agent receives, and warnings and errors always.
+type agentLog struct {
+	mu       sync.Mutex
+	printing bool
+	seen     []line
+	changed  chan struct{} // closed, and made anew, with each line
+}
+
+// line is what the demo reads of a line of the log.
+type line struct {
+	Level     string `json:"level"`
+	Message   string `json:"msg"`
+	Err       string `json:"err"`
+	Slice     string `json:"slice"`
+	Changed   int    `json:"endpoints_changed"`
+	Removed   int    `json:"endpoints_removed"`
+	Bytes     int    `json:"bytes"`
+	Endpoints int    `json:"endpoints"`
+	Whole     int    `json:"slice_bytes"`
+}
+
+func followLog(r io.Reader) *agentLog {
+	l := &agentLog{changed: make(chan struct{})}
+	go func() {
+		for s := bufio.NewScanner(r); s.Scan(); {
+			l.take(s.Bytes())
+		}
+	}()
+	return l
+}
+
+func (l *agentLog) take(b []byte) {
+	var m line
+	if err := json.Unmarshal(b, &m); err != nil {
+		fmt.Fprintf(os.Stderr, "agent: %s\n", b)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case m.Level == "WARN" || m.Level == "ERROR":
+		fmt.Fprintf(os.Stderr, "agent: %s %s\n", m.Message, m.Err)
+	case m.Message == "Delta" && l.printing:
+		say("received %d bytes: %d changed, %d removed of %d endpoints in %s, whose whole is %d bytes",
+			m.Bytes, m.Changed, m.Removed, m.Endpoints, m.Slice, m.Whole)
+	}
+	l.seen = append(l.seen, m)
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// print switches the printing of deltas.
+func (l *agentLog) print(on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.printing = on
+}
+
+// wait waits for a line with this message, about a slice with this in its name.
+func (l *agentLog) wait(ctx context.Context, message, slice string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		l.mu.Lock()
+		seen, changed := l.seen, l.changed
+		l.seen = nil
+		l.mu.Unlock()
+		for _, m := range seen {
+			if m.Message == message && strings.Contains(m.Slice, slice) {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: no line %q in its log", ctx.Err(), message)
+		case <-changed:
+		}
+	}
+}

@@ -1,0 +1,376 @@
+// Command demo shows Slicecast's main job on one machine, without a cluster: a server that reads manifests, an agent on a
+// node, pods that come and go, and real traffic. Nodes and pods are network namespaces; what they were is gone when it
+// ends, however it ends.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// patience is how long any one step may take on a slow machine.
+const patience = 20 * time.Second
+
+// Addresses in examples/.
+var (
+	web    = netip.MustParseAddrPort("10.96.0.80:80")
+	web6   = netip.MustParseAddrPort("[fd00:10:96::80]:80")
+	legacy = netip.MustParseAddrPort("10.96.0.81:53")
+	empty  = netip.MustParseAddrPort("10.96.0.82:80")
+)
+
+const (
+	webPort    = 8080
+	legacyPort = 5353
+	webNode    = 30080
+	serverPort = "8472"
+)
+
+func main() {
+	bin := flag.String("bin", "bin", "directory of the built commands")
+	examples := flag.String("examples", "examples", "directory of the manifests")
+	socket := flag.String("debug-socket", "/tmp/slicecast-demo.sock", "the server's debug socket, for grpcurl")
+	hold := flag.Bool("hold", false, "stay until interrupted, with an endpoint that turns ready and not ready every 2 s")
+	flag.Parse()
+	testenv.Isolate(func() error { return requirements(*bin, *examples) })
+
+	ctx, stop := daemon.SignalContext(context.Background())
+	defer stop()
+	err := run(ctx, *bin, *examples, *socket, *hold)
+	if err != nil && ctx.Err() == nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// requirements tells what is missing on this machine, and how to get it.
+func requirements(bin, examples string) error {
+	var missing []string
+	if _, err := exec.LookPath("iptables-restore"); err != nil {
+		missing = append(missing, "iptables (Debian and Ubuntu: apt-get install iptables)")
+	}
+	for _, c := range []string{"slicecast-server", "slicecast-agent"} {
+		if _, err := os.Stat(filepath.Join(bin, c)); err != nil {
+			missing = append(missing, filepath.Join(bin, c)+" (make build)")
+		}
+	}
+	if _, err := os.Stat(filepath.Join(examples, "web.yaml")); err != nil {
+		missing = append(missing, examples+" (run from the top of the repository)")
+	}
+	if len(missing) > 0 {
+		return errors.New("the demo needs " + strings.Join(missing, ", and "))
+	}
+	return nil
+}
+
+// world holds what the demo runs on.
+type world struct {
+	dir       string // files of this run
+	manifests string // the copy of examples/ that the server reads
+	network   *testenv.Network
+	node1     *testenv.Node
+	node2     *testenv.Node
+	client    *testenv.Client
+	pods      map[string]*testenv.Pod
+	cleanups  []func()
+	failed    error
+}
+
+// Helper, Fatalf and Cleanup make a world what testenv wants of a test.
+func (w *world) Helper() {}
+
+// Fatalf ends the step under way; run recovers.
+func (w *world) Fatalf(format string, args ...any) {
+	w.failed = fmt.Errorf(format, args...)
+	panic(w)
+}
+
+// Cleanup registers what is to be done in the end.
+func (w *world) Cleanup(f func()) { w.cleanups = append(w.cleanups, f) }
+
+func run(ctx context.Context, bin, examples, socket string, hold bool) (err error) {
+	w := &world{pods: make(map[string]*testenv.Pod)}
+	defer func() {
+		if r := recover(); r != nil && r != any(w) {
+			panic(r)
+		}
+		err = errors.Join(err, w.failed)
+		for i := len(w.cleanups) - 1; i >= 0; i-- {
+			w.cleanups[i]()
+		}
+	}()
+	if w.dir, err = os.MkdirTemp("", "slicecast-demo-"); err != nil {
+		return err
+	}
+	w.Cleanup(func() { _ = os.RemoveAll(w.dir) })
+	w.manifests = filepath.Join(w.dir, "manifests")
+	if err := os.CopyFS(w.manifests, os.DirFS(examples)); err != nil {
+		return fmt.Errorf("copy the manifests: %w", err)
+	}
+
+	title("Two nodes, four pods and a client outside the cluster, as network namespaces")
+	w.network = testenv.NewNetwork(w)
+	w.node1, w.node2 = w.network.AddNode("node-1"), w.network.AddNode("node-2")
+	for _, p := range []struct {
+		name string
+		node *testenv.Node
+	}{{"pod-a", w.node1}, {"pod-b", w.node1}, {"pod-c", w.node2}, {"pod-d", w.node2}} {
+		pod := p.node.AddPod(p.name)
+		pod.Serve(testenv.TCP, webPort)
+		pod.Serve(testenv.UDP, legacyPort)
+		w.pods[p.name] = pod
+		say("%s on %s: %s, %s", p.name, p.node.Name, pod.IPv4, pod.IPv6)
+	}
+	w.client = w.network.AddClient("client")
+
+	title("slicecast-server on the manifests of %s/, slicecast-agent on node-1, with mutual TLS", examples)
+	deltas, err := w.start(ctx, bin, socket)
+	if err != nil {
+		return err
+	}
+	if err := w.traffic(ctx, deltas); err != nil {
+		return err
+	}
+	if hold {
+		return w.hold(ctx, socket, deltas)
+	}
+	title("Done; \"make demo HOLD=1\" keeps it running, to look at with grpcurl")
+	return nil
+}
+
+// start starts server and agent. The agent's log is read for deltas.
+func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error) {
+	ca, err := testca.New()
+	if err != nil {
+		return nil, err
+	}
+	caFile, err := ca.WriteCA(w.dir)
+	if err != nil {
+		return nil, err
+	}
+	serving, err := ca.Server("slicecast-server", w.network.World.IPv4.String())
+	if err != nil {
+		return nil, err
+	}
+	serverCert, serverKey, err := testca.Write(w.dir, "server", serving)
+	if err != nil {
+		return nil, err
+	}
+	identity, err := ca.Node("node-1")
+	if err != nil {
+		return nil, err
+	}
+	nodeCert, nodeKey, err := testca.Write(w.dir, "node-1", identity)
+	if err != nil {
+		return nil, err
+	}
+
+	server := exec.CommandContext(ctx, filepath.Join(bin, "slicecast-server"),
+		"--source=file", "--manifests="+w.manifests, "--bind-address=:"+serverPort,
+		"--tls-cert-file="+serverCert, "--tls-private-key-file="+serverKey, "--client-ca-file="+caFile,
+		"--debug-socket="+socket, "--log-level=warn")
+	if err := w.background(server, server.Start, "server"); err != nil {
+		return nil, err
+	}
+	logReader, logWriter := io.Pipe()
+	agent := w.node1.Command(ctx, filepath.Join(bin, "slicecast-agent"),
+		"--node-name=node-1", "--servers="+net.JoinHostPort(w.network.World.IPv4.String(), serverPort),
+		"--ca-file="+caFile, "--client-cert-file="+nodeCert, "--client-key-file="+nodeKey,
+		"--cluster-cidr=10.180.0.0/16,fd00:10:180::/48", "--log-level=debug", "--log-format=json")
+	agent.Stderr = logWriter
+	log := followLog(logReader)
+	w.Cleanup(func() { _ = logWriter.Close() })
+	if err := w.background(agent.Cmd, agent.Start, "agent"); err != nil {
+		return nil, err
+	}
+	if err := log.wait(ctx, "The node is programmed", ""); err != nil {
+		return nil, fmt.Errorf("the agent did not program its node: %w", err)
+	}
+	say("node-1 is programmed")
+	return log, nil
+}
+
+// background starts a command, and stops it in the end as a service manager does.
+func (w *world) background(c *exec.Cmd, start func() error, name string) error {
+	output := &strings.Builder{}
+	c.Stdout = output
+	if c.Stderr == nil {
+		c.Stderr = output
+	}
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = patience
+	if err := start(); err != nil {
+		return fmt.Errorf("start the %s: %w", name, err)
+	}
+	w.Cleanup(func() {
+		_ = c.Process.Signal(os.Interrupt)
+		_ = c.Wait()
+		if output.Len() > 0 {
+			fmt.Fprintf(os.Stderr, "the %s said:\n%s", name, output)
+		}
+	})
+	return nil
+}
+
+// traffic shows what Services do to connections, and how they follow the manifests.
+func (w *world) traffic(ctx context.Context, log *agentLog) error {
+	podA := w.pods["pod-a"]
+	title("100 connections to each Service")
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c"); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web6, "web over IPv6, from pod-a", "pod-a", "pod-b", "pod-c"); err != nil {
+		return err
+	}
+	nodePort := netip.AddrPortFrom(w.node1.IPv4, webNode)
+	if err := w.expect(ctx, w.client.Host, testenv.TCP, nodePort, "web's node port, from outside", "pod-a", "pod-b", "pod-c"); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.UDP, legacy, "legacy (an Endpoints object), UDP", "pod-b", "pod-c"); err != nil {
+		return err
+	}
+	if err := eventually(ctx, func() error {
+		r := podA.Probe(ctx, testenv.TCP, empty, 1, testenv.ProbeOptions{})
+		if !r.All(testenv.Refused) {
+			return fmt.Errorf("no endpoints, but: %s", r)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	say("%-36s refused at once: it has no endpoints", "empty, from pod-a")
+
+	title("web scales up: pod-d joins, by an edit of web.yaml")
+	log.print(true)
+	last := readyLine("10.180.1.1", "node-2")
+	if err := w.edit("web.yaml", last, last+readyLine("10.180.1.2", "node-2")); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c", "pod-d"); err != nil {
+		return err
+	}
+	title("pod-b is not ready for a while")
+	if err := w.setReady("10.180.0.2", false); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-c", "pod-d"); err != nil {
+		return err
+	}
+	if err := w.setReady("10.180.0.2", true); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-a", "pod-b", "pod-c", "pod-d"); err != nil {
+		return err
+	}
+	title("web scales down to pod-c and pod-d")
+	if err := w.edit("web.yaml", readyLine("10.180.0.1", "node-1")+readyLine("10.180.0.2", "node-1"), ""); err != nil {
+		return err
+	}
+	if err := w.expect(ctx, podA.Host, testenv.TCP, web, "web, from pod-a", "pod-c", "pod-d"); err != nil {
+		return err
+	}
+	title("One of fleet's 100 endpoints is replaced")
+	if err := w.edit("fleet.yaml", "10.180.2.77]", "10.180.2.177]"); err != nil {
+		return err
+	}
+	if err := log.wait(ctx, "Delta", "fleet"); err != nil {
+		return err
+	}
+	log.print(false)
+	return nil
+}
+
+// readyLine is the line of a ready endpoint in examples/web.yaml.
+func readyLine(address, node string) string {
+	return fmt.Sprintf("  - {addresses: [%s], conditions: {ready: true}, nodeName: %s}\n", address, node)
+}
+
+// hold flips an endpoint until the context ends.
+func (w *world) hold(ctx context.Context, socket string, log *agentLog) error {
+	title("Running until Ctrl-C; follow the stream in another terminal:")
+	fmt.Printf("\n  grpcurl -plaintext -unix -d '{\"hello\":{}}' %s slicecast.v1.DistributionService/Stream\n\n", socket)
+	log.print(true)
+	for ready := false; ; ready = !ready {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(2 * time.Second):
+		}
+		if err := w.setReady("10.180.1.1", ready); err != nil {
+			return err
+		}
+	}
+}
+
+// expect waits until connections are spread over exactly these pods, and prints how.
+func (w *world) expect(ctx context.Context, from *testenv.Host, proto testenv.Proto, dst netip.AddrPort, what string, pods ...string) error {
+	if err := eventually(ctx, func() error {
+		result := from.Probe(ctx, proto, dst, 10*len(pods), testenv.ProbeOptions{})
+		answered := result.Backends()
+		if len(answered) != len(pods) || !result.All(testenv.Answered) {
+			return fmt.Errorf("%s: %s", what, result)
+		}
+		for _, p := range pods {
+			if answered[p] == 0 {
+				return fmt.Errorf("%s: nothing from %s: %s", what, p, result)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	answered := from.Probe(ctx, proto, dst, 100, testenv.ProbeOptions{}).Backends()
+	var counts []string
+	for _, p := range pods {
+		counts = append(counts, fmt.Sprintf("%s %d", p, answered[p]))
+	}
+	say("%-36s %s", what, strings.Join(counts, ", "))
+	return nil
+}
+
+// eventually waits for a condition, as long as one step may take.
+func eventually(ctx context.Context, condition func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return testenv.WaitFor(ctx, condition)
+}
+
+func (w *world) setReady(address string, ready bool) error {
+	line := func(r bool) string {
+		return fmt.Sprintf("{addresses: [%s], conditions: {ready: %t}", address, r)
+	}
+	return w.edit("web.yaml", line(!ready), line(ready))
+}
+
+// edit replaces text in a manifest, in one step as editors do.
+func (w *world) edit(name, old, now string) error {
+	path := filepath.Join(w.manifests, name)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(string(b), old) {
+		return fmt.Errorf("%s does not have %q", name, old)
+	}
+	if err := os.WriteFile(path+".new", []byte(strings.Replace(string(b), old, now, 1)), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func title(format string, args ...any) { fmt.Printf("\n== "+format+"\n", args...) }
+func say(format string, args ...any)   { fmt.Printf("   "+format+"\n", args...) }

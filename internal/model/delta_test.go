@@ -1,0 +1,214 @@
+package model_test
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+)
+
+var sliceKey = model.Key{Kind: model.KindSlice, Namespace: "default", Name: "s1"}
+
+func TestApplyOfDiffGivesTheOther(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		have := modeltest.Slice(t, sliceKey)
+		// A chain, because what Apply gives is what the next delta is applied to.
+		for range rapid.IntRange(1, 4).Draw(t, "steps") {
+			want := modeltest.Changed(t, have)
+			d := model.Diff(have, want)
+			sameHeader := have.Service == want.Service && have.Family == want.Family && slices.Equal(have.Ports, want.Ports)
+			if d == nil {
+				require.True(t, !sameHeader || len(have.Endpoints) > 0 || len(want.Endpoints) > 0)
+				have = want
+				continue
+			}
+			require.True(t, sameHeader)
+			before := clone(have)
+			got, err := d.Apply(have)
+			require.NoError(t, err)
+			require.Empty(t, modeltest.Diff(want, got))
+			require.Equal(t, before, clone(have), "the base stays as it is")
+			have = got
+		}
+	})
+}
+
+// clone gives what is visible of a slice.
+func clone(s *model.Slice) model.Slice {
+	return model.Slice{
+		Namespace: s.Namespace, Name: s.Name, Service: s.Service, Family: s.Family, Ports: slices.Clone(s.Ports),
+		Endpoints: slices.Clone(s.Endpoints), LastChangeTriggerTimeMS: s.LastChangeTriggerTimeMS,
+	}
+}
+
+func TestDiff(t *testing.T) {
+	change := func(f func(*model.Slice)) *model.Slice {
+		s := modeltest.WebSlice(20)
+		f(&s)
+		return model.NewSlice(s)
+	}
+	base := change(func(*model.Slice) {})
+
+	for name, other := range map[string]*model.Slice{
+		"service": change(func(s *model.Slice) { s.Service = "other" }),
+		"family":  change(func(s *model.Slice) { s.Family = model.IPv6 }),
+		"ports":   change(func(s *model.Slice) { s.Ports[0].Port = 81 }),
+		"every endpoint another": change(func(s *model.Slice) {
+			for i := range s.Endpoints {
+				s.Endpoints[i].NodeName = "elsewhere"
+			}
+		}),
+		"hardly an endpoint left": change(func(s *model.Slice) { s.Endpoints = s.Endpoints[:2] }),
+		"none left":               change(func(s *model.Slice) { s.Endpoints = nil }),
+	} {
+		require.Nil(t, model.Diff(base, other), name)
+	}
+
+	d := model.Diff(base, change(func(s *model.Slice) { s.Endpoints[7].Conditions = model.Conditions{Terminating: true} }))
+	require.Equal(t, []model.EndpointConditions{{modeltest.WebEndpoint(7).Address, model.Conditions{Terminating: true}}}, d.Conditions)
+	require.Equal(t, 1, d.Len())
+
+	d = model.Diff(base, change(func(s *model.Slice) { s.Endpoints[7] = modeltest.WebEndpoint(99) }))
+	require.Equal(t, []model.Endpoint{modeltest.WebEndpoint(99)}, d.Endpoints)
+	require.Equal(t, []netip.Addr{modeltest.WebEndpoint(7).Address}, d.Removed)
+	require.Equal(t, 2, d.Len())
+
+	d = model.Diff(base, change(func(s *model.Slice) {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Conditions.Ready = false
+		}
+	}))
+	require.Len(t, d.Conditions, 20, "conditions are smaller than the slice even if all change")
+
+	d = model.Diff(base, change(func(s *model.Slice) { s.LastChangeTriggerTimeMS++ }))
+	require.Zero(t, d.Len())
+	got, err := d.Apply(base)
+	require.NoError(t, err)
+	require.Equal(t, base.LastChangeTriggerTimeMS+1, got.LastChangeTriggerTimeMS)
+}
+
+func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
+	base := model.NewSlice(modeltest.WebSlice(5))
+	target := modeltest.WebSlice(5)
+	target.Endpoints[2].Conditions.Ready = false
+	good := model.Diff(base, model.NewSlice(target))
+
+	other := modeltest.WebSlice(5)
+	other.Name = "other"
+	for name, try := range map[string]func(d *model.SliceDelta) *model.Slice{
+		"another slice":   func(*model.SliceDelta) *model.Slice { return model.NewSlice(other) },
+		"another version": func(*model.SliceDelta) *model.Slice { return model.NewSlice(modeltest.WebSlice(6)) },
+		"applied already": func(*model.SliceDelta) *model.Slice { return model.NewSlice(target) },
+		"an endpoint removed that is not there": func(d *model.SliceDelta) *model.Slice {
+			d.Removed = append(d.Removed, modeltest.WebEndpoint(70).Address)
+			return base
+		},
+		"conditions of an endpoint that is not there": func(d *model.SliceDelta) *model.Slice {
+			d.Conditions = append(d.Conditions, model.EndpointConditions{Address: modeltest.WebEndpoint(70).Address})
+			return base
+		},
+		"another result": func(d *model.SliceDelta) *model.Slice {
+			d.Conditions = nil
+			return base
+		},
+		"a wrong result promised": func(d *model.SliceDelta) *model.Slice {
+			d.Version++
+			return base
+		},
+	} {
+		d := *good
+		d.Conditions = slices.Clone(d.Conditions)
+		to := try(&d)
+		before := clone(to)
+		_, err := d.Apply(to)
+		require.ErrorIs(t, err, model.ErrBase, name)
+		require.Equal(t, before, clone(to), name)
+	}
+	_, err := good.Apply(base)
+	require.NoError(t, err)
+}
+
+// What comes from a newer server may have content that this software does not know, so that its version is not the hash of
+// what is here. Versions on the wire count then, and the promise can't be checked, until the whole content is known again.
+func TestDeltaOnContentOfANewerServer(t *testing.T) {
+	base := model.NewSlice(modeltest.WebSlice(5)).WithVersion(7)
+	target := modeltest.WebSlice(5)
+	target.Endpoints[2].Conditions.Ready = false
+	now := model.NewSlice(target)
+	known := now.ContentVersion()
+
+	unknown := model.Diff(base, now)
+	unknown.Version = 8
+	got, err := unknown.Apply(base)
+	require.NoError(t, err)
+	require.EqualValues(t, 8, got.ContentVersion())
+	require.Equal(t, clone(now), clone(got))
+
+	back := model.Diff(base, now)
+	got, err = back.Apply(base)
+	require.NoError(t, err)
+	require.Equal(t, known, got.ContentVersion())
+	require.Empty(t, modeltest.Diff(now, got), "from now on promises are checked again")
+}
+
+// FuzzDelta applies deltas of any content: whatever comes out with the promised version is what the delta says, by a naive
+// reading of it, and nothing panics.
+func FuzzDelta(f *testing.F) {
+	f.Add([]byte{1, 2, 3}, []byte{2}, []byte{3}, []byte{1}, false)
+	f.Add([]byte{1, 2, 3}, []byte{0, 9}, []byte{}, []byte{}, false)
+	f.Add([]byte{}, []byte{5, 5}, []byte{}, []byte{}, false)
+	f.Add([]byte{1}, []byte{}, []byte{1, 1}, []byte{1, 1}, true)
+	f.Add([]byte{9, 8, 7, 6}, []byte{8, 1}, []byte{7, 7}, []byte{8, 6, 9}, true)
+	f.Fuzz(func(t *testing.T, base, endpoints, conditions, removed []byte, twice bool) {
+		address := func(b byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, b}) }
+		s := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
+		naive := map[netip.Addr]model.Endpoint{}
+		for _, b := range base {
+			e := model.Endpoint{Address: address(b), Conditions: model.Conditions{Ready: true}}
+			s.Endpoints = append(s.Endpoints, e)
+			naive[e.Address] = e
+		}
+		have := model.NewSlice(s)
+		for _, list := range []*[]byte{&endpoints, &conditions, &removed} {
+			slices.Sort(*list)
+			if !twice { // as a Diff would have it
+				*list = slices.Compact(*list)
+			}
+		}
+		d := &model.SliceDelta{Name: "s", Base: have.ContentVersion()}
+		for _, b := range conditions {
+			c := model.EndpointConditions{Address: address(b), Conditions: model.Conditions{Terminating: true}}
+			d.Conditions = append(d.Conditions, c)
+			if e, ok := naive[c.Address]; ok {
+				e.Conditions = c.Conditions
+				naive[c.Address] = e
+			}
+		}
+		for _, b := range removed {
+			d.Removed = append(d.Removed, address(b))
+			delete(naive, address(b))
+		}
+		for _, b := range endpoints {
+			e := model.Endpoint{Address: address(b), NodeName: "new"}
+			d.Endpoints = append(d.Endpoints, e)
+			naive[e.Address] = e
+		}
+		want := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
+		for _, e := range naive {
+			want.Endpoints = append(want.Endpoints, e)
+		}
+		result := model.NewSlice(want)
+		d.Version = result.ContentVersion()
+		got, err := d.Apply(have)
+		if err != nil {
+			require.ErrorIs(t, err, model.ErrBase)
+			return
+		}
+		require.Empty(t, modeltest.Diff(result, got))
+	})
+}

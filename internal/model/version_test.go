@@ -1,0 +1,221 @@
+package model_test
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func shuffled[T any](t *rapid.T, list []T) []T {
+	out := slices.Clone(list)
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0))
+	r.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+func TestServiceVersionIgnoresOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := modeltest.Service(t, model.ServiceKey{Namespace: "default", Name: "a"})
+		o := *s
+		o.ClusterIPs, o.ExternalIPs = shuffled(t, s.ClusterIPs), shuffled(t, s.ExternalIPs)
+		o.LoadBalancerIngress = shuffled(t, s.LoadBalancerIngress)
+		o.LoadBalancerSourceRanges = shuffled(t, s.LoadBalancerSourceRanges)
+		o.Ports = shuffled(t, s.Ports)
+		require.Equal(t, s, model.NewService(o))
+	})
+}
+
+func TestSliceVersionIgnoresOrderAndDuplicates(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := modeltest.Slice(t, model.Key{Kind: model.KindSlice, Namespace: "default", Name: "s1"})
+		o := *s
+		o.Ports = shuffled(t, s.Ports)
+		o.Endpoints = slices.Clone(s.Endpoints)
+		for i := range o.Endpoints {
+			o.Endpoints[i].ZoneHints = shuffled(t, s.Endpoints[i].ZoneHints)
+			o.Endpoints[i].NodeHints = shuffled(t, s.Endpoints[i].NodeHints)
+			if rapid.Bool().Draw(t, "again") {
+				o.Endpoints = append(o.Endpoints, s.Endpoints[i])
+			}
+		}
+		o.Endpoints = shuffled(t, o.Endpoints)
+		n := model.NewSlice(o)
+		require.Equal(t, s.Endpoints, n.Endpoints)
+		require.Equal(t, s.ContentVersion(), n.ContentVersion())
+	})
+}
+
+func TestReadiestOfOneAddressStays(t *testing.T) {
+	conditions := func(ready, terminating, serving bool) model.Conditions {
+		return model.Conditions{Ready: ready, Terminating: terminating, Serving: serving}
+	}
+	// From the most to the least wanted.
+	order := []model.Conditions{
+		conditions(true, false, true), conditions(true, true, true), conditions(false, false, true),
+		conditions(false, false, false), conditions(false, true, true), conditions(false, true, false),
+	}
+	for i, better := range order {
+		for _, worse := range order[i:] {
+			s := model.NewSlice(model.Slice{Name: "s", Service: "a", Family: model.IPv4, Endpoints: []model.Endpoint{
+				{Address: addr("10.0.0.1"), Conditions: worse}, {Address: addr("10.0.0.1"), Conditions: better},
+			}})
+			require.Equal(t, []model.Endpoint{{Address: addr("10.0.0.1"), Conditions: better}}, s.Endpoints)
+		}
+	}
+}
+
+// Every field that a node uses is in the version, or a change of it would never be sent.
+func TestVersionCoversEveryField(t *testing.T) {
+	service := func(change func(*model.Service)) model.Version {
+		s := model.Service{
+			Namespace: "default", Name: "a", Type: model.ClusterIP, ClusterIPs: []netip.Addr{addr("10.96.0.1")},
+			Ports: []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80}},
+		}
+		change(&s)
+		return model.NewService(s).ContentVersion()
+	}
+	services := map[string]model.Version{}
+	for name, change := range map[string]func(s *model.Service){
+		"as it is":        func(*model.Service) {},
+		"namespace":       func(s *model.Service) { s.Namespace = "other" },
+		"name":            func(s *model.Service) { s.Name = "b" },
+		"type":            func(s *model.Service) { s.Type = model.LoadBalancer },
+		"cluster IP":      func(s *model.Service) { s.ClusterIPs = append(s.ClusterIPs, addr("fd00::1")) },
+		"external IP":     func(s *model.Service) { s.ExternalIPs = append(s.ExternalIPs, addr("fd00::1")) },
+		"ingress":         func(s *model.Service) { s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: addr("fd00::1")}} },
+		"ingress mode":    func(s *model.Service) { s.LoadBalancerIngress = []model.LoadBalancerIngress{{addr("fd00::1"), true}} },
+		"port name":       func(s *model.Service) { s.Ports[0].Name = "" },
+		"port protocol":   func(s *model.Service) { s.Ports[0].Protocol = model.UDP },
+		"port":            func(s *model.Service) { s.Ports[0].Port = 81 },
+		"node port":       func(s *model.Service) { s.Ports[0].NodePort = 30080 },
+		"more ports":      func(s *model.Service) { s.Ports = append(s.Ports, model.ServicePort{Protocol: model.TCP, Port: 80}) },
+		"internal policy": func(s *model.Service) { s.InternalTrafficPolicy = model.TrafficLocal },
+		"external policy": func(s *model.Service) { s.ExternalTrafficPolicy = model.TrafficLocal },
+		"affinity":        func(s *model.Service) { s.ClientIPAffinitySeconds = 1 },
+		"source range": func(s *model.Service) {
+			s.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+		},
+		"its length": func(s *model.Service) {
+			s.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/9")}
+		},
+		"everybody": func(s *model.Service) {
+			s.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+		},
+		"health check":     func(s *model.Service) { s.HealthCheckNodePort = 1 },
+		"distribution":     func(s *model.Service) { s.TrafficDistribution = "PreferClose" },
+		"time of creation": func(s *model.Service) { s.CreationTimeSeconds = 1 },
+	} {
+		v := service(change)
+		for other, o := range services {
+			require.NotEqual(t, o, v, "%s and %s", name, other)
+		}
+		services[name] = v
+	}
+	require.Equal(t, services["as it is"], service(func(s *model.Service) { s.InternalTrafficPolicy = model.TrafficCluster }),
+		"Cluster is what no policy means")
+
+	slice := func(change func(*model.Slice)) model.Version {
+		s := model.Slice{
+			Namespace: "default", Name: "s", Service: "a", Family: model.IPv4,
+			Ports:     []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 80}},
+			Endpoints: []model.Endpoint{{Address: addr("10.0.0.1")}},
+		}
+		change(&s)
+		return model.NewSlice(s).ContentVersion()
+	}
+	versions := map[string]model.Version{}
+	for name, change := range map[string]func(s *model.Slice){
+		"as it is":      func(*model.Slice) {},
+		"namespace":     func(s *model.Slice) { s.Namespace = "other" },
+		"name":          func(s *model.Slice) { s.Name = "t" },
+		"service":       func(s *model.Slice) { s.Service = "b" },
+		"family":        func(s *model.Slice) { s.Family = model.IPv6 },
+		"port name":     func(s *model.Slice) { s.Ports[0].Name = "" },
+		"port protocol": func(s *model.Slice) { s.Ports[0].Protocol = model.UDP },
+		"port":          func(s *model.Slice) { s.Ports[0].Port = 81 },
+		"address":       func(s *model.Slice) { s.Endpoints[0].Address = addr("10.0.0.2") },
+		"ready":         func(s *model.Slice) { s.Endpoints[0].Conditions.Ready = true },
+		"serving":       func(s *model.Slice) { s.Endpoints[0].Conditions.Serving = true },
+		"terminating":   func(s *model.Slice) { s.Endpoints[0].Conditions.Terminating = true },
+		"node":          func(s *model.Slice) { s.Endpoints[0].NodeName = "x" },
+		"zone":          func(s *model.Slice) { s.Endpoints[0].Zone = "x" },
+		"zone hint":     func(s *model.Slice) { s.Endpoints[0].ZoneHints = []string{"x"} },
+		"node hint":     func(s *model.Slice) { s.Endpoints[0].NodeHints = []string{"x"} },
+		"no endpoint":   func(s *model.Slice) { s.Endpoints = nil },
+		"two endpoints": func(s *model.Slice) { s.Endpoints = append(s.Endpoints, model.Endpoint{Address: addr("10.0.0.2")}) },
+	} {
+		v := slice(change)
+		for other, o := range versions {
+			require.NotEqual(t, o, v, "%s and %s", name, other)
+		}
+		versions[name] = v
+	}
+	require.Equal(t, versions["as it is"], slice(func(s *model.Slice) { s.LastChangeTriggerTimeMS = 1 }), "the time is no content")
+}
+
+// Versions are compared between servers and nodes of different releases: the encoding that they are a hash of is part of
+// the wire API, and these numbers may never change.
+func TestVersionsOfAllReleases(t *testing.T) {
+	service := modeltest.Web()
+	require.Equal(t, "d767c6d6c16a36e4", service.ContentVersion().String())
+	slice := model.NewSlice(modeltest.WebSlice(3))
+	require.Equal(t, "cfb67a61627f58ed", slice.ContentVersion().String())
+	require.EqualValues(t, 0x5a7, service.ServiceKey().Shard(4096))
+}
+
+// The digest of a shard is the sum of its objects' versions; it must tell which slice an endpoint is in.
+func TestDigestTellsWhichSliceAnEndpointIsIn(t *testing.T) {
+	slice := func(name string, endpoints ...string) model.Version {
+		s := model.Slice{Namespace: "default", Name: name, Service: "a", Family: model.IPv4}
+		for _, e := range endpoints {
+			s.Endpoints = append(s.Endpoints, model.Endpoint{Address: addr(e)})
+		}
+		return model.NewSlice(s).ContentVersion()
+	}
+	require.NotEqual(t,
+		slice("s1", "10.0.0.1", "10.0.0.2")+slice("s2", "10.0.0.3"),
+		slice("s1", "10.0.0.1")+slice("s2", "10.0.0.2", "10.0.0.3"))
+	require.NotEqual(t, slice("s1", "10.0.0.1")+slice("s2"), slice("s1")+slice("s2", "10.0.0.1"))
+}
+
+func TestNodeEqual(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := modeltest.Node(t, "n")
+		o := *n
+		require.True(t, n.Equal(&o))
+		o.Labels = map[string]string{"only": "here"}
+		require.False(t, n.Equal(&o))
+	})
+	var none *model.Node
+	require.True(t, none.Equal(nil))
+	require.False(t, none.Equal(&model.Node{}))
+	require.False(t, (&model.Node{}).Equal(nil))
+	for _, o := range []model.Node{
+		{Name: "x"}, {Deleting: true}, {TaintedForDeletion: true}, {InternalIPs: []netip.Addr{addr("10.0.0.1")}},
+		{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
+	} {
+		require.False(t, (&model.Node{}).Equal(&o), "%+v", o)
+	}
+}
+
+func TestShardsKeepAServiceTogether(t *testing.T) {
+	counts := make([]int, 8)
+	for i := range 8000 {
+		key := model.ServiceKey{Namespace: "default", Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) + string(rune('a'+i/676))}
+		counts[key.Shard(8)]++
+		require.Zero(t, key.Shard(1))
+	}
+	for shard, n := range counts {
+		require.Greater(t, n, 800, "shard %d of 8 has its part", shard)
+	}
+	require.NotEqual(t, model.ServiceKey{Namespace: "a", Name: "b"}.Shard(4096), model.ServiceKey{Namespace: "b", Name: "a"}.Shard(4096))
+}

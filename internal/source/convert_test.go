@@ -1,0 +1,351 @@
+package source
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+func service(change ...func(*corev1.Service)) *corev1.Service {
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeClusterIP, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"},
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}},
+		},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func wantService(change ...func(*model.Service)) *model.Service {
+	s := model.Service{
+		Namespace: "default", Name: "web", Type: model.ClusterIP,
+		ClusterIPs:            []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		Ports:                 []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80}},
+		InternalTrafficPolicy: model.TrafficCluster, ExternalTrafficPolicy: model.TrafficCluster,
+	}
+	for _, c := range change {
+		c(&s)
+	}
+	return model.NewService(s)
+}
+
+func reasons(skips []Skip) []Reason {
+	var rs []Reason
+	for _, s := range skips {
+		rs = append(rs, s.Reason)
+	}
+	return rs
+}
+
+func addrs(s ...string) []netip.Addr {
+	var as []netip.Addr
+	for _, a := range s {
+		as = append(as, netip.MustParseAddr(a))
+	}
+	return as
+}
+
+func TestFromService(t *testing.T) {
+	created := time.Unix(1_700_000_000, 0)
+	loadBalancer := func(s *corev1.Service) {
+		s.Spec.Type = corev1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}}
+	}
+	for name, c := range map[string]struct {
+		in    *corev1.Service
+		proxy string
+		want  *model.Service
+		skips []Reason
+	}{
+		"plain": {in: service(), want: wantService()},
+		"defaults of absent fields": {
+			in: service(func(s *corev1.Service) {
+				s.Spec.Type, s.Spec.ClusterIPs, s.Spec.Ports[0].Protocol = "", nil, ""
+			}),
+			want: wantService(),
+		},
+		"everything": {
+			in: service(func(s *corev1.Service) {
+				s.CreationTimestamp = metav1.NewTime(created)
+				s.Spec = corev1.ServiceSpec{
+					Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10", "fd00::10"},
+					ExternalIPs: []string{"198.51.100.1", "2001:db8::1", "198.51.100.1"},
+					Ports: []corev1.ServicePort{
+						{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, NodePort: 30053},
+						{Name: "sig", Protocol: corev1.ProtocolSCTP, Port: 2905},
+					},
+					InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyLocal),
+					ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+					SessionAffinity:       corev1.ServiceAffinityClientIP,
+					SessionAffinityConfig: &corev1.SessionAffinityConfig{
+						ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)},
+					},
+					LoadBalancerSourceRanges: []string{" 192.0.2.77/24 ", "2001:db8::/32"},
+					HealthCheckNodePort:      32000,
+					TrafficDistribution:      ptr.To("PreferSameZone"),
+				}
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{
+					{IP: "203.0.113.9", IPMode: ptr.To(corev1.LoadBalancerIPModeVIP)},
+					{IP: "2001:db8::9", IPMode: ptr.To(corev1.LoadBalancerIPModeProxy)},
+					{Hostname: "lb.example.com"},
+				}
+			}),
+			want: model.NewService(model.Service{
+				Namespace: "default", Name: "web", Type: model.LoadBalancer,
+				ClusterIPs: addrs("10.96.0.10", "fd00::10"), ExternalIPs: addrs("198.51.100.1", "2001:db8::1"),
+				LoadBalancerIngress: []model.LoadBalancerIngress{
+					{IP: netip.MustParseAddr("203.0.113.9")}, {IP: netip.MustParseAddr("2001:db8::9"), ProxyMode: true},
+				},
+				Ports: []model.ServicePort{
+					{Name: "dns", Protocol: model.UDP, Port: 53, NodePort: 30053}, {Name: "sig", Protocol: model.SCTP, Port: 2905},
+				},
+				InternalTrafficPolicy: model.TrafficLocal, ExternalTrafficPolicy: model.TrafficLocal,
+				ClientIPAffinitySeconds:  60,
+				LoadBalancerSourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},
+				HealthCheckNodePort:      32000, TrafficDistribution: "PreferSameZone", CreationTimeSeconds: created.Unix(),
+			}),
+		},
+		"affinity without a timeout": {
+			in:   service(func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),
+			want: wantService(func(s *model.Service) { s.ClientIPAffinitySeconds = 10800 }),
+		},
+		"affinity with a wrong timeout": {
+			in: service(func(s *corev1.Service) {
+				s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+				s.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+					ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](86401)},
+				}
+			}),
+			want:  wantService(func(s *model.Service) { s.ClientIPAffinitySeconds = 10800 }),
+			skips: []Reason{InvalidTimeout},
+		},
+		"what does not apply to the type": {
+			in: service(loadBalancer, func(s *corev1.Service) {
+				s.Spec.Type, s.Spec.Ports[0].NodePort, s.Spec.HealthCheckNodePort = corev1.ServiceTypeClusterIP, 30080, 32000
+			}),
+			want: wantService(),
+		},
+		"health check port without local policy": {
+			in: service(loadBalancer, func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }),
+			want: wantService(func(s *model.Service) {
+				s.Type = model.LoadBalancer
+				s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: netip.MustParseAddr("203.0.113.9")}}
+			}),
+		},
+		"addresses as old releases took them": {
+			in: service(func(s *corev1.Service) {
+				s.Spec.ClusterIPs, s.Spec.ExternalIPs = []string{"010.096.000.010"}, []string{"::ffff:192.0.2.1"}
+			}),
+			want: wantService(func(s *model.Service) { s.ExternalIPs = addrs("192.0.2.1") }),
+		},
+		"invalid parts": {
+			in: service(func(s *corev1.Service) {
+				s.Spec.Type = corev1.ServiceTypeNodePort
+				s.Spec.ClusterIPs = []string{"10.96.0.10", "10.96.0.11"}
+				s.Spec.ExternalIPs = []string{"no", "fe80::1%eth0", "198.51.100.1"}
+				s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Port: 0}, corev1.ServicePort{Port: 65536},
+					corev1.ServicePort{Port: 1, Protocol: "ICMP"}, corev1.ServicePort{Name: "np", Port: 81, NodePort: -1})
+			}),
+			want: wantService(func(s *model.Service) {
+				s.Type, s.ExternalIPs = model.NodePort, addrs("198.51.100.1")
+				s.Ports = append(s.Ports, model.ServicePort{Name: "np", Protocol: model.TCP, Port: 81})
+			}),
+			skips: []Reason{WrongFamily, InvalidAddress, InvalidPort, InvalidProtocol},
+		},
+		"a source range that is lost admits nobody": {
+			in: service(loadBalancer, func(s *corev1.Service) {
+				s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24", "192.0.2.0/33"}
+			}),
+			want: wantService(func(s *model.Service) {
+				s.Type = model.LoadBalancer
+				s.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			}),
+			skips: []Reason{InvalidRange},
+		},
+		"headless":            {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", nil }), skips: []Reason{Headless}},
+		"headless, new field": {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"None"} }), skips: []Reason{Headless}},
+		"headless by label":   {in: service(func(s *corev1.Service) { s.Labels = map[string]string{corev1.IsHeadlessService: ""} }), skips: []Reason{Headless}},
+		"external name":       {in: service(func(s *corev1.Service) { s.Spec = corev1.ServiceSpec{Type: "ExternalName", ExternalName: "x.org"} }), skips: []Reason{ExternalName}},
+		"unknown type":        {in: service(func(s *corev1.Service) { s.Spec.Type = "Magic" }), skips: []Reason{InvalidType}},
+		"no cluster IP":       {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }), skips: []Reason{NoClusterIP}},
+		"bad cluster IP":      {in: service(func(s *corev1.Service) { s.Spec.ClusterIPs = []string{"10.96.0"} }), skips: []Reason{InvalidAddress}},
+		"other proxy's":       {in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: "cilium"} }), skips: []Reason{OtherProxy}},
+		"label with empty value is another proxy's": {
+			in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: ""} }), skips: []Reason{OtherProxy}},
+		"this proxy's": {
+			in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: "mine"} }), proxy: "mine", want: wantService()},
+		"not this proxy's": {in: service(), proxy: "mine", skips: []Reason{OtherProxy}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, skips := NewConverter(c.proxy).FromService(c.in)
+			require.Equal(t, c.want, got)
+			require.Equal(t, c.skips, reasons(skips), "%v", skips)
+		})
+	}
+}
+
+func slice(change ...func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](8080)}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
+	}
+	for _, c := range change {
+		c(s)
+	}
+	return s
+}
+
+func wantSlice(change ...func(*model.Slice)) *model.Slice {
+	s := model.Slice{
+		Namespace: "default", Name: "web-1", Service: "web", Family: model.IPv4,
+		Ports: []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}},
+		Endpoints: []model.Endpoint{{
+			Address: netip.MustParseAddr("10.0.0.1"), Conditions: model.Conditions{Ready: true, Serving: true},
+		}},
+	}
+	for _, c := range change {
+		c(&s)
+	}
+	return model.NewSlice(s)
+}
+
+func TestFromEndpointSlice(t *testing.T) {
+	for name, c := range map[string]struct {
+		in    *discoveryv1.EndpointSlice
+		want  *model.Slice
+		skips []Reason
+	}{
+		"conditions absent": {in: slice(), want: wantSlice()},
+		"conditions given": {
+			in: slice(func(s *discoveryv1.EndpointSlice) {
+				s.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(false), Terminating: ptr.To(true)}
+			}),
+			want: wantSlice(func(s *model.Slice) { s.Endpoints[0].Conditions = model.Conditions{Terminating: true} }),
+		},
+		"everything": {
+			in: slice(func(s *discoveryv1.EndpointSlice) {
+				s.AddressType = discoveryv1.AddressTypeIPv6
+				s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "2026-01-02T03:04:05.678Z"}
+				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: ptr.To[int32](53), Protocol: ptr.To(corev1.ProtocolUDP)})
+				s.Endpoints = []discoveryv1.Endpoint{{
+					Addresses: []string{"fd00::2", "fd00::3"}, NodeName: ptr.To("n1"), Zone: ptr.To("z1"),
+					Hints: &discoveryv1.EndpointHints{
+						ForZones: []discoveryv1.ForZone{{Name: "z2"}, {Name: "z1"}}, ForNodes: []discoveryv1.ForNode{{Name: "n1"}},
+					},
+				}}
+			}),
+			want: wantSlice(func(s *model.Slice) {
+				s.Family, s.LastChangeTriggerTimeMS = model.IPv6, time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC).UnixMilli()
+				s.Ports = append(s.Ports, model.SlicePort{Protocol: model.UDP, Port: 53})
+				s.Endpoints = []model.Endpoint{{
+					Address: netip.MustParseAddr("fd00::2"), Conditions: model.Conditions{Ready: true, Serving: true},
+					NodeName: "n1", Zone: "z1", ZoneHints: []string{"z1", "z2"}, NodeHints: []string{"n1"},
+				}}
+			}),
+		},
+		"absent port fields": {
+			in:   slice(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name, s.Ports[0].Protocol = nil, nil }),
+			want: wantSlice(func(s *model.Slice) { s.Ports[0].Name = "" }),
+		},
+		"port without a number": {
+			in:    slice(func(s *discoveryv1.EndpointSlice) { s.Ports = append(s.Ports, discoveryv1.EndpointPort{}) }),
+			want:  wantSlice(),
+			skips: []Reason{PortWithoutNumber},
+		},
+		"no ports": {
+			in:   slice(func(s *discoveryv1.EndpointSlice) { s.Ports = nil }),
+			want: wantSlice(func(s *model.Slice) { s.Ports = []model.SlicePort{} }),
+		},
+		"no endpoints": {
+			in:   slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }),
+			want: wantSlice(func(s *model.Slice) { s.Endpoints = []model.Endpoint{} }),
+		},
+		"invalid parts": {
+			in: slice(func(s *discoveryv1.EndpointSlice) {
+				s.Ports = append(s.Ports, discoveryv1.EndpointPort{Port: ptr.To[int32](0)},
+					discoveryv1.EndpointPort{Port: ptr.To[int32](9), Protocol: ptr.To[corev1.Protocol]("ICMP")})
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{}, discoveryv1.Endpoint{Addresses: []string{"pod-1"}},
+					discoveryv1.Endpoint{Addresses: []string{"fd00::1"}})
+			}),
+			want:  wantSlice(),
+			skips: []Reason{InvalidPort, InvalidProtocol, InvalidAddress, WrongFamily},
+		},
+		"unparsable trigger time": {
+			in: slice(func(s *discoveryv1.EndpointSlice) {
+				s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: "now"}
+			}),
+			want: wantSlice(),
+		},
+		"another proxy's label does not matter": {
+			in: slice(func(s *discoveryv1.EndpointSlice) { s.Labels[LabelServiceProxyName] = "cilium" }), want: wantSlice()},
+		"FQDN":         {in: slice(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), skips: []Reason{FQDN}},
+		"unknown type": {in: slice(func(s *discoveryv1.EndpointSlice) { s.AddressType = "IPX" }), skips: []Reason{InvalidType}},
+		"no service":   {in: slice(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }), skips: []Reason{NoService}},
+		"headless":     {in: slice(func(s *discoveryv1.EndpointSlice) { s.Labels[corev1.IsHeadlessService] = "" }), skips: []Reason{Headless}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, skips := NewConverter("").FromEndpointSlice(c.in)
+			require.Equal(t, c.want, got)
+			require.Equal(t, c.skips, reasons(skips), "%v", skips)
+		})
+	}
+}
+
+func TestFromNode(t *testing.T) {
+	deleted := metav1.Now()
+	got, skips := NewConverter("").FromNode(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{"zone": "z1"}, DeletionTimestamp: &deleted},
+		Spec: corev1.NodeSpec{
+			PodCIDRs: []string{"10.1.0.0/24", "fd00:1::/64", "10.2.0.0"},
+			Taints:   []corev1.Taint{{Key: "other"}, {Key: "ToBeDeletedByClusterAutoscaler", Value: "1"}},
+		},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeHostName, Address: "n1"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.2"},
+			{Type: corev1.NodeExternalIP, Address: "198.51.100.2"}, {Type: corev1.NodeInternalIP, Address: "192.0.2.1"},
+			{Type: corev1.NodeInternalIP, Address: "n1"},
+		}},
+	})
+	require.True(t, got.Equal(&model.Node{
+		Name: "n1", Labels: map[string]string{"zone": "z1"}, InternalIPs: addrs("192.0.2.2", "192.0.2.1"),
+		PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")},
+		Deleting: true, TaintedForDeletion: true,
+	}), "%+v", got)
+	require.Equal(t, []Reason{InvalidAddress, InvalidRange}, reasons(skips))
+
+	got, skips = NewConverter("").FromNode(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: corev1.NodeSpec{PodCIDR: "10.3.0.0/24"},
+	})
+	require.True(t, got.Equal(&model.Node{Name: "n2", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.3.0.0/24")}}), "%+v", got)
+	require.Empty(t, skips)
+}
+
+func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {
+	c := NewConverter("")
+	key, o, skips := c.Convert(service(func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeExternalName }))
+	require.Equal(t, model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}, key)
+	require.True(t, o == nil)
+	require.NotEmpty(t, skips)
+	key, o, _ = c.Convert(slice(func(s *discoveryv1.EndpointSlice) { s.Labels = nil }))
+	require.Equal(t, model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web-1"}, key)
+	require.True(t, o == nil)
+}
+
+func TestResourceVersion(t *testing.T) {
+	for in, want := range map[string]uint64{"": 0, "12": 12, "x1": 0, "18446744073709551615": 1<<64 - 1} {
+		require.Equal(t, want, ResourceVersion(&metav1.ObjectMeta{ResourceVersion: in}), in)
+	}
+}

@@ -1,0 +1,141 @@
+package file
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	yamlv3 "go.yaml.in/yaml/v3"
+)
+
+// document is a part of a file that is parsed on its own: a YAML document or a JSON value.
+type document struct {
+	text []byte
+	line int // of its beginning in the file, from 1
+}
+
+// splitYAML splits a file at the lines that begin a document, which stay with it.
+func splitYAML(text []byte) []document {
+	var docs []document
+	d := document{line: 1}
+	for n := 1; len(text) > 0; n++ {
+		end := bytes.IndexByte(text, '\n') + 1
+		if end == 0 {
+			end = len(text)
+		}
+		l := text[:end]
+		if bytes.HasPrefix(l, []byte("---")) && (len(l) == 3 || strings.IndexByte(" \t\r\n", l[3]) >= 0) {
+			docs = append(docs, d)
+			d = document{line: n}
+		}
+		d.text = append(d.text, l...)
+		text = text[end:]
+	}
+	return append(docs, d)
+}
+
+// blank tells whether the document has nothing but comments.
+func (d document) blank() bool {
+	for l := range bytes.Lines(d.text) {
+		l = bytes.TrimSpace(bytes.TrimPrefix(l, []byte("---")))
+		if len(l) > 0 && l[0] != '#' {
+			return false
+		}
+	}
+	return true
+}
+
+// padded gives the document with empty lines before it, so that a YAML parser's lines are those of the file.
+func (d document) padded() []byte {
+	return append(bytes.Repeat([]byte("\n"), d.line-1), d.text...)
+}
+
+// lineOf gives the line in the file of what is at a path such as "spec.ports[2].port", or of as much of the path as there
+// is. JSON is YAML, too.
+func (d document) lineOf(path string) int {
+	var root yamlv3.Node
+	if yamlv3.Unmarshal(d.padded(), &root) != nil || len(root.Content) == 0 {
+		return d.line
+	}
+	node := root.Content[0]
+	line := node.Line
+	for _, step := range steps(path) {
+		if node.Kind == yamlv3.AliasNode {
+			node = node.Alias
+		}
+		next := -1
+		switch node.Kind {
+		case yamlv3.SequenceNode:
+			if i, err := strconv.Atoi(step); err == nil && i < len(node.Content) {
+				next = i
+				line = node.Content[i].Line
+			}
+		case yamlv3.MappingNode:
+			for i := 0; i+1 < len(node.Content); i += 2 {
+				if node.Content[i].Value == step {
+					next = i + 1
+					line = node.Content[i].Line
+				}
+			}
+		}
+		if next < 0 {
+			break
+		}
+		node = node.Content[next]
+	}
+	return line
+}
+
+// steps splits a path into keys and indexes.
+func steps(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
+}
+
+// pathAt gives the path of the value whose end, or whose opening bracket, is at the offset in a JSON text.
+func pathAt(text []byte, offset int64) string {
+	type level struct {
+		array bool
+		key   string // of the present member; unset: a key comes next
+		index int
+	}
+	var stack []level
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			break
+		}
+		top := len(stack) - 1
+		delim, isDelim := token.(json.Delim)
+		closes := isDelim && (delim == '}' || delim == ']')
+		if top >= 0 && !closes && !stack[top].array && stack[top].key == "" {
+			stack[top].key, _ = token.(string)
+			continue
+		}
+		if closes {
+			stack = stack[:top]
+			top--
+		}
+		if decoder.InputOffset() >= offset {
+			break
+		}
+		if isDelim && !closes {
+			stack = append(stack, level{array: delim == '['})
+		} else if top >= 0 {
+			stack[top].key = ""
+			stack[top].index++
+		}
+	}
+	var path string
+	for _, l := range stack {
+		switch {
+		case l.array:
+			path += fmt.Sprintf("[%d]", l.index)
+		case l.key != "":
+			path = join(path, l.key)
+		}
+	}
+	return path
+}

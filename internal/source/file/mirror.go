@@ -1,0 +1,271 @@
+package file
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+const (
+	// maxEndpointsPerSlice is how many addresses a mirrored slice has at most.
+	maxEndpointsPerSlice = 100
+	// maxEndpointsPerSubset is how many addresses of a subset are mirrored, the ready ones first: the limit of the
+	// cluster's mirroring controller.
+	maxEndpointsPerSubset = 1000
+)
+
+// endpoints is an Endpoints object as the mirror needs it.
+type endpoints struct {
+	skip   bool // its labels or annotations ask for no mirror
+	groups []group
+}
+
+// group is a set of addresses of one family with the same ports: what slices are made of.
+type group struct {
+	family    model.Family
+	ports     []model.SlicePort
+	endpoints []model.Endpoint // ascending by address
+}
+
+func (g *group) key() string { return fmt.Sprint(g.family, g.ports) }
+
+// newEndpoints brings the subsets into canonical form as the mirroring controller does: ports with the same addresses
+// belong together, and an address that is ready in one subset and not ready in another is not ready. Where the object is
+// invalid it gives the field and what is wrong with it instead.
+func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) { //nolint:staticcheck // deprecated, and in use
+	_, electsLeader := o.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
+	_, headless := o.Labels[corev1.IsHeadlessService]
+	e := &endpoints{skip: o.Labels[discoveryv1.LabelSkipMirror] == "true" || electsLeader || headless}
+
+	byPort := map[model.SlicePort]map[netip.Addr]model.Endpoint{}
+	for i, subset := range o.Subsets {
+		field = fmt.Sprintf("subsets[%d]", i)
+		ports := []model.SlicePort{}
+		for j, p := range subset.Ports {
+			at := fmt.Sprintf("%s.ports[%d]", field, j)
+			protocol, ok := protocols[p.Protocol]
+			if !ok {
+				return nil, at + ".protocol", fmt.Sprintf("%q is none of TCP, UDP, SCTP", p.Protocol)
+			}
+			if p.Port < 1 || p.Port > 65535 {
+				return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
+			}
+			ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
+		}
+		if len(ports) == 0 {
+			ports = append(ports, model.SlicePort{}) // stands for no port
+		}
+		for _, list := range []struct {
+			name      string
+			addresses []corev1.EndpointAddress
+			ready     bool
+		}{{"addresses", subset.Addresses, true}, {"notReadyAddresses", subset.NotReadyAddresses, false}} {
+			for j, address := range list.addresses {
+				a, err := netip.ParseAddr(address.IP)
+				if err != nil || a.Zone() != "" {
+					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), fmt.Sprintf("%q is no IP address", address.IP)
+				}
+				endpoint := model.Endpoint{
+					Address: a.Unmap(),
+					// The mirror has no serving condition: it defaults to true.
+					Conditions: model.Conditions{Ready: list.ready, Serving: true},
+				}
+				if address.NodeName != nil {
+					endpoint.NodeName = *address.NodeName
+				}
+				for _, p := range ports {
+					addresses := byPort[p]
+					if addresses == nil {
+						addresses = map[netip.Addr]model.Endpoint{}
+						byPort[p] = addresses
+					}
+					if seen, ok := addresses[endpoint.Address]; !ok || seen.Conditions.Ready && !list.ready {
+						addresses[endpoint.Address] = endpoint
+					}
+				}
+			}
+		}
+	}
+	e.groups = groups(byPort)
+	return e, "", ""
+}
+
+var protocols = map[corev1.Protocol]model.Protocol{
+	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
+}
+
+// groups joins the ports that have the same addresses, limits and splits them.
+func groups(byPort map[model.SlicePort]map[netip.Addr]model.Endpoint) []group {
+	type set struct {
+		ports     []model.SlicePort
+		endpoints []model.Endpoint
+	}
+	sets := map[string]*set{}
+	for _, port := range slices.SortedFunc(maps.Keys(byPort), comparePorts) {
+		endpoints := slices.SortedFunc(maps.Values(byPort[port]), func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
+		var key strings.Builder
+		for _, e := range endpoints {
+			fmt.Fprint(&key, e.Address, e.Conditions.Ready, " ")
+		}
+		s := sets[key.String()]
+		if s == nil {
+			s = &set{endpoints: endpoints}
+			sets[key.String()] = s
+		}
+		if port != (model.SlicePort{}) {
+			s.ports = append(s.ports, port)
+		}
+	}
+	var all []group
+	for _, s := range sets {
+		if len(s.endpoints) > maxEndpointsPerSubset {
+			slices.SortStableFunc(s.endpoints, func(a, b model.Endpoint) int {
+				return cmp.Compare(notReady(a), notReady(b))
+			})
+			s.endpoints = s.endpoints[:maxEndpointsPerSubset]
+			slices.SortFunc(s.endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
+		}
+		for _, family := range []model.Family{model.IPv4, model.IPv6} {
+			g := group{family: family, ports: s.ports}
+			for _, e := range s.endpoints {
+				if model.FamilyOf(e.Address) == family {
+					g.endpoints = append(g.endpoints, e)
+				}
+			}
+			if len(g.endpoints) > 0 {
+				all = append(all, g)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b group) int { return cmp.Compare(a.key(), b.key()) })
+	return all
+}
+
+func notReady(e model.Endpoint) int {
+	if e.Conditions.Ready {
+		return 0
+	}
+	return 1
+}
+
+func comparePorts(a, b model.SlicePort) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+}
+
+// mirrors are the slices made of Endpoints objects, by the Service's name. They remember which address is in which slice,
+// so that a change of one address changes one slice.
+type mirrors map[model.ServiceKey]*mirror
+
+type mirror struct {
+	of     *endpoints // that the slices were made of
+	parts  []*part
+	slices []*model.Slice
+}
+
+// part says what is in one slice.
+type part struct {
+	number    int // in its name
+	group     string
+	addresses map[netip.Addr]bool
+	changed   bool
+}
+
+// slices gives the slices for the Service's Endpoints object.
+func (m mirrors) slices(service model.ServiceKey, e *endpoints) []*model.Slice {
+	if m[service] == nil {
+		m[service] = &mirror{}
+	}
+	if m[service].of != e {
+		m[service].update(service, e)
+	}
+	return m[service].slices
+}
+
+func (m *mirror) update(service model.ServiceKey, e *endpoints) {
+	m.of, m.slices = e, nil
+	m.parts = slices.DeleteFunc(m.parts, func(p *part) bool {
+		return !slices.ContainsFunc(e.groups, func(g group) bool { return g.key() == p.group })
+	})
+	for _, g := range e.groups {
+		m.place(g)
+	}
+	m.parts = slices.DeleteFunc(m.parts, func(p *part) bool { return len(p.addresses) == 0 })
+	for _, g := range e.groups {
+		for _, p := range m.parts {
+			if p.group != g.key() {
+				continue
+			}
+			s := model.Slice{
+				Namespace: service.Namespace, Name: fmt.Sprintf("%s-mirrored-%d", service.Name, p.number), Service: service.Name,
+				Family: g.family, Ports: slices.Clone(g.ports),
+			}
+			for _, endpoint := range g.endpoints {
+				if p.addresses[endpoint.Address] {
+					s.Endpoints = append(s.Endpoints, endpoint)
+				}
+			}
+			m.slices = append(m.slices, model.NewSlice(s))
+		}
+	}
+}
+
+// place leaves the group's addresses in their slices, and puts new ones where others left, then where there is most in
+// already, then into new slices.
+func (m *mirror) place(g group) {
+	missing := map[netip.Addr]bool{}
+	for _, e := range g.endpoints {
+		missing[e.Address] = true
+	}
+	var parts []*part
+	for _, p := range m.parts {
+		if p.group != g.key() {
+			continue
+		}
+		p.changed = false
+		for a := range p.addresses {
+			if missing[a] {
+				delete(missing, a)
+			} else {
+				delete(p.addresses, a)
+				p.changed = true
+			}
+		}
+		parts = append(parts, p)
+	}
+	slices.SortStableFunc(parts, func(a, b *part) int {
+		if a.changed != b.changed {
+			if a.changed {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(len(b.addresses), len(a.addresses))
+	})
+	for _, a := range slices.SortedFunc(maps.Keys(missing), netip.Addr.Compare) {
+		i := slices.IndexFunc(parts, func(p *part) bool { return len(p.addresses) < maxEndpointsPerSlice })
+		if i < 0 {
+			i = len(parts)
+			parts = append(parts, m.newPart(g.key()))
+		}
+		parts[i].addresses[a] = true
+	}
+}
+
+// newPart adds a part with the lowest number that is free.
+func (m *mirror) newPart(group string) *part {
+	p := &part{number: 1, group: group, addresses: map[netip.Addr]bool{}}
+	for slices.ContainsFunc(m.parts, func(o *part) bool { return o.number == p.number }) {
+		p.number++
+	}
+	m.parts = append(m.parts, p)
+	return p
+}

@@ -1,0 +1,337 @@
+package file
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// object is one object of a file.
+type object struct {
+	id    objectID
+	line  int           // of its beginning in the file
+	model source.Object // nil for Endpoints, and for what nodes have no use for
+	skips []source.Skip
+	// hasSelector is that of a Service.
+	hasSelector bool
+	endpoints   *endpoints // nil for other kinds
+}
+
+type objectID struct {
+	kind, namespace, name string
+}
+
+func (i objectID) String() string {
+	if i.namespace == "" {
+		return i.kind + " " + i.name
+	}
+	return i.kind + " " + i.namespace + "/" + i.name
+}
+
+func (i objectID) key() model.Key {
+	for _, kind := range kinds {
+		if kind.String() == i.kind {
+			return model.Key{Kind: kind, Namespace: i.namespace, Name: i.name}
+		}
+	}
+	panic("no kind of the model: " + i.kind)
+}
+
+func compareIDs(a, b objectID) int {
+	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+}
+
+// problem is something in a file that cannot be used as it is.
+type problem struct {
+	file   string
+	line   int // 0: the whole file
+	detail string
+}
+
+func (p problem) String() string {
+	if p.line == 0 {
+		return p.file + ": " + p.detail
+	}
+	return fmt.Sprintf("%s:%d: %s", p.file, p.line, p.detail)
+}
+
+type parser struct {
+	converter *source.Converter
+	log       *slog.Logger
+}
+
+// parse reads a file's documents. Where one is bad, objects of the file's earlier state that are not in the good ones stay,
+// as the bad one may be theirs.
+func (p parser) parse(name string, raw []byte, before *file) *file {
+	f := &fileParser{parser: p, name: name, file: &file{raw: raw}}
+	text := bytes.TrimPrefix(raw, []byte("\ufeff"))
+	if strings.HasSuffix(name, ".json") {
+		f.jsonStream(text)
+	} else {
+		f.yamlStream(text)
+	}
+	if f.lost && before != nil {
+		for _, o := range before.objects {
+			if !slices.ContainsFunc(f.file.objects, func(n *object) bool { return n.id == o.id }) {
+				f.file.objects = append(f.file.objects, o)
+			}
+		}
+	}
+	return f.file
+}
+
+type fileParser struct {
+	parser
+	name string
+	file *file
+	lost bool // an object could not be read
+}
+
+const noObject = "no Kubernetes object: apiVersion and kind are required"
+
+func (f *fileParser) problem(line int, format string, args ...any) {
+	f.file.problems = append(f.file.problems, problem{f.name, line, fmt.Sprintf(format, args...)})
+}
+
+func (f *fileParser) bad(line int, format string, args ...any) {
+	f.lost = true
+	f.problem(line, format, args...)
+}
+
+// jsonStream reads JSON values, one after the other.
+func (f *fileParser) jsonStream(text []byte) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	for {
+		var value json.RawMessage
+		err := decoder.Decode(&value)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
+			at := int(decoder.InputOffset())
+			var syntax *json.SyntaxError
+			if errors.As(err, &syntax) {
+				at = int(syntax.Offset)
+			} else if errors.Is(err, io.ErrUnexpectedEOF) {
+				at = len(text)
+			}
+			f.bad(1+bytes.Count(text[:min(at, len(text))], []byte("\n")), "%v: correct the JSON", err)
+			return
+		}
+		line := 1 + bytes.Count(text[:int(decoder.InputOffset())-len(value)], []byte("\n"))
+		f.value(value, document{text: value, line: line})
+	}
+}
+
+// yamlStream reads YAML documents. They are parsed one by one, so that a bad one does not hide those after it.
+func (f *fileParser) yamlStream(text []byte) {
+	for _, d := range splitYAML(text) {
+		if d.blank() {
+			continue
+		}
+		value, err := yaml.YAMLToJSONStrict(d.padded())
+		if err != nil {
+			line, detail := yamlError(err, d.line)
+			f.bad(line, "%s: correct the YAML", detail)
+			continue
+		}
+		f.value(value, d)
+	}
+}
+
+var yamlLine = regexp.MustCompile(`line (\d+): `)
+
+// yamlError takes the line out of the parser's message.
+func yamlError(err error, fallback int) (int, string) {
+	detail := strings.Join(strings.Fields(err.Error()), " ")
+	detail = strings.TrimPrefix(detail, "error converting YAML to JSON: ")
+	detail = strings.TrimPrefix(detail, "yaml: ")
+	detail = strings.TrimPrefix(detail, "unmarshal errors: ")
+	m := yamlLine.FindStringSubmatchIndex(detail)
+	if m == nil {
+		return fallback, detail
+	}
+	line, err := strconv.Atoi(detail[m[2]:m[3]])
+	if err != nil {
+		return fallback, detail
+	}
+	return max(line, fallback), detail[:m[0]] + detail[m[1]:]
+}
+
+// value takes one JSON value of the document d.
+func (f *fileParser) value(value []byte, d document) {
+	f.item(value, d, "")
+}
+
+// item takes one object, which is all of the document or what is at the path in it.
+func (f *fileParser) item(value []byte, d document, path string) {
+	line := d.lineOf(path)
+	switch value = bytes.TrimSpace(value); {
+	case string(value) == "null":
+		return
+	case value[0] != '{':
+		f.bad(line, noObject)
+		return
+	}
+	var head struct {
+		metav1.TypeMeta
+		Items []json.RawMessage `json:"items"`
+	}
+	if !f.decode(value, &head, d, path) {
+		return
+	}
+	o := &object{line: line}
+	switch head.APIVersion + " " + head.Kind {
+	case "v1 List":
+		for i, item := range head.Items {
+			f.item(item, d, join(path, fmt.Sprintf("items[%d]", i)))
+		}
+		return
+	case "v1 Service":
+		var s corev1.Service
+		if !f.object(value, &s, o, d, path) || !f.allocated(&s, o, d, path) {
+			return
+		}
+		o.hasSelector = len(s.Spec.Selector) > 0
+	case "discovery.k8s.io/v1 EndpointSlice":
+		if !f.object(value, &discoveryv1.EndpointSlice{}, o, d, path) {
+			return
+		}
+	case "v1 Node":
+		if !f.object(value, &corev1.Node{}, o, d, path) {
+			return
+		}
+	case "v1 Endpoints":
+		var e corev1.Endpoints //nolint:staticcheck // deprecated, and in use
+		if !f.object(value, &e, o, d, path) {
+			return
+		}
+		var field, detail string
+		if o.endpoints, field, detail = newEndpoints(&e); o.endpoints == nil {
+			f.bad(d.lineOf(join(path, field)), "%s: %s: %s", o.id, field, detail)
+			return
+		}
+	default:
+		switch {
+		case head.APIVersion == "" || head.Kind == "":
+			f.bad(line, noObject)
+		case head.Kind == "EndpointSlice" && strings.HasPrefix(head.APIVersion, discoveryv1.GroupName+"/"):
+			f.bad(line, "apiVersion %s of EndpointSlice is not supported: use %s", head.APIVersion, discoveryv1.SchemeGroupVersion)
+		default:
+			f.log.Debug("ignoring a manifest of a kind that is not used",
+				"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
+		}
+		return
+	}
+	f.file.objects = append(f.file.objects, o)
+}
+
+// object decodes a value into an object of the API, converts it, and tells whether it is good.
+func (f *fileParser) object(value []byte, into metav1.Object, o *object, d document, path string) bool {
+	if !f.decode(value, into, d, path) {
+		return false
+	}
+	if into.GetName() == "" {
+		f.bad(d.lineOf(join(path, "metadata.name")), "metadata.name is missing: name the object")
+		return false
+	}
+	o.id = objectID{kindOf(into), into.GetNamespace(), into.GetName()}
+	if o.id.kind == "Node" {
+		o.id.namespace = ""
+	} else if o.id.namespace == "" {
+		o.id.namespace = metav1.NamespaceDefault
+	}
+	into.SetNamespace(o.id.namespace)
+	if o.id.kind == "Endpoints" {
+		return true
+	}
+	_, o.model, o.skips = f.converter.Convert(into)
+	good := true
+	for _, s := range o.skips {
+		if !s.Invalid() {
+			continue
+		}
+		good = false
+		detail := s.Detail
+		if s.Reason == source.NoClusterIP {
+			detail += ": there is no API server here to allocate it: give an address, or None for a headless Service"
+		}
+		f.bad(d.lineOf(join(path, s.Field)), "%s: %s: %s", o.id, s.Field, detail)
+	}
+	return good
+}
+
+// allocated checks that a Service of type NodePort has the ports that an API server would have allocated.
+func (f *fileParser) allocated(s *corev1.Service, o *object, d document, path string) bool {
+	good := true
+	for i, p := range s.Spec.Ports {
+		if s.Spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
+			good = false
+			field := fmt.Sprintf("spec.ports[%d].nodePort", i)
+			f.bad(d.lineOf(join(path, field)), "%s: %s: is missing: there is no API server here to allocate it: give a port", o.id, field)
+		}
+	}
+	return good
+}
+
+// decode decodes as the API server does. Fields that are unknown, or given twice, are reported and do no harm.
+func (f *fileParser) decode(value []byte, into any, d document, path string) bool {
+	strict, err := kjson.UnmarshalStrict(value, into)
+	if err != nil {
+		var wrongType *json.UnmarshalTypeError
+		if errors.As(err, &wrongType) {
+			field := pathAt(value, wrongType.Offset)
+			f.bad(d.lineOf(join(path, field)), "%s: have %s, want %s", field, wrongType.Value, wrongType.Type)
+		} else {
+			f.bad(d.lineOf(path), "%v", err)
+		}
+		return false
+	}
+	if _, isHead := into.(metav1.Object); !isHead {
+		return true // only apiVersion and kind were wanted, all the rest is unknown
+	}
+	for _, s := range strict {
+		line := d.lineOf(path)
+		if at, ok := errors.AsType[kjson.FieldError](s); ok {
+			line = d.lineOf(join(path, at.FieldPath()))
+		}
+		f.problem(line, "%v: is it misspelt? It has no effect", s)
+	}
+	return true
+}
+
+func kindOf(o metav1.Object) string {
+	switch o.(type) {
+	case *corev1.Service:
+		return model.KindService.String()
+	case *discoveryv1.EndpointSlice:
+		return model.KindSlice.String()
+	case *corev1.Node:
+		return model.KindNode.String()
+	}
+	return "Endpoints"
+}
+
+func join(path, field string) string {
+	if path == "" || field == "" {
+		return path + field
+	}
+	return path + "." + field
+}

@@ -1,0 +1,127 @@
+package file
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// state is what all files together say.
+type state struct {
+	objects  map[model.Key]source.Object
+	skips    map[model.Kind]map[model.Key][]source.Skip
+	problems []problem
+}
+
+var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode}
+
+// assemble puts together what is in the files. Of objects that occur more than once the first counts.
+func (s *Source) assemble() state {
+	st := state{
+		objects: map[model.Key]source.Object{},
+		skips:   map[model.Kind]map[model.Key][]source.Skip{},
+	}
+	for _, kind := range kinds {
+		st.skips[kind] = map[model.Key][]source.Skip{}
+	}
+	if s.files.problem != nil {
+		st.problems = append(st.problems, *s.files.problem)
+	}
+	type place struct {
+		file string
+		*object
+	}
+	places := map[objectID]place{}
+	for _, name := range slices.Sorted(maps.Keys(s.files.known)) {
+		f := s.files.known[name]
+		st.problems = append(st.problems, f.problems...)
+		for _, o := range f.objects {
+			if first, ok := places[o.id]; ok {
+				st.problems = append(st.problems, problem{name, o.line, fmt.Sprintf(
+					"%s is already in %s:%d, which counts: remove one of them", o.id, first.file, first.line)})
+				continue
+			}
+			places[o.id] = place{name, o}
+			if o.model != nil {
+				st.objects[o.model.Key()] = o.model
+			}
+			if len(o.skips) > 0 {
+				key := o.id.key()
+				st.skips[key.Kind][key] = o.skips
+			}
+		}
+	}
+
+	mirrored := map[model.ServiceKey]bool{}
+	for _, id := range slices.SortedFunc(maps.Keys(places), compareIDs) {
+		o := places[id]
+		service, ok := places[objectID{model.KindService.String(), id.namespace, id.name}]
+		if o.endpoints == nil || o.endpoints.skip || !ok || service.hasSelector {
+			continue
+		}
+		key := model.ServiceKey{Namespace: id.namespace, Name: id.name}
+		mirrored[key] = true
+		for _, slice := range s.mirrors.slices(key, o.endpoints) {
+			if _, taken := st.objects[slice.Key()]; taken {
+				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf(
+					"%s is mirrored to %s, which a manifest gives already: rename that", id, slice.Key())})
+				continue
+			}
+			st.objects[slice.Key()] = slice
+		}
+	}
+	maps.DeleteFunc(s.mirrors, func(key model.ServiceKey, _ *mirror) bool { return !mirrored[key] })
+	return st
+}
+
+// publish gives the sink what has changed, or everything where it has nothing yet.
+func (s *Source) publish(sink source.Sink, first bool) {
+	st := s.assemble()
+	s.report(st.problems)
+	for _, kind := range kinds {
+		s.skips.Replace(kind, st.skips[kind])
+	}
+	if first {
+		for _, kind := range kinds {
+			var objects []source.Object
+			for key, o := range st.objects {
+				if key.Kind == kind {
+					objects = append(objects, o)
+				}
+			}
+			sink.Replace(kind, objects, 0)
+		}
+		s.held = st.objects
+		return
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(st.objects), model.Key.Compare) {
+		if s.held[key] != st.objects[key] {
+			sink.Upsert(st.objects[key], 0)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(s.held), model.Key.Compare) {
+		if st.objects[key] == nil {
+			sink.Remove(key, 0)
+		}
+	}
+	s.held = st.objects
+}
+
+// report logs the problems that are new, and the end of those that are over.
+func (s *Source) report(problems []problem) {
+	s.gauge.Set(float64(len(problems)))
+	for _, p := range problems {
+		if !slices.Contains(s.problems, p) {
+			s.log.Warn("manifest problem", "problem", p.String(), "directory", s.directory)
+		}
+	}
+	for _, p := range s.problems {
+		if !slices.Contains(problems, p) {
+			s.log.Info("manifest problem is over", "problem", p.String(), "directory", s.directory)
+		}
+	}
+	s.problems = problems
+}

@@ -1,0 +1,66 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Requests a second to the API server, sustained and at once. A source makes a handful of requests at its start and after
+// failures; the limit is what bounds the harm of a loop.
+const (
+	queriesPerSecond = 20
+	queriesBurst     = 40
+)
+
+// Config gives the configuration for clients of the API server: that of the kubeconfig file's current context, or, with
+// an empty path, of the pod that this process runs in. Clients prefer protobuf.
+func Config(kubeconfig string) (*rest.Config, error) {
+	config, err := load(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.QPS, config.Burst = queriesPerSecond, queriesBurst
+	config.UserAgent = "slicecast/" + filepath.Base(os.Args[0])
+	return config, nil
+}
+
+func load(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("no kubeconfig is given and this is no pod of a cluster: " +
+				"give the path of a kubeconfig file, or run as a pod with a ServiceAccount")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("in-cluster configuration: %w; does the pod mount its ServiceAccount's token?", err)
+		}
+		return config, nil
+	}
+	file, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig: %w; give the path of a readable kubeconfig file", err)
+	}
+	if file.CurrentContext == "" {
+		return nil, fmt.Errorf("kubeconfig %s has no current-context: set one with "+
+			"kubectl config use-context --kubeconfig %s NAME", kubeconfig, kubeconfig)
+	}
+	if _, ok := file.Contexts[file.CurrentContext]; !ok {
+		return nil, fmt.Errorf("kubeconfig %s: the current-context %q is not among its contexts: add it or name another",
+			kubeconfig, file.CurrentContext)
+	}
+	// A loader by path, as relative paths in the file are relative to it.
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s, context %q: %w; correct its cluster and user", kubeconfig, file.CurrentContext, err)
+	}
+	return config, nil
+}

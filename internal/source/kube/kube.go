@@ -1,0 +1,104 @@
+// Package kube is the source that watches a Kubernetes API server. Each object is converted as it arrives and handed to
+// the sink; nothing but the converted objects stays in memory, not even while a long list comes in.
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// Options of a Source. All but ServiceProxyName are required.
+type Options struct {
+	Config *rest.Config // see the function Config
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve; empty:
+	// those without the label.
+	ServiceProxyName string
+	Log              *slog.Logger
+	Metrics          prometheus.Registerer
+}
+
+// Source watches the Services, EndpointSlices and Nodes of a cluster. Its ServiceAccount or user needs to get, list and
+// watch them in all namespaces.
+type Source struct {
+	client    *http.Client
+	resources []*resource
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New gives a Source; it sends nothing yet.
+func New(o Options) (*Source, error) {
+	client, err := rest.HTTPClientFor(o.Config)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w; correct the kubeconfig's cluster and user", o.Config.Host, err)
+	}
+	core, err := corev1client.NewForConfigAndClient(o.Config, client)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
+	}
+	discovery, err := discoveryv1client.NewForConfigAndClient(o.Config, client)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
+	}
+
+	shared := shared{
+		converter: source.NewConverter(o.ServiceProxyName),
+		skips:     source.NewSkips(o.Log, o.Metrics),
+		metrics:   newMetrics(o.Metrics),
+	}
+	proxy := "!" + source.LabelServiceProxyName
+	if o.ServiceProxyName != "" {
+		proxy = source.LabelServiceProxyName + "=" + o.ServiceProxyName
+	}
+	add := func(kind model.Kind, getter cache.Getter, plural string, example metav1.Object, labels, fields string) *resource {
+		return &resource{
+			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
+			server: cache.NewFilteredListWatchFromClient(getter, plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
+				lo.LabelSelector, lo.FieldSelector = labels, fields
+			}),
+		}
+	}
+	// The selectors are kube-proxy's: they spare the transfer of what the converter would leave out. Slices are not
+	// selected by proxy name: on them the label may be missing, or late.
+	return &Source{client: client, resources: []*resource{
+		add(model.KindService, core.RESTClient(), "services", &corev1.Service{},
+			proxy+",!"+corev1.IsHeadlessService, "spec.clusterIP!="+corev1.ClusterIPNone),
+		add(model.KindSlice, discovery.RESTClient(), "endpointslices", &discoveryv1.EndpointSlice{},
+			"!"+corev1.IsHeadlessService, ""),
+		add(model.KindNode, core.RESTClient(), "nodes", &corev1.Node{}, "", ""),
+	}}, nil
+}
+
+// Run implements source.Source. There is no failure that it does not retry.
+func (s *Source) Run(ctx context.Context, sink source.Sink) error {
+	defer s.client.CloseIdleConnections()
+	var missing atomic.Int32
+	missing.Store(int32(len(s.resources)))
+	synced := func() {
+		if missing.Add(-1) == 0 {
+			sink.Synced()
+		}
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, r := range s.resources {
+		wg.Go(func() { r.run(ctx, sink, synced) })
+	}
+	return nil
+}

@@ -1,0 +1,21 @@
+package kube
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+func TestMain(m *testing.M) {
+	RouteLogs(slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	backoff.Duration, backoff.Cap = 20*time.Millisecond, 200*time.Millisecond
+	testenv.Main(m, func() error {
+		_, err := controlplane.KubernetesBinary(context.Background(), "kube-apiserver")
+		return err
+	})
+}

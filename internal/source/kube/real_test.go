@@ -1,0 +1,237 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/sourcetest"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// churn changes objects of every kind at random, until it is told to stop. Those with "stays" in the name stay.
+type churn struct {
+	client kubernetes.Interface
+	random *rand.Rand
+	done   atomic.Int64 // changes that the API server accepted
+}
+
+func (c *churn) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(ctx, time.Second) // requests fail while things are down
+		if c.step(ctx) == nil {
+			c.done.Add(1)
+		}
+		cancel()
+	}
+}
+
+func (c *churn) step(ctx context.Context) error {
+	n := c.random.IntN(20)
+	name := fmt.Sprintf("s%d", n)
+	if n < 5 {
+		name += "-stays"
+	}
+	services, slices, nodes := c.client.CoreV1().Services("default"), c.client.DiscoveryV1().EndpointSlices("default"), c.client.CoreV1().Nodes()
+	switch c.random.IntN(8) {
+	case 0:
+		return c.createService(ctx, name)
+	case 1:
+		s, err := services.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s.Spec.Ports[0].Port = int32(1 + c.random.IntN(60000))
+		s.Labels = nil
+		if n >= 5 && c.random.IntN(2) == 0 {
+			s.Labels = map[string]string{source.LabelServiceProxyName: "other"}
+		}
+		_, err = services.Update(ctx, s, metav1.UpdateOptions{})
+		return err
+	case 2:
+		if n < 5 {
+			return nil
+		}
+		return services.Delete(ctx, name, metav1.DeleteOptions{})
+	case 3:
+		return c.createSlice(ctx, name)
+	case 4, 5:
+		s, err := slices.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s.Endpoints = append(s.Endpoints[:c.random.IntN(len(s.Endpoints))], discoveryv1.Endpoint{
+			Addresses: []string{netip.AddrFrom4([4]byte{10, 1, byte(n), byte(1 + c.random.IntN(200))}).String()},
+		})
+		if n >= 5 {
+			s.Labels = map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("s%d", c.random.IntN(20))}
+			if c.random.IntN(3) == 0 {
+				s.Labels[corev1.IsHeadlessService] = ""
+			}
+		}
+		_, err = slices.Update(ctx, s, metav1.UpdateOptions{})
+		return err
+	case 6:
+		if n < 5 {
+			return nil
+		}
+		return slices.Delete(ctx, name, metav1.DeleteOptions{})
+	default:
+		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			_, err = nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+			return err
+		}
+		if n >= 5 && c.random.IntN(3) == 0 {
+			return nodes.Delete(ctx, name, metav1.DeleteOptions{})
+		}
+		node.Labels = map[string]string{"zone": fmt.Sprint(c.random.IntN(3))}
+		_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
+		return err
+	}
+}
+
+func (c *churn) createService(ctx context.Context, name string) error {
+	s := service(name)
+	s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
+	if c.random.IntN(4) == 0 && name[len(name)-1] != 's' {
+		s.Spec.ClusterIP = corev1.ClusterIPNone
+	}
+	_, err := c.client.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
+	return err
+}
+
+func (c *churn) createSlice(ctx context.Context, name string) error {
+	s := slice(name)
+	s.Ports = []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}}
+	_, err := c.client.DiscoveryV1().EndpointSlices("default").Create(ctx, s, metav1.CreateOptions{})
+	return err
+}
+
+// directList gives what a list of everything converts to.
+func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key]source.Object, error) {
+	objects := map[model.Key]source.Object{}
+	converter := source.NewConverter("")
+	add := func(o metav1.Object) {
+		if key, converted, _ := converter.Convert(o); converted != nil {
+			objects[key] = converted
+		}
+	}
+	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range services.Items {
+		add(&services.Items[i])
+	}
+	slices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range slices.Items {
+		add(&slices.Items[i])
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for i := range nodes.Items {
+		add(&nodes.Items[i])
+	}
+	return objects, nil
+}
+
+// TestRealAPIServer has the source follow a real API server through its failures, in the middle of churn: what it holds in
+// the end is what the API server has, and nothing was ever removed that was there all the time.
+func TestRealAPIServer(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{})
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	client := cp.Client()
+
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	c := &churn{client: client, random: rand.New(rand.NewPCG(seed, 0))}
+	stays := []string{}
+	for n := range 5 {
+		name := fmt.Sprintf("s%d-stays", n)
+		require.NoError(t, c.createService(ctx, name))
+		require.NoError(t, c.createSlice(ctx, name))
+		stays = append(stays, "Service default/"+name, "EndpointSlice default/"+name)
+	}
+
+	config, err := Config(cp.Kubeconfig(t, cp.AdminConfig()))
+	require.NoError(t, err)
+	r := start(t, config)
+	r.awaitSynced(t)
+
+	var churning sync.WaitGroup
+	churnContext, stopChurn := context.WithCancel(ctx)
+	churning.Go(func() { c.run(churnContext) })
+	defer churning.Wait()
+	defer stopChurn()
+	progress := func(what string) {
+		t.Helper()
+		before := c.done.Load()
+		eventually(t, what, func() bool { return c.done.Load() > before+100 })
+	}
+	inStep := func(what string) {
+		t.Helper()
+		stopChurn()
+		churning.Wait()
+		eventually(t, what, func() bool {
+			want, err := directList(ctx, client)
+			return err == nil && len(sourcetest.Difference(r.Objects(), want)) == 0
+		})
+		churnContext, stopChurn = context.WithCancel(ctx)
+		churning.Go(func() { c.run(churnContext) })
+	}
+
+	progress("churn")
+	inStep("the same state after churn")
+	require.Equal(t, 1, r.Replaced(model.KindSlice), "one list, then a watch")
+
+	for range 2 {
+		require.NoError(t, cp.APIServer.Kill())
+		require.NoError(t, cp.APIServer.Start(ctx))
+		progress("churn after the API server was killed")
+	}
+	inStep("the same state after the API server was killed")
+
+	require.NoError(t, cp.Etcd.Pause())
+	select { // etcd hangs for a while, that is the point
+	case <-time.After(3 * time.Second):
+	case <-ctx.Done():
+	}
+	require.NoError(t, cp.Etcd.Resume())
+	progress("churn after etcd hung")
+	inStep("the same state after etcd hung")
+
+	require.NoError(t, cp.Etcd.Kill())
+	require.NoError(t, cp.Etcd.Start(ctx))
+	progress("churn after etcd was killed")
+	inStep("the same state after etcd was killed")
+
+	for _, change := range r.Changes() {
+		for _, s := range stays {
+			require.NotEqual(t, "remove "+s, change)
+		}
+	}
+	require.Positive(t, testutil.ToFloat64(r.metrics().errors.WithLabelValues("EndpointSlice", "watch")))
+	t.Logf("%d changes, %d lists of slices", c.done.Load(), r.Replaced(model.KindSlice))
+}

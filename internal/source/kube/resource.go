@@ -1,0 +1,116 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// backoff between attempts. Its cap is far below client-go's half a minute, which is for thousands of clients: here a
+// few servers ask, and each speaks for all of its nodes.
+var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second}
+
+// backoffReset is how long after the last failure the back-off starts anew.
+const backoffReset = time.Minute
+
+type shared struct {
+	converter *source.Converter
+	skips     *source.Skips
+	metrics   *metrics
+}
+
+// resource watches one kind of object: it stands between a client-go reflector and the API server, where it counts and
+// reports, and between the reflector and the sink, where it is the reflector's store.
+type resource struct {
+	shared
+	kind    model.Kind
+	example metav1.Object
+	server  *cache.ListWatch
+	log     *slog.Logger
+
+	failing atomic.Bool // the last request failed, and that was reported
+
+	// The rest belongs to the reflector's goroutine.
+	sink    source.Sink
+	synced  func() // nil once it was called
+	watch   watch.Interface
+	highest uint64 // resourceVersion seen
+	doubted bool   // the last list was older than that and was refused
+}
+
+func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
+	r.sink, r.synced = sink, synced
+	reflector := cache.NewReflectorWithOptions(
+		&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.openWatch},
+		r.example, r, cache.ReflectorOptions{Name: r.kind.String(), Backoff: &backoff})
+	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		// What fails in here are requests and Replace, which have reported it.
+		_ = reflector.ListAndWatchWithContext(ctx)
+		return false, nil
+	})
+}
+
+// list is the reflector's way to the API server for servers that do not stream lists.
+func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	if o.ResourceVersion == "0" {
+		// The reflector would take the first list from any cache, however old. Nodes may know better: ask for the present.
+		o.ResourceVersion = ""
+	}
+	list, err := r.server.ListWithContextFunc(ctx, o)
+	r.report(ctx, "list", o, err)
+	return list, err
+}
+
+// openWatch is the reflector's way to the API server for watches, those that begin with a list included.
+func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
+	w, err := r.server.WatchFuncWithContext(ctx, o)
+	r.report(ctx, "watch", o, err)
+	if err != nil {
+		if o.SendInitialEvents != nil && net.IsConnectionRefused(err) {
+			// The reflector would sleep on this one without an eye on the context; run's back-off has one.
+			return nil, errors.New(err.Error())
+		}
+		return nil, err
+	}
+	r.watch = w
+	return w, nil
+}
+
+// report counts a failure and logs the first of several in a row, and what ends them.
+func (r *resource) report(ctx context.Context, operation string, o metav1.ListOptions, err error) {
+	switch {
+	case err == nil:
+		if r.failing.CompareAndSwap(true, false) {
+			r.log.Info("the API server answers again", "operation", operation)
+		}
+	case ctx.Err() != nil:
+	case o.SendInitialEvents != nil && apierrors.IsInvalid(err):
+		r.log.Debug("the API server does not stream lists, taking one in pages", "error", err)
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err),
+		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
+		r.log.Debug("the API server cannot go on from what is known, taking a new list", "operation", operation, "error", err)
+	default:
+		r.metrics.errors.WithLabelValues(r.kind.String(), operation).Inc()
+		level := slog.LevelDebug
+		if r.failing.CompareAndSwap(false, true) {
+			level = slog.LevelWarn
+		}
+		r.log.Log(ctx, level, "request to the API server failed, keeping what is known and trying again",
+			"operation", operation, "error", err)
+	}
+}

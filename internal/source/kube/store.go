@@ -1,0 +1,135 @@
+package kube
+
+import (
+	"fmt"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+var (
+	_ cache.TransformingStore      = (*resource)(nil)
+	_ cache.ReflectorBookmarkStore = (*resource)(nil)
+)
+
+// converted is an object as the reflector holds it while a streamed list is incomplete.
+type converted struct {
+	key    model.Key
+	object source.Object // nil: left out
+	skips  []source.Skip
+}
+
+func (r *resource) convert(o any) converted {
+	if c, ok := o.(converted); ok {
+		return c
+	}
+	key, object, skips := r.converter.Convert(o.(metav1.Object))
+	return converted{key, object, skips}
+}
+
+// Transformer implements cache.TransformingStore.
+func (r *resource) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) { return r.convert(o), nil }
+}
+
+// Add implements cache.ReflectorStore.
+func (r *resource) Add(o any) error { return r.Update(o) }
+
+// Update implements cache.ReflectorStore. An object that is left out now may have been in before.
+func (r *resource) Update(o any) error {
+	c, rv := r.convert(o), source.ResourceVersion(o.(metav1.Object))
+	r.saw(rv)
+	r.skips.Set(c.key, c.skips)
+	if c.object == nil {
+		r.sink.Remove(c.key, rv)
+	} else {
+		r.sink.Upsert(c.object, rv)
+	}
+	return nil
+}
+
+// Delete implements cache.ReflectorStore.
+func (r *resource) Delete(o any) error {
+	m := o.(metav1.Object)
+	key, rv := model.Key{Kind: r.kind, Namespace: m.GetNamespace(), Name: m.GetName()}, source.ResourceVersion(m)
+	r.saw(rv)
+	r.skips.Set(key, nil)
+	r.sink.Remove(key, rv)
+	return nil
+}
+
+// Bookmark implements cache.ReflectorBookmarkStore.
+func (r *resource) Bookmark(resourceVersion string) error {
+	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err == nil {
+		r.saw(rv)
+	}
+	return nil
+}
+
+// Replace implements cache.ReflectorStore: the reflector calls it with complete lists only. Objects that are not in the
+// list are removed from every node, so it must be a list that can be believed.
+func (r *resource) Replace(list []any, resourceVersion string) error {
+	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
+	if err != nil || rv == 0 {
+		return r.refuse(fmt.Errorf("a list with resourceVersion %q is not from an API server: is there a proxy that answers "+
+			"in its place?", resourceVersion))
+	}
+	if rv < r.highest {
+		// The API server answers requests for a list with one at least as new as what was last seen, unless that is lost:
+		// etcd was restored from a backup, or this is another cluster. Then a second list says the same.
+		if !r.doubted {
+			r.doubted = true
+			return r.refuse(fmt.Errorf("a list at resourceVersion %d is older than what was seen, %d: asking again",
+				rv, r.highest))
+		}
+		r.log.Warn("the cluster's state went back in time, following it: was etcd restored from a backup?",
+			"from", r.highest, "to", rv)
+	}
+	r.doubted, r.highest = false, rv
+
+	objects := make([]source.Object, 0, len(list))
+	skips := map[model.Key][]source.Skip{}
+	for i, o := range list {
+		c := r.convert(o)
+		list[i] = nil // a paged list holds whole objects: let go of each
+		if c.object != nil {
+			objects = append(objects, c.object)
+		}
+		if len(c.skips) > 0 {
+			skips[c.key] = c.skips
+		}
+	}
+	r.skips.Replace(r.kind, skips)
+	r.sink.Replace(r.kind, objects, rv)
+	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
+	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
+	if r.synced != nil {
+		r.synced()
+		r.synced = nil
+	}
+	return nil
+}
+
+// Resync implements cache.ReflectorStore; there is nothing to do.
+func (r *resource) Resync() error { return nil }
+
+func (r *resource) saw(rv uint64) {
+	r.highest = max(r.highest, rv)
+	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
+}
+
+// refuse reports a list that is not believed and gives the reflector a reason to try again. The reflector would leave the
+// watch of a streamed list open, so it ends here.
+func (r *resource) refuse(err error) error {
+	r.metrics.errors.WithLabelValues(r.kind.String(), "replace").Inc()
+	r.log.Warn("refused a list from the API server, keeping what is known and trying again", "error", err)
+	if r.watch != nil {
+		r.watch.Stop()
+	}
+	return err
+}

@@ -1,0 +1,65 @@
+package source
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+func TestSkipsAreCountedWhileTheyLastAndLoggedOnce(t *testing.T) {
+	var log bytes.Buffer
+	registry := prometheus.NewRegistry()
+	skips := NewSkips(slog.New(slog.NewTextHandler(&log, nil)), registry)
+	count := func(kind, reason string) float64 {
+		return testutil.ToFloat64(skips.gauge.WithLabelValues(kind, reason))
+	}
+	web := model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}
+	db := model.Key{Kind: model.KindService, Namespace: "default", Name: "db"}
+	slice := model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web-1"}
+	bad := []Skip{{InvalidPort, "spec.ports[0].port", "0 is not within 1 to 65535"}}
+
+	for range 3 {
+		skips.Set(web, bad)
+	}
+	require.Equal(t, 1.0, count("Service", "invalid_port"))
+	require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+	for _, want := range []string{"Service default/web", "spec.ports[0].port", "invalid_port", "0 is not within"} {
+		require.Contains(t, log.String(), want)
+	}
+
+	skips.Set(web, []Skip{{Headless, "spec.clusterIP", "is None"}})
+	require.Equal(t, 0.0, count("Service", "invalid_port"))
+	require.Equal(t, 1.0, count("Service", "headless"))
+	require.Equal(t, 1, strings.Count(log.String(), "\n"), "what is normal is for debugging only")
+
+	skips.Set(slice, []Skip{{FQDN, "addressType", "is FQDN"}})
+	skips.Replace(model.KindService, map[model.Key][]Skip{db: bad})
+	require.Equal(t, 0.0, count("Service", "headless"))
+	require.Equal(t, 1.0, count("Service", "invalid_port"))
+	require.Equal(t, 1.0, count("EndpointSlice", "fqdn"), "another kind")
+	skips.Set(db, nil)
+	require.Equal(t, 0.0, count("Service", "invalid_port"))
+}
+
+func TestInternerKeepsOneCopyAndForgets(t *testing.T) {
+	var i interner
+	node := func() string { return string([]byte("node-1")) } // a new copy each time
+	first := i.get(node())
+	require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.get(node())))
+	for n := range 3 * generation {
+		i.get(fmt.Sprint(n))
+		if n%1000 == 0 {
+			require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.get(node())), "what is in use stays")
+		}
+	}
+	require.LessOrEqual(t, len(i.young)+len(i.old), 2*generation)
+}

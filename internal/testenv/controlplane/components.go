@@ -1,0 +1,185 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// startAttempts bounds how often a component that found its port taken gets another.
+const startAttempts = 5
+
+// controllers that the tests need, by their names in Kubernetes 1.36.
+var controllers = []string{
+	"endpoints-controller",
+	"endpointslice-controller",
+	"endpointslice-mirroring-controller",
+	"garbage-collector-controller",
+	"namespace-controller",
+}
+
+func (cp *ControlPlane) newProcess(name, binary string) *Process {
+	return &Process{name: name, binary: binary, dir: cp.dir, spawner: cp.spawner, logf: cp.logf}
+}
+
+// startOnFreePort starts p with what configure makes of a free port of address. Another process
+// can take the port between the look and the use, so it tries again with another.
+func startOnFreePort(ctx context.Context, p *Process, address netip.Addr, configure func(netip.AddrPort)) error {
+	var err error
+	for range startAttempts {
+		var endpoint netip.AddrPort
+		if endpoint, err = freePort(address); err != nil {
+			return err
+		}
+		configure(endpoint)
+		if err = p.Start(ctx); err == nil || p.Running() || !p.portTaken() {
+			return err
+		}
+	}
+	return err
+}
+
+// freePort finds a TCP port outside the kernel's range for outgoing connections and Kubernetes'
+// range for node ports, so that nothing takes it while the component that has it is down.
+func freePort(address netip.Addr) (netip.AddrPort, error) {
+	var err error
+	for range 100 {
+		endpoint := netip.AddrPortFrom(address, uint16(20000+rand.IntN(10000)))
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", endpoint.String()); err == nil {
+			return endpoint, listener.Close()
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("no free port on %s: %w", address, err)
+}
+
+func (cp *ControlPlane) startEtcd(ctx context.Context) error {
+	binary, err := etcdBinary(ctx)
+	if err != nil {
+		return err
+	}
+	cp.Etcd = cp.newProcess("etcd", binary)
+	return startOnFreePort(ctx, cp.Etcd, loopback, func(endpoint netip.AddrPort) {
+		cp.etcdURL = "http://" + endpoint.String()
+		// The one member never dials its peer URL; a socket in the directory needs no port.
+		cp.Etcd.args = []string{
+			"--data-dir=" + filepath.Join(cp.dir, "etcd"),
+			"--listen-client-urls=" + cp.etcdURL,
+			"--advertise-client-urls=" + cp.etcdURL,
+			"--listen-peer-urls=unix://peer:0",
+			"--logger=zap",
+			"--log-level=warn",
+			// What is lost with the machine is a test.
+			"--unsafe-no-fsync",
+		}
+		cp.Etcd.ready = func(ctx context.Context) error {
+			return getOK(ctx, nil, cp.etcdURL+"/health")
+		}
+	})
+}
+
+func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) error {
+	binary, err := KubernetesBinary(ctx, "kube-apiserver")
+	if err != nil {
+		return err
+	}
+	cp.APIServer = cp.newProcess("kube-apiserver", binary)
+	return startOnFreePort(ctx, cp.APIServer, options.Address, func(endpoint netip.AddrPort) {
+		cp.endpoint = endpoint
+		cp.APIServer.args = append([]string{
+			"--etcd-servers=" + cp.etcdURL,
+			"--bind-address=" + endpoint.Addr().String(),
+			"--advertise-address=" + endpoint.Addr().String(),
+			fmt.Sprintf("--secure-port=%d", endpoint.Port()),
+			"--tls-cert-file=" + cp.pki.file("serving.crt"),
+			"--tls-private-key-file=" + cp.pki.file("serving.key"),
+			"--client-ca-file=" + cp.pki.file("ca.crt"),
+			"--service-account-issuer=" + Issuer,
+			"--service-account-key-file=" + cp.pki.file("service-accounts.pub"),
+			"--service-account-signing-key-file=" + cp.pki.file("service-accounts.key"),
+			"--authorization-mode=RBAC",
+			"--service-cluster-ip-range=" + ServiceCIDRs,
+			// There is nobody to make the ServiceAccount that each Pod would need, and loading
+			// the schemas for admission policies is half the work of a start.
+			"--disable-admission-plugins=ServiceAccount,ValidatingAdmissionPolicy,MutatingAdmissionPolicy",
+			"--allow-privileged=true",
+			// Loopback is not allowed as the endpoint of the kubernetes Service.
+			"--endpoint-reconciler-type=none",
+		}, options.APIServerFlags...)
+		cp.APIServer.ready = cp.isReady(cp.URL() + "/readyz")
+	})
+}
+
+func (cp *ControlPlane) startControllerManager(ctx context.Context, options Options) error {
+	binary, err := KubernetesBinary(ctx, "kube-controller-manager")
+	if err != nil {
+		return err
+	}
+	kubeconfig := filepath.Join(cp.dir, "kube-controller-manager.kubeconfig")
+	if err := writeKubeconfig(kubeconfig, cp.ConfigFor("system:kube-controller-manager", "system:masters")); err != nil {
+		return err
+	}
+	cp.ControllerManager = cp.newProcess("kube-controller-manager", binary)
+	return startOnFreePort(ctx, cp.ControllerManager, loopback, func(endpoint netip.AddrPort) {
+		cp.ControllerManager.args = append([]string{
+			"--kubeconfig=" + kubeconfig,
+			"--controllers=" + strings.Join(controllers, ","),
+			"--leader-elect=false",
+			"--bind-address=" + endpoint.Addr().String(),
+			fmt.Sprintf("--secure-port=%d", endpoint.Port()),
+			"--tls-cert-file=" + cp.pki.file("serving.crt"),
+			"--tls-private-key-file=" + cp.pki.file("serving.key"),
+			"--kube-api-qps=1000",
+			"--kube-api-burst=1000",
+		}, options.ControllerFlags...)
+		cp.ControllerManager.ready = cp.isReady(fmt.Sprintf("https://%s/healthz", endpoint))
+	})
+}
+
+// isReady asks url as an administrator.
+func (cp *ControlPlane) isReady(url string) func(context.Context) error {
+	admin := cp.AdminConfig()
+	return func(ctx context.Context) error {
+		tlsConfig, err := rest.TLSConfigFor(admin)
+		if err != nil {
+			return err
+		}
+		return getOK(ctx, tlsConfig, url)
+	}
+}
+
+// getOK asks url over a connection of its own: the answer is to come from the process that runs now.
+func getOK(ctx context.Context, tlsConfig *tls.Config, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	transport := &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, response.Status, body)
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+package controlplane
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+const (
+	dirPrefix = "slicecast-controlplane-"
+	lockName  = "lock"
+)
+
+// makeDir makes a directory for one control plane and first removes those of killed test runs.
+// A directory's owner holds a lock in it, which ends with the owner.
+func makeDir() (string, *os.File, error) {
+	stale, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, dir := range stale {
+		if lock, err := os.Open(filepath.Join(dir, lockName)); err == nil {
+			if tryLock(lock) == nil {
+				_ = os.RemoveAll(dir) // another test process may do the same
+			}
+			lock.Close()
+		}
+	}
+	dir, err := os.MkdirTemp("", dirPrefix)
+	if err != nil {
+		return "", nil, err
+	}
+	// The lock gets its name only when it is held.
+	lock, err := os.CreateTemp(dir, lockName)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := tryLock(lock); err != nil {
+		return "", nil, err
+	}
+	return dir, lock, os.Rename(lock.Name(), filepath.Join(dir, lockName))
+}
+
+func tryLock(file *os.File) error {
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("lock %s: %w", file.Name(), err)
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DialContext connects from the host. The address must be a literal IP and port: there is no DNS. It fits
+// http.Transport and grpc.WithContextDialer.
+func (h *Host) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	dst, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("dial from %s: %w", h.Name, err)
+	}
+	return h.dial(ctx, network, dst, netip.AddrPort{})
+}
+
+// dial connects from src, of which the address, the port or both may be zero.
+func (h *Host) dial(ctx context.Context, network string, dst, src netip.AddrPort) (net.Conn, error) {
+	if !src.Addr().IsValid() {
+		addr := netip.IPv4Unspecified()
+		if dst.Addr().Is6() {
+			addr = netip.IPv6Unspecified()
+		}
+		if h.world && !dst.Addr().IsLoopback() {
+			addr = h.Addr(dst.Addr().Is6())
+		}
+		src = netip.AddrPortFrom(addr, src.Port())
+	}
+	if strings.HasPrefix(network, "tcp") {
+		conn, err := h.dialTCP(ctx, dst, src)
+		if err != nil {
+			return nil, fmt.Errorf("dial from %s to TCP %s: %w", h.Name, dst, err)
+		}
+		return conn, nil
+	}
+	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(src), Control: reportUnreachable}
+	var conn net.Conn
+	err := h.Do(func() (err error) {
+		// For a literal address the dialer makes its socket in this goroutine.
+		conn, err = dialer.DialContext(ctx, network, dst.String())
+		return err
+	})
+	return conn, err
+}
+
+// dialTCP does what a net.Dialer does, and sees an ICMP error that comes back while the connect system call is still
+// running, as it may over a veth pair. The kernel notes such an error, but reports it only when it sends the next SYN,
+// a second later.
+func (h *Host) dialTCP(ctx context.Context, dst, src netip.AddrPort) (net.Conn, error) {
+	family := unix.AF_INET
+	if dst.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	var file *os.File
+	err := h.Do(func() error {
+		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		file = os.NewFile(uintptr(fd), "tcp")
+		return connect(fd, dst, src)
+	})
+	if file == nil {
+		return nil, err
+	}
+	// The connection gets a descriptor of its own.
+	defer file.Close()
+	if err == nil {
+		err = awaitConnected(ctx, file)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return net.FileConn(file)
+}
+
+// connect begins to connect a socket.
+func connect(fd int, dst, src netip.AddrPort) error {
+	level, option := unix.SOL_SOCKET, unix.SO_REUSEADDR
+	if src.Port() == 0 {
+		// The kernel chooses the port when it connects: then it knows which ones are free for this destination.
+		level, option = unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT
+	}
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	if err := unix.Bind(fd, sockaddr(src)); err != nil {
+		return os.NewSyscallError("bind", err)
+	}
+	if err := unix.Connect(fd, sockaddr(dst)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return os.NewSyscallError("connect", err)
+	}
+	return socketError(fd)
+}
+
+// awaitConnected waits for a connecting socket.
+func awaitConnected(ctx context.Context, file *os.File) error {
+	stop, err := limit(ctx, file)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	err = raw.Write(func(fd uintptr) (done bool) {
+		if failure = socketError(int(fd)); failure != nil {
+			return true
+		}
+		_, err := unix.Getpeername(int(fd))
+		return !errors.Is(err, unix.ENOTCONN)
+	})
+	return errors.Join(failure, err)
+}
+
+// socketError takes a socket's pending error, including one that would not be reported yet.
+func socketError(fd int) error {
+	number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	}
+	if number != 0 {
+		return os.NewSyscallError("connect", syscall.Errno(number))
+	}
+	return nil
+}
+
+func sockaddr(addr netip.AddrPort) unix.Sockaddr {
+	if addr.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: addr.Addr().As4(), Port: int(addr.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
+}
+
+// limit gives a connection the deadline of ctx, and has its operations fail when ctx is cancelled before stop is called.
+func limit(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) (stop func(), err error) {
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	stopped := make(chan struct{})
+	cancel := context.AfterFunc(ctx, func() {
+		defer close(stopped)
+		// An error means that the connection has been closed.
+		_ = conn.SetDeadline(time.Unix(1, 0))
+	})
+	return func() {
+		if !cancel() {
+			<-stopped
+		}
+	}, nil
+}
+
+// reportUnreachable makes a connected UDP socket report all ICMP unreachables, not only those for the port.
+func reportUnreachable(network, _ string, raw syscall.RawConn) error {
+	if network == "udp6" {
+		return setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVERR)
+	}
+	return setOption(raw, unix.IPPROTO_IP, unix.IP_RECVERR)
+}
+
+func setOption(raw syscall.RawConn, level, option int) error {
+	var err error
+	controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) })
+	return errors.Join(controlErr, err)
+}
+
+// Listen opens a listening socket in the host, like [net.Listen]. The caller closes it.
+func (h *Host) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	var listener net.Listener
+	err := h.Do(func() (err error) {
+		listener, err = new(net.ListenConfig).Listen(ctx, network, address)
+		return err
+	})
+	return listener, err
+}

@@ -1,0 +1,188 @@
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// stageVariable tells a re-executed binary which of the three processes of [Isolate] it is.
+const (
+	stageVariable = "SLICECAST_TESTENV_STAGE"
+	stageInit     = "init"
+	stageProgram  = "program"
+)
+
+// isolated is true in a process that [Isolate] has put into namespaces of its own.
+var isolated bool
+
+// Main runs the tests of m in namespaces of their own, then looks for leaked goroutines, and exits. It is the whole
+// body of a TestMain. The functions in before run first, outside, where there still is a network to fetch things from.
+func Main(m *testing.M, before ...func() error) {
+	Isolate(before...)
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintf(os.Stderr, "goleak: after all tests: %v\n", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// Isolate returns in a new process that runs the same binary with the same arguments, environment and standard files
+// inside namespaces of its own; see the package's documentation. In the calling process it never returns: that one
+// runs the functions in before, passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the new process and exits with its exit
+// code. Call it before anything else has an effect, because what comes before it runs more than once.
+//
+// If the kernel does not allow the namespaces, Isolate says what is missing and exits with code 1.
+func Isolate(before ...func() error) {
+	stage := os.Getenv(stageVariable)
+	// What this process starts later, perhaps this same binary, is a program in its own right.
+	if err := os.Unsetenv(stageVariable); err != nil {
+		exit(err)
+	}
+	switch stage {
+	case stageProgram:
+		isolated = true
+	case stageInit:
+		code, err := runInit()
+		if err != nil {
+			exit(err)
+		}
+		os.Exit(code)
+	default:
+		for _, f := range before {
+			if err := f(); err != nil {
+				exit(err)
+			}
+		}
+		code, err := runOutside()
+		if err != nil {
+			exit(err)
+		}
+		os.Exit(code)
+	}
+}
+
+func exit(err error) {
+	fmt.Fprintf(os.Stderr, "testenv: %v\n", err)
+	os.Exit(1)
+}
+
+// runOutside starts process 1 of the new namespaces and waits for its end.
+func runOutside() (int, error) {
+	// The parent-death signal is sent when the starting thread ends, so the thread must last as long as the process.
+	runtime.LockOSThread()
+	attr := &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
+		Pdeathsig:  unix.SIGKILL,
+		// Not the terminal's foreground group: Ctrl-C arrives here and is passed on, once.
+		Setpgid: true,
+	}
+	process, err := startStage(stageInit, attr)
+	if errors.Is(err, unix.EPERM) {
+		attr.Cloneflags |= unix.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+		process, err = startStage(stageInit, attr)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("network namespaces need root, or a kernel that lets other users have user namespaces: %w\n"+
+			"Run as root, or allow them: sysctl user.max_user_namespaces and user.max_net_namespaces must not be 0, "+
+			"kernel.unprivileged_userns_clone (Debian) must be 1 and kernel.apparmor_restrict_unprivileged_userns (Ubuntu) 0 where they exist; "+
+			"in a container, run it privileged", err)
+	}
+	forwardSignals(process.Pid)
+	state, err := process.Wait()
+	if err != nil {
+		return 0, fmt.Errorf("wait for the isolated process: %w", err)
+	}
+	return exitCode(state.Sys().(syscall.WaitStatus)), nil
+}
+
+// runInit is process 1: it sets the namespaces up, starts the program and reaps what the program's descendants
+// orphan. When it exits, the kernel kills all that is left.
+func runInit() (int, error) {
+	if err := prepareNamespaces(); err != nil {
+		return 0, err
+	}
+	process, err := startStage(stageProgram, nil)
+	if err != nil {
+		return 0, fmt.Errorf("start the isolated program: %w", err)
+	}
+	forwardSignals(process.Pid)
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return 0, fmt.Errorf("wait for the isolated program: %w", err)
+		case pid == process.Pid && (status.Exited() || status.Signaled()):
+			return exitCode(status), nil
+		}
+	}
+}
+
+// prepareNamespaces gives the new namespaces what programs expect: a /proc of the PID namespace, a /run without other
+// programs' locks and sockets (iptables-legacy locks /run/xtables.lock), and a loopback interface that is up.
+func prepareNamespaces() error {
+	const hint = "%w; in a container, run it privileged"
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: "+hint, err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: "+hint, err)
+	}
+	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return fmt.Errorf("mount a tmpfs on /run: "+hint, err)
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo: %w", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
+	return setSysctls(hostSysctls)
+}
+
+// startStage runs this binary again as the given stage.
+func startStage(stage string, attr *syscall.SysProcAttr) (*os.Process, error) {
+	return os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{
+		Env:   append(os.Environ(), stageVariable+"="+stage),
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys:   attr,
+	})
+}
+
+// forwardSignals passes on the signals that ask a program to stop, for the rest of this process's life.
+func forwardSignals(pid int) {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	go func() {
+		for s := range signals {
+			if number, ok := s.(syscall.Signal); ok {
+				// The process may just have ended, which its waiter will see.
+				_ = syscall.Kill(pid, number)
+			}
+		}
+	}()
+}
+
+// exitCode is the code that a shell would report.
+func exitCode(status syscall.WaitStatus) int {
+	if status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return status.ExitStatus()
+}

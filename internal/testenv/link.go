@@ -1,0 +1,222 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// kernelPatience is how long the kernel may take for what it does in the background, usually a few milliseconds.
+const kernelPatience = 10 * time.Second
+
+// veth makes a pair of interfaces, both up, with one end in each of two hosts.
+func veth(a *Host, aName string, b *Host, bName string) (aLink, bLink netlink.Link, err error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = aName
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: bName, PeerNamespace: netlink.NsFd(b.ns)}
+	if err := a.links.LinkAdd(pair); err != nil {
+		return nil, nil, fmt.Errorf("add a veth pair %s of %s, %s of %s: %w", aName, a.Name, bName, b.Name, err)
+	}
+	if aLink, err = a.setUp(aName); err != nil {
+		return nil, nil, err
+	}
+	bLink, err = b.setUp(bName)
+	return aLink, bLink, err
+}
+
+func (h *Host) setUp(name string) (netlink.Link, error) {
+	link, err := h.links.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("find %s of %s: %w", name, h.Name, err)
+	}
+	if err := h.links.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("set %s of %s up: %w", name, h.Name, err)
+	}
+	return link, nil
+}
+
+// awaitUp returns when the kernel has finished bringing an interface up, which it does in the background: it drops
+// packets until then.
+func (h *Host) awaitUp(link netlink.Link) error {
+	return h.await(link, func() error {
+		now, err := h.links.LinkByIndex(link.Attrs().Index)
+		if err == nil && now.Attrs().OperState != netlink.OperUp {
+			err = fmt.Errorf("it is %v", now.Attrs().OperState)
+		}
+		return err
+	})
+}
+
+// awaitReady is awaitUp for an interface with addresses. IPv6 prepares itself in the background as well: without a
+// link-local address a host does not look for neighbours, and what arrives for an address is not its own until the
+// address is in the table of local routes, which is the last step.
+func (h *Host) awaitReady(link netlink.Link) error {
+	if err := h.awaitUp(link); err != nil {
+		return err
+	}
+	return h.await(link, func() error {
+		addrs, err := h.links.AddrList(link, netlink.FAMILY_V6)
+		if err != nil {
+			return err
+		}
+		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, LinkIndex: link.Attrs().Index}
+		routes, err := h.links.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		if err != nil {
+			return err
+		}
+		linkLocal := false
+		for _, addr := range addrs {
+			linkLocal = linkLocal || addr.IP.IsLinkLocalUnicast()
+			if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL && r.Dst.IP.Equal(addr.IP) }) {
+				return fmt.Errorf("%s is not usable", addr.IP)
+			}
+		}
+		if !linkLocal {
+			return errors.New("it has no link-local address")
+		}
+		return nil
+	})
+}
+
+// await polls what the kernel has to say of an interface.
+func (h *Host) await(link netlink.Link, condition func() error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), kernelPatience)
+	defer cancel()
+	if err := waitFor(ctx, time.Millisecond, condition); err != nil {
+		return fmt.Errorf("wait for %s of %s: %w", link.Attrs().Name, h.Name, err)
+	}
+	return nil
+}
+
+// removeLink removes an interface, and with it its peer. That there is none is not an error.
+func (h *Host) removeLink(name string) error {
+	link, err := h.links.LinkByName(name)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err == nil {
+		err = h.links.LinkDel(link)
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s of %s: %w", name, h.Name, err)
+	}
+	return nil
+}
+
+func (h *Host) addAddr(link netlink.Link, addr netip.Prefix) error {
+	flags := 0
+	if addr.Addr().Is6() {
+		flags = unix.IFA_F_NODAD
+	}
+	if err := h.links.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr), Flags: flags}); err != nil {
+		return fmt.Errorf("add %s to %s of %s: %w", addr, link.Attrs().Name, h.Name, err)
+	}
+	return nil
+}
+
+// route is a way to dst: out of link, to the neighbour via unless dst is a neighbour itself. Table 0 is the main one.
+type route struct {
+	dst   netip.Prefix
+	link  netlink.Link
+	via   netip.Addr
+	table int
+}
+
+// addRoute adds a route, in place of the one to the same destination if there is one.
+func (h *Host) addRoute(r route) error {
+	kernel := &netlink.Route{LinkIndex: r.link.Attrs().Index, Dst: ipNet(r.dst), Table: r.table}
+	if r.via.IsValid() {
+		kernel.Gw = r.via.AsSlice()
+		kernel.Flags = int(netlink.FLAG_ONLINK)
+	} else {
+		kernel.Scope = netlink.SCOPE_LINK
+	}
+	if err := h.links.RouteReplace(kernel); err != nil {
+		return fmt.Errorf("add to %s a route to %s: %w", h.Name, r.dst, err)
+	}
+	return nil
+}
+
+// The next hop of pods and clients. No host has these addresses: the neighbour entries are permanent. Thus the router
+// on the other end needs no address on the link, which would be one more local address for programmers to handle.
+var (
+	linkGateway4 = netip.MustParseAddr("169.254.1.1")
+	linkGateway6 = netip.MustParseAddr("fe80::1")
+)
+
+// attach links a host to its router with a link of its own: the host knows nothing but the router, the router knows the
+// way to the host's addresses.
+func attach(h, router *Host, portName string) (err error) {
+	var port netlink.Link
+	if h.eth0, port, err = veth(h, "eth0", router, portName); err != nil {
+		return err
+	}
+	h.attract = func(addr netip.Addr) error {
+		return router.addRoute(route{dst: netip.PrefixFrom(addr, addr.BitLen()), link: port})
+	}
+	for _, gateway := range []struct {
+		addr netip.Addr
+		dst  netip.Prefix
+	}{{linkGateway4, anyIPv4}, {linkGateway6, anyIPv6}} {
+		err := h.links.NeighAdd(&netlink.Neigh{
+			LinkIndex: h.eth0.Attrs().Index, Family: family(gateway.addr), State: netlink.NUD_PERMANENT,
+			IP: gateway.addr.AsSlice(), HardwareAddr: port.Attrs().HardwareAddr,
+		})
+		if err != nil {
+			return fmt.Errorf("introduce %s to %s: %w", router.Name, h.Name, err)
+		}
+		if err := h.addRoute(route{dst: gateway.dst, link: h.eth0, via: gateway.addr}); err != nil {
+			return err
+		}
+	}
+	for _, addr := range []netip.Addr{h.IPv4, h.IPv6} {
+		if err := errors.Join(h.addAddr(h.eth0, netip.PrefixFrom(addr, addr.BitLen())), h.attract(addr)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(h.awaitReady(h.eth0), router.awaitReady(port))
+}
+
+// AddAddress gives a node, pod or client one more address, to which the rest of the network knows the way.
+func (h *Host) AddAddress(addr netip.Addr) {
+	h.t.Helper()
+	if err := h.addAddress(addr); err != nil {
+		h.t.Fatalf("testenv: give %s address %s: %v", h.Name, addr, err)
+	}
+}
+
+func (h *Host) addAddress(addr netip.Addr) error {
+	if h.world {
+		return errors.New("the world has no other addresses than its first ones")
+	}
+	if err := h.addAddr(h.eth0, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+		return err
+	}
+	return errors.Join(h.attract(addr), h.awaitReady(h.eth0))
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func family(addr netip.Addr) int {
+	if addr.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// nth is the address number i of a network, for i below 256.
+func nth(p netip.Prefix, i int) netip.Addr {
+	bytes := p.Addr().AsSlice()
+	bytes[len(bytes)-1] += byte(i)
+	addr, _ := netip.AddrFromSlice(bytes)
+	return addr
+}

@@ -1,0 +1,166 @@
+package testenv_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// eachFamily runs a test for IPv4 and IPv6.
+func eachFamily(t *testing.T, f func(t *testing.T, ipv6 bool)) {
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ipv6=%v", ipv6), func(t *testing.T) { f(t, ipv6) })
+	}
+}
+
+// eachProto runs a test for TCP and UDP over IPv4 and IPv6.
+func eachProto(t *testing.T, f func(t *testing.T, proto testenv.Proto, ipv6 bool)) {
+	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP} {
+		t.Run(string(proto), func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, ipv6 bool) { f(t, proto, ipv6) })
+		})
+	}
+}
+
+func TestEveryHostReachesEveryOtherWithItsOwnAddress(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	a, b := network.AddNode("a"), network.AddNode("b")
+	a1, a2, b1 := a.AddPod("a1"), a.AddPod("a2"), b.AddPod("b1")
+	client := network.AddClient("client")
+	hosts := []*testenv.Host{a.Host, b.Host, a1.Host, a2.Host, b1.Host, client.Host, network.World}
+	for _, to := range hosts {
+		to.Serve(testenv.TCP, 8080)
+		to.Serve(testenv.UDP, 8080)
+	}
+	eachProto(t, func(t *testing.T, proto testenv.Proto, ipv6 bool) {
+		for _, from := range hosts {
+			for _, to := range hosts {
+				dst := netip.AddrPortFrom(to.Addr(ipv6), 8080)
+				result := from.Probe(t.Context(), proto, dst, 2, testenv.ProbeOptions{})
+				require.Equal(t, map[string]int{to.Name: 2}, result.Backends(), "%s to %s: %v", from.Name, to.Name, result)
+				require.Equal(t, map[netip.AddrPort]int{dst: 2}, result.Servers(), "%s to %s", from.Name, to.Name)
+				require.Equal(t, []netip.Addr{from.Addr(ipv6)}, result.Clients(to.Name), "%s to %s", from.Name, to.Name)
+			}
+		}
+	})
+}
+
+func TestParallelNetworksDoNotMeet(t *testing.T) {
+	for i := range 3 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			network := testenv.NewNetwork(t)
+			node := network.AddNode("node")
+			name := fmt.Sprintf("pod-%d", i)
+			pod := node.AddPod(name)
+			pod.Serve(testenv.TCP, 8080)
+			require.Equal(t, netip.MustParseAddr("10.180.0.1"), pod.IPv4)
+
+			listener, err := net.Listen("tcp", ":0")
+			require.NoError(t, err)
+			defer listener.Close()
+			port := listener.Addr().(*net.TCPAddr).AddrPort().Port()
+
+			eachFamily(t, func(t *testing.T, ipv6 bool) {
+				for _, from := range []*testenv.Host{node.Host, network.World} {
+					result := from.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(pod.Addr(ipv6), 8080), 20, testenv.ProbeOptions{})
+					require.Equal(t, map[string]int{name: 20}, result.Backends(), result)
+				}
+				conn, err := pod.DialContext(t.Context(), "tcp", netip.AddrPortFrom(network.World.Addr(ipv6), port).String())
+				require.NoError(t, err, "a pod reaches what listens in the process")
+				require.NoError(t, conn.Close())
+			})
+		})
+	}
+}
+
+func TestDeletedPodIsGoneAndItsAddressIsFree(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	node := network.AddNode("node")
+	client := network.AddClient("client")
+	first := node.AddPod("first")
+	first.Serve(testenv.TCP, 8080)
+	dst := netip.AddrPortFrom(first.IPv4, 8080)
+	probe := func() testenv.Result {
+		return client.Probe(t.Context(), testenv.TCP, dst, 2, testenv.ProbeOptions{Timeout: 100 * time.Millisecond})
+	}
+	require.Equal(t, map[string]int{"first": 2}, probe().Backends())
+
+	conn, err := client.Dial(t.Context(), testenv.TCP, dst, testenv.ProbeOptions{})
+	require.NoError(t, err)
+	defer conn.Close()
+	first.Delete()
+	first.Delete()
+	require.Empty(t, probe().Backends())
+	require.Error(t, first.Do(func() error { return nil }))
+
+	second := node.AddPod("second")
+	require.NotEqual(t, first.IPv4, second.IPv4, "addresses are not reused early")
+	node.AddPod("third", first.IPv4, first.IPv6).Serve(testenv.TCP, 8080)
+	require.Equal(t, map[string]int{"third": 2}, probe().Backends())
+
+	node.Delete()
+	require.Empty(t, probe().Backends())
+}
+
+func TestAddedAddressIsReached(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	node := network.AddNode("node")
+	pod, client := node.AddPod("pod"), network.AddClient("client")
+	for i, host := range []*testenv.Host{node.Host, pod.Host} {
+		host.Serve(testenv.UDP, 53)
+		for _, addr := range []netip.Addr{
+			netip.AddrFrom4([4]byte{198, 51, 100, byte(i + 1)}), netip.MustParseAddr(fmt.Sprintf("2001:db8:1::%d", i+1)),
+		} {
+			host.AddAddress(addr)
+			dst := netip.AddrPortFrom(addr, 53)
+			result := client.Probe(t.Context(), testenv.UDP, dst, 1, testenv.ProbeOptions{})
+			require.Equal(t, map[netip.AddrPort]int{dst: 1}, result.Servers(), result)
+			source := netip.AddrPortFrom(addr, 5353)
+			client.Serve(testenv.UDP, 53).Close()
+			result = host.Probe(t.Context(), testenv.UDP, netip.AddrPortFrom(client.Addr(addr.Is6()), 53), 1, testenv.ProbeOptions{Source: source})
+			require.True(t, result.All(testenv.Refused), "the refusal finds its way back: %v", result)
+		}
+	}
+}
+
+func TestCommandsRunInTheHostAndEndWithIt(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	node := network.AddNode("node")
+	output, err := node.Run(t.Context(), "ip", "-o", "-4", "address", "show", "eth0")
+	require.NoError(t, err)
+	require.Contains(t, output, " 192.168.0.2/24 ")
+	_, err = node.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 3")
+	require.ErrorContains(t, err, "exit status 3")
+	require.ErrorContains(t, err, "reason")
+
+	self, err := os.Readlink("/proc/self/ns/net")
+	require.NoError(t, err)
+	own, err := node.Command(t.Context(), "readlink", "/proc/self/ns/net").Output()
+	require.NoError(t, err)
+	require.NotEqual(t, self, strings.TrimSpace(string(own)))
+
+	// One that has a descendant of its own, outside its session.
+	cmd := node.Command(t.Context(), "sh", "-c", "setsid sleep 1000 & echo $!; wait")
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	require.DirExists(t, "/proc/"+strings.TrimSpace(line)+"/ns")
+	node.Delete()
+	require.ErrorContains(t, cmd.Wait(), "killed")
+	_, err = os.Readlink("/proc/" + strings.TrimSpace(line) + "/ns/net")
+	require.Error(t, err, "the descendant is gone as well")
+	_, err = node.Run(t.Context(), "true")
+	require.ErrorContains(t, err, "has been deleted")
+}

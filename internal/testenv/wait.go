@@ -1,0 +1,38 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// WaitFor calls condition again and again until it returns nil. When ctx ends, it returns what was missing last.
+func WaitFor(ctx context.Context, condition func() error) error {
+	return waitFor(ctx, 10*time.Millisecond, condition)
+}
+
+func waitFor(ctx context.Context, interval time.Duration, condition func() error) error {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; last: %w", context.Cause(ctx), err)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Eventually is [WaitFor] with a time limit, after which the test fails.
+func Eventually(t TB, timeout time.Duration, condition func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	if err := WaitFor(ctx, condition); err != nil {
+		t.Fatalf("not within %v: %v", timeout, err)
+	}
+}

@@ -1,0 +1,275 @@
+package wire
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+func TestUpdateRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		u := &model.Update{
+			Shard: rapid.Uint32Range(0, 4095).Draw(t, "shard"), From: rapid.Uint64().Draw(t, "from"), To: rapid.Uint64().Draw(t, "to"),
+			Full: rapid.Bool().Draw(t, "full"), ResourceVersion: rapid.Uint64().Draw(t, "resource version"),
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "services") {
+			u.Services = append(u.Services, modeltest.Service(t, modeltest.ServiceKey(t)))
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "slices") {
+			s := modeltest.Slice(t, modeltest.SliceKey(t))
+			u.Slices = append(u.Slices, s)
+			u.Removed = append(u.Removed, modeltest.SliceKey(t))
+			if d := model.Diff(s, modeltest.Changed(t, s)); d != nil {
+				u.Deltas = append(u.Deltas, d)
+			}
+		}
+		if rapid.Bool().Draw(t, "a Service is removed") {
+			u.Removed = append(u.Removed, model.Key{Kind: model.KindService, Namespace: "default", Name: "a"})
+		}
+		f, err := EncodeUpdate(u)
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Empty(t, r.Problems)
+		require.False(t, r.More)
+		require.Empty(t, modeltest.Diff(u, r.Update))
+
+		again, err := EncodeUpdate(r.Update)
+		require.NoError(t, err)
+		require.Equal(t, f, again, "the same state has the same bytes")
+	})
+}
+
+func TestNodeRoundTrip(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := modeltest.Node(t, "node-1")
+		f, err := EncodeNode(n)
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.True(t, n.Equal(r.Node.Node))
+	})
+	f, err := EncodeNode(nil)
+	require.NoError(t, err)
+	r, err := Decode(f)
+	require.NoError(t, err)
+	require.NotNil(t, r.Node)
+	require.Nil(t, r.Node.Node)
+
+	f, err = Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
+		Node: &pb.Node{Name: "n", InternalIps: []string{"no address"}},
+	}}})
+	require.NoError(t, err)
+	_, err = Decode(f)
+	require.ErrorContains(t, err, `node "n": internal_ips`)
+}
+
+func TestMessagesWithoutModel(t *testing.T) {
+	for _, m := range []*pb.StreamResponse{
+		{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{Epoch: 1}}},
+		{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: []uint64{1}}}},
+		{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Digests: []uint64{1}}}},
+		{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: 1}}},
+	} {
+		f, err := Encode(m)
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		for _, got := range []proto.Message{r.Welcome, r.InSync, r.Heartbeat, r.Drain} {
+			if got.ProtoReflect().IsValid() {
+				require.True(t, proto.Equal(m.ProtoReflect().Get(m.ProtoReflect().WhichOneof(
+					m.ProtoReflect().Descriptor().Oneofs().Get(0))).Message().Interface(), got))
+			}
+		}
+	}
+}
+
+func TestMessageOfANewerServerIsIgnored(t *testing.T) {
+	f := protowire.AppendTag(nil, 1000, protowire.BytesType)
+	f = protowire.AppendBytes(f, []byte("new"))
+	r, err := Decode(f)
+	require.NoError(t, err)
+	require.Equal(t, &Response{}, r)
+}
+
+func TestStringsThatAreNoUTF8AreNotEncoded(t *testing.T) {
+	_, err := EncodeUpdate(&model.Update{Removed: []model.Key{{Kind: model.KindSlice, Name: "\xff"}}})
+	require.ErrorContains(t, err, "encode")
+}
+
+// One object that makes no sense is left out and named; the others stand.
+func TestBadObjectsAreLeftOut(t *testing.T) {
+	goodService := func() *pb.Service {
+		return &pb.Service{Namespace: "default", Name: "bad", Version: 1, Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP}
+	}
+	goodSlice := func() *pb.Slice {
+		return &pb.Slice{Namespace: "default", Name: "bad", Version: 1, Service: "a", AddressType: pb.AddressType_ADDRESS_TYPE_IPV4}
+	}
+	goodDelta := func() *pb.SliceDelta {
+		return &pb.SliceDelta{Namespace: "default", Name: "bad", BaseVersion: 1, Version: 2}
+	}
+
+	for name, c := range map[string]struct {
+		change func(u *pb.ShardUpdate)
+		err    string
+	}{
+		"no version": {func(u *pb.ShardUpdate) { u.Services[1].Version = 0 }, "no version"},
+		"no type":    {func(u *pb.ShardUpdate) { u.Services[1].Type = 0 }, "type: unknown value 0"},
+		"new type":   {func(u *pb.ShardUpdate) { u.Services[1].Type = 9 }, "type: unknown value 9"},
+		"new policy": {func(u *pb.ShardUpdate) { u.Services[1].ExternalTrafficPolicy = 7 }, "external_traffic_policy: unknown value 7"},
+		"cluster IP": {func(u *pb.ShardUpdate) { u.Services[1].ClusterIps = []string{"None"} }, "cluster_ips"},
+		"an address with a zone": {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"fe80::1%eth0"} },
+			"external_ips: fe80::1%eth0 is no plain"},
+		"a mapped address": {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"::ffff:10.0.0.1"} },
+			"external_ips: ::ffff:10.0.0.1 is no plain"},
+		"ingress":      {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerIngress = []*pb.LoadBalancerIngress{{}} }, "load_balancer_ingress"},
+		"source range": {func(u *pb.ShardUpdate) { u.Services[1].LoadBalancerSourceRanges = []string{"10.0.0.0/33"} }, "load_balancer_source_ranges"},
+		"health check": {func(u *pb.ShardUpdate) { u.Services[1].HealthCheckNodePort = 65536 }, "health_check_node_port: 65536"},
+		"service port": {func(u *pb.ShardUpdate) { u.Services[1].Ports = []*pb.ServicePort{{Protocol: 1, Port: 1 << 20}} }, "port: 1048576"},
+		"protocol":     {func(u *pb.ShardUpdate) { u.Services[1].Ports = []*pb.ServicePort{{Port: 1}} }, "protocol: unknown value 0"},
+
+		"slice without version": {func(u *pb.ShardUpdate) { u.Slices[1].Version = 0 }, "no version"},
+		"FQDN slice":            {func(u *pb.ShardUpdate) { u.Slices[1].AddressType = 3 }, "address_type: unknown value 3"},
+		"slice port":            {func(u *pb.ShardUpdate) { u.Slices[1].Ports = []*pb.SlicePort{{Protocol: 4}} }, "protocol: unknown value 4"},
+		"endpoint":              {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{}} }, "address"},
+		"endpoint of the other family": {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "fd00::1"}} },
+			"fd00::1 in a slice of IPv4"},
+
+		"delta without version": {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Version = 0 }, "no version"},
+		"delta of endpoints":    {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Endpoints = []*pb.Endpoint{{Address: "x"}} }, "address"},
+		"delta of conditions":   {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Conditions = []*pb.EndpointConditions{{}} }, "address"},
+		"delta of removals":     {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"x"} }, "removed"},
+
+		"kind of removed": {func(u *pb.ShardUpdate) { u.Removed[1].Kind = 0 }, "unknown kind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := &pb.ShardUpdate{
+				Shard: 3, Sequence: 9, Full: true,
+				Services:    []*pb.Service{goodService(), goodService(), goodService()},
+				Slices:      []*pb.Slice{goodSlice(), goodSlice(), goodSlice()},
+				SliceDeltas: []*pb.SliceDelta{goodDelta(), goodDelta(), goodDelta()},
+				Removed: []*pb.ObjectKey{
+					{Kind: 1, Namespace: "default", Name: "bad"}, {Kind: 2, Namespace: "default", Name: "bad"}, {Kind: 1, Name: "bad"},
+				},
+			}
+			c.change(u)
+			m, problems := UpdateFromProto(u)
+			require.Equal(t, 12-1, m.Len())
+			require.Len(t, problems, 1)
+			require.ErrorContains(t, problems[0].Err, c.err)
+			require.Equal(t, "bad", problems[0].Key.Name)
+			require.Equal(t, []model.Key{problems[0].Key}, m.Unreadable)
+			require.EqualValues(t, 3, m.Shard)
+			require.True(t, m.Full)
+		})
+	}
+
+	_, problems := UpdateFromProto(&pb.ShardUpdate{
+		Services: []*pb.Service{{Version: 1, Type: 1}}, Slices: []*pb.Slice{{Version: 1, AddressType: 1}},
+		SliceDeltas: []*pb.SliceDelta{{Version: 1}}, Removed: []*pb.ObjectKey{{Kind: 1}},
+	})
+	require.Len(t, problems, 4, "objects without a name")
+}
+
+// A delta is applied in the order of addresses, whatever order it came in.
+func TestDeltaIsSorted(t *testing.T) {
+	u, problems := UpdateFromProto(&pb.ShardUpdate{SliceDeltas: []*pb.SliceDelta{{
+		Name: "s", BaseVersion: 1, Version: 2, Removed: []string{"10.0.0.9", "10.0.0.10", "10.0.0.1"},
+		Endpoints:  []*pb.Endpoint{{Address: "10.0.0.3"}, {Address: "10.0.0.2"}},
+		Conditions: []*pb.EndpointConditions{{Address: "10.0.0.5"}, {Address: "10.0.0.4"}},
+	}}})
+	require.Empty(t, problems)
+	a := netip.MustParseAddr
+	d := u.Deltas[0]
+	require.Equal(t, []netip.Addr{a("10.0.0.1"), a("10.0.0.9"), a("10.0.0.10")}, d.Removed)
+	require.Equal(t, a("10.0.0.2"), d.Endpoints[0].Address)
+	require.Equal(t, a("10.0.0.4"), d.Conditions[0].Address)
+}
+
+// A change of one endpoint costs a node a frame of at most 200 bytes, however large the slice is.
+func TestSizeOfADelta(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit  int
+		change func(s *model.Slice)
+	}{
+		"an endpoint's readiness flips": {200, func(s *model.Slice) { s.Endpoints[40].Conditions.Ready = false }},
+		"an endpoint is replaced":       {200, func(s *model.Slice) { s.Endpoints[40] = modeltest.WebEndpoint(140) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, after := modeltest.WebSlice(100), modeltest.WebSlice(100)
+			c.change(&after)
+			after.LastChangeTriggerTimeMS += 60_000
+			now := model.NewSlice(after)
+			d := model.Diff(model.NewSlice(before), now)
+			// Numbers as long-lived large clusters have them.
+			u := &model.Update{Shard: 63, From: 3_000_000, To: 3_000_001, ResourceVersion: 4_000_000_000, Deltas: []*model.SliceDelta{d}}
+			f, err := EncodeUpdate(u)
+			require.NoError(t, err)
+			whole, err := EncodeUpdate(&model.Update{Slices: []*model.Slice{now}})
+			require.NoError(t, err)
+			t.Logf("the delta has %d bytes, the slice %d", len(f), len(whole))
+			require.LessOrEqual(t, len(f), c.limit)
+		})
+	}
+}
+
+// FuzzDecode: whatever comes, Decode gives an error or something that encodes again.
+func FuzzDecode(f *testing.F) {
+	s := model.NewSlice(modeltest.WebSlice(3))
+	flipped := modeltest.WebSlice(3)
+	flipped.Endpoints[1].Conditions.Ready = false
+	for _, u := range []*model.Update{
+		{Shard: 1, To: 2, Full: true, Services: []*model.Service{modeltest.Web()}, Slices: []*model.Slice{s}},
+		{Shard: 1, From: 2, To: 3, Deltas: []*model.SliceDelta{model.Diff(s, model.NewSlice(flipped))}, Removed: []model.Key{s.Key()}},
+	} {
+		frame, err := EncodeUpdate(u)
+		require.NoError(f, err)
+		f.Add([]byte(frame))
+		f.Add([]byte(frame[:len(frame)/2]))
+	}
+	node, err := EncodeNode(&model.Node{Name: "n", Labels: map[string]string{"a": "b"}})
+	require.NoError(f, err)
+	f.Add([]byte(node))
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := Decode(data)
+		if err != nil {
+			return
+		}
+		if r.Node != nil {
+			_, err = EncodeNode(r.Node.Node)
+			require.NoError(t, err)
+		}
+		if r.Update == nil {
+			return
+		}
+		require.Len(t, r.Update.Unreadable, len(r.Problems))
+		frame, err := EncodeUpdate(r.Update)
+		require.NoError(t, err)
+		again, err := Decode(frame)
+		require.NoError(t, err)
+		require.Empty(t, again.Problems, "what was readable stays so")
+		require.Equal(t, r.Update.Len(), again.Update.Len())
+	})
+}
+
+func BenchmarkEncodeDelta(b *testing.B) {
+	flipped := modeltest.WebSlice(100)
+	flipped.Endpoints[40].Conditions.Ready = false
+	d := model.Diff(model.NewSlice(modeltest.WebSlice(100)), model.NewSlice(flipped))
+	u := &model.Update{Shard: 63, From: 3_000_000, To: 3_000_001, Deltas: []*model.SliceDelta{d}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := EncodeUpdate(u); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+// Package app is the slicecast-server command: its flags, and what runs once they are understood.
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
+)
+
+// NewCommand makes the command.
+func NewCommand() *cobra.Command {
+	options := &Options{}
+	command := &cobra.Command{
+		Use:   "slicecast-server",
+		Short: "Streams changes of Kubernetes Services to the agents on the nodes",
+		Long: `slicecast-server watches the Services and EndpointSlices of a cluster once and streams what changes in them to the
+agents on the nodes, over gRPC.
+
+Agents authenticate by their kubelet's client certificate (--client-ca-file) or by a ServiceAccount token
+(--agent-service-account), and each is served as the node that its credentials name.`,
+		Args:          cobra.NoArgs,
+		Version:       daemon.Version(),
+		SilenceUsage:  true,
+		SilenceErrors: true, // main prints it
+		RunE: func(command *cobra.Command, _ []string) error {
+			logger, err := options.Log.NewLogger(os.Stderr)
+			if err != nil {
+				return err
+			}
+			slog.SetDefault(logger)
+			kube.RouteLogs(logger)
+			config, err := options.Config(logger)
+			if err != nil {
+				return err
+			}
+			server, err := New(config)
+			if err != nil {
+				return err
+			}
+			return server.Run(command.Context())
+		},
+	}
+	command.SetVersionTemplate(fmt.Sprintln("slicecast-server", "{{.Version}}"))
+	options.AddFlags(command.Flags())
+	return command
+}

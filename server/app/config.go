@@ -1,0 +1,37 @@
+package app
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/server/auth"
+)
+
+// Config is what a Server is made of. Options make it from the command line.
+type Config struct {
+	// Source feeds the server.
+	Source source.Source
+	// TLS of the gRPC and metrics listeners; nil: they are plaintext, and everybody is an operator.
+	TLS *auth.TLSFiles
+	// Tokens reviews ServiceAccount tokens; nil: none is accepted. Needs TLS.
+	Tokens *auth.TokenReviewer
+
+	// BindAddress is for gRPC.
+	BindAddress string
+	// DebugSocket, HealthzBindAddress and MetricsBindAddress are for what their names say; "": not served.
+	DebugSocket, HealthzBindAddress, MetricsBindAddress string
+
+	// Shards is their number; 0: store.DefaultShards.
+	Shards uint32
+	// HeartbeatInterval and DrainWindow are fanout.Options' Heartbeat and DrainWindow.
+	HeartbeatInterval, DrainWindow time.Duration
+	// GracePeriod is how long calls may take to end when the server stops.
+	GracePeriod time.Duration
+
+	// Logger and Registry are required.
+	Logger   *slog.Logger
+	Registry *prometheus.Registry
+}

@@ -1,0 +1,63 @@
+package app
+
+import (
+	"time"
+
+	"google.golang.org/grpc"
+	channelz "google.golang.org/grpc/channelz/service"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// What the gRPC server allows a client, and spends on it. A client is a node's agent with one stream, thousands at a time,
+// that says little and listens a lot.
+const (
+	// maxReceived is larger than the largest message: a Hello with positions and digests of 4096 shards (86 KiB).
+	maxReceived = 128 << 10
+	// window is for what clients send. A fixed one also turns off the bandwidth estimator, whose ping after every read
+	// costs more than the reads do.
+	window = 128 << 10
+	// readBuffer is small, as TLS has a buffer of its own and clients send acks of some bytes.
+	readBuffer = 4 << 10
+	// maxConcurrentStreams per connection: an agent's, or an operator's few.
+	maxConcurrentStreams = 16
+	// maxHeaderBytes leaves room for a ServiceAccount token.
+	maxHeaderBytes = 16 << 10
+	// handshakeTimeout is for TCP, TLS and HTTP/2 together, with a thousand others at the same time.
+	handshakeTimeout = 20 * time.Second
+	// maxIdle closes connections without a stream.
+	maxIdle = 5 * time.Minute
+	// pingInterval and pingTimeout find a dead client within half a minute.
+	pingInterval, pingTimeout = 20 * time.Second, 10 * time.Second
+	// minClientPing is how often clients may ping; one that does so more often is disconnected.
+	minClientPing = 5 * time.Second
+)
+
+// newGRPC makes a gRPC server with all services for those whom authenticate knows. creds is nil for plaintext.
+func (s *Server) newGRPC(creds credentials.TransportCredentials, authenticate auth.Authenticator) *grpc.Server {
+	options := append(auth.ServerOptions(authenticate),
+		fanout.ServerOption(),
+		grpc.Creds(creds),
+		grpc.MaxRecvMsgSize(maxReceived),
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.MaxConcurrentStreams(maxConcurrentStreams),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle, Time: pingInterval, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minClientPing, PermitWithoutStream: true}),
+	)
+	server := grpc.NewServer(options...)
+	pb.RegisterDistributionServiceServer(server, s.hub)
+	healthpb.RegisterHealthServer(server, s.health)
+	channelz.RegisterChannelzServiceToServer(server)
+	reflection.Register(server)
+	return server
+}

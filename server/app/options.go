@@ -1,0 +1,246 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/types"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/file"
+	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// The values of --source.
+const (
+	sourceKube = "kube"
+	sourceFile = "file"
+)
+
+const (
+	defaultBindAddress   = ":8472"
+	defaultTokenAudience = "slicecast"
+	// defaultGracePeriod leaves streams that are drained late in the window, and other calls, time to end.
+	defaultGracePeriod = 2 * fanout.DefaultDrainWindow
+)
+
+// Reviews a second that the server asks the API server for, sustained and at once: enough for 5000 nodes that reconnect
+// to come back within half a minute, and a bound on what strangers with invented tokens can cause.
+const (
+	reviewsPerSecond = 200
+	reviewsBurst     = 400
+)
+
+// Options are the command line.
+type Options struct {
+	Source           string
+	Kubeconfig       string
+	Manifests        string
+	ServiceProxyName string
+
+	BindAddress          string
+	TLSCertFile          string
+	TLSPrivateKeyFile    string
+	ClientCAFile         string
+	TokenAudience        string
+	AgentServiceAccounts []string
+	InsecurePlaintext    bool
+	DebugSocket          string
+	HealthzBindAddress   string
+	MetricsBindAddress   string
+
+	Shards              uint32
+	HeartbeatInterval   time.Duration
+	DrainWindow         time.Duration
+	ShutdownGracePeriod time.Duration
+
+	Log daemon.LogOptions
+}
+
+// AddFlags adds the flags, with their defaults.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Source, "source", sourceKube,
+		"where the state comes from: kube (a Kubernetes API server) or file (a directory of manifests)")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
+		"path of the kubeconfig for the API server, for the kube source and for token reviews; default: as a pod of the cluster")
+	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests for the file source; changes in it are followed")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
+		"serve the Services whose label service.kubernetes.io/service-proxy-name has this value; default: those without the label")
+
+	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "address to serve gRPC on")
+	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "", "server certificate, with its chain, in PEM; followed when it changes")
+	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "", "key of --tls-cert-file, in PEM; followed when it changes")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
+		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, those of system:masters operators; followed when it changes")
+	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
+		"namespace/name of a ServiceAccount whose tokens, bound to a Pod, let the agent on the Pod's node in; may be given several times")
+	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the agents' tokens must be for")
+	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
+		"serve without TLS and without asking anybody who they are, also on --metrics-bind-address")
+	fs.StringVar(&o.DebugSocket, "debug-socket", "",
+		"path of a unix socket for local operators: the same gRPC services, in plaintext, for this user only; default: none")
+	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "",
+		"address to serve /healthz, /livez and /readyz on, in plain HTTP for anybody; default: none")
+	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
+		"address to serve /metrics on, with TLS for client certificates of system:masters; default: none")
+
+	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all replicas")
+	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
+	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
+		"time over which agents are asked to move to another server when this one stops")
+	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
+		"how long the server waits, when it stops, for calls to end; at least --drain-window")
+
+	o.Log.AddFlags(fs)
+}
+
+// validate finds all that is wrong with the options.
+func (o *Options) validate() error {
+	var errs []error
+	wrong := func(is bool, format string, args ...any) {
+		if is {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	wrong(!slices.Contains([]string{sourceKube, sourceFile}, o.Source), "--source is %q: use kube or file", o.Source)
+	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
+	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
+	wrong(o.Source == sourceFile && o.Kubeconfig != "" && len(o.AgentServiceAccounts) == 0,
+		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
+	wrong(o.Source == sourceFile && o.Kubeconfig == "" && len(o.AgentServiceAccounts) > 0,
+		"--agent-service-account needs an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
+	for _, account := range o.AgentServiceAccounts {
+		_, err := parseServiceAccount(account)
+		wrong(err != nil, "%w", err)
+	}
+	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the agents' tokens, or leave the flag out")
+	errs = append(errs, o.validateTLS())
+
+	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
+	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
+	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
+	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
+		"make it longer, so that streams can end as they are asked to", o.ShutdownGracePeriod, o.DrainWindow)
+	return errors.Join(errs...)
+}
+
+func (o *Options) validateTLS() error {
+	given := func(flags map[string]bool) (names []string) {
+		for name, is := range flags {
+			if is {
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	files := given(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
+	clients := given(map[string]bool{
+		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
+		"--token-audience": o.TokenAudience != defaultTokenAudience,
+	})
+	switch {
+	case o.InsecurePlaintext && len(files)+len(clients) > 0:
+		return fmt.Errorf("--insecure-plaintext means no TLS and no authentication: leave out either it or %s",
+			strings.Join(append(files, clients...), ", "))
+	case o.InsecurePlaintext:
+		return nil
+	case len(files) == 0:
+		return errors.New("no TLS certificate: add --tls-cert-file and --tls-private-key-file " +
+			"(or, where nobody else can reach the server, --insecure-plaintext)")
+	case len(files) == 1:
+		return fmt.Errorf("%s is alone: give both --tls-cert-file and --tls-private-key-file", files[0])
+	case o.ClientCAFile == "" && len(o.AgentServiceAccounts) == 0:
+		return errors.New("no agent could prove who it is: add --client-ca-file (for client certificates, as kubelets have them) " +
+			"or --agent-service-account=NAMESPACE/NAME (for ServiceAccount tokens)")
+	case len(o.AgentServiceAccounts) == 0 && o.TokenAudience != defaultTokenAudience:
+		return errors.New("--token-audience is for tokens: add --agent-service-account=NAMESPACE/NAME or leave it out")
+	}
+	return nil
+}
+
+func parseServiceAccount(s string) (types.NamespacedName, error) {
+	namespace, name, ok := strings.Cut(s, "/")
+	if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
+		return types.NamespacedName{}, fmt.Errorf("--agent-service-account is %q: use NAMESPACE/NAME", s)
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}
+
+// Config validates the options and makes what they ask for.
+func (o *Options) Config(logger *slog.Logger) (Config, error) {
+	if err := o.validate(); err != nil {
+		return Config{}, err
+	}
+	c := Config{
+		BindAddress:        o.BindAddress,
+		DebugSocket:        o.DebugSocket,
+		HealthzBindAddress: o.HealthzBindAddress,
+		MetricsBindAddress: o.MetricsBindAddress,
+		Shards:             o.Shards,
+		HeartbeatInterval:  o.HeartbeatInterval,
+		DrainWindow:        o.DrainWindow,
+		GracePeriod:        o.ShutdownGracePeriod,
+		Logger:             logger,
+		Registry:           daemon.NewRegistry(),
+	}
+	if !o.InsecurePlaintext {
+		c.TLS = &auth.TLSFiles{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, ClientCA: o.ClientCAFile}
+	}
+	var err error
+	var api *rest.Config
+	if o.Source == sourceKube || o.Kubeconfig != "" {
+		if api, err = kube.Config(o.Kubeconfig); err != nil {
+			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
+		}
+	}
+	if c.Source, err = o.newSource(api, c); err != nil {
+		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
+	}
+	if len(o.AgentServiceAccounts) > 0 {
+		if c.Tokens, err = o.newTokenReviewer(api); err != nil {
+			return Config{}, err
+		}
+	}
+	return c, nil
+}
+
+func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
+	if o.Source == sourceFile {
+		return file.New(file.Options{
+			Directory: o.Manifests, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry,
+		})
+	}
+	return kube.New(kube.Options{Config: api, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry})
+}
+
+func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error) {
+	api = rest.CopyConfig(api)
+	api.QPS, api.Burst = reviewsPerSecond, reviewsBurst
+	client, err := authenticationclient.NewForConfig(api)
+	if err != nil {
+		return nil, fmt.Errorf("client for token reviews: %w", err)
+	}
+	var accounts []types.NamespacedName
+	for _, s := range o.AgentServiceAccounts {
+		account, err := parseServiceAccount(s)
+		if err != nil {
+			return nil, err
+		}
+		accounts = append(accounts, account)
+	}
+	return auth.NewTokenReviewer(auth.TokenOptions{
+		Reviews: client.TokenReviews(), Audience: o.TokenAudience, ServiceAccounts: accounts,
+	}), nil
+}

@@ -1,0 +1,82 @@
+package app
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+)
+
+func parse(t *testing.T, args ...string) *Options {
+	t.Helper()
+	o := &Options{}
+	fs := pflag.NewFlagSet("slicecast-server", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	require.NoError(t, fs.Parse(args))
+	return o
+}
+
+func TestOptionsAreValidated(t *testing.T) {
+	plain := []string{"--insecure-plaintext"}
+	files := []string{"--tls-cert-file=c", "--tls-private-key-file=k"}
+	for _, test := range []struct {
+		name string
+		args [][]string
+		want string // "": valid
+	}{
+		{"plaintext", [][]string{plain}, ""},
+		{"client CA", [][]string{files, {"--client-ca-file=ca"}}, ""},
+		{"tokens", [][]string{files, {"--agent-service-account=a/b", "--agent-service-account=c/d", "--token-audience=x"}}, ""},
+		{"file source", [][]string{plain, {"--source=file", "--manifests=d"}}, ""},
+		{"file source with tokens", [][]string{files,
+			{"--source=file", "--manifests=d", "--kubeconfig=k", "--agent-service-account=a/b"}}, ""},
+
+		{"no TLS", nil, "add --tls-cert-file and --tls-private-key-file"},
+		{"no key", [][]string{{"--tls-cert-file=c"}}, "--tls-cert-file is alone"},
+		{"nobody could come in", [][]string{files}, "add --client-ca-file"},
+		{"plaintext with certificate", [][]string{plain, files}, "leave out either it or --tls-cert-file, --tls-private-key-file"},
+		{"plaintext with client CA", [][]string{plain, {"--client-ca-file=ca"}}, "leave out either it or --client-ca-file"},
+		{"plaintext with tokens", [][]string{plain, {"--agent-service-account=a/b"}}, "leave out either it or --agent-service-account"},
+		{"audience without tokens", [][]string{files, {"--client-ca-file=ca", "--token-audience=x"}}, "--token-audience is for tokens"},
+		{"no audience", [][]string{files, {"--agent-service-account=a/b", "--token-audience="}}, "--token-audience is empty"},
+		{"account without namespace", [][]string{files, {"--agent-service-account=b"}}, `--agent-service-account is "b": use NAMESPACE/NAME`},
+		{"account with too much", [][]string{files, {"--agent-service-account=a/b/c"}}, "use NAMESPACE/NAME"},
+		{"unknown source", [][]string{plain, {"--source=etcd"}}, `--source is "etcd": use kube or file`},
+		{"file source without directory", [][]string{plain, {"--source=file"}}, "add --manifests=DIRECTORY"},
+		{"directory without file source", [][]string{plain, {"--manifests=d"}}, "add --source=file"},
+		{"file source with idle kubeconfig", [][]string{plain, {"--source=file", "--manifests=d", "--kubeconfig=k"}}, "--kubeconfig is for"},
+		{"file source with tokens, no API server", [][]string{files,
+			{"--source=file", "--manifests=d", "--agent-service-account=a/b"}}, "add --kubeconfig"},
+		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
+		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
+		{"no drain window", [][]string{plain, {"--drain-window=0"}}, "--drain-window is 0s"},
+		{"grace shorter than drain", [][]string{plain, {"--drain-window=1m"}}, "--shutdown-grace-period is 10s, less than --drain-window"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var args []string
+			for _, a := range test.args {
+				args = append(args, a...)
+			}
+			err := parse(t, args...).validate()
+			if test.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, test.want)
+		})
+	}
+}
+
+func TestAllThatIsWrongIsSaid(t *testing.T) {
+	err := parse(t, "--source=etcd", "--shards=0").validate()
+	for _, want := range []string{"--source", "--shards", "--tls-cert-file"} {
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestKubeSourceNeedsACluster(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	_, err := parse(t, "--insecure-plaintext").Config(slog.Default())
+	require.ErrorContains(t, err, "--kubeconfig")
+}

@@ -1,0 +1,240 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// Server is a server that listens already; it serves while Run runs.
+type Server struct {
+	config Config
+	store  *store.Store
+	hub    *fanout.Hub
+	health *health.Server
+
+	// parts are what serves, each until the server stops.
+	grpcServers []*grpc.Server
+	parts       []part
+	addresses   Addresses
+	draining    chan struct{}
+}
+
+// part is a listener with what serves on it until the context ends.
+type part struct {
+	name     string
+	listener net.Listener
+	serve    func(ctx context.Context, l net.Listener) error
+}
+
+// Addresses are where a server listens; nil where it does not.
+type Addresses struct {
+	GRPC, Healthz, Metrics, DebugSocket net.Addr
+}
+
+// New makes a server and binds its addresses. The server must then be run.
+func New(c Config) (_ *Server, err error) {
+	s := &Server{config: c, health: health.NewServer(), draining: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			for _, p := range s.parts {
+				_ = p.listener.Close() // the first error says more
+			}
+		}
+	}()
+	if s.store, err = store.New(store.Options{Shards: c.Shards}); err != nil {
+		return nil, fmt.Errorf("--shards: %w", err)
+	}
+	hostname, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("name of this server: %w", err)
+	}
+	authentication := auth.New(auth.Options{Tokens: c.Tokens, Logger: c.Logger, Registerer: c.Registry})
+	s.hub = fanout.New(fanout.Options{
+		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
+		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, Logger: c.Logger, Registerer: c.Registry,
+	})
+	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
+	if err := s.listen(authentication); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// listen binds all addresses.
+func (s *Server) listen(authentication *auth.Auth) (err error) {
+	c := s.config
+	authenticate := auth.Operator("anybody")
+	metrics := daemon.MetricsHandler(c.Registry)
+	var creds credentials.TransportCredentials
+	var certificates *auth.Certificates
+	if c.TLS != nil {
+		if certificates, err = auth.LoadCertificates(*c.TLS, c.Logger); err != nil {
+			return err
+		}
+		creds = credentials.NewTLS(certificates.Config("h2"))
+		authenticate = authentication.Credentials
+		metrics = authentication.Observers(metrics)
+	}
+	grpcListener, err := net.Listen("tcp", c.BindAddress)
+	if err != nil {
+		return fmt.Errorf("--bind-address: %w", err)
+	}
+	s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(creds, authenticate))
+
+	if c.DebugSocket != "" {
+		listener, err := listenSocket(c.DebugSocket)
+		if err != nil {
+			return fmt.Errorf("--debug-socket: %w", err)
+		}
+		s.addresses.DebugSocket = s.addGRPC("debug socket", listener, s.newGRPC(nil, auth.Operator("debug socket")))
+	}
+	if c.HealthzBindAddress != "" {
+		listener, err := net.Listen("tcp", c.HealthzBindAddress)
+		if err != nil {
+			return fmt.Errorf("--healthz-bind-address: %w", err)
+		}
+		s.addresses.Healthz = s.addHTTP("health checks", listener, daemon.HealthHandler(s.ready))
+	}
+	if c.MetricsBindAddress != "" {
+		listener, err := net.Listen("tcp", c.MetricsBindAddress)
+		if err != nil {
+			return fmt.Errorf("--metrics-bind-address: %w", err)
+		}
+		if certificates != nil {
+			listener = tls.NewListener(listener, certificates.Config("http/1.1"))
+		}
+		s.addresses.Metrics = s.addHTTP("metrics", listener, metrics)
+	}
+	return nil
+}
+
+func (s *Server) addGRPC(name string, l net.Listener, server *grpc.Server) net.Addr {
+	s.grpcServers = append(s.grpcServers, server)
+	s.parts = append(s.parts, part{name, l, func(_ context.Context, l net.Listener) error {
+		if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return err
+		}
+		return nil
+	}})
+	return l.Addr()
+}
+
+func (s *Server) addHTTP(name string, l net.Listener, handler http.Handler) net.Addr {
+	s.parts = append(s.parts, part{name, l, func(ctx context.Context, l net.Listener) error {
+		return daemon.ServeHTTP(ctx, l, handler, s.config.Logger)
+	}})
+	return l.Addr()
+}
+
+// Addresses says where the server listens.
+func (s *Server) Addresses() Addresses { return s.addresses }
+
+// Run serves until the context ends, which is no error, or a part of the server fails. In both cases it first sends the
+// clients elsewhere, within the grace period.
+func (s *Server) Run(ctx context.Context) error {
+	log := s.config.Logger
+	// stopping begins the end. Until the streams have ended, everything that they need goes on.
+	stopping, stop := context.WithCancel(ctx)
+	defer stop()
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+
+	var all errgroup.Group
+	start := func(name string, run func() error) {
+		all.Go(func() error {
+			defer stop()
+			if err := run(); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			return nil
+		})
+	}
+	log.Info("Server started", "version", daemon.Version(), "tls", s.config.TLS != nil)
+	if s.config.TLS == nil {
+		log.Warn("No TLS: everybody who can reach the server may read all Services and act as any node")
+	}
+	for _, p := range s.parts {
+		log.Info("Listening", "for", p.name, "address", p.listener.Addr().String())
+		start(p.name, func() error { return p.serve(running, p.listener) })
+	}
+	start("source", func() error { return s.config.Source.Run(running, s.store) })
+	start("publisher", func() error { s.hub.Run(running); return nil })
+	all.Go(func() error { s.serveWhenSynced(stopping); return nil })
+
+	<-stopping.Done()
+	s.drain()
+	end()
+	err := all.Wait()
+	log.Info("Server ended")
+	return err
+}
+
+// serveWhenSynced tells those who ask when the server becomes ready.
+func (s *Server) serveWhenSynced(ctx context.Context) {
+	begin := time.Now()
+	select {
+	case <-s.store.WaitSynced():
+		s.setServing(healthpb.HealthCheckResponse_SERVING)
+		s.config.Logger.Info("Synced with the source: serving", "after", time.Since(begin))
+	case <-ctx.Done():
+	}
+}
+
+func (s *Server) setServing(status healthpb.HealthCheckResponse_ServingStatus) {
+	s.health.SetServingStatus("", status)
+	s.health.SetServingStatus(pb.DistributionService_ServiceDesc.ServiceName, status)
+}
+
+// ready is what /readyz says.
+func (s *Server) ready() error {
+	select {
+	case <-s.draining:
+		return errors.New("draining")
+	default:
+	}
+	select {
+	case <-s.store.WaitSynced():
+		return nil
+	default:
+		return errors.New("not synced with the source yet")
+	}
+}
+
+// drain makes the server not ready, sends the clients elsewhere and waits for their calls to end, at most for the grace
+// period.
+func (s *Server) drain() {
+	s.config.Logger.Info("Draining", "within", s.config.GracePeriod)
+	close(s.draining)
+	s.health.Shutdown()
+	s.hub.Drain()
+	hurry := time.AfterFunc(s.config.GracePeriod, func() {
+		s.config.Logger.Warn("Some calls have not ended within the grace period and are cut off")
+		for _, server := range s.grpcServers {
+			server.Stop()
+		}
+	})
+	defer hurry.Stop()
+	var all errgroup.Group
+	for _, server := range s.grpcServers {
+		all.Go(func() error { server.GracefulStop(); return nil })
+	}
+	_ = all.Wait() // no part of it can fail
+}

@@ -1,0 +1,332 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/auth/authtest"
+)
+
+// deadline is far more than anything takes.
+const deadline = 30 * time.Second
+
+// testSource has nothing, and is synced or fails when it is told to.
+type testSource struct {
+	synced chan struct{}
+	fail   chan error
+}
+
+func newTestSource() *testSource {
+	return &testSource{synced: make(chan struct{}), fail: make(chan error, 1)}
+}
+
+// Run implements source.Source.
+func (s *testSource) Run(ctx context.Context, sink source.Sink) error {
+	synced := s.synced
+	for {
+		select {
+		case <-synced:
+			sink.Synced()
+			synced = nil
+		case err := <-s.fail:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// running is a server under test.
+type running struct {
+	*Server
+	t      *testing.T
+	source *testSource
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+// testConfig is a plaintext server on free ports of loopback, with all that can be served.
+func testConfig(t *testing.T) Config {
+	return Config{
+		BindAddress: "127.0.0.1:0", HealthzBindAddress: "127.0.0.1:0", MetricsBindAddress: "127.0.0.1:0",
+		DebugSocket: filepath.Join(t.TempDir(), "debug.sock"),
+		DrainWindow: 100 * time.Millisecond, GracePeriod: deadline,
+		Logger: slog.New(slog.DiscardHandler), Registry: daemon.NewRegistry(),
+	}
+}
+
+func start(t *testing.T, c Config) *running {
+	t.Helper()
+	r := &running{t: t, source: newTestSource(), ended: make(chan error, 1)}
+	c.Source = r.source
+	var err error
+	r.Server, err = New(c)
+	require.NoError(t, err)
+	var ctx context.Context
+	ctx, r.cancel = context.WithCancel(context.Background())
+	go func() {
+		r.ended <- r.Run(ctx)
+		close(r.ended)
+	}()
+	t.Cleanup(func() {
+		r.cancel()
+		<-r.ended
+	})
+	return r
+}
+
+func (r *running) sync() {
+	r.t.Helper()
+	close(r.source.synced)
+	require.Eventually(r.t, func() bool { return r.readyz() == "200 ok" }, deadline, time.Millisecond)
+}
+
+// readyz gives status and body.
+func (r *running) readyz() string {
+	return get(r.t, nil, "http://"+r.Addresses().Healthz.String()+"/readyz")
+}
+
+func get(t *testing.T, config *tls.Config, url string) string {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: config, DisableKeepAlives: true}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { require.NoError(t, response.Body.Close()) }()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return fmt.Sprintf("%d %s", response.StatusCode, string(body[:max(len(body)-1, 0)]))
+}
+
+// dial connects over TLS, or in plaintext without a configuration.
+func dial(t *testing.T, target string, config *tls.Config) *grpc.ClientConn {
+	t.Helper()
+	creds := insecure.NewCredentials()
+	if config != nil {
+		creds = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) })
+	return conn
+}
+
+// hello opens a stream as a node and waits for the first answer.
+func hello(t *testing.T, conn *grpc.ClientConn, node string) (pb.DistributionService_StreamClient, error) {
+	t.Helper()
+	stream, err := pb.NewDistributionServiceClient(conn).Stream(t.Context())
+	if err != nil { // the connection failed
+		return nil, err
+	}
+	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{NodeName: node}}})
+	if !errors.Is(err, io.EOF) { // the server was faster; Recv tells what it said
+		require.NoError(t, err)
+	}
+	welcome, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	require.NotNil(t, welcome.GetWelcome())
+	return stream, nil
+}
+
+// toEnd reads a stream to its end and tells whether a Drain came, and the status.
+func toEnd(stream pb.DistributionService_StreamClient) (drained bool, code codes.Code) {
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return drained, status.Code(err)
+		}
+		drained = drained || m.GetDrain() != nil
+	}
+}
+
+func serving(t *testing.T, conn *grpc.ClientConn) healthpb.HealthCheckResponse_ServingStatus {
+	t.Helper()
+	answer, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "slicecast.v1.DistributionService"})
+	require.NoError(t, err)
+	return answer.GetStatus()
+}
+
+func TestNobodyIsServedBeforeTheSourceHasSynced(t *testing.T) {
+	r := start(t, testConfig(t))
+	conn := dial(t, r.Addresses().GRPC.String(), nil)
+	_, err := hello(t, conn, "a")
+	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	require.Equal(t, "503 not synced with the source yet", r.readyz())
+	require.Equal(t, healthpb.HealthCheckResponse_NOT_SERVING, serving(t, conn))
+	require.Equal(t, "200 ok", get(t, nil, "http://"+r.Addresses().Healthz.String()+"/livez"))
+	require.Equal(t, "200 ok", get(t, nil, "http://"+r.Addresses().Healthz.String()+"/healthz"))
+
+	r.sync()
+	_, err = hello(t, conn, "a")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return serving(t, conn) == healthpb.HealthCheckResponse_SERVING }, deadline, time.Millisecond)
+}
+
+func TestDrain(t *testing.T) {
+	c := testConfig(t)
+	c.DrainWindow = time.Second
+	r := start(t, c)
+	r.sync()
+	conn := dial(t, r.Addresses().GRPC.String(), nil)
+	byName, err := hello(t, conn, "a")
+	require.NoError(t, err)
+	observer, err := hello(t, dial(t, "unix:"+c.DebugSocket, nil), "")
+	require.NoError(t, err)
+
+	r.cancel()
+	require.Eventually(t, func() bool { return r.ready() != nil }, deadline, time.Millisecond)
+	require.EqualError(t, r.ready(), "draining")
+	for _, stream := range []pb.DistributionService_StreamClient{byName, observer} {
+		drained, code := toEnd(stream)
+		require.True(t, drained)
+		require.Equal(t, codes.Unavailable, code)
+	}
+	require.NoError(t, <-r.ended)
+	require.NoFileExists(t, c.DebugSocket)
+}
+
+func TestDrainBeforeSync(t *testing.T) {
+	r := start(t, testConfig(t))
+	r.cancel()
+	require.NoError(t, <-r.ended)
+}
+
+func TestCallsThatDoNotEndAreCutOff(t *testing.T) {
+	c := testConfig(t)
+	c.GracePeriod = c.DrainWindow
+	r := start(t, c)
+	watch, err := healthpb.NewHealthClient(dial(t, r.Addresses().GRPC.String(), nil)).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+	require.NoError(t, err)
+	_, err = watch.Recv()
+	require.NoError(t, err)
+	r.cancel()
+	require.NoError(t, <-r.ended)
+}
+
+func TestAFailingSourceEndsTheServerInOrder(t *testing.T) {
+	r := start(t, testConfig(t))
+	r.sync()
+	stream, err := hello(t, dial(t, r.Addresses().GRPC.String(), nil), "a")
+	require.NoError(t, err)
+	r.source.fail <- errors.New("the directory is gone")
+	drained, _ := toEnd(stream)
+	require.True(t, drained)
+	require.EqualError(t, <-r.ended, "source: the directory is gone")
+}
+
+func tlsConfig(t *testing.T) (Config, *authtest.CA) {
+	c, ca := testConfig(t), authtest.NewCA(t)
+	c.TLS = &auth.TLSFiles{ClientCA: ca.File}
+	c.TLS.Certificate, c.TLS.PrivateKey = ca.Server()
+	return c, ca
+}
+
+func TestTLS(t *testing.T) {
+	c, ca := tlsConfig(t)
+	r := start(t, c)
+	r.sync()
+	address := r.Addresses().GRPC.String()
+	_, err := hello(t, dial(t, address, ca.ClientTLS(ca.Node("a"))), "a")
+	require.NoError(t, err)
+	_, err = hello(t, dial(t, address, ca.ClientTLS(ca.Node("a"))), "b")
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
+	_, err = hello(t, dial(t, address, ca.ClientTLS()), "a")
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	_, err = hello(t, dial(t, address, nil), "a")
+	require.Equal(t, codes.Unavailable, status.Code(err), "plaintext")
+	_, err = hello(t, dial(t, "unix:"+c.DebugSocket, nil), "")
+	require.NoError(t, err, "the debug socket needs no credentials")
+}
+
+func TestReflection(t *testing.T) {
+	c, ca := tlsConfig(t)
+	r := start(t, c)
+	list := func(conn *grpc.ClientConn) (services []string, err error) {
+		stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+		require.NoError(t, err)
+		err = stream.Send(&reflectionpb.ServerReflectionRequest{
+			MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{},
+		})
+		if !errors.Is(err, io.EOF) {
+			require.NoError(t, err)
+		}
+		answer, err := stream.Recv()
+		for _, s := range answer.GetListServicesResponse().GetService() {
+			services = append(services, s.GetName())
+		}
+		return services, err
+	}
+	want := []string{
+		"grpc.channelz.v1.Channelz", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+		"grpc.reflection.v1alpha.ServerReflection", "slicecast.v1.DistributionService",
+	}
+	services, err := list(dial(t, "unix:"+c.DebugSocket, nil))
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, services)
+	services, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS(ca.Node("a"))))
+	require.NoError(t, err)
+	require.ElementsMatch(t, want, services)
+	_, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS()))
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+}
+
+func TestMetrics(t *testing.T) {
+	c, ca := tlsConfig(t)
+	r := start(t, c)
+	url := "https://" + r.Addresses().Metrics.String() + "/metrics"
+	require.Contains(t, get(t, ca.ClientTLS(), url), "401 ")
+	require.Contains(t, get(t, ca.ClientTLS(ca.Node("a")), url), "403 ")
+	page := get(t, ca.ClientTLS(ca.Operator()), url)
+	require.Contains(t, page, "slicecast_server_streams 0")
+	require.Contains(t, page, `slicecast_server_refused_requests_total{reason="observer"} 1`)
+	require.Contains(t, page, "go_goroutines")
+
+	plain := start(t, testConfig(t))
+	require.Contains(t, get(t, nil, "http://"+plain.Addresses().Metrics.String()+"/metrics"), "slicecast_server_streams 0")
+}
+
+func TestAnAddressInUseIsSaidByItsFlag(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, taken.Close()) }()
+	for flag, set := range map[string]func(*Config){
+		"--bind-address":         func(c *Config) { c.BindAddress = taken.Addr().String() },
+		"--healthz-bind-address": func(c *Config) { c.HealthzBindAddress = taken.Addr().String() },
+		"--metrics-bind-address": func(c *Config) { c.MetricsBindAddress = taken.Addr().String() },
+		"--debug-socket":         func(c *Config) { c.DebugSocket = "/nowhere/debug.sock" },
+		"--shards":               func(c *Config) { c.Shards = 3 },
+	} {
+		c := testConfig(t)
+		set(&c)
+		_, err := New(c)
+		require.ErrorContains(t, err, flag+": ")
+		require.NoFileExists(t, c.DebugSocket)
+	}
+}

@@ -1,0 +1,56 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+)
+
+// listenSocket listens on a unix socket that only this user can open. What is left of a server that has ended is replaced.
+func listenSocket(path string) (_ net.Listener, err error) {
+	switch info, err := os.Lstat(path); {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return nil, err
+	case info.Mode().Type() != os.ModeSocket:
+		return nil, fmt.Errorf("%s is there and is no socket: remove it, or use another path", path)
+	default:
+		if conn, err := net.Dial("unix", path); err == nil {
+			_ = conn.Close()
+			return nil, fmt.Errorf("another process serves on %s: stop it, or use another path", path)
+		}
+	}
+	// Between its creation and the change of its mode the socket is in a directory that nobody else can enter.
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".slicecast-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	private := filepath.Join(dir, "s")
+	unix, err := net.ListenUnix("unix", &net.UnixAddr{Name: private, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	unix.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(private, 0o600), os.Rename(private, path)); err != nil {
+		return nil, errors.Join(err, unix.Close())
+	}
+	return &socket{unix, path}, nil
+}
+
+// socket removes its file when it is closed.
+type socket struct {
+	net.Listener
+	path string
+}
+
+// Close implements net.Listener.
+func (s *socket) Close() error {
+	err := os.Remove(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, s.Listener.Close())
+}

@@ -1,0 +1,16 @@
+package auth
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// cluster reviews the tokens of the tests.
+var cluster *controlplane.ControlPlane
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{}, &cluster))
+}

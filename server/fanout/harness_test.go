@@ -1,0 +1,173 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is for what takes milliseconds on a machine that has time.
+const (
+	patience = 30 * time.Second
+	tick     = 2 * time.Millisecond
+)
+
+// fixture is a hub behind a gRPC server, and a connection to it. Its Run does not run: tests publish and beat themselves.
+type fixture struct {
+	*Hub
+	t      *testing.T
+	conn   *grpc.ClientConn
+	server *grpc.Server
+}
+
+// start serves a store. The node "stranger" may not connect.
+func start(t *testing.T, s *store.Store) *fixture {
+	t.Helper()
+	h := New(Options{
+		Store: s, ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
+		Logger: slog.New(slog.DiscardHandler),
+		Authorize: func(_ context.Context, node string) error {
+			if node == "stranger" {
+				return status.Error(codes.PermissionDenied, "who are you?")
+			}
+			return nil
+		},
+	})
+	server := grpc.NewServer(ServerOption())
+	pb.RegisterDistributionServiceServer(server, h)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialWindowSize(1<<16), grpc.WithInitialConnWindowSize(1<<16))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, conn.Close())
+		server.Stop()
+		require.NoError(t, <-served)
+	})
+	return &fixture{h, t, conn, server}
+}
+
+// filled gives a synced store of two shards with n Services of one slice each.
+func filled(t *testing.T, n int) *store.Store {
+	t.Helper()
+	s, err := store.New(store.Options{Shards: 2})
+	require.NoError(t, err)
+	for i := range n {
+		s.Upsert(service(i), 1)
+		s.Upsert(slice(i, 3), 2)
+	}
+	s.Synced()
+	s.Publish()
+	return s
+}
+
+func service(i int) *model.Service {
+	return model.NewService(model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP})
+}
+
+func slice(i, endpoints int) *model.Slice {
+	s := modeltest.WebSlice(endpoints)
+	s.Name, s.Service = fmt.Sprint("slice-", i), fmt.Sprint("service-", i)
+	return model.NewSlice(s)
+}
+
+// call is one stream, from the client's side.
+type call struct {
+	pb.DistributionService_StreamClient
+	t *testing.T
+}
+
+func (f *fixture) open() *call {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	f.t.Cleanup(cancel)
+	g, err := pb.NewDistributionServiceClient(f.conn).Stream(ctx)
+	require.NoError(f.t, err)
+	return &call{g, f.t}
+}
+
+// hello opens a stream with a Hello.
+func (f *fixture) hello(h *pb.Hello) *call {
+	f.t.Helper()
+	c := f.open()
+	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: h}})
+	return c
+}
+
+func (c *call) send(r *pb.StreamRequest) {
+	c.t.Helper()
+	require.NoError(c.t, c.Send(r))
+}
+
+func (c *call) recv() *pb.StreamResponse {
+	c.t.Helper()
+	r, err := c.Recv()
+	require.NoError(c.t, err)
+	return r
+}
+
+// update gives the next message, which is a ShardUpdate.
+func (c *call) update() *pb.ShardUpdate {
+	c.t.Helper()
+	r := c.recv()
+	require.NotNil(c.t, r.GetShardUpdate(), "got %v", r)
+	return r.GetShardUpdate()
+}
+
+// inSync receives the initial state: the Welcome, what is between, the InSync.
+func (c *call) inSync() (welcome *pb.Welcome, updates []*pb.ShardUpdate, inSync *pb.InSync) {
+	c.t.Helper()
+	welcome = c.recv().GetWelcome()
+	require.NotNil(c.t, welcome)
+	for {
+		switch m := c.recv().GetMessage().(type) {
+		case *pb.StreamResponse_ShardUpdate:
+			updates = append(updates, m.ShardUpdate)
+		case *pb.StreamResponse_NodeUpdate:
+		case *pb.StreamResponse_InSync:
+			return welcome, updates, m.InSync
+		default:
+			require.Fail(c.t, "unexpected", "%T", m)
+		}
+	}
+}
+
+// ends tells how the stream ends.
+func (c *call) ends() *status.Status {
+	c.t.Helper()
+	for {
+		if _, err := c.Recv(); err != nil {
+			return status.Convert(err)
+		}
+	}
+}
+
+// holding makes the Hello of a client that holds what a store has.
+func holding(s *store.Store) *pb.Hello {
+	h := &pb.Hello{Epoch: s.Epoch()}
+	for i := range s.Shards() {
+		h.Sequences = append(h.Sequences, s.Snapshot(i).Sequence())
+		h.Digests = append(h.Digests, s.Snapshot(i).Digest())
+	}
+	return h
+}

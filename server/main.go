@@ -1,0 +1,21 @@
+// Command slicecast-server watches the Services of a cluster once and streams their changes to the agents on its nodes.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+func main() {
+	ctx, stop := daemon.SignalContext(context.Background())
+	err := app.NewCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "slicecast-server:", err)
+		os.Exit(1)
+	}
+}
