@@ -130,7 +130,7 @@ func TestChaos(t *testing.T) {
 		c.upsert(c.service(name))
 		c.upsert(c.slice(name, name, 10))
 	}
-	server := serveStore(t, id, c.store)
+	server := serveStore(t, id, c.store, noHeartbeat)
 
 	const clients, rounds = 3, 12
 	var missing sync.Map // what a client did not have at some moment
@@ -173,7 +173,7 @@ func TestChaos(t *testing.T) {
 				c.write() // while nobody serves
 			}
 			c.newStore(t)
-			server = serveStore(t, id, c.store)
+			server = serveStore(t, id, c.store, noHeartbeat)
 			for _, p := range proxies {
 				p.target.Store(&server.address)
 			}

@@ -154,8 +154,8 @@ func TestFrontends(t *testing.T) {
 		return view.Frontend{Kind: view.ClusterIP, Address: netip.MustParseAddr(address), Port: port, Masquerade: view.MasqueradeNonLocal}
 	}
 	require.Equal(t, map[view.ServicePortID][]view.Frontend{
-		tcp4:                                {clusterIP("10.96.0.1", 80), nodePort},
-		tcp6:                                {clusterIP("fd00::1", 80), nodePort},
+		tcp4:                               {clusterIP("10.96.0.1", 80), nodePort},
+		tcp6:                               {clusterIP("fd00::1", 80), nodePort},
 		id("admin", model.TCP, model.IPv4): {clusterIP("10.96.0.1", 81)},
 		id("admin", model.TCP, model.IPv6): {clusterIP("fd00::1", 81)},
 	}, got)

@@ -26,6 +26,7 @@ import (
 func TestInstall(t *testing.T) {
 	ctx, client := t.Context(), cluster.Client().CoreV1()
 	node := network.AddNode("install-node")
+	t.Cleanup(node.Delete)
 	_, err := client.Nodes().Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name},
 		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node.IPv4.String()}}},

@@ -84,7 +84,7 @@ func apply(t *testing.T, objects []*unstructured.Unstructured, dryRun ...string)
 		mapping, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 		require.NoError(t, err)
 		_, err = client.Resource(mapping.Resource).Namespace(o.GetNamespace()).Apply(t.Context(), o.GetName(), o,
-			metav1.ApplyOptions{FieldManager: "slicecast-test", DryRun: dryRun})
+			metav1.ApplyOptions{FieldManager: "slicecast-test", Force: true, DryRun: dryRun})
 		require.NoError(t, err, "%s %s", o.GetKind(), o.GetName())
 	}
 }
@@ -97,8 +97,6 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 		}
 		apply(t, objects, metav1.DryRunAll)
 	}
-	_, err := cluster.Client().AppsV1().DaemonSets(namespace).Get(t.Context(), "slicecast-agent", metav1.GetOptions{})
-	require.Error(t, err, "a dry run leaves nothing")
 }
 
 func TestKustomizationsHoldEverything(t *testing.T) {

@@ -186,9 +186,14 @@ func (p *pod) confinement(c corev1.Container) container {
 	}
 	for _, m := range c.VolumeMounts {
 		for _, v := range p.Spec.Volumes {
-			if v.Name == m.Name {
-				out.Mounts = append(out.Mounts, mount{p.volume(v, out.FSGroup), m.MountPath, m.ReadOnly})
+			if v.Name != m.Name {
+				continue
 			}
+			source := p.volume(v, out.FSGroup)
+			if _, err := os.Stat(source); v.HostPath != nil && errors.Is(err, os.ErrNotExist) {
+				continue // a machine whose kernel has no modules
+			}
+			out.Mounts = append(out.Mounts, mount{source, m.MountPath, m.ReadOnly})
 		}
 	}
 	if ptr.Deref(p.Spec.AutomountServiceAccountToken, true) {

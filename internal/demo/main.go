@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -38,6 +39,7 @@ const (
 	legacyPort = 5353
 	webNode    = 30080
 	serverPort = "8472"
+	healthz    = "127.0.0.1:8473"
 )
 
 func main() {
@@ -182,9 +184,12 @@ func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error
 	server := exec.CommandContext(ctx, filepath.Join(bin, "slicecast-server"),
 		"--source=file", "--manifests="+w.manifests, "--bind-address=:"+serverPort,
 		"--tls-cert-file="+serverCert, "--tls-private-key-file="+serverKey, "--client-ca-file="+caFile,
-		"--debug-socket="+socket, "--log-level=warn")
+		"--debug-socket="+socket, "--healthz-bind-address="+healthz, "--log-level=warn")
 	if err := w.background(server, server.Start, "server"); err != nil {
 		return nil, err
+	}
+	if err := eventually(ctx, func() error { return ready(ctx) }); err != nil {
+		return nil, fmt.Errorf("the server did not get ready: %w", err)
 	}
 	logReader, logWriter := io.Pipe()
 	agent := w.node1.Command(ctx, filepath.Join(bin, "slicecast-agent"),
@@ -202,6 +207,23 @@ func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error
 	}
 	say("node-1 is programmed")
 	return log, nil
+}
+
+// ready tells whether the server has read the manifests.
+func ready(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+healthz+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return errors.New(response.Status)
+	}
+	return nil
 }
 
 // background starts a command, and stops it in the end as a service manager does.
@@ -302,7 +324,8 @@ func readyLine(address, node string) string {
 // hold flips an endpoint until the context ends.
 func (w *world) hold(ctx context.Context, socket string, log *agentLog) error {
 	title("Running until Ctrl-C; follow the stream in another terminal:")
-	fmt.Printf("\n  grpcurl -plaintext -unix -d '{\"hello\":{}}' %s slicecast.v1.DistributionService/Stream\n\n", socket)
+	fmt.Printf("\n  go tool -modfile=internal/tools/grpcurl/go.mod grpcurl -plaintext -unix \\\n"+
+		"    -d '{\"hello\": {}}' %s slicecast.v1.DistributionService/Stream\n\n", socket)
 	log.print(true)
 	for ready := false; ; ready = !ready {
 		select {

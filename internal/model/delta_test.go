@@ -164,51 +164,53 @@ func FuzzDelta(f *testing.F) {
 	f.Add([]byte{}, []byte{5, 5}, []byte{}, []byte{}, false)
 	f.Add([]byte{1}, []byte{}, []byte{1, 1}, []byte{1, 1}, true)
 	f.Add([]byte{9, 8, 7, 6}, []byte{8, 1}, []byte{7, 7}, []byte{8, 6, 9}, true)
-	f.Fuzz(func(t *testing.T, base, endpoints, conditions, removed []byte, twice bool) {
-		address := func(b byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, b}) }
-		s := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
-		naive := map[netip.Addr]model.Endpoint{}
-		for _, b := range base {
-			e := model.Endpoint{Address: address(b), Conditions: model.Conditions{Ready: true}}
-			s.Endpoints = append(s.Endpoints, e)
-			naive[e.Address] = e
+	f.Fuzz(checkDelta)
+}
+
+func checkDelta(t *testing.T, base, endpoints, conditions, removed []byte, twice bool) {
+	address := func(b byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, b}) }
+	s := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
+	naive := map[netip.Addr]model.Endpoint{}
+	for _, b := range base {
+		e := model.Endpoint{Address: address(b), Conditions: model.Conditions{Ready: true}}
+		s.Endpoints = append(s.Endpoints, e)
+		naive[e.Address] = e
+	}
+	have := model.NewSlice(s)
+	for _, list := range []*[]byte{&endpoints, &conditions, &removed} {
+		slices.Sort(*list)
+		if !twice { // as a Diff would have it
+			*list = slices.Compact(*list)
 		}
-		have := model.NewSlice(s)
-		for _, list := range []*[]byte{&endpoints, &conditions, &removed} {
-			slices.Sort(*list)
-			if !twice { // as a Diff would have it
-				*list = slices.Compact(*list)
-			}
+	}
+	d := &model.SliceDelta{Name: "s", Base: have.ContentVersion()}
+	for _, b := range conditions {
+		c := model.EndpointConditions{Address: address(b), Conditions: model.Conditions{Terminating: true}}
+		d.Conditions = append(d.Conditions, c)
+		if e, ok := naive[c.Address]; ok {
+			e.Conditions = c.Conditions
+			naive[c.Address] = e
 		}
-		d := &model.SliceDelta{Name: "s", Base: have.ContentVersion()}
-		for _, b := range conditions {
-			c := model.EndpointConditions{Address: address(b), Conditions: model.Conditions{Terminating: true}}
-			d.Conditions = append(d.Conditions, c)
-			if e, ok := naive[c.Address]; ok {
-				e.Conditions = c.Conditions
-				naive[c.Address] = e
-			}
-		}
-		for _, b := range removed {
-			d.Removed = append(d.Removed, address(b))
-			delete(naive, address(b))
-		}
-		for _, b := range endpoints {
-			e := model.Endpoint{Address: address(b), NodeName: "new"}
-			d.Endpoints = append(d.Endpoints, e)
-			naive[e.Address] = e
-		}
-		want := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
-		for _, e := range naive {
-			want.Endpoints = append(want.Endpoints, e)
-		}
-		result := model.NewSlice(want)
-		d.Version = result.ContentVersion()
-		got, err := d.Apply(have)
-		if err != nil {
-			require.ErrorIs(t, err, model.ErrBase)
-			return
-		}
-		require.Empty(t, modeltest.Diff(result, got))
-	})
+	}
+	for _, b := range removed {
+		d.Removed = append(d.Removed, address(b))
+		delete(naive, address(b))
+	}
+	for _, b := range endpoints {
+		e := model.Endpoint{Address: address(b), NodeName: "new"}
+		d.Endpoints = append(d.Endpoints, e)
+		naive[e.Address] = e
+	}
+	want := model.Slice{Name: "s", Service: "a", Family: model.IPv4}
+	for _, e := range naive {
+		want.Endpoints = append(want.Endpoints, e)
+	}
+	result := model.NewSlice(want)
+	d.Version = result.ContentVersion()
+	got, err := d.Apply(have)
+	if err != nil {
+		require.ErrorIs(t, err, model.ErrBase)
+		return
+	}
+	require.Empty(t, modeltest.Diff(result, got))
 }

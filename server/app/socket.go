@@ -46,6 +46,9 @@ type socket struct {
 	path string
 }
 
+// Addr implements net.Listener.
+func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
+
 // Close implements net.Listener.
 func (s *socket) Close() error {
 	err := os.Remove(s.path)

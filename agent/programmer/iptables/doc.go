@@ -12,7 +12,7 @@
 //
 // For a Service port with n backends and f frontends that is n + f rules (and about √n for groups), f without backends,
 // one more for each frontend whose masquerading is unusual for its kind. The dispatch adds about one rule for each two to
-// four addresses, each local backend's address one for hairpins, and 28 never change. So 1000 cluster IPs with 50 backends
+// four addresses, each local backend's address one for hairpins, and 31 never change. So 1000 cluster IPs with 50 backends
 // each are 51,300 rules, and 10,000 with 5 are 64,400. The first packet of a connection passes about 25 of them to come to
 // its Service port's chain, there half as many as it has backends or a few dozen; other packets pass 4.
 //

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -191,6 +192,9 @@ func clusterIP(addr netip.Addr) view.Frontend {
 func nodePort(port uint16) view.Frontend {
 	return view.Frontend{Kind: view.NodePort, Port: port, Masquerade: view.MasqueradeAlways}
 }
+
+// patient waits for answers even on a busy machine.
+var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
 
 // transport is what a test needs to know of TCP or UDP.
 type transport struct {

@@ -165,7 +165,7 @@ func TestRestart(t *testing.T) {
 			c.set(big)
 		}
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, testenv.ProbeOptions{})
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, patient)
 		require.True(t, r.All(testenv.Answered), "%v", r)
 		withCounters := func() string {
 			return ours(c.inHost.rules(t, model.IPv4, variant, "-c")) + ours(c.inHost.rules(t, model.IPv6, variant, "-c"))
@@ -188,7 +188,7 @@ func TestRestart(t *testing.T) {
 		third := newInHost(t, c.a.Host, Options{Variant: variant})
 		require.NoError(t, third.Replace(t.Context(), c.state))
 		require.Zero(t, third.restoredBytes())
-		r = c.a.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, testenv.ProbeOptions{})
+		r = c.a.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 17), servicePort), 5, patient)
 		require.True(t, r.All(testenv.Answered), "%v", r)
 		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), "SLICECAST-OLD")
 
@@ -258,7 +258,7 @@ func TestTraffic(t *testing.T) {
 		var open []*testenv.Conn
 		for _, family := range families {
 			for range 10 {
-				conn, err := c.client.Dial(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), testenv.ProbeOptions{})
+				conn, err := c.client.Dial(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), patient)
 				require.NoError(t, err)
 				defer conn.Close()
 				open = append(open, conn)
@@ -272,7 +272,7 @@ func TestTraffic(t *testing.T) {
 			go func() {
 				var o outcome
 				for ctx.Err() == nil {
-					r := c.client.Probe(context.WithoutCancel(ctx), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, testenv.ProbeOptions{})
+					r := c.client.Probe(context.WithoutCancel(ctx), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, patient)
 					o.answers += r.Count(testenv.Answered)
 					o.failures += len(r.Attempts) - r.Count(testenv.Answered)
 				}
@@ -302,7 +302,7 @@ func TestTraffic(t *testing.T) {
 
 		for _, family := range families {
 			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("web", family, 1, 1, 2), After: c.web("web", family, 1, 1)}}))
-			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, testenv.ProbeOptions{})
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, patient)
 			require.Equal(t, map[string]int{"pod1": 20}, r.Backends())
 		}
 		for _, conn := range open {
@@ -318,7 +318,7 @@ func TestRejectedPort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
 		answers := func(last byte) testenv.Result {
-			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, testenv.ProbeOptions{})
+			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, patient)
 		}
 		bad := func(p *view.ServicePort) *view.ServicePort {
 			p.Backends = append(p.Backends, c.backends(model.IPv6, tcpPort, 2)...)

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"log/slog"
-	"os"
 	"testing"
 	"time"
 
@@ -12,7 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	RouteLogs(slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	RouteLogs(slog.New(slog.DiscardHandler))
 	backoff.Duration, backoff.Cap = 20*time.Millisecond, 200*time.Millisecond
 	testenv.Main(m, func() error {
 		_, err := controlplane.KubernetesBinary(context.Background(), "kube-apiserver")

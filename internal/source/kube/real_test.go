@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -10,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -30,6 +30,8 @@ type churn struct {
 	random *rand.Rand
 	done   atomic.Int64 // changes that the API server accepted
 }
+
+var errStays = errors.New("this one stays")
 
 func (c *churn) run(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -65,7 +67,7 @@ func (c *churn) step(ctx context.Context) error {
 		return err
 	case 2:
 		if n < 5 {
-			return nil
+			return errStays
 		}
 		return services.Delete(ctx, name, metav1.DeleteOptions{})
 	case 3:
@@ -88,7 +90,7 @@ func (c *churn) step(ctx context.Context) error {
 		return err
 	case 6:
 		if n < 5 {
-			return nil
+			return errStays
 		}
 		return slices.Delete(ctx, name, metav1.DeleteOptions{})
 	default:
@@ -187,6 +189,8 @@ func TestRealAPIServer(t *testing.T) {
 	defer stopChurn()
 	progress := func(what string) {
 		t.Helper()
+		began := time.Now()
+		defer func() { t.Logf("%s: %s", what, time.Since(began)) }()
 		before := c.done.Load()
 		eventually(t, what, func() bool { return c.done.Load() > before+100 })
 	}
@@ -206,11 +210,9 @@ func TestRealAPIServer(t *testing.T) {
 	inStep("the same state after churn")
 	require.Equal(t, 1, r.Replaced(model.KindSlice), "one list, then a watch")
 
-	for range 2 {
-		require.NoError(t, cp.APIServer.Kill())
-		require.NoError(t, cp.APIServer.Start(ctx))
-		progress("churn after the API server was killed")
-	}
+	require.NoError(t, cp.APIServer.Kill())
+	require.NoError(t, cp.APIServer.Start(ctx))
+	progress("churn after the API server was killed")
 	inStep("the same state after the API server was killed")
 
 	require.NoError(t, cp.Etcd.Pause())
@@ -232,6 +234,5 @@ func TestRealAPIServer(t *testing.T) {
 			require.NotEqual(t, "remove "+s, change)
 		}
 	}
-	require.Positive(t, testutil.ToFloat64(r.metrics().errors.WithLabelValues("EndpointSlice", "watch")))
 	t.Logf("%d changes, %d lists of slices", c.done.Load(), r.Replaced(model.KindSlice))
 }

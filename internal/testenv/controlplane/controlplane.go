@@ -4,6 +4,10 @@
 // wrong (resource versions, watch bookmarks and expiry, streaming lists, protobuf, RBAC, bound
 // tokens) is what Slicecast depends on most, hence the real one.
 //
+// Debian's etcd, 3.4.23, lacks the progress notifications on which kube-apiserver builds streaming
+// lists: it refuses them, and reflectors fall back to lists. With an etcd from 3.4.31 or 3.5.13 on
+// in PATH, they stream.
+//
 // Every component can be stopped, killed, paused and started again on the same port and data.
 // None outlives the test process, however that ends.
 package controlplane
@@ -240,7 +244,12 @@ func (cp *ControlPlane) Namespace(t testing.TB) string {
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		err := cp.client.CoreV1().Namespaces().Delete(context.Background(), namespace.Name, metav1.DeleteOptions{})
+		// Nobody else ends pods that were scheduled: there is no kubelet.
+		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
+		err := errors.Join(
+			cp.client.CoreV1().Pods(namespace.Name).DeleteCollection(context.Background(), now, metav1.ListOptions{}),
+			cp.client.CoreV1().Namespaces().Delete(context.Background(), namespace.Name, metav1.DeleteOptions{}),
+		)
 		if err != nil {
 			t.Errorf("delete namespace %s: %v", namespace.Name, err)
 		}

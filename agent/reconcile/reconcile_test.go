@@ -1,0 +1,403 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// kernel is a programmer with the semantics of one: it holds Service ports, changes them in one step or not at all, and
+// holds a test to the contract.
+type kernel struct {
+	t        *testing.T
+	mu       sync.Mutex // orders operations with what the test does before it lets time pass
+	ports    map[view.ServicePortID]*view.ServicePort
+	unknown  bool // an Apply has failed and no Replace has succeeded since
+	replaces int
+	applies  int
+	// failures is how many of the next operations fail as a whole.
+	failures int
+	// broken Services can't be programmed.
+	broken map[string]bool
+	// busy, if set, is waited for by each operation.
+	busy chan struct{}
+}
+
+var (
+	errKernel = errors.New("no more memory")
+	errPort   = errors.New("no such port")
+)
+
+func (k *kernel) fail() bool {
+	if k.busy != nil {
+		<-k.busy
+	}
+	if k.failures == 0 {
+		return false
+	}
+	k.failures--
+	k.unknown = true
+	return true
+}
+
+func (k *kernel) Replace(_ context.Context, state view.State) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.replaces++
+	if k.fail() {
+		return errKernel
+	}
+	k.unknown = false
+	var errs []error
+	ports := map[view.ServicePortID]*view.ServicePort{}
+	for id, p := range state.Ports {
+		if k.broken[id.Service.Name] {
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort})
+			if old := k.ports[id]; old != nil {
+				ports[id] = old
+			}
+			continue
+		}
+		ports[id] = p
+	}
+	k.ports = ports
+	return errors.Join(errs...)
+}
+
+func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	require.False(k.t, k.unknown, "an Apply on an unknown state")
+	require.NotEmpty(k.t, changes)
+	k.applies++
+	if k.fail() {
+		return errKernel
+	}
+	var errs []error
+	for _, c := range changes {
+		id := c.ID()
+		switch {
+		case k.broken[id.Service.Name]:
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort})
+		case c.After == nil:
+			delete(k.ports, id)
+		default:
+			k.ports[id] = c.After
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (k *kernel) Cleanup(context.Context) error { return nil }
+
+// names gives the Services that the kernel holds, as "name" or, with backends, "name=n".
+func (k *kernel) names() []string {
+	var out []string
+	for id, p := range k.ports {
+		out = append(out, fmt.Sprintf("%s=%d", id.Service.Name, len(p.Backends)))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// reports keeps what it hears, and how the kernel was then.
+type reports struct {
+	mu    sync.Mutex
+	acked map[uint32]uint64
+	epoch uint64
+	acks  int
+	nacks []string
+}
+
+func (r *reports) Ack(epoch uint64, positions map[uint32]uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.epoch = epoch
+	if len(positions) > 0 {
+		r.acks++
+	}
+	maps.Copy(r.acked, positions)
+}
+
+func (r *reports) Nack(service model.ServiceKey, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nacks = append(r.nacks, service.Name+": "+reason)
+}
+
+// node is a Reconciler that follows a store.
+type node struct {
+	*Reconciler
+	t       *testing.T
+	kernel  *kernel
+	reports *reports
+	store   *store.Store
+}
+
+type idle struct{}
+
+func (idle) Run(ctx context.Context, _ source.Sink) error {
+	<-ctx.Done()
+	return nil
+}
+
+// run runs a test in a bubble of its own time, with a node whose store has one shard and has not synced.
+func run(t *testing.T, test func(t *testing.T, n *node)) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := store.New(store.Options{Shards: 1})
+		require.NoError(t, err)
+		cache := client.NewCache()
+		local := &client.Local{Source: idle{}, Store: s, Cache: cache}
+		n := &node{
+			t: t, store: s, reports: &reports{acked: map[uint32]uint64{}},
+			kernel: &kernel{t: t, ports: map[view.ServicePortID]*view.ServicePort{}, broken: map[string]bool{}},
+		}
+		n.Reconciler = New(Options{
+			Cache: cache, View: view.New(view.Options{}), Programmer: n.kernel, Reporter: n.reports,
+			Logger: slog.New(slog.DiscardHandler),
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			if err := local.Run(ctx); err != nil {
+				panic(err)
+			}
+		})
+		running.Go(func() { n.Run(ctx) })
+		test(t, n)
+		cancel()
+		running.Wait()
+	})
+}
+
+// write writes Services with so many backends, -1: removed, in one publish, and waits until all is still.
+func (n *node) write(backends map[string]int) {
+	n.t.Helper()
+	for name, count := range backends {
+		service := model.NewService(model.Service{
+			Namespace: "default", Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+		})
+		slice := model.Slice{
+			Namespace: "default", Name: name, Service: name, Family: model.IPv4, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 80}},
+		}
+		for i := range count {
+			slice.Endpoints = append(slice.Endpoints, model.Endpoint{
+				Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), Conditions: model.Conditions{Ready: true},
+			})
+		}
+		if count < 0 {
+			n.store.Remove(service.Key(), 0)
+			n.store.Remove(slice.Key(), 0)
+		} else {
+			n.store.Upsert(service, 0)
+			n.store.Upsert(model.NewSlice(slice), 0)
+		}
+	}
+	synctest.Wait()
+}
+
+// pass lets time pass, and waits until all is still.
+func (n *node) pass(d time.Duration) {
+	n.kernel.mu.Lock()
+	n.kernel.mu.Unlock() //nolint:staticcheck // for the order only
+	time.Sleep(d)        //nolint:forbidigo // the bubble's time
+	synctest.Wait()
+}
+
+// sync lets the store serve.
+func (n *node) sync() {
+	n.store.Synced()
+	synctest.Wait()
+}
+
+func (n *node) isProgrammed() bool {
+	select {
+	case <-n.Programmed():
+		return true
+	default:
+		return false
+	}
+}
+
+// requireAcked: everything that the store has published is programmed, and the server knows.
+func (n *node) requireAcked() {
+	n.t.Helper()
+	require.Equal(n.t, map[uint32]uint64{0: n.store.Snapshot(0).Sequence()}, n.reports.acked)
+	require.Equal(n.t, n.store.Epoch(), n.reports.epoch)
+}
+
+func TestNothingIsProgrammedBeforeInSync(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1})
+		require.Zero(t, n.kernel.replaces)
+		require.False(t, n.isProgrammed())
+		n.sync()
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		require.True(t, n.isProgrammed())
+		n.requireAcked()
+	})
+}
+
+func TestFirstAllThenChanges(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1, "b": 2})
+		n.sync()
+		require.Equal(t, 1, n.kernel.replaces)
+		n.write(map[string]int{"b": 3, "c": 0})
+		n.requireAcked()
+		n.write(map[string]int{"a": -1})
+		require.Equal(t, []string{"b=3", "c=0"}, n.kernel.names())
+		require.Equal(t, 1, n.kernel.replaces)
+		require.Equal(t, 2, n.kernel.applies)
+		require.EqualValues(t, 2, testutil.ToFloat64(n.ports))
+		n.requireAcked()
+
+		acks := n.reports.acks
+		n.store.Upsert(model.NewService(model.Service{Namespace: "default", Name: "headless", Type: model.ClusterIP}), 0)
+		synctest.Wait()
+		require.Equal(t, acks+1, n.reports.acks, "what changes nothing here is programmed already")
+		require.Equal(t, 2, n.kernel.applies)
+		n.requireAcked()
+	})
+}
+
+func TestNoServicesAreProgrammedToo(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		require.Equal(t, 1, n.kernel.replaces, "there may be rules of an earlier agent")
+		require.True(t, n.isProgrammed())
+	})
+}
+
+func TestChangesComeTogetherWhileTheKernelIsBusy(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.kernel.busy = make(chan struct{})
+		acks := n.reports.acks
+		n.write(map[string]int{"a": 1})
+		for i := range 10 {
+			n.write(map[string]int{"a": i, "b": i})
+		}
+		require.Equal(t, acks, n.reports.acks, "nothing is acked before it is programmed")
+		close(n.kernel.busy)
+		synctest.Wait()
+		require.Equal(t, 2, n.kernel.applies)
+		require.Equal(t, []string{"a=9", "b=9"}, n.kernel.names())
+		n.requireAcked()
+	})
+}
+
+func TestFailedApplyLeadsToReplace(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.kernel.failures = 1
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, 2, n.kernel.replaces, "at once")
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		n.requireAcked()
+		n.write(map[string]int{"a": 2})
+		require.Equal(t, 2, n.kernel.replaces)
+		require.EqualValues(t, 1, testutil.ToFloat64(n.errors.WithLabelValues("apply")))
+	})
+}
+
+func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1})
+		n.kernel.failures = 4
+		n.sync()
+		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
+			require.Equal(t, i+1, n.kernel.replaces)
+			require.Empty(t, n.reports.acked)
+			require.False(t, n.isProgrammed())
+			n.write(map[string]int{"a": 2 + i}) // changes bring no tries before their time
+			n.pass(pause - 1)
+			require.Equal(t, i+1, n.kernel.replaces)
+			n.pass(1)
+		}
+		n.pass(8 * minRetry)
+		require.Equal(t, 5, n.kernel.replaces)
+		require.Equal(t, []string{"a=4"}, n.kernel.names())
+		require.True(t, n.isProgrammed())
+		n.requireAcked()
+		require.Empty(t, n.reports.nacks)
+
+		// The back-off has a bound, and starts anew after a success.
+		n.kernel.failures = 3
+		n.write(map[string]int{"a": 9}) // an Apply, and the Replace that follows
+		require.Equal(t, 6, n.kernel.replaces)
+		n.pass(minRetry)
+		require.Equal(t, 7, n.kernel.replaces)
+		n.pass(2 * minRetry)
+		n.requireAcked()
+		n.kernel.failures = 100
+		n.write(map[string]int{"a": 1})
+		before := n.kernel.replaces
+		n.pass(10 * maxRetry)
+		require.GreaterOrEqual(t, n.kernel.replaces-before, 10)
+		require.LessOrEqual(t, n.kernel.replaces-before, 16)
+	})
+}
+
+// One Service port that the kernel does not take: it is told, the rest is programmed and acked, and it is tried again.
+func TestPortThatFails(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.kernel.broken["bad"] = true
+		n.write(map[string]int{"good": 1, "bad": 1})
+		n.sync()
+		require.Equal(t, []string{"good=1"}, n.kernel.names())
+		require.Equal(t, []string{"bad: default/bad:/TCP/IPv4: no such port"}, n.reports.nacks)
+		n.requireAcked()
+
+		// Changes of others go on meanwhile, by Apply, and do not make it forgotten.
+		n.pass(minRetry / 2)
+		n.write(map[string]int{"good": 2})
+		require.Equal(t, 1, n.kernel.replaces)
+		require.Equal(t, 1, n.kernel.applies)
+		n.requireAcked()
+		n.pass(minRetry / 2)
+		require.Equal(t, 2, n.kernel.replaces)
+		require.Len(t, n.reports.nacks, 2)
+
+		delete(n.kernel.broken, "bad")
+		n.pass(2 * minRetry)
+		require.Equal(t, []string{"bad=1", "good=2"}, n.kernel.names())
+		require.Len(t, n.reports.nacks, 2)
+
+		// The same by an Apply: what was there stays.
+		n.kernel.broken["bad"] = true
+		n.write(map[string]int{"good": 3, "bad": 3})
+		require.Equal(t, []string{"bad=1", "good=3"}, n.kernel.names())
+		require.Len(t, n.reports.nacks, 3)
+		n.requireAcked()
+		replaces := n.kernel.replaces
+		delete(n.kernel.broken, "bad")
+		n.pass(minRetry)
+		require.Equal(t, replaces+1, n.kernel.replaces)
+		require.Equal(t, []string{"bad=3", "good=3"}, n.kernel.names())
+		n.pass(time.Hour)
+		require.Equal(t, replaces+1, n.kernel.replaces, "nothing is left to try")
+	})
+}

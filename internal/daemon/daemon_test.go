@@ -1,0 +1,148 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime/debug"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func logOptions(t *testing.T, args ...string) *LogOptions {
+	t.Helper()
+	o := &LogOptions{}
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	require.NoError(t, fs.Parse(args))
+	return o
+}
+
+func TestLogging(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "level=INFO msg=info"},
+		{[]string{"-v", "debug", "--log-format=json"}, `"level":"DEBUG","msg":"debug"`},
+		{[]string{"--log-level=error"}, ""},
+	} {
+		var out bytes.Buffer
+		log, err := logOptions(t, test.args...).NewLogger(&out)
+		require.NoError(t, err)
+		log.Debug("debug")
+		log.Info("info")
+		require.Contains(t, out.String(), test.want)
+		if test.want == "" {
+			require.Empty(t, out.String())
+		}
+	}
+}
+
+func TestWrongLogOptionsAreSaid(t *testing.T) {
+	_, err := logOptions(t, "-v=4").NewLogger(io.Discard)
+	require.EqualError(t, err, `--log-level is "4": use debug, info, warn or error`)
+	_, err = logOptions(t, "--log-format=xml").NewLogger(io.Discard)
+	require.EqualError(t, err, `--log-format is "xml": use text or json`)
+}
+
+func TestASignalEndsTheContext(t *testing.T) {
+	ctx, stop := SignalContext(t.Context())
+	defer stop()
+	require.NoError(t, syscall.Kill(syscall.Getpid(), syscall.SIGTERM))
+	select {
+	case <-ctx.Done():
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "the context goes on")
+	}
+}
+
+func TestHealthHandler(t *testing.T) {
+	var problem error
+	handler := HealthHandler(func() error { return problem })
+	get := func(path string) (int, string) {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code, w.Body.String()
+	}
+	for _, problem = range []error{nil, errors.New("not synced")} {
+		for _, path := range []string{"/healthz", "/livez"} {
+			code, body := get(path)
+			require.Equal(t, http.StatusOK, code)
+			require.Equal(t, "ok\n", body)
+		}
+		code, body := get("/readyz")
+		if problem == nil {
+			require.Equal(t, http.StatusOK, code)
+		} else {
+			require.Equal(t, http.StatusServiceUnavailable, code)
+			require.Equal(t, "not synced\n", body)
+		}
+	}
+	code, _ := get("/metrics")
+	require.Equal(t, http.StatusNotFound, code)
+}
+
+func TestServeHTTP(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- ServeHTTP(ctx, listener, MetricsHandler(NewRegistry()), slog.New(slog.DiscardHandler))
+	}()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+listener.Addr().String()+"/metrics", nil)
+	require.NoError(t, err)
+	response, err := transport.RoundTrip(request)
+	require.NoError(t, err)
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Contains(t, string(body), "go_goroutines")
+	require.Contains(t, string(body), "process_resident_memory_bytes")
+
+	cancel() // an idle connection does not hold it
+	require.NoError(t, <-ended)
+	_, err = net.Dial("tcp", listener.Addr().String())
+	require.Error(t, err)
+}
+
+func TestServeHTTPOnAClosedListener(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	err = ServeHTTP(t.Context(), listener, http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorContains(t, err, listener.Addr().String())
+}
+
+func TestVersion(t *testing.T) {
+	require.NotEmpty(t, Version())
+	commit := func(modified string) *debug.BuildInfo {
+		return &debug.BuildInfo{Main: debug.Module{Version: "(devel)"}, Settings: []debug.BuildSetting{
+			{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: modified},
+		}}
+	}
+	for want, info := range map[string]*debug.BuildInfo{
+		"v1.2.3":    {Main: debug.Module{Version: "v1.2.3"}},
+		"abc":       commit("false"),
+		"abc-dirty": commit("true"),
+		"devel":     {},
+	} {
+		require.Equal(t, want, version(info))
+	}
+}

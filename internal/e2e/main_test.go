@@ -1,0 +1,119 @@
+// Package e2e tests the whole: a real API server with its controllers, the slicecast-server and slicecast-agent commands
+// as they are built, and traffic of pods, nodes and an outside client through the kernel's rules.
+//
+// Pods are Pod objects whose status the tests write, as a kubelet would, and a network namespace with the same addresses.
+// Slices are made by Kubernetes' own controllers, unless a test says otherwise.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+var (
+	// network is that of all tests; each adds nodes of its own.
+	network *testenv.Network
+	// outside is a host that is not in the cluster.
+	outside *testenv.Client
+	// shared is the control plane of the tests that need no other.
+	shared *controlplane.ControlPlane
+)
+
+// The commands, by the names of their folders in the repository.
+const (
+	serverCommand = "server"
+	agentCommand  = "agent"
+)
+
+// binaries is where the commands are in the tests' namespaces: on a tmpfs that ends with them.
+const binaries = "/run/slicecast-e2e"
+
+// buildDirVariable names the folder that build has built the commands into.
+const buildDirVariable = "SLICECAST_E2E_BUILD"
+
+func TestMain(m *testing.M) {
+	testenv.Isolate(build, controlplane.Prepare)
+	if err := takeBinaries(); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+	network = testenv.NewNetwork(process1{})
+	outside = network.AddClient("outside")
+	goleak.VerifyTestMain(controlplane.Around(m, controlOptions(), &shared))
+}
+
+// controlOptions are for a control plane with controllers that the nodes can reach.
+func controlOptions(controllerFlags ...string) controlplane.Options {
+	return controlplane.Options{Address: network.World.IPv4, Controllers: true, ControllerFlags: controllerFlags}
+}
+
+// build builds the commands, with the race detector if the tests have it.
+func build() error {
+	dir, err := os.MkdirTemp("", "slicecast-e2e-")
+	if err != nil {
+		return err
+	}
+	args := []string{"build", "-o", dir + "/"}
+	if raceDetector {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(context.Background(), "go", append(args, "./"+serverCommand, "./"+agentCommand)...)
+	cmd.Dir = filepath.Join("..", "..")
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build the commands: %w", err)
+	}
+	return os.Setenv(buildDirVariable, dir)
+}
+
+// takeBinaries moves what build has built to where nothing remains of it when this process is killed.
+func takeBinaries() error {
+	dir := os.Getenv(buildDirVariable)
+	if err := os.MkdirAll(binaries, 0o755); err != nil {
+		return err
+	}
+	for _, name := range []string{serverCommand, agentCommand} {
+		if err := copyExecutable(filepath.Join(binaries, name), filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+func copyExecutable(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		return err
+	}
+	return out.Close()
+}
+
+// process1 is the testenv.TB of what lasts as long as the process.
+type process1 struct{}
+
+func (process1) Helper() {}
+
+func (process1) Fatalf(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", args...)
+	os.Exit(1)
+}
+
+func (process1) Cleanup(func()) {}

@@ -1,0 +1,227 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// Whatever is killed, established connections go on and new ones succeed all the time; what changed meanwhile arrives
+// when it is back.
+func TestRestarts(t *testing.T) {
+	c := newCluster(t)
+	pods := c.Deployment("web", 4)
+	web := c.Service("web", selecting("web", tcp("tcp", 80, onPodPort()), udp("udp", 80, onPodPort())))
+	c.RequireAnswers(web, 80, pods...)
+	o := c.Observe()
+	connections := c.Connect(web, 80)
+	prober := c.ProbeAllTheTime(web, 80)
+	// requireKept requires that the nodes do what they did before something went down.
+	before := c.saved()
+	requireKept := func() {
+		t.Helper()
+		require.Equal(t, before, c.saved())
+		connections.RequireAlive()
+	}
+	// change turns one pod's readiness over and gives the pods that are ready then.
+	down := false
+	change := func() []*pod {
+		t.Helper()
+		down = !down
+		c.SetReady(pods[3], !down)
+		if down {
+			return pods[:3]
+		}
+		return pods
+	}
+	requireArrived := func(ready []*pod) {
+		t.Helper()
+		c.RequireAnswers(web, 80, ready...)
+		o.AwaitTruth()
+		connections.RequireAlive()
+		before = c.saved()
+	}
+
+	t.Log("the agents are killed, and nothing changes")
+	writes := c.watchWrites()
+	c.killAgents()
+	requireKept()
+	c.startAgents()
+	writes.RequireNone()
+	requireKept()
+
+	t.Log("the agents are killed, and something changes")
+	c.killAgents()
+	ready := change()
+	o.AwaitTruth()
+	requireKept()
+	c.startAgents()
+	requireArrived(ready)
+
+	t.Log("the server is killed, and something changes")
+	c.server.Kill()
+	ready = change()
+	c.AwaitAPI(web, 80, ready)
+	requireKept()
+	c.server.Start()
+	requireArrived(ready)
+
+	t.Log("the server is killed, and the agents start without it")
+	c.server.Kill()
+	c.killAgents()
+	ready = change()
+	c.AwaitAPI(web, 80, ready)
+	for _, n := range c.nodes() {
+		n.agent.Start()
+		n.agent.AwaitLine("Lost the server")
+	}
+	requireKept()
+	c.server.Start()
+	requireArrived(ready)
+
+	t.Log("the API server is killed")
+	require.NoError(t, c.cp.APIServer.Kill())
+	requireKept()
+	require.NoError(t, c.cp.APIServer.Start(t.Context()))
+	requireArrived(change())
+
+	t.Log("everything is killed")
+	require.NoError(t, c.cp.APIServer.Kill())
+	c.server.Kill()
+	c.killAgents()
+	requireKept()
+	c.startAgentsSoon()
+	c.server.Start()
+	require.NoError(t, c.cp.APIServer.Start(t.Context()))
+	requireArrived(change())
+
+	prober.RequireNoFailure()
+}
+
+func (c *cluster) saved() map[string][]string {
+	c.t.Helper()
+	rules := map[string][]string{}
+	for _, n := range c.nodes() {
+		rules[n.Name] = n.Saved(c.t)
+	}
+	return rules
+}
+
+func (c *cluster) killAgents() {
+	c.t.Helper()
+	for _, n := range c.nodes() {
+		n.agent.Kill()
+	}
+}
+
+// startAgentsSoon starts the agents and returns while they may have programmed nothing yet.
+func (c *cluster) startAgentsSoon() {
+	c.t.Helper()
+	for _, n := range c.nodes() {
+		n.agent.Start()
+	}
+}
+
+// startAgents starts the agents and waits until they have programmed their nodes.
+func (c *cluster) startAgents() {
+	c.t.Helper()
+	c.startAgentsSoon()
+	for _, n := range c.nodes() {
+		n.agent.AwaitReady()
+	}
+}
+
+// writeWatch sees what is written to the nodes' rules.
+type writeWatch struct {
+	c *cluster
+	// log is what nft monitor prints on node a.
+	log string
+	// packets counts, on node b, what has passed each rule: in a chain that is written anew it begins again.
+	packets []int
+}
+
+// watchWrites begins to watch.
+func (c *cluster) watchWrites() *writeWatch {
+	c.t.Helper()
+	w := &writeWatch{c: c, log: filepath.Join(c.dir, "nft-monitor")}
+	log, err := os.Create(w.log)
+	require.NoError(c.t, err)
+	defer log.Close()
+	monitor := c.a.Command(context.Background(), "nft", "monitor")
+	monitor.Stdout, monitor.Stderr = log, log
+	require.NoError(c.t, monitor.Start())
+	c.t.Cleanup(func() {
+		require.NoError(c.t, monitor.Process.Kill())
+		require.Error(c.t, monitor.Wait())
+	})
+	w.mark("begin")
+	w.packets = w.packetsNow()
+	return w
+}
+
+// marks are the names of the tables by which mark makes itself known.
+const marks = "slicecast_e2e_"
+
+// mark makes a change of its own and waits until the monitor tells of it: so of all before it.
+func (w *writeWatch) mark(name string) {
+	w.c.t.Helper()
+	testenv.Eventually(w.c.t, settleTimeout, func() error {
+		// Again and again, as the monitor may not listen yet.
+		for _, verb := range []string{"add", "delete"} {
+			if _, err := w.c.a.Run(w.c.t.Context(), "nft", verb, "table", "inet", marks+name); err != nil {
+				return err
+			}
+		}
+		text, err := os.ReadFile(w.log)
+		if err == nil && !bytes.Contains(text, []byte("delete table inet "+marks+name)) {
+			err = fmt.Errorf("nft monitor tells nothing of the table %s: %s", marks+name, text)
+		}
+		return err
+	})
+}
+
+// packetsNow gives the packet counts of node b's rules, in their order.
+func (w *writeWatch) packetsNow() []int {
+	w.c.t.Helper()
+	var counts []int
+	for _, command := range []string{"iptables-legacy-save", "ip6tables-legacy-save"} {
+		out, err := w.c.b.Run(w.c.t.Context(), command, "--counters")
+		require.NoError(w.c.t, err)
+		for line := range strings.Lines(out) {
+			var packets, bytes int
+			if n, _ := fmt.Sscanf(line, "[%d:%d] -A", &packets, &bytes); n == 2 {
+				counts = append(counts, packets)
+			}
+		}
+	}
+	return counts
+}
+
+// RequireNone requires that nothing was written since watchWrites.
+func (w *writeWatch) RequireNone() {
+	w.c.t.Helper()
+	w.mark("end")
+	text, err := os.ReadFile(w.log)
+	require.NoError(w.c.t, err)
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "# new generation ") {
+			require.Contains(w.c.t, line, marks, "written on node a")
+		}
+	}
+	now := w.packetsNow()
+	require.Len(w.c.t, now, len(w.packets), "rules on node b")
+	counting := 0
+	for i := range now {
+		require.GreaterOrEqual(w.c.t, now[i], w.packets[i], "packets through rule %d on node b", i)
+		counting += w.packets[i]
+	}
+	require.NotZero(w.c.t, counting)
+}

@@ -1,0 +1,290 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// leads tells where frontends lead: backends as "address:port", in order, or rejected.
+type leads map[frontend]string
+
+const rejected = "rejected"
+
+// frontend is an address and port that traffic to a Service comes to.
+type frontend struct {
+	// Address is a cluster IP or, for a node port, the family's unspecified address.
+	Address netip.Addr
+	// Protocol in lower case.
+	Protocol string
+	Port     uint16
+}
+
+// String gives "10.96.0.1:80/tcp".
+func (f frontend) String() string {
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Address, f.Port), f.Protocol)
+}
+
+func newLead(backends []string) string {
+	if len(backends) == 0 {
+		return rejected
+	}
+	slices.Sort(backends)
+	return strings.Join(slices.Compact(backends), " ")
+}
+
+// frontends are those of one port of a Service: its cluster IPs and node ports of both families.
+func (s *service) frontends(port corev1.ServicePort) []frontend {
+	var list []frontend
+	protocol := strings.ToLower(string(port.Protocol))
+	for _, ip := range s.Spec.ClusterIPs {
+		address, err := netip.ParseAddr(ip)
+		if err != nil {
+			continue // None
+		}
+		list = append(list, frontend{address, protocol, uint16(port.Port)})
+		if port.NodePort != 0 {
+			unspecified := netip.IPv4Unspecified()
+			if address.Is6() {
+				unspecified = netip.IPv6Unspecified()
+			}
+			list = append(list, frontend{unspecified, protocol, uint16(port.NodePort)})
+		}
+	}
+	return list
+}
+
+// truth is where all Services of the API lead, as the issue has it: ready endpoints of the slices that name the Service,
+// by the port's name.
+func (c *cluster) truth(ctx context.Context) (leads, error) {
+	services, endpointSlices, err := c.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	truth := leads{}
+	for i := range services {
+		s := &service{&services[i]}
+		for _, port := range s.Spec.Ports {
+			for _, f := range s.frontends(port) {
+				truth[f] = newLead(backendsOf(s, port, f, endpointSlices))
+			}
+		}
+	}
+	return truth, nil
+}
+
+// list gives the Services and slices of all namespaces, as agents serve them all.
+func (c *cluster) list(ctx context.Context) ([]corev1.Service, []discoveryv1.EndpointSlice, error) {
+	services, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	endpointSlices, err := c.api.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	return services.Items, endpointSlices.Items, nil
+}
+
+func backendsOf(s *service, port corev1.ServicePort, f frontend, list []discoveryv1.EndpointSlice) []string {
+	family := discoveryv1.AddressTypeIPv4
+	if f.Address.Is6() {
+		family = discoveryv1.AddressTypeIPv6
+	}
+	var backends []string
+	for i := range list {
+		slice := &list[i]
+		if slice.Namespace != s.Namespace || slice.Labels[discoveryv1.LabelServiceName] != s.Name || slice.AddressType != family {
+			continue
+		}
+		for _, p := range slice.Ports {
+			if *p.Name != port.Name || *p.Protocol != port.Protocol {
+				continue
+			}
+			for _, e := range slice.Endpoints {
+				if e.Conditions.Ready == nil || *e.Conditions.Ready {
+					backends = append(backends, netip.AddrPortFrom(netip.MustParseAddr(e.Addresses[0]), uint16(*p.Port)).String())
+				}
+			}
+		}
+	}
+	return backends
+}
+
+// saved gives the chains and rules of the kernel in both families that are not there without an agent, each chain's rules
+// together and in their order.
+func (n *node) saved(ctx context.Context, variant string) ([]string, error) {
+	var lines []string
+	for _, family := range []string{"iptables", "ip6tables"} {
+		out, err := n.Run(ctx, family+"-"+variant+"-save")
+		if err != nil {
+			return nil, err
+		}
+		for line := range strings.Lines(out) {
+			switch fields := strings.Fields(line); {
+			case fields[0] == "-A":
+				lines = append(lines, family+" "+strings.Join(fields, " "))
+			case fields[0][0] == ':' && fields[1] == "-": // not a chain of the kernel's own, which have a policy
+				lines = append(lines, family+" "+fields[0])
+			}
+		}
+	}
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(chainOf(a), chainOf(b)) })
+	return lines, nil
+}
+
+// chainOf gives the family and chain of a saved line.
+func chainOf(line string) string {
+	fields := strings.Fields(line)
+	if fields[1] == "-A" {
+		return fields[0] + " " + fields[2]
+	}
+	return fields[0] + " " + strings.TrimPrefix(fields[1], ":")
+}
+
+// Saved gives the node's chains and rules.
+func (n *node) Saved(t *testing.T) []string {
+	t.Helper()
+	lines, err := n.saved(t.Context(), n.variant)
+	require.NoError(t, err)
+	return lines
+}
+
+// portChain begins the names of the chains that hold a Service port's backends.
+const portChain = "SLICECAST-P-"
+
+// leads reads from the node's rules where frontends lead.
+func (n *node) leads(ctx context.Context) (leads, error) {
+	lines, err := n.saved(ctx, n.variant)
+	if err != nil {
+		return nil, err
+	}
+	chains := map[string][]map[string]string{}
+	for _, line := range lines {
+		if rule := parseRule(line); rule != nil {
+			chains[chainOf(line)] = append(chains[chainOf(line)], rule)
+		}
+	}
+	found := leads{}
+	for chain, rules := range chains {
+		family, _, _ := strings.Cut(chain, " ")
+		for _, rule := range rules {
+			target := rule["-j"]
+			if target != "REJECT" && !strings.HasPrefix(target, portChain) {
+				continue
+			}
+			f, err := frontendOf(family, rule)
+			if err != nil {
+				return nil, fmt.Errorf("%s: rule %v: %w", n.Name, rule, err)
+			}
+			if _, twice := found[f]; twice {
+				return nil, fmt.Errorf("%s: two rules for %s", n.Name, f)
+			}
+			var backends []string
+			if target != "REJECT" {
+				backends = collect(chains, family, target)
+			}
+			found[f] = newLead(backends)
+		}
+	}
+	return found, nil
+}
+
+// collect gives the destinations in a chain and in those that it leads to.
+func collect(chains map[string][]map[string]string, family, chain string) []string {
+	var backends []string
+	for _, rule := range chains[family+" "+chain] {
+		if to := rule["--to-destination"]; to != "" {
+			backends = append(backends, to)
+		} else if next := rule["-j"] + rule["-g"]; strings.HasPrefix(next, "SLICECAST-") {
+			backends = append(backends, collect(chains, family, next)...)
+		}
+	}
+	return backends
+}
+
+// parseRule gives the options of a saved rule with their arguments; nil for the declaration of a chain.
+func parseRule(line string) map[string]string {
+	fields := strings.Fields(line)
+	if fields[1] != "-A" {
+		return nil
+	}
+	rule := map[string]string{}
+	for i, field := range fields[:len(fields)-1] {
+		if strings.HasPrefix(field, "-") {
+			rule[field] = fields[i+1]
+		}
+	}
+	return rule
+}
+
+func frontendOf(family string, rule map[string]string) (frontend, error) {
+	f := frontend{Address: netip.IPv4Unspecified(), Protocol: rule["-p"]}
+	if family == "ip6tables" {
+		f.Address = netip.IPv6Unspecified()
+	}
+	if d := rule["-d"]; d != "" {
+		prefix, err := netip.ParsePrefix(d)
+		if err != nil {
+			return f, err
+		}
+		f.Address = prefix.Addr()
+	}
+	_, err := fmt.Sscan(rule["--dport"], &f.Port)
+	return f, err
+}
+
+// differences are the frontends on which two sides do not agree, in words; nil if there are none.
+func differences(wantName string, want leads, haveName string, have leads) error {
+	all := maps.Clone(want)
+	maps.Copy(all, have)
+	var texts []string
+	for f := range all {
+		if want[f] != have[f] {
+			texts = append(texts, fmt.Sprintf("%s leads to %q in %s, to %q in %s", f, want[f], wantName, have[f], haveName))
+		}
+	}
+	if len(texts) == 0 {
+		return nil
+	}
+	slices.Sort(texts)
+	return fmt.Errorf("%d differences, such as %s", len(texts), texts[0])
+}
+
+// AwaitTruth waits until every node's kernel leads where the API says, for all Services and no others.
+func (c *cluster) AwaitTruth() {
+	c.t.Helper()
+	testenv.Eventually(c.t, settleTimeout, func() error {
+		ctx := c.t.Context()
+		if c.export != nil {
+			if err := c.export.Write(ctx); err != nil {
+				return err
+			}
+		}
+		truth, err := c.truth(ctx)
+		if err != nil {
+			return err
+		}
+		for _, n := range c.nodes() {
+			have, err := n.leads(ctx)
+			if err != nil {
+				return err
+			}
+			if err := differences("the API", truth, "the rules of node "+n.Name, have); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,75 @@
+package app
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/pki"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/target"
+)
+
+// TestRunningServer observes a server that changes all the time, also while nodes are compared with it.
+func TestRunningServer(t *testing.T) {
+	files := writeAuthority(t)
+	authority, err := pki.LoadAuthority(files.certificate, files.key)
+	require.NoError(t, err)
+	setup := target.Setup{Cluster: generate.Config{Nodes: 4, Services: 10, Endpoints: 10}, ClientCA: authority.PEM()}
+	setup.Certificate, setup.PrivateKey, err = authority.Server(net.IPv4(127, 0, 0, 1))
+	require.NoError(t, err)
+	server, err := target.Start(t.Context(), []string{serveCommand}, setup)
+	require.NoError(t, err)
+	churned := make(chan error, 1)
+	go func() {
+		_, err := server.Churn(t.Context(), generate.Plan{Start: time.Now(), Count: 100_000, Rate: 50})
+		churned <- err
+	}()
+	defer func() {
+		require.NoError(t, server.Close())
+		require.ErrorContains(t, <-churned, "has ended")
+	}()
+
+	o := options(t, "--nodes=4", "--duration=1s", "--server="+server.Address, "--server-pid="+strconv.Itoa(server.PID()),
+		"--ca-file="+files.certificate, "--node-ca-cert-file="+files.certificate, "--node-ca-key-file="+files.key, "--output=json")
+	var out, progress bytes.Buffer
+	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, &progress), "%s", &progress)
+	var r report.Report
+	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, r.Check)
+	require.Equal(t, 10, r.ColdSync.Services)
+	require.Greater(t, r.Churn.NodeUpdates, int64(4))
+	require.Greater(t, r.Churn.Latency.Count, int64(4))
+	require.Positive(t, r.Server.ResidentBytes)
+	require.Zero(t, r.Churn.Changes, "nobody knows")
+	require.Contains(t, r.Notes[0], "last-change-trigger-time")
+}
+
+type authorityFiles struct{ certificate, key string }
+
+// writeAuthority makes an authority and writes it to files, as an operator has one.
+func writeAuthority(t *testing.T) authorityFiles {
+	authority, err := pki.NewAuthority()
+	require.NoError(t, err)
+	key, err := authority.KeyPEM()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	f := authorityFiles{filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")}
+	require.NoError(t, os.WriteFile(f.certificate, authority.PEM(), 0o600))
+	require.NoError(t, os.WriteFile(f.key, key, 0o600))
+	return f
+}
+
+func TestServerThatDoesNotStart(t *testing.T) {
+	_, err := target.Start(t.Context(), []string{serveCommand}, target.Setup{Cluster: generate.Config{}})
+	require.ErrorContains(t, err, "start the server: ")
+}

@@ -1,0 +1,345 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/slicecast/slicecast/loadtest/fleet"
+	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/pki"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/target"
+	"github.com/slicecast/slicecast/loadtest/usage"
+)
+
+// leadTime is between the decision to churn and the first change: enough for the source to know of it.
+const leadTime = 200 * time.Millisecond
+
+// run is one run.
+type run struct {
+	options  Options
+	log      *slog.Logger
+	progress *progress
+	meter    *meter
+	fleet    *fleet.Fleet
+
+	// process is the server's, and cluster what it serves; nil where a running server is observed.
+	process *target.Process
+	cluster *generate.Cluster
+	// churned is how many changes have been made.
+	churned int
+}
+
+// Run runs a load test and writes its report to out, and what is under way to progressOut. The error wraps
+// fleet.ErrDiverged if nodes do not hold the true state at the end; the report is written all the same.
+func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut io.Writer) (err error) {
+	if err := o.validate(); err != nil {
+		return err
+	}
+	r := &run{options: o, log: logger, progress: &progress{w: progressOut, start: time.Now()}}
+	node, server, err := r.startServer(ctx)
+	if err != nil {
+		return err
+	}
+	if r.process != nil {
+		defer func() { err = errors.Join(err, r.process.Close()) }()
+	}
+	names := make([]string, o.Nodes)
+	for i := range names {
+		names[i] = generate.NodeName(i)
+	}
+	if r.fleet, err = fleet.New(fleet.Options{
+		Server: server, Names: names, Credentials: node, Connecting: o.Connecting, Logger: logger,
+	}); err != nil {
+		return err
+	}
+	pid := o.ServerPID
+	if r.process != nil {
+		pid = r.process.PID()
+	}
+	r.meter = &meter{server: pid, fleet: r.fleet}
+
+	running, stop := context.WithCancel(ctx)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer stop()
+	parts.Go(func() { r.progress.run(running) })
+	result, err := r.measure(running, &parts)
+	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
+		return err
+	}
+	write := result.WriteText
+	if o.Output == outputJSON {
+		write = result.WriteJSON
+	}
+	return errors.Join(err, write(out))
+}
+
+// startServer gives the credentials of nodes, and the address, of the server that is there or started.
+func (r *run) startServer(ctx context.Context) (node func(string) (credentials.TransportCredentials, error), address string, err error) {
+	o := r.options
+	if o.Server != "" {
+		if o.InsecurePlaintext {
+			return func(string) (credentials.TransportCredentials, error) { return insecure.NewCredentials(), nil }, o.Server, nil
+		}
+		authority, err := pki.LoadAuthority(o.NodeCACertFile, o.NodeCAKeyFile)
+		if err != nil {
+			return nil, "", err
+		}
+		pem, err := os.ReadFile(o.CAFile)
+		if err != nil {
+			return nil, "", fmt.Errorf("--ca-file: %w", err)
+		}
+		roots, err := pki.Pool(pem)
+		if err != nil {
+			return nil, "", fmt.Errorf("--ca-file %s: %w", o.CAFile, err)
+		}
+		return nodeCredentials(authority, roots, o.ServerName), o.Server, nil
+	}
+	authority, err := pki.NewAuthority()
+	if err != nil {
+		return nil, "", err
+	}
+	roots, err := pki.Pool(authority.PEM())
+	if err != nil {
+		return nil, "", err
+	}
+	setup := target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
+	if setup.Certificate, setup.PrivateKey, err = authority.Server(net.IPv4(127, 0, 0, 1)); err != nil {
+		return nil, "", err
+	}
+	if r.cluster, err = generate.New(o.cluster()); err != nil {
+		return nil, "", err
+	}
+	arguments := []string{serveCommand, "--log-level=" + o.Log.Level, "--log-format=" + o.Log.Format}
+	if r.process, err = target.Start(ctx, arguments, setup); err != nil {
+		return nil, "", err
+	}
+	return nodeCredentials(authority, roots, ""), r.process.Address, nil
+}
+
+func nodeCredentials(authority *pki.Authority, roots *x509.CertPool, serverName string) func(string) (credentials.TransportCredentials, error) {
+	return func(name string) (credentials.TransportCredentials, error) {
+		certificate, err := authority.Node(name)
+		if err != nil {
+			return nil, err
+		}
+		return credentials.NewTLS(&tls.Config{
+			MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: serverName, Certificates: []tls.Certificate{certificate},
+		}), nil
+	}
+}
+
+// measure takes the fleet through the run. What it starts, it adds to parts, which end with the context.
+func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Report, error) {
+	result, err := r.newReport()
+	if err != nil {
+		return nil, err
+	}
+	start, err := r.meter.read()
+	if err != nil {
+		return nil, err
+	}
+	r.progress.set(func() string { return fmt.Sprintf("%d of %d nodes in sync", r.fleet.Synced(), r.options.Nodes) })
+	parts.Go(func() { r.fleet.Run(ctx) })
+	if err := r.wait(ctx, r.fleet.AllSynced()); err != nil {
+		return nil, fmt.Errorf("%d of %d nodes have the server's state; node %s, for one, does not get it (--log-level=info tells more): %w",
+			r.fleet.Synced(), r.options.Nodes, r.fleet.Unsynced(), err)
+	}
+	synced, err := r.meter.read()
+	if err != nil {
+		return nil, err
+	}
+	r.coldSync(result, start, synced)
+
+	if err := r.churn(ctx, result); err != nil {
+		return nil, err
+	}
+	if err := r.check(ctx, parts, result); err != nil {
+		if !errors.Is(err, fleet.ErrDiverged) {
+			return nil, err
+		}
+		return result, err
+	}
+	r.progress.set(nil)
+	return result, nil
+}
+
+// wait waits for a channel to be closed, as long as that makes sense.
+func (r *run) wait(ctx context.Context, done <-chan struct{}) error {
+	timeout := time.NewTimer(r.options.Timeout)
+	defer timeout.Stop()
+	var ended <-chan struct{}
+	if r.process != nil {
+		ended = r.process.Ended()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-ended:
+		return errors.New("the server's process has ended; what it said is above")
+	case <-timeout.C:
+		return fmt.Errorf("not within %v (--timeout)", r.options.Timeout)
+	}
+}
+
+// churn lets the state change: first unmeasured, then measured.
+func (r *run) churn(ctx context.Context, result *report.Report) error {
+	if r.cluster == nil || r.options.Churn == 0 {
+		return r.observe(ctx, result)
+	}
+	if r.options.WarmUp > 0 {
+		if _, _, err := r.carryOut(ctx, "warm-up", r.options.WarmUp); err != nil {
+			return err
+		}
+	}
+	warmedUp := r.churned
+	before, err := r.meter.read()
+	if err != nil {
+		return err
+	}
+	window, lag, err := r.carryOut(ctx, "churn", r.options.Duration)
+	if err != nil {
+		return err
+	}
+	after, err := r.meter.read()
+	if err != nil {
+		return err
+	}
+	_, all := window.Progress()
+	result.Churn.Changes = r.churned - warmedUp
+	result.Churn.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
+	r.churnCost(result, window, all, before, after)
+	return nil
+}
+
+// observe measures whatever comes.
+func (r *run) observe(ctx context.Context, result *report.Report) error {
+	before, err := r.meter.read()
+	if err != nil {
+		return err
+	}
+	window := r.fleet.Open(nil)
+	r.progress.set(func() string { return fmt.Sprintf("observing: nodes have received %d objects", window.Objects()) })
+	timer := time.NewTimer(r.options.Duration)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	after, err := r.meter.read()
+	if err != nil {
+		return err
+	}
+	if r.cluster == nil {
+		result.Notes = append(result.Notes,
+			"latencies are from the slices' last-change-trigger-time, as precise as that is and by the clock of who set it")
+	}
+	r.churnCost(result, window, window.Objects(), before, after)
+	return nil
+}
+
+// carryOut has changes made for a time and waits until all nodes have received all of them.
+func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*fleet.Window, generate.Lag, error) {
+	plan := generate.Plan{
+		Start: time.Now().Add(leadTime).Truncate(time.Millisecond), First: r.churned,
+		Count: max(1, int(math.Round(r.options.Churn*d.Seconds()))), Rate: r.options.Churn,
+	}
+	r.churned += plan.Count
+	changes := r.cluster.Changes(plan)
+	window := r.fleet.Open(changes)
+	r.progress.set(func() string {
+		reached, all := window.Progress()
+		return fmt.Sprintf("%s: %d of %d node-updates received", name, reached, all)
+	})
+	lag, err := r.process.Churn(ctx, plan)
+	if err != nil {
+		return nil, lag, err
+	}
+	for _, c := range changes {
+		r.cluster.Make(c)
+	}
+	if err := r.wait(ctx, window.Delivered()); err != nil {
+		reached, all := window.Progress()
+		err = fmt.Errorf("%s: nodes have received %d of %d updates: %w", name, reached, all, err)
+		if node, missing := r.fleet.Behind(window); missing > 0 {
+			err = fmt.Errorf("%w; node %s, for one, lacks %d of %d", err, node, missing, plan.Count)
+		}
+		return nil, lag, err
+	}
+	return window, lag, nil
+}
+
+// check compares all nodes with the true state: what was generated, or what the running server tells one more stream.
+func (r *run) check(ctx context.Context, parts *sync.WaitGroup, result *report.Report) error {
+	r.progress.set(func() string { return "checking that all nodes hold the true state" })
+	ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
+	defer cancel()
+	shards := r.fleet.Shards()
+	truth := func() fleet.Truth { return fleet.TruthOf(r.cluster.Objects(), shards) }
+	if r.cluster == nil {
+		reference, done, err := r.fleet.StartReference(ctx)
+		if err != nil {
+			return err
+		}
+		parts.Go(func() { <-done })
+		truth = reference.Truth
+	}
+	err := r.fleet.Check(ctx, truth)
+	result.Check = report.Check{Nodes: r.options.Nodes, Shards: shards, OK: err == nil}
+	if err != nil {
+		result.Check.Error = err.Error()
+	}
+	return err
+}
+
+// meter reads what has been used so far.
+type meter struct {
+	server int // process; 0: unknown
+	fleet  *fleet.Fleet
+}
+
+type reading struct {
+	at                         time.Time
+	server, client             usage.CPU
+	machine                    time.Duration
+	received, sent             int64
+	serverMemory, clientMemory usage.Memory
+}
+
+func (m *meter) read() (r reading, err error) {
+	r.at = time.Now()
+	r.received, r.sent = m.fleet.Traffic()
+	if m.server != 0 {
+		if r.server, err = usage.CPUOf(m.server); err != nil {
+			return r, err
+		}
+		if r.serverMemory, err = usage.MemoryOf(m.server); err != nil {
+			return r, err
+		}
+	}
+	if r.client, err = usage.CPUOf(os.Getpid()); err != nil {
+		return r, err
+	}
+	if r.clientMemory, err = usage.MemoryOf(os.Getpid()); err != nil {
+		return r, err
+	}
+	r.machine, err = usage.MachineCPU()
+	return r, err
+}

@@ -1,0 +1,245 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// ErrDiverged is what errors about nodes that do not hold the true state wrap.
+var ErrDiverged = errors.New("nodes do not hold the true state")
+
+const (
+	// maxNamed and maxObjects bound what an error lists.
+	maxNamed   = 10
+	maxObjects = 3
+	// retryCheck is the pause before shards that move are looked at again.
+	retryCheck = 50 * time.Millisecond
+)
+
+// Truth is the state that nodes have to hold.
+type Truth struct {
+	// Sequences of the shards, by number; nil: the state does not change any more, whatever its sequences are.
+	Sequences []uint64
+	// Digests of the shards, by number.
+	Digests []uint64
+	// Objects, for errors that name what is wrong.
+	Objects []model.Object
+}
+
+// TruthOf gives the truth of a state that no longer changes.
+func TruthOf(objects []model.Object, shards int) Truth {
+	t := Truth{Digests: make([]uint64, shards), Objects: objects}
+	for _, o := range objects {
+		t.Digests[o.ServiceKey().Shard(uint32(shards))] += uint64(o.ContentVersion())
+	}
+	return t
+}
+
+// Shards is the number of shards that the server has; at least one node must have got its state.
+func (f *Fleet) Shards() int {
+	sequences, _ := f.nodes[0].cache.Digests()
+	return len(sequences)
+}
+
+// Check compares every shard of every node with the truth, which is asked for again as long as shards move, until the
+// context ends. What a node holds counts by its content: the versions that came over the wire are computed again, for each
+// object that nodes share once. Errors wrap ErrDiverged or are the context's.
+func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
+	c := &checker{versions: make(map[model.Object]model.Version)}
+	pending := f.nodes
+	verified := make([][]bool, len(f.nodes))
+	for {
+		t := truth()
+		var moving []*node
+		for _, n := range pending {
+			if verified[n.index] == nil {
+				verified[n.index] = make([]bool, len(t.Digests))
+			}
+			if !c.check(n, t, verified[n.index]) {
+				moving = append(moving, n)
+			}
+		}
+		if c.wrong > 0 {
+			return fmt.Errorf("%w: %d shards of nodes are wrong:\n%s", ErrDiverged, c.wrong, strings.Join(c.named, "\n"))
+		}
+		if len(moving) == 0 {
+			return nil
+		}
+		pending = moving
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %d nodes, one of them %s, have not come to the server's position: %w",
+				ErrDiverged, len(pending), pending[0].name, ctx.Err())
+		case <-time.After(retryCheck):
+		}
+	}
+}
+
+// checker remembers what it has computed and found.
+type checker struct {
+	versions map[model.Object]model.Version
+	wrong    int
+	named    []string
+}
+
+// check looks at the shards of a node that are not verified yet; it gives false if some have to be looked at again.
+func (c *checker) check(n *node, t Truth, verified []bool) bool {
+	sequences, digests := n.cache.Digests()
+	if len(digests) != len(t.Digests) {
+		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.name, len(digests), len(t.Digests)))
+		return true
+	}
+	content := make([]uint64, len(digests))
+	for o := range objects(n.cache) {
+		content[o.ServiceKey().Shard(uint32(len(content)))] += uint64(c.version(o))
+	}
+	after, _ := n.cache.Digests()
+	complete := true
+	for shard := range digests {
+		switch {
+		case verified[shard]:
+		case after[shard] != sequences[shard], t.Sequences != nil && t.Sequences[shard] != sequences[shard]:
+			complete = false
+		case digests[shard] != t.Digests[shard] || content[shard] != digests[shard]:
+			c.report(fmt.Sprintf("  node %s, shard %d at sequence %d: digest %016x, of its content %016x, should be %016x%s", n.name,
+				shard, sequences[shard], digests[shard], content[shard], t.Digests[shard], c.explain(n, shard, t)))
+			verified[shard] = true // reported once
+		default:
+			verified[shard] = true
+		}
+	}
+	return complete
+}
+
+func (c *checker) report(s string) {
+	c.wrong++
+	if len(c.named) < maxNamed {
+		c.named = append(c.named, s)
+	}
+}
+
+// explain names objects of a shard that a node has otherwise than it should.
+func (c *checker) explain(n *node, shard int, t Truth) string {
+	if len(c.named) >= maxNamed {
+		return ""
+	}
+	want := make(map[model.Key]model.Version)
+	for _, o := range t.Objects {
+		if int(o.ServiceKey().Shard(uint32(len(t.Digests)))) == shard {
+			want[o.Key()] = c.version(o)
+		}
+	}
+	var out []string
+	for o := range objects(n.cache) {
+		if int(o.ServiceKey().Shard(uint32(len(t.Digests)))) != shard {
+			continue
+		}
+		version, wanted := want[o.Key()]
+		delete(want, o.Key())
+		switch have := c.version(o); {
+		case !wanted:
+			out = append(out, fmt.Sprintf("%v should not be there", o.Key()))
+		case have != version:
+			out = append(out, fmt.Sprintf("%v is %v, should be %v", o.Key(), have, version))
+		}
+	}
+	for key := range want {
+		out = append(out, fmt.Sprintf("%v is missing", key))
+	}
+	slices.Sort(out)
+	if len(out) > maxObjects {
+		out = append(out[:maxObjects], fmt.Sprintf("and %d more", len(out)-maxObjects))
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(out, "; ") + ")"
+}
+
+// version computes an object's version from its content.
+func (c *checker) version(o model.Object) model.Version {
+	if v, ok := c.versions[o]; ok {
+		return v
+	}
+	v := contentVersion(o)
+	c.versions[o] = v
+	return v
+}
+
+func contentVersion(o model.Object) model.Version {
+	switch o := o.(type) {
+	case *model.Service:
+		s := *o // the constructor sorts the lists, so it gets its own
+		s.ClusterIPs, s.ExternalIPs, s.Ports = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.Ports)
+		s.LoadBalancerIngress = slices.Clone(s.LoadBalancerIngress)
+		s.LoadBalancerSourceRanges = slices.Clone(s.LoadBalancerSourceRanges)
+		return model.NewService(s).ContentVersion()
+	case *model.Slice:
+		s := *o
+		s.Ports, s.Endpoints = slices.Clone(s.Ports), slices.Clone(s.Endpoints)
+		for i := range s.Endpoints {
+			e := &s.Endpoints[i]
+			e.ZoneHints, e.NodeHints = slices.Clone(e.ZoneHints), slices.Clone(e.NodeHints)
+		}
+		return model.NewSlice(s).ContentVersion()
+	}
+	return 0 // there are no other kinds
+}
+
+// objects lists the Services and slices of a cache.
+func objects(cache *client.Cache) iter.Seq[model.Object] {
+	return func(yield func(model.Object) bool) {
+		for _, key := range cache.Services() {
+			service, endpointSlices := cache.Service(key)
+			if service != nil && !yield(service) {
+				return
+			}
+			for _, s := range endpointSlices {
+				if !yield(s) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Reference is one more stream of the first node's, which decodes for itself: the server's state as it tells it now.
+type Reference struct{ node *node }
+
+// StartReference connects a reference, and keeps it connected until the context ends; then done is closed. It returns when
+// the reference has the server's state.
+func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan struct{}, err error) {
+	n, err := f.newNode(-1, f.nodes[0].name, wire.Decode)
+	if err != nil {
+		return nil, nil, err
+	}
+	n.started = time.Now()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = n.client.Run(ctx) // it returns nil when the context ends, and only then
+	}()
+	select {
+	case <-n.synced:
+		return &Reference{n}, ended, nil
+	case <-ctx.Done():
+		<-ended
+		return nil, nil, fmt.Errorf("the server's state to compare with does not come: %w", ctx.Err())
+	}
+}
+
+// Truth gives what the reference holds.
+func (r *Reference) Truth() Truth {
+	t := Truth{Objects: slices.Collect(objects(r.node.cache))}
+	t.Sequences, t.Digests = r.node.cache.Digests()
+	return t
+}

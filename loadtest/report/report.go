@@ -1,0 +1,219 @@
+// Package report is what a load test has to say: a machine-readable form with a versioned schema, and one for people.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/slicecast/slicecast/loadtest/usage"
+)
+
+// Schema names the form of the JSON. Fields may be added to it; anything else gets a new name.
+const Schema = "slicecast-loadtest/v1"
+
+// Report is the outcome of a run. Durations are in the unit that a field's name ends with, sizes in bytes.
+type Report struct {
+	Schema string    `json:"schema"`
+	Start  time.Time `json:"start"`
+	// Version of the load tester, and of the server that it starts.
+	Version    string        `json:"version"`
+	Machine    usage.Machine `json:"machine"`
+	Parameters Parameters    `json:"parameters"`
+	ColdSync   ColdSync      `json:"coldSync"`
+	Churn      Churn         `json:"churn"`
+	// Server is absent where the server's process is not known.
+	Server *Process `json:"server,omitempty"`
+	// Client is the process with the nodes: what the load tester itself costs.
+	Client Process `json:"client"`
+	// Check tells whether all nodes hold the true state at the end.
+	Check Check `json:"check"`
+	// Notes say what a reader of the figures has to know about this run.
+	Notes []string `json:"notes"`
+}
+
+// Parameters of the run.
+type Parameters struct {
+	Nodes int `json:"nodes"`
+	// Server is the address of a running server; empty: the run started its own, to which the next four belong.
+	Server        string  `json:"server,omitempty"`
+	Services      int     `json:"services"`
+	Endpoints     int     `json:"endpointsPerService"`
+	ChurnRate     float64 `json:"churnPerSecond"`
+	Seed          uint64  `json:"seed"`
+	WarmUpSeconds float64 `json:"warmUpSeconds"`
+	// DurationSeconds of the measured churn.
+	DurationSeconds float64 `json:"durationSeconds"`
+	// Connecting is how many nodes at a time were on their way to their first state.
+	Connecting int `json:"connecting"`
+}
+
+// ColdSync is how nodes that held nothing got the whole state.
+type ColdSync struct {
+	// Services, Slices and Endpoints of the state.
+	Services  int `json:"services"`
+	Slices    int `json:"slices"`
+	Endpoints int `json:"endpoints"`
+	// BytesPerNode is the mean of what a node received, below TLS and with its handshake.
+	BytesPerNode float64 `json:"bytesPerNode"`
+	// AllSeconds is from the first node's first attempt until all had the state.
+	AllSeconds float64 `json:"allSeconds"`
+	// Node is from a node's first attempt until it had the state.
+	Node Distribution `json:"node"`
+}
+
+// Churn is what the measured window cost, from the first change until the last was everywhere.
+type Churn struct {
+	Seconds float64 `json:"seconds"`
+	// Changes of the state. Where a running server is observed it is not known, and 0.
+	Changes int `json:"changes"`
+	// NodeUpdates is changes times nodes; where a running server is observed, objects that nodes received.
+	NodeUpdates int64 `json:"nodeUpdates"`
+	// ReceivedBytes and SentBytes are all nodes', below TLS, with all that streams carry: heartbeats, acks, window updates.
+	ReceivedBytes              int64   `json:"receivedBytes"`
+	SentBytes                  int64   `json:"sentBytes"`
+	ReceivedBytesPerNodeUpdate float64 `json:"receivedBytesPerNodeUpdate"`
+	SentBytesPerNodeUpdate     float64 `json:"sentBytesPerNodeUpdate"`
+	// Server CPU; absent where the server's process is not known.
+	ServerCPUMicrosPerNodeUpdate *CPU `json:"serverCPUMicrosPerNodeUpdate,omitempty"`
+	// Latency is from the time at which a change was due at the source to when a node's client had applied it.
+	Latency Distribution `json:"latency"`
+	// SourceLag is how late changes were made at the source: a part of the latency that is not the server's.
+	SourceLag *Lag `json:"sourceLag,omitempty"`
+	// Reconnects is how many streams broke, since the start of the run.
+	Reconnects int64 `json:"reconnects"`
+}
+
+// CPU time, in microseconds.
+type CPU struct {
+	User   float64 `json:"user"`
+	System float64 `json:"system"`
+	Total  float64 `json:"total"`
+}
+
+// Lag of the source, in milliseconds.
+type Lag struct {
+	P99 float64 `json:"p99Millis"`
+	Max float64 `json:"maxMillis"`
+}
+
+// Distribution of durations, in milliseconds.
+type Distribution struct {
+	Count int64   `json:"count"`
+	P50   float64 `json:"p50Millis"`
+	P99   float64 `json:"p99Millis"`
+	Max   float64 `json:"maxMillis"`
+}
+
+// DistributionOf reads a histogram of microseconds.
+func DistributionOf(h *hdrhistogram.Histogram) Distribution {
+	millis := func(us int64) float64 { return float64(us) / 1000 }
+	return Distribution{
+		Count: h.TotalCount(), P50: millis(h.ValueAtQuantile(50)), P99: millis(h.ValueAtQuantile(99)), Max: millis(h.Max()),
+	}
+}
+
+// Process is what a process used.
+type Process struct {
+	// CPU cores in use, on average, while the nodes got their first state, and during the churn.
+	ColdSyncCores float64 `json:"coldSyncCores"`
+	ChurnCores    float64 `json:"churnCores"`
+	// ResidentBytes after the churn, and the most there ever was.
+	ResidentBytes int64 `json:"residentBytes"`
+	PeakBytes     int64 `json:"peakBytes"`
+}
+
+// Check of the nodes against the true state.
+type Check struct {
+	Nodes int `json:"nodes"`
+	// Shards of each node.
+	Shards int  `json:"shards"`
+	OK     bool `json:"ok"`
+	// Error names nodes and shards; empty if OK.
+	Error string `json:"error,omitempty"`
+}
+
+// WriteJSON writes the report for machines.
+func (r *Report) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(r)
+}
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	t := &text{w: w}
+	p, c := r.Parameters, r.Churn
+	t.line("slicecast-loadtest %s, %s", r.Version, r.Start.UTC().Format(time.RFC3339))
+	t.line("machine         %d CPUs %s, %s, Linux %s, %s", r.Machine.CPUs, r.Machine.CPU, size(r.Machine.Memory), r.Machine.Kernel, r.Machine.Go)
+	if p.Server != "" {
+		t.line("parameters      %d nodes, server %s, observed for %gs", p.Nodes, p.Server, p.DurationSeconds)
+	} else {
+		t.line("parameters      %d nodes, %d Services × %d endpoints, churn %g/s for %gs after %gs of warm-up, seed %d",
+			p.Nodes, p.Services, p.Endpoints, p.ChurnRate, p.DurationSeconds, p.WarmUpSeconds, p.Seed)
+	}
+	t.line("state           %d Services, %d slices, %d endpoints", r.ColdSync.Services, r.ColdSync.Slices, r.ColdSync.Endpoints)
+	t.line("cold sync       %s a node; all in sync after %.1fs, %d at a time; a node: p50 %s, p99 %s, max %s",
+		size(int64(r.ColdSync.BytesPerNode)), r.ColdSync.AllSeconds, p.Connecting,
+		millis(r.ColdSync.Node.P50), millis(r.ColdSync.Node.P99), millis(r.ColdSync.Node.Max))
+	t.line("node-updates    %d in %.1fs", c.NodeUpdates, c.Seconds)
+	t.line("bytes           %.0f received, %.0f sent, a node-update (below TLS, everything included)",
+		c.ReceivedBytesPerNodeUpdate, c.SentBytesPerNodeUpdate)
+	if cpu := c.ServerCPUMicrosPerNodeUpdate; cpu != nil {
+		t.line("server CPU      %.1f µs a node-update (user %.1f, system %.1f)", cpu.Total, cpu.User, cpu.System)
+	}
+	if c.Latency.Count > 0 {
+		t.line("latency         p50 %s, p99 %s, max %s, from due at the source to applied at the node",
+			millis(c.Latency.P50), millis(c.Latency.P99), millis(c.Latency.Max))
+	}
+	if c.SourceLag != nil {
+		t.line("                of which the source was late by p99 %s, max %s", millis(c.SourceLag.P99), millis(c.SourceLag.Max))
+	}
+	if s := r.Server; s != nil {
+		t.line("server          memory %s, peak %s; %.2f cores in the cold sync, %.2f in the churn",
+			size(s.ResidentBytes), size(s.PeakBytes), s.ColdSyncCores, s.ChurnCores)
+	}
+	t.line("load tester     memory %s, peak %s; %.2f cores in the cold sync, %.2f in the churn",
+		size(r.Client.ResidentBytes), size(r.Client.PeakBytes), r.Client.ColdSyncCores, r.Client.ChurnCores)
+	if r.Check.OK {
+		t.line("check           all %d shards of all %d nodes hold the true state", r.Check.Shards, r.Check.Nodes)
+	} else {
+		t.line("check           FAILED: %s", r.Check.Error)
+	}
+	for _, n := range r.Notes {
+		t.line("note            %s", n)
+	}
+	return t.err
+}
+
+// text keeps the first error.
+type text struct {
+	w   io.Writer
+	err error
+}
+
+func (t *text) line(format string, args ...any) {
+	if t.err == nil {
+		_, t.err = fmt.Fprintf(t.w, format+"\n", args...)
+	}
+}
+
+func millis(v float64) string {
+	if v >= 10_000 {
+		return fmt.Sprintf("%.1f s", v/1000)
+	}
+	return fmt.Sprintf("%.1f ms", v)
+}
+
+func size(bytes int64) string {
+	switch {
+	case bytes >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	case bytes >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f KiB", float64(bytes)/(1<<10))
+}

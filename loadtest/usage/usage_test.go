@@ -1,0 +1,50 @@
+package usage
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestOwnUsage(t *testing.T) {
+	before, err := CPUOf(os.Getpid())
+	require.NoError(t, err)
+	machineBefore, err := MachineCPU()
+	require.NoError(t, err)
+	var used CPU
+	require.Eventually(t, func() bool {
+		for range 1_000_000 { // work to be seen in the accounts
+			_ = os.Getpid()
+		}
+		now, err := CPUOf(os.Getpid())
+		require.NoError(t, err)
+		used = now.Sub(before)
+		return used.Total() >= 50*time.Millisecond
+	}, time.Minute, time.Millisecond)
+	require.Equal(t, used.User+used.System, used.Total())
+	machine, err := MachineCPU()
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, machine-machineBefore, 20*time.Millisecond)
+
+	m, err := MemoryOf(os.Getpid())
+	require.NoError(t, err)
+	require.Greater(t, m.Resident, int64(1<<20))
+	require.GreaterOrEqual(t, m.Peak, m.Resident)
+}
+
+func TestNoSuchProcess(t *testing.T) {
+	_, err := CPUOf(0)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = MemoryOf(0)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestThisMachine(t *testing.T) {
+	m, err := ThisMachine()
+	require.NoError(t, err)
+	require.Positive(t, m.CPUs)
+	require.Greater(t, m.Memory, int64(1<<28))
+	require.NotEmpty(t, m.Kernel)
+}
