@@ -10,7 +10,7 @@ help: ## list the targets
 .PHONY: build
 build: ## build the commands into bin/
 	mkdir -p bin
-	$(foreach c,$(COMMANDS),go build -trimpath -o bin/slicecast-$(c) ./$(c)$(newline))
+	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
 generate: ## generate the Go code of the wire API, next to its .proto files
@@ -33,8 +33,10 @@ test: setup lint verify ## all checks and all tests, under the race detector, as
 	go test -race -timeout 40m ./...
 
 .PHONY: demo
-demo: build ## traffic to Services on this machine, without a cluster
-	go run ./internal/demo
+demo: build ## traffic to Services on this machine, without a cluster; HOLD=1 keeps it running
+	internal/tools/packages.sh iptables:iptables
+	go build -o bin/slicecast-demo ./internal/demo
+	bin/slicecast-demo $(if $(HOLD),--hold)
 
 .PHONY: clean
 clean: ## remove what build made

@@ -118,12 +118,13 @@ func everInSync(c *Cache) bool {
 // Whatever happens to streams and servers while the cluster changes: after each quiet moment every client holds what the
 // server does, and at no moment did a client miss an object that was there all the time.
 func TestChaos(t *testing.T) {
-	if *seed == 0 {
-		*seed = rand.Uint64()
+	seed := *seed
+	if seed == 0 {
+		seed = rand.Uint64()
 	}
-	t.Logf("to repeat: -run TestChaos -args -seed=%d", *seed)
+	t.Logf("to repeat: -run TestChaos -args -seed=%d", seed)
 	id := newIdentity(t)
-	c := &cluster{random: rand.New(rand.NewPCG(*seed, 0)), objects: map[model.Key]source.Object{}}
+	c := &cluster{random: rand.New(rand.NewPCG(seed, 0)), objects: map[model.Key]source.Object{}}
 	c.newStore(t)
 	for i := range stableServices {
 		name := stableKey(i).Name

@@ -65,8 +65,9 @@ func runContainer() {
 // runImage is the command that stands for the image.
 func runImage() {
 	ctx, stop := daemon.SignalContext(context.Background())
-	defer stop()
-	if err := images[os.Getenv(imageVariable)]().ExecuteContext(ctx); err != nil {
+	err := images[os.Getenv(imageVariable)]().ExecuteContext(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -126,7 +126,7 @@ func requireMetrics(t *testing.T, certificates string) {
 	require.NoError(t, err)
 	response, err := transport.RoundTrip(request)
 	require.NoError(t, err)
-	defer response.Body.Close() //nolint:errcheck // it has been read
+	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, response.StatusCode, string(body))

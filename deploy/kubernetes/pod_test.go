@@ -138,7 +138,7 @@ func (p *pod) start(c corev1.Container) *process {
 			p.t.Logf("---- %s:\n%s", r.name, r.logs)
 		}
 		_ = r.cmd.Process.Kill() // it may have ended
-		<-r.done
+		_ = r.wait()             // killed is not success
 	})
 	return r
 }
@@ -297,7 +297,7 @@ func (r *process) awaitReady() {
 	testenv.Eventually(r.t, deadline, func() error {
 		select {
 		case err := <-r.done:
-			return fmt.Errorf("it has ended: %v\n%s", err, r.logs)
+			return fmt.Errorf("it has ended: %w\n%s", err, r.logs)
 		default:
 		}
 		request, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, url, nil)
@@ -308,7 +308,7 @@ func (r *process) awaitReady() {
 		if err != nil {
 			return err
 		}
-		defer response.Body.Close() //nolint:errcheck // nothing of it is used
+		defer response.Body.Close()
 		if response.StatusCode != http.StatusOK {
 			return errors.New(response.Status)
 		}

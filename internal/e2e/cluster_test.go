@@ -130,6 +130,11 @@ func (c *cluster) startServer() {
 		"--client-ca-file=" + writeFile(c.t, c.dir, "clients.crt", c.cp.AdminConfig().CAData),
 		"--debug-socket=" + c.debugSocket,
 		"--drain-window=100ms",
+		// Often, so that a node that holds something else than the server is found out.
+		"--heartbeat-interval=2s",
+	})
+	c.t.Cleanup(func() {
+		require.NotContains(c.t, c.server.Log(), "A node asks for state again", "a node held something else than the server")
 	})
 	c.server.Start()
 	c.server.AwaitReady()

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
@@ -47,7 +48,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
-	network = testenv.NewNetwork(process1{})
+	// Of the Endpoints API, whose mirroring is tested.
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	network = testenv.NewNetwork(forever{})
 	outside = network.AddClient("outside")
 	goleak.VerifyTestMain(controlplane.Around(m, controlOptions(), &shared))
 }
@@ -106,14 +109,14 @@ func copyExecutable(to, from string) error {
 	return out.Close()
 }
 
-// process1 is the testenv.TB of what lasts as long as the process.
-type process1 struct{}
+// forever is the testenv.TB of what lasts as long as the process.
+type forever struct{}
 
-func (process1) Helper() {}
+func (forever) Helper() {}
 
-func (process1) Fatalf(format string, args ...any) {
+func (forever) Fatalf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", args...)
 	os.Exit(1)
 }
 
-func (process1) Cleanup(func()) {}
+func (forever) Cleanup(func()) {}

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv"
 )
 
 // etcd is away for half a minute while pods and Services come and go; then everybody holds what the API says.
@@ -24,7 +26,7 @@ func TestEtcdOutage(t *testing.T) {
 	prober := c.ProbeAllTheTime(web, 80)
 
 	churn := c.startChurn(pods[1:])
-	churn.AwaitChanges(20)
+	churn.AwaitChanges(50)
 	require.NoError(t, c.cp.Etcd.Stop())
 	connections.RequireAlive()
 	before := churn.Changes()
@@ -34,7 +36,7 @@ func TestEtcdOutage(t *testing.T) {
 	}
 	connections.RequireAlive()
 	require.NoError(t, c.cp.Etcd.Start(t.Context()))
-	churn.AwaitChanges(before + 20)
+	churn.AwaitChanges(before + 50)
 	churn.Stop()
 	t.Logf("%d changes, %d of them after the outage; %d failed", churn.changes, churn.changes-before, churn.failures)
 
@@ -118,7 +120,12 @@ func (ch *churn) Changes() int {
 // AwaitChanges waits until that many changes have been made.
 func (ch *churn) AwaitChanges(n int) {
 	ch.c.t.Helper()
-	require.Eventually(ch.c.t, func() bool { return ch.Changes() >= n }, time.Minute, churnInterval)
+	testenv.Eventually(ch.c.t, time.Minute, func() error {
+		if have := ch.Changes(); have < n {
+			return fmt.Errorf("%d changes have been made, not %d", have, n)
+		}
+		return nil
+	})
 }
 
 // Stop ends the churn.

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -64,6 +66,21 @@ func TestRestarts(t *testing.T) {
 	o.AwaitTruth()
 	requireKept()
 	c.startAgents()
+	requireArrived(ready)
+
+	t.Log("the agents are killed while they program")
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range 12 {
+		c.killAgents()
+		ready = change()
+		c.startAgentsSoon()
+		select {
+		case <-time.After(time.Duration(random.IntN(300)) * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
 	requireArrived(ready)
 
 	t.Log("the server is killed, and something changes")

@@ -64,7 +64,7 @@ func TestServicesSharePods(t *testing.T) {
 	c.RequireAnswers(two, 80, pods...)
 }
 
-// 17 pods are four slices of at most 5. What replaces one pod is one delta of one slice, for each step of it.
+// 17 pods are four slices of at most 5. Each step of replacing one pod is one delta of one slice, and nothing else.
 func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	c := startCluster(t, controlplane.Start(t, controlOptions("--max-endpoints-per-slice=5")), fromServer)
 	pods := c.Deployment("web", 17)
@@ -79,20 +79,17 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 
 	o.Forget()
 	c.DeletePod("web-7", 0)
+	c.RequireAnswers(web, 80, append(pods[:7:7], pods[8:]...)...)
 	removal, _ := o.RequireOneDelta()
 	require.Equal(t, []netip.Addr{pods[7].IPv4}, removal.Removed)
 	require.Equal(t, 1, removal.Len(), "endpoints touched")
-	c.RequireAnswers(web, 80, append(pods[:7:7], pods[8:]...)...)
 
 	o.Forget()
 	pods[7] = c.Pod("web-17", "web", c.b)
+	c.RequireAnswers(web, 80, pods...)
 	addition, _ := o.RequireOneDelta()
 	require.Equal(t, removal.Key(), addition.Key(), "the slice with the gap")
 	require.Len(t, addition.Endpoints, 1)
 	require.Equal(t, pods[7].IPv4, addition.Endpoints[0].Address)
 	require.Equal(t, 1, addition.Len(), "endpoints touched")
-	c.RequireAnswers(web, 80, pods...)
-
-	// Nothing else came meanwhile, to the observer or to an agent.
-	require.Len(t, o.AwaitUpdates(), 1)
 }

@@ -75,6 +75,11 @@ func (k ServiceKey) Shard(count uint32) uint32 {
 	return uint32(d.Sum64()) & (count - 1)
 }
 
+// Keyed is any object: a *Service, a *Slice or a *Node.
+type Keyed interface {
+	Key() Key
+}
+
 // Version is a hash of an object's content, its key included: the same content has the same version everywhere. It is
 // never 0 for an existing object.
 type Version uint64

@@ -23,9 +23,7 @@ type Sink interface {
 }
 
 // Object is a *model.Service, *model.Slice or *model.Node.
-type Object interface {
-	Key() model.Key
-}
+type Object = model.Keyed
 
 // Source watches one place where state is kept.
 type Source interface {

@@ -164,11 +164,16 @@ func (s *Snapshot) Get(key model.Key) model.Object {
 	return nil
 }
 
+// Knows tells whether it is known what changed after a sequence; if not, Since gives the whole shard.
+func (s *Snapshot) Knows(sequence uint64) bool {
+	return sequence != 0 && sequence >= s.floor && sequence <= s.sequence
+}
+
 // Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
 // for sequence 0, it is the whole shard, as a full Update.
 func (s *Snapshot) Since(sequence uint64) *model.Update {
 	u := &model.Update{Shard: s.shard, From: sequence, To: s.sequence, ResourceVersion: s.resourceVersion}
-	if sequence == 0 || sequence < s.floor || sequence > s.sequence {
+	if !s.Knows(sequence) {
 		u.From, u.Full = 0, true
 	}
 	s.byChange.Reverse(func(e *entry) bool {

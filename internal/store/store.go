@@ -1,6 +1,6 @@
 // Package store holds the state that a server distributes: sharded, versioned, content-addressed.
 //
-// Sources write into it (it is their Sink); what they write is pending until Publish makes it visible, one step per
+// Sources write into it (it is a source.Sink); what they write is pending until Publish makes it visible, one step per
 // shard. How often Publish is called decides how changes coalesce: everything that came since the last call becomes one
 // Update per shard, and what came and went meanwhile becomes nothing.
 //
@@ -22,7 +22,6 @@ import (
 	"sync"
 
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/source"
 )
 
 // Defaults of Options.
@@ -61,8 +60,6 @@ type Store struct {
 	nodesMu      sync.RWMutex
 	nodes        map[string]*model.Node
 }
-
-var _ source.Sink = (*Store)(nil)
 
 // New makes an empty store with an epoch of its own.
 func New(o Options) (*Store, error) {
@@ -142,7 +139,7 @@ func (s *Store) signal() {
 }
 
 // Upsert implements source.Sink.
-func (s *Store) Upsert(o source.Object, resourceVersion uint64) {
+func (s *Store) Upsert(o model.Keyed, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.upsertLocked(o)
@@ -158,7 +155,7 @@ func (s *Store) Remove(key model.Key, resourceVersion uint64) {
 }
 
 // Replace implements source.Sink.
-func (s *Store) Replace(kind model.Kind, objects []source.Object, resourceVersion uint64) {
+func (s *Store) Replace(kind model.Kind, objects []model.Keyed, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	keep := make(map[model.Key]struct{}, len(objects))
@@ -193,7 +190,7 @@ func (s *Store) seenLocked(resourceVersion uint64) {
 	s.signal()
 }
 
-func (s *Store) upsertLocked(o source.Object) {
+func (s *Store) upsertLocked(o model.Keyed) {
 	if n, ok := o.(*model.Node); ok {
 		s.setNodeLocked(n.Name, n)
 		return

@@ -100,7 +100,7 @@ func (f *Fleet) newNode(index int, name string, decode func(wire.Frame) (*wire.R
 		Servers: client.Static(f.options.Server), NodeName: name, Version: daemon.Version(), Programmer: programmer,
 		DialOptions: []grpc.DialOption{
 			grpc.WithTransportCredentials(creds), grpc.WithContextDialer(n.traffic.dial), grpc.WithNoProxy(),
-			grpc.WithReadBufferSize(readBuffer), grpc.WithSharedWriteBuffer(true),
+			grpc.WithReadBufferSize(readBuffer),
 		},
 		Cache: n.cache, Decode: decode, Apply: f.shared.apply,
 		Observe: func(r *wire.Response, _ int) { f.observe(n, r) },

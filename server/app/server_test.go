@@ -92,7 +92,8 @@ func start(t *testing.T, c Config) *running {
 	}()
 	t.Cleanup(func() {
 		r.cancel()
-		<-r.ended
+		for range r.ended { // the test has looked at it, or has failed
+		}
 	})
 	return r
 }

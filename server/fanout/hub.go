@@ -41,6 +41,9 @@ const (
 // ringSize is how many frames a stream may be behind before it is caught up from snapshots instead.
 const ringSize = 1024
 
+// helloTimeout is how long a new stream may be silent.
+const helloTimeout = 10 * time.Second
+
 // Options set up a Hub.
 type Options struct {
 	// Store is what is served.
@@ -264,13 +267,9 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	default:
 		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")
 	}
-	request, err := g.Recv()
+	hello, err := h.hello(g)
 	if err != nil {
 		return err
-	}
-	hello := request.GetHello()
-	if hello == nil {
-		return status.Error(codes.InvalidArgument, "the first message must be hello")
 	}
 	if err := h.options.Authorize(g.Context(), hello.GetNodeName()); err != nil {
 		return err
@@ -287,6 +286,32 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	err = s.serve(hello)
 	h.log.Debug("Stream closed", "node", s.node, "reason", err)
 	return err
+}
+
+// hello waits for the first message, for a while: a client that says nothing may not hold a stream, nor the server's end.
+func (h *Hub) hello(g pb.DistributionService_StreamServer) (*pb.Hello, error) {
+	type received struct {
+		request *pb.StreamRequest
+		err     error
+	}
+	first := make(chan received, 1)
+	go func() { // ends with the stream at the latest
+		r, err := g.Recv()
+		first <- received{r, err}
+	}()
+	timeout := time.NewTimer(helloTimeout)
+	defer timeout.Stop()
+	select {
+	case r := <-first:
+		if r.err == nil && r.request.GetHello() == nil {
+			return nil, status.Error(codes.InvalidArgument, "the first message must be hello")
+		}
+		return r.request.GetHello(), r.err
+	case <-timeout.C:
+		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
+	case <-h.draining:
+		return nil, errDraining
+	}
 }
 
 func (h *Hub) checkHello(hello *pb.Hello) error {
@@ -308,6 +333,9 @@ func (h *Hub) drainDelay() time.Duration {
 
 // catchUp gives the frame that leads from a sequence to a snapshot; 0: the whole shard.
 func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64) (wire.Frame, error) {
+	if !snapshot.Knows(from) {
+		from = 0
+	}
 	return h.frames.get(frameKey{snapshot.Shard(), from, snapshot.Sequence()}, func() (wire.Frame, error) {
 		h.metrics.catchUps.Inc()
 		return wire.EncodeUpdate(snapshot.Since(from))

@@ -152,7 +152,7 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 }
 
 func cleanup(ctx context.Context, name string, run runner) error {
-	if _, err := exec.LookPath(name); err != nil {
+	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
 		return nil // so nothing was made with it
 	}
 	t, err := newTool(name, run)

@@ -66,7 +66,6 @@ type dialect struct {
 	family      model.Family
 	loopback    string
 	bits        int
-	reject      string
 	markBit     uint32
 	randomFully bool
 }

@@ -3,9 +3,6 @@ package authtest
 
 import (
 	"crypto/tls"
-	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/testca"
 )
@@ -13,22 +10,33 @@ import (
 // ServerName is the name in server certificates.
 const ServerName = "slicecast-server.test"
 
+// TB is what the package needs of a testing.TB.
+type TB interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	TempDir() string
+}
+
 // CA signs certificates. Its files last as long as the test.
 type CA struct {
 	// File holds the CA's certificate.
 	File string
 
-	t  testing.TB
+	t  TB
 	ca *testca.CA
 }
 
 // NewCA makes a CA.
-func NewCA(t testing.TB) *CA {
+func NewCA(t TB) *CA {
 	t.Helper()
 	ca, err := testca.New()
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatalf("make a CA: %v", err)
+	}
 	file, err := ca.WriteCA(t.TempDir())
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatalf("write the CA's certificate: %v", err)
+	}
 	return &CA{File: file, t: t, ca: ca}
 }
 
@@ -36,9 +44,13 @@ func NewCA(t testing.TB) *CA {
 func (c *CA) Server() (certFile, keyFile string) {
 	c.t.Helper()
 	certificate, err := c.ca.Server(ServerName)
-	require.NoError(c.t, err)
+	if err != nil {
+		c.t.Fatalf("make a server certificate: %v", err)
+	}
 	certFile, keyFile, err = testca.Write(c.t.TempDir(), "server", certificate)
-	require.NoError(c.t, err)
+	if err != nil {
+		c.t.Fatalf("write a server certificate: %v", err)
+	}
 	return certFile, keyFile
 }
 
@@ -46,7 +58,9 @@ func (c *CA) Server() (certFile, keyFile string) {
 func (c *CA) Client(user string, groups ...string) tls.Certificate {
 	c.t.Helper()
 	certificate, err := c.ca.Client(user, groups...)
-	require.NoError(c.t, err)
+	if err != nil {
+		c.t.Fatalf("make a client certificate: %v", err)
+	}
 	return certificate
 }
 

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs the Debian packages whose commands are missing, if this is root on a Debian system, and otherwise says which.
+# Usage: packages.sh <command>:<package>...
+set -euo pipefail
+
+missing=()
+for pair; do
+	command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+((${#missing[@]})) || exit 0
+if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then
+	echo "this needs ${missing[*]}: on Debian or Ubuntu run 'apt-get install ${missing[*]}' as root" >&2
+	exit 1
+fi
+apt-get -q update
+DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${missing[@]}"
