@@ -19,7 +19,7 @@ import (
 
 const (
 	// settleTimeout is how long a change may take from the API to the kernel of every node, on a busy machine.
-	settleTimeout = 30 * time.Second
+	settleTimeout = 60 * time.Second
 	// clusterCIDRs are the addresses of pods on all nodes.
 	clusterCIDRs = "10.180.0.0/16,fd00:10:180::/48"
 	serverPort   = 8472

@@ -136,13 +136,23 @@ func (c *cluster) versions(ctx context.Context) (map[model.Key]model.Version, er
 	return versions, nil
 }
 
-// RequireOneDelta requires that one update came, with one delta of one slice and nothing else.
+// RequireOneDelta requires that one update has come since Forget, with one delta of one slice and nothing else. It gives
+// the delta and the size of the update in bytes.
 func (o *observer) RequireOneDelta() (*model.SliceDelta, int) {
 	o.c.t.Helper()
 	updates := o.AwaitUpdates()
+	for _, u := range updates {
+		o.c.t.Logf("%d bytes: %d Services, %d slices, %d removed, deltas %+v", u.size, len(u.Services), len(u.Slices), len(u.Removed), u.deltas())
+	}
 	require.Len(o.c.t, updates, 1)
-	u := updates[0]
-	require.Len(o.c.t, u.Deltas, 1)
-	require.Equal(o.c.t, 1, u.Len(), "objects in the update: %+v", u.Update)
-	return u.Deltas[0], u.size
+	require.Len(o.c.t, updates[0].Deltas, 1)
+	require.Equal(o.c.t, 1, updates[0].Len(), "objects in the update")
+	return updates[0].Deltas[0], updates[0].size
+}
+
+func (r received) deltas() (list []model.SliceDelta) {
+	for _, d := range r.Deltas {
+		list = append(list, *d)
+	}
+	return list
 }

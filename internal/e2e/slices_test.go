@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -78,9 +79,18 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	o := c.Observe()
 
 	o.Forget()
-	c.DeletePod("web-7", 0)
+	c.DeletePod("web-7", 600)
 	c.RequireAnswers(web, 80, append(pods[:7:7], pods[8:]...)...)
+	terminating, _ := o.RequireOneDelta()
+	require.Equal(t, []model.EndpointConditions{{
+		Address: pods[7].IPv4, Conditions: model.Conditions{Serving: true, Terminating: true},
+	}}, terminating.Conditions)
+	require.Equal(t, 1, terminating.Len(), "endpoints touched")
+
+	o.Forget()
+	c.DeletePod("web-7", 0)
 	removal, _ := o.RequireOneDelta()
+	require.Equal(t, terminating.Key(), removal.Key())
 	require.Equal(t, []netip.Addr{pods[7].IPv4}, removal.Removed)
 	require.Equal(t, 1, removal.Len(), "endpoints touched")
 
@@ -88,7 +98,7 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	pods[7] = c.Pod("web-17", "web", c.b)
 	c.RequireAnswers(web, 80, pods...)
 	addition, _ := o.RequireOneDelta()
-	require.Equal(t, removal.Key(), addition.Key(), "the slice with the gap")
+	require.Equal(t, terminating.Key(), addition.Key(), "the slice with the gap")
 	require.Len(t, addition.Endpoints, 1)
 	require.Equal(t, pods[7].IPv4, addition.Endpoints[0].Address)
 	require.Equal(t, 1, addition.Len(), "endpoints touched")

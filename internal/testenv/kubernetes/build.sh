@@ -4,7 +4,7 @@
 set -euo pipefail
 
 cd "$(dirname "$0")"
-version=$(GOWORK=off go list -m -f '{{.Version}}' k8s.io/kubernetes)
+version=$(grep -oP 'k8s\.io/kubernetes \Kv[0-9.]+' go.mod)
 flags=
 for setting in gitVersion="$version" gitMajor=1 gitMinor="$(cut -d. -f2 <<<"$version")" gitTreeState=clean; do
 	flags+=" -X k8s.io/component-base/version.$setting"

@@ -1,0 +1,201 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testca"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// output collects what an agent prints.
+type output struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.b.String()
+}
+
+// start runs an agent until the test ends.
+func start(t *testing.T, args ...string) *output {
+	t.Helper()
+	o, out := parse(t, args...), &output{}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o, slog.New(slog.DiscardHandler), out) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	return out
+}
+
+// freeAddress gives a loopback address that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	return l.Addr().String()
+}
+
+const manifest = `
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.80, ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: %d}]
+endpoints: [{addresses: [10.180.0.1], nodeName: node-1}]
+`
+
+func TestStandalone(t *testing.T) {
+	dir := t.TempDir()
+	write := func(port int) {
+		path := filepath.Join(dir, "web.yaml")
+		require.NoError(t, os.WriteFile(path+".new", fmt.Appendf(nil, manifest, port), 0o600))
+		require.NoError(t, os.Rename(path+".new", path))
+	}
+	write(8080)
+	health := freeAddress(t)
+	out := start(t, "--source=file", "--manifests="+dir, "--programmer=printer", "--healthz-bind-address="+health)
+	require.Eventually(t, func() bool { return readyz(t, health) == http.StatusOK }, 10*time.Second, 10*time.Millisecond)
+	require.Contains(t, out.String(), "10.180.0.1:8080 on this node")
+	write(9090)
+	require.Eventually(t, func() bool {
+		return strings.Contains(out.String(), "10.180.0.1:9090")
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+func readyz(t *testing.T, address string) int {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get("http://" + address + "/readyz")
+	if err != nil {
+		return 0
+	}
+	defer func() { require.NoError(t, r.Body.Close()) }()
+	return r.StatusCode
+}
+
+// TestNotReadyWithoutServer: an agent that has never been told anything is alive and not ready.
+func TestNotReadyWithoutServer(t *testing.T) {
+	health := freeAddress(t)
+	out := start(t, "--servers="+freeAddress(t), "--insecure-plaintext", "--programmer=printer", "--healthz-bind-address="+health)
+	require.Eventually(t, func() bool { return readyz(t, health) == http.StatusServiceUnavailable }, 10*time.Second, 10*time.Millisecond)
+	require.Empty(t, out.String(), "nothing is programmed before the agent knows something")
+}
+
+func TestMetricsWantACertificate(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := testca.New()
+	require.NoError(t, err)
+	caFile, err := ca.WriteCA(dir)
+	require.NoError(t, err)
+	serving, err := ca.Server("127.0.0.1")
+	require.NoError(t, err)
+	cert, key, err := testca.Write(dir, "metrics", serving)
+	require.NoError(t, err)
+	scraper, err := ca.Client("prometheus")
+	require.NoError(t, err)
+
+	address := freeAddress(t)
+	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--metrics-bind-address="+address,
+		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)
+	get := func(certs ...tls.Certificate) (string, error) { return scrape(t, address, ca.Pool(), certs) }
+	require.Eventually(t, func() bool {
+		body, err := get(scraper)
+		return err == nil && strings.Contains(body, "slicecast_agent_service_ports 0")
+	}, 10*time.Second, 10*time.Millisecond)
+	_, err = get()
+	require.ErrorContains(t, err, "certificate required")
+}
+
+func scrape(t *testing.T, address string, roots *x509.CertPool, certs []tls.Certificate) (string, error) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certs},
+	}}
+	r, err := client.Get("https://" + address + "/metrics")
+	if err != nil {
+		return "", err
+	}
+	defer func() { require.NoError(t, r.Body.Close()) }()
+	b, err := io.ReadAll(r.Body)
+	return string(b), err
+}
+
+func TestStartErrorsNameTheFlag(t *testing.T) {
+	dir := t.TempDir()
+	empty := filepath.Join(dir, "empty")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	for name, c := range map[string]struct {
+		args []string
+		says string
+	}{
+		"no CA file":      {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
+		"CA file empty":   {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "no certificate in PEM form"},
+		"no manifests":    {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
+		"address in use":  {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
+		"no kubeconfig":   {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
+		"not in cluster":  {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
+		"options invalid": {[]string{"--source=kube", "--programmer=magic"}, "--programmer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			o := parse(t, append(c.args, "--programmer=printer")...)
+			if name == "options invalid" {
+				o = parse(t, c.args...)
+			}
+			require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard), c.says)
+		})
+	}
+}
+
+func TestTokenIsReadEachTime(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	f := tokenFile(path)
+	_, err := f.GetRequestMetadata(t.Context())
+	require.ErrorContains(t, err, "--token-file")
+	for _, token := range []string{"first", "second"} {
+		require.NoError(t, os.WriteFile(path, []byte(token+"\n"), 0o600))
+		m, err := f.GetRequestMetadata(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, map[string]string{"authorization": "Bearer " + token}, m)
+	}
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	_, err = f.GetRequestMetadata(t.Context())
+	require.ErrorContains(t, err, "empty")
+	require.True(t, f.RequireTransportSecurity())
+}

@@ -1,0 +1,63 @@
+package app
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+)
+
+func slice(name, service string, ready *bool, ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "system", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: ports,
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{a}, Conditions: discoveryv1.EndpointConditions{Ready: ready},
+		})
+	}
+	return s
+}
+
+func TestFinder(t *testing.T) {
+	grpc := discoveryv1.EndpointPort{Name: ptr.To("grpc"), Port: ptr.To(int32(8472))}
+	metrics := discoveryv1.EndpointPort{Name: ptr.To("metrics"), Port: ptr.To(int32(8474))}
+	api := fake.NewClientset(
+		slice("a", "server", nil, []discoveryv1.EndpointPort{metrics, grpc}, "10.0.0.2", "10.0.0.1"),
+		slice("b", "server", ptr.To(false), []discoveryv1.EndpointPort{grpc}, "10.0.0.3"),
+		slice("c", "server", ptr.To(true), []discoveryv1.EndpointPort{{Port: ptr.To(int32(9000))}}, "10.0.0.4"),
+		slice("d", "other", nil, []discoveryv1.EndpointPort{grpc}, "10.0.0.5"),
+	)
+	down := false
+	api.PrependReactor("list", "endpointslices", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if down {
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	f := newFinder(api, "system/server", slog.New(slog.DiscardHandler))
+	want := []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"}
+
+	down = true
+	_, err := f.servers(t.Context())
+	require.ErrorContains(t, err, "look up the endpoints of Service system/server")
+	down = false
+	found, err := f.servers(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, want, found)
+	down = true
+	found, err = f.servers(t.Context())
+	require.NoError(t, err, "the API server is away, but servers are known")
+	require.Equal(t, want, found)
+
+	_, err = newFinder(fake.NewClientset(), "system/none", slog.New(slog.DiscardHandler)).servers(t.Context())
+	require.ErrorContains(t, err, "no ready endpoint")
+}
