@@ -38,7 +38,7 @@ func TestBytesOfOneChange(t *testing.T) {
 	}
 	wg.Wait()
 	spec := selecting("web", tcp("http", 80, onPodPort()))
-	spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicySingleStack)
+	spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
 	c.Service("web", spec)
 
 	o := c.Observe()

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -46,7 +45,7 @@ type cluster struct {
 	a, b      *node
 
 	feed feed
-	// dir holds the cluster's files. Its path is short, for the sake of sockets.
+	// dir holds the cluster's files.
 	dir string
 	// server, and the socket where observers find it, if that is the feed.
 	server      *process
@@ -73,10 +72,7 @@ func newCluster(t *testing.T) *cluster {
 
 func startCluster(t *testing.T, cp *controlplane.ControlPlane, feed feed) *cluster {
 	t.Helper()
-	dir, err := os.MkdirTemp(binaries, "cluster-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	c := &cluster{t: t, cp: cp, api: cp.Client(), namespace: cp.Namespace(t), feed: feed, dir: dir}
+	c := &cluster{t: t, cp: cp, api: cp.Client(), namespace: cp.Namespace(t), feed: feed, dir: t.TempDir()}
 	t.Cleanup(c.deleteServicesAndPods)
 
 	c.a, c.b = c.addNode("a", "nft"), c.addNode("b", "legacy")

@@ -7,6 +7,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -44,11 +45,12 @@ const buildDirVariable = "SLICECAST_E2E_BUILD"
 
 func TestMain(m *testing.M) {
 	testenv.Isolate(build, controlplane.Prepare)
-	if err := takeBinaries(); err != nil {
+	// GORACE spares the commands the second that they would wait for a data race at their end.
+	if err := errors.Join(takeBinaries(), os.Setenv("GORACE", "atexit_sleep_ms=0")); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
-	// Of the Endpoints API, whose mirroring is tested.
+	// The API server warns of the Endpoints API, whose mirroring is tested.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	network = testenv.NewNetwork(forever{})
 	outside = network.AddClient("outside")

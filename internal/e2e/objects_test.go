@@ -113,7 +113,7 @@ func (c *cluster) Service(name string, spec corev1.ServiceSpec) *service {
 		spec.Type = corev1.ServiceTypeNodePort
 	}
 	if spec.IPFamilyPolicy == nil && spec.Type != corev1.ServiceTypeExternalName {
-		spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicyRequireDualStack)
+		spec.IPFamilyPolicy = new(corev1.IPFamilyPolicyRequireDualStack)
 	}
 	created, err := c.api.CoreV1().Services(c.namespace).Create(c.t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec,
@@ -262,5 +262,3 @@ func names(pods []*pod) []string {
 	slices.Sort(list)
 	return list
 }
-
-func ptr[T any](v T) *T { return &v }

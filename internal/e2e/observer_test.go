@@ -27,10 +27,10 @@ type observer struct {
 	updates []received
 }
 
-// received is a change that came after the initial state.
+// received is an update with the size that it came in.
 type received struct {
-	*model.Update
-	// size in bytes of the frame that it came in.
+	model.Update
+	// size of the frame in bytes.
 	size int
 }
 
@@ -46,7 +46,7 @@ func (c *cluster) Observe() *observer {
 			if r.Update != nil {
 				o.mu.Lock()
 				defer o.mu.Unlock()
-				o.updates = append(o.updates, received{r.Update, size})
+				o.updates = append(o.updates, received{*r.Update, size})
 			}
 		},
 		Logger: slog.New(slog.DiscardHandler),
@@ -141,18 +141,8 @@ func (c *cluster) versions(ctx context.Context) (map[model.Key]model.Version, er
 func (o *observer) RequireOneDelta() (*model.SliceDelta, int) {
 	o.c.t.Helper()
 	updates := o.AwaitUpdates()
-	for _, u := range updates {
-		o.c.t.Logf("%d bytes: %d Services, %d slices, %d removed, deltas %+v", u.size, len(u.Services), len(u.Slices), len(u.Removed), u.deltas())
-	}
-	require.Len(o.c.t, updates, 1)
-	require.Len(o.c.t, updates[0].Deltas, 1)
-	require.Equal(o.c.t, 1, updates[0].Len(), "objects in the update")
+	require.Len(o.c.t, updates, 1, "%+v", updates)
+	require.Len(o.c.t, updates[0].Deltas, 1, "%+v", updates)
+	require.Equal(o.c.t, 1, updates[0].Len(), "objects in the update: %+v", updates)
 	return updates[0].Deltas[0], updates[0].size
-}
-
-func (r received) deltas() (list []model.SliceDelta) {
-	for _, d := range r.Deltas {
-		list = append(list, *d)
-	}
-	return list
 }

@@ -59,7 +59,7 @@ func TestHandWrittenSlice(t *testing.T) {
 }
 
 func tcpSlicePort(name string, port int32) discoveryv1.EndpointPort {
-	return discoveryv1.EndpointPort{Name: &name, Protocol: ptr(corev1.ProtocolTCP), Port: &port}
+	return discoveryv1.EndpointPort{Name: &name, Protocol: new(corev1.ProtocolTCP), Port: &port}
 }
 
 func TestPorts(t *testing.T) {
@@ -96,9 +96,9 @@ func TestServiceWithoutEndpointsIsRejected(t *testing.T) {
 	c.DeleteService(web)
 	c.AwaitTruth()
 	for _, w := range c.ways(web, 80) {
-		// The node itself has closed ports, and no way to an address that is nobody's any more.
+		// There is no way to an address that is nobody's any more; a node's is still the node's.
 		want := testenv.Unreachable
-		if w.from == outside.Host {
+		if to := w.to.Addr(); to == c.a.IPv4 || to == c.a.IPv6 || to == c.b.IPv4 || to == c.b.IPv6 {
 			want = testenv.Refused
 		}
 		result := w.try(t.Context())

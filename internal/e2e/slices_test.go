@@ -70,7 +70,7 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	c := startCluster(t, controlplane.Start(t, controlOptions("--max-endpoints-per-slice=5")), fromServer)
 	pods := c.Deployment("web", 17)
 	spec := selecting("web", tcp("http", 80, onPodPort()))
-	spec.IPFamilyPolicy = ptr(corev1.IPFamilyPolicySingleStack)
+	spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
 	web := c.Service("web", spec)
 	c.RequireAnswers(web, 80, pods...)
 	_, endpointSlices, err := c.list(t.Context())

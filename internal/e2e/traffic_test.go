@@ -39,8 +39,8 @@ func (w way) try(ctx context.Context) testenv.Result {
 	return w.from.Probe(ctx, w.proto, w.to, 1, options)
 }
 
-// ways are all ways to a port: to the cluster IPs from a pod on each node and from each node itself, and to each node's
-// node port from outside; in both families, and over both protocols if the port has both.
+// ways are all ways to a port: to the cluster IPs from a pod on each node and from each node itself, to each node's node
+// port from that node and from outside; in both families, and over both protocols if the port has both.
 func (c *cluster) ways(s *service, port int32) []way {
 	c.t.Helper()
 	var list []way
@@ -49,11 +49,12 @@ func (c *cluster) ways(s *service, port int32) []way {
 		for _, f := range s.frontends(p) {
 			for _, n := range c.nodes() {
 				if f.Address.IsUnspecified() {
-					list = append(list, way{outside.Host, proto, netip.AddrPortFrom(n.Addr(f.Address.Is6()), f.Port)})
-					continue
+					to := netip.AddrPortFrom(n.Addr(f.Address.Is6()), f.Port)
+					list = append(list, way{outside.Host, proto, to}, way{n.Host, proto, to})
+				} else {
+					to := netip.AddrPortFrom(f.Address, f.Port)
+					list = append(list, way{n.client.Host, proto, to}, way{n.Host, proto, to})
 				}
-				to := netip.AddrPortFrom(f.Address, f.Port)
-				list = append(list, way{n.client.Host, proto, to}, way{n.Host, proto, to})
 			}
 		}
 	}
@@ -190,7 +191,7 @@ type prober struct {
 	failures []string
 }
 
-// probeInterval is the pause between two attempts by one way. There are two dozen ways.
+// probeInterval is the pause between two attempts by one way. There are about thirty ways.
 const probeInterval = 20 * time.Millisecond
 
 // ProbeAllTheTime starts a prober, which runs until RequireNoFailure or the end of the test.

@@ -3,6 +3,7 @@
 package testca
 
 import (
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -24,7 +26,7 @@ const validity = 7 * 24 * time.Hour
 // CA issues certificates.
 type CA struct {
 	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	key  crypto.PrivateKey
 }
 
 // New makes a CA with a new key.
@@ -47,6 +49,24 @@ func New() (*CA, error) {
 	}
 	return &CA{cert, key}, nil
 }
+
+// Load reads a CA from PEM files.
+func Load(certFile, keyFile string) (*CA, error) {
+	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("CA %s with key %s: %w", certFile, keyFile, err)
+	}
+	if !pair.Leaf.IsCA {
+		return nil, fmt.Errorf("CA %s: the certificate is no CA's", certFile)
+	}
+	return &CA{pair.Leaf, pair.PrivateKey}, nil
+}
+
+// PEM gives the CA's own certificate.
+func (c *CA) PEM() []byte { return encode("CERTIFICATE", c.cert.Raw) }
+
+// KeyPEM gives the CA's key.
+func (c *CA) KeyPEM() ([]byte, error) { return encodeKey(c.key) }
 
 // Pool holds the CA's own certificate.
 func (c *CA) Pool() *x509.CertPool {
@@ -96,7 +116,7 @@ func (c *CA) issue(template *x509.Certificate) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-func sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) ([]byte, error) {
+func sign(template, parent *x509.Certificate, key *ecdsa.PrivateKey, parentKey crypto.PrivateKey) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
 	if err != nil {
 		return nil, err
@@ -110,29 +130,40 @@ func sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) 
 // WriteCA writes the CA's certificate as a PEM file and gives its path.
 func (c *CA) WriteCA(dir string) (string, error) {
 	path := filepath.Join(dir, "ca.crt")
-	return path, writePEM(path, 0o644, "CERTIFICATE", c.cert.Raw)
+	return path, replace(path, 0o644, c.PEM())
+}
+
+// EncodePEM gives a certificate and its key as PEM.
+func EncodePEM(c tls.Certificate) (cert, key []byte, err error) {
+	key, err = encodeKey(c.PrivateKey)
+	return encode("CERTIFICATE", c.Certificate[0]), key, err
 }
 
 // Write writes a certificate and its key as PEM files <name>.crt and <name>.key and gives their paths.
 func Write(dir, name string, c tls.Certificate) (cert, key string, err error) {
-	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	if err := writePEM(cert, 0o644, "CERTIFICATE", c.Certificate...); err != nil {
+	certPEM, keyPEM, err := EncodePEM(c)
+	if err != nil {
 		return "", "", err
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
-	if err != nil {
-		return "", "", fmt.Errorf("%s: %w", key, err)
-	}
-	return cert, key, writePEM(key, 0o600, "PRIVATE KEY", der)
+	cert, key = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
+	return cert, key, errors.Join(replace(cert, 0o644, certPEM), replace(key, 0o600, keyPEM))
 }
 
-// writePEM replaces the file in one step, so that a reader sees the old one or the new one.
-func writePEM(path string, mode os.FileMode, kind string, blocks ...[]byte) error {
-	var out []byte
-	for _, b := range blocks {
-		out = append(out, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b})...)
+func encode(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+func encodeKey(key crypto.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode a private key: %w", err)
 	}
-	if err := os.WriteFile(path+".new", out, mode); err != nil {
+	return encode("PRIVATE KEY", der), nil
+}
+
+// replace replaces the file in one step, so that a reader sees the old one or the new one.
+func replace(path string, mode os.FileMode, content []byte) error {
+	if err := os.WriteFile(path+".new", content, mode); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/generate"
-	"github.com/slicecast/slicecast/loadtest/pki"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
 )
@@ -22,10 +21,12 @@ import (
 // TestRunningServer observes a server that changes all the time, also while nodes are compared with it.
 func TestRunningServer(t *testing.T) {
 	files := writeAuthority(t)
-	authority, err := pki.LoadAuthority(files.certificate, files.key)
+	authority, err := testca.Load(files.certificate, files.key)
 	require.NoError(t, err)
 	setup := target.Setup{Cluster: generate.Config{Nodes: 4, Services: 10, Endpoints: 10}, ClientCA: authority.PEM()}
-	setup.Certificate, setup.PrivateKey, err = authority.Server(net.IPv4(127, 0, 0, 1))
+	serving, err := authority.Server("127.0.0.1")
+	require.NoError(t, err)
+	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(t, err)
 	server, err := target.Start(t.Context(), []string{serveCommand}, setup)
 	require.NoError(t, err)
@@ -58,7 +59,7 @@ type authorityFiles struct{ certificate, key string }
 
 // writeAuthority makes an authority and writes it to files, as an operator has one.
 func writeAuthority(t *testing.T) authorityFiles {
-	authority, err := pki.NewAuthority()
+	authority, err := testca.New()
 	require.NoError(t, err)
 	key, err := authority.KeyPEM()
 	require.NoError(t, err)

@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"math"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -17,9 +16,9 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/generate"
-	"github.com/slicecast/slicecast/loadtest/pki"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -95,7 +94,7 @@ func (r *run) startServer(ctx context.Context) (node func(string) (credentials.T
 		if o.InsecurePlaintext {
 			return func(string) (credentials.TransportCredentials, error) { return insecure.NewCredentials(), nil }, o.Server, nil
 		}
-		authority, err := pki.LoadAuthority(o.NodeCACertFile, o.NodeCAKeyFile)
+		authority, err := testca.Load(o.NodeCACertFile, o.NodeCAKeyFile)
 		if err != nil {
 			return nil, "", err
 		}
@@ -103,22 +102,22 @@ func (r *run) startServer(ctx context.Context) (node func(string) (credentials.T
 		if err != nil {
 			return nil, "", fmt.Errorf("--ca-file: %w", err)
 		}
-		roots, err := pki.Pool(pem)
-		if err != nil {
-			return nil, "", fmt.Errorf("--ca-file %s: %w", o.CAFile, err)
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, "", fmt.Errorf("--ca-file %s: there is no PEM certificate", o.CAFile)
 		}
 		return nodeCredentials(authority, roots, o.ServerName), o.Server, nil
 	}
-	authority, err := pki.NewAuthority()
-	if err != nil {
-		return nil, "", err
-	}
-	roots, err := pki.Pool(authority.PEM())
+	authority, err := testca.New()
 	if err != nil {
 		return nil, "", err
 	}
 	setup := target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
-	if setup.Certificate, setup.PrivateKey, err = authority.Server(net.IPv4(127, 0, 0, 1)); err != nil {
+	serving, err := authority.Server("127.0.0.1")
+	if err != nil {
+		return nil, "", err
+	}
+	if setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving); err != nil {
 		return nil, "", err
 	}
 	if r.cluster, err = generate.New(o.cluster()); err != nil {
@@ -128,10 +127,10 @@ func (r *run) startServer(ctx context.Context) (node func(string) (credentials.T
 	if r.process, err = target.Start(ctx, arguments, setup); err != nil {
 		return nil, "", err
 	}
-	return nodeCredentials(authority, roots, ""), r.process.Address, nil
+	return nodeCredentials(authority, authority.Pool(), ""), r.process.Address, nil
 }
 
-func nodeCredentials(authority *pki.Authority, roots *x509.CertPool, serverName string) func(string) (credentials.TransportCredentials, error) {
+func nodeCredentials(authority *testca.CA, roots *x509.CertPool, serverName string) func(string) (credentials.TransportCredentials, error) {
 	return func(name string) (credentials.TransportCredentials, error) {
 		certificate, err := authority.Node(name)
 		if err != nil {

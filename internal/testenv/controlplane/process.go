@@ -124,16 +124,57 @@ func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 // Kill ends the component at once (SIGKILL) and waits for its end.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 
-// Pause halts the component (SIGSTOP): its connections stay open and nobody answers.
-func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
-
-// Resume continues a paused component.
-func (p *Process) Resume() error { return p.signal(syscall.SIGCONT) }
-
-func (p *Process) signal(signal syscall.Signal) error {
+// Pause halts the component (SIGSTOP) and waits until it stands: its connections stay open and
+// nobody answers.
+func (p *Process) Pause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.signalLocked(signal)
+	if err := p.signalLocked(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	deadline := time.After(stopTimeout)
+	for {
+		halted, err := allThreadsHalted(p.cmd.Process.Pid)
+		if halted || err != nil {
+			return err
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s: %w", p.name, errNotRunning)
+		case <-deadline:
+			return fmt.Errorf("%s does not halt within %s", p.name, stopTimeout)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// Resume continues a paused component.
+func (p *Process) Resume() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.signalLocked(syscall.SIGCONT)
+}
+
+// allThreadsHalted says whether SIGSTOP has reached every thread, which it does one by one.
+func allThreadsHalted(pid int) (bool, error) {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	if err != nil {
+		return false, err
+	}
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		}
+		if err != nil {
+			return false, err
+		}
+		// The state follows the name, which is in parentheses.
+		if _, state, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(state, "T") {
+			return false, nil
+		}
+	}
+	return len(stats) > 0, nil
 }
 
 func (p *Process) signalLocked(signal syscall.Signal) error {
