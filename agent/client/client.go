@@ -117,15 +117,12 @@ func New(o Options) *Client {
 func (c *Client) Run(ctx context.Context) error {
 	backoff := c.minBackoff
 	for {
-		servers, err := c.options.Servers(ctx)
-		if err != nil && ctx.Err() == nil {
-			c.log.Error("Can't find a server; what was programmed stays", "err", err)
-		}
-		for _, server := range preference(servers, c.options.NodeName) {
+		servers := c.servers(ctx)
+		for _, server := range servers {
 			start := time.Now()
 			drained, err := c.stream(ctx, server)
 			if ctx.Err() != nil {
-				return nil
+				break
 			}
 			c.metrics.disconnects.Inc()
 			c.metrics.connected.Set(0)
@@ -133,8 +130,8 @@ func (c *Client) Run(ctx context.Context) error {
 				backoff = c.minBackoff
 			}
 			c.logEnd(server, err)
-			if drained > 0 && len(servers) == 1 && !sleep(ctx, rand.N(drained)) {
-				return nil
+			if drained > 0 && len(servers) == 1 {
+				sleep(ctx, rand.N(drained))
 			}
 		}
 		if !sleep(ctx, backoff/2+rand.N(backoff/2)) {
@@ -142,6 +139,15 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		backoff = min(2*backoff, c.maxBackoff)
 	}
+}
+
+// servers gives the servers in the order in which to try them.
+func (c *Client) servers(ctx context.Context) []string {
+	servers, err := c.options.Servers(ctx)
+	if err != nil && ctx.Err() == nil {
+		c.log.Error("Can't find a server; what was programmed stays", "err", err)
+	}
+	return preference(servers, c.options.NodeName)
 }
 
 func (c *Client) logEnd(server string, err error) {

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -72,7 +73,9 @@ func serve(t *testing.T, id identity, s pb.DistributionServiceServer, options ..
 	go func() { served <- server.Serve(l) }()
 	i := &instance{address: l.Addr().String(), stop: sync.OnceFunc(func() {
 		server.Stop()
-		<-served
+		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Errorf("serve: %v", err)
+		}
 	})}
 	t.Cleanup(i.stop)
 	return i

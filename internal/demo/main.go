@@ -51,9 +51,10 @@ func main() {
 	testenv.Isolate(func() error { return requirements(*bin, *examples) })
 
 	ctx, stop := daemon.SignalContext(context.Background())
-	defer stop()
 	err := run(ctx, *bin, *examples, *socket, *hold)
-	if err != nil && ctx.Err() == nil {
+	interrupted := ctx.Err() != nil
+	stop()
+	if err != nil && !interrupted {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}

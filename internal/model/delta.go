@@ -65,7 +65,7 @@ func Diff(a, b *Slice) *SliceDelta {
 func walk(a, b []Endpoint, visit func(a, b *Endpoint)) {
 	i, j := 0, 0
 	for i < len(a) || j < len(b) {
-		c := 0
+		var c int
 		switch {
 		case i == len(a):
 			c = 1

@@ -114,11 +114,13 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 				s.files.problem = &problem{file: s.directory, detail: fmt.Sprintf(
 					"cannot be watched, changes are seen late: %v; is the sysctl fs.inotify.max_user_watches too low?", err)}
 			}
+			now := s.assemble()
+			s.report(now.problems)
 			switch {
 			case synced:
-				s.publish(sink, false)
+				s.follow(sink, now)
 			case settled:
-				s.publish(sink, true)
+				s.fill(sink, now)
 				sink.Synced()
 				synced = true
 			}

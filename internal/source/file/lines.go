@@ -13,13 +13,14 @@ import (
 // document is a part of a file that is parsed on its own: a YAML document or a JSON value.
 type document struct {
 	text []byte
-	line int // of its beginning in the file, from 1
+	line int          // of its beginning in the file, from 1
+	root *yamlv3.Node // parsed when it is needed to find a line
 }
 
 // splitYAML splits a file at the lines that begin a document, which stay with it.
-func splitYAML(text []byte) []document {
-	var docs []document
-	d := document{line: 1}
+func splitYAML(text []byte) []*document {
+	var docs []*document
+	d := &document{line: 1}
 	for n := 1; len(text) > 0; n++ {
 		end := bytes.IndexByte(text, '\n') + 1
 		if end == 0 {
@@ -28,7 +29,7 @@ func splitYAML(text []byte) []document {
 		l := text[:end]
 		if bytes.HasPrefix(l, []byte("---")) && (len(l) == 3 || strings.IndexByte(" \t\r\n", l[3]) >= 0) {
 			docs = append(docs, d)
-			d = document{line: n}
+			d = &document{line: n}
 		}
 		d.text = append(d.text, l...)
 		text = text[end:]
@@ -36,31 +37,41 @@ func splitYAML(text []byte) []document {
 	return append(docs, d)
 }
 
-// blank tells whether the document has nothing but comments.
-func (d document) blank() bool {
+// first gives the line in the file of the first thing that is no comment; 0: there is none.
+func (d *document) first() int {
+	line := d.line
 	for l := range bytes.Lines(d.text) {
 		l = bytes.TrimSpace(bytes.TrimPrefix(l, []byte("---")))
 		if len(l) > 0 && l[0] != '#' {
-			return false
+			return line
 		}
+		line++
 	}
-	return true
+	return 0
 }
 
 // padded gives the document with empty lines before it, so that a YAML parser's lines are those of the file.
-func (d document) padded() []byte {
+func (d *document) padded() []byte {
 	return append(bytes.Repeat([]byte("\n"), d.line-1), d.text...)
 }
 
 // lineOf gives the line in the file of what is at a path such as "spec.ports[2].port", or of as much of the path as there
 // is. JSON is YAML, too.
-func (d document) lineOf(path string) int {
-	var root yamlv3.Node
-	if yamlv3.Unmarshal(d.padded(), &root) != nil || len(root.Content) == 0 {
-		return d.line
+func (d *document) lineOf(path string) int {
+	line := d.first()
+	if path == "" {
+		return line
 	}
-	node := root.Content[0]
-	line := node.Line
+	if d.root == nil {
+		d.root = &yamlv3.Node{}
+		if yamlv3.Unmarshal(d.padded(), d.root) != nil {
+			d.root = &yamlv3.Node{}
+		}
+	}
+	if len(d.root.Content) == 0 {
+		return line
+	}
+	node := d.root.Content[0]
 	for _, step := range steps(path) {
 		if node.Kind == yamlv3.AliasNode {
 			node = node.Alias

@@ -41,7 +41,7 @@ func (g *group) key() string { return fmt.Sprint(g.family, g.ports) }
 // newEndpoints brings the subsets into canonical form as the mirroring controller does: ports with the same addresses
 // belong together, and an address that is ready in one subset and not ready in another is not ready. Where the object is
 // invalid it gives the field and what is wrong with it instead.
-func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) { //nolint:staticcheck // deprecated, and in use
+func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 	_, electsLeader := o.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
 	_, headless := o.Labels[corev1.IsHeadlessService]
 	e := &endpoints{skip: o.Labels[discoveryv1.LabelSkipMirror] == "true" || electsLeader || headless}

@@ -25,7 +25,7 @@ func addresses(from, count int) []corev1.EndpointAddress {
 }
 
 func endpointsOf(subsets ...corev1.EndpointSubset) *endpoints {
-	e, field, detail := newEndpoints(&corev1.Endpoints{Subsets: subsets}) //nolint:staticcheck // deprecated, and in use
+	e, field, detail := newEndpoints(&corev1.Endpoints{Subsets: subsets})
 	if e == nil {
 		panic(field + ": " + detail)
 	}

@@ -136,23 +136,23 @@ func (f *fileParser) jsonStream(text []byte) {
 			return
 		}
 		line := 1 + bytes.Count(text[:int(decoder.InputOffset())-len(value)], []byte("\n"))
-		f.value(value, document{text: value, line: line})
+		f.item(value, &document{text: value, line: line}, "")
 	}
 }
 
 // yamlStream reads YAML documents. They are parsed one by one, so that a bad one does not hide those after it.
 func (f *fileParser) yamlStream(text []byte) {
 	for _, d := range splitYAML(text) {
-		if d.blank() {
+		if d.first() == 0 {
 			continue
 		}
 		value, err := yaml.YAMLToJSONStrict(d.padded())
 		if err != nil {
-			line, detail := yamlError(err, d.line)
+			line, detail := yamlError(err, d.first())
 			f.bad(line, "%s: correct the YAML", detail)
 			continue
 		}
-		f.value(value, d)
+		f.item(value, d, "")
 	}
 }
 
@@ -175,13 +175,8 @@ func yamlError(err error, fallback int) (int, string) {
 	return max(line, fallback), detail[:m[0]] + detail[m[1]:]
 }
 
-// value takes one JSON value of the document d.
-func (f *fileParser) value(value []byte, d document) {
-	f.item(value, d, "")
-}
-
 // item takes one object, which is all of the document or what is at the path in it.
-func (f *fileParser) item(value []byte, d document, path string) {
+func (f *fileParser) item(value []byte, d *document, path string) {
 	line := d.lineOf(path)
 	switch value = bytes.TrimSpace(value); {
 	case string(value) == "null":
@@ -219,7 +214,7 @@ func (f *fileParser) item(value []byte, d document, path string) {
 			return
 		}
 	case "v1 Endpoints":
-		var e corev1.Endpoints //nolint:staticcheck // deprecated, and in use
+		var e corev1.Endpoints
 		if !f.object(value, &e, o, d, path) {
 			return
 		}
@@ -244,7 +239,7 @@ func (f *fileParser) item(value []byte, d document, path string) {
 }
 
 // object decodes a value into an object of the API, converts it, and tells whether it is good.
-func (f *fileParser) object(value []byte, into metav1.Object, o *object, d document, path string) bool {
+func (f *fileParser) object(value []byte, into metav1.Object, o *object, d *document, path string) bool {
 	if !f.decode(value, into, d, path) {
 		return false
 	}
@@ -279,7 +274,7 @@ func (f *fileParser) object(value []byte, into metav1.Object, o *object, d docum
 }
 
 // allocated checks that a Service of type NodePort has the ports that an API server would have allocated.
-func (f *fileParser) allocated(s *corev1.Service, o *object, d document, path string) bool {
+func (f *fileParser) allocated(s *corev1.Service, o *object, d *document, path string) bool {
 	good := true
 	for i, p := range s.Spec.Ports {
 		if s.Spec.Type == corev1.ServiceTypeNodePort && p.NodePort == 0 {
@@ -292,7 +287,7 @@ func (f *fileParser) allocated(s *corev1.Service, o *object, d document, path st
 }
 
 // decode decodes as the API server does. Fields that are unknown, or given twice, are reported and do no harm.
-func (f *fileParser) decode(value []byte, into any, d document, path string) bool {
+func (f *fileParser) decode(value []byte, into any, d *document, path string) bool {
 	strict, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
 		var wrongType *json.UnmarshalTypeError

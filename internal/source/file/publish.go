@@ -77,37 +77,37 @@ func (s *Source) assemble() state {
 	return st
 }
 
-// publish gives the sink what has changed, or everything where it has nothing yet.
-func (s *Source) publish(sink source.Sink, first bool) {
-	st := s.assemble()
-	s.report(st.problems)
+// fill gives the sink everything.
+func (s *Source) fill(sink source.Sink, now state) {
 	for _, kind := range kinds {
-		s.skips.Replace(kind, st.skips[kind])
-	}
-	if first {
-		for _, kind := range kinds {
-			var objects []source.Object
-			for key, o := range st.objects {
-				if key.Kind == kind {
-					objects = append(objects, o)
-				}
+		var objects []source.Object
+		for key, o := range now.objects {
+			if key.Kind == kind {
+				objects = append(objects, o)
 			}
-			sink.Replace(kind, objects, 0)
 		}
-		s.held = st.objects
-		return
+		s.skips.Replace(kind, now.skips[kind])
+		sink.Replace(kind, objects, 0)
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(st.objects), model.Key.Compare) {
-		if s.held[key] != st.objects[key] {
-			sink.Upsert(st.objects[key], 0)
+	s.held = now.objects
+}
+
+// follow gives the sink what has changed.
+func (s *Source) follow(sink source.Sink, now state) {
+	for _, kind := range kinds {
+		s.skips.Replace(kind, now.skips[kind])
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(now.objects), model.Key.Compare) {
+		if s.held[key] != now.objects[key] {
+			sink.Upsert(now.objects[key], 0)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(s.held), model.Key.Compare) {
-		if st.objects[key] == nil {
+		if now.objects[key] == nil {
 			sink.Remove(key, 0)
 		}
 	}
-	s.held = st.objects
+	s.held = now.objects
 }
 
 // report logs the problems that are new, and the end of those that are over.

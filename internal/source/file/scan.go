@@ -91,6 +91,7 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 
 // fail notes that a file cannot be read; what it held stays.
 func (f *files) fail(name string, err error) {
+	delete(f.pending, name)
 	if f.known[name] == nil {
 		f.known[name] = &file{}
 	}

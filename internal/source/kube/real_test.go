@@ -185,8 +185,10 @@ func TestRealAPIServer(t *testing.T) {
 	var churning sync.WaitGroup
 	churnContext, stopChurn := context.WithCancel(ctx)
 	churning.Go(func() { c.run(churnContext) })
-	defer churning.Wait()
-	defer stopChurn()
+	defer func() {
+		stopChurn()
+		churning.Wait()
+	}()
 	progress := func(what string) {
 		t.Helper()
 		began := time.Now()
