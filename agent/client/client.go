@@ -54,6 +54,10 @@ const (
 // maxMessage bounds what a client takes from a server: a shard with a Service of a million endpoints.
 const maxMessage = 256 << 20
 
+// window is what a server may send ahead: a shard of a large cluster. A fixed one also turns off the bandwidth estimator,
+// whose ping with each update would cost the server more than the update.
+const window = 1 << 20
+
 var errProtocol = errors.New("the server broke the protocol")
 
 // Options set up a Client.
@@ -175,8 +179,10 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (c *Client) stream(ctx context.Context, server string) (drained time.Duration, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, err := grpc.NewClient(server, append([]grpc.DialOption{grpc.WithDefaultCallOptions(
-		grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage))}, c.options.DialOptions...)...)
+	conn, err := grpc.NewClient(server, append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+	}, c.options.DialOptions...)...)
 	if err != nil {
 		return 0, fmt.Errorf("server address %q: %w", server, err)
 	}

@@ -115,8 +115,8 @@ func (c *cluster) addNode(name, variant string) *node {
 func (c *cluster) startServer() {
 	c.t.Helper()
 	world := network.World.IPv4
-	cert, key := writeServingCertificate(c.t, c.dir, world.AsSlice())
-	c.serverCA, c.debugSocket = cert, filepath.Join(c.dir, "debug.sock")
+	ca, cert, key := writeServingCertificate(c.t, c.dir, world.String())
+	c.serverCA, c.debugSocket = ca, filepath.Join(c.dir, "debug.sock")
 	c.server = newProcess(c.t, network.World, serverCommand, "server", "127.0.0.1:8473", []string{
 		"--kubeconfig=" + c.cp.Kubeconfig(c.t, c.cp.AdminConfig()),
 		fmt.Sprintf("--bind-address=%s:%d", world, serverPort),
