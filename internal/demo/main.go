@@ -116,10 +116,10 @@ func run(ctx context.Context, bin, examples, socket string, hold bool) (err erro
 			w.cleanups[i]()
 		}
 	}()
-	if w.dir, err = os.MkdirTemp("", "slicecast-demo-"); err != nil {
+	// In the isolated process /run is its own, and goes with it.
+	if w.dir, err = os.MkdirTemp("/run", "slicecast-demo-"); err != nil {
 		return err
 	}
-	w.Cleanup(func() { _ = os.RemoveAll(w.dir) })
 	w.manifests = filepath.Join(w.dir, "manifests")
 	if err := os.CopyFS(w.manifests, os.DirFS(examples)); err != nil {
 		return fmt.Errorf("copy the manifests: %w", err)

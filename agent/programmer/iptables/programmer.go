@@ -41,16 +41,15 @@ type Options struct {
 
 // Programmer is the programmer for iptables.
 type Programmer struct {
+	// families that this machine has. What is wanted in another is left out: nothing can come to it.
 	families map[model.Family]*kernelFamily
-	// missing tells why a family is not in families.
-	missing map[model.Family]error
-	run     runner
+	run      runner
 }
 
 var _ programmer.Programmer = (*Programmer)(nil)
 
 // New looks for the variant's programs and whether the kernel serves them, and changes nothing. A machine with only one
-// of the IP families is good enough: it is logged, and the other family's Service ports will be PortErrors.
+// of the IP families is good enough: it is logged, and the other family's Service ports are left out.
 func New(options Options) (*Programmer, error) {
 	return newProgrammer(options, runCommand)
 }
@@ -70,15 +69,20 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	p := &Programmer{families: map[model.Family]*kernelFamily{}, missing: map[model.Family]error{}, run: run}
+	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run}
+	var missing []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t, err := newTool(programName(family, options.Variant), run)
 		if err == nil {
 			_, err = t.save(context.Background(), "-t", nat.String())
 		}
-		if err != nil {
-			p.missing[family] = fmt.Errorf("no iptables for %v on this node: %w", family, err)
+		if absent(err) {
+			options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", family, "err", err)
+			missing = append(missing, fmt.Errorf("no iptables for %v: %w", family, err))
 			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("iptables for %v: %w; run as root with CAP_NET_ADMIN, or choose another programmer or variant", family, err)
 		}
 		p.families[family] = &kernelFamily{
 			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
@@ -88,13 +92,16 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
-		return nil, fmt.Errorf("%w; %w; install iptables, run as root with CAP_NET_ADMIN, or choose another programmer or variant",
-			p.missing[model.IPv4], p.missing[model.IPv6])
-	}
-	for family, err := range p.missing {
-		options.Log.Warn("Services of one IP family will not be programmed", "family", family, "error", err)
+		return nil, fmt.Errorf("%w; install iptables, or choose another programmer or variant", errors.Join(missing...))
 	}
 	return p, nil
+}
+
+// absent tells whether an error means that this machine does not have the family or the programs for it, which will not
+// pass, and not that they failed for once.
+func absent(err error) bool {
+	var command *commandError
+	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &command) && command.unsupported()
 }
 
 // Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
@@ -104,9 +111,6 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	var errs []error
 	for id, port := range state.Ports {
 		ports[id.Family][id] = port
-		if err := p.missing[id.Family]; err != nil {
-			errs = append(errs, &programmer.PortError{ID: id, Err: err})
-		}
 	}
 	for family, f := range p.families {
 		errs = append(errs, f.replace(ctx, state.Node, ports[family]))
@@ -120,11 +124,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	byFamily := map[model.Family][]view.Change{}
 	var errs []error
 	for _, c := range changes {
-		id := c.ID()
-		byFamily[id.Family] = append(byFamily[id.Family], c)
-		if err := p.missing[id.Family]; err != nil && c.After != nil {
-			errs = append(errs, &programmer.PortError{ID: id, Err: err})
-		}
+		byFamily[c.ID().Family] = append(byFamily[c.ID().Family], c)
 	}
 	for family, f := range p.families {
 		if len(byFamily[family]) > 0 {
