@@ -1,5 +1,5 @@
-# Longer recipes are scripts in internal/tools. What they build or fetch for themselves is kept in
-# $SLICECAST_CACHE, by default ~/.cache/slicecast, and never installed.
+# Longer recipes are scripts in internal/tools. What they build or fetch for themselves is kept in $SLICECAST_CACHE, by
+# default ~/.cache/slicecast. Debian packages that are missing are installed if this is root; otherwise they are named.
 SHELL := /bin/bash
 COMMANDS := server agent loadtest
 

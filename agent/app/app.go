@@ -68,11 +68,7 @@ func newCleanupCommand() *cobra.Command {
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := iptables.New(iptables.Options{})
-			if err != nil {
-				return err
-			}
-			return p.Cleanup(c.Context())
+			return iptables.Cleanup(c.Context())
 		},
 	}
 }

@@ -119,6 +119,8 @@ func (o *Options) validateFeed() error {
 		return errors.New("--servers and --server-service are both given: use one of them")
 	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
 		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
+		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
 	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:
 		return fmt.Errorf("--server-service is %q: give namespace/name", o.ServerService)
 	case !o.standalone():

@@ -54,6 +54,7 @@ func TestInvalidOptions(t *testing.T) {
 		"half a certificate":  {[]string{"--servers=a:1", "--ca-file=ca", "--client-cert-file=c"}, "go together"},
 		"plaintext and TLS":   {[]string{"--servers=a:1", "--ca-file=ca", "--insecure-plaintext"}, "excludes"},
 		"TLS standalone":      {[]string{"--source=kube", "--ca-file=ca"}, "about servers"},
+		"kubeconfig":          {[]string{"--source=file", "--manifests=x", "--kubeconfig=k"}, "--kubeconfig is for"},
 		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use iptables or printer"},
 		"variant":             {[]string{"--source=kube", "--iptables-variant=old"}, "auto, nft or legacy"},
 		"mark":                {[]string{"--source=kube", "--iptables-masquerade-bit=32"}, "0 to 31"},

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -16,12 +17,12 @@ import (
 type Cache struct {
 	mu sync.Mutex
 	// epoch that the positions belong to; 0: none.
-	epoch           uint64
-	shards          []cacheShard
-	resourceVersion uint64
-	node            *model.Node
-	inSync          bool // once true, always true
-	partial         map[uint32]*model.Update
+	epoch   uint64
+	shards  []cacheShard
+	seen    model.ResourceVersions
+	node    *model.Node
+	inSync  bool // once true, always true
+	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either: the shard holds an object that does not decode.
 	asked map[uint32]uint64
@@ -41,6 +42,9 @@ type cacheShard struct {
 	digest   uint64
 	services map[model.ServiceKey]*cachedService
 	slices   map[model.Key]*model.Slice
+	// missing are slices that were asked for again, as a delta did not fit what the cache holds of them. Until they have
+	// come, the shard is behind its sequence.
+	missing map[model.Key]struct{}
 }
 
 // cachedService is a Service and its slices; one of both may be missing.
@@ -91,10 +95,12 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Node:      c.nodeMoved,
 	}
 	for shard := range c.moved {
-		changes.Positions[shard] = c.shards[shard].sequence
+		if len(c.shards[shard].missing) == 0 {
+			changes.Positions[shard] = c.shards[shard].sequence
+			delete(c.moved, shard)
+		}
 	}
 	clear(c.touched)
-	clear(c.moved)
 	c.nodeMoved = false
 	return changes, true
 }
@@ -180,12 +186,17 @@ func (c *Cache) signalLocked() {
 	}
 }
 
-// hello fills in what the cache holds.
+// hello fills in what the cache holds. A shard that lacks something has no position, so that its digest decides.
 func (c *Cache) hello(h *pb.Hello) {
 	h.Sequences, h.Digests = c.Digests()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h.Epoch, h.ResourceVersion = c.epoch, c.resourceVersion
+	for i := range c.shards {
+		if len(c.shards[i].missing) > 0 {
+			h.Sequences[i] = 0
+		}
+	}
+	h.Epoch, h.ResourceVersions = c.epoch, wire.ResourceVersionsToProto(c.seen)
 }
 
 // welcome makes the cache ready for the server's epoch and number of shards. What it holds stays.
@@ -217,6 +228,7 @@ func (c *Cache) reshardLocked(shards uint32) {
 	for i := range c.shards {
 		c.shards[i].services = make(map[model.ServiceKey]*cachedService)
 		c.shards[i].slices = make(map[model.Key]*model.Slice)
+		c.shards[i].missing = make(map[model.Key]struct{})
 	}
 	for i := range old {
 		for key, held := range old[i].services {
@@ -242,7 +254,7 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.shards[i].sequence = sequence
 		c.moved[uint32(i)] = struct{}{}
 	}
-	c.resourceVersion = max(c.resourceVersion, m.GetResourceVersion())
+	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	c.inSync = true
 	c.signalLocked()
 	return nil
@@ -317,6 +329,7 @@ func (c *Cache) apply(u *model.Update, more bool) (missing []model.Key, err erro
 	}
 	if u.Full {
 		c.removeOthersLocked(s, u)
+		clear(s.missing)
 	}
 	for _, key := range u.Removed {
 		c.removeLocked(s, key)
@@ -347,9 +360,12 @@ func (c *Cache) apply(u *model.Update, more bool) (missing []model.Key, err erro
 		}
 		c.setSliceLocked(s, slice)
 	}
+	for _, key := range missing {
+		s.missing[key] = struct{}{}
+	}
 	s.sequence = u.To
 	c.moved[u.Shard] = struct{}{}
-	c.resourceVersion = max(c.resourceVersion, u.ResourceVersion)
+	c.seen = c.seen.Max(u.ResourceVersions)
 	c.signalLocked()
 	return missing, nil
 }
@@ -401,6 +417,7 @@ func (c *Cache) removeOthersLocked(s *cacheShard, u *model.Update) {
 }
 
 func (c *Cache) removeLocked(s *cacheShard, key model.Key) {
+	delete(s.missing, key)
 	if key.Kind == model.KindSlice {
 		if slice := s.slices[key]; slice != nil {
 			c.touched[slice.ServiceKey()] = struct{}{}
@@ -451,6 +468,7 @@ func (s *cacheShard) setService(service *model.Service) {
 }
 
 func (s *cacheShard) setSlice(slice *model.Slice) {
+	delete(s.missing, slice.Key())
 	if old := s.slices[slice.Key()]; old != nil {
 		if old.Service != slice.Service {
 			s.dropSlice(old)

@@ -42,7 +42,7 @@ func service(name string) *model.Service {
 func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	c := NewCache()
 	require.NoError(t, c.welcome(epoch, 1))
-	apply(t, c, &model.Update{To: 3, Full: true, Services: []*model.Service{service("web")}, ResourceVersion: 8})
+	apply(t, c, &model.Update{To: 3, Full: true, Services: []*model.Service{service("web")}, ResourceVersions: model.ResourceVersions{Services: 8}})
 	c.setNode(&model.Node{Name: "n"})
 	_, ok := c.Take()
 	require.False(t, ok)
@@ -65,7 +65,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	h := &pb.Hello{}
 	c.hello(h)
 	require.EqualValues(t, epoch, h.GetEpoch())
-	require.EqualValues(t, 8, h.GetResourceVersion())
+	require.EqualValues(t, 8, h.GetResourceVersions().GetServices())
 	require.Equal(t, []uint64{3}, h.GetSequences())
 	require.Equal(t, []uint64{uint64(service("web").ContentVersion())}, h.GetDigests())
 }
@@ -167,6 +167,40 @@ func TestDeltasThatDoNotFitAreMissing(t *testing.T) {
 	require.True(t, cacheHas(c, named("t", "web", 6)))
 	// What has the delta's result already is not missing.
 	require.Empty(t, apply(t, c, &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{delta("t", 5, 6)}}))
+}
+
+// TestShardThatLacksSomethingHasNoPosition: its position is neither acknowledged nor resumed from until what is missing has
+// come, or is said not to exist.
+func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
+	key := named("unknown", "", 0).Key()
+	for name, answer := range map[string]*model.Update{
+		"it comes":            {From: 2, To: 2, Slices: []*model.Slice{named("unknown", "web", 1)}},
+		"it is gone":          {From: 2, To: 2, Removed: []model.Key{key}},
+		"the shard is whole":  {To: 2, Full: true},
+		"it comes by a delta": {From: 2, To: 3, Slices: []*model.Slice{named("unknown", "web", 2)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := welcomed(t, 1)
+			missing := apply(t, c, &model.Update{From: 1, To: 2, Services: []*model.Service{service("web")},
+				Deltas: []*model.SliceDelta{{Namespace: key.Namespace, Name: key.Name, Base: 1, Version: 2}}})
+			require.Equal(t, []model.Key{key}, missing)
+
+			changes, ok := c.Take()
+			require.True(t, ok)
+			require.Equal(t, []model.ServiceKey{webKey}, changes.Services, "the rest of the update counts")
+			require.Empty(t, changes.Positions)
+			var h pb.Hello
+			c.hello(&h)
+			require.Equal(t, []uint64{0}, h.GetSequences())
+
+			apply(t, c, answer)
+			changes, ok = c.Take()
+			require.True(t, ok)
+			require.Equal(t, map[uint32]uint64{0: answer.To}, changes.Positions)
+			c.hello(&h)
+			require.Equal(t, []uint64{answer.To}, h.GetSequences())
+		})
+	}
 }
 
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {

@@ -130,12 +130,16 @@ func (c *Client) Run(ctx context.Context) error {
 			}
 			c.metrics.disconnects.Inc()
 			c.metrics.connected.Set(0)
-			if time.Since(start) > settled || drained > 0 {
+			wasSettled := time.Since(start) > settled
+			if wasSettled || drained > 0 {
 				backoff = c.minBackoff
 			}
 			c.logEnd(server, err)
-			if drained > 0 && len(servers) == 1 {
+			switch {
+			case drained > 0 && len(servers) == 1:
 				sleep(ctx, rand.N(drained))
+			case wasSettled && drained == 0: // so did all other nodes of a server that died
+				sleep(ctx, rand.N(2*c.minBackoff))
 			}
 		}
 		if !sleep(ctx, backoff/2+rand.N(backoff/2)) {
@@ -181,7 +185,7 @@ func (c *Client) stream(ctx context.Context, server string) (drained time.Durati
 	defer cancel(nil)
 	conn, err := grpc.NewClient(server, append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
 	}, c.options.DialOptions...)...)
 	if err != nil {
 		return 0, fmt.Errorf("server address %q: %w", server, err)
@@ -274,6 +278,9 @@ func (c *Client) take(r *wire.Response, size int, server string) error {
 	cache := c.options.Cache
 	c.metrics.received.Inc()
 	c.metrics.receivedBytes.Add(float64(size))
+	for _, p := range r.Problems {
+		c.log.Warn("An object does not decode and is left as it was", "object", p.Key, "err", p.Err)
+	}
 	switch {
 	case r.Welcome != nil:
 		if err := cache.welcome(r.Welcome.GetEpoch(), r.Welcome.GetShardCount()); err != nil {
@@ -286,7 +293,6 @@ func (c *Client) take(r *wire.Response, size int, server string) error {
 			return err
 		}
 		for _, p := range r.Problems {
-			c.log.Warn("An object does not decode and is left as it was", "object", p.Key, "err", p.Err)
 			c.nack(r.Update.Shard, r.Update.To, p.Key, p.Err.Error())
 		}
 		if len(missing) > 0 {

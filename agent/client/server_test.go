@@ -122,7 +122,7 @@ func TestServerThatLies(t *testing.T) {
 		"a part, and the end":     {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, Full: true, More: true}), errEnd},
 		"in sync in three shards": {hello, inSync(1, 1, 1)},
 		"a node without sense": {hello, &pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
-			Node: &pb.Node{Name: "node-1", PodCidrs: []string{"x"}}}}}},
+			Node: &pb.Node{Name: "node-1", PodCidrs: []string{"x"}}}}}, errEnd},
 		"nothing any more":  {welcome(&pb.Welcome{Epoch: s.Epoch(), ShardCount: s.Shards(), HeartbeatIntervalMs: 5})},
 		"goodbye":           {errEnd},
 		"an error":          {hello, status.Error(codes.Internal, "out of order")},

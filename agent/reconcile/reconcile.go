@@ -23,6 +23,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
+// stepTimeout bounds one programming of the kernel: some minutes more than the slowest kernel interface takes for the
+// largest clusters.
+const stepTimeout = 5 * time.Minute
+
 // Pauses before a failed programming is tried again.
 const (
 	minRetry = time.Second
@@ -118,7 +122,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 // step brings the kernel to what the cache holds now. It ends what it has begun: an agent that stops leaves no half-done
 // change behind.
 func (r *Reconciler) step(ctx context.Context) error {
-	ctx = context.WithoutCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
+	defer cancel()
 	taken, ok := r.Cache.Take()
 	if !ok {
 		return nil

@@ -189,11 +189,7 @@ func (p *pod) confinement(c corev1.Container) container {
 			if v.Name != m.Name {
 				continue
 			}
-			source := p.volume(v, out.FSGroup)
-			if _, err := os.Stat(source); v.HostPath != nil && errors.Is(err, os.ErrNotExist) {
-				continue // a machine whose kernel has no modules
-			}
-			out.Mounts = append(out.Mounts, mount{source, m.MountPath, m.ReadOnly})
+			out.Mounts = append(out.Mounts, mount{p.volume(v, out.FSGroup), m.MountPath, m.ReadOnly})
 		}
 	}
 	if ptr.Deref(p.Spec.AutomountServiceAccountToken, true) {

@@ -19,6 +19,9 @@ type agentLog struct {
 	changed  chan struct{} // closed, and made anew, with each line
 }
 
+// maxSeen is how many lines are kept for wait: more than come at once.
+const maxSeen = 1000
+
 // line is what the demo reads of a line of the log.
 type line struct {
 	Level     string `json:"level"`
@@ -57,7 +60,7 @@ func (l *agentLog) take(b []byte) {
 		say("received %d bytes: %d changed, %d removed of %d endpoints in %s, whose whole is %d bytes",
 			m.Bytes, m.Changed, m.Removed, m.Endpoints, m.Slice, m.Whole)
 	}
-	l.seen = append(l.seen, m)
+	l.seen = append(l.seen[max(0, len(l.seen)-maxSeen):], m)
 	close(l.changed)
 	l.changed = make(chan struct{})
 }

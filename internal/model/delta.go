@@ -152,11 +152,34 @@ type Update struct {
 	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
 	// by a full update, removed.
 	Unreadable []Key
-	// ResourceVersion is the highest one of the source that the update reflects; 0 where the source has none.
-	ResourceVersion uint64
+	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
+	ResourceVersions ResourceVersions
 }
 
 // Len is the number of objects that the update names.
 func (u *Update) Len() int {
 	return len(u.Services) + len(u.Slices) + len(u.Deltas) + len(u.Removed)
+}
+
+// ResourceVersions are the highest Kubernetes resourceVersions seen of each kind; 0 where the source has none. There is one
+// for each kind because each is watched by itself: a watch of Services that is up to date says nothing of one of slices
+// that is not.
+type ResourceVersions struct {
+	Services, Slices uint64
+}
+
+// Max gives the higher ones of both.
+func (r ResourceVersions) Max(o ResourceVersions) ResourceVersions {
+	return ResourceVersions{max(r.Services, o.Services), max(r.Slices, o.Slices)}
+}
+
+// ResourceVersionOf gives the versions with one kind's; a Node's does not count.
+func ResourceVersionOf(kind Kind, version uint64) ResourceVersions {
+	switch kind {
+	case KindService:
+		return ResourceVersions{Services: version}
+	case KindSlice:
+		return ResourceVersions{Slices: version}
+	}
+	return ResourceVersions{}
 }

@@ -33,11 +33,11 @@ type shard struct {
 
 // Snapshot is the state of a shard at one sequence. It is immutable, and shares what it can with its neighbours.
 type Snapshot struct {
-	shard           uint32
-	sequence        uint64
-	resourceVersion uint64
-	digest          uint64
-	live            int
+	shard            uint32
+	sequence         uint64
+	resourceVersions model.ResourceVersions
+	digest           uint64
+	live             int
 	// floor is the highest sequence of a forgotten tombstone: what changed since an earlier one is not known.
 	floor uint64
 	// byKey and byChange hold the same entries, live ones and tombstones.
@@ -57,14 +57,14 @@ func newShard(number uint32, maxTombstones int) *shard {
 }
 
 // publish applies objects (nil: removed) and gives the Update that says the same, nil if nothing differs.
-func (s *shard) publish(objects map[model.Key]model.Object, resourceVersion uint64) *model.Update {
+func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceVersions) *model.Update {
 	old := s.snapshot.Load()
 	next := *old
 	next.sequence++
-	next.resourceVersion = max(next.resourceVersion, resourceVersion)
+	next.resourceVersions = next.resourceVersions.Max(seen)
 	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
 	u := &model.Update{
-		Shard: old.shard, From: old.sequence, To: next.sequence, ResourceVersion: next.resourceVersion,
+		Shard: old.shard, From: old.sequence, To: next.sequence,
 	}
 	for key, object := range objects {
 		before, known := next.byKey.Get(&entry{key: key})
@@ -81,6 +81,12 @@ func (s *shard) publish(objects map[model.Key]model.Object, resourceVersion uint
 		if wasLive {
 			next.digest -= uint64(before.object.ContentVersion())
 			next.live--
+		}
+		// The other kind's version would only lengthen the update.
+		if key.Kind == model.KindService {
+			u.ResourceVersions.Services = next.resourceVersions.Services
+		} else {
+			u.ResourceVersions.Slices = next.resourceVersions.Slices
 		}
 		s.lastChange++
 		e := &entry{key: key, object: object, change: s.lastChange, sequence: next.sequence}
@@ -153,8 +159,8 @@ func (s *Snapshot) Digest() uint64 { return s.digest }
 // Len is the number of objects.
 func (s *Snapshot) Len() int { return s.live }
 
-// ResourceVersion is the highest one of the source that the snapshot reflects; 0 where the source has none.
-func (s *Snapshot) ResourceVersion() uint64 { return s.resourceVersion }
+// ResourceVersions are the source's that the snapshot reflects.
+func (s *Snapshot) ResourceVersions() model.ResourceVersions { return s.resourceVersions }
 
 // Get gives an object, nil if the shard does not have it.
 func (s *Snapshot) Get(key model.Key) model.Object {
@@ -172,7 +178,7 @@ func (s *Snapshot) Knows(sequence uint64) bool {
 // Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
 // for sequence 0, it is the whole shard, as a full Update.
 func (s *Snapshot) Since(sequence uint64) *model.Update {
-	u := &model.Update{Shard: s.shard, From: sequence, To: s.sequence, ResourceVersion: s.resourceVersion}
+	u := &model.Update{Shard: s.shard, From: sequence, To: s.sequence, ResourceVersions: s.resourceVersions}
 	if !s.Knows(sequence) {
 		u.From, u.Full = 0, true
 	}
@@ -198,7 +204,7 @@ func (s *Snapshot) Since(sequence uint64) *model.Update {
 
 // Select gives the named objects as they are, and those that do not exist as removed.
 func (s *Snapshot) Select(keys []model.Key) *model.Update {
-	u := &model.Update{Shard: s.shard, From: s.sequence, To: s.sequence, ResourceVersion: s.resourceVersion}
+	u := &model.Update{Shard: s.shard, From: s.sequence, To: s.sequence, ResourceVersions: s.resourceVersions}
 	for _, k := range keys {
 		switch o := s.Get(k).(type) {
 		case nil:

@@ -53,7 +53,7 @@ type Store struct {
 	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
 	held         map[model.Key]model.ServiceKey
 	pendingNodes map[string]struct{}
-	resourceVer  uint64
+	seen         model.ResourceVersions
 	synced       chan struct{}
 	dirty        chan struct{}
 	publishing   sync.Mutex // one Publish at a time; taken before mu
@@ -143,7 +143,7 @@ func (s *Store) Upsert(o model.Keyed, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.upsertLocked(o)
-	s.seenLocked(resourceVersion)
+	s.seenLocked(o.Key().Kind, resourceVersion)
 }
 
 // Remove implements source.Sink.
@@ -151,7 +151,7 @@ func (s *Store) Remove(key model.Key, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removeLocked(key)
-	s.seenLocked(resourceVersion)
+	s.seenLocked(key.Kind, resourceVersion)
 }
 
 // Replace implements source.Sink.
@@ -163,30 +163,35 @@ func (s *Store) Replace(kind model.Kind, objects []model.Keyed, resourceVersion 
 		keep[o.Key()] = struct{}{}
 		s.upsertLocked(o)
 	}
-	if kind == model.KindNode {
-		s.nodesMu.RLock()
-		for name := range s.nodes {
-			if k := (model.Key{Kind: kind, Name: name}); !contains(keep, k) {
-				defer s.removeLocked(k) // after nodesMu is free
-			}
-		}
-		s.nodesMu.RUnlock()
-	}
-	for key := range s.held {
-		if key.Kind == kind && !contains(keep, key) {
+	for _, key := range s.keysLocked(kind) {
+		if _, ok := keep[key]; !ok {
 			s.removeLocked(key)
 		}
 	}
-	s.seenLocked(resourceVersion)
+	s.seenLocked(kind, resourceVersion)
 }
 
-func contains(set map[model.Key]struct{}, k model.Key) bool {
-	_, ok := set[k]
-	return ok
+// keysLocked names all objects of a kind that are there or pending.
+func (s *Store) keysLocked(kind model.Kind) []model.Key {
+	var keys []model.Key
+	if kind == model.KindNode {
+		s.nodesMu.RLock()
+		defer s.nodesMu.RUnlock()
+		for name := range s.nodes {
+			keys = append(keys, model.Key{Kind: kind, Name: name})
+		}
+		return keys
+	}
+	for key := range s.held {
+		if key.Kind == kind {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
-func (s *Store) seenLocked(resourceVersion uint64) {
-	s.resourceVer = max(s.resourceVer, resourceVersion)
+func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
+	s.seen = s.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
 	s.signal()
 }
 
@@ -260,7 +265,7 @@ func (s *Store) Publish() Publication {
 	s.pending = make([]map[model.Key]model.Object, len(s.shards))
 	nodes := s.pendingNodes
 	s.pendingNodes = make(map[string]struct{})
-	rv := s.resourceVer
+	seen := s.seen
 	s.mu.Unlock()
 
 	var p Publication
@@ -268,7 +273,7 @@ func (s *Store) Publish() Publication {
 		if len(objects) == 0 {
 			continue
 		}
-		if u := s.shards[i].publish(objects, rv); u != nil {
+		if u := s.shards[i].publish(objects, seen); u != nil {
 			p.Updates = append(p.Updates, u)
 		}
 	}

@@ -89,7 +89,7 @@ func TestNothingIsPublishedBeforeSynced(t *testing.T) {
 	require.Len(t, u.Services, 1)
 	require.EqualValues(t, 0, u.From)
 	require.EqualValues(t, 1, u.To)
-	require.EqualValues(t, 6, u.ResourceVersion)
+	require.Equal(t, model.ResourceVersions{Services: 5}, u.ResourceVersions, "the Node's does not count")
 }
 
 func TestWhatComesAndGoesBetweenPublishesIsNothing(t *testing.T) {
@@ -128,7 +128,7 @@ func TestWhatComesAndGoesBetweenPublishesIsNothing(t *testing.T) {
 	u := only(t, s.Publish())
 	require.EqualValues(t, 1, u.From)
 	require.EqualValues(t, 2, u.To)
-	require.EqualValues(t, 12, u.ResourceVersion)
+	require.Equal(t, model.ResourceVersions{Slices: 12}, u.ResourceVersions)
 	require.Len(t, u.Deltas, 1, "a change of endpoints is a delta")
 }
 
@@ -238,7 +238,7 @@ func TestSelect(t *testing.T) {
 	gone := model.Key{Kind: model.KindSlice, Namespace: "default", Name: "gone"}
 	u := s.Snapshot(0).Select([]model.Key{gone, slice("s", "a", 2).Key(), service("a").Key()})
 	require.Equal(t, &model.Update{
-		From: 1, To: 1, ResourceVersion: 9,
+		From: 1, To: 1, ResourceVersions: model.ResourceVersions{Slices: 9},
 		Services: []*model.Service{service("a")}, Slices: []*model.Slice{slice("s", "a", 2)}, Removed: []model.Key{gone},
 	}, u)
 }

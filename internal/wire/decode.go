@@ -29,7 +29,7 @@ type Response struct {
 	Heartbeat *pb.Heartbeat
 	Drain     *pb.Drain
 
-	// Problems are the objects that were left out of Update.
+	// Problems are the objects that were left out of Update, or the Node that was left out of Node.
 	Problems []Problem
 	// More parts of Update follow.
 	More bool
@@ -56,7 +56,7 @@ func Decode(f Frame) (*Response, error) {
 	case *pb.StreamResponse_NodeUpdate:
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
 		if err != nil {
-			return nil, err
+			return &Response{Problems: []Problem{{model.Key{Kind: model.KindNode, Name: m.NodeUpdate.GetNode().GetName()}, err}}}, nil
 		}
 		return &Response{Node: &NodeUpdate{n}}, nil
 	case *pb.StreamResponse_ShardUpdate:
@@ -71,7 +71,7 @@ func Decode(f Frame) (*Response, error) {
 func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	u := &model.Update{
 		Shard: p.GetShard(), From: p.GetFromSequence(), To: p.GetSequence(), Full: p.GetFull(),
-		ResourceVersion: p.GetResourceVersion(),
+		ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
 	bad := func(kind model.Kind, namespace, name string, err error) {
@@ -108,6 +108,11 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 		}
 	}
 	return u, problems
+}
+
+// ResourceVersionsFromProto translates resource versions.
+func ResourceVersionsFromProto(p *pb.ResourceVersions) model.ResourceVersions {
+	return model.ResourceVersions{Services: p.GetServices(), Slices: p.GetSlices()}
 }
 
 // KeyFromProto translates the key of a Service or Slice.

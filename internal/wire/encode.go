@@ -29,15 +29,15 @@ func EncodeUpdate(u *model.Update) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: UpdateToProto(u)}})
 }
 
-// EncodeNode gives the frame of a Node; nil: there is none.
-func EncodeNode(n *model.Node) (Frame, error) {
-	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Node: nodeToProto(n)}}})
+// EncodeNode gives the frame of the Node of that name; nil: there is none.
+func EncodeNode(name string, n *model.Node) (Frame, error) {
+	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Node: nodeToProto(n), Name: name}}})
 }
 
 // UpdateToProto translates an Update.
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, ResourceVersion: u.ResourceVersion,
+		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
 	}
 	for _, s := range u.Services {
 		p.Services = append(p.Services, serviceToProto(s))
@@ -52,6 +52,14 @@ func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 		p.Removed = append(p.Removed, KeyToProto(k))
 	}
 	return p
+}
+
+// ResourceVersionsToProto translates resource versions; nil: there are none.
+func ResourceVersionsToProto(r model.ResourceVersions) *pb.ResourceVersions {
+	if r == (model.ResourceVersions{}) {
+		return nil
+	}
+	return &pb.ResourceVersions{Services: r.Services, Slices: r.Slices}
 }
 
 // KeyToProto translates the key of a Service or Slice.

@@ -18,7 +18,9 @@ func TestUpdateRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		u := &model.Update{
 			Shard: rapid.Uint32Range(0, 4095).Draw(t, "shard"), From: rapid.Uint64().Draw(t, "from"), To: rapid.Uint64().Draw(t, "to"),
-			Full: rapid.Bool().Draw(t, "full"), ResourceVersion: rapid.Uint64().Draw(t, "resource version"),
+			Full: rapid.Bool().Draw(t, "full"), ResourceVersions: model.ResourceVersions{
+				Services: rapid.Uint64().Draw(t, "version of Services"), Slices: rapid.Uint64().Draw(t, "version of slices"),
+			},
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "services") {
 			u.Services = append(u.Services, modeltest.Service(t, modeltest.ServiceKey(t)))
@@ -51,13 +53,13 @@ func TestUpdateRoundTrip(t *testing.T) {
 func TestNodeRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := modeltest.Node(t, "node-1")
-		f, err := EncodeNode(n)
+		f, err := EncodeNode("n", n)
 		require.NoError(t, err)
 		r, err := Decode(f)
 		require.NoError(t, err)
 		require.True(t, n.Equal(r.Node.Node))
 	})
-	f, err := EncodeNode(nil)
+	f, err := EncodeNode("n", nil)
 	require.NoError(t, err)
 	r, err := Decode(f)
 	require.NoError(t, err)
@@ -68,8 +70,12 @@ func TestNodeRoundTrip(t *testing.T) {
 		Node: &pb.Node{Name: "n", InternalIps: []string{"no address"}},
 	}}})
 	require.NoError(t, err)
-	_, err = Decode(f)
-	require.ErrorContains(t, err, `node "n": internal_ips`)
+	r, err = Decode(f)
+	require.NoError(t, err)
+	require.Nil(t, r.Node, "what was known of the Node stays")
+	require.Len(t, r.Problems, 1)
+	require.Equal(t, model.Key{Kind: model.KindNode, Name: "n"}, r.Problems[0].Key)
+	require.ErrorContains(t, r.Problems[0].Err, `node "n": internal_ips`)
 }
 
 func TestMessagesWithoutModel(t *testing.T) {
@@ -210,7 +216,7 @@ func TestSizeOfADelta(t *testing.T) {
 			now := model.NewSlice(after)
 			d := model.Diff(model.NewSlice(before), now)
 			// Numbers as long-lived large clusters have them.
-			u := &model.Update{Shard: 63, From: 3_000_000, To: 3_000_001, ResourceVersion: 4_000_000_000, Deltas: []*model.SliceDelta{d}}
+			u := &model.Update{Shard: 63, From: 3_000_000, To: 3_000_001, ResourceVersions: model.ResourceVersions{Slices: 4_000_000_000}, Deltas: []*model.SliceDelta{d}}
 			f, err := EncodeUpdate(u)
 			require.NoError(t, err)
 			whole, err := EncodeUpdate(&model.Update{Slices: []*model.Slice{now}})
@@ -235,7 +241,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(frame))
 		f.Add([]byte(frame[:len(frame)/2]))
 	}
-	node, err := EncodeNode(&model.Node{Name: "n", Labels: map[string]string{"a": "b"}})
+	node, err := EncodeNode("n", &model.Node{Name: "n", Labels: map[string]string{"a": "b"}})
 	require.NoError(f, err)
 	f.Add([]byte(node))
 	f.Add([]byte{})
@@ -248,7 +254,7 @@ func checkDecode(t *testing.T, data []byte) {
 		return
 	}
 	if r.Node != nil {
-		_, err = EncodeNode(r.Node.Node)
+		_, err = EncodeNode("n", r.Node.Node)
 		require.NoError(t, err)
 	}
 	if r.Update == nil {

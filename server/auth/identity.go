@@ -20,10 +20,9 @@ type Identity struct {
 	User string
 	// Node is the node that the caller is; "" for an operator.
 	Node string
+	// Operator may be any node and an observer.
+	Operator bool
 }
-
-// isOperator tells whether the identity may be any node and an observer.
-func (i Identity) isOperator() bool { return i.Node == "" }
 
 type identityKey struct{}
 
@@ -40,7 +39,7 @@ func identityOf(ctx context.Context) (Identity, bool) {
 func certificateIdentity(c *x509.Certificate) (Identity, bool) {
 	user := c.Subject.CommonName
 	if slices.Contains(c.Subject.Organization, mastersGroup) {
-		return Identity{User: user}, true
+		return Identity{User: user, Operator: true}, true
 	}
 	node, isNode := strings.CutPrefix(user, nodeUserPrefix)
 	if !isNode || node == "" || !slices.Contains(c.Subject.Organization, nodesGroup) {

@@ -34,7 +34,7 @@ func TestInitialState(t *testing.T) {
 	}
 	require.Equal(t, 20, n)
 	require.Equal(t, []uint64{1, 1}, inSync.GetSequences())
-	require.EqualValues(t, 2, inSync.GetResourceVersion())
+	require.EqualValues(t, 2, inSync.GetResourceVersions().GetSlices())
 }
 
 func TestRefusals(t *testing.T) {
@@ -106,7 +106,8 @@ func TestChangesFollow(t *testing.T) {
 	require.True(t, proto.Equal(u, b.update()))
 	require.EqualValues(t, 1, u.GetFromSequence())
 	require.EqualValues(t, 2, u.GetSequence())
-	require.EqualValues(t, 7, u.GetResourceVersion())
+	require.EqualValues(t, 7, u.GetResourceVersions().GetSlices())
+	require.Zero(t, u.GetResourceVersions().GetServices())
 	require.Len(t, u.GetSliceDeltas(), 1)
 	require.Len(t, u.GetSliceDeltas()[0].GetEndpoints(), 1)
 

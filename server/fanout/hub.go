@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -279,6 +280,7 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	}
 	s := &stream{
 		hub: h, grpc: g, node: hello.GetNodeName(), pokes: make(chan struct{}, 1), sequences: make([]uint64, h.store.Shards()),
+		nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
 	}
 	h.add(s)
 	defer h.remove(s)

@@ -6,9 +6,11 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -24,6 +26,9 @@ type stream struct {
 	node string
 	// sequences is the client's position in each shard. Sender only.
 	sequences []uint64
+
+	// What one client reports is logged a few times a minute at most; metrics count all. Receiver only.
+	nacksLogged, resyncsLogged rate.Sometimes
 
 	// pokes wakes the sender for what mu guards.
 	pokes       chan struct{}
@@ -117,16 +122,16 @@ func (s *stream) start(hello *pb.Hello) error {
 			return err
 		}
 	}
-	var resourceVersion uint64
+	var seen model.ResourceVersions
 	for shard := range h.store.Shards() {
 		snapshot := h.store.Snapshot(shard)
-		resourceVersion = max(resourceVersion, snapshot.ResourceVersion())
+		seen = seen.Max(snapshot.ResourceVersions())
 		if err := s.resume(hello, snapshot); err != nil {
 			return err
 		}
 	}
 	return s.grpc.SendMsg(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
-		Sequences: s.sequences, ResourceVersion: resourceVersion,
+		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(seen),
 	}}})
 }
 
@@ -241,7 +246,7 @@ func (s *stream) send(f wire.Frame) error {
 }
 
 func (s *stream) sendNode() error {
-	f, err := wire.EncodeNode(s.hub.store.Node(s.node))
+	f, err := wire.EncodeNode(s.node, s.hub.store.Node(s.node))
 	if err != nil {
 		return status.Errorf(codes.Internal, "node %s: %v", s.node, err)
 	}
@@ -271,12 +276,16 @@ func (s *stream) receive() error {
 			}
 		case *pb.StreamRequest_Nack:
 			s.hub.metrics.nacks.Inc()
-			s.hub.log.Warn("A node can't program an object", "node", s.node, "object", keyString(m.Nack.GetKey()),
-				"reason", m.Nack.GetReason(), "shard", m.Nack.GetShard(), "sequence", m.Nack.GetSequence())
+			s.nacksLogged.Do(func() {
+				s.hub.log.Warn("A node can't program an object", "node", s.node, "object", keyString(m.Nack.GetKey()),
+					"reason", m.Nack.GetReason(), "shard", m.Nack.GetShard(), "sequence", m.Nack.GetSequence())
+			})
 		case *pb.StreamRequest_Resync:
 			s.hub.metrics.resyncs.Inc()
-			s.hub.log.Warn("A node asks for state again", "node", s.node, "shard", m.Resync.GetShard(),
-				"keys", len(m.Resync.GetKeys()), "reason", m.Resync.GetReason())
+			s.resyncsLogged.Do(func() {
+				s.hub.log.Warn("A node asks for state again", "node", s.node, "shard", m.Resync.GetShard(),
+					"keys", len(m.Resync.GetKeys()), "reason", m.Resync.GetReason())
+			})
 			if err := s.request(m.Resync); err != nil {
 				return err
 			}

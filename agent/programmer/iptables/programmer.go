@@ -134,16 +134,23 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	return errors.Join(errs...)
 }
 
-// Cleanup removes the chains of ours and what refers to them, of every variant and IP family that this machine has.
+// Cleanup removes what the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
+	for _, f := range p.families {
+		f.held = nil
+	}
+	return cleanupAll(ctx, p.run)
+}
+
+// Cleanup removes the chains of this package and what refers to them, of every variant and IP family that this machine has.
+func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
+
+func cleanupAll(ctx context.Context, run runner) error {
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		if f := p.families[family]; f != nil {
-			f.held = nil
-		}
 		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
 			name := programName(family, variant)
-			if err := cleanup(ctx, name, p.run); err != nil {
+			if err := cleanup(ctx, name, run); err != nil {
 				errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
 			}
 		}

@@ -33,7 +33,7 @@ type Options struct {
 	Metrics          prometheus.Registerer
 }
 
-// Source watches the Services, EndpointSlices and Nodes of a cluster. Its ServiceAccount or user needs to get, list and
+// Source watches the Services, EndpointSlices and Nodes of a cluster. Its ServiceAccount or user needs to list and
 // watch them in all namespaces.
 type Source struct {
 	client    *http.Client

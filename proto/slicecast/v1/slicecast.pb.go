@@ -13,6 +13,7 @@
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
 //	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
+//	  | <------------------------ Servers |   where else to connect
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -24,7 +25,9 @@
 // by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
 // something within one epoch, that is one life of one server's store. An object's version is a hash of its content: the
 // same content has the same version on every server, and the key is part of the content. A shard's digest is the sum,
-// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order.
+// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order. The buckets of
+// a shard divide its objects by a hash of their own keys: an object is in bucket xxhash64("<kind>/<namespace>/<name>")
+// modulo bucket_count, with kind as in ObjectKind; a bucket's digest is the sum of its objects' versions.
 //
 // # Rules
 //
@@ -59,6 +62,64 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// ClientKind is what a client is.
+type ClientKind int32
+
+const (
+	// Not given: an agent if node_name is given, else an observer.
+	ClientKind_CLIENT_KIND_UNSPECIFIED ClientKind = 0
+	// The agent of the Node node_name.
+	ClientKind_CLIENT_KIND_AGENT ClientKind = 1
+	// Somebody who watches: gets no NodeUpdate, and its acks do not count.
+	ClientKind_CLIENT_KIND_OBSERVER ClientKind = 2
+	// Another server, which serves agents from this stream. It gets a NodeUpdate for every Node, and acks and nacks for
+	// its agents.
+	ClientKind_CLIENT_KIND_RELAY ClientKind = 3
+)
+
+// Enum value maps for ClientKind.
+var (
+	ClientKind_name = map[int32]string{
+		0: "CLIENT_KIND_UNSPECIFIED",
+		1: "CLIENT_KIND_AGENT",
+		2: "CLIENT_KIND_OBSERVER",
+		3: "CLIENT_KIND_RELAY",
+	}
+	ClientKind_value = map[string]int32{
+		"CLIENT_KIND_UNSPECIFIED": 0,
+		"CLIENT_KIND_AGENT":       1,
+		"CLIENT_KIND_OBSERVER":    2,
+		"CLIENT_KIND_RELAY":       3,
+	}
+)
+
+func (x ClientKind) Enum() *ClientKind {
+	p := new(ClientKind)
+	*p = x
+	return p
+}
+
+func (x ClientKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ClientKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_slicecast_v1_slicecast_proto_enumTypes[0].Descriptor()
+}
+
+func (ClientKind) Type() protoreflect.EnumType {
+	return &file_slicecast_v1_slicecast_proto_enumTypes[0]
+}
+
+func (x ClientKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ClientKind.Descriptor instead.
+func (ClientKind) EnumDescriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{0}
+}
 
 // ObjectKind tells Services from Slices.
 type ObjectKind int32
@@ -97,11 +158,11 @@ func (x ObjectKind) String() string {
 }
 
 func (ObjectKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[0].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[1].Descriptor()
 }
 
 func (ObjectKind) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[0]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[1]
 }
 
 func (x ObjectKind) Number() protoreflect.EnumNumber {
@@ -110,7 +171,7 @@ func (x ObjectKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ObjectKind.Descriptor instead.
 func (ObjectKind) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{0}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
 }
 
 // Protocol of a port, as in Kubernetes.
@@ -154,11 +215,11 @@ func (x Protocol) String() string {
 }
 
 func (Protocol) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[1].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
 }
 
 func (Protocol) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[1]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
 }
 
 func (x Protocol) Number() protoreflect.EnumNumber {
@@ -167,7 +228,7 @@ func (x Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Protocol.Descriptor instead.
 func (Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
 }
 
 // ServiceType, as in Kubernetes; headless and ExternalName Services are not sent.
@@ -211,11 +272,11 @@ func (x ServiceType) String() string {
 }
 
 func (ServiceType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
 }
 
 func (ServiceType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
 }
 
 func (x ServiceType) Number() protoreflect.EnumNumber {
@@ -224,7 +285,7 @@ func (x ServiceType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceType.Descriptor instead.
 func (ServiceType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
 }
 
 // TrafficPolicy is a Service's internalTrafficPolicy or externalTrafficPolicy.
@@ -264,11 +325,11 @@ func (x TrafficPolicy) String() string {
 }
 
 func (TrafficPolicy) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
 }
 
 func (TrafficPolicy) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
 }
 
 func (x TrafficPolicy) Number() protoreflect.EnumNumber {
@@ -277,7 +338,7 @@ func (x TrafficPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TrafficPolicy.Descriptor instead.
 func (TrafficPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
 }
 
 // AddressType is the family of a Slice's addresses. FQDN slices are not sent.
@@ -317,11 +378,11 @@ func (x AddressType) String() string {
 }
 
 func (AddressType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[5].Descriptor()
 }
 
 func (AddressType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[5]
 }
 
 func (x AddressType) Number() protoreflect.EnumNumber {
@@ -330,7 +391,7 @@ func (x AddressType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AddressType.Descriptor instead.
 func (AddressType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 // StreamRequest is a message from the agent.
@@ -467,6 +528,8 @@ type StreamResponse struct {
 	//	*StreamResponse_InSync
 	//	*StreamResponse_Heartbeat
 	//	*StreamResponse_Drain
+	//	*StreamResponse_Servers
+	//	*StreamResponse_BucketQuery
 	Message       isStreamResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -563,6 +626,24 @@ func (x *StreamResponse) GetDrain() *Drain {
 	return nil
 }
 
+func (x *StreamResponse) GetServers() *Servers {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResponse_Servers); ok {
+			return x.Servers
+		}
+	}
+	return nil
+}
+
+func (x *StreamResponse) GetBucketQuery() *BucketQuery {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResponse_BucketQuery); ok {
+			return x.BucketQuery
+		}
+	}
+	return nil
+}
+
 type isStreamResponse_Message interface {
 	isStreamResponse_Message()
 }
@@ -597,6 +678,16 @@ type StreamResponse_Drain struct {
 	Drain *Drain `protobuf:"bytes,6,opt,name=drain,proto3,oneof"`
 }
 
+type StreamResponse_Servers struct {
+	// Where else the client may connect.
+	Servers *Servers `protobuf:"bytes,7,opt,name=servers,proto3,oneof"`
+}
+
+type StreamResponse_BucketQuery struct {
+	// A question for digests of buckets.
+	BucketQuery *BucketQuery `protobuf:"bytes,8,opt,name=bucket_query,json=bucketQuery,proto3,oneof"`
+}
+
 func (*StreamResponse_Welcome) isStreamResponse_Message() {}
 
 func (*StreamResponse_ShardUpdate) isStreamResponse_Message() {}
@@ -609,11 +700,14 @@ func (*StreamResponse_Heartbeat) isStreamResponse_Message() {}
 
 func (*StreamResponse_Drain) isStreamResponse_Message() {}
 
+func (*StreamResponse_Servers) isStreamResponse_Message() {}
+
+func (*StreamResponse_BucketQuery) isStreamResponse_Message() {}
+
 // Hello says who the client is and what it already holds.
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the Node this client serves. Must be the one its credentials name. Empty for an observer, which gets no
-	// NodeUpdate and is not counted as a node.
+	// Name of the Node this client serves. Must be the one its credentials name. Empty for an observer or a relay.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Version of the client's software, for operators.
 	ClientVersion string `protobuf:"bytes,2,opt,name=client_version,json=clientVersion,proto3" json:"client_version,omitempty"`
@@ -626,11 +720,13 @@ type Hello struct {
 	Sequences []uint64 `protobuf:"varint,5,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
 	// Digest of what the client holds of each shard, by shard number. Same length as `sequences`.
 	Digests []uint64 `protobuf:"fixed64,6,rep,packed,name=digests,proto3" json:"digests,omitempty"`
-	// Highest Kubernetes resourceVersion that the client has seen; 0 if none. A server that is behind it does not send the
+	// Highest resource versions that the client has seen; absent if none. A server that is behind them does not send the
 	// client back in time.
-	ResourceVersion uint64 `protobuf:"varint,7,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	ResourceVersions *ResourceVersions `protobuf:"bytes,7,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
+	// What the client is.
+	Kind          ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -705,9 +801,72 @@ func (x *Hello) GetDigests() []uint64 {
 	return nil
 }
 
-func (x *Hello) GetResourceVersion() uint64 {
+func (x *Hello) GetResourceVersions() *ResourceVersions {
 	if x != nil {
-		return x.ResourceVersion
+		return x.ResourceVersions
+	}
+	return nil
+}
+
+func (x *Hello) GetKind() ClientKind {
+	if x != nil {
+		return x.Kind
+	}
+	return ClientKind_CLIENT_KIND_UNSPECIFIED
+}
+
+// ResourceVersions are Kubernetes resourceVersions, for each kind that is watched by itself. They compare only among the
+// servers of one cluster.
+type ResourceVersions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Highest one of Services; 0: none.
+	Services uint64 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
+	// Highest one of EndpointSlices; 0: none.
+	Slices        uint64 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResourceVersions) Reset() {
+	*x = ResourceVersions{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResourceVersions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResourceVersions) ProtoMessage() {}
+
+func (x *ResourceVersions) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResourceVersions.ProtoReflect.Descriptor instead.
+func (*ResourceVersions) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ResourceVersions) GetServices() uint64 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
+func (x *ResourceVersions) GetSlices() uint64 {
+	if x != nil {
+		return x.Slices
 	}
 	return 0
 }
@@ -716,14 +875,18 @@ func (x *Hello) GetResourceVersion() uint64 {
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Positions that have moved since the last Ack.
-	Positions     []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
+	// From a relay: how many of its agents have these positions, and how many it has. 0 from others.
+	NodesProgrammed uint32 `protobuf:"varint,2,opt,name=nodes_programmed,json=nodesProgrammed,proto3" json:"nodes_programmed,omitempty"`
+	// See nodes_programmed.
+	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -735,7 +898,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -748,7 +911,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Ack) GetPositions() []*ShardPosition {
@@ -756,6 +919,20 @@ func (x *Ack) GetPositions() []*ShardPosition {
 		return x.Positions
 	}
 	return nil
+}
+
+func (x *Ack) GetNodesProgrammed() uint32 {
+	if x != nil {
+		return x.NodesProgrammed
+	}
+	return 0
+}
+
+func (x *Ack) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
 }
 
 // ShardPosition is a place in one shard's history.
@@ -771,7 +948,7 @@ type ShardPosition struct {
 
 func (x *ShardPosition) Reset() {
 	*x = ShardPosition{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -783,7 +960,7 @@ func (x *ShardPosition) String() string {
 func (*ShardPosition) ProtoMessage() {}
 
 func (x *ShardPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -796,7 +973,7 @@ func (x *ShardPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardPosition.ProtoReflect.Descriptor instead.
 func (*ShardPosition) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ShardPosition) GetShard() uint32 {
@@ -824,14 +1001,18 @@ type Nack struct {
 	// The object.
 	Key *ObjectKey `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// What went wrong, for operators.
-	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// From a relay: the node that it was.
+	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// The object, nacked before, is programmed now.
+	Resolved      bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +1024,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +1037,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Nack) GetShard() uint32 {
@@ -887,6 +1068,20 @@ func (x *Nack) GetReason() string {
 	return ""
 }
 
+func (x *Nack) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *Nack) GetResolved() bool {
+	if x != nil {
+		return x.Resolved
+	}
+	return false
+}
+
 // Resync asks for state to be sent again, after a missing base or a digest that does not agree.
 type Resync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -896,8 +1091,8 @@ type Resync struct {
 	Keys []*ObjectKey `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Why, for operators.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Digests of the client's buckets of the shard, when it asks for the whole shard and only differing buckets are wanted.
-	// A server that does not use them sends the shard.
+	// Digests of the client's buckets of the shard, by bucket number, when it wants only buckets that differ: the answer is
+	// then a ShardUpdate of these. Empty: all of the shard is wanted.
 	BucketDigests []uint64 `protobuf:"fixed64,4,rep,packed,name=bucket_digests,json=bucketDigests,proto3" json:"bucket_digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -905,7 +1100,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1112,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1125,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Resync) GetShard() uint32 {
@@ -974,13 +1169,18 @@ type Welcome struct {
 	ServerVersion string `protobuf:"bytes,4,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	// Milliseconds between heartbeats. A client that hears nothing for three of them may take the server for dead.
 	HeartbeatIntervalMs uint32 `protobuf:"varint,5,opt,name=heartbeat_interval_ms,json=heartbeatIntervalMs,proto3" json:"heartbeat_interval_ms,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Number of buckets of each shard, a power of two; 0: the server has none, and bucket_digests are not asked for.
+	BucketCount uint32 `protobuf:"varint,6,opt,name=bucket_count,json=bucketCount,proto3" json:"bucket_count,omitempty"`
+	// The servers that the stream has passed through, this one last, by epoch: a relay that finds its own in here has come
+	// full circle.
+	Path          []uint64 `protobuf:"fixed64,7,rep,packed,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -992,7 +1192,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1005,7 +1205,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1043,6 +1243,168 @@ func (x *Welcome) GetHeartbeatIntervalMs() uint32 {
 	return 0
 }
 
+func (x *Welcome) GetBucketCount() uint32 {
+	if x != nil {
+		return x.BucketCount
+	}
+	return 0
+}
+
+func (x *Welcome) GetPath() []uint64 {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+// Servers are where else the client may connect. It replaces what was said before.
+type Servers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The servers.
+	Servers       []*Server `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Servers) Reset() {
+	*x = Servers{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Servers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Servers) ProtoMessage() {}
+
+func (x *Servers) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Servers.ProtoReflect.Descriptor instead.
+func (*Servers) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Servers) GetServers() []*Server {
+	if x != nil {
+		return x.Servers
+	}
+	return nil
+}
+
+// Server is one address of a server.
+type Server struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address, host:port.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Name that its certificate has; empty: the same as this server's.
+	ServerName    string `protobuf:"bytes,2,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Server) Reset() {
+	*x = Server{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Server) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Server) ProtoMessage() {}
+
+func (x *Server) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Server.ProtoReflect.Descriptor instead.
+func (*Server) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Server) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Server) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
+// BucketQuery asks a client that resumes with other digests for those of its buckets. It answers with a Resync for each
+// shard, with bucket_digests; until then the server sends nothing of these shards.
+type BucketQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The shards.
+	Shards        []uint32 `protobuf:"varint,1,rep,packed,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BucketQuery) Reset() {
+	*x = BucketQuery{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BucketQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BucketQuery) ProtoMessage() {}
+
+func (x *BucketQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BucketQuery.ProtoReflect.Descriptor instead.
+func (*BucketQuery) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *BucketQuery) GetShards() []uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
 // ShardUpdate is a change of one shard, or all of it.
 type ShardUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1063,17 +1425,19 @@ type ShardUpdate struct {
 	// Objects that no longer exist in this shard. A Slice that is handed to another Service may be removed here and come
 	// in another shard.
 	Removed []*ObjectKey `protobuf:"bytes,8,rep,name=removed,proto3" json:"removed,omitempty"`
-	// Highest resourceVersion of the objects' source that this update reflects; 0 where the source has none.
-	ResourceVersion uint64 `protobuf:"varint,9,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
+	// Resource versions that this update reflects, of the kinds that it changes.
+	ResourceVersions *ResourceVersions `protobuf:"bytes,9,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	// More parts of this update follow, with the same shard and sequences; the client applies all of them as one.
-	More          bool `protobuf:"varint,10,opt,name=more,proto3" json:"more,omitempty"`
+	More bool `protobuf:"varint,10,opt,name=more,proto3" json:"more,omitempty"`
+	// Buckets that the update holds whole: what is in one of them and not named here no longer exists.
+	FullBuckets   []uint32 `protobuf:"varint,11,rep,packed,name=full_buckets,json=fullBuckets,proto3" json:"full_buckets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardUpdate) Reset() {
 	*x = ShardUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1449,7 @@ func (x *ShardUpdate) String() string {
 func (*ShardUpdate) ProtoMessage() {}
 
 func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1462,7 @@ func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardUpdate.ProtoReflect.Descriptor instead.
 func (*ShardUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ShardUpdate) GetShard() uint32 {
@@ -1157,11 +1521,11 @@ func (x *ShardUpdate) GetRemoved() []*ObjectKey {
 	return nil
 }
 
-func (x *ShardUpdate) GetResourceVersion() uint64 {
+func (x *ShardUpdate) GetResourceVersions() *ResourceVersions {
 	if x != nil {
-		return x.ResourceVersion
+		return x.ResourceVersions
 	}
-	return 0
+	return nil
 }
 
 func (x *ShardUpdate) GetMore() bool {
@@ -1171,18 +1535,27 @@ func (x *ShardUpdate) GetMore() bool {
 	return false
 }
 
-// NodeUpdate carries the client's own Node.
+func (x *ShardUpdate) GetFullBuckets() []uint32 {
+	if x != nil {
+		return x.FullBuckets
+	}
+	return nil
+}
+
+// NodeUpdate carries the client's own Node; to a relay, any Node.
 type NodeUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The Node; absent if the cluster has no Node of that name.
-	Node          *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Name of the Node.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1567,7 @@ func (x *NodeUpdate) String() string {
 func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1580,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeUpdate) GetNode() *Node {
@@ -1217,20 +1590,27 @@ func (x *NodeUpdate) GetNode() *Node {
 	return nil
 }
 
+func (x *NodeUpdate) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // InSync tells that the client now has the server's whole state, as of these positions.
 type InSync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Position in every shard, by shard number, in the epoch that Welcome gave.
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Resource version that the state reflects; 0 where the source has none.
-	ResourceVersion uint64 `protobuf:"varint,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Resource versions that the state reflects.
+	ResourceVersions *ResourceVersions `protobuf:"bytes,2,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *InSync) Reset() {
 	*x = InSync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1242,7 +1622,7 @@ func (x *InSync) String() string {
 func (*InSync) ProtoMessage() {}
 
 func (x *InSync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1635,7 @@ func (x *InSync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InSync.ProtoReflect.Descriptor instead.
 func (*InSync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InSync) GetSequences() []uint64 {
@@ -1265,11 +1645,11 @@ func (x *InSync) GetSequences() []uint64 {
 	return nil
 }
 
-func (x *InSync) GetResourceVersion() uint64 {
+func (x *InSync) GetResourceVersions() *ResourceVersions {
 	if x != nil {
-		return x.ResourceVersion
+		return x.ResourceVersions
 	}
-	return 0
+	return nil
 }
 
 // Heartbeat shows that the server lives, and lets the client find out that it holds something else than the server.
@@ -1286,7 +1666,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1678,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1691,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Heartbeat) GetSequences() []uint64 {
@@ -1340,7 +1720,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1732,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1745,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Drain) GetReconnectWithinMs() uint32 {
@@ -1390,7 +1770,7 @@ type ObjectKey struct {
 
 func (x *ObjectKey) Reset() {
 	*x = ObjectKey{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1782,7 @@ func (x *ObjectKey) String() string {
 func (*ObjectKey) ProtoMessage() {}
 
 func (x *ObjectKey) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1795,7 @@ func (x *ObjectKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectKey.ProtoReflect.Descriptor instead.
 func (*ObjectKey) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ObjectKey) GetKind() ObjectKind {
@@ -1478,7 +1858,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1870,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1883,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Service) GetNamespace() string {
@@ -1624,7 +2004,7 @@ type LoadBalancerIngress struct {
 
 func (x *LoadBalancerIngress) Reset() {
 	*x = LoadBalancerIngress{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +2016,7 @@ func (x *LoadBalancerIngress) String() string {
 func (*LoadBalancerIngress) ProtoMessage() {}
 
 func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +2029,7 @@ func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerIngress.ProtoReflect.Descriptor instead.
 func (*LoadBalancerIngress) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LoadBalancerIngress) GetIp() string {
@@ -1684,7 +2064,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +2076,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +2089,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ServicePort) GetName() string {
@@ -1766,7 +2146,7 @@ type Slice struct {
 
 func (x *Slice) Reset() {
 	*x = Slice{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +2158,7 @@ func (x *Slice) String() string {
 func (*Slice) ProtoMessage() {}
 
 func (x *Slice) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +2171,7 @@ func (x *Slice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slice.ProtoReflect.Descriptor instead.
 func (*Slice) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Slice) GetNamespace() string {
@@ -1865,7 +2245,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +2257,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +2270,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SlicePort) GetName() string {
@@ -1939,7 +2319,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2331,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2344,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -2048,7 +2428,7 @@ type SliceDelta struct {
 
 func (x *SliceDelta) Reset() {
 	*x = SliceDelta{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2440,7 @@ func (x *SliceDelta) String() string {
 func (*SliceDelta) ProtoMessage() {}
 
 func (x *SliceDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2453,7 @@ func (x *SliceDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceDelta.ProtoReflect.Descriptor instead.
 func (*SliceDelta) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SliceDelta) GetNamespace() string {
@@ -2149,7 +2529,7 @@ type EndpointConditions struct {
 
 func (x *EndpointConditions) Reset() {
 	*x = EndpointConditions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2541,7 @@ func (x *EndpointConditions) String() string {
 func (*EndpointConditions) ProtoMessage() {}
 
 func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2554,7 @@ func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointConditions.ProtoReflect.Descriptor instead.
 func (*EndpointConditions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EndpointConditions) GetAddress() string {
@@ -2226,7 +2606,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2238,7 +2618,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2251,7 +2631,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Node) GetName() string {
@@ -2306,7 +2686,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x03ack\x18\x02 \x01(\v2\x11.slicecast.v1.AckH\x00R\x03ack\x12(\n" +
 	"\x04nack\x18\x03 \x01(\v2\x12.slicecast.v1.NackH\x00R\x04nack\x12.\n" +
 	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resyncB\t\n" +
-	"\amessage\"\xe2\x02\n" +
+	"\amessage\"\xd5\x03\n" +
 	"\x0eStreamResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.slicecast.v1.WelcomeH\x00R\awelcome\x12>\n" +
 	"\fshard_update\x18\x02 \x01(\v2\x19.slicecast.v1.ShardUpdateH\x00R\vshardUpdate\x12;\n" +
@@ -2314,8 +2694,10 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"nodeUpdate\x12/\n" +
 	"\ain_sync\x18\x04 \x01(\v2\x14.slicecast.v1.InSyncH\x00R\x06inSync\x127\n" +
 	"\theartbeat\x18\x05 \x01(\v2\x17.slicecast.v1.HeartbeatH\x00R\theartbeat\x12+\n" +
-	"\x05drain\x18\x06 \x01(\v2\x13.slicecast.v1.DrainH\x00R\x05drainB\t\n" +
-	"\amessage\"\xe4\x01\n" +
+	"\x05drain\x18\x06 \x01(\v2\x13.slicecast.v1.DrainH\x00R\x05drain\x121\n" +
+	"\aservers\x18\a \x01(\v2\x15.slicecast.v1.ServersH\x00R\aservers\x12>\n" +
+	"\fbucket_query\x18\b \x01(\v2\x19.slicecast.v1.BucketQueryH\x00R\vbucketQueryB\t\n" +
+	"\amessage\"\xb4\x02\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -2324,23 +2706,31 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"programmer\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x1c\n" +
 	"\tsequences\x18\x05 \x03(\x04R\tsequences\x12\x18\n" +
-	"\adigests\x18\x06 \x03(\x06R\adigests\x12)\n" +
-	"\x10resource_version\x18\a \x01(\x04R\x0fresourceVersion\"@\n" +
+	"\adigests\x18\x06 \x03(\x06R\adigests\x12K\n" +
+	"\x11resource_versions\x18\a \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12,\n" +
+	"\x04kind\x18\b \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\"F\n" +
+	"\x10ResourceVersions\x12\x1a\n" +
+	"\bservices\x18\x01 \x01(\x04R\bservices\x12\x16\n" +
+	"\x06slices\x18\x02 \x01(\x04R\x06slices\"\x81\x01\n" +
 	"\x03Ack\x129\n" +
-	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\"A\n" +
+	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12)\n" +
+	"\x10nodes_programmed\x18\x02 \x01(\rR\x0fnodesProgrammed\x12\x14\n" +
+	"\x05nodes\x18\x03 \x01(\rR\x05nodes\"A\n" +
 	"\rShardPosition\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"{\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xb4\x01\n" +
 	"\x04Nack\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12)\n" +
 	"\x03key\x18\x03 \x01(\v2\x17.slicecast.v1.ObjectKeyR\x03key\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x8a\x01\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1b\n" +
+	"\tnode_name\x18\x05 \x01(\tR\bnodeName\x12\x1a\n" +
+	"\bresolved\x18\x06 \x01(\bR\bresolved\"\x8a\x01\n" +
 	"\x06Resync\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12+\n" +
 	"\x04keys\x18\x02 \x03(\v2\x17.slicecast.v1.ObjectKeyR\x04keys\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
-	"\x0ebucket_digests\x18\x04 \x03(\x06R\rbucketDigests\"\xbc\x01\n" +
+	"\x0ebucket_digests\x18\x04 \x03(\x06R\rbucketDigests\"\xf3\x01\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vshard_count\x18\x02 \x01(\rR\n" +
@@ -2348,7 +2738,17 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\vserver_name\x18\x03 \x01(\tR\n" +
 	"serverName\x12%\n" +
 	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\x122\n" +
-	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\"\x87\x03\n" +
+	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12!\n" +
+	"\fbucket_count\x18\x06 \x01(\rR\vbucketCount\x12\x12\n" +
+	"\x04path\x18\a \x03(\x06R\x04path\"9\n" +
+	"\aServers\x12.\n" +
+	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"C\n" +
+	"\x06Server\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1f\n" +
+	"\vserver_name\x18\x02 \x01(\tR\n" +
+	"serverName\"%\n" +
+	"\vBucketQuery\x12\x16\n" +
+	"\x06shards\x18\x01 \x03(\rR\x06shards\"\xcc\x03\n" +
 	"\vShardUpdate\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12#\n" +
 	"\rfrom_sequence\x18\x02 \x01(\x04R\ffromSequence\x12\x1a\n" +
@@ -2357,16 +2757,18 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\bservices\x18\x05 \x03(\v2\x15.slicecast.v1.ServiceR\bservices\x12+\n" +
 	"\x06slices\x18\x06 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\x12;\n" +
 	"\fslice_deltas\x18\a \x03(\v2\x18.slicecast.v1.SliceDeltaR\vsliceDeltas\x121\n" +
-	"\aremoved\x18\b \x03(\v2\x17.slicecast.v1.ObjectKeyR\aremoved\x12)\n" +
-	"\x10resource_version\x18\t \x01(\x04R\x0fresourceVersion\x12\x12\n" +
+	"\aremoved\x18\b \x03(\v2\x17.slicecast.v1.ObjectKeyR\aremoved\x12K\n" +
+	"\x11resource_versions\x18\t \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x12\n" +
 	"\x04more\x18\n" +
-	" \x01(\bR\x04more\"4\n" +
+	" \x01(\bR\x04more\x12!\n" +
+	"\ffull_buckets\x18\v \x03(\rR\vfullBuckets\"H\n" +
 	"\n" +
 	"NodeUpdate\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.slicecast.v1.NodeR\x04node\"Q\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.slicecast.v1.NodeR\x04node\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"s\n" +
 	"\x06InSync\x12\x1c\n" +
-	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12)\n" +
-	"\x10resource_version\x18\x02 \x01(\x04R\x0fresourceVersion\"C\n" +
+	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
+	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"C\n" +
 	"\tHeartbeat\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12\x18\n" +
 	"\adigests\x18\x02 \x03(\x06R\adigests\"7\n" +
@@ -2453,7 +2855,13 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*Y\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*q\n" +
+	"\n" +
+	"ClientKind\x12\x1b\n" +
+	"\x17CLIENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11CLIENT_KIND_AGENT\x10\x01\x12\x18\n" +
+	"\x14CLIENT_KIND_OBSERVER\x10\x02\x12\x15\n" +
+	"\x11CLIENT_KIND_RELAY\x10\x03*Y\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -2492,79 +2900,91 @@ func file_slicecast_v1_slicecast_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_slicecast_proto_rawDescData
 }
 
-var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_slicecast_v1_slicecast_proto_goTypes = []any{
-	(ObjectKind)(0),             // 0: slicecast.v1.ObjectKind
-	(Protocol)(0),               // 1: slicecast.v1.Protocol
-	(ServiceType)(0),            // 2: slicecast.v1.ServiceType
-	(TrafficPolicy)(0),          // 3: slicecast.v1.TrafficPolicy
-	(AddressType)(0),            // 4: slicecast.v1.AddressType
-	(*StreamRequest)(nil),       // 5: slicecast.v1.StreamRequest
-	(*StreamResponse)(nil),      // 6: slicecast.v1.StreamResponse
-	(*Hello)(nil),               // 7: slicecast.v1.Hello
-	(*Ack)(nil),                 // 8: slicecast.v1.Ack
-	(*ShardPosition)(nil),       // 9: slicecast.v1.ShardPosition
-	(*Nack)(nil),                // 10: slicecast.v1.Nack
-	(*Resync)(nil),              // 11: slicecast.v1.Resync
-	(*Welcome)(nil),             // 12: slicecast.v1.Welcome
-	(*ShardUpdate)(nil),         // 13: slicecast.v1.ShardUpdate
-	(*NodeUpdate)(nil),          // 14: slicecast.v1.NodeUpdate
-	(*InSync)(nil),              // 15: slicecast.v1.InSync
-	(*Heartbeat)(nil),           // 16: slicecast.v1.Heartbeat
-	(*Drain)(nil),               // 17: slicecast.v1.Drain
-	(*ObjectKey)(nil),           // 18: slicecast.v1.ObjectKey
-	(*Service)(nil),             // 19: slicecast.v1.Service
-	(*LoadBalancerIngress)(nil), // 20: slicecast.v1.LoadBalancerIngress
-	(*ServicePort)(nil),         // 21: slicecast.v1.ServicePort
-	(*Slice)(nil),               // 22: slicecast.v1.Slice
-	(*SlicePort)(nil),           // 23: slicecast.v1.SlicePort
-	(*Endpoint)(nil),            // 24: slicecast.v1.Endpoint
-	(*SliceDelta)(nil),          // 25: slicecast.v1.SliceDelta
-	(*EndpointConditions)(nil),  // 26: slicecast.v1.EndpointConditions
-	(*Node)(nil),                // 27: slicecast.v1.Node
-	nil,                         // 28: slicecast.v1.Node.LabelsEntry
+	(ClientKind)(0),             // 0: slicecast.v1.ClientKind
+	(ObjectKind)(0),             // 1: slicecast.v1.ObjectKind
+	(Protocol)(0),               // 2: slicecast.v1.Protocol
+	(ServiceType)(0),            // 3: slicecast.v1.ServiceType
+	(TrafficPolicy)(0),          // 4: slicecast.v1.TrafficPolicy
+	(AddressType)(0),            // 5: slicecast.v1.AddressType
+	(*StreamRequest)(nil),       // 6: slicecast.v1.StreamRequest
+	(*StreamResponse)(nil),      // 7: slicecast.v1.StreamResponse
+	(*Hello)(nil),               // 8: slicecast.v1.Hello
+	(*ResourceVersions)(nil),    // 9: slicecast.v1.ResourceVersions
+	(*Ack)(nil),                 // 10: slicecast.v1.Ack
+	(*ShardPosition)(nil),       // 11: slicecast.v1.ShardPosition
+	(*Nack)(nil),                // 12: slicecast.v1.Nack
+	(*Resync)(nil),              // 13: slicecast.v1.Resync
+	(*Welcome)(nil),             // 14: slicecast.v1.Welcome
+	(*Servers)(nil),             // 15: slicecast.v1.Servers
+	(*Server)(nil),              // 16: slicecast.v1.Server
+	(*BucketQuery)(nil),         // 17: slicecast.v1.BucketQuery
+	(*ShardUpdate)(nil),         // 18: slicecast.v1.ShardUpdate
+	(*NodeUpdate)(nil),          // 19: slicecast.v1.NodeUpdate
+	(*InSync)(nil),              // 20: slicecast.v1.InSync
+	(*Heartbeat)(nil),           // 21: slicecast.v1.Heartbeat
+	(*Drain)(nil),               // 22: slicecast.v1.Drain
+	(*ObjectKey)(nil),           // 23: slicecast.v1.ObjectKey
+	(*Service)(nil),             // 24: slicecast.v1.Service
+	(*LoadBalancerIngress)(nil), // 25: slicecast.v1.LoadBalancerIngress
+	(*ServicePort)(nil),         // 26: slicecast.v1.ServicePort
+	(*Slice)(nil),               // 27: slicecast.v1.Slice
+	(*SlicePort)(nil),           // 28: slicecast.v1.SlicePort
+	(*Endpoint)(nil),            // 29: slicecast.v1.Endpoint
+	(*SliceDelta)(nil),          // 30: slicecast.v1.SliceDelta
+	(*EndpointConditions)(nil),  // 31: slicecast.v1.EndpointConditions
+	(*Node)(nil),                // 32: slicecast.v1.Node
+	nil,                         // 33: slicecast.v1.Node.LabelsEntry
 }
 var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
-	7,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
-	8,  // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
-	10, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
-	11, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
-	12, // 4: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
-	13, // 5: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
-	14, // 6: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
-	15, // 7: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
-	16, // 8: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
-	17, // 9: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
-	9,  // 10: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
-	18, // 11: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
-	18, // 12: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
-	19, // 13: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
-	22, // 14: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
-	25, // 15: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
-	18, // 16: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	27, // 17: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	0,  // 18: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	2,  // 19: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	20, // 20: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	21, // 21: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	3,  // 22: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	3,  // 23: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	1,  // 24: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	4,  // 25: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	23, // 26: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	24, // 27: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	1,  // 28: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	24, // 29: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	26, // 30: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	28, // 31: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	5,  // 32: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	6,  // 33: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	33, // [33:34] is the sub-list for method output_type
-	32, // [32:33] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	8,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
+	10, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
+	12, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
+	13, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
+	14, // 4: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
+	18, // 5: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
+	19, // 6: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
+	20, // 7: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
+	21, // 8: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
+	22, // 9: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
+	15, // 10: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
+	17, // 11: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
+	9,  // 12: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	0,  // 13: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
+	11, // 14: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
+	23, // 15: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
+	23, // 16: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
+	16, // 17: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
+	24, // 18: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
+	27, // 19: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
+	30, // 20: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
+	23, // 21: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
+	9,  // 22: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	32, // 23: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	9,  // 24: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	1,  // 25: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	3,  // 26: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	25, // 27: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	26, // 28: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	4,  // 29: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	4,  // 30: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	2,  // 31: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	5,  // 32: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	28, // 33: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	29, // 34: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	2,  // 35: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	29, // 36: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	31, // 37: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	33, // 38: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	6,  // 39: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	7,  // 40: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	40, // [40:41] is the sub-list for method output_type
+	39, // [39:40] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
@@ -2585,14 +3005,16 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamResponse_InSync)(nil),
 		(*StreamResponse_Heartbeat)(nil),
 		(*StreamResponse_Drain)(nil),
+		(*StreamResponse_Servers)(nil),
+		(*StreamResponse_BucketQuery)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_slicecast_proto_rawDesc), len(file_slicecast_v1_slicecast_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   24,
+			NumEnums:      6,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

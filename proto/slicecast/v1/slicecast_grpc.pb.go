@@ -13,6 +13,7 @@
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
 //	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
+//	  | <------------------------ Servers |   where else to connect
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -24,7 +25,9 @@
 // by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
 // something within one epoch, that is one life of one server's store. An object's version is a hash of its content: the
 // same content has the same version on every server, and the key is part of the content. A shard's digest is the sum,
-// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order.
+// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order. The buckets of
+// a shard divide its objects by a hash of their own keys: an object is in bucket xxhash64("<kind>/<namespace>/<name>")
+// modulo bucket_count, with kind as in ObjectKind; a bucket's digest is the sum of its objects' versions.
 //
 // # Rules
 //
