@@ -198,7 +198,13 @@ func (c *Client) stream(ctx context.Context, server string) (drained time.Durati
 	if err != nil {
 		return 0, causeOf(ctx, err)
 	}
-	hello := &pb.Hello{NodeName: c.options.NodeName, ClientVersion: c.options.Version, Programmer: c.options.Programmer}
+	hello := &pb.Hello{
+		NodeName: c.options.NodeName, Kind: pb.ClientKind_CLIENT_KIND_AGENT,
+		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
+	}
+	if hello.NodeName == "" {
+		hello.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
+	}
 	c.options.Cache.hello(hello)
 	if err := g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}); err != nil {
 		return 0, causeOf(ctx, endOf(g, err))

@@ -12,7 +12,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	netutils "k8s.io/utils/net"
+	"k8s.io/utils/ptr"
 
+	"github.com/slicecast/slicecast/internal/intern"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -29,7 +31,7 @@ const maxAffinitySeconds = 86400
 // number of goroutines may use it. It keeps nothing of what it is given but strings.
 type Converter struct {
 	proxyName string
-	strings   interner
+	strings   intern.Strings
 }
 
 // NewConverter gives a Converter for the Services whose label service.kubernetes.io/service-proxy-name has this value;
@@ -77,8 +79,8 @@ func ResourceVersion(o metav1.Object) uint64 {
 func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	var skips skipList
 	s := model.Service{
-		Namespace:             c.strings.get(o.Namespace),
-		Name:                  c.strings.get(o.Name),
+		Namespace:             c.strings.Get(o.Namespace),
+		Name:                  c.strings.Get(o.Name),
 		InternalTrafficPolicy: model.TrafficCluster,
 		ExternalTrafficPolicy: model.TrafficCluster,
 	}
@@ -117,7 +119,7 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 		s.ExternalTrafficPolicy = model.TrafficLocal
 	}
 	s.ClientIPAffinitySeconds = affinitySeconds(o, &skips)
-	s.TrafficDistribution = c.strings.deref(o.Spec.TrafficDistribution)
+	s.TrafficDistribution = c.strings.Get(ptr.Deref(o.Spec.TrafficDistribution, ""))
 	if !o.CreationTimestamp.IsZero() {
 		s.CreationTimeSeconds = o.CreationTimestamp.Unix()
 	}
@@ -185,7 +187,7 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 		if !ok {
 			continue
 		}
-		port := model.ServicePort{Name: c.strings.get(p.Name), Protocol: protocol, Port: number}
+		port := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
 		if t != model.ClusterIP && p.NodePort != 0 {
 			if p.NodePort < 0 || p.NodePort > 65535 {
 				skips.add(InvalidPort, field+".nodePort", "%d is not within 1 to 65535", p.NodePort)
@@ -259,9 +261,9 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slice, []Skip) {
 	var skips skipList
 	s := model.Slice{
-		Namespace: c.strings.get(o.Namespace),
+		Namespace: c.strings.Get(o.Namespace),
 		Name:      o.Name,
-		Service:   c.strings.get(o.Labels[discoveryv1.LabelServiceName]),
+		Service:   c.strings.Get(o.Labels[discoveryv1.LabelServiceName]),
 	}
 	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
 		skips.add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
@@ -296,7 +298,7 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 			protocol = *p.Protocol
 		}
 		if protocol, number, ok := c.port(protocol, *p.Port, field, &skips); ok {
-			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.deref(p.Name), Protocol: protocol, Port: number})
+			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
 		}
 	}
 	s.Endpoints = make([]model.Endpoint, 0, len(o.Endpoints))
@@ -334,15 +336,15 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 			Serving:     o.Conditions.Serving == nil || *o.Conditions.Serving,
 			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
 		},
-		NodeName: c.strings.deref(o.NodeName),
-		Zone:     c.strings.deref(o.Zone),
+		NodeName: c.strings.Get(ptr.Deref(o.NodeName, "")),
+		Zone:     c.strings.Get(ptr.Deref(o.Zone, "")),
 	}
 	if o.Hints != nil {
 		for _, z := range o.Hints.ForZones {
-			e.ZoneHints = append(e.ZoneHints, c.strings.get(z.Name))
+			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
 		}
 		for _, n := range o.Hints.ForNodes {
-			e.NodeHints = append(e.NodeHints, c.strings.get(n.Name))
+			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
 		}
 	}
 	return e, true
@@ -352,7 +354,7 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	var skips skipList
 	n := &model.Node{
-		Name:     c.strings.get(o.Name),
+		Name:     c.strings.Get(o.Name),
 		Deleting: o.DeletionTimestamp != nil,
 		TaintedForDeletion: slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool {
 			return t.Key == taintToBeDeleted
@@ -361,7 +363,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	if len(o.Labels) > 0 {
 		n.Labels = make(map[string]string, len(o.Labels))
 		for k, v := range o.Labels {
-			n.Labels[c.strings.get(k)] = c.strings.get(v)
+			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
 		}
 	}
 	for i, address := range o.Status.Addresses {

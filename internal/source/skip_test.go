@@ -2,11 +2,9 @@ package source
 
 import (
 	"bytes"
-	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -48,18 +46,4 @@ func TestSkipsAreCountedWhileTheyLastAndLoggedOnce(t *testing.T) {
 	require.Equal(t, 1.0, count("EndpointSlice", "fqdn"), "another kind")
 	skips.Set(db, nil)
 	require.Equal(t, 0.0, count("Service", "invalid_port"))
-}
-
-func TestInternerKeepsOneCopyAndForgets(t *testing.T) {
-	var i interner
-	node := func() string { return string([]byte("node-1")) } // a new copy each time
-	first := i.get(node())
-	require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.get(node())))
-	for n := range 3 * generation {
-		i.get(fmt.Sprint(n))
-		if n%1000 == 0 {
-			require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.get(node())), "what is in use stays")
-		}
-	}
-	require.LessOrEqual(t, len(i.young)+len(i.old), 2*generation)
 }

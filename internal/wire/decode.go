@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"unique"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/intern"
 	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -135,7 +135,7 @@ func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
 func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	var d decoder
 	s := model.Service{
-		Namespace:               intern(p.GetNamespace()),
+		Namespace:               common.Get(p.GetNamespace()),
 		Name:                    p.GetName(),
 		Type:                    model.ServiceType(d.enum("type", int32(p.GetType()), 1, 3)),
 		ClusterIPs:              d.addrs("cluster_ips", p.GetClusterIps()),
@@ -144,7 +144,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 		ExternalTrafficPolicy:   model.TrafficPolicy(d.enum("external_traffic_policy", int32(p.GetExternalTrafficPolicy()), 0, 2)),
 		ClientIPAffinitySeconds: p.GetClientIpAffinitySeconds(),
 		HealthCheckNodePort:     d.port("health_check_node_port", p.GetHealthCheckNodePort()),
-		TrafficDistribution:     intern(p.GetTrafficDistribution()),
+		TrafficDistribution:     common.Get(p.GetTrafficDistribution()),
 		CreationTimeSeconds:     p.GetCreationTimeSeconds(),
 	}
 	d.name(p.GetName())
@@ -155,7 +155,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	}
 	for _, x := range p.GetPorts() {
 		s.Ports = append(s.Ports, model.ServicePort{
-			Name: intern(x.GetName()), Protocol: d.protocol(x.GetProtocol()),
+			Name: common.Get(x.GetName()), Protocol: d.protocol(x.GetProtocol()),
 			Port: d.port("port", x.GetPort()), NodePort: d.port("node_port", x.GetNodePort()),
 		})
 	}
@@ -170,7 +170,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 	var d decoder
 	s := model.Slice{
-		Namespace:               intern(p.GetNamespace()),
+		Namespace:               common.Get(p.GetNamespace()),
 		Name:                    p.GetName(),
 		Service:                 p.GetService(),
 		Family:                  model.Family(d.enum("address_type", int32(p.GetAddressType()), 1, 2)),
@@ -180,7 +180,7 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 	d.name(p.GetName())
 	for _, x := range p.GetPorts() {
 		s.Ports = append(s.Ports, model.SlicePort{
-			Name: intern(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
+			Name: common.Get(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
 		})
 	}
 	for i := range s.Endpoints {
@@ -198,7 +198,7 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 	var d decoder
 	m := &model.SliceDelta{
-		Namespace: intern(p.GetNamespace()), Name: p.GetName(),
+		Namespace: common.Get(p.GetNamespace()), Name: p.GetName(),
 		Base: model.Version(p.GetBaseVersion()), Version: model.Version(p.GetVersion()),
 		Endpoints: d.endpoints(p.GetEndpoints()), Removed: d.addrs("removed", p.GetRemoved()),
 		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
@@ -309,8 +309,8 @@ func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 		out = append(out, model.Endpoint{
 			Address:    d.addr("address", p.GetAddress()),
 			Conditions: model.Conditions{Ready: p.GetReady(), Serving: p.GetServing(), Terminating: p.GetTerminating()},
-			NodeName:   intern(p.GetNodeName()),
-			Zone:       intern(p.GetZone()),
+			NodeName:   common.Get(p.GetNodeName()),
+			Zone:       common.Get(p.GetZone()),
 			ZoneHints:  interned(p.GetZoneHints()),
 			NodeHints:  interned(p.GetNodeHints()),
 		})
@@ -318,17 +318,12 @@ func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 	return out
 }
 
-// intern shares strings that many objects have in common, such as names of nodes and zones.
-func intern(s string) string {
-	if s == "" {
-		return ""
-	}
-	return unique.Make(s).Value()
-}
+// common are the strings that objects have in common.
+var common intern.Strings
 
 func interned(list []string) []string {
 	for i, s := range list {
-		list[i] = intern(s)
+		list[i] = common.Get(s)
 	}
 	return list
 }

@@ -62,6 +62,8 @@ func TestRefusals(t *testing.T) {
 		"a digest for each sequence": {[]*pb.StreamRequest{hello(&pb.Hello{Epoch: s.Epoch(), Sequences: []uint64{1, 1}, Digests: []uint64{1}})},
 			codes.InvalidArgument, "2 sequences and 1 digests"},
 		"too many":            {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: make([]uint64, 5000), Digests: make([]uint64, 5000)})}, codes.InvalidArgument, "5000"},
+		"an agent of no node": {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_AGENT})}, codes.InvalidArgument, "kind"},
+		"a relay":             {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})}, codes.Unimplemented, "relays"},
 		"a stranger":          {[]*pb.StreamRequest{hello(&pb.Hello{NodeName: "stranger"})}, codes.PermissionDenied, "who are you?"},
 		"ack of the future":   {[]*pb.StreamRequest{hello(&pb.Hello{}), ack(0, 99)}, codes.InvalidArgument, "never sent"},
 		"ack of no shard":     {[]*pb.StreamRequest{hello(&pb.Hello{}), ack(2, 0)}, codes.InvalidArgument, "never sent"},

@@ -322,6 +322,13 @@ func (h *Hub) checkHello(hello *pb.Hello) error {
 		return status.Errorf(codes.InvalidArgument, "hello has %d sequences and %d digests: give one of each per shard",
 			n, len(hello.GetDigests()))
 	}
+	node := hello.GetNodeName() != ""
+	switch kind := hello.GetKind(); {
+	case kind == pb.ClientKind_CLIENT_KIND_RELAY:
+		return status.Error(codes.Unimplemented, "this server does not serve relays: it is older than the client")
+	case kind == pb.ClientKind_CLIENT_KIND_AGENT && !node, kind == pb.ClientKind_CLIENT_KIND_OBSERVER && node:
+		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, hello.GetNodeName())
+	}
 	return nil
 }
 

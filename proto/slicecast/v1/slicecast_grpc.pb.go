@@ -74,7 +74,8 @@ type DistributionServiceClient interface {
 	//
 	// Status codes: UNAVAILABLE (not synced, or draining: try another server or later), INVALID_ARGUMENT (the stream broke
 	// the protocol: a bug in the client), UNAUTHENTICATED and PERMISSION_DENIED (who the client is, or says it is),
-	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit).
+	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit; with google.rpc.RetryInfo where waiting helps),
+	// UNIMPLEMENTED (a kind of client that this server does not serve).
 	Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamRequest, StreamResponse], error)
 }
 
@@ -109,7 +110,8 @@ type DistributionServiceServer interface {
 	//
 	// Status codes: UNAVAILABLE (not synced, or draining: try another server or later), INVALID_ARGUMENT (the stream broke
 	// the protocol: a bug in the client), UNAUTHENTICATED and PERMISSION_DENIED (who the client is, or says it is),
-	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit).
+	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit; with google.rpc.RetryInfo where waiting helps),
+	// UNIMPLEMENTED (a kind of client that this server does not serve).
 	Stream(grpc.BidiStreamingServer[StreamRequest, StreamResponse]) error
 	mustEmbedUnimplementedDistributionServiceServer()
 }

@@ -1,0 +1,23 @@
+package intern
+
+import (
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestStringsKeepsOneCopyAndForgets(t *testing.T) {
+	var i Strings
+	node := func() string { return string([]byte("node-1")) } // a new copy each time
+	first := i.Get(node())
+	require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.Get(node())))
+	for n := range 3 * generation {
+		i.Get(fmt.Sprint(n))
+		if n%1000 == 0 {
+			require.Equal(t, unsafe.StringData(first), unsafe.StringData(i.Get(node())), "what is in use stays")
+		}
+	}
+	require.LessOrEqual(t, len(i.young)+len(i.old), 2*generation)
+}
