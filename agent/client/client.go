@@ -43,8 +43,9 @@ const (
 	maxBackoff = 30 * time.Second
 	// settled is how long a stream must have lived for the back-off to start over.
 	settled = 10 * time.Second
-	// ackInterval is the least time between two Acks.
-	ackInterval = 100 * time.Millisecond
+	// ackInterval is the least time between two Acks: one that follows a quiet second goes at once, so the server knows
+	// exactly when a single change was programmed, and under churn an ack costs it little.
+	ackInterval = time.Second
 	// defaultHeartbeat is assumed where Welcome gives none; a server that is silent for silentBeats of them is taken for
 	// dead, and so is one that gives no Welcome within a single default one.
 	defaultHeartbeat = 30 * time.Second
@@ -384,37 +385,50 @@ func (c *Client) signal() {
 	}
 }
 
-// send sends what waits, until the stream ends.
+// send sends what waits, until the stream ends: acks at intervals, everything else at once.
 func (c *Client) send(ctx context.Context, g pb.DistributionService_StreamClient) error {
+	var pause <-chan time.Time // until the next Ack may go; nil: it may
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.wake:
+		case <-pause:
+			pause = nil
 		}
-		c.mu.Lock()
-		others, acks, epoch := c.others, c.acks, c.epoch
-		c.others, c.acks = nil, make(map[uint32]uint64)
-		c.mu.Unlock()
+		others, ack := c.waiting(pause == nil)
 		for _, r := range others {
 			if err := g.Send(r); err != nil {
 				return ignoreEOF(err)
 			}
 		}
-		if len(acks) == 0 || epoch != c.options.Cache.currentEpoch() {
+		if ack == nil {
 			continue
 		}
-		a := &pb.Ack{}
-		for shard, sequence := range acks {
-			a.Positions = append(a.Positions, &pb.ShardPosition{Shard: shard, Sequence: sequence})
-		}
-		if err := g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: a}}); err != nil {
+		if err := g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}); err != nil {
 			return ignoreEOF(err)
 		}
-		if !sleep(ctx, ackInterval) {
-			return nil
+		pause = time.After(ackInterval)
+	}
+}
+
+// waiting takes what waits to be sent; acks only if they are wanted, and if they are of the server's epoch.
+func (c *Client) waiting(acks bool) (others []*pb.StreamRequest, ack *pb.Ack) {
+	epoch := c.options.Cache.currentEpoch()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	others, c.others = c.others, nil
+	if !acks || len(c.acks) == 0 {
+		return others, nil
+	}
+	if c.epoch == epoch {
+		ack = &pb.Ack{}
+		for shard, sequence := range c.acks {
+			ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: shard, Sequence: sequence})
 		}
 	}
+	clear(c.acks)
+	return others, ack
 }
 
 // ignoreEOF: the receiver knows why the stream ended.
