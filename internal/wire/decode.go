@@ -55,10 +55,11 @@ func Decode(f Frame) (*Response, error) {
 		return &Response{Drain: m.Drain}, nil
 	case *pb.StreamResponse_NodeUpdate:
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
-		if err != nil {
-			return &Response{Problems: []Problem{{model.Key{Kind: model.KindNode, Name: m.NodeUpdate.GetNode().GetName()}, err}}}, nil
+		out := &Response{Node: &NodeUpdate{n}}
+		if err != nil { // what is known of the Node stays
+			out = &Response{Problems: []Problem{{model.Key{Kind: model.KindNode, Name: m.NodeUpdate.GetNode().GetName()}, err}}}
 		}
-		return &Response{Node: &NodeUpdate{n}}, nil
+		return out, nil
 	case *pb.StreamResponse_ShardUpdate:
 		u, problems := UpdateFromProto(m.ShardUpdate)
 		return &Response{Update: u, Problems: problems, More: m.ShardUpdate.GetMore()}, nil
