@@ -100,7 +100,8 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 			delete(c.moved, shard)
 		}
 	}
-	clear(c.touched)
+	// Not cleared: that would cost each later Take what the largest one took.
+	c.touched = make(map[model.ServiceKey]struct{})
 	c.nodeMoved = false
 	return changes, true
 }

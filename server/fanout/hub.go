@@ -204,22 +204,34 @@ func (h *Hub) wakeLocked() {
 	h.changed = make(chan struct{})
 }
 
-// follow gives the frames from a position on, the position after them, whether some were lost because the ring lapped the
-// reader, the number of heartbeats with the latest, and what is closed at the next change.
-func (h *Hub) follow(position uint64, into []published) (
-	frames []published, next uint64, lapped bool, beats uint64, heartbeat wire.Frame, changed <-chan struct{},
-) {
+// news is what a stream has read of the hub.
+type news struct {
+	position  uint64      // in the ring, of the next frame
+	frames    []published // since the position before
+	lapped    bool        // the ring has overtaken the reader: frames are missing
+	beats     uint64      // number of heartbeats
+	heartbeat wire.Frame  // the latest
+	changed   <-chan struct{}
+}
+
+// present gives where the hub is, without frames.
+func (h *Hub) present() news {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	frames = into[:0]
-	if h.head-position > ringSize {
-		lapped = true
-	} else {
-		for p := position; p < h.head; p++ {
-			frames = append(frames, h.ring[p%ringSize])
+	return news{position: h.head, beats: h.beats, changed: h.changed}
+}
+
+// follow gives what has come since. It uses the memory of n's frames.
+func (h *Hub) follow(n news) news {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	next := news{position: h.head, frames: n.frames[:0], beats: h.beats, heartbeat: h.heartbeat, changed: h.changed}
+	if next.lapped = h.head-n.position > ringSize; !next.lapped {
+		for p := n.position; p < h.head; p++ {
+			next.frames = append(next.frames, h.ring[p%ringSize])
 		}
 	}
-	return frames, h.head, lapped, h.beats, h.heartbeat, h.changed
+	return next
 }
 
 func (h *Hub) streamsOf(node string) []*stream {

@@ -55,7 +55,7 @@ func (s *stream) wake() {
 // serve runs the stream until the client leaves, breaks the protocol or the server drains.
 func (s *stream) serve(hello *pb.Hello) error {
 	// The position in the ring comes before the snapshots: what is published between is skipped by its sequence.
-	_, position, _, beats, _, changed := s.hub.follow(0, nil)
+	now := s.hub.present()
 	if err := s.start(hello); err != nil {
 		return err
 	}
@@ -64,10 +64,9 @@ func (s *stream) serve(hello *pb.Hello) error {
 
 	draining := s.hub.draining
 	var end <-chan time.Time
-	var frames []published
 	for {
 		select {
-		case <-changed:
+		case <-now.changed:
 		case <-s.pokes:
 			if err := s.answer(); err != nil {
 				return err
@@ -90,17 +89,14 @@ func (s *stream) serve(hello *pb.Hello) error {
 		case <-s.grpc.Context().Done():
 			return status.FromContextError(s.grpc.Context().Err()).Err()
 		}
-		var lapped bool
-		var latest uint64
-		var heartbeat wire.Frame
-		frames, position, lapped, latest, heartbeat, changed = s.hub.follow(position, frames)
-		if err := s.forward(frames, lapped); err != nil {
+		beats := now.beats
+		now = s.hub.follow(now)
+		if err := s.forward(now.frames, now.lapped); err != nil {
 			return err
 		}
-		clear(frames) // an idle stream keeps no frames alive
-		if latest != beats {
-			beats = latest
-			if err := s.send(heartbeat); err != nil {
+		clear(now.frames) // an idle stream keeps no frames alive
+		if now.beats != beats {
+			if err := s.send(now.heartbeat); err != nil {
 				return err
 			}
 		}
@@ -156,7 +152,7 @@ func (s *stream) resume(hello *pb.Hello, snapshot *store.Snapshot) error {
 			return s.sendUpTo(snapshot, at)
 		}
 	}
-	return s.sendWhole(snapshot)
+	return s.sendUpTo(snapshot, 0) // the whole shard, empty or not
 }
 
 // bring sends what leads the client from its position to a snapshot.
@@ -167,9 +163,6 @@ func (s *stream) bring(snapshot *store.Snapshot) error {
 	}
 	return s.sendUpTo(snapshot, from)
 }
-
-// sendWhole sends the shard, empty or not, whatever the client's position is.
-func (s *stream) sendWhole(snapshot *store.Snapshot) error { return s.sendUpTo(snapshot, 0) }
 
 func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
 	f, err := s.hub.catchUp(snapshot, from)

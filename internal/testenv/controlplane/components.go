@@ -107,7 +107,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 			"--tls-private-key-file=" + cp.pki.file("serving.key"),
 			"--client-ca-file=" + cp.pki.file("ca.crt"),
 			"--service-account-issuer=" + Issuer,
-			"--service-account-key-file=" + cp.pki.file("service-accounts.pub"),
+			"--service-account-key-file=" + cp.pki.file("service-accounts.crt"),
 			"--service-account-signing-key-file=" + cp.pki.file("service-accounts.key"),
 			"--authorization-mode=RBAC",
 			"--service-cluster-ip-range=" + ServiceCIDRs,

@@ -221,7 +221,7 @@ func (cp *ControlPlane) ConfigForToken(token string) *rest.Config {
 func (cp *ControlPlane) anonymousConfig() *rest.Config {
 	return &rest.Config{
 		Host:            cp.URL(),
-		TLSClientConfig: rest.TLSClientConfig{CAData: cp.pki.caPEM},
+		TLSClientConfig: rest.TLSClientConfig{CAData: cp.pki.ca.PEM()},
 		QPS:             -1,
 	}
 }
