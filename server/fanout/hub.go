@@ -35,9 +35,10 @@ const (
 	DefaultHeartbeat = 30 * time.Second
 	// DefaultDrainWindow spreads the reconnections of thousands of nodes.
 	DefaultDrainWindow = 5 * time.Second
-	// DefaultFrameCacheBytes holds the snapshot of a large cluster (250,000 endpoints) and its catch-ups.
-	DefaultFrameCacheBytes = 64 << 20
 )
+
+// frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its catch-ups.
+const frameCacheBytes = 64 << 20
 
 // ringSize is how many frames a stream may be behind before it is caught up from snapshots instead.
 const ringSize = 1024
@@ -58,8 +59,6 @@ type Options struct {
 	Heartbeat time.Duration
 	// DrainWindow is the time within which clients are asked to reconnect when the server stops; 0: DefaultDrainWindow.
 	DrainWindow time.Duration
-	// FrameCacheBytes bounds the cache of snapshot and catch-up frames; 0: DefaultFrameCacheBytes.
-	FrameCacheBytes int
 	// Logger; nil: slog's default.
 	Logger *slog.Logger
 	// Registerer for metrics; nil: none.
@@ -109,16 +108,13 @@ func New(o Options) *Hub {
 	if o.DrainWindow == 0 {
 		o.DrainWindow = DefaultDrainWindow
 	}
-	if o.FrameCacheBytes == 0 {
-		o.FrameCacheBytes = DefaultFrameCacheBytes
-	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
 	return &Hub{
 		options: o, log: o.Logger, store: o.Store,
 		metrics:  newMetrics(o.Registerer),
-		frames:   newFrameCache(o.FrameCacheBytes),
+		frames:   newFrameCache(frameCacheBytes),
 		changed:  make(chan struct{}),
 		streams:  make(map[string]map[*stream]struct{}),
 		draining: make(chan struct{}),
