@@ -6,6 +6,7 @@
 //	agent                                server
 //	  | -- Hello ------------------------> |   who I am, what I hold (position or digest of each shard)
 //	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
+//	  | <------------------------ Servers |   where else to connect; again whenever that changes
 //	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
 //	  | <-------------------- ShardUpdate |   for each shard that differs from what the agent holds
 //	  | <------------------------- InSync |   now the agent has everything; positions of all shards
@@ -13,7 +14,6 @@
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
 //	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
-//	  | <------------------------ Servers |   where else to connect
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -36,7 +36,9 @@
 //   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
 //   - A SliceDelta applies to the version that it names as its base, and to nothing else. A client that lacks the base
 //     asks for that key with Resync, and keeps what it has meanwhile.
-//   - The server sends the same bytes to every node, NodeUpdate aside.
+//   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
+//   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
+//     sequences at which nothing in it changed: each leads from the one sent before.
 //   - Fields that a client does not know it ignores; it takes versions from the wire, so that a newer server's content
 //     still has the right digest.
 
@@ -63,13 +65,66 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Capability is something that a client understands and not every client does.
+type Capability int32
+
+const (
+	// Not given.
+	Capability_CAPABILITY_UNSPECIFIED Capability = 0
+	// StreamResponse.zstd.
+	Capability_CAPABILITY_ZSTD Capability = 1
+	// BucketQuery, and ShardUpdates with full_buckets.
+	Capability_CAPABILITY_BUCKETS Capability = 2
+)
+
+// Enum value maps for Capability.
+var (
+	Capability_name = map[int32]string{
+		0: "CAPABILITY_UNSPECIFIED",
+		1: "CAPABILITY_ZSTD",
+		2: "CAPABILITY_BUCKETS",
+	}
+	Capability_value = map[string]int32{
+		"CAPABILITY_UNSPECIFIED": 0,
+		"CAPABILITY_ZSTD":        1,
+		"CAPABILITY_BUCKETS":     2,
+	}
+)
+
+func (x Capability) Enum() *Capability {
+	p := new(Capability)
+	*p = x
+	return p
+}
+
+func (x Capability) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Capability) Descriptor() protoreflect.EnumDescriptor {
+	return file_slicecast_v1_slicecast_proto_enumTypes[0].Descriptor()
+}
+
+func (Capability) Type() protoreflect.EnumType {
+	return &file_slicecast_v1_slicecast_proto_enumTypes[0]
+}
+
+func (x Capability) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Capability.Descriptor instead.
+func (Capability) EnumDescriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{0}
+}
+
 // ClientKind is what a client is.
 type ClientKind int32
 
 const (
-	// Not given: an agent if node_name is given, else an observer.
+	// Not given: an observer, which gets the Node node_name if that is given.
 	ClientKind_CLIENT_KIND_UNSPECIFIED ClientKind = 0
-	// The agent of the Node node_name.
+	// The agent of the Node node_name. A Node has one: its newest stream ends the one before.
 	ClientKind_CLIENT_KIND_AGENT ClientKind = 1
 	// Somebody who watches: gets no NodeUpdate, and its acks do not count.
 	ClientKind_CLIENT_KIND_OBSERVER ClientKind = 2
@@ -105,11 +160,11 @@ func (x ClientKind) String() string {
 }
 
 func (ClientKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[0].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[1].Descriptor()
 }
 
 func (ClientKind) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[0]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[1]
 }
 
 func (x ClientKind) Number() protoreflect.EnumNumber {
@@ -118,7 +173,7 @@ func (x ClientKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ClientKind.Descriptor instead.
 func (ClientKind) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{0}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
 }
 
 // ObjectKind tells Services from Slices.
@@ -158,11 +213,11 @@ func (x ObjectKind) String() string {
 }
 
 func (ObjectKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[1].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
 }
 
 func (ObjectKind) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[1]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
 }
 
 func (x ObjectKind) Number() protoreflect.EnumNumber {
@@ -171,7 +226,7 @@ func (x ObjectKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ObjectKind.Descriptor instead.
 func (ObjectKind) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
 }
 
 // Protocol of a port, as in Kubernetes.
@@ -215,11 +270,11 @@ func (x Protocol) String() string {
 }
 
 func (Protocol) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[2].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
 }
 
 func (Protocol) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[2]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
 }
 
 func (x Protocol) Number() protoreflect.EnumNumber {
@@ -228,7 +283,7 @@ func (x Protocol) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Protocol.Descriptor instead.
 func (Protocol) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
 }
 
 // ServiceType, as in Kubernetes; headless and ExternalName Services are not sent.
@@ -272,11 +327,11 @@ func (x ServiceType) String() string {
 }
 
 func (ServiceType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[3].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
 }
 
 func (ServiceType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[3]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
 }
 
 func (x ServiceType) Number() protoreflect.EnumNumber {
@@ -285,7 +340,7 @@ func (x ServiceType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceType.Descriptor instead.
 func (ServiceType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
 }
 
 // TrafficPolicy is a Service's internalTrafficPolicy or externalTrafficPolicy.
@@ -325,11 +380,11 @@ func (x TrafficPolicy) String() string {
 }
 
 func (TrafficPolicy) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[4].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[5].Descriptor()
 }
 
 func (TrafficPolicy) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[4]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[5]
 }
 
 func (x TrafficPolicy) Number() protoreflect.EnumNumber {
@@ -338,7 +393,7 @@ func (x TrafficPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TrafficPolicy.Descriptor instead.
 func (TrafficPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 // AddressType is the family of a Slice's addresses. FQDN slices are not sent.
@@ -378,11 +433,11 @@ func (x AddressType) String() string {
 }
 
 func (AddressType) Descriptor() protoreflect.EnumDescriptor {
-	return file_slicecast_v1_slicecast_proto_enumTypes[5].Descriptor()
+	return file_slicecast_v1_slicecast_proto_enumTypes[6].Descriptor()
 }
 
 func (AddressType) Type() protoreflect.EnumType {
-	return &file_slicecast_v1_slicecast_proto_enumTypes[5]
+	return &file_slicecast_v1_slicecast_proto_enumTypes[6]
 }
 
 func (x AddressType) Number() protoreflect.EnumNumber {
@@ -391,7 +446,7 @@ func (x AddressType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AddressType.Descriptor instead.
 func (AddressType) EnumDescriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
 // StreamRequest is a message from the agent.
@@ -405,6 +460,7 @@ type StreamRequest struct {
 	//	*StreamRequest_Ack
 	//	*StreamRequest_Nack
 	//	*StreamRequest_Resync
+	//	*StreamRequest_Subscribe
 	Message       isStreamRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -483,6 +539,15 @@ func (x *StreamRequest) GetResync() *Resync {
 	return nil
 }
 
+func (x *StreamRequest) GetSubscribe() *Subscription {
+	if x != nil {
+		if x, ok := x.Message.(*StreamRequest_Subscribe); ok {
+			return x.Subscribe
+		}
+	}
+	return nil
+}
+
 type isStreamRequest_Message interface {
 	isStreamRequest_Message()
 }
@@ -507,6 +572,12 @@ type StreamRequest_Resync struct {
 	Resync *Resync `protobuf:"bytes,4,opt,name=resync,proto3,oneof"`
 }
 
+type StreamRequest_Subscribe struct {
+	// What the client wants from now on; it replaces the subscription before. What falls out of it comes back as removed,
+	// what is new to it comes whole, and an InSync tells that this is done.
+	Subscribe *Subscription `protobuf:"bytes,5,opt,name=subscribe,proto3,oneof"`
+}
+
 func (*StreamRequest_Hello) isStreamRequest_Message() {}
 
 func (*StreamRequest_Ack) isStreamRequest_Message() {}
@@ -514,6 +585,8 @@ func (*StreamRequest_Ack) isStreamRequest_Message() {}
 func (*StreamRequest_Nack) isStreamRequest_Message() {}
 
 func (*StreamRequest_Resync) isStreamRequest_Message() {}
+
+func (*StreamRequest_Subscribe) isStreamRequest_Message() {}
 
 // StreamResponse is a message from the server.
 type StreamResponse struct {
@@ -530,6 +603,7 @@ type StreamResponse struct {
 	//	*StreamResponse_Drain
 	//	*StreamResponse_Servers
 	//	*StreamResponse_BucketQuery
+	//	*StreamResponse_Zstd
 	Message       isStreamResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -644,6 +718,15 @@ func (x *StreamResponse) GetBucketQuery() *BucketQuery {
 	return nil
 }
 
+func (x *StreamResponse) GetZstd() []byte {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResponse_Zstd); ok {
+			return x.Zstd
+		}
+	}
+	return nil
+}
+
 type isStreamResponse_Message interface {
 	isStreamResponse_Message()
 }
@@ -688,6 +771,11 @@ type StreamResponse_BucketQuery struct {
 	BucketQuery *BucketQuery `protobuf:"bytes,8,opt,name=bucket_query,json=bucketQuery,proto3,oneof"`
 }
 
+type StreamResponse_Zstd struct {
+	// A StreamResponse, compressed with zstd (RFC 8878); only to clients with CAPABILITY_ZSTD.
+	Zstd []byte `protobuf:"bytes,9,opt,name=zstd,proto3,oneof"`
+}
+
 func (*StreamResponse_Welcome) isStreamResponse_Message() {}
 
 func (*StreamResponse_ShardUpdate) isStreamResponse_Message() {}
@@ -703,6 +791,8 @@ func (*StreamResponse_Drain) isStreamResponse_Message() {}
 func (*StreamResponse_Servers) isStreamResponse_Message() {}
 
 func (*StreamResponse_BucketQuery) isStreamResponse_Message() {}
+
+func (*StreamResponse_Zstd) isStreamResponse_Message() {}
 
 // Hello says who the client is and what it already holds.
 type Hello struct {
@@ -724,7 +814,14 @@ type Hello struct {
 	// client back in time.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,7,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	// What the client is.
-	Kind          ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
+	Kind ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
+	// What the client understands beyond the first version of this API.
+	Capabilities []Capability `protobuf:"varint,9,rep,packed,name=capabilities,proto3,enum=slicecast.v1.Capability" json:"capabilities,omitempty"`
+	// What the client wants; absent: everything. What it holds (sequences, digests) must be of this subscription.
+	Subscription *Subscription `protobuf:"bytes,10,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	// From a relay: the sum, modulo 2^64, of the hashes of all Nodes that it holds. If the server's is another, it sends all
+	// Nodes, and says so in InSync.
+	NodesDigest   uint64 `protobuf:"fixed64,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -815,6 +912,137 @@ func (x *Hello) GetKind() ClientKind {
 	return ClientKind_CLIENT_KIND_UNSPECIFIED
 }
 
+func (x *Hello) GetCapabilities() []Capability {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Hello) GetSubscription() *Subscription {
+	if x != nil {
+		return x.Subscription
+	}
+	return nil
+}
+
+func (x *Hello) GetNodesDigest() uint64 {
+	if x != nil {
+		return x.NodesDigest
+	}
+	return 0
+}
+
+// Subscription names Services, with their Slices. Both lists count; with both empty it names nothing.
+type Subscription struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All Services of these namespaces.
+	Namespaces []string `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// These Services.
+	Services      []*ServiceName `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Subscription) Reset() {
+	*x = Subscription{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Subscription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Subscription) ProtoMessage() {}
+
+func (x *Subscription) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Subscription.ProtoReflect.Descriptor instead.
+func (*Subscription) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Subscription) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Subscription) GetServices() []*ServiceName {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServiceName names a Service.
+type ServiceName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its name.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceName) Reset() {
+	*x = ServiceName{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceName) ProtoMessage() {}
+
+func (x *ServiceName) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
+func (*ServiceName) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ServiceName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // ResourceVersions are Kubernetes resourceVersions, for each kind that is watched by itself. They compare only among the
 // servers of one cluster.
 type ResourceVersions struct {
@@ -829,7 +1057,7 @@ type ResourceVersions struct {
 
 func (x *ResourceVersions) Reset() {
 	*x = ResourceVersions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +1069,7 @@ func (x *ResourceVersions) String() string {
 func (*ResourceVersions) ProtoMessage() {}
 
 func (x *ResourceVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[3]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +1082,7 @@ func (x *ResourceVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceVersions.ProtoReflect.Descriptor instead.
 func (*ResourceVersions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ResourceVersions) GetServices() uint64 {
@@ -886,7 +1114,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +1126,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[4]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +1139,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{4}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Ack) GetPositions() []*ShardPosition {
@@ -941,14 +1169,16 @@ type ShardPosition struct {
 	// Shard number, below Welcome.shard_count.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Sequence within the stream's epoch.
-	Sequence      uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// In an Ack: milliseconds since the kernel has had it, as an Ack may wait for others.
+	AgeMs         uint32 `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShardPosition) Reset() {
 	*x = ShardPosition{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1190,7 @@ func (x *ShardPosition) String() string {
 func (*ShardPosition) ProtoMessage() {}
 
 func (x *ShardPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[5]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1203,7 @@ func (x *ShardPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardPosition.ProtoReflect.Descriptor instead.
 func (*ShardPosition) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{5}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ShardPosition) GetShard() uint32 {
@@ -986,6 +1216,13 @@ func (x *ShardPosition) GetShard() uint32 {
 func (x *ShardPosition) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
+	}
+	return 0
+}
+
+func (x *ShardPosition) GetAgeMs() uint32 {
+	if x != nil {
+		return x.AgeMs
 	}
 	return 0
 }
@@ -1012,7 +1249,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1261,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[6]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1274,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Nack) GetShard() uint32 {
@@ -1100,7 +1337,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1349,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[7]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1362,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Resync) GetShard() uint32 {
@@ -1180,7 +1417,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1429,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[8]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1442,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Welcome) GetEpoch() uint64 {
@@ -1268,7 +1505,7 @@ type Servers struct {
 
 func (x *Servers) Reset() {
 	*x = Servers{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1517,7 @@ func (x *Servers) String() string {
 func (*Servers) ProtoMessage() {}
 
 func (x *Servers) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[9]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1530,7 @@ func (x *Servers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Servers.ProtoReflect.Descriptor instead.
 func (*Servers) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Servers) GetServers() []*Server {
@@ -1316,7 +1553,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1328,7 +1565,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[10]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1341,7 +1578,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Server) GetAddress() string {
@@ -1370,7 +1607,7 @@ type BucketQuery struct {
 
 func (x *BucketQuery) Reset() {
 	*x = BucketQuery{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1619,7 @@ func (x *BucketQuery) String() string {
 func (*BucketQuery) ProtoMessage() {}
 
 func (x *BucketQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[11]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1632,7 @@ func (x *BucketQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BucketQuery.ProtoReflect.Descriptor instead.
 func (*BucketQuery) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BucketQuery) GetShards() []uint32 {
@@ -1437,7 +1674,7 @@ type ShardUpdate struct {
 
 func (x *ShardUpdate) Reset() {
 	*x = ShardUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1686,7 @@ func (x *ShardUpdate) String() string {
 func (*ShardUpdate) ProtoMessage() {}
 
 func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[12]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1699,7 @@ func (x *ShardUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardUpdate.ProtoReflect.Descriptor instead.
 func (*ShardUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ShardUpdate) GetShard() uint32 {
@@ -1555,7 +1792,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1804,7 @@ func (x *NodeUpdate) String() string {
 func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[13]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1817,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeUpdate) GetNode() *Node {
@@ -1604,13 +1841,15 @@ type InSync struct {
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
 	// Resource versions that the state reflects.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,2,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// To a relay: all Nodes were sent on this stream before; others no longer exist.
+	AllNodes      bool `protobuf:"varint,3,opt,name=all_nodes,json=allNodes,proto3" json:"all_nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InSync) Reset() {
 	*x = InSync{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1861,7 @@ func (x *InSync) String() string {
 func (*InSync) ProtoMessage() {}
 
 func (x *InSync) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[14]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1874,7 @@ func (x *InSync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InSync.ProtoReflect.Descriptor instead.
 func (*InSync) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InSync) GetSequences() []uint64 {
@@ -1652,6 +1891,13 @@ func (x *InSync) GetResourceVersions() *ResourceVersions {
 	return nil
 }
 
+func (x *InSync) GetAllNodes() bool {
+	if x != nil {
+		return x.AllNodes
+	}
+	return false
+}
+
 // Heartbeat shows that the server lives, and lets the client find out that it holds something else than the server.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1666,7 +1912,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1924,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[15]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1937,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Heartbeat) GetSequences() []uint64 {
@@ -1720,7 +1966,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1978,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[16]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1991,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Drain) GetReconnectWithinMs() uint32 {
@@ -1770,7 +2016,7 @@ type ObjectKey struct {
 
 func (x *ObjectKey) Reset() {
 	*x = ObjectKey{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +2028,7 @@ func (x *ObjectKey) String() string {
 func (*ObjectKey) ProtoMessage() {}
 
 func (x *ObjectKey) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[17]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +2041,7 @@ func (x *ObjectKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectKey.ProtoReflect.Descriptor instead.
 func (*ObjectKey) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ObjectKey) GetKind() ObjectKind {
@@ -1858,7 +2104,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +2116,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +2129,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Service) GetNamespace() string {
@@ -2004,7 +2250,7 @@ type LoadBalancerIngress struct {
 
 func (x *LoadBalancerIngress) Reset() {
 	*x = LoadBalancerIngress{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2262,7 @@ func (x *LoadBalancerIngress) String() string {
 func (*LoadBalancerIngress) ProtoMessage() {}
 
 func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2275,7 @@ func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerIngress.ProtoReflect.Descriptor instead.
 func (*LoadBalancerIngress) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LoadBalancerIngress) GetIp() string {
@@ -2064,7 +2310,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2322,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2335,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ServicePort) GetName() string {
@@ -2146,7 +2392,7 @@ type Slice struct {
 
 func (x *Slice) Reset() {
 	*x = Slice{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2404,7 @@ func (x *Slice) String() string {
 func (*Slice) ProtoMessage() {}
 
 func (x *Slice) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2417,7 @@ func (x *Slice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slice.ProtoReflect.Descriptor instead.
 func (*Slice) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Slice) GetNamespace() string {
@@ -2245,7 +2491,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2503,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2516,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SlicePort) GetName() string {
@@ -2319,7 +2565,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2577,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2590,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -2428,7 +2674,7 @@ type SliceDelta struct {
 
 func (x *SliceDelta) Reset() {
 	*x = SliceDelta{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2686,7 @@ func (x *SliceDelta) String() string {
 func (*SliceDelta) ProtoMessage() {}
 
 func (x *SliceDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2699,7 @@ func (x *SliceDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceDelta.ProtoReflect.Descriptor instead.
 func (*SliceDelta) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SliceDelta) GetNamespace() string {
@@ -2529,7 +2775,7 @@ type EndpointConditions struct {
 
 func (x *EndpointConditions) Reset() {
 	*x = EndpointConditions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +2787,7 @@ func (x *EndpointConditions) String() string {
 func (*EndpointConditions) ProtoMessage() {}
 
 func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +2800,7 @@ func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointConditions.ProtoReflect.Descriptor instead.
 func (*EndpointConditions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EndpointConditions) GetAddress() string {
@@ -2606,7 +2852,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2864,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2877,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Node) GetName() string {
@@ -2680,13 +2926,14 @@ var File_slicecast_v1_slicecast_proto protoreflect.FileDescriptor
 
 const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\n" +
-	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\xc8\x01\n" +
+	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\x84\x02\n" +
 	"\rStreamRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.slicecast.v1.HelloH\x00R\x05hello\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.slicecast.v1.AckH\x00R\x03ack\x12(\n" +
 	"\x04nack\x18\x03 \x01(\v2\x12.slicecast.v1.NackH\x00R\x04nack\x12.\n" +
-	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resyncB\t\n" +
-	"\amessage\"\xd5\x03\n" +
+	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resync\x12:\n" +
+	"\tsubscribe\x18\x05 \x01(\v2\x1a.slicecast.v1.SubscriptionH\x00R\tsubscribeB\t\n" +
+	"\amessage\"\xeb\x03\n" +
 	"\x0eStreamResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.slicecast.v1.WelcomeH\x00R\awelcome\x12>\n" +
 	"\fshard_update\x18\x02 \x01(\v2\x19.slicecast.v1.ShardUpdateH\x00R\vshardUpdate\x12;\n" +
@@ -2696,8 +2943,9 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\theartbeat\x18\x05 \x01(\v2\x17.slicecast.v1.HeartbeatH\x00R\theartbeat\x12+\n" +
 	"\x05drain\x18\x06 \x01(\v2\x13.slicecast.v1.DrainH\x00R\x05drain\x121\n" +
 	"\aservers\x18\a \x01(\v2\x15.slicecast.v1.ServersH\x00R\aservers\x12>\n" +
-	"\fbucket_query\x18\b \x01(\v2\x19.slicecast.v1.BucketQueryH\x00R\vbucketQueryB\t\n" +
-	"\amessage\"\xb4\x02\n" +
+	"\fbucket_query\x18\b \x01(\v2\x19.slicecast.v1.BucketQueryH\x00R\vbucketQuery\x12\x14\n" +
+	"\x04zstd\x18\t \x01(\fH\x00R\x04zstdB\t\n" +
+	"\amessage\"\xd5\x03\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -2708,17 +2956,30 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\tsequences\x18\x05 \x03(\x04R\tsequences\x12\x18\n" +
 	"\adigests\x18\x06 \x03(\x06R\adigests\x12K\n" +
 	"\x11resource_versions\x18\a \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12,\n" +
-	"\x04kind\x18\b \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\"F\n" +
+	"\x04kind\x18\b \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12<\n" +
+	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12>\n" +
+	"\fsubscription\x18\n" +
+	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
+	"\fnodes_digest\x18\v \x01(\x06R\vnodesDigest\"e\n" +
+	"\fSubscription\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x01 \x03(\tR\n" +
+	"namespaces\x125\n" +
+	"\bservices\x18\x02 \x03(\v2\x19.slicecast.v1.ServiceNameR\bservices\"?\n" +
+	"\vServiceName\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"F\n" +
 	"\x10ResourceVersions\x12\x1a\n" +
 	"\bservices\x18\x01 \x01(\x04R\bservices\x12\x16\n" +
 	"\x06slices\x18\x02 \x01(\x04R\x06slices\"\x81\x01\n" +
 	"\x03Ack\x129\n" +
 	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12)\n" +
 	"\x10nodes_programmed\x18\x02 \x01(\rR\x0fnodesProgrammed\x12\x14\n" +
-	"\x05nodes\x18\x03 \x01(\rR\x05nodes\"A\n" +
+	"\x05nodes\x18\x03 \x01(\rR\x05nodes\"X\n" +
 	"\rShardPosition\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xb4\x01\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x15\n" +
+	"\x06age_ms\x18\x03 \x01(\rR\x05ageMs\"\xb4\x01\n" +
 	"\x04Nack\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12)\n" +
@@ -2765,10 +3026,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\n" +
 	"NodeUpdate\x12&\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.slicecast.v1.NodeR\x04node\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"s\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x90\x01\n" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
-	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"C\n" +
+	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
+	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"C\n" +
 	"\tHeartbeat\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12\x18\n" +
 	"\adigests\x18\x02 \x03(\x06R\adigests\"7\n" +
@@ -2855,7 +3117,12 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*q\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*U\n" +
+	"\n" +
+	"Capability\x12\x1a\n" +
+	"\x16CAPABILITY_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fCAPABILITY_ZSTD\x10\x01\x12\x16\n" +
+	"\x12CAPABILITY_BUCKETS\x10\x02*q\n" +
 	"\n" +
 	"ClientKind\x12\x1b\n" +
 	"\x17CLIENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -2900,91 +3167,98 @@ func file_slicecast_v1_slicecast_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_slicecast_proto_rawDescData
 }
 
-var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_slicecast_v1_slicecast_proto_goTypes = []any{
-	(ClientKind)(0),             // 0: slicecast.v1.ClientKind
-	(ObjectKind)(0),             // 1: slicecast.v1.ObjectKind
-	(Protocol)(0),               // 2: slicecast.v1.Protocol
-	(ServiceType)(0),            // 3: slicecast.v1.ServiceType
-	(TrafficPolicy)(0),          // 4: slicecast.v1.TrafficPolicy
-	(AddressType)(0),            // 5: slicecast.v1.AddressType
-	(*StreamRequest)(nil),       // 6: slicecast.v1.StreamRequest
-	(*StreamResponse)(nil),      // 7: slicecast.v1.StreamResponse
-	(*Hello)(nil),               // 8: slicecast.v1.Hello
-	(*ResourceVersions)(nil),    // 9: slicecast.v1.ResourceVersions
-	(*Ack)(nil),                 // 10: slicecast.v1.Ack
-	(*ShardPosition)(nil),       // 11: slicecast.v1.ShardPosition
-	(*Nack)(nil),                // 12: slicecast.v1.Nack
-	(*Resync)(nil),              // 13: slicecast.v1.Resync
-	(*Welcome)(nil),             // 14: slicecast.v1.Welcome
-	(*Servers)(nil),             // 15: slicecast.v1.Servers
-	(*Server)(nil),              // 16: slicecast.v1.Server
-	(*BucketQuery)(nil),         // 17: slicecast.v1.BucketQuery
-	(*ShardUpdate)(nil),         // 18: slicecast.v1.ShardUpdate
-	(*NodeUpdate)(nil),          // 19: slicecast.v1.NodeUpdate
-	(*InSync)(nil),              // 20: slicecast.v1.InSync
-	(*Heartbeat)(nil),           // 21: slicecast.v1.Heartbeat
-	(*Drain)(nil),               // 22: slicecast.v1.Drain
-	(*ObjectKey)(nil),           // 23: slicecast.v1.ObjectKey
-	(*Service)(nil),             // 24: slicecast.v1.Service
-	(*LoadBalancerIngress)(nil), // 25: slicecast.v1.LoadBalancerIngress
-	(*ServicePort)(nil),         // 26: slicecast.v1.ServicePort
-	(*Slice)(nil),               // 27: slicecast.v1.Slice
-	(*SlicePort)(nil),           // 28: slicecast.v1.SlicePort
-	(*Endpoint)(nil),            // 29: slicecast.v1.Endpoint
-	(*SliceDelta)(nil),          // 30: slicecast.v1.SliceDelta
-	(*EndpointConditions)(nil),  // 31: slicecast.v1.EndpointConditions
-	(*Node)(nil),                // 32: slicecast.v1.Node
-	nil,                         // 33: slicecast.v1.Node.LabelsEntry
+	(Capability)(0),             // 0: slicecast.v1.Capability
+	(ClientKind)(0),             // 1: slicecast.v1.ClientKind
+	(ObjectKind)(0),             // 2: slicecast.v1.ObjectKind
+	(Protocol)(0),               // 3: slicecast.v1.Protocol
+	(ServiceType)(0),            // 4: slicecast.v1.ServiceType
+	(TrafficPolicy)(0),          // 5: slicecast.v1.TrafficPolicy
+	(AddressType)(0),            // 6: slicecast.v1.AddressType
+	(*StreamRequest)(nil),       // 7: slicecast.v1.StreamRequest
+	(*StreamResponse)(nil),      // 8: slicecast.v1.StreamResponse
+	(*Hello)(nil),               // 9: slicecast.v1.Hello
+	(*Subscription)(nil),        // 10: slicecast.v1.Subscription
+	(*ServiceName)(nil),         // 11: slicecast.v1.ServiceName
+	(*ResourceVersions)(nil),    // 12: slicecast.v1.ResourceVersions
+	(*Ack)(nil),                 // 13: slicecast.v1.Ack
+	(*ShardPosition)(nil),       // 14: slicecast.v1.ShardPosition
+	(*Nack)(nil),                // 15: slicecast.v1.Nack
+	(*Resync)(nil),              // 16: slicecast.v1.Resync
+	(*Welcome)(nil),             // 17: slicecast.v1.Welcome
+	(*Servers)(nil),             // 18: slicecast.v1.Servers
+	(*Server)(nil),              // 19: slicecast.v1.Server
+	(*BucketQuery)(nil),         // 20: slicecast.v1.BucketQuery
+	(*ShardUpdate)(nil),         // 21: slicecast.v1.ShardUpdate
+	(*NodeUpdate)(nil),          // 22: slicecast.v1.NodeUpdate
+	(*InSync)(nil),              // 23: slicecast.v1.InSync
+	(*Heartbeat)(nil),           // 24: slicecast.v1.Heartbeat
+	(*Drain)(nil),               // 25: slicecast.v1.Drain
+	(*ObjectKey)(nil),           // 26: slicecast.v1.ObjectKey
+	(*Service)(nil),             // 27: slicecast.v1.Service
+	(*LoadBalancerIngress)(nil), // 28: slicecast.v1.LoadBalancerIngress
+	(*ServicePort)(nil),         // 29: slicecast.v1.ServicePort
+	(*Slice)(nil),               // 30: slicecast.v1.Slice
+	(*SlicePort)(nil),           // 31: slicecast.v1.SlicePort
+	(*Endpoint)(nil),            // 32: slicecast.v1.Endpoint
+	(*SliceDelta)(nil),          // 33: slicecast.v1.SliceDelta
+	(*EndpointConditions)(nil),  // 34: slicecast.v1.EndpointConditions
+	(*Node)(nil),                // 35: slicecast.v1.Node
+	nil,                         // 36: slicecast.v1.Node.LabelsEntry
 }
 var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
-	8,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
-	10, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
-	12, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
-	13, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
-	14, // 4: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
-	18, // 5: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
-	19, // 6: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
-	20, // 7: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
-	21, // 8: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
-	22, // 9: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
-	15, // 10: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
-	17, // 11: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
-	9,  // 12: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	0,  // 13: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
-	11, // 14: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
-	23, // 15: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
-	23, // 16: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
-	16, // 17: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
-	24, // 18: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
-	27, // 19: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
-	30, // 20: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
-	23, // 21: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	9,  // 22: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	32, // 23: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	9,  // 24: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	1,  // 25: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	3,  // 26: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	25, // 27: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	26, // 28: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	4,  // 29: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	4,  // 30: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	2,  // 31: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	5,  // 32: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	28, // 33: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	29, // 34: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	2,  // 35: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	29, // 36: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	31, // 37: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	33, // 38: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	6,  // 39: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	7,  // 40: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	40, // [40:41] is the sub-list for method output_type
-	39, // [39:40] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	9,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
+	13, // 1: slicecast.v1.StreamRequest.ack:type_name -> slicecast.v1.Ack
+	15, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
+	16, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
+	10, // 4: slicecast.v1.StreamRequest.subscribe:type_name -> slicecast.v1.Subscription
+	17, // 5: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
+	21, // 6: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
+	22, // 7: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
+	23, // 8: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
+	24, // 9: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
+	25, // 10: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
+	18, // 11: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
+	20, // 12: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
+	12, // 13: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	1,  // 14: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
+	0,  // 15: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
+	10, // 16: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
+	11, // 17: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
+	14, // 18: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
+	26, // 19: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
+	26, // 20: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
+	19, // 21: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
+	27, // 22: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
+	30, // 23: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
+	33, // 24: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
+	26, // 25: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
+	12, // 26: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	35, // 27: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	12, // 28: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	2,  // 29: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	4,  // 30: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	28, // 31: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	29, // 32: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	5,  // 33: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	5,  // 34: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	3,  // 35: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	6,  // 36: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	31, // 37: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	32, // 38: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	3,  // 39: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	32, // 40: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	34, // 41: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	36, // 42: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	7,  // 43: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	8,  // 44: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	44, // [44:45] is the sub-list for method output_type
+	43, // [43:44] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
@@ -2997,6 +3271,7 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamRequest_Ack)(nil),
 		(*StreamRequest_Nack)(nil),
 		(*StreamRequest_Resync)(nil),
+		(*StreamRequest_Subscribe)(nil),
 	}
 	file_slicecast_v1_slicecast_proto_msgTypes[1].OneofWrappers = []any{
 		(*StreamResponse_Welcome)(nil),
@@ -3007,14 +3282,15 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamResponse_Drain)(nil),
 		(*StreamResponse_Servers)(nil),
 		(*StreamResponse_BucketQuery)(nil),
+		(*StreamResponse_Zstd)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_slicecast_proto_rawDesc), len(file_slicecast_v1_slicecast_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   28,
+			NumEnums:      7,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,6 +6,7 @@
 //	agent                                server
 //	  | -- Hello ------------------------> |   who I am, what I hold (position or digest of each shard)
 //	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
+//	  | <------------------------ Servers |   where else to connect; again whenever that changes
 //	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
 //	  | <-------------------- ShardUpdate |   for each shard that differs from what the agent holds
 //	  | <------------------------- InSync |   now the agent has everything; positions of all shards
@@ -13,7 +14,6 @@
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
 //	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
-//	  | <------------------------ Servers |   where else to connect
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -36,7 +36,9 @@
 //   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
 //   - A SliceDelta applies to the version that it names as its base, and to nothing else. A client that lacks the base
 //     asks for that key with Resync, and keeps what it has meanwhile.
-//   - The server sends the same bytes to every node, NodeUpdate aside.
+//   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
+//   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
+//     sequences at which nothing in it changed: each leads from the one sent before.
 //   - Fields that a client does not know it ignores; it takes versions from the wire, so that a newer server's content
 //     still has the right digest.
 
