@@ -145,10 +145,12 @@ type Update struct {
 	Shard    uint32
 	From, To uint64 // sequences; the update holds the changes in (From, To]
 	Full     bool   // the whole shard: what is not named here no longer exists
-	Services []*Service
-	Slices   []*Slice
-	Deltas   []*SliceDelta
-	Removed  []Key
+	// FullBuckets are buckets that the update holds whole: what is in one of them and not named here no longer exists.
+	FullBuckets []uint32
+	Services    []*Service
+	Slices      []*Slice
+	Deltas      []*SliceDelta
+	Removed     []Key
 	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
 	// by a full update, removed.
 	Unreadable []Key

@@ -72,7 +72,7 @@ func Decode(f Frame) (*Response, error) {
 func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	u := &model.Update{
 		Shard: p.GetShard(), From: p.GetFromSequence(), To: p.GetSequence(), Full: p.GetFull(),
-		ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
+		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
 	bad := func(kind model.Kind, namespace, name string, err error) {

@@ -37,7 +37,8 @@ func EncodeNode(name string, n *model.Node) (Frame, error) {
 // UpdateToProto translates an Update.
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
+		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
+		ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
 	}
 	for _, s := range u.Services {
 		p.Services = append(p.Services, serviceToProto(s))

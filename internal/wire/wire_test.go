@@ -18,7 +18,8 @@ func TestUpdateRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		u := &model.Update{
 			Shard: rapid.Uint32Range(0, 4095).Draw(t, "shard"), From: rapid.Uint64().Draw(t, "from"), To: rapid.Uint64().Draw(t, "to"),
-			Full: rapid.Bool().Draw(t, "full"), ResourceVersions: model.ResourceVersions{
+			Full: rapid.Bool().Draw(t, "full"), FullBuckets: rapid.SliceOfN(rapid.Uint32Range(0, 63), 0, 3).Draw(t, "full buckets"),
+			ResourceVersions: model.ResourceVersions{
 				Services: rapid.Uint64().Draw(t, "version of Services"), Slices: rapid.Uint64().Draw(t, "version of slices"),
 			},
 		}
