@@ -14,10 +14,12 @@ var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 // SliceDelta turns one version of a Slice into another that differs in endpoints only.
 type SliceDelta struct {
 	Namespace, Name string
-	Base, Version   Version
-	Endpoints       []Endpoint           // new, or changed in more than conditions; ascending by address
-	Conditions      []EndpointConditions // changed in conditions only; ascending by address
-	Removed         []netip.Addr         // ascending
+	// Service that the slice belongs to. It does not go over the wire: a receiver has it from the slice.
+	Service       string
+	Base, Version Version
+	Endpoints     []Endpoint           // new, or changed in more than conditions; ascending by address
+	Conditions    []EndpointConditions // changed in conditions only; ascending by address
+	Removed       []netip.Addr         // ascending
 	// LastChangeTriggerTimeMS is that of the new version; see Slice.
 	LastChangeTriggerTimeMS int64
 }
@@ -41,7 +43,7 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	d := &SliceDelta{
-		Namespace: b.Namespace, Name: b.Name, Base: a.version, Version: b.version,
+		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Base: a.version, Version: b.version,
 		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
 	}
 	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
@@ -59,6 +61,20 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	return d
+}
+
+// Worse tells whether b, the state of a slice after a, lacks an endpoint that a had, or has one that took traffic in a and
+// may not any more: what nodes must hear of first.
+func Worse(a, b *Slice) bool {
+	worse := false
+	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
+		switch {
+		case old == nil:
+		case now == nil, old.Conditions.Ready && !now.Conditions.Ready, old.Conditions.Serving && !now.Conditions.Serving:
+			worse = true
+		}
+	})
+	return worse
 }
 
 // walk visits the union of two lists that are ascending by address, with nil for the side that lacks it.
@@ -151,11 +167,20 @@ type Update struct {
 	Slices      []*Slice
 	Deltas      []*SliceDelta
 	Removed     []Key
+	// Left are the Services that objects have left, by removal or for another Service. It does not go over the wire: it is
+	// for those who follow some Services only.
+	Left []Departure
 	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
 	// by a full update, removed.
 	Unreadable []Key
 	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
 	ResourceVersions ResourceVersions
+}
+
+// Departure is an object that no longer belongs to a Service.
+type Departure struct {
+	Key     Key
+	Service ServiceKey
 }
 
 // Len is the number of objects that the update names.
