@@ -210,6 +210,15 @@ func (s *Snapshot) Where(wanted func(model.ServiceKey) bool) *model.Update {
 	return u
 }
 
+// Has tells whether the shard has an object of a Service that a reader means.
+func (s *Snapshot) Has(means func(model.ServiceKey) bool) (has bool) {
+	s.byKey.Scan(func(e *entry) bool {
+		has = e.live() && means(e.object.ServiceKey())
+		return !has
+	})
+	return has
+}
+
 // ChangedAt is the sequence at which a Service or one of its slices last changed, came or went, as far as it is known.
 func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {
 	s.byChange.Reverse(func(e *entry) bool {

@@ -17,9 +17,13 @@ type Frame []byte
 
 // Encode gives the frame of a response that the caller built.
 func Encode(r *pb.StreamResponse) (Frame, error) {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	return marshal(r)
+}
+
+func marshal(m proto.Message) ([]byte, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
-		return nil, fmt.Errorf("encode %T: %w", r.GetMessage(), err)
+		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
 	return b, nil
 }
