@@ -45,7 +45,7 @@ func start(t *testing.T, s *store.Store) *fixture {
 	h := New(Options{
 		Store: s, ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
 		Logger: slog.New(slog.DiscardHandler),
-		Authorize: func(_ context.Context, node string) error {
+		Authorize: func(_ context.Context, _ pb.ClientKind, node string) error {
 			if node == "stranger" {
 				return status.Error(codes.PermissionDenied, "who are you?")
 			}

@@ -50,9 +50,9 @@ const helloTimeout = 10 * time.Second
 type Options struct {
 	// Store is what is served.
 	Store *store.Store
-	// Authorize tells whether the caller behind the context may be this node ("": an observer). Its error goes to the
-	// client as it is, so it is a gRPC status. Required.
-	Authorize func(ctx context.Context, nodeName string) error
+	// Authorize tells whether the caller behind the context may be such a client: the agent of this node, an observer (which
+	// may follow a node's Node) or a relay. Its error goes to the client as it is, so it is a gRPC status. Required.
+	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) error
 	// ServerName and ServerVersion are told to clients.
 	ServerName, ServerVersion string
 	// Heartbeat is the interval between heartbeats; 0: DefaultHeartbeat.
@@ -280,7 +280,7 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	if err != nil {
 		return err
 	}
-	if err := h.options.Authorize(g.Context(), hello.GetNodeName()); err != nil {
+	if err := h.options.Authorize(g.Context(), hello.GetKind(), hello.GetNodeName()); err != nil {
 		return err
 	}
 	if err := h.checkHello(hello); err != nil {
