@@ -132,7 +132,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *pr
 		}
 		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName, Logger: logger}, nil
 	}
-	dial, err := o.dialOptions()
+	dial, err := o.dialOptions(logger)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +190,7 @@ func (o *Options) serveHTTP(
 		return nil
 	}
 	if o.MetricsBindAddress != "" {
-		config, err := o.metricsTLS()
+		config, err := o.metricsTLS(logger)
 		if err != nil {
 			return err
 		}

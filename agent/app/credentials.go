@@ -3,75 +3,46 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
 // dialOptions gives the credentials for the server.
-func (o *Options) dialOptions() ([]grpc.DialOption, error) {
+func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	if o.InsecurePlaintext {
 		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, nil
 	}
-	roots, err := certPool(o.CAFile)
+	files, err := tlsfiles.Follow(tlsfiles.Files{Certificate: o.ClientCertFile, PrivateKey: o.ClientKeyFile, CA: o.CAFile}, logger)
 	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %w", err)
+		return nil, fmt.Errorf("--ca-file, --client-cert-file, --client-key-file: %w", err)
 	}
-	config := &tls.Config{RootCAs: roots, ServerName: o.ServerName, MinVersion: tls.VersionTLS13}
-	if o.ClientCertFile != "" {
-		load := func() (*tls.Certificate, error) { return keyPair(o.ClientCertFile, o.ClientKeyFile) }
-		if _, err := load(); err != nil {
-			return nil, fmt.Errorf("--client-cert-file: %w", err)
-		}
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
+	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials())}
+	if o.ServerName != "" {
+		out = append(out, grpc.WithAuthority(o.ServerName))
 	}
-	out := []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(config))}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(tokenFile(o.TokenFile)))
 	}
 	return out, nil
 }
 
-// metricsTLS gives the TLS settings of /metrics: certificates are read for each connection, clients must have one.
-func (o *Options) metricsTLS() (*tls.Config, error) {
-	clients, err := certPool(o.MetricsClientCAFile)
+// metricsTLS gives the TLS settings of /metrics: clients must have a certificate.
+func (o *Options) metricsTLS(logger *slog.Logger) (*tls.Config, error) {
+	files, err := tlsfiles.Follow(tlsfiles.Files{
+		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,
+	}, logger)
 	if err != nil {
-		return nil, fmt.Errorf("--metrics-client-ca-file: %w", err)
+		return nil, fmt.Errorf("--metrics-cert-file, --metrics-key-file, --metrics-client-ca-file: %w", err)
 	}
-	load := func() (*tls.Certificate, error) { return keyPair(o.MetricsCertFile, o.MetricsKeyFile) }
-	if _, err := load(); err != nil {
-		return nil, fmt.Errorf("--metrics-cert-file: %w", err)
-	}
-	return &tls.Config{
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients, MinVersion: tls.VersionTLS13,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() },
-	}, nil
-}
-
-func certPool(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificate in PEM form", file)
-	}
-	return pool, nil
-}
-
-func keyPair(certFile, keyFile string) (*tls.Certificate, error) {
-	c, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		return nil, err
-	}
-	return &c, nil
+	return files.Server(tls.RequireAndVerifyClientCert, "http/1.1"), nil
 }
 
 // tokenFile is a file with a bearer token, as the kubelet projects and renews it.

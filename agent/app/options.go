@@ -73,10 +73,10 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
 
-	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against")
+	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
 	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address")
 	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
-	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; read again for each connection")
+	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; followed when it changes")
 	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS: anyone on the path can read and redirect traffic")
 
@@ -88,9 +88,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "", "address for /healthz, /livez and /readyz over plain HTTP, open to all; none by default")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
-	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address")
+	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address; followed when it changes")
 	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "private key (PEM) of --metrics-cert-file")
-	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "", "CA certificates (PEM) that clients of /metrics must have theirs from")
+	fs.StringVar(&o.MetricsClientCAFile, "metrics-client-ca-file", "", "CA certificates (PEM) that clients of /metrics must have theirs from; followed when it changes")
 	o.Log.AddFlags(fs)
 }
 

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	serverapp "github.com/slicecast/slicecast/server/app"
-	"github.com/slicecast/slicecast/server/auth"
 )
 
 // gracePeriod is for streams that are still there when the process ends: their nodes have ended too, or are about to.
@@ -57,9 +57,9 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, logger *slog.Logger
 // newServer makes the server as slicecast-server does without flags, but for where its state comes from and where it
 // listens.
 func newServer(s *Setup, logger *slog.Logger) (*serverapp.Server, *generate.Source, error) {
-	var files auth.TLSFiles
+	var files tlsfiles.Files
 	for path, content := range map[*string][]byte{
-		&files.Certificate: s.Certificate, &files.PrivateKey: s.PrivateKey, &files.ClientCA: s.ClientCA,
+		&files.Certificate: s.Certificate, &files.PrivateKey: s.PrivateKey, &files.CA: s.ClientCA,
 	} {
 		var err error
 		if *path, err = memoryFile(content); err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/server/auth"
 )
 
@@ -15,7 +16,7 @@ type Config struct {
 	// Source feeds the server.
 	Source source.Source
 	// TLS of the gRPC and metrics listeners; nil: they are plaintext, and everybody is an operator.
-	TLS *auth.TLSFiles
+	TLS *tlsfiles.Files
 	// Tokens reviews ServiceAccount tokens; nil: none is accepted. Needs TLS.
 	Tokens *auth.TokenReviewer
 

@@ -40,8 +40,10 @@ const (
 )
 
 // newGRPC makes a gRPC server with all services for those whom authenticate knows. creds is nil for plaintext.
-func (s *Server) newGRPC(creds credentials.TransportCredentials, authenticate auth.Authenticator) *grpc.Server {
-	options := append(auth.ServerOptions(authenticate),
+func (s *Server) newGRPC(
+	creds credentials.TransportCredentials, authentication *auth.Auth, authenticate auth.Authenticator,
+) *grpc.Server {
+	options := append(authentication.ServerOptions(authenticate),
 		fanout.ServerOption(),
 		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(maxReceived),

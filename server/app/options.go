@@ -18,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -196,7 +197,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		Registry:           daemon.NewRegistry(),
 	}
 	if !o.InsecurePlaintext {
-		c.TLS = &auth.TLSFiles{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, ClientCA: o.ClientCAFile}
+		c.TLS = &tlsfiles.Files{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, CA: o.ClientCAFile}
 	}
 	var err error
 	var api *rest.Config

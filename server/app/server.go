@@ -18,6 +18,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -84,12 +85,16 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	authenticate := auth.Operator("anybody")
 	metrics := daemon.MetricsHandler(c.Registry)
 	var creds credentials.TransportCredentials
-	var certificates *auth.Certificates
+	var certificates *tlsfiles.Follower
+	clients := tls.NoClientCert
 	if c.TLS != nil {
-		if certificates, err = auth.LoadCertificates(*c.TLS, c.Logger); err != nil {
+		if c.TLS.CA != "" {
+			clients = tls.VerifyClientCertIfGiven // those without one may have a token
+		}
+		if certificates, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
 			return err
 		}
-		creds = credentials.NewTLS(certificates.Config("h2"))
+		creds = credentials.NewTLS(certificates.Server(clients, "h2"))
 		authenticate = authentication.Credentials
 		metrics = authentication.Observers(metrics)
 	}
@@ -97,14 +102,14 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	if err != nil {
 		return fmt.Errorf("--bind-address: %w", err)
 	}
-	s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(creds, authenticate))
+	s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(creds, authentication, authenticate))
 
 	if c.DebugSocket != "" {
 		listener, err := listenSocket(c.DebugSocket)
 		if err != nil {
 			return fmt.Errorf("--debug-socket: %w", err)
 		}
-		s.addresses.DebugSocket = s.addGRPC("debug socket", listener, s.newGRPC(nil, auth.Operator("debug socket")))
+		s.addresses.DebugSocket = s.addGRPC("debug socket", listener, s.newGRPC(nil, authentication, auth.Operator("debug socket")))
 	}
 	if c.HealthzBindAddress != "" {
 		listener, err := net.Listen("tcp", c.HealthzBindAddress)
@@ -119,7 +124,7 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 			return fmt.Errorf("--metrics-bind-address: %w", err)
 		}
 		if certificates != nil {
-			listener = tls.NewListener(listener, certificates.Config("http/1.1"))
+			listener = tls.NewListener(listener, certificates.Server(clients, "http/1.1"))
 		}
 		s.addresses.Metrics = s.addHTTP("metrics", listener, metrics)
 	}

@@ -24,8 +24,8 @@ import (
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
@@ -137,14 +137,18 @@ func dial(t *testing.T, target string, config *tls.Config) *grpc.ClientConn {
 	return conn
 }
 
-// hello opens a stream as a node and waits for the first answer.
+// hello opens a stream as a node's agent, or as an observer, and waits for the first answer.
 func hello(t *testing.T, conn *grpc.ClientConn, node string) (pb.DistributionService_StreamClient, error) {
 	t.Helper()
 	stream, err := pb.NewDistributionServiceClient(conn).Stream(t.Context())
 	if err != nil { // the connection failed
 		return nil, err
 	}
-	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{NodeName: node}}})
+	message := &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_AGENT, NodeName: node}
+	if node == "" {
+		message.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
+	}
+	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: message}})
 	if !errors.Is(err, io.EOF) { // the server was faster; Recv tells what it said
 		require.NoError(t, err)
 	}
@@ -244,7 +248,7 @@ func TestAFailingSourceEndsTheServerInOrder(t *testing.T) {
 
 func tlsConfig(t *testing.T) (Config, *authtest.CA) {
 	c, ca := testConfig(t), authtest.NewCA(t)
-	c.TLS = &auth.TLSFiles{ClientCA: ca.File}
+	c.TLS = &tlsfiles.Files{CA: ca.File}
 	c.TLS.Certificate, c.TLS.PrivateKey = ca.Server()
 	return c, ca
 }
@@ -291,9 +295,11 @@ func TestReflection(t *testing.T) {
 	services, err := list(dial(t, "unix:"+c.DebugSocket, nil))
 	require.NoError(t, err)
 	require.ElementsMatch(t, want, services)
-	services, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS(ca.Node("a"))))
+	services, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS(ca.Observer())))
 	require.NoError(t, err)
 	require.ElementsMatch(t, want, services)
+	_, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS(ca.Node("a"))))
+	require.Equal(t, codes.PermissionDenied, status.Code(err))
 	_, err = list(dial(t, r.Addresses().GRPC.String(), ca.ClientTLS()))
 	require.Equal(t, codes.Unauthenticated, status.Code(err))
 }

@@ -7,15 +7,19 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // Options set up an Auth.
@@ -65,8 +69,9 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 		i, ok := certificateIdentity(certificate)
 		if !ok {
 			return Identity{}, a.refusals.refuse(ctx, reasonCertificate, codes.PermissionDenied,
-				"the client certificate of %q is neither a node's (organization %s, common name %s<name>) nor an operator's (organization %s)",
-				certificate.Subject, nodesGroup, nodeUserPrefix, mastersGroup)
+				"the client certificate of %q is neither a node's (organization %s, common name %s<name>), nor a relay's (%s), "+
+					"nor an observer's (%s), nor an operator's (%s)",
+				certificate.Subject, nodesGroup, nodeUserPrefix, relaysGroup, observersGroup, mastersGroup)
 		}
 		return i, nil
 	}
@@ -101,39 +106,83 @@ func bearerToken(header string) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// Authorize tells whether the caller may be that node, or, if nodeName is "", an observer. Its error is a gRPC status.
-func (a *Auth) Authorize(ctx context.Context, nodeName string) error {
+// Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as an observer, be it one
+// that follows a node's Node. Its error is a gRPC status.
+func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) error {
 	i, ok := identityOf(ctx)
-	switch {
-	case !ok: // a method that no interceptor guards would be a bug here; refuse rather than serve
+	if !ok { // a method that no interceptor guards would be a bug here; refuse rather than serve
 		return a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
-	case i.Operator, nodeName != "" && i.Node == nodeName:
-		return nil
-	case nodeName == "":
-		return a.refusals.refuse(ctx, reasonObserver, codes.PermissionDenied,
-			"%s may not observe: give the name of its node (%s), or use the debug socket or a certificate of %s", i.User, i.Node, mastersGroup)
-	default:
+	}
+	switch kind {
+	case pb.ClientKind_CLIENT_KIND_AGENT:
+		if i.Operator || i.Node != "" && i.Node == nodeName {
+			return nil
+		}
+		if i.Node == "" {
+			return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied, "%s is no node, so it can't be the agent of node %q: "+
+				"use a certificate of the node's (organization %s) or a token of the agent's ServiceAccount", i.User, nodeName, nodesGroup)
+		}
 		return a.refusals.refuse(ctx, reasonOtherNode, codes.PermissionDenied,
 			"%s is node %q, not %q: start the agent with the name of the Node that it runs on", i.User, i.Node, nodeName)
+	case pb.ClientKind_CLIENT_KIND_RELAY:
+		if i.Operator || i.Relay {
+			return nil
+		}
+		return a.refusals.refuse(ctx, reasonRelay, codes.PermissionDenied,
+			"%s may not be a relay: use a certificate of the organization %s, or start this server with the relay's --relay-service-account",
+			i.User, relaysGroup)
+	default:
+		return a.observe(ctx, i, "to observe")
 	}
 }
 
-// ServerOptions make a gRPC server that lets in whom authenticate knows, to every method.
-func ServerOptions(authenticate Authenticator) []grpc.ServerOption {
+// observe tells whether a caller may look at everything, for what it says.
+func (a *Auth) observe(ctx context.Context, i Identity, what string) error {
+	if i.Operator || i.Observer {
+		return nil
+	}
+	return a.refusals.refuse(ctx, reasonObserver, codes.PermissionDenied,
+		"%s is not allowed %s: use a certificate of the organization %s, or the debug socket", i.User, what, observersGroup)
+}
+
+// open are the methods for everyone whom the server knows; those of streams ask Authorize when they know what the client
+// wants to be. Prefixes that end with a slash stand for all methods of a service.
+var open = []string{
+	pb.DistributionService_Stream_FullMethodName,
+	"/" + healthpb.Health_ServiceDesc.ServiceName + "/",
+}
+
+// enter tells who is behind a call of a method, if it may call it.
+func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method string) (context.Context, error) {
+	i, err := authenticate(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(open, func(p string) bool { return method == p || strings.HasSuffix(p, "/") && strings.HasPrefix(method, p) }) {
+		if err := a.observe(ctx, i, "to call "+method); err != nil {
+			return nil, err
+		}
+	}
+	return withIdentity(ctx, i), nil
+}
+
+// ServerOptions make a gRPC server that lets in whom authenticate knows: to streams and health checks all of them, to any
+// other method those who may observe.
+func (a *Auth) ServerOptions(authenticate Authenticator) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			i, err := authenticate(ctx)
+		grpc.UnaryInterceptor(func(ctx context.Context, request any, call *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			ctx, err := a.enter(ctx, authenticate, call.FullMethod)
 			if err != nil {
 				return nil, err
 			}
-			return handler(withIdentity(ctx, i), request)
+			return handler(ctx, request)
 		}),
-		grpc.StreamInterceptor(func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-			i, err := authenticate(stream.Context())
+		grpc.StreamInterceptor(func(server any, stream grpc.ServerStream, call *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			ctx, err := a.enter(stream.Context(), authenticate, call.FullMethod)
 			if err != nil {
 				return err
 			}
-			return handler(server, authenticated{stream, withIdentity(stream.Context(), i)})
+			return handler(server, authenticated{stream, ctx})
 		}),
 	}
 }
@@ -160,7 +209,7 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		}
 		i, err := a.identify(ctx, chains, r.Header.Values("Authorization"))
 		if err == nil {
-			err = a.Authorize(withIdentity(ctx, i), "")
+			err = a.observe(ctx, i, "to look at this page")
 		}
 		if err != nil {
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))

@@ -19,13 +19,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	channelzpb "google.golang.org/grpc/channelz/grpc_channelz_v1"
+	channelz "google.golang.org/grpc/channelz/service"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth/authtest"
 )
@@ -34,7 +39,7 @@ import (
 type fixture struct {
 	t        *testing.T
 	ca       *authtest.CA
-	files    TLSFiles
+	files    tlsfiles.Files
 	registry *prometheus.Registry
 	logs     *syncBuffer
 	auth     *Auth
@@ -62,16 +67,19 @@ func (s *syncBuffer) String() string {
 func newFixture(t *testing.T, tokens *TokenReviewer) *fixture {
 	f := &fixture{t: t, ca: authtest.NewCA(t), registry: prometheus.NewRegistry(), logs: &syncBuffer{}}
 	f.files.Certificate, f.files.PrivateKey = f.ca.Server()
-	f.files.ClientCA = f.ca.File
+	f.files.CA = f.ca.File
 	logger := slog.New(slog.NewTextHandler(f.logs, nil))
 	f.auth = New(Options{Tokens: tokens, Logger: logger, Registerer: f.registry})
-	certificates, err := LoadCertificates(f.files, logger)
+	certificates, err := tlsfiles.Follow(f.files, logger)
 	require.NoError(t, err)
 
-	options := append(ServerOptions(f.auth.Credentials), grpc.Creds(credentials.NewTLS(certificates.Config("h2"))))
+	creds := credentials.NewTLS(certificates.Server(tls.VerifyClientCertIfGiven, "h2"))
+	options := append(f.auth.ServerOptions(f.auth.Credentials), grpc.Creds(creds))
 	server := grpc.NewServer(options...)
 	pb.RegisterDistributionServiceServer(server, &distribution{auth: f.auth})
 	healthpb.RegisterHealthServer(server, health.NewServer())
+	reflection.Register(server)
+	channelz.RegisterChannelzServiceToServer(server)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	f.address = listener.Addr().String()
@@ -84,7 +92,7 @@ func newFixture(t *testing.T, tokens *TokenReviewer) *fixture {
 	return f
 }
 
-// distribution answers a hello of a caller that may be that node with a welcome.
+// distribution answers a hello of a caller that may be what it says with a welcome.
 type distribution struct {
 	pb.UnimplementedDistributionServiceServer
 	auth *Auth
@@ -95,7 +103,7 @@ func (d *distribution) Stream(g pb.DistributionService_StreamServer) error {
 	if err != nil {
 		return err
 	}
-	if err := d.auth.Authorize(g.Context(), request.GetHello().GetNodeName()); err != nil {
+	if err := d.auth.Authorize(g.Context(), request.GetHello().GetKind(), request.GetHello().GetNodeName()); err != nil {
 		return err
 	}
 	return g.Send(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{}}})
@@ -109,8 +117,16 @@ func (f *fixture) dial(config *tls.Config) *grpc.ClientConn {
 	return conn
 }
 
-// hello opens a stream as a node and returns the error it ends with; nil if the node is welcome.
+// hello opens a stream as a node's agent, or as an observer, and returns the error it ends with; nil if that is welcome.
 func (f *fixture) hello(conn *grpc.ClientConn, token, node string) error {
+	f.t.Helper()
+	if node == "" {
+		return f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_OBSERVER, "")
+	}
+	return f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_AGENT, node)
+}
+
+func (f *fixture) helloAs(conn *grpc.ClientConn, token string, kind pb.ClientKind, node string) error {
 	f.t.Helper()
 	ctx := f.t.Context()
 	if token != "" {
@@ -120,7 +136,7 @@ func (f *fixture) hello(conn *grpc.ClientConn, token, node string) error {
 	if err != nil { // the connection failed
 		return err
 	}
-	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{NodeName: node}}})
+	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{Kind: kind, NodeName: node}}})
 	if !errors.Is(err, io.EOF) { // the server was faster; Recv tells what it said
 		require.NoError(f.t, err)
 	}
@@ -148,7 +164,14 @@ func TestClientCertificates(t *testing.T) {
 	}{
 		{"a node is itself", []tls.Certificate{f.ca.Node("a")}, "a", codes.OK, "", ""},
 		{"a node is no other", []tls.Certificate{f.ca.Node("a")}, "b", codes.PermissionDenied, reasonOtherNode, `is node "a", not "b"`},
-		{"a node is no observer", []tls.Certificate{f.ca.Node("a")}, "", codes.PermissionDenied, reasonObserver, "may not observe"},
+		{"a node is no observer", []tls.Certificate{f.ca.Node("a")}, "", codes.PermissionDenied, reasonObserver, "not allowed to observe"},
+		{"a relay is no node", []tls.Certificate{f.ca.Relay("r")}, "r", codes.PermissionDenied, reasonOtherNode, "is no node"},
+		{"a relay is no observer", []tls.Certificate{f.ca.Relay("r")}, "", codes.PermissionDenied, reasonObserver, "slicecast:observers"},
+		{"an observer observes", []tls.Certificate{f.ca.Observer()}, "", codes.OK, "", ""},
+		{"an observer is no node", []tls.Certificate{f.ca.Observer()}, "observer", codes.PermissionDenied, reasonOtherNode, "is no node"},
+		{"roles add up", []tls.Certificate{f.ca.Client("system:node:a", "system:nodes", "slicecast:observers")}, "", codes.OK, "", ""},
+		{"a relay needs a name", []tls.Certificate{f.ca.Client("", "slicecast:relays")}, "",
+			codes.PermissionDenied, reasonCertificate, "neither"},
 		{"an operator is any node", []tls.Certificate{f.ca.Operator()}, "b", codes.OK, "", ""},
 		{"an operator observes", []tls.Certificate{f.ca.Operator()}, "", codes.OK, "", ""},
 		{"a user is nobody", []tls.Certificate{f.ca.Client("jane", "dev")}, "", codes.PermissionDenied, reasonCertificate, "jane"},
@@ -173,14 +196,90 @@ func TestClientCertificates(t *testing.T) {
 	}
 }
 
-func TestOtherServicesNeedCredentialsToo(t *testing.T) {
+func TestMethods(t *testing.T) {
 	f := newFixture(t, nil)
-	check := func(conn *grpc.ClientConn) codes.Code {
-		_, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
-		return status.Code(err)
+	calls := map[string]func(*grpc.ClientConn) error{
+		"health": func(c *grpc.ClientConn) error {
+			_, err := healthpb.NewHealthClient(c).Check(t.Context(), &healthpb.HealthCheckRequest{})
+			return err
+		},
+		"health, stream": func(c *grpc.ClientConn) error {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			s, err := healthpb.NewHealthClient(c).Watch(ctx, &healthpb.HealthCheckRequest{})
+			require.NoError(t, err)
+			_, err = s.Recv()
+			return err
+		},
+		"channelz": func(c *grpc.ClientConn) error {
+			_, err := channelzpb.NewChannelzClient(c).GetServers(t.Context(), &channelzpb.GetServersRequest{})
+			return err
+		},
+		"reflection": func(c *grpc.ClientConn) error {
+			s, err := reflectionpb.NewServerReflectionClient(c).ServerReflectionInfo(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, s.CloseSend())
+			if _, err = s.Recv(); errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		},
 	}
-	require.Equal(t, codes.Unauthenticated, check(f.dial(f.ca.ClientTLS())))
-	require.Equal(t, codes.OK, check(f.dial(f.ca.ClientTLS(f.ca.Node("a")))))
+	for _, test := range []struct {
+		who            string
+		certificate    []tls.Certificate
+		health, others codes.Code
+	}{
+		{"nobody", nil, codes.Unauthenticated, codes.Unauthenticated},
+		{"a node", []tls.Certificate{f.ca.Node("a")}, codes.OK, codes.PermissionDenied},
+		{"a relay", []tls.Certificate{f.ca.Relay("r")}, codes.OK, codes.PermissionDenied},
+		{"an observer", []tls.Certificate{f.ca.Observer()}, codes.OK, codes.OK},
+		{"an operator", []tls.Certificate{f.ca.Operator()}, codes.OK, codes.OK},
+	} {
+		conn := f.dial(f.ca.ClientTLS(test.certificate...))
+		for name, call := range calls {
+			want := test.others
+			if strings.HasPrefix(name, "health") {
+				want = test.health
+			}
+			require.Equal(t, want, status.Code(call(conn)), "%s: %s", test.who, name)
+		}
+	}
+}
+
+func TestKindsOfClients(t *testing.T) {
+	f := newFixture(t, nil)
+	const (
+		unspecified = pb.ClientKind_CLIENT_KIND_UNSPECIFIED
+		observer    = pb.ClientKind_CLIENT_KIND_OBSERVER
+		relay       = pb.ClientKind_CLIENT_KIND_RELAY
+		unknown     = pb.ClientKind(99)
+	)
+	for _, test := range []struct {
+		name        string
+		certificate tls.Certificate
+		kind        pb.ClientKind
+		node        string
+		reason      reason // "": welcome
+	}{
+		{"a relay", f.ca.Relay("r"), relay, "", ""},
+		{"a node as a relay", f.ca.Node("a"), relay, "", reasonRelay},
+		{"an observer as a relay", f.ca.Observer(), relay, "", reasonRelay},
+		{"an operator as a relay", f.ca.Operator(), relay, "", ""},
+		{"an observer of a node", f.ca.Observer(), unspecified, "a", ""},
+		{"an observer of a kind that is not known yet", f.ca.Observer(), unknown, "", ""},
+		{"a node as an observer of itself", f.ca.Node("a"), observer, "a", reasonObserver},
+		{"a node that does not say what it is", f.ca.Node("a"), unspecified, "a", reasonObserver},
+		{"a node of a kind that is not known yet", f.ca.Node("a"), unknown, "a", reasonObserver},
+	} {
+		err := f.helloAs(f.dial(f.ca.ClientTLS(test.certificate)), "", test.kind, test.node)
+		if test.reason == "" {
+			require.NoError(t, err, test.name)
+			continue
+		}
+		require.Equal(t, codes.PermissionDenied, status.Code(err), "%s: %v", test.name, err)
+		require.NotZero(t, f.refused(test.reason), test.name)
+	}
 }
 
 func TestCertificateOfAnotherCAFailsTheHandshake(t *testing.T) {
@@ -215,7 +314,7 @@ func TestReload(t *testing.T) {
 	require.Contains(t, f.logs.String(), "TLS files can't be used")
 
 	f.copy(key, f.files.PrivateKey)
-	f.copy(next.File, f.files.ClientCA)
+	f.copy(next.File, f.files.CA)
 	require.NoError(t, f.hello(f.dial(next.ClientTLS(next.Node("a"))), "", "a"))
 	mixed := next.ClientTLS()
 	withdrawn := old.Node("a")
@@ -231,30 +330,13 @@ func (f *fixture) copy(from, to string) {
 	require.NoError(f.t, os.WriteFile(to, b, 0o600))
 }
 
-func TestLoadCertificatesSaysWhichFileIsBad(t *testing.T) {
-	ca := authtest.NewCA(t)
-	cert, key := ca.Server()
-	_, otherKey := ca.Server()
-	for _, test := range []struct {
-		files TLSFiles
-		want  string
-	}{
-		{TLSFiles{Certificate: "/nowhere", PrivateKey: key}, "/nowhere"},
-		{TLSFiles{Certificate: cert, PrivateKey: otherKey}, "does not match"},
-		{TLSFiles{Certificate: cert, PrivateKey: key, ClientCA: key}, "holds no PEM certificate"},
-	} {
-		_, err := LoadCertificates(test.files, slog.Default())
-		require.ErrorContains(t, err, test.want)
-	}
-}
-
 func TestObserversOverHTTP(t *testing.T) {
 	f := newFixture(t, nil)
-	certificates, err := LoadCertificates(f.files, slog.Default())
+	certificates, err := tlsfiles.Follow(f.files, slog.Default())
 	require.NoError(t, err)
 	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "page") })
 	server := httptest.NewUnstartedServer(f.auth.Observers(page))
-	server.Listener = tls.NewListener(server.Listener, certificates.Config("http/1.1"))
+	server.Listener = tls.NewListener(server.Listener, certificates.Server(tls.VerifyClientCertIfGiven, "http/1.1"))
 	server.Start()
 	defer server.Close()
 	get := func(certificates ...tls.Certificate) int {
@@ -268,6 +350,8 @@ func TestObserversOverHTTP(t *testing.T) {
 	}
 	require.Equal(t, http.StatusUnauthorized, get())
 	require.Equal(t, http.StatusForbidden, get(f.ca.Node("a")))
+	require.Equal(t, http.StatusForbidden, get(f.ca.Relay("r")))
+	require.Equal(t, http.StatusOK, get(f.ca.Observer()))
 	require.Equal(t, http.StatusOK, get(f.ca.Operator()))
 }
 
@@ -275,8 +359,8 @@ func TestOperatorNeedsNoCredentials(t *testing.T) {
 	i, err := Operator("debug socket")(t.Context())
 	require.NoError(t, err)
 	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
-	for _, node := range []string{"", "a"} {
-		require.NoError(t, a.Authorize(withIdentity(t.Context(), i), node))
+	for kind := range pb.ClientKind_name {
+		require.NoError(t, a.Authorize(withIdentity(t.Context(), i), pb.ClientKind(kind), "a"))
+		require.Equal(t, codes.Unauthenticated, status.Code(a.Authorize(context.Background(), pb.ClientKind(kind), "a")))
 	}
-	require.Equal(t, codes.Unauthenticated, status.Code(a.Authorize(context.Background(), "a")))
 }

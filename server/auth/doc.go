@@ -1,15 +1,27 @@
-// Package auth decides who may use the server, and as which node.
+// Package auth decides who may use the server, and as what.
 //
 // Who a caller is comes from one of these:
 //
-//   - its TLS client certificate, verified against the client CA, with the names that Kubernetes gives: a kubelet's
-//     certificate (organization system:nodes, common name system:node:<name>) is that node, and one of the organization
-//     system:masters is an operator;
-//   - a ServiceAccount token bound to a Pod, which the API server reviews and says the node of;
+//   - its TLS client certificate, verified against the client CA. Its organizations give it roles: system:nodes, with the
+//     common name system:node:<name>, is that node, as in a kubelet's certificate; system:masters is an operator;
+//     slicecast:relays is a relay, which the common name names; slicecast:observers is an observer;
+//   - a ServiceAccount token that the API server reviews. That of an agent's ServiceAccount is bound to a Pod, whose node the
+//     API server names; one of a relay's ServiceAccount is a relay;
 //   - the way it came: by the debug socket, which only the server's own user can open, or in plaintext, where the server
 //     was told not to ask. Both are operators.
 //
-// A node may be itself and nothing else. An operator may be any node, and an observer. Everyone else is refused before any
-// handler runs; what an authenticated caller may do beyond the streams (reflection, health, channelz) is the same for all.
-// A stream goes on when its credentials expire; the next one needs new ones.
+// What each may do:
+//
+//	           | stream as       | stream as | stream as | health | reflection, channelz,
+//	           | a node's agent  | observer  | relay     |        | /metrics, all else
+//	node       | of that node    | no        | no        | yes    | no
+//	relay      | no              | no        | yes       | yes    | no
+//	observer   | no              | yes       | no        | yes    | yes
+//	operator   | of any node     | yes       | yes       | yes    | yes
+//
+// Everyone else is refused before any handler runs. A stream goes on when its credentials expire; the next one needs new
+// ones. Every refusal is counted by its reason, and the first of a reason in each minute is logged.
+//
+// Strangers can't keep nodes out by showing invented tokens: a token that does not even say what the review would have to
+// confirm is refused without one, and each address has its own share of the reviews.
 package auth

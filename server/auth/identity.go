@@ -7,20 +7,27 @@ import (
 	"strings"
 )
 
-// The names in Kubernetes' client certificates; see "Certificates and Certificate Signing Requests" in its documentation.
+// Organizations and common names of client certificates. Kubernetes' own are in "Certificates and Certificate Signing
+// Requests" of its documentation.
 const (
 	nodesGroup     = "system:nodes"
 	nodeUserPrefix = "system:node:"
 	mastersGroup   = "system:masters"
+	relaysGroup    = "slicecast:relays"
+	observersGroup = "slicecast:observers"
 )
 
-// Identity is who is behind a request: a node or an operator.
+// Identity is who is behind a request, with one role at least.
 type Identity struct {
 	// User is the name of the certificate or ServiceAccount, for logs.
 	User string
-	// Node is the node that the caller is; "" for an operator.
+	// Node is the node that the caller is; "": none.
 	Node string
-	// Operator may be any node and an observer.
+	// Relay may stream as a relay.
+	Relay bool
+	// Observer may look at everything, and be nobody else.
+	Observer bool
+	// Operator may be any node, a relay and an observer.
 	Operator bool
 }
 
@@ -35,15 +42,17 @@ func identityOf(ctx context.Context) (Identity, bool) {
 	return i, ok
 }
 
-// certificateIdentity is who a verified certificate names. It is false if that is neither a node nor an operator.
+// certificateIdentity is who a verified certificate names. It is false if that is nobody whom the server knows.
 func certificateIdentity(c *x509.Certificate) (Identity, bool) {
-	user := c.Subject.CommonName
-	if slices.Contains(c.Subject.Organization, mastersGroup) {
-		return Identity{User: user, Operator: true}, true
+	user, groups := c.Subject.CommonName, c.Subject.Organization
+	i := Identity{
+		User:     user,
+		Relay:    slices.Contains(groups, relaysGroup) && user != "",
+		Observer: slices.Contains(groups, observersGroup),
+		Operator: slices.Contains(groups, mastersGroup),
 	}
-	node, isNode := strings.CutPrefix(user, nodeUserPrefix)
-	if !isNode || node == "" || !slices.Contains(c.Subject.Organization, nodesGroup) {
-		return Identity{}, false
+	if node, ok := strings.CutPrefix(user, nodeUserPrefix); ok && slices.Contains(groups, nodesGroup) {
+		i.Node = node
 	}
-	return Identity{User: user, Node: node}, true
+	return i, i.Node != "" || i.Relay || i.Observer || i.Operator
 }

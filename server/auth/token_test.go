@@ -102,7 +102,7 @@ func TestTokens(t *testing.T) {
 	}{
 		{"the agent's", agent.token(audience, true), "token-a", codes.OK, "", ""},
 		{"as another node", agent.token(audience, true), "token-b", codes.PermissionDenied, reasonOtherNode, `is node "token-a", not "token-b"`},
-		{"as an observer", agent.token(audience, true), "", codes.PermissionDenied, reasonObserver, "may not observe"},
+		{"as an observer", agent.token(audience, true), "", codes.PermissionDenied, reasonObserver, "not allowed to observe"},
 		{"bound to no Pod", agent.token(audience, false), "token-a", codes.PermissionDenied, reasonUnboundToken, "names no node"},
 		{"for another audience", agent.token("somebody", true), "token-a", codes.Unauthenticated, reasonToken, `audience "slicecast"`},
 		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonServiceAccount,

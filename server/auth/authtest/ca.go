@@ -70,6 +70,18 @@ func (c *CA) Node(name string) tls.Certificate {
 	return c.Client("system:node:"+name, "system:nodes")
 }
 
+// Relay makes the client certificate of a relay.
+func (c *CA) Relay(name string) tls.Certificate {
+	c.t.Helper()
+	return c.Client(name, "slicecast:relays")
+}
+
+// Observer makes a client certificate of slicecast:observers.
+func (c *CA) Observer() tls.Certificate {
+	c.t.Helper()
+	return c.Client("observer", "slicecast:observers")
+}
+
 // Operator makes a client certificate of system:masters.
 func (c *CA) Operator() tls.Certificate {
 	c.t.Helper()

@@ -1,0 +1,232 @@
+package tlsfiles
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testca"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// side is one end's files, in a directory of its own.
+type side struct {
+	t     *testing.T
+	dir   string
+	files Files
+	logs  bytes.Buffer
+	*Follower
+}
+
+// newSide follows the files of an end whose certificate is issued by own and that trusts trusted.
+func newSide(t *testing.T, own func() (tls.Certificate, error), trusted *testca.CA) *side {
+	t.Helper()
+	s := &side{t: t, dir: t.TempDir()}
+	s.issue(own)
+	s.trust(trusted)
+	var err error
+	s.Follower, err = Follow(s.files, slog.New(slog.NewTextHandler(&s.logs, nil)))
+	require.NoError(t, err)
+	return s
+}
+
+func (s *side) issue(own func() (tls.Certificate, error)) {
+	s.t.Helper()
+	certificate, err := own()
+	require.NoError(s.t, err)
+	s.files.Certificate, s.files.PrivateKey, err = testca.Write(s.dir, "own", certificate)
+	require.NoError(s.t, err)
+}
+
+func (s *side) trust(trusted ...*testca.CA) {
+	s.t.Helper()
+	var all []byte
+	for _, ca := range trusted {
+		all = append(all, ca.PEM()...)
+	}
+	s.files.CA = filepath.Join(s.dir, "ca.crt")
+	require.NoError(s.t, os.WriteFile(s.files.CA, all, 0o600))
+}
+
+func newCA(t *testing.T) *testca.CA {
+	t.Helper()
+	ca, err := testca.New()
+	require.NoError(t, err)
+	return ca
+}
+
+func serverOf(ca *testca.CA, names ...string) func() (tls.Certificate, error) {
+	return func() (tls.Certificate, error) { return ca.Server(names...) }
+}
+
+func clientOf(ca *testca.CA, user string) func() (tls.Certificate, error) {
+	return func() (tls.Certificate, error) { return ca.Client(user) }
+}
+
+// handshake connects two ends and gives the user of the client's certificate, and both ends' errors in one.
+func handshake(t *testing.T, server *tls.Config, client *side, authority string) (string, error) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, listener.Close()) }()
+	dialled, err := net.Dial("tcp", listener.Addr().String())
+	require.NoError(t, err)
+	defer func() { _ = dialled.Close() }()
+	accepted, err := listener.Accept()
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	var user string
+	go func() {
+		defer func() { _ = accepted.Close() }()
+		end := tls.Server(accepted, server)
+		err := end.HandshakeContext(context.Background())
+		if peers := end.ConnectionState().PeerCertificates; err == nil && len(peers) > 0 {
+			user = peers[0].Subject.CommonName
+		}
+		if err == nil {
+			_, err = end.Write([]byte("x"))
+		}
+		done <- err
+	}()
+	conn, _, clientErr := client.ClientCredentials().Clone().ClientHandshake(t.Context(), authority, dialled)
+	if clientErr == nil { // with TLS 1.3 a client learns only now whether the server takes its certificate
+		_, clientErr = io.ReadFull(conn, make([]byte, 1))
+	} else {
+		_ = dialled.Close()
+	}
+	return user, errors.Join(clientErr, <-done)
+}
+
+const name = "server.test"
+
+func TestBothEndsFollowTheirFiles(t *testing.T) {
+	old, next := newCA(t), newCA(t)
+	server, client := newSide(t, serverOf(old, name), old), newSide(t, clientOf(old, "a"), old)
+	config := server.Server(tls.RequireAndVerifyClientCert, "h2")
+	connect := func() (string, error) { return handshake(t, config, client, name+":1") }
+
+	user, err := connect()
+	require.NoError(t, err)
+	require.Equal(t, "a", user)
+
+	server.issue(serverOf(next, name))
+	_, err = connect()
+	require.ErrorContains(t, err, "unknown authority", "the client does not trust the new CA yet")
+	client.trust(old, next)
+	_, err = connect()
+	require.NoError(t, err)
+
+	client.issue(clientOf(next, "b"))
+	_, err = connect()
+	require.ErrorContains(t, err, "unknown", "the server does not trust the new CA yet")
+	server.trust(next)
+	user, err = connect()
+	require.NoError(t, err)
+	require.Equal(t, "b", user)
+
+	client.issue(clientOf(old, "a"))
+	_, err = connect()
+	require.Error(t, err, "the server trusts the old CA no longer")
+	client.issue(clientOf(next, "b"))
+	client.trust(old)
+	_, err = connect()
+	require.ErrorContains(t, err, "unknown authority", "nor does the client")
+	require.Contains(t, client.logs.String(), "TLS files have changed")
+	require.Contains(t, server.logs.String(), "TLS files have changed")
+}
+
+// TestBadFilesChangeNothing: a file that is missing, torn or still without its other half leaves all as it was, and is logged
+// once for a while.
+func TestBadFilesChangeNothing(t *testing.T) {
+	ca, other := newCA(t), newCA(t)
+	server, client := newSide(t, serverOf(ca, name), ca), newSide(t, clientOf(ca, "a"), ca)
+	config := server.Server(tls.RequireAndVerifyClientCert, "h2")
+	replacement, err := other.Client("b")
+	require.NoError(t, err)
+	certPEM, keyPEM, err := testca.EncodePEM(replacement)
+	require.NoError(t, err)
+	for _, side := range []*side{server, client} {
+		for _, path := range []string{side.files.Certificate, side.files.PrivateKey, side.files.CA} {
+			good, err := os.ReadFile(path)
+			require.NoError(t, err)
+			torn := append(bytes.Clone(good), good[:len(good)/2]...) // the second of two certificates
+			for what, content := range map[string][]byte{
+				"empty": nil, "torn": good[:len(good)/2], "second torn": torn, "certificate": certPEM, "key": keyPEM,
+			} {
+				if path == side.files.CA && what == "certificate" || path == side.files.PrivateKey && what == "second torn" {
+					continue // that is a CA file, or a key, that can be used
+				}
+				require.NoError(t, os.WriteFile(path, content, 0o600))
+				user, err := handshake(t, config, client, name+":1")
+				require.NoError(t, err, "%s: %s", path, what)
+				require.Equal(t, "a", user)
+			}
+			require.NoError(t, os.Remove(path))
+			_, err = handshake(t, config, client, name+":1")
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(path, good, 0o600))
+		}
+		require.Equal(t, 1, strings.Count(side.logs.String(), "can't be used"), side.logs.String())
+		require.NotContains(t, side.logs.String(), "have changed")
+	}
+}
+
+// TestTheServersNameIsVerified: by name and by address.
+func TestTheServersNameIsVerified(t *testing.T) {
+	ca := newCA(t)
+	server, client := newSide(t, serverOf(ca, name, "192.0.2.1"), ca), newSide(t, clientOf(ca, "a"), ca)
+	for authority, want := range map[string]string{
+		name + ":1": "", "192.0.2.1:1": "", "other.test:1": "not other.test", "192.0.2.2:1": "not 192.0.2.2",
+	} {
+		_, err := handshake(t, server.Server(tls.NoClientCert, "h2"), client, authority)
+		if want == "" {
+			require.NoError(t, err, authority)
+			continue
+		}
+		require.ErrorContains(t, err, want)
+	}
+}
+
+func TestClientCertificatesAreOptional(t *testing.T) {
+	ca := newCA(t)
+	server, client := newSide(t, serverOf(ca, name), ca), &side{t: t, dir: t.TempDir()}
+	client.trust(ca)
+	var err error
+	client.Follower, err = Follow(client.files, slog.Default())
+	require.NoError(t, err)
+	user, err := handshake(t, server.Server(tls.VerifyClientCertIfGiven, "h2"), client, name+":1")
+	require.NoError(t, err)
+	require.Empty(t, user)
+	_, err = handshake(t, server.Server(tls.RequireAndVerifyClientCert, "h2"), client, name+":1")
+	require.ErrorContains(t, err, "certificate")
+}
+
+func TestFollowSaysWhichFileIsBad(t *testing.T) {
+	ca := newCA(t)
+	good := newSide(t, serverOf(ca, name), ca).files
+	other := newSide(t, serverOf(ca, name), ca).files
+	for _, test := range []struct {
+		files Files
+		want  string
+	}{
+		{Files{Certificate: "/nowhere", PrivateKey: good.PrivateKey}, "/nowhere"},
+		{Files{Certificate: good.Certificate, PrivateKey: other.PrivateKey}, "does not match"},
+		{Files{Certificate: good.Certificate}, "with key"},
+		{Files{Certificate: good.Certificate, PrivateKey: good.PrivateKey, CA: good.PrivateKey}, "has no certificate in PEM form"},
+	} {
+		_, err := Follow(test.files, slog.Default())
+		require.ErrorContains(t, err, test.want)
+	}
+}
