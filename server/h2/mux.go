@@ -14,11 +14,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // Protocol is what a client offers in TLS (ALPN, RFC 7301), before "h2", to be served by a Server. What is then spoken is
 // HTTP/2 and gRPC as ever: the name only tells who serves it.
-const Protocol = "slicecast-h2"
+const Protocol = wire.Protocol
 
 // http2Protocol is the registered name of HTTP/2.
 const http2Protocol = "h2"
