@@ -202,6 +202,7 @@ func (c *Client) stream(ctx context.Context, server string) (drained time.Durati
 	hello := &pb.Hello{
 		NodeName: c.options.NodeName, Kind: pb.ClientKind_CLIENT_KIND_AGENT,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
+		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD},
 	}
 	if hello.NodeName == "" {
 		hello.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
@@ -307,7 +308,9 @@ func (c *Client) take(r *wire.Response, size int, server string) error {
 			c.resync(&pb.Resync{Shard: r.Update.Shard, Keys: keysToProto(missing), Reason: model.ErrBase.Error()})
 		}
 	case r.Node != nil:
-		cache.setNode(r.Node.Node)
+		if !r.Node.Unreadable {
+			cache.setNode(r.Node.Node)
+		}
 	case r.InSync != nil:
 		if err := cache.synced(r.InSync); err != nil {
 			return err
