@@ -292,8 +292,8 @@ func BenchmarkApply(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if missing, err := c.apply(r.Update, false); err != nil || len(missing) > 0 {
-			b.Fatal(missing, err)
+		if out, err := c.apply(r.Update, false); err != nil || len(out.missing) > 0 {
+			b.Fatal(out.missing, err)
 		}
 	}
 }

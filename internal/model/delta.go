@@ -151,11 +151,18 @@ type Update struct {
 	Slices      []*Slice
 	Deltas      []*SliceDelta
 	Removed     []Key
-	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
-	// by a full update, removed.
-	Unreadable []Key
+	// Unreadable are objects that the update holds and that its receiver could not decode: they are neither changed nor, by
+	// a full update, removed.
+	Unreadable []Unreadable
 	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
 	ResourceVersions ResourceVersions
+}
+
+// Unreadable is an object of an update that its receiver could not decode.
+type Unreadable struct {
+	Key Key
+	// Version that the object has where the update comes from; 0: unknown.
+	Version Version
 }
 
 // Len is the number of objects that the update names.

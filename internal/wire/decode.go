@@ -81,13 +81,11 @@ func Decode(f Frame) (*Response, error) {
 	case *pb.StreamResponse_NodeUpdate:
 		name := cmp.Or(m.NodeUpdate.GetName(), m.NodeUpdate.GetNode().GetName())
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
+		out := &Response{Node: &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}}
 		if err != nil {
-			return &Response{
-				Node:     &NodeUpdate{Name: name, Unreadable: true},
-				Problems: []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}},
-			}, nil
+			out.Problems = []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}}
 		}
-		return &Response{Node: &NodeUpdate{Name: name, Node: n}}, nil
+		return out, nil
 	case *pb.StreamResponse_ShardUpdate:
 		u, problems := UpdateFromProto(m.ShardUpdate)
 		return &Response{Update: u, Problems: problems, More: m.ShardUpdate.GetMore()}, nil
@@ -103,35 +101,35 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
-	bad := func(kind model.Kind, namespace, name string, err error) {
+	bad := func(kind model.Kind, namespace, name string, version uint64, err error) {
 		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
 		problems = append(problems, Problem{key, err})
-		u.Unreadable = append(u.Unreadable, key)
+		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: model.Version(version)})
 	}
 	for _, s := range p.GetServices() {
 		if m, err := serviceFromProto(s); err != nil {
-			bad(model.KindService, s.GetNamespace(), s.GetName(), err)
+			bad(model.KindService, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
 		} else {
 			u.Services = append(u.Services, m)
 		}
 	}
 	for _, s := range p.GetSlices() {
 		if m, err := sliceFromProto(s); err != nil {
-			bad(model.KindSlice, s.GetNamespace(), s.GetName(), err)
+			bad(model.KindSlice, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
 		} else {
 			u.Slices = append(u.Slices, m)
 		}
 	}
 	for _, d := range p.GetSliceDeltas() {
 		if m, err := deltaFromProto(d); err != nil {
-			bad(model.KindSlice, d.GetNamespace(), d.GetName(), err)
+			bad(model.KindSlice, d.GetNamespace(), d.GetName(), d.GetVersion(), err)
 		} else {
 			u.Deltas = append(u.Deltas, m)
 		}
 	}
 	for _, k := range p.GetRemoved() {
 		if m, err := KeyFromProto(k); err != nil {
-			bad(m.Kind, m.Namespace, m.Name, err)
+			bad(m.Kind, m.Namespace, m.Name, 0, err)
 		} else {
 			u.Removed = append(u.Removed, m)
 		}
