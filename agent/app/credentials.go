@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // dialOptions gives the credentials for the server.
@@ -23,7 +25,8 @@ func (o *Options) dialOptions() ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file: %w", err)
 	}
-	config := &tls.Config{RootCAs: roots, ServerName: o.ServerName, MinVersion: tls.VersionTLS13}
+	// The name to expect comes with each server; see client.Server.
+	config := &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13, NextProtos: []string{wire.ALPN, "h2"}}
 	if o.ClientCertFile != "" {
 		load := func() (*tls.Certificate, error) { return keyPair(o.ClientCertFile, o.ClientKeyFile) }
 		if _, err := load(); err != nil {

@@ -25,6 +25,8 @@ type Cache struct {
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either.
 	asked map[uint32]uint64
+	// servers are those that the last stream told of.
+	servers []Server
 	// buckets is the server's number of buckets in a shard; 0: it has none.
 	buckets uint32
 
@@ -259,6 +261,22 @@ func (c *Cache) synced(m *pb.InSync) error {
 	c.inSync = true
 	c.signalLocked()
 	return nil
+}
+
+// knownServers gives the servers that streams have told of.
+func (c *Cache) knownServers() []Server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.servers
+}
+
+// setServers takes the servers that a stream tells of, and tells whether they are others than before.
+func (c *Cache) setServers(servers []Server) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed := !slices.Equal(c.servers, servers)
+	c.servers = servers
+	return changed
 }
 
 // setBuckets takes the server's number of buckets.

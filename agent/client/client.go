@@ -16,31 +16,41 @@
 package client
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Times of the client.
-const (
+// times are what a client goes by; tests are less patient.
+type times struct {
 	// minBackoff and maxBackoff bound the pause after all servers have been tried; the actual one is between half of it
 	// and all of it, at random, and doubles each round.
-	minBackoff = 500 * time.Millisecond
-	maxBackoff = 30 * time.Second
+	minBackoff, maxBackoff time.Duration
 	// settled is how long a stream must have lived for the back-off to start over.
-	settled = 10 * time.Second
+	settled time.Duration
+	// moveWindow is the time within which nodes move to servers that have come.
+	moveWindow time.Duration
+	// returnAfter, and up to twice that, is how long a node stays with a server that is not its first choice.
+	returnAfter time.Duration
+}
+
+var defaultTimes = times{
+	minBackoff: 500 * time.Millisecond, maxBackoff: 30 * time.Second, settled: 10 * time.Second,
+	moveWindow: 30 * time.Second, returnAfter: 5 * time.Minute,
+}
+
+const (
 	// defaultHeartbeat is assumed where Welcome gives none; a server that is silent for silentBeats of them is taken for
 	// dead, and so is one that gives no Welcome within a single default one.
 	defaultHeartbeat = 30 * time.Second
@@ -61,8 +71,9 @@ var errProtocol = errors.New("the server broke the protocol")
 
 // Options set up a Client.
 type Options struct {
-	// Servers gives the addresses (gRPC targets) to try. It is called before each round of attempts. Required.
-	Servers func(context.Context) ([]string, error)
+	// Servers gives the servers to begin with. It is called again in each round of attempts in which none of those answers
+	// that streams have told of. Required.
+	Servers func(context.Context) ([]Server, error)
 	// NodeName is the Node that this client serves; empty: none.
 	NodeName string
 	// Kind is what the client is; if not given, an agent if it has a NodeName, else an observer. With Relay it is a relay.
@@ -93,8 +104,10 @@ type Client struct {
 	log     *slog.Logger
 	metrics *metrics
 	outbox  *outbox
-	// minBackoff and maxBackoff are the constants but in tests.
-	minBackoff, maxBackoff time.Duration
+	times   times
+	// choice and prepared are for Run; prepared may be set by a stream's own goroutines.
+	choice   choice
+	prepared *prepared
 	// repairs bounds how often the server is asked for what diverges, unreadableLogged how often the log hears of objects
 	// that do not decode.
 	repairs          *rate.Limiter
@@ -124,7 +137,7 @@ func New(o Options) *Client {
 	}
 	return &Client{
 		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), outbox: newOutbox(o.Cache),
-		minBackoff: minBackoff, maxBackoff: maxBackoff,
+		times: defaultTimes, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 	}
@@ -155,64 +168,3 @@ func (c *Client) fail(key model.Key, f failure) {
 // Report sends what a relay has to tell of its agents: an Ack or a Nack. It is false, and nothing is sent, where the stream
 // is not in sync or of another epoch.
 func (c *Client) Report(epoch uint64, r *pb.StreamRequest) bool { return c.outbox.report(epoch, r) }
-
-// Run connects, and connects again, until the context ends.
-func (c *Client) Run(ctx context.Context) error {
-	backoff := c.minBackoff
-	for {
-		servers := c.servers(ctx)
-		for _, server := range servers {
-			start := time.Now()
-			drained, err := c.stream(ctx, server)
-			if ctx.Err() != nil {
-				break
-			}
-			c.metrics.disconnects.Inc()
-			c.metrics.connected.Set(0)
-			wasSettled := time.Since(start) > settled
-			if wasSettled || drained > 0 {
-				backoff = c.minBackoff
-			}
-			c.logEnd(server, err)
-			switch {
-			case drained > 0 && len(servers) == 1:
-				sleep(ctx, rand.N(drained))
-			case wasSettled && drained == 0: // so did all other nodes of a server that died
-				sleep(ctx, rand.N(2*c.minBackoff))
-			}
-		}
-		if !sleep(ctx, backoff/2+rand.N(backoff/2)) {
-			return nil
-		}
-		backoff = min(2*backoff, c.maxBackoff)
-	}
-}
-
-// servers gives the servers in the order in which to try them.
-func (c *Client) servers(ctx context.Context) []string {
-	servers, err := c.options.Servers(ctx)
-	if err != nil && ctx.Err() == nil {
-		c.log.Error("Can't find a server; what was programmed stays", "err", err)
-	}
-	return preference(servers, c.options.NodeName)
-}
-
-func (c *Client) logEnd(server string, err error) {
-	switch status.Code(err) {
-	case codes.Unauthenticated, codes.PermissionDenied:
-		c.log.Error("The server refuses this node; check its credentials. What was programmed stays", "server", server, "err", err)
-	default:
-		c.log.Warn("Lost the server; what was programmed stays", "server", server, "err", err)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

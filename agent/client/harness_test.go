@@ -45,7 +45,7 @@ func newIdentity(t *testing.T) identity {
 	t.Helper()
 	ca, err := testca.New()
 	require.NoError(t, err)
-	cert, err := ca.Server("127.0.0.1")
+	cert, err := ca.Server("127.0.0.1", "server.example")
 	require.NoError(t, err)
 	return identity{
 		server: grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})),
@@ -142,11 +142,14 @@ func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response)
 }
 
 // run runs a client, impatient as tests are, until the test ends, or stop ends it.
-func run(t *testing.T, cache *Cache, o Options) (c *Client, stop func()) {
+func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client, stop func()) {
 	t.Helper()
 	o.Cache = cache
 	c = New(o)
-	c.minBackoff, c.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	c.times.minBackoff, c.times.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	for _, f := range set {
+		f(&c.times)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {

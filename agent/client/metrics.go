@@ -10,6 +10,8 @@ type metrics struct {
 	disconnects   prometheus.Counter
 	received      prometheus.Counter
 	receivedBytes prometheus.Counter
+	moves         prometheus.Counter
+	retryHints    prometheus.Counter
 	nacks         prometheus.Counter
 	resyncs       *prometheus.CounterVec
 	server        *prometheus.GaugeVec
@@ -26,6 +28,8 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		disconnects:   counter("disconnects_total", "Streams that ended, and attempts that failed."),
 		received:      counter("received_frames_total", "Frames received."),
 		receivedBytes: counter("received_bytes_total", "Bytes of frames received, before TLS and HTTP/2."),
+		moves:         counter("moves_total", "Streams that were left for the server that is this node's by hashing."),
+		retryHints:    counter("retry_hints_total", "Attempts that were answered with a time before which the server is not to be tried again."),
 		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
 		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "resyncs_total",
 			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), resume " +

@@ -326,7 +326,7 @@ func TestNoServer(t *testing.T) {
 	cache := NewCache()
 	c := New(Options{
 		Logger: slog.New(slog.DiscardHandler),
-		Servers: func(context.Context) ([]string, error) {
+		Servers: func(context.Context) ([]Server, error) {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -335,7 +335,7 @@ func TestNoServer(t *testing.T) {
 		},
 		DialOptions: id.client, Cache: cache,
 	})
-	c.minBackoff, c.maxBackoff = tick, tick
+	c.times.minBackoff, c.times.maxBackoff = tick, tick
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -20,73 +20,88 @@ var errSilent = errors.New("the server has been silent for too long")
 // stream is one stream, from its Hello to its end.
 type stream struct {
 	*Client
-	server string
+	server Server
 	grpc   pb.DistributionService_StreamClient
+	cancel context.CancelCauseFunc
 	// sending starts the goroutine that sends.
 	sending func()
+	move    move
 	// silence is how long the server may say nothing.
 	silence  time.Duration
 	welcomed bool
 	synced   bool
+	// serversChanged: the servers that the stream told of are others than those known before.
+	serversChanged bool
 	// drained is the time within which a draining server asked the client to come back; 0: it does not drain.
 	drained time.Duration
-	// nodes are the names of all Nodes that came, for a relay.
+	// nodes are the names of all Nodes that came before the stream was in sync, for a relay.
 	nodes map[string]struct{}
 }
 
 // stream runs one stream to its end, which always has an error.
-func (c *Client) stream(ctx context.Context, server string) (drained time.Duration, err error) {
+func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, err := c.connect(server)
-	if err != nil {
-		return 0, err
+	s := &stream{Client: c, server: server, cancel: cancel, silence: silentBeats * defaultHeartbeat}
+	conn := c.takePrepared(server)
+	if conn == nil {
+		var err error
+		if conn, err = c.connect(server); err != nil {
+			return s, err
+		}
 	}
 	defer func() { _ = conn.Close() }()
 	// A server that accepts and then says nothing is no better than one that is down.
 	watchdog := time.AfterFunc(defaultHeartbeat, func() { cancel(errSilent) })
 	defer watchdog.Stop()
-	g, err := pb.NewDistributionServiceClient(conn).Stream(ctx)
-	if err != nil {
-		return 0, causeOf(ctx, err)
+	var err error
+	if s.grpc, err = pb.NewDistributionServiceClient(conn).Stream(ctx); err != nil {
+		return s, causeOf(ctx, err)
 	}
 	c.outbox.newStream()
-	if err := g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: c.hello()}}); err != nil {
-		return 0, causeOf(ctx, endOf(g, err))
+	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: c.hello()}}); err != nil {
+		return s, causeOf(ctx, endOf(s.grpc, err))
 	}
+	s.move.timer = time.NewTimer(time.Hour)
+	s.move.timer.Stop()
+	defer s.move.timer.Stop()
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel(nil)
-	s := &stream{Client: c, server: server, grpc: g, silence: silentBeats * defaultHeartbeat, sending: func() {
+	s.sending = func() {
 		sending.Go(func() {
-			if err := c.send(ctx, g); err != nil {
+			if err := s.send(ctx, &sending); err != nil {
 				cancel(err)
 			}
 		})
-	}}
+	}
 	for {
 		var f wire.Frame
-		if err := g.RecvMsg(&f); err != nil {
-			return s.drained, causeOf(ctx, err)
+		if err := s.grpc.RecvMsg(&f); err != nil {
+			return s, causeOf(ctx, err)
 		}
 		r, err := c.options.Decode(f)
 		if err != nil {
-			return s.drained, fmt.Errorf("%w: %w", errProtocol, err)
+			return s, fmt.Errorf("%w: %w", errProtocol, err)
 		}
 		if err := s.take(r, len(f)); err != nil {
-			return s.drained, err
+			return s, err
 		}
 		watchdog.Reset(s.silence)
 	}
 }
 
-func (c *Client) connect(server string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient(server, append([]grpc.DialOption{
+func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
+	options := append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
-	}, c.options.DialOptions...)...)
+	}, c.options.DialOptions...)
+	if server.Name != "" {
+		options = append(options, grpc.WithAuthority(server.Name))
+	}
+	conn, err := grpc.NewClient(server.Address, options...)
 	if err != nil {
-		return nil, fmt.Errorf("server address %q: %w", server, err)
+		return nil, fmt.Errorf("server address %q: %w", server.Address, err)
 	}
 	return conn, nil
 }
@@ -169,7 +184,9 @@ func (s *stream) apply(r *wire.Response) error {
 		}
 	case r.Drain != nil:
 		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
-		s.log.Info("The server drains", "server", s.server)
+		s.log.Info("The server drains", "server", s.server.Address)
+	case r.Servers != nil:
+		s.learn(r.Servers)
 	}
 	return nil
 }
@@ -196,8 +213,8 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	}
 	s.welcomed = true
 	s.metrics.server.Reset()
-	s.metrics.server.WithLabelValues(s.server, w.GetServerName(), w.GetServerVersion()).Set(1)
-	s.log.Info("Connected", "server", s.server, "name", w.GetServerName(), "version", w.GetServerVersion())
+	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
+	s.log.Info("Connected", "server", s.server.Address, "name", w.GetServerName(), "version", w.GetServerVersion())
 	s.sending()
 	return nil
 }
@@ -262,8 +279,11 @@ func (s *stream) inSync(m *pb.InSync) error {
 	if err := s.options.Cache.synced(m); err != nil {
 		return err
 	}
-	s.synced = true
-	s.metrics.connected.Set(1)
+	if !s.synced {
+		s.synced = true
+		s.metrics.connected.Set(1)
+		s.considerMove()
+	}
 	s.outbox.inSync()
 	if s.options.Relay != nil {
 		synced := Synced{ResourceVersions: wire.ResourceVersionsFromProto(m.GetResourceVersions())}
@@ -284,23 +304,26 @@ func keysToProto(keys []model.Key) []*pb.ObjectKey {
 	return out
 }
 
-// send sends what waits, until the stream ends: acks at intervals, everything else at once.
-func (c *Client) send(ctx context.Context, g pb.DistributionService_StreamClient) error {
+// send sends what waits, until the stream ends: acks at intervals, everything else at once. Further goroutines of the
+// stream start here.
+func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
 	var pause <-chan time.Time // until the next Ack may go; nil: it may
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.outbox.wake:
+		case <-s.outbox.wake:
 		case <-pause:
 			pause = nil
+		case <-s.move.timer.C:
+			running.Go(func() { s.reach(ctx) })
 		}
-		requests, acked, err := c.outbox.take(pause == nil)
+		requests, acked, err := s.outbox.take(pause == nil)
 		if err != nil {
 			return err
 		}
 		for _, r := range requests {
-			if err := g.Send(r); err != nil {
+			if err := s.grpc.Send(r); err != nil {
 				if errors.Is(err, io.EOF) {
 					return nil // the receiver knows why the stream ended
 				}

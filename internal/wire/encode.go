@@ -12,6 +12,10 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
+// ALPN is the TLS application protocol that clients offer before "h2": the same HTTP/2, on connections that carry nothing
+// but streams of this API.
+const ALPN = "slicecast-h2"
+
 // Frame is an encoded StreamResponse, envelope included: what is sent to many streams is encoded once.
 type Frame []byte
 
