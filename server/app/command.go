@@ -23,10 +23,11 @@ agents on the nodes, over gRPC.
 
 Agents authenticate by their kubelet's client certificate (--client-ca-file) or by a ServiceAccount token
 (--agent-service-account), and each is served as the node that its credentials name.`,
-		Args:          cobra.NoArgs,
-		Version:       daemon.Version(),
-		SilenceUsage:  true,
-		SilenceErrors: true, // main prints it
+		Args:              cobra.NoArgs,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Version:           daemon.Version(),
+		SilenceUsage:      true,
+		SilenceErrors:     true, // main prints it
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := options.Log.NewLogger(os.Stderr)
 			if err != nil {
@@ -47,5 +48,6 @@ Agents authenticate by their kubelet's client certificate (--client-ca-file) or 
 	}
 	command.SetVersionTemplate(fmt.Sprintln("slicecast-server", "{{.Version}}"))
 	options.AddFlags(command.Flags())
+	command.AddCommand(newStatusCommand())
 	return command
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
 	"github.com/slicecast/slicecast/server/h2"
 )
@@ -29,6 +30,7 @@ type Server struct {
 	config Config
 	store  *store.Store
 	hub    *fanout.Hub
+	debug  *debug.Service
 	health *health.Server
 
 	// parts are what serves, each until the server stops.
@@ -74,6 +76,7 @@ func New(c Config) (_ *Server, err error) {
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, Logger: c.Logger, Registerer: c.Registry,
 	})
+	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err

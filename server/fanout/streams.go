@@ -55,6 +55,8 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 			i.Nodes = r.member.nodes
 			i.LagSequences, i.Lag = h.convergence.lag(r.member, now)
 			i.Lacks = service != nil && (!r.reported || !h.convergence.has(r.member, shard, changed))
+		} else { // it has not been sent everything yet, or programs nothing
+			i.Lacks = service != nil && s.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 		}
 		r.mu.Unlock()
 		slices.SortFunc(i.Nacks, func(a, b Nack) int { return a.At.Compare(b.At) })
@@ -66,6 +68,3 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 
 // Convergences gives how long nodes took for the latest Updates, newest first.
 func (h *Hub) Convergences() []Convergence { return h.convergence.latest() }
-
-// Started is when the hub was made.
-func (h *Hub) Started() time.Time { return h.started }
