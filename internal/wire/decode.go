@@ -94,10 +94,18 @@ func Decode(f Frame) (*Response, error) {
 	return &Response{}, nil
 }
 
+// fromFromProto gives the sequence that an update leads from.
+func fromFromProto(p *pb.ShardUpdate) uint64 {
+	if p.GetFromSequence() == 0 && !p.GetFull() && p.GetSequence() > 0 {
+		return p.GetSequence() - 1
+	}
+	return p.GetFromSequence()
+}
+
 // UpdateFromProto translates an Update, without the objects that make no sense; those are the problems.
 func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	u := &model.Update{
-		Shard: p.GetShard(), From: p.GetFromSequence(), To: p.GetSequence(), Full: p.GetFull(),
+		Shard: p.GetShard(), From: fromFromProto(p), To: p.GetSequence(), Full: p.GetFull(),
 		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem

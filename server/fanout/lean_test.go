@@ -108,7 +108,7 @@ func (p *pipe) close() error {
 func eventually(t require.TestingT, condition func() bool) {
 	for deadline := time.Now().Add(patience); !condition(); {
 		require.True(t, time.Now().Before(deadline), "it has not happened within %v", patience)
-		<-time.After(tick)
+		<-time.After(tick / 10)
 	}
 }
 
@@ -143,9 +143,7 @@ func (c *copyOf) take(t require.TestingT, responses []*wire.Response) {
 		if r.InSync != nil {
 			c.inSyncs++
 			for i, s := range r.InSync.GetSequences() {
-				if c.wanted == nil {
-					c.sequences[uint32(i)] = s
-				}
+				c.sequences[uint32(i)] = s
 			}
 		}
 		u := r.Update
