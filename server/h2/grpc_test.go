@@ -45,7 +45,7 @@ func TestBigMessages(t *testing.T) {
 		"moving windows": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			frames := []string{"a", strings.Repeat("b", 60<<10), "", strings.Repeat("c", 20<<20), "d"}
+			frames := []string{"a", strings.Repeat("b", 60<<10), "", strings.Repeat("c", 5<<20), "d"}
 			f := start(t, func(s *session) error {
 				for range 2 {
 					if err := s.Send([]byte(frames[0]), []byte(frames[1]), []byte(frames[2]), []byte(frames[3]), []byte(frames[4])); err != nil {
@@ -266,9 +266,12 @@ func TestOtherMethodIsUnimplemented(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	errs := make(chan error, 1)
 	f := start(t, func(s *session) error { errs <- until(s); return nil })
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	conn := f.dial(ours)
+	conn.Connect()
+	require.Eventually(t, func() bool { return conn.GetState() == connectivity.Ready }, patience, tick)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	require.Equal(t, codes.DeadlineExceeded, status.Code(open(ctx, t, f.dial(ours)).end()))
+	require.Equal(t, codes.DeadlineExceeded, status.Code(open(ctx, t, conn).end()))
 	require.Error(t, <-errs) // which of both comes first is open
 }
 

@@ -353,7 +353,7 @@ func TestSecondStreamIsRefused(t *testing.T) {
 	c.expectMessage("hello", true)
 }
 
-// Sessions that do not return make a connection's next streams wait, instead of adding up.
+// Sessions that do not return, though their streams have ended, do not add up.
 func TestSessionsThatDoNotReturnAreBounded(t *testing.T) {
 	release := make(chan struct{})
 	f := start(t, func(*session) error { <-release; return nil })
