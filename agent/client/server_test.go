@@ -300,7 +300,7 @@ func TestReportsReachTheServer(t *testing.T) {
 
 // A server that does not read what it asked for is left.
 func TestRequestsAreBounded(t *testing.T) {
-	o := newOutbox(NewCache())
+	o := newOutbox(NewCache(), nil)
 	o.newStream()
 	for range maxRequests {
 		o.request(&pb.StreamRequest{})
