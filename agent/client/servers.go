@@ -104,12 +104,14 @@ func (c *choice) order(servers []Server) []Server {
 	return out
 }
 
-// rest keeps the client from a server for a time.
+// rest keeps the client from a server for at least that time.
 func (c *choice) rest(address string, d time.Duration) {
 	if c.resting == nil {
 		c.resting = make(map[string]time.Time)
 	}
-	c.resting[address] = time.Now().Add(d)
+	if until := time.Now().Add(d); until.After(c.resting[address]) {
+		c.resting[address] = until
+	}
 }
 
 // rests tells how long a server is not to be tried.

@@ -68,6 +68,7 @@ func TestChoice(t *testing.T) {
 
 		require.Zero(t, c.firstRested())
 		c.rest("a", time.Minute)
+		c.rest("a", time.Second)
 		c.rest("b", time.Second)
 		require.Equal(t, time.Second, c.firstRested())
 		require.Equal(t, time.Minute, c.rests("a"))
