@@ -45,8 +45,8 @@ func preference(servers []Server, node string) []Server {
 }
 
 const (
-	// maxServers bounds how many servers a client learns of.
-	maxServers = 1024
+	// maxKnown bounds how many servers a client learns of.
+	maxKnown = 1024
 	// maxRetryDelay bounds what a server's hint may ask for.
 	maxRetryDelay = 5 * time.Minute
 )
@@ -57,7 +57,7 @@ func serversFromProto(m *pb.Servers, name string) []Server {
 	for _, s := range m.GetServers() {
 		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
 		host, port, err := net.SplitHostPort(s.GetAddress())
-		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxServers {
+		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxKnown {
 			continue
 		}
 		out = append(out, Server{Address: s.GetAddress(), Name: cmp.Or(s.GetServerName(), name)})
