@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -25,6 +27,10 @@ type Cache struct {
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either.
 	asked map[uint32]uint64
+	// subscription is what the positions are of; nil: of everything. While resubscribing they are of nothing, as the server
+	// changes it.
+	subscription  *pb.Subscription
+	resubscribing bool
 	// servers are those that the last stream told of.
 	servers []Server
 	// buckets is the server's number of buckets in a shard; 0: it has none.
@@ -218,12 +224,33 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	}
 	if c.epoch != epoch {
 		c.epoch = epoch
-		for i := range c.shards {
-			c.shards[i].sequence = 0
-		}
-		clear(c.moved)
+		c.forgetPositionsLocked()
 	}
 	return nil
+}
+
+func (c *Cache) forgetPositionsLocked() {
+	for i := range c.shards {
+		c.shards[i].sequence = 0
+	}
+	clear(c.moved)
+}
+
+// subscribe tells what the next stream is about. Positions in streams about something else mean nothing there.
+func (c *Cache) subscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resubscribing || !proto.Equal(c.subscription, s) {
+		c.forgetPositionsLocked()
+	}
+	c.subscription, c.resubscribing = s, false
+}
+
+// resubscribe tells what the stream will be about when it is in sync again.
+func (c *Cache) resubscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subscription, c.resubscribing = s, true
 }
 
 // reshardLocked distributes what the cache holds over another number of shards, without positions and what is unreadable.
@@ -258,7 +285,7 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.moved[uint32(i)] = struct{}{}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
-	c.inSync = true
+	c.inSync, c.resubscribing = true, false
 	c.signalLocked()
 	return nil
 }

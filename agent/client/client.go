@@ -11,8 +11,21 @@
 //   - Acks cover what the caller has programmed, and are coalesced.
 //
 // Status codes and what the client does: UNAVAILABLE and all others not named here: the next server, with back-off once
-// all have been tried. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an
-// operator has to act. A breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
+// all have been tried. UNAVAILABLE and RESOURCE_EXHAUSTED with google.rpc.RetryInfo: the same, and this server not before
+// that time. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an operator has to act. A
+// breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
+//
+// # Servers
+//
+// A client begins with the servers that it is given and goes by those that its stream tells of. Rendezvous hashing gives each
+// node an order of them. The client follows the first, as far as it can be reached: where servers come or go, nodes
+// move at a random moment within half a minute; a node that is elsewhere after a failure goes back 5 to 10 minutes later. It
+// leaves a stream for another server only when it is connected to that one.
+//
+// # Other programs
+//
+// Whatever has to know where Services lead can use this package: give Options.Subscription, wait for Cache.Dirty, and read the
+// Services that Cache.Take names. examples/gateway is such a program.
 package client
 
 import (
@@ -26,6 +39,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -67,6 +81,18 @@ const maxMessage = 256 << 20
 // whose ping with each update would cost the server more than the update.
 const window = 1 << 20
 
+// What a Cache holds, by names that can be used outside of this module.
+type (
+	// ServiceKey names a Service.
+	ServiceKey = model.ServiceKey
+	// Service is a Kubernetes Service, as far as nodes need it.
+	Service = model.Service
+	// Slice is a Kubernetes EndpointSlice, as far as nodes need it.
+	Slice = model.Slice
+	// Node is a Kubernetes Node, as far as the node itself needs it.
+	Node = model.Node
+)
+
 var errProtocol = errors.New("the server broke the protocol")
 
 // Options set up a Client.
@@ -84,6 +110,8 @@ type Options struct {
 	DialOptions []grpc.DialOption
 	// Cache is kept up to date. Required.
 	Cache *Cache
+	// Subscription is what the client follows, and all that its cache will hold; nil: everything.
+	Subscription *pb.Subscription
 	// Relay, if set, is told what a relay needs to know.
 	Relay *Relay
 	// Decode decodes frames; nil: wire.Decode. A process with many clients may share results, which are immutable.
@@ -136,12 +164,16 @@ func New(o Options) *Client {
 		o.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
 	return &Client{
-		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), outbox: newOutbox(o.Cache),
+		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
 		times: defaultTimes, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 	}
 }
+
+// Subscribe changes what the client follows. It returns at once; what falls out of the subscription leaves the cache, and
+// what is new to it comes, on the stream that is open or on the next one. nil, everything, counts from the next stream on.
+func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneOf(s)) }
 
 // Ack tells the server that these positions, in this epoch, are programmed. It returns at once; what can't be sent
 // because there is no stream is dropped, and told when the next stream is in sync.

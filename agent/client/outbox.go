@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -43,6 +45,10 @@ type outbox struct {
 	// not know that they are failing, or no longer failing.
 	failing map[model.Key]failure
 	news    map[model.Key]uint32
+	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
+	// ends the change to told.
+	wanted, told *pb.Subscription
+	changing     bool
 }
 
 // programmed is a position that the kernel holds, and since when.
@@ -59,8 +65,8 @@ type failure struct {
 	shard      uint32
 }
 
-func newOutbox(cache *Cache) *outbox {
-	return &outbox{cache: cache, wake: make(chan struct{}, 1)}
+func newOutbox(cache *Cache, wanted *pb.Subscription) *outbox {
+	return &outbox{cache: cache, wake: make(chan struct{}, 1), wanted: wanted}
 }
 
 func (o *outbox) signal() {
@@ -82,18 +88,31 @@ func (o *outbox) report(epoch uint64, r *pb.StreamRequest) bool {
 	return true
 }
 
-// newStream forgets what was meant for the stream before.
-func (o *outbox) newStream() {
+// newStream forgets what was meant for the stream before, and gives the subscription for the new one's Hello.
+func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news = false, nil, false, nil
+	o.told, o.changing = o.wanted, false
+	return o.told
 }
 
-// inSync lets acks and nacks out, and tells the server all that fails.
+// subscribe changes the subscription.
+func (o *outbox) subscribe(s *pb.Subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.wanted = s
+	o.signal()
+}
+
+// inSync lets acks, nacks and changes of the subscription out, and tells the server all that fails. A later one ends a
+// change of the subscription.
 func (o *outbox) inSync() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.synced {
+		o.changing = false
+		o.signal()
 		return
 	}
 	o.synced = true
@@ -197,6 +216,11 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}}})
 	}
 	o.news = nil
+	if o.synced && !o.changing && o.wanted != nil && !proto.Equal(o.wanted, o.told) {
+		o.told, o.changing = o.wanted, true
+		o.cache.resubscribe(o.told)
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
+	}
 	if !ack || !o.synced || len(o.acks) == 0 {
 		return out, false, nil
 	}

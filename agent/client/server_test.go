@@ -114,14 +114,19 @@ func TestServerThatLies(t *testing.T) {
 	removed := []*pb.ObjectKey{wire.KeyToProto(web(func(*model.Slice) {}).Key())}
 
 	for name, script := range map[string][]any{
-		"garbage":                   {hello, wire.Frame("\xff\xff\xff")},
-		"garbage at once":           {wire.Frame("GET / HTTP/1.1")},
-		"three shards":              {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
-		"no shards":                 {welcome(&pb.Welcome{Epoch: 1})},
-		"a million shards":          {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
-		"no epoch":                  {welcome(&pb.Welcome{ShardCount: 8})},
-		"an update before welcome":  {update(&pb.ShardUpdate{Shard: right, Full: true})},
-		"in sync before welcome":    {inSync(make([]uint64, 8)...)},
+		"garbage":                     {hello, wire.Frame("\xff\xff\xff")},
+		"garbage at once":             {wire.Frame("GET / HTTP/1.1")},
+		"three shards":                {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
+		"no shards":                   {welcome(&pb.Welcome{Epoch: 1})},
+		"a million shards":            {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
+		"no epoch":                    {welcome(&pb.Welcome{ShardCount: 8})},
+		"an update before welcome":    {update(&pb.ShardUpdate{Shard: right, Full: true})},
+		"in sync before welcome":      {inSync(make([]uint64, 8)...)},
+		"a second welcome":            {hello, hello},
+		"three buckets":               {welcome(&pb.Welcome{Epoch: 1, ShardCount: 8, BucketCount: 3})},
+		"buckets, and there are none": {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, FullBuckets: []uint32{0}})},
+		"buckets of a shard that is not there": {hello,
+			&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{8}}}}},
 		"a shard that is not there": {hello, update(&pb.ShardUpdate{Shard: 8, Full: true})},
 		"a gap":                     {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 5, Sequence: 6, Removed: removed})},
 		"the past":                  {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 0, Sequence: 0, Removed: removed})},
@@ -300,7 +305,7 @@ func TestReportsReachTheServer(t *testing.T) {
 
 // A server that does not read what it asked for is left.
 func TestRequestsAreBounded(t *testing.T) {
-	o := newOutbox(NewCache())
+	o := newOutbox(NewCache(), nil)
 	o.newStream()
 	for range maxRequests {
 		o.request(&pb.StreamRequest{})

@@ -58,8 +58,8 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	if s.grpc, err = pb.NewDistributionServiceClient(conn).Stream(ctx); err != nil {
 		return s, causeOf(ctx, err)
 	}
-	c.outbox.newStream()
-	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: c.hello()}}); err != nil {
+	hello := c.hello(c.outbox.newStream())
+	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}); err != nil {
 		return s, causeOf(ctx, endOf(s.grpc, err))
 	}
 	s.move.timer = time.NewTimer(time.Hour)
@@ -106,15 +106,16 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-func (c *Client) hello() *pb.Hello {
+func (c *Client) hello(s *pb.Subscription) *pb.Hello {
 	h := &pb.Hello{
-		NodeName: c.options.NodeName, Kind: c.options.Kind,
+		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: s,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
 		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
 	}
 	if c.options.Relay != nil {
 		h.NodesDigest = c.options.Relay.NodesDigest()
 	}
+	c.options.Cache.subscribe(s)
 	c.options.Cache.hello(h)
 	return h
 }
