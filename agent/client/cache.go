@@ -22,6 +22,7 @@ type Cache struct {
 	seen    model.ResourceVersions
 	node    *model.Node
 	inSync  bool // once true, always true
+	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either: the shard holds an object that does not decode.
@@ -53,6 +54,9 @@ type cachedService struct {
 	slices  []*model.Slice // ascending by name
 }
 
+// maxShards is how many shards a state may have.
+const maxShards = 4096
+
 // NewCache makes an empty cache.
 func NewCache() *Cache {
 	return &Cache{
@@ -81,11 +85,11 @@ type Changes struct {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take gives what has changed since the last Take; ok is false as long as the cache has never been in sync, because what
-// it holds until then is a part.
+// it holds until then is a part. A cache that is stale gives no positions: they are what a server is told.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return Changes{}, false
 	}
 	changes = Changes{
@@ -95,7 +99,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Node:      c.nodeMoved,
 	}
 	for shard := range c.moved {
-		if len(c.shards[shard].missing) == 0 {
+		if c.inSync && len(c.shards[shard].missing) == 0 {
 			changes.Positions[shard] = c.shards[shard].sequence
 			delete(c.moved, shard)
 		}
@@ -178,7 +182,7 @@ func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
 }
 
 func (c *Cache) signalLocked() {
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return
 	}
 	select {
@@ -202,7 +206,7 @@ func (c *Cache) hello(h *pb.Hello) {
 
 // welcome makes the cache ready for the server's epoch and number of shards. What it holds stays.
 func (c *Cache) welcome(epoch uint64, shards uint32) error {
-	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > 4096 {
+	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > maxShards {
 		return fmt.Errorf("%w: welcome with epoch %d and %d shards", errProtocol, epoch, shards)
 	}
 	c.mu.Lock()
@@ -256,7 +260,7 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.moved[uint32(i)] = struct{}{}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
-	c.inSync = true
+	c.inSync, c.stale = true, false
 	c.signalLocked()
 	return nil
 }
