@@ -88,6 +88,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	registry := daemon.NewRegistry()
 	cache := client.NewCache()
+	checkpoint, err := o.openCheckpoint(cache, logger, registry)
+	if err != nil {
+		return err
+	}
 	f, err := o.newFeed(cache, logger, registry)
 	if err != nil {
 		return err
@@ -109,6 +113,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
 		return err
 	}
+	if checkpoint != nil {
+		g.Go(func() error { checkpoint.Run(ctx); return nil })
+	}
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { r.Run(ctx); return nil })
 	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
@@ -117,6 +124,20 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	logger.Info("Stopped; what was programmed stays")
 	return nil
+}
+
+// openCheckpoint restores the cache; nil: there is to be no checkpoint.
+func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (*client.Checkpoint, error) {
+	if o.Checkpoint == "" {
+		return nil, nil
+	}
+	checkpoint, err := client.OpenCheckpoint(client.CheckpointOptions{
+		Path: o.Checkpoint, NodeName: o.NodeName, Cache: cache, Logger: logger, Registerer: registry,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--checkpoint: %w", err)
+	}
+	return checkpoint, nil
 }
 
 func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (feed, error) {

@@ -38,6 +38,7 @@ type Options struct {
 	Kubeconfig    string
 	Manifests     string
 	ProxyName     string
+	Checkpoint    string
 
 	CAFile            string
 	ServerName        string
@@ -75,6 +76,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Manifests, "manifests", "", "directory of Kubernetes manifests for --source=file")
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
+
+	fs.StringVar(&o.Checkpoint, "checkpoint", "",
+		"file that keeps what the servers have sent, so that a restart costs only what has changed, and an agent without servers programs what it knew; none by default")
 
 	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
 	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address, and for a server named by another what that one says")
@@ -122,6 +126,8 @@ func (o *Options) validateFeed() error {
 		return errors.New("--servers and --server-service are both given: use one of them")
 	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
 		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+	case o.standalone() && o.Checkpoint != "":
+		return errors.New("--checkpoint is for an agent with servers: leave it out, or give --servers or --server-service")
 	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
 		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
 	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:

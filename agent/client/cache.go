@@ -23,6 +23,7 @@ type Cache struct {
 	seen    model.ResourceVersions
 	node    *model.Node
 	inSync  bool // once true, always true
+	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either.
@@ -76,11 +77,11 @@ type Changes struct {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take gives what has changed since the last Take; ok is false as long as the cache has never been in sync, because what
-// it holds until then is a part.
+// it holds until then is a part. A cache that is stale gives no positions: they are what a server is told.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return Changes{}, false
 	}
 	changes = Changes{
@@ -90,7 +91,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Node:      c.nodeMoved,
 	}
 	for shard := range c.moved {
-		if len(c.shards[shard].missing) == 0 {
+		if c.inSync && len(c.shards[shard].missing) == 0 {
 			changes.Positions[shard] = c.shards[shard].sequence
 			delete(c.moved, shard)
 		}
@@ -185,7 +186,7 @@ func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
 }
 
 func (c *Cache) signalLocked() {
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return
 	}
 	select {
@@ -285,7 +286,7 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.moved[uint32(i)] = struct{}{}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
-	c.inSync, c.resubscribing = true, false
+	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
 }

@@ -2,7 +2,8 @@
 // programmed is acknowledged.
 //
 // Nothing is programmed before the cache has been in sync once, so an agent that starts leaves what an earlier one
-// programmed in place until it knows better. While the kernel is being programmed, further changes wait in the cache
+// programmed in place until it knows better; without any server it goes by the checkpoint after a while, see
+// client.Checkpoint, and acknowledges nothing of that. While the kernel is being programmed, further changes wait in the cache
 // and go together in the next step.
 package reconcile
 
