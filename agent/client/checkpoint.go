@@ -156,6 +156,17 @@ func readCheckpoint(path, node string) (*decoded, error) {
 	return decodeCheckpoint(file, node)
 }
 
+// RemoveCheckpoint removes a checkpoint and what may be left beside it.
+func RemoveCheckpoint(path string) error {
+	var errs []error
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Servers gives the servers that the checkpoint keeps: those of the last KeepServers, of this process or the one before.
 func (p *Checkpoint) Servers() *pb.Servers {
 	p.mu.Lock()
