@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -164,17 +163,9 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *pr
 	if err != nil {
 		return nil, err
 	}
-	servers := client.Static(o.Servers...)
-	if o.ServerService != "" {
-		config, err := kube.Config(o.Kubeconfig)
-		if err != nil {
-			return nil, err
-		}
-		k, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return nil, fmt.Errorf("API server: %w", err)
-		}
-		servers = newFinder(k, o.ServerService, logger).servers
+	servers, err := o.discovery(logger)
+	if err != nil {
+		return nil, err
 	}
 	return client.New(client.Options{
 		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: o.Programmer, DialOptions: dial,

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/slicecast/slicecast/internal/tlsfiles"
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 // dialOptions gives the credentials for the server.
@@ -24,10 +25,8 @@ func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file, --client-cert-file, --client-key-file: %w", err)
 	}
-	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials())}
-	if o.ServerName != "" {
-		out = append(out, grpc.WithAuthority(o.ServerName))
-	}
+	// The name to expect comes with each server; see client.Server.
+	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(tokenFile(o.TokenFile)))
 	}

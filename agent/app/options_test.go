@@ -46,6 +46,7 @@ func TestInvalidOptions(t *testing.T) {
 		"nothing":             {nil, "--servers or --server-service, or --source"},
 		"both ways":           {[]string{"--servers=a:1", "--server-service=a/b"}, "use one of them"},
 		"source with servers": {[]string{"--servers=a:1", "--source=kube", "--insecure-plaintext"}, "without servers"},
+		"server":              {[]string{"--servers=a:1,b", "--insecure-plaintext"}, `--servers has "b"`},
 		"service":             {[]string{"--server-service=name", "--insecure-plaintext"}, "namespace/name"},
 		"source":              {[]string{"--source=etcd"}, `--source is "etcd"`},
 		"file without folder": {[]string{"--source=file"}, "--manifests"},

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -18,7 +17,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
-	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 const (
@@ -71,10 +69,6 @@ type Checkpoint struct {
 	bytes    prometheus.Gauge
 	saved    prometheus.Gauge
 
-	// mu guards servers.
-	mu      sync.Mutex
-	servers *pb.Servers
-
 	// What follows is save's, which runs once at a time.
 
 	encoder *checkpointEncoder
@@ -102,7 +96,7 @@ func OpenCheckpoint(o CheckpointOptions) (*Checkpoint, error) {
 		return 0
 	})
 	p := &Checkpoint{
-		options: o, log: o.Logger, encoder: newCheckpointEncoder(), servers: &pb.Servers{},
+		options: o, log: o.Logger, encoder: newCheckpointEncoder(),
 		errors: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "checkpoint_errors_total",
 			Help: "Checkpoints that could not be written."}),
 		bytes: gauge("checkpoint_bytes", "Size of the checkpoint that was written last."),
@@ -135,7 +129,7 @@ func (p *Checkpoint) restore() error {
 		return nil
 	}
 	p.options.Cache.restore(d.cache)
-	p.servers, p.restored, p.written = d.servers, true, d.written
+	p.restored, p.written = true, d.written
 	p.log.Info("Restored the checkpoint", "path", path, "written", d.written, "services", len(p.options.Cache.Services()))
 	return nil
 }
@@ -165,21 +159,6 @@ func RemoveCheckpoint(path string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Servers gives the servers that the checkpoint keeps: those of the last KeepServers, of this process or the one before.
-func (p *Checkpoint) Servers() *pb.Servers {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.servers
-}
-
-// KeepServers makes the following checkpoints hold these servers, so that an agent that starts with nothing else to go by
-// finds one. The caller does not change them afterwards.
-func (p *Checkpoint) KeepServers(s *pb.Servers) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.servers = s
 }
 
 // Run saves the cache until the context ends, and makes it count if no server brings it in sync in time.
@@ -260,10 +239,9 @@ func (p *Checkpoint) write() (size int, err error) {
 		return 0, nil
 	}
 	c.hello.NodeName = p.options.NodeName
-	servers := p.Servers()
 	position, err := proto.MarshalOptions{Deterministic: true}.Marshal(c.hello)
 	if err == nil {
-		position, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(position, servers)
+		position, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(position, c.servers)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("encode: %w", err)
@@ -271,7 +249,7 @@ func (p *Checkpoint) write() (size int, err error) {
 	if slices.Equal(position, p.lastPosition) && c.node.Equal(p.lastNode) {
 		return 0, nil
 	}
-	sections, err := p.encoder.encode(c, servers)
+	sections, err := p.encoder.encode(c)
 	if err != nil {
 		return 0, err
 	}

@@ -94,12 +94,12 @@ func (e *checkpointEncoder) section(content []byte) []byte {
 }
 
 // encode gives the sections of a checkpoint.
-func (e *checkpointEncoder) encode(c *contents, servers *pb.Servers) ([][]byte, error) {
+func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 	hello, err := proto.Marshal(c.hello)
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	list, err := proto.Marshal(servers)
+	list, err := proto.Marshal(c.servers)
 	if err != nil {
 		return nil, fmt.Errorf("encode the servers: %w", err)
 	}
@@ -153,7 +153,6 @@ func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size i
 // decoded is what a checkpoint holds.
 type decoded struct {
 	written time.Time
-	servers *pb.Servers
 	// cache holds the state, its positions and digests, and has never been in sync.
 	cache *Cache
 }
@@ -175,12 +174,15 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 	if err := r.checkHello(hello, node); err != nil {
 		return nil, err
 	}
-	out.servers = &pb.Servers{}
-	if err := r.next(out.servers); err != nil {
+	servers := &pb.Servers{}
+	if err := r.next(servers); err != nil {
 		return nil, fmt.Errorf("servers: %w", err)
 	}
-	if n := len(out.servers.GetServers()); n > maxServers {
+	if n := len(servers.GetServers()); n > maxServers {
 		return nil, fmt.Errorf("it has %d servers", n)
+	}
+	for _, s := range servers.GetServers() {
+		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress(), Name: s.GetServerName()})
 	}
 	update, err := r.response()
 	switch {

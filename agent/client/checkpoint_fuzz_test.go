@@ -28,7 +28,7 @@ func FuzzCheckpoint(f *testing.F) {
 		NodeName: "node-1", Epoch: 1, Sequences: []uint64{5}, Digests: []uint64{uint64(service.ContentVersion())},
 	})
 	servers := marshal(f, &pb.Servers{Servers: []*pb.Server{{Address: "10.0.0.1:8472"}}})
-	f.Add(encoded(f, small(f), nil), hello, servers, []byte(node), frame(f, &model.Update{Full: true, Services: []*model.Service{service}}))
+	f.Add(encoded(f, small(f)), hello, servers, []byte(node), frame(f, &model.Update{Full: true, Services: []*model.Service{service}}))
 	f.Fuzz(func(t *testing.T, file, hello, servers, node, shard []byte) {
 		for _, file := range [][]byte{
 			file, binary.BigEndian.AppendUint64(file, xxhash.Sum64(file)), seal(hello, servers, node, shard),
@@ -37,7 +37,7 @@ func FuzzCheckpoint(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			again, err := decodeCheckpoint(encoded(t, d.cache, d.servers), "node-1")
+			again, err := decodeCheckpoint(encoded(t, d.cache), "node-1")
 			require.NoError(t, err)
 			requireSame(t, everything(d.cache), everything(again.cache))
 		}
@@ -86,7 +86,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 		for b.Loop() {
 			e := newCheckpointEncoder()
 			held := c.contents(e.changed)
-			sections, err := e.encode(held, nil)
+			sections, err := e.encode(held)
 			require.NoError(b, err)
 			size, err := writeCheckpoint(io.Discard, time.Now(), sections)
 			require.NoError(b, err)
@@ -114,7 +114,7 @@ func BenchmarkCheckpoint(b *testing.B) {
 		}
 	})
 	b.Run("read", func(b *testing.B) {
-		file := encoded(b, c, nil)
+		file := encoded(b, c)
 		b.ReportAllocs()
 		for b.Loop() {
 			_, err := decodeCheckpoint(file, "node-1")

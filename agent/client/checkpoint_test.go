@@ -66,12 +66,12 @@ func small(t require.TestingT) *Cache {
 }
 
 // encoded gives a cache as a file, also one that was never in sync.
-func encoded(t require.TestingT, c *Cache, servers *pb.Servers) []byte {
+func encoded(t require.TestingT, c *Cache) []byte {
 	c.inSync = true
 	e := newCheckpointEncoder()
 	held := c.contents(e.changed)
 	held.hello.NodeName = "node-1"
-	sections, err := e.encode(held, servers)
+	sections, err := e.encode(held)
 	require.NoError(t, err)
 	var b bytes.Buffer
 	size, err := writeCheckpoint(&b, time.UnixMilli(1234), sections)
@@ -94,6 +94,7 @@ func everything(c *Cache) *contents {
 func requireSame(t require.TestingT, want, got *contents) {
 	require.True(t, proto.Equal(want.hello, got.hello), "%v\n%v", want.hello, got.hello)
 	require.True(t, want.node.Equal(got.node))
+	require.True(t, proto.Equal(want.servers, got.servers), "%v\n%v", want.servers, got.servers)
 	require.Empty(t, modeltest.Diff(want.shards, got.shards))
 }
 
@@ -117,13 +118,11 @@ func TestCheckpointHoldsEverything(t *testing.T) {
 		}
 		shards := uint32(1) << rapid.IntRange(0, 4).Draw(t, "shards")
 		c := inSyncWith(t, rapid.Uint64Min(1).Draw(t, "epoch"), shards, node, list...)
-		servers := &pb.Servers{}
 		for i := range rapid.IntRange(0, 3).Draw(t, "servers") {
-			servers.Servers = append(servers.Servers, &pb.Server{Address: fmt.Sprint("10.0.0.", i, ":8472"), ServerName: "s"})
+			c.servers = append(c.servers, Server{Address: fmt.Sprint("10.0.0.", i, ":8472"), Name: "s"})
 		}
-		d, err := decodeCheckpoint(encoded(t, c, servers), "node-1")
+		d, err := decodeCheckpoint(encoded(t, c), "node-1")
 		require.NoError(t, err)
-		require.True(t, proto.Equal(servers, d.servers))
 		require.EqualValues(t, 1234, d.written.UnixMilli())
 		requireSame(t, everything(c), everything(d.cache))
 	})
@@ -134,8 +133,8 @@ func TestCheckpointWithAGap(t *testing.T) {
 	c := small(t)
 	shard := modeltest.Web().ServiceKey().Shard(2)
 	slice := modeltest.WebSlice(3)
-	c.shards[shard].missing[model.NewSlice(slice).Key()] = struct{}{}
-	d, err := decodeCheckpoint(encoded(t, c, nil), "node-1")
+	c.shards[shard].setMissing(model.NewSlice(slice).Key())
+	d, err := decodeCheckpoint(encoded(t, c), "node-1")
 	require.NoError(t, err)
 	h := &pb.Hello{}
 	d.cache.hello(h)
@@ -145,7 +144,7 @@ func TestCheckpointWithAGap(t *testing.T) {
 }
 
 func TestNoCheckpointIsReadInPart(t *testing.T) {
-	file := encoded(t, small(t), nil)
+	file := encoded(t, small(t))
 	for n := range file {
 		_, err := decodeCheckpoint(file[:n], "node-1")
 		require.Error(t, err, "torn after %d of %d bytes", n, len(file))
@@ -313,7 +312,7 @@ func (k *kept) metric(t testing.TB, name string) float64 {
 
 func TestABadCheckpointIsSetAside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	good := encoded(t, small(t), nil)
+	good := encoded(t, small(t))
 	require.NoError(t, os.WriteFile(path+rejectedSuffix, []byte("older"), 0o600))
 	require.NoError(t, os.WriteFile(path, good[:len(good)-1], 0o600))
 	k := open(t, path, NewCache())
@@ -373,15 +372,14 @@ func TestSave(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, os.SameFile(first, again), "nothing has changed")
 
-	k.KeepServers(&pb.Servers{Servers: []*pb.Server{{Address: "10.0.0.1:8472"}}})
+	k.cache.setServers([]Server{{Address: "10.0.0.1:8472"}})
 	k.save()
 	again, err = os.Stat(path)
 	require.NoError(t, err)
 	require.False(t, os.SameFile(first, again))
 
 	restored := open(t, path, NewCache())
-	require.True(t, proto.Equal(k.Servers(), restored.Servers()))
-	require.Len(t, restored.Servers().GetServers(), 1)
+	require.Len(t, restored.cache.knownServers(), 1)
 	requireSame(t, everything(k.cache), everything(restored.cache))
 	require.InDelta(t, 0, time.Since(restored.written), float64(time.Minute))
 }
@@ -461,7 +459,7 @@ func (k *kept) run() (stop func()) {
 
 func TestStaleAfterGrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	require.NoError(t, os.WriteFile(path, encoded(t, small(t), nil), 0o600))
+	require.NoError(t, os.WriteFile(path, encoded(t, small(t)), 0o600))
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache()
 		k := open(t, path, c)
@@ -497,7 +495,7 @@ func TestStaleAfterGrace(t *testing.T) {
 
 func TestNotStaleIfAServerIsFasterThanTheGrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
-	require.NoError(t, os.WriteFile(path, encoded(t, small(t), nil), 0o600))
+	require.NoError(t, os.WriteFile(path, encoded(t, small(t)), 0o600))
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache()
 		k := open(t, path, c)

@@ -14,10 +14,12 @@ var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 // SliceDelta turns one version of a Slice into another that differs in endpoints only.
 type SliceDelta struct {
 	Namespace, Name string
-	Base, Version   Version
-	Endpoints       []Endpoint           // new, or changed in more than conditions; ascending by address
-	Conditions      []EndpointConditions // changed in conditions only; ascending by address
-	Removed         []netip.Addr         // ascending
+	// Service that the slice belongs to. It does not go over the wire: a receiver has it from the slice.
+	Service       string
+	Base, Version Version
+	Endpoints     []Endpoint           // new, or changed in more than conditions; ascending by address
+	Conditions    []EndpointConditions // changed in conditions only; ascending by address
+	Removed       []netip.Addr         // ascending
 	// LastChangeTriggerTimeMS is that of the new version; see Slice.
 	LastChangeTriggerTimeMS int64
 }
@@ -41,7 +43,7 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	d := &SliceDelta{
-		Namespace: b.Namespace, Name: b.Name, Base: a.version, Version: b.version,
+		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Base: a.version, Version: b.version,
 		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
 	}
 	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
@@ -59,6 +61,20 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	return d
+}
+
+// Worse tells whether b, the state of a slice after a, lacks an endpoint that a had, or has one that took traffic in a and
+// may not any more: what nodes must hear of first.
+func Worse(a, b *Slice) bool {
+	worse := false
+	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
+		switch {
+		case old == nil:
+		case now == nil, old.Conditions.Ready && !now.Conditions.Ready, old.Conditions.Serving && !now.Conditions.Serving:
+			worse = true
+		}
+	})
+	return worse
 }
 
 // walk visits the union of two lists that are ascending by address, with nil for the side that lacks it.
@@ -145,15 +161,33 @@ type Update struct {
 	Shard    uint32
 	From, To uint64 // sequences; the update holds the changes in (From, To]
 	Full     bool   // the whole shard: what is not named here no longer exists
-	Services []*Service
-	Slices   []*Slice
-	Deltas   []*SliceDelta
-	Removed  []Key
-	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
-	// by a full update, removed.
-	Unreadable []Key
+	// FullBuckets are buckets that the update holds whole: what is in one of them and not named here no longer exists.
+	FullBuckets []uint32
+	Services    []*Service
+	Slices      []*Slice
+	Deltas      []*SliceDelta
+	Removed     []Key
+	// Left are the Services that objects have left, by removal or for another Service. It does not go over the wire: it is
+	// for those who follow some Services only.
+	Left []Departure
+	// Unreadable are objects that the update holds and that its receiver could not decode: they are neither changed nor, by
+	// a full update, removed.
+	Unreadable []Unreadable
 	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
 	ResourceVersions ResourceVersions
+}
+
+// Departure is an object that no longer belongs to a Service.
+type Departure struct {
+	Key     Key
+	Service ServiceKey
+}
+
+// Unreadable is an object of an update that its receiver could not decode.
+type Unreadable struct {
+	Key Key
+	// Version that the object has where the update comes from; 0: unknown.
+	Version Version
 }
 
 // Len is the number of objects that the update names.

@@ -56,6 +56,18 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), cmp.Compare(k.Namespace, o.Namespace), cmp.Compare(k.Name, o.Name))
 }
 
+// Bucket tells in which of count buckets (a power of two) of its shard the object is. As on the wire, Services are of
+// kind 1 and slices of kind 2.
+func (k Key) Bucket(count uint32) uint32 {
+	var d xxhash.Digest
+	d.Reset()
+	_, _ = d.Write([]byte{'0' + byte(k.Kind), '/'})
+	_, _ = d.WriteString(k.Namespace)
+	_, _ = d.WriteString("/")
+	_, _ = d.WriteString(k.Name)
+	return uint32(d.Sum64()) & (count - 1)
+}
+
 // ServiceKey names a Service.
 type ServiceKey struct {
 	Namespace string

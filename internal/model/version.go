@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -228,6 +229,27 @@ func (e *Endpoint) Equal(o *Endpoint) bool {
 func (e *Endpoint) sameButConditions(o *Endpoint) bool {
 	return e.NodeName == o.NodeName && e.Zone == o.Zone &&
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
+}
+
+// ContentVersion is a hash of the Node's content, as versions of other objects are. It is computed with each call.
+func (n *Node) ContentVersion() Version {
+	h := hasher{buf: make([]byte, 0, 512)}
+	h.num(1, uint64(KindNode))
+	h.str(2, n.Name)
+	for _, k := range slices.Sorted(maps.Keys(n.Labels)) {
+		h.elem(3, k)
+		h.elem(4, n.Labels[k])
+	}
+	for _, a := range n.InternalIPs {
+		h.addr(5, a)
+	}
+	for _, p := range n.PodCIDRs {
+		h.addr(6, p.Addr())
+		h.num(7, uint64(p.Bits()+1))
+	}
+	h.bool(8, n.Deleting)
+	h.bool(9, n.TaintedForDeletion)
+	return mix(h.sum())
 }
 
 // Equal tells whether two Nodes are the same in every field; a nil Node equals only nil.

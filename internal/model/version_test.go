@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -218,4 +219,22 @@ func TestShardsKeepAServiceTogether(t *testing.T) {
 		require.Greater(t, n, 800, "shard %d of 8 has its part", shard)
 	}
 	require.NotEqual(t, model.ServiceKey{Namespace: "a", Name: "b"}.Shard(4096), model.ServiceKey{Namespace: "b", Name: "a"}.Shard(4096))
+}
+
+// The wire API fixes the buckets: agents and servers of all versions must agree.
+func TestBuckets(t *testing.T) {
+	for _, c := range []struct {
+		key model.Key
+		of  string
+	}{
+		{model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}, "1/default/web"},
+		{model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}, "2/default/web"},
+		{model.Key{Kind: model.KindSlice, Namespace: "kube-system", Name: "kube-dns-7x9f2"}, "2/kube-system/kube-dns-7x9f2"},
+	} {
+		for _, count := range []uint32{1, 32, 1 << 16} {
+			require.EqualValues(t, xxhash.Sum64String(c.of)%uint64(count), c.key.Bucket(count), "%v in %d", c.key, count)
+		}
+	}
+	require.EqualValues(t, 0x4f35, model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}.Bucket(1<<16))
+	require.EqualValues(t, 0x464d, model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}.Bucket(1<<16))
 }

@@ -18,6 +18,8 @@ type Sink interface {
 	Remove(key model.Key, resourceVersion uint64)
 	// Replace makes the objects of that kind exactly these, in one step.
 	Replace(kind model.Kind, objects []Object, resourceVersion uint64)
+	// Progress tells that everything of a kind up to a resourceVersion was given, when nothing else does.
+	Progress(kind model.Kind, resourceVersion uint64)
 	// Synced tells, once, that every kind has been given in full: from now on the sink may serve.
 	Synced()
 }

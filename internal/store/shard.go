@@ -13,6 +13,8 @@ import (
 type entry struct {
 	key    model.Key
 	object model.Object // nil: a tombstone
+	// service that the object belongs to, or belonged to.
+	service model.ServiceKey
 	// change orders entries by their last change; unique within the shard, so that one Update may hold many.
 	change uint64
 	// sequence of the Update that brought it.
@@ -37,6 +39,7 @@ type Snapshot struct {
 	sequence         uint64
 	resourceVersions model.ResourceVersions
 	digest           uint64
+	buckets          *[Buckets]uint64
 	live             int
 	// floor is the highest sequence of a forgotten tombstone: what changed since an earlier one is not known.
 	floor uint64
@@ -50,6 +53,7 @@ func newShard(number uint32, maxTombstones int) *shard {
 	o := btree.Options{NoLocks: true} // a snapshot's trees are written by nobody
 	s.snapshot.Store(&Snapshot{
 		shard:    number,
+		buckets:  new([Buckets]uint64),
 		byKey:    btree.NewBTreeGOptions(func(a, b *entry) bool { return a.key.Compare(b.key) < 0 }, o),
 		byChange: btree.NewBTreeGOptions(func(a, b *entry) bool { return a.change < b.change }, o),
 	})
@@ -63,6 +67,8 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	next.sequence++
 	next.resourceVersions = next.resourceVersions.Max(seen)
 	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
+	buckets := *old.buckets
+	next.buckets = &buckets
 	u := &model.Update{
 		Shard: old.shard, From: old.sequence, To: next.sequence,
 	}
@@ -79,8 +85,10 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 			next.byChange.Delete(before)
 		}
 		if wasLive {
-			next.digest -= uint64(before.object.ContentVersion())
-			next.live--
+			next.count(before.object, -1)
+			if object == nil || object.ServiceKey() != before.object.ServiceKey() {
+				u.Left = append(u.Left, model.Departure{Key: key, Service: before.object.ServiceKey()})
+			}
 		}
 		// The other kind's version would only lengthen the update.
 		if key.Kind == model.KindService {
@@ -89,7 +97,13 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 			u.ResourceVersions.Slices = next.resourceVersions.Slices
 		}
 		s.lastChange++
-		e := &entry{key: key, object: object, change: s.lastChange, sequence: next.sequence}
+		service := model.ServiceKey{}
+		if object != nil {
+			service = object.ServiceKey()
+		} else {
+			service = before.service
+		}
+		e := &entry{key: key, object: object, service: service, change: s.lastChange, sequence: next.sequence}
 		next.byKey.Set(e)
 		next.byChange.Set(e)
 		switch o := object.(type) {
@@ -106,8 +120,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 				u.Slices = append(u.Slices, o)
 			}
 		}
-		next.digest += uint64(object.ContentVersion())
-		next.live++
+		next.count(object, 1)
 	}
 	if u.Len() == 0 {
 		return nil
@@ -116,6 +129,14 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	sortUpdate(u)
 	s.snapshot.Store(&next)
 	return u
+}
+
+// count adds an object to the sums, or, with -1, takes it out.
+func (s *Snapshot) count(o model.Object, times int) {
+	v := uint64(times) * uint64(o.ContentVersion())
+	s.live += times
+	s.digest += v
+	s.buckets[o.Key().Bucket(Buckets)] += v
 }
 
 func delta(before *entry, now *model.Slice) *model.SliceDelta {
@@ -156,6 +177,74 @@ func (s *Snapshot) Sequence() uint64 { return s.sequence }
 // Digest is the sum of the versions of all objects, modulo 2^64.
 func (s *Snapshot) Digest() uint64 { return s.digest }
 
+// Buckets gives the digest of each bucket: the sum of the versions of its objects, modulo 2^64. It must not be changed.
+func (s *Snapshot) Buckets() []uint64 { return s.buckets[:] }
+
+// InBuckets gives all objects of these buckets, as an Update that a reader of any position may apply.
+func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
+	u := s.update(s.sequence)
+	u.FullBuckets = buckets
+	var wanted [Buckets]bool
+	for _, b := range buckets {
+		wanted[b] = true
+	}
+	s.byKey.Scan(func(e *entry) bool {
+		if e.live() && wanted[e.key.Bucket(Buckets)] {
+			put(u, e.object)
+		}
+		return true
+	})
+	return u
+}
+
+// Where gives the objects of the Services that a reader wants, as a full Update.
+func (s *Snapshot) Where(wanted func(model.ServiceKey) bool) *model.Update {
+	u := s.update(0)
+	u.Full = true
+	s.byKey.Scan(func(e *entry) bool {
+		if e.live() && wanted(e.object.ServiceKey()) {
+			put(u, e.object)
+		}
+		return true
+	})
+	return u
+}
+
+// Has tells whether the shard has an object of a Service that a reader means.
+func (s *Snapshot) Has(means func(model.ServiceKey) bool) (has bool) {
+	s.byKey.Scan(func(e *entry) bool {
+		has = e.live() && means(e.object.ServiceKey())
+		return !has
+	})
+	return has
+}
+
+// ChangedAt is the sequence at which a Service or one of its slices last changed, came or went, as far as it is known.
+func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {
+	s.byChange.Reverse(func(e *entry) bool {
+		if e.service == service {
+			sequence = e.sequence
+			return false
+		}
+		return true
+	})
+	return sequence
+}
+
+// update gives an empty Update from a sequence to the snapshot.
+func (s *Snapshot) update(from uint64) *model.Update {
+	return &model.Update{Shard: s.shard, From: from, To: s.sequence, ResourceVersions: s.resourceVersions}
+}
+
+func put(u *model.Update, o model.Object) {
+	switch o := o.(type) {
+	case *model.Service:
+		u.Services = append(u.Services, o)
+	case *model.Slice:
+		u.Slices = append(u.Slices, o)
+	}
+}
+
 // Len is the number of objects.
 func (s *Snapshot) Len() int { return s.live }
 
@@ -178,7 +267,7 @@ func (s *Snapshot) Knows(sequence uint64) bool {
 // Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
 // for sequence 0, it is the whole shard, as a full Update.
 func (s *Snapshot) Since(sequence uint64) *model.Update {
-	u := &model.Update{Shard: s.shard, From: sequence, To: s.sequence, ResourceVersions: s.resourceVersions}
+	u := s.update(sequence)
 	if !s.Knows(sequence) {
 		u.From, u.Full = 0, true
 	}
@@ -186,15 +275,10 @@ func (s *Snapshot) Since(sequence uint64) *model.Update {
 		if !u.Full && e.sequence <= sequence {
 			return false
 		}
-		switch o := e.object.(type) {
-		case nil:
-			if !u.Full {
-				u.Removed = append(u.Removed, e.key)
-			}
-		case *model.Service:
-			u.Services = append(u.Services, o)
-		case *model.Slice:
-			u.Slices = append(u.Slices, o)
+		if e.live() {
+			put(u, e.object)
+		} else if !u.Full {
+			u.Removed = append(u.Removed, e.key)
 		}
 		return true
 	})
@@ -204,15 +288,12 @@ func (s *Snapshot) Since(sequence uint64) *model.Update {
 
 // Select gives the named objects as they are, and those that do not exist as removed.
 func (s *Snapshot) Select(keys []model.Key) *model.Update {
-	u := &model.Update{Shard: s.shard, From: s.sequence, To: s.sequence, ResourceVersions: s.resourceVersions}
+	u := s.update(s.sequence)
 	for _, k := range keys {
-		switch o := s.Get(k).(type) {
-		case nil:
+		if o := s.Get(k); o != nil {
+			put(u, o)
+		} else {
 			u.Removed = append(u.Removed, k)
-		case *model.Service:
-			u.Services = append(u.Services, o)
-		case *model.Slice:
-			u.Slices = append(u.Slices, o)
 		}
 	}
 	sortUpdate(u)

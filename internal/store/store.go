@@ -2,7 +2,7 @@
 //
 // Sources write into it (it is a source.Sink); what they write is pending until Publish makes it visible, one step per
 // shard. How often Publish is called decides how changes coalesce: everything that came since the last call becomes one
-// Update per shard, and what came and went meanwhile becomes nothing.
+// Update per shard, and what came and went meanwhile becomes nothing. Urgent tells when it should not wait.
 //
 // # Guarantees
 //
@@ -18,8 +18,11 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -31,6 +34,9 @@ const (
 	DefaultShards = 64
 	// DefaultTombstones is per shard: enough for every object of a large shard to be replaced while a client is away.
 	DefaultTombstones = 1024
+	// Buckets divide each shard for comparison (see Snapshot.Buckets): few objects in each, in a shard of a large cluster,
+	// and 512 bytes for the digests of all.
+	Buckets = 64
 )
 
 // Options set up a Store.
@@ -53,12 +59,18 @@ type Store struct {
 	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
 	held         map[model.Key]model.ServiceKey
 	pendingNodes map[string]struct{}
-	seen         model.ResourceVersions
-	synced       chan struct{}
-	dirty        chan struct{}
-	publishing   sync.Mutex // one Publish at a time; taken before mu
-	nodesMu      sync.RWMutex
-	nodes        map[string]*model.Node
+	nodesDigest  uint64 // guarded by nodesMu
+	// seen are the versions of what was given, reached those up to which everything was given: on a quiet cluster they
+	// are ahead, as other kinds of objects count too.
+	seen, reached model.ResourceVersions
+	// published is reached as of the last Publish.
+	published  atomic.Pointer[model.ResourceVersions]
+	synced     chan struct{}
+	dirty      chan struct{}
+	urgent     chan struct{}
+	publishing sync.Mutex // one Publish at a time; taken before mu
+	nodesMu    sync.RWMutex
+	nodes      map[string]*model.Node
 }
 
 // New makes an empty store with an epoch of its own.
@@ -80,7 +92,9 @@ func New(o Options) (*Store, error) {
 		nodes:        make(map[string]*model.Node),
 		synced:       make(chan struct{}),
 		dirty:        make(chan struct{}, 1),
+		urgent:       make(chan struct{}, 1),
 	}
+	s.published.Store(&model.ResourceVersions{})
 	for i := range o.Shards {
 		s.shards = append(s.shards, newShard(i, o.Tombstones))
 	}
@@ -119,6 +133,21 @@ func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
 // Dirty gets a value when something may wait for Publish. It is for one receiver.
 func (s *Store) Dirty() <-chan struct{} { return s.dirty }
 
+// Urgent gets a value when something waits for Publish that takes traffic from an endpoint, or an object away. It is for
+// one receiver.
+func (s *Store) Urgent() <-chan struct{} { return s.urgent }
+
+// Reached are the resource versions up to which everything is published. They may be above those in Snapshots and Updates,
+// which are of objects.
+func (s *Store) Reached() model.ResourceVersions { return *s.published.Load() }
+
+// Nodes gives all Nodes, and the sum of their versions, modulo 2^64.
+func (s *Store) Nodes() (nodes []*model.Node, digest uint64) {
+	s.nodesMu.RLock()
+	defer s.nodesMu.RUnlock()
+	return slices.Collect(maps.Values(s.nodes)), s.nodesDigest
+}
+
 // Synced implements source.Sink. More than one call is as good as one.
 func (s *Store) Synced() {
 	s.mu.Lock()
@@ -131,19 +160,42 @@ func (s *Store) Synced() {
 	s.signal()
 }
 
-func (s *Store) signal() {
+func (s *Store) signal() { notify(s.dirty) }
+
+func notify(c chan struct{}) {
 	select {
-	case s.dirty <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
 // Upsert implements source.Sink.
 func (s *Store) Upsert(o model.Keyed, resourceVersion uint64) {
+	if s.worse(o) {
+		defer notify(s.urgent)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.upsertLocked(o)
 	s.seenLocked(o.Key().Kind, resourceVersion)
+}
+
+// worse tells whether an object takes traffic from an endpoint that is published.
+func (s *Store) worse(o model.Keyed) bool {
+	now, ok := o.(*model.Slice)
+	if !ok {
+		return false
+	}
+	old, ok := s.Snapshot(now.ServiceKey().Shard(s.Shards())).Get(now.Key()).(*model.Slice)
+	return ok && model.Worse(old, now)
+}
+
+// Progress implements source.Sink.
+func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reached = s.reached.Max(model.ResourceVersionOf(kind, resourceVersion))
+	s.signal()
 }
 
 // Remove implements source.Sink.
@@ -192,6 +244,7 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	s.seen = s.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
+	s.reached = s.reached.Max(s.seen)
 	s.signal()
 }
 
@@ -226,18 +279,26 @@ func (s *Store) pendLocked(service model.ServiceKey, key model.Key, o model.Obje
 		s.pending[shard] = make(map[model.Key]model.Object)
 	}
 	s.pending[shard][key] = o
+	if o == nil {
+		notify(s.urgent)
+	}
 }
 
 func (s *Store) setNodeLocked(name string, n *model.Node) {
 	s.nodesMu.Lock()
 	defer s.nodesMu.Unlock()
-	if s.nodes[name].Equal(n) {
+	old := s.nodes[name]
+	if old.Equal(n) {
 		return
+	}
+	if old != nil {
+		s.nodesDigest -= uint64(old.ContentVersion())
 	}
 	if n == nil {
 		delete(s.nodes, name)
 	} else {
 		s.nodes[name] = n
+		s.nodesDigest += uint64(n.ContentVersion())
 	}
 	s.pendingNodes[name] = struct{}{}
 }
@@ -265,7 +326,12 @@ func (s *Store) Publish() Publication {
 	s.pending = make([]map[model.Key]model.Object, len(s.shards))
 	nodes := s.pendingNodes
 	s.pendingNodes = make(map[string]struct{})
-	seen := s.seen
+	seen, reached := s.seen, s.reached
+	// What was urgent goes out now.
+	select {
+	case <-s.urgent:
+	default:
+	}
 	s.mu.Unlock()
 
 	var p Publication
@@ -280,5 +346,6 @@ func (s *Store) Publish() Publication {
 	for name := range nodes {
 		p.Nodes = append(p.Nodes, name)
 	}
+	s.published.Store(&reached)
 	return p
 }

@@ -17,9 +17,13 @@ type Frame []byte
 
 // Encode gives the frame of a response that the caller built.
 func Encode(r *pb.StreamResponse) (Frame, error) {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	return marshal(r)
+}
+
+func marshal(m proto.Message) ([]byte, error) {
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
 	if err != nil {
-		return nil, fmt.Errorf("encode %T: %w", r.GetMessage(), err)
+		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
 	return b, nil
 }
@@ -37,7 +41,8 @@ func EncodeNode(name string, n *model.Node) (Frame, error) {
 // UpdateToProto translates an Update.
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
+		Shard: u.Shard, FromSequence: fromToProto(u.From, u.To), Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
+		ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
 	}
 	for _, s := range u.Services {
 		p.Services = append(p.Services, serviceToProto(s))
@@ -52,6 +57,14 @@ func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 		p.Removed = append(p.Removed, KeyToProto(k))
 	}
 	return p
+}
+
+// fromToProto leaves out the sequence that nearly all updates lead from.
+func fromToProto(from, to uint64) uint64 {
+	if from+1 == to {
+		return 0
+	}
+	return from
 }
 
 // ResourceVersionsToProto translates resource versions; nil: there are none.

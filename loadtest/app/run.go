@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -138,6 +139,7 @@ func nodeCredentials(authority *testca.CA, roots *x509.CertPool, serverName stri
 		}
 		return credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: serverName, Certificates: []tls.Certificate{certificate},
+			NextProtos: []string{wire.Protocol},
 		}), nil
 	}
 }

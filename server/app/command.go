@@ -24,10 +24,11 @@ agents on the nodes, over gRPC.
 Agents authenticate by their kubelet's client certificate (--client-ca-file) or by a ServiceAccount token
 (--agent-service-account), and each is served as the node that its credentials name. The organization of a client certificate
 also tells relays (slicecast:relays), observers (slicecast:observers) and operators (system:masters).`,
-		Args:          cobra.NoArgs,
-		Version:       daemon.Version(),
-		SilenceUsage:  true,
-		SilenceErrors: true, // main prints it
+		Args:              cobra.NoArgs,
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		Version:           daemon.Version(),
+		SilenceUsage:      true,
+		SilenceErrors:     true, // main prints it
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := options.Log.NewLogger(os.Stderr)
 			if err != nil {
@@ -48,5 +49,6 @@ also tells relays (slicecast:relays), observers (slicecast:observers) and operat
 	}
 	command.SetVersionTemplate(fmt.Sprintln("slicecast-server", "{{.Version}}"))
 	options.AddFlags(command.Flags())
+	command.AddCommand(newStatusCommand())
 	return command
 }

@@ -13,8 +13,9 @@ import (
 
 // Config is what a Server is made of. Options make it from the command line.
 type Config struct {
-	// Source feeds the server.
-	Source source.Source
+	// Source feeds the server. SourceKind is its name, as --source has it.
+	Source     source.Source
+	SourceKind string
 	// TLS of the gRPC and metrics listeners; nil: they are plaintext, and everybody is an operator.
 	TLS *tlsfiles.Files
 	// Tokens reviews ServiceAccount tokens; nil: none is accepted. Needs TLS.

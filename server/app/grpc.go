@@ -58,6 +58,7 @@ func (s *Server) newGRPC(
 	)
 	server := grpc.NewServer(options...)
 	pb.RegisterDistributionServiceServer(server, s.hub)
+	pb.RegisterDebugServiceServer(server, s.debug)
 	healthpb.RegisterHealthServer(server, s.health)
 	channelz.RegisterChannelzServiceToServer(server)
 	reflection.Register(server)

@@ -197,6 +197,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		return Config{}, err
 	}
 	c := Config{
+		SourceKind:         o.Source,
 		BindAddress:        o.BindAddress,
 		DebugSocket:        o.DebugSocket,
 		HealthzBindAddress: o.HealthzBindAddress,

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -21,7 +20,9 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
+	"github.com/slicecast/slicecast/server/debug"
 	"github.com/slicecast/slicecast/server/fanout"
+	"github.com/slicecast/slicecast/server/h2"
 )
 
 // Server is a server that listens already; it serves while Run runs.
@@ -29,10 +30,13 @@ type Server struct {
 	config Config
 	store  *store.Store
 	hub    *fanout.Hub
+	debug  *debug.Service
 	health *health.Server
 
 	// parts are what serves, each until the server stops.
 	grpcServers []*grpc.Server
+	mux         *h2.Mux    // nil without TLS
+	lean        *h2.Server // for the agents behind mux
 	parts       []part
 	addresses   Addresses
 	draining    chan struct{}
@@ -72,6 +76,7 @@ func New(c Config) (_ *Server, err error) {
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, Logger: c.Logger, Registerer: c.Registry,
 	})
+	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err
@@ -82,9 +87,7 @@ func New(c Config) (_ *Server, err error) {
 // listen binds all addresses.
 func (s *Server) listen(authentication *auth.Auth) (err error) {
 	c := s.config
-	authenticate := auth.Operator("anybody")
 	metrics := daemon.MetricsHandler(c.Registry)
-	var creds credentials.TransportCredentials
 	var certificates *tlsfiles.Follower
 	clients := tls.NoClientCert
 	if c.TLS != nil {
@@ -94,15 +97,17 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 		if certificates, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
 			return err
 		}
-		creds = credentials.NewTLS(certificates.Server(clients, "h2"))
-		authenticate = authentication.Credentials
 		metrics = authentication.Observers(metrics)
 	}
 	grpcListener, err := net.Listen("tcp", c.BindAddress)
 	if err != nil {
 		return fmt.Errorf("--bind-address: %w", err)
 	}
-	s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(creds, authentication, authenticate))
+	if certificates != nil {
+		s.addresses.GRPC = s.addTLS(grpcListener, certificates.Server(clients), authentication)
+	} else {
+		s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(nil, authentication, auth.Operator("anybody")))
+	}
 
 	if c.DebugSocket != "" {
 		listener, err := listenSocket(c.DebugSocket)
@@ -230,14 +235,22 @@ func (s *Server) drain() {
 	close(s.draining)
 	s.health.Shutdown()
 	s.hub.Drain()
-	hurry := time.AfterFunc(s.config.GracePeriod, func() {
+	ctx, cancel := context.WithTimeout(context.Background(), s.config.GracePeriod)
+	defer cancel()
+	if s.mux != nil {
+		_ = s.mux.Close() // what can fail is closing a listener
+	}
+	stop := context.AfterFunc(ctx, func() {
 		s.config.Logger.Warn("Some calls have not ended within the grace period and are cut off")
 		for _, server := range s.grpcServers {
 			server.Stop()
 		}
 	})
-	defer hurry.Stop()
+	defer stop()
 	var all errgroup.Group
+	if s.lean != nil {
+		all.Go(func() error { _ = s.lean.GracefulStop(ctx); return nil }) // that it was cut off is logged
+	}
 	for _, server := range s.grpcServers {
 		all.Go(func() error { server.GracefulStop(); return nil })
 	}

@@ -290,7 +290,7 @@ func TestReflection(t *testing.T) {
 	}
 	want := []string{
 		"grpc.channelz.v1.Channelz", "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
-		"grpc.reflection.v1alpha.ServerReflection", "slicecast.v1.DistributionService",
+		"grpc.reflection.v1alpha.ServerReflection", "slicecast.v1.DebugService", "slicecast.v1.DistributionService",
 	}
 	services, err := list(dial(t, "unix:"+c.DebugSocket, nil))
 	require.NoError(t, err)

@@ -152,6 +152,11 @@ var open = []string{
 	"/" + healthpb.Health_ServiceDesc.ServiceName + "/",
 }
 
+// Enter gives the context of a stream, for a transport that has no interceptors: it says who is behind it.
+func (a *Auth) Enter(ctx context.Context, authenticate Authenticator) (context.Context, error) {
+	return a.enter(ctx, authenticate, pb.DistributionService_Stream_FullMethodName)
+}
+
 // enter tells who is behind a call of a method, if it may call it.
 func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method string) (context.Context, error) {
 	i, err := authenticate(ctx)

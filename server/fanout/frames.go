@@ -8,14 +8,17 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// frameKey names the frame that leads a shard from one sequence to another; from 0: the whole shard.
+// frameKey names a frame that many streams may want: it leads a shard from one sequence to another, from 0 the whole shard;
+// or it holds some of the shard's buckets as of a sequence.
 type frameKey struct {
-	shard    uint32
-	from, to uint64
+	shard      uint32
+	from, to   uint64
+	buckets    uint64 // one bit for each; 0: all of the shard
+	compressed bool
 }
 
-// frameCache holds snapshot and catch-up frames, least recently used ones out first, bounded by their bytes. A frame that
-// many streams want at once is made once.
+// frameCache holds snapshot, catch-up and bucket frames, least recently used ones out first, bounded by their bytes. A frame
+// that many streams want at once is made once.
 type frameCache struct {
 	limit int
 
@@ -66,4 +69,11 @@ func (c *frameCache) get(key frameKey, build func() (wire.Frame, error)) (wire.F
 		}
 	})
 	return f.frame, f.err
+}
+
+// size gives the bytes that the cache holds.
+func (c *frameCache) size() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bytes
 }

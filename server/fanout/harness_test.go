@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,7 +32,8 @@ const (
 	tick     = 2 * time.Millisecond
 )
 
-// fixture is a hub behind a gRPC server, and a connection to it. Its Run does not run: tests publish and beat themselves.
+// fixture is a hub behind a gRPC server, and a connection to it. Its Run does not run, only the fan-out does: tests publish
+// and beat themselves.
 type fixture struct {
 	*Hub
 	t      *testing.T
@@ -40,10 +42,14 @@ type fixture struct {
 }
 
 // start serves a store. The node "stranger" may not connect.
-func start(t *testing.T, s *store.Store) *fixture {
+func start(t *testing.T, s *store.Store) *fixture { return startWith(t, Options{Store: s}) }
+
+// startWith serves with options of the test's own.
+func startWith(t *testing.T, o Options) *fixture {
 	t.Helper()
 	h := New(Options{
-		Store: s, ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
+		Store: o.Store, Upstream: o.Upstream, Servers: o.Servers, MaxBehindWait: o.MaxBehindWait, ColdBytes: o.ColdBytes,
+		ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
 		Logger: slog.New(slog.DiscardHandler),
 		Authorize: func(_ context.Context, _ pb.ClientKind, node string) error {
 			if node == "stranger" {
@@ -58,6 +64,9 @@ func start(t *testing.T, s *store.Store) *fixture {
 	require.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
+	ctx, cancel := context.WithCancel(context.Background())
+	var fanning sync.WaitGroup
+	fanning.Go(func() { h.fan(ctx) })
 	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithInitialWindowSize(1<<16), grpc.WithInitialConnWindowSize(1<<16))
 	require.NoError(t, err)
@@ -65,6 +74,8 @@ func start(t *testing.T, s *store.Store) *fixture {
 		require.NoError(t, conn.Close())
 		server.Stop()
 		require.NoError(t, <-served)
+		cancel()
+		fanning.Wait()
 	})
 	return &fixture{h, t, conn, server}
 }
@@ -148,7 +159,7 @@ func (c *call) inSync() (welcome *pb.Welcome, updates []*pb.ShardUpdate, inSync 
 		switch m := c.recv().GetMessage().(type) {
 		case *pb.StreamResponse_ShardUpdate:
 			updates = append(updates, m.ShardUpdate)
-		case *pb.StreamResponse_NodeUpdate:
+		case *pb.StreamResponse_NodeUpdate, *pb.StreamResponse_Servers:
 		case *pb.StreamResponse_InSync:
 			return welcome, updates, m.InSync
 		default:

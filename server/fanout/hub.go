@@ -6,19 +6,28 @@
 //   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
 //     each changed key once in its newest state. It is never dropped for being slow.
 //   - An Update is encoded once; the same bytes go to all streams.
-//   - A stream costs a position in each shard and its buffers, however large the state is.
-//   - The publisher never waits for a stream: streams follow a ring of the latest frames, and who is lapped is caught up
-//     from the shards' snapshots.
+//   - A stream costs a position in each shard and its buffers, however large the state is and however slow its client.
+//   - The publisher never waits for a stream, nor does one stream for another: those that keep up are sent to from a few
+//     goroutines, those that don't have their own.
+//   - A client that knows more than this server is not sent back in time (see Options.MaxBehindWait).
+//
+// # Publishing
+//
+// What the source writes is published at once, as long as the streams have got what was published before. While that is
+// under way changes wait for it to end, for maxCoalesce at most; but not those that take traffic from an endpoint.
 package fanout
 
 import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -35,23 +44,24 @@ const (
 	DefaultHeartbeat = 30 * time.Second
 	// DefaultDrainWindow spreads the reconnections of thousands of nodes.
 	DefaultDrainWindow = 5 * time.Second
+	// DefaultMaxBehindWait is longer than a watch is behind another one unless something is wrong.
+	DefaultMaxBehindWait = 10 * time.Second
+	// DefaultColdBytes is a hundred snapshots of 55,000 endpoints at a time: as many as some cores can send.
+	DefaultColdBytes = 32 << 20
 )
 
 // frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its catch-ups.
 const frameCacheBytes = 64 << 20
 
-// ringSize is how many frames a stream may be behind before it is caught up from snapshots instead.
-const ringSize = 1024
-
-// helloTimeout is how long a new stream may be silent.
-const helloTimeout = 10 * time.Second
+// maxCoalesce bounds how long a change waits for those before it to be sent.
+const maxCoalesce = 50 * time.Millisecond
 
 // Options set up a Hub.
 type Options struct {
 	// Store is what is served.
 	Store *store.Store
-	// Authorize tells whether the caller behind the context may be such a client: the agent of this node, an observer (which
-	// may follow a node's Node) or a relay. Its error goes to the client as it is, so it is a gRPC status. Required.
+	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node. Its error goes to
+	// the client as it is, so it is a gRPC status. Required.
 	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) error
 	// ServerName and ServerVersion are told to clients.
 	ServerName, ServerVersion string
@@ -59,83 +69,134 @@ type Options struct {
 	Heartbeat time.Duration
 	// DrainWindow is the time within which clients are asked to reconnect when the server stops; 0: DefaultDrainWindow.
 	DrainWindow time.Duration
+	// MaxBehindWait is how long a client that has seen newer resource versions than this server waits for it to catch up,
+	// before it is served nonetheless; 0: DefaultMaxBehindWait.
+	MaxBehindWait time.Duration
+	// ColdBytes bounds the bytes that are on their way to clients that held nothing; 0: DefaultColdBytes.
+	ColdBytes int64
+	// Servers are told to clients as where else to connect; SetServers changes them.
+	Servers []*pb.Server
+	// Upstream is set on a relay.
+	Upstream Upstream
 	// Logger; nil: slog's default.
 	Logger *slog.Logger
 	// Registerer for metrics; nil: none.
 	Registerer prometheus.Registerer
 }
 
+// Upstream is the stream that feeds a relay.
+type Upstream interface {
+	// Path is what Welcome.path said; ok is false while there is no stream.
+	Path() (path []uint64, ok bool)
+	// Mark gives how much of one of upstream's shards has been written to the store.
+	Mark(shard uint32) (sequence uint64)
+	// Programmed tells that all nodes have a shard programmed up to a Mark. It must not wait.
+	Programmed(shard uint32, mark uint64)
+	// Nodes tells how many nodes the relay serves. It must not wait.
+	Nodes(count int)
+	// Nack passes on what a node can't program.
+	Nack(*pb.Nack)
+}
+
 // Hub publishes the store's changes and serves them to streams.
 type Hub struct {
 	pb.UnimplementedDistributionServiceServer
 
-	options Options
-	log     *slog.Logger
-	store   *store.Store
-	metrics *metrics
-	frames  *frameCache
+	options     Options
+	log         *slog.Logger
+	store       *store.Store
+	metrics     *metrics
+	frames      *frameCache
+	cold        *semaphore.Weighted
+	nodes       atomic.Int64 // that are served, those of relays included
+	convergence *convergence
+	started     time.Time
+
+	// marks is nil but on a relay.
+	marks *marks
+
+	ring ring
+	// work tells the fan-out that the ring has grown.
+	work chan struct{}
 
 	// mu guards what follows. It is held for moments: no encoding, no sending.
-	mu sync.RWMutex
-	// ring holds the latest frames; the one at position p is ring[p%ringSize].
-	ring [ringSize]published
-	// head is the position of the next frame.
-	head uint64
-	// heartbeat is the latest heartbeat, beats their number.
-	heartbeat wire.Frame
-	beats     uint64
-	// changed is closed, and made anew, when head or beats move.
-	changed chan struct{}
-	// streams by node name; observers under "".
-	streams map[string]map[*stream]struct{}
+	mu sync.Mutex
+	// idle is closed as long as the streams that keep up have got everything.
+	idle chan struct{}
+	// streams, all of them; replaced, not changed, when listed is set.
+	streams []*stream
+	listed  bool
+	byNode  map[string]map[*stream]struct{}
+	agents  map[string]*stream
+	// reached is closed, and made anew, with each publish.
+	reached chan struct{}
+	servers wire.Frame
 
-	draining chan struct{}
-	drain    sync.Once
-}
+	// drainBegun ends when the hub begins to drain; draining is its Done.
+	drainBegun context.Context
+	drain      context.CancelFunc
+	draining   <-chan struct{}
 
-// published is one shard's Update, encoded.
-type published struct {
-	shard    uint32
-	from, to uint64
-	frame    wire.Frame
+	replacedLogged, behindLogged rate.Sometimes
 }
 
 // New makes a hub. Run must be running for streams to be served.
 func New(o Options) *Hub {
-	if o.Heartbeat == 0 {
-		o.Heartbeat = DefaultHeartbeat
+	setDefault(&o.Heartbeat, DefaultHeartbeat)
+	setDefault(&o.DrainWindow, DefaultDrainWindow)
+	setDefault(&o.MaxBehindWait, DefaultMaxBehindWait)
+	setDefault(&o.ColdBytes, DefaultColdBytes)
+	setDefault(&o.Logger, slog.Default())
+	idle := make(chan struct{})
+	close(idle)
+	h := &Hub{
+		options: o, log: o.Logger, store: o.Store, started: time.Now(),
+		frames: newFrameCache(frameCacheBytes), cold: semaphore.NewWeighted(o.ColdBytes),
+		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
+		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream),
+		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
 	}
-	if o.DrainWindow == 0 {
-		o.DrainWindow = DefaultDrainWindow
+	h.drainBegun, h.drain = context.WithCancel(context.Background())
+	h.draining = h.drainBegun.Done()
+	h.metrics = newMetrics(o.Registerer, h)
+	h.convergence = newConvergence(o.Store.Shards(), h.metrics)
+	if o.Upstream != nil {
+		h.marks = &marks{upstream: o.Upstream, shards: make([]shardMarks, o.Store.Shards())}
+		h.convergence.done = h.marks.programmed
 	}
-	if o.Logger == nil {
-		o.Logger = slog.Default()
+	if len(o.Servers) > 0 {
+		h.servers = encodeServers(o.Servers)
 	}
-	return &Hub{
-		options: o, log: o.Logger, store: o.Store,
-		metrics:  newMetrics(o.Registerer),
-		frames:   newFrameCache(frameCacheBytes),
-		changed:  make(chan struct{}),
-		streams:  make(map[string]map[*stream]struct{}),
-		draining: make(chan struct{}),
+	return h
+}
+
+func setDefault[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
 	}
 }
 
-// Run publishes what the source writes, as it comes: changes that come while one publish is under way go out together
-// in the next. It returns when the context ends.
+// Run publishes what the source writes until the context ends.
 func (h *Hub) Run(ctx context.Context) {
 	select {
 	case <-h.store.WaitSynced():
 	case <-ctx.Done():
 		return
 	}
+	var fanning sync.WaitGroup
+	defer fanning.Wait()
+	fanning.Go(func() { h.fan(ctx) })
 	beat := time.NewTicker(h.options.Heartbeat)
 	defer beat.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-h.store.Urgent():
+			h.publish()
 		case <-h.store.Dirty():
+			h.coalesce(ctx)
 			h.publish()
 		case <-beat.C:
 			h.beat()
@@ -143,40 +204,87 @@ func (h *Hub) Run(ctx context.Context) {
 	}
 }
 
+// coalesce waits for what was published before to be sent, but not for long, and not if it is urgent.
+func (h *Hub) coalesce(ctx context.Context) {
+	h.mu.Lock()
+	idle := h.idle
+	h.mu.Unlock()
+	select {
+	case <-idle:
+		return
+	default:
+	}
+	t := time.NewTimer(maxCoalesce)
+	defer t.Stop()
+	select {
+	case <-idle:
+	case <-h.store.Urgent():
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
 // publish makes the store's pending changes visible to the streams.
 func (h *Hub) publish() {
 	start := time.Now()
+	var positions []uint64
+	if h.marks != nil {
+		positions = h.marks.before()
+	}
 	p := h.store.Publish()
-	frames := make([]published, 0, len(p.Updates))
+	if h.marks != nil {
+		h.marks.after(positions, p.Updates)
+	}
+	h.mu.Lock()
+	close(h.reached)
+	h.reached = make(chan struct{})
+	h.mu.Unlock()
+
+	e := entry{}
 	for _, u := range p.Updates {
 		f, err := wire.EncodeUpdate(u)
-		if err != nil { // strings that are no UTF-8: the API server lets none through
+		if err != nil { // strings that are no UTF-8: sources let none through
 			h.log.Error("An update can't be encoded; clients will be caught up from snapshots", "shard", u.Shard, "err", err)
 			h.metrics.encodeErrors.Inc()
 			continue
 		}
-		frames = append(frames, published{u.Shard, u.From, u.To, f})
+		h.convergence.published(u.Shard, u.To, start)
+		e.updates = append(e.updates, newPublished(u, f))
+		e.frames = append(e.frames, f)
+		e.bytes += len(f)
 		h.metrics.updates.Inc()
 		h.metrics.updateBytes.Observe(float64(len(f)))
 	}
-	if len(frames) > 0 {
-		h.mu.Lock()
-		for _, f := range frames {
-			h.ring[h.head%ringSize] = f
-			h.head++
-		}
-		h.wakeLocked()
-		h.mu.Unlock()
+	if len(e.updates) > 0 {
+		h.add(e)
 	}
 	for _, name := range p.Nodes {
-		for _, s := range h.streamsOf(name) {
-			s.poke(&s.nodeChanged)
-		}
+		h.nodeChanged(name)
 	}
 	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
 }
 
-// beat makes a new heartbeat for all streams.
+// add appends to the ring, and has the streams get it.
+func (h *Hub) add(e entry) {
+	h.ring.add(e)
+	h.mu.Lock()
+	select {
+	case <-h.idle:
+		h.idle = make(chan struct{})
+	default:
+	}
+	h.mu.Unlock()
+	notify(h.work)
+}
+
+func notify(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digests include.
 func (h *Hub) beat() {
 	m := &pb.Heartbeat{}
 	for i := range h.store.Shards() {
@@ -184,193 +292,163 @@ func (h *Hub) beat() {
 		m.Sequences = append(m.Sequences, snapshot.Sequence())
 		m.Digests = append(m.Digests, snapshot.Digest())
 	}
-	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}})
+	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}), lifeSign)
+}
+
+// broadcast sends a frame that is no Update to all streams, and another one to those with a subscription.
+func (h *Hub) broadcast(f, narrowed wire.Frame) {
+	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f)})
+}
+
+// mustEncode encodes what has no strings from outside.
+func mustEncode(r *pb.StreamResponse) wire.Frame {
+	f, err := wire.Encode(r)
 	if err != nil {
-		panic(err) // numbers only
+		panic(err)
 	}
+	return f
+}
+
+// list gives all streams. The list must not be changed.
+func (h *Hub) list() []*stream {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.heartbeat = f
-	h.beats++
-	h.wakeLocked()
+	h.listed = true
+	return h.streams
 }
 
-func (h *Hub) wakeLocked() {
-	close(h.changed)
-	h.changed = make(chan struct{})
+// ownStreamsLocked makes the list one that may be changed.
+func (h *Hub) ownStreamsLocked() {
+	if h.listed {
+		h.streams, h.listed = slices.Clone(h.streams), false
+	}
 }
 
-// news is what a stream has read of the hub.
-type news struct {
-	position  uint64      // in the ring, of the next frame
-	frames    []published // since the position before
-	lapped    bool        // the ring has overtaken the reader: frames are missing
-	beats     uint64      // number of heartbeats
-	heartbeat wire.Frame  // the latest
-	changed   <-chan struct{}
+// register adds a stream. If it is a Node's agent, it takes the place of an older one.
+func (h *Hub) register(s *stream) {
+	h.mu.Lock()
+	h.ownStreamsLocked()
+	s.index = len(h.streams)
+	h.streams = append(h.streams, s)
+	if h.byNode[s.node] == nil {
+		h.byNode[s.node] = make(map[*stream]struct{})
+	}
+	h.byNode[s.node][s] = struct{}{}
+	var old *stream
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
+		old = h.agents[s.node]
+		h.agents[s.node] = s
+	}
+	h.mu.Unlock()
+	if old != nil {
+		h.metrics.replaced.Inc()
+		h.replacedLogged.Do(func() {
+			h.log.Info("A newer stream of the same node ends an older one", "node", s.node, "from", s.peer, "older", old.peer)
+		})
+		old.end(status.Errorf(codes.Aborted, "a newer stream of node %q, from %s, has taken this one's place: "+
+			"if that was not this agent, two are running with the same node name", s.node, s.peer))
+	}
 }
 
-// present gives where the hub is, without frames.
-func (h *Hub) present() news {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	return news{position: h.head, beats: h.beats, changed: h.changed}
+func (h *Hub) unregister(s *stream) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ownStreamsLocked()
+	last := len(h.streams) - 1
+	h.streams[s.index] = h.streams[last]
+	h.streams[s.index].index = s.index
+	h.streams[last] = nil
+	h.streams = h.streams[:last]
+	delete(h.byNode[s.node], s)
+	if len(h.byNode[s.node]) == 0 {
+		delete(h.byNode, s.node)
+	}
+	if h.agents[s.node] == s {
+		delete(h.agents, s.node)
+	}
 }
 
-// follow gives what has come since. It uses the memory of n's frames.
-func (h *Hub) follow(n news) news {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	next := news{position: h.head, frames: n.frames[:0], beats: h.beats, heartbeat: h.heartbeat, changed: h.changed}
-	if next.lapped = h.head-n.position > ringSize; !next.lapped {
-		for p := n.position; p < h.head; p++ {
-			next.frames = append(next.frames, h.ring[p%ringSize])
+// nodeChanged has those get a Node who follow it.
+func (h *Hub) nodeChanged(name string) {
+	h.mu.Lock()
+	var to []*stream
+	for s := range h.byNode[name] {
+		to = append(to, s)
+	}
+	for s := range h.byNode[""] {
+		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+			to = append(to, s)
 		}
 	}
-	return next
-}
-
-func (h *Hub) streamsOf(node string) []*stream {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	var out []*stream
-	for s := range h.streams[node] {
-		out = append(out, s)
+	h.mu.Unlock()
+	for _, s := range to {
+		s.ask(func() {
+			if s.nodes == nil {
+				s.nodes = make(map[string]struct{})
+			}
+			s.nodes[name] = struct{}{}
+		})
 	}
-	return out
 }
 
-func (h *Hub) add(s *stream) {
+// SetServers tells all clients where else they may connect, if that has changed.
+func (h *Hub) SetServers(servers []*pb.Server) {
+	f := encodeServers(servers)
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.streams[s.node] == nil {
-		h.streams[s.node] = make(map[*stream]struct{})
+	changed := string(f) != string(h.servers)
+	h.servers = f
+	h.mu.Unlock()
+	if changed {
+		h.broadcast(f, f)
 	}
-	h.streams[s.node][s] = struct{}{}
-	h.metrics.streams.Inc()
 }
 
-func (h *Hub) remove(s *stream) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.streams[s.node], s)
-	if len(h.streams[s.node]) == 0 {
-		delete(h.streams, s.node)
-	}
-	h.metrics.streams.Dec()
+func encodeServers(servers []*pb.Server) wire.Frame {
+	return mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: servers}}})
 }
 
 // Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New
-// streams are refused. It returns at once; the gRPC server's GracefulStop waits for the streams.
-func (h *Hub) Drain() { h.drain.Do(func() { close(h.draining) }) }
-
-// Stream implements the wire API.
-func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
-	select {
-	case <-h.draining:
-		return status.Error(codes.Unavailable, "the server is draining: use another one, or try again later")
-	default:
-	}
-	select {
-	case <-h.store.WaitSynced():
-	default:
-		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")
-	}
-	hello, err := h.hello(g)
-	if err != nil {
-		return err
-	}
-	if err := h.options.Authorize(g.Context(), hello.GetKind(), hello.GetNodeName()); err != nil {
-		return err
-	}
-	if err := h.checkHello(hello); err != nil {
-		return err
-	}
-	s := &stream{
-		hub: h, grpc: g, node: hello.GetNodeName(), pokes: make(chan struct{}, 1), sequences: make([]uint64, h.store.Shards()),
-		nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
-	}
-	h.add(s)
-	defer h.remove(s)
-	h.log.Debug("Stream opened", "node", s.node, "programmer", hello.GetProgrammer(), "version", hello.GetClientVersion())
-	err = s.serve(hello)
-	h.log.Debug("Stream closed", "node", s.node, "reason", err)
-	return err
-}
-
-// hello waits for the first message, for a while: a client that says nothing may not hold a stream, nor the server's end.
-func (h *Hub) hello(g pb.DistributionService_StreamServer) (*pb.Hello, error) {
-	type received struct {
-		request *pb.StreamRequest
-		err     error
-	}
-	first := make(chan received, 1)
-	go func() { // ends with the stream at the latest
-		r, err := g.Recv()
-		first <- received{r, err}
-	}()
-	timeout := time.NewTimer(helloTimeout)
-	defer timeout.Stop()
-	select {
-	case r := <-first:
-		if r.err == nil && r.request.GetHello() == nil {
-			return nil, status.Error(codes.InvalidArgument, "the first message must be hello")
-		}
-		return r.request.GetHello(), r.err
-	case <-timeout.C:
-		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
-	case <-h.draining:
-		return nil, errDraining
-	}
-}
-
-func (h *Hub) checkHello(hello *pb.Hello) error {
-	n := len(hello.GetSequences())
-	if n != len(hello.GetDigests()) || n > 4096 {
-		return status.Errorf(codes.InvalidArgument, "hello has %d sequences and %d digests: give one of each per shard",
-			n, len(hello.GetDigests()))
-	}
-	node := hello.GetNodeName() != ""
-	switch kind := hello.GetKind(); {
-	case kind == pb.ClientKind_CLIENT_KIND_RELAY:
-		return status.Error(codes.Unimplemented, "this server does not serve relays: it is older than the client")
-	case kind == pb.ClientKind_CLIENT_KIND_AGENT && !node, kind == pb.ClientKind_CLIENT_KIND_OBSERVER && node:
-		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, hello.GetNodeName())
-	}
-	return nil
-}
-
-// errDraining ends a stream when the server stops.
-var errDraining = status.Error(codes.Unavailable, "the server is draining: resume on another one")
+// streams are refused. It returns at once; the transports' graceful stop waits for the streams.
+func (h *Hub) Drain() { h.drain() }
 
 // drainDelay is a random part of the first half of the window.
-func (h *Hub) drainDelay() time.Duration {
-	return rand.N(h.options.DrainWindow/2 + 1)
-}
+func (h *Hub) drainDelay() time.Duration { return rand.N(h.options.DrainWindow/2 + 1) }
 
 // catchUp gives the frame that leads from a sequence to a snapshot; 0: the whole shard.
-func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64) (wire.Frame, error) {
+func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) (wire.Frame, error) {
 	if !snapshot.Knows(from) {
 		from = 0
 	}
-	return h.frames.get(frameKey{snapshot.Shard(), from, snapshot.Sequence()}, func() (wire.Frame, error) {
-		h.metrics.catchUps.Inc()
-		return wire.EncodeUpdate(snapshot.Since(from))
+	return h.shared(frameKey{snapshot.Shard(), from, snapshot.Sequence(), 0, compressed}, func() *model.Update {
+		return snapshot.Since(from)
 	})
 }
 
-// resync gives the frame that holds, as of a snapshot, the objects that a client asked for again.
-func (h *Hub) resync(snapshot *store.Snapshot, r *pb.Resync) (wire.Frame, error) {
-	if len(r.GetKeys()) == 0 {
-		return h.catchUp(snapshot, 0)
+// inBuckets gives the frame that holds some of a snapshot's buckets.
+func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (wire.Frame, error) {
+	key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), compressed: compressed}
+	for _, b := range buckets {
+		key.buckets |= 1 << b
 	}
-	keys := make([]model.Key, 0, len(r.GetKeys()))
-	for _, k := range r.GetKeys() {
-		key, err := wire.KeyFromProto(k)
-		if err != nil {
-			return nil, status.Errorf(codes.InvalidArgument, "resync: %v", err)
+	return h.shared(key, func() *model.Update { return snapshot.InBuckets(buckets) })
+}
+
+// shared gives a frame that many may want.
+func (h *Hub) shared(key frameKey, update func() *model.Update) (wire.Frame, error) {
+	return h.frames.get(key, func() (wire.Frame, error) {
+		if key.compressed {
+			key.compressed = false
+			f, err := h.shared(key, update)
+			if err != nil {
+				return nil, err
+			}
+			return wire.Compress(f)
 		}
-		keys = append(keys, key)
-	}
-	return wire.EncodeUpdate(snapshot.Select(keys))
+		h.metrics.catchUps.Inc()
+		f, err := wire.EncodeUpdate(update())
+		if err != nil {
+			return nil, status.Errorf(codes.Internal, "shard %d: %v", key.shard, err)
+		}
+		return f, nil
+	})
 }

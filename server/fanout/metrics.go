@@ -3,43 +3,91 @@ package fanout
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/slicecast/slicecast/internal/wire"
 )
 
 type metrics struct {
-	streams        prometheus.Gauge
-	updates        prometheus.Counter
-	updateBytes    prometheus.Histogram
-	publishSeconds prometheus.Histogram
-	encodeErrors   prometheus.Counter
-	catchUps       prometheus.Counter
-	lapped         prometheus.Counter
-	sentFrames     prometheus.Counter
-	sentBytes      prometheus.Counter
-	acks           prometheus.Counter
-	nacks          prometheus.Counter
-	resyncs        prometheus.Counter
+	updates          prometheus.Counter
+	updateBytes      prometheus.Histogram
+	publishSeconds   prometheus.Histogram
+	encodeErrors     prometheus.Counter
+	catchUps         prometheus.Counter
+	lapped           prometheus.Counter
+	replaced         prometheus.Counter
+	sentFrames       prometheus.Counter
+	sentBytes        prometheus.Counter
+	acks             prometheus.Counter
+	nacks            prometheus.Counter
+	resyncs          prometheus.Counter
+	starts           *prometheus.CounterVec
+	behindWaits      *prometheus.CounterVec
+	admissionWaiting prometheus.Gauge
+	unconverged      prometheus.Counter
+	convergence      [len(shares)]prometheus.Observer
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
+func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 	f := promauto.With(r)
-	counter := func(name, help string) prometheus.Counter {
-		return f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "server", Name: name, Help: help})
+	opts := func(name, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: "slicecast", Subsystem: "server", Name: name, Help: help}
 	}
-	return &metrics{
-		streams: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "server", Name: "streams",
-			Help: "Open streams."}),
+	counter := func(name, help string) prometheus.Counter {
+		return f.NewCounter(prometheus.CounterOpts(opts(name, help)))
+	}
+	counters := func(name, help, label string, values ...string) *prometheus.CounterVec {
+		v := f.NewCounterVec(prometheus.CounterOpts(opts(name, help)), []string{label})
+		for _, value := range values {
+			v.WithLabelValues(value)
+		}
+		return v
+	}
+	gauge := func(name, help string, value func() float64) {
+		f.NewGaugeFunc(prometheus.GaugeOpts(opts(name, help)), value)
+	}
+	gauge("streams", "Open streams.", func() float64 { return float64(len(h.list())) })
+	gauge("nodes", "Nodes that are served, by agents' streams and through relays.", func() float64 { return float64(h.nodes.Load()) })
+	gauge("frame_cache_bytes", "Bytes of snapshot and catch-up frames that are kept for other streams.",
+		func() float64 { return float64(h.frames.size()) })
+	m := &metrics{
 		updates: counter("updates_total", "Updates published, one for each changed shard of a publish."),
 		updateBytes: f.NewHistogram(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "server", Name: "update_size_bytes",
 			Help: "Size of published updates, before TLS and HTTP/2.", Buckets: prometheus.ExponentialBuckets(64, 4, 10)}),
 		publishSeconds: f.NewHistogram(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "server", Name: "publish_duration_seconds",
 			Help: "Time to publish pending changes: apply, diff and encode.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 10)}),
 		encodeErrors: counter("encode_errors_total", "Updates that could not be encoded."),
-		catchUps:     counter("catch_up_frames_total", "Snapshot and catch-up frames built, each for any number of streams."),
+		catchUps:     counter("catch_up_frames_total", "Snapshot, catch-up and bucket frames built, each for any number of streams."),
 		lapped:       counter("lapped_streams_total", "Times a slow stream was caught up from snapshots."),
+		replaced:     counter("replaced_streams_total", "Streams ended because the same node has opened a newer one."),
 		sentFrames:   counter("sent_frames_total", "Frames sent, over all streams."),
 		sentBytes:    counter("sent_bytes_total", "Bytes of frames sent, before TLS and HTTP/2."),
 		acks:         counter("acks_total", "Acks received."),
 		nacks:        counter("nacks_total", "Nacks received: objects that a node could not program."),
-		resyncs:      counter("resyncs_total", "Requests for state to be sent again."),
+		resyncs:      counter("resyncs_total", "Requests for state to be sent again, from clients that were in sync."),
+		starts: counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), resume (something), "+
+			"narrowed (it has a subscription); refused: cold ones that were asked to come back later.", "start",
+			"cold", "resume", "narrowed", "refused"),
+		behindWaits: counters("behind_waits_total", "Clients that had seen newer state than this server and waited for it, by result: "+
+			"caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up"),
+		admissionWaiting: f.NewGauge(prometheus.GaugeOpts(opts("admission_waiting_streams",
+			"Streams of clients without any state that wait for their turn."))),
+		unconverged: counter("unconverged_updates_total", "Updates of which no time was taken until all nodes had them, as too many newer ones came meanwhile."),
 	}
+	convergence := f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "server", Name: "convergence_duration_seconds",
+		Help:    "Time from the publish of an update until this share of the connected nodes had it programmed.",
+		Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18)}, []string{"nodes"})
+	for i := range shares {
+		m.convergence[i] = convergence.WithLabelValues(shares[i].label)
+	}
+	return m
+}
+
+// sent counts frames that go to a stream.
+func (m *metrics) sent(frames []wire.Frame) (bytes int) {
+	for _, f := range frames {
+		bytes += len(f)
+	}
+	m.sentFrames.Add(float64(len(frames)))
+	m.sentBytes.Add(float64(bytes))
+	return bytes
 }

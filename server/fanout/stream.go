@@ -1,84 +1,212 @@
 package fanout
 
 import (
-	"errors"
-	"io"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
+// helloTimeout is how long a new stream may be silent.
+const helloTimeout = 10 * time.Second
+
 // maxResyncs is how many requests of one stream may wait to be answered; a client that asks for more has lost its way.
 const maxResyncs = 256
 
-// stream is one client. Its handler's goroutine sends, one more receives.
+// stream is one client. Frames are sent to it by its own goroutine, or, while it keeps up, by the fan-out.
 type stream struct {
-	hub  *Hub
-	grpc pb.DistributionService_StreamServer
-	node string
-	// sequences is the client's position in each shard. Sender only.
+	hub       *Hub
+	transport Transport
+	pokes     chan struct{} // wakes the goroutine
+	hello     chan *pb.Hello
+	ending    chan error // why the stream must end
+	index     int        // in the hub's list; the hub's
+
+	// What the hello said, set before the stream is registered.
+	node, peer          string
+	kind                pb.ClientKind
+	version, programmer string
+	since               time.Time
+	compressed, buckets bool
+
+	// mu orders the goroutine and the fan-out.
+	mu sync.Mutex
+	// live: the stream is the fan-out's to send to. Else it is the goroutine's.
+	live bool
+	// position of the next entry of the ring, sequences the client's position in each shard; for whose the stream is.
+	position  uint64
 	sequences []uint64
+	synced    atomic.Bool // the client has had an InSync
+	// wanted are the Services that a narrowed stream wants; nil: all. The goroutine's.
+	wanted *subscription
 
-	// What one client reports is logged a few times a minute at most; metrics count all. Receiver only.
-	nacksLogged, resyncsLogged rate.Sometimes
+	// What waits for the goroutine.
+	nodes     map[string]struct{} // that have changed
+	resyncs   []*pb.Resync
+	subscribe *pb.Subscription
 
-	// pokes wakes the sender for what mu guards.
-	pokes       chan struct{}
-	mu          sync.Mutex
-	nodeChanged bool
-	resyncs     []*pb.Resync
+	reports reports
 }
 
-// poke sets a flag and wakes the sender.
-func (s *stream) poke(flag *bool) {
-	s.mu.Lock()
-	*flag = true
-	s.mu.Unlock()
-	s.wake()
+func (h *Hub) newStream(t Transport) *stream {
+	return &stream{
+		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan *pb.Hello, 1), ending: make(chan error, 1),
+		reports: reports{
+			nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
+		},
+	}
 }
 
-func (s *stream) wake() {
+// end ends the stream with a status, from any goroutine. The first one counts.
+func (s *stream) end(err error) {
 	select {
-	case s.pokes <- struct{}{}:
+	case s.ending <- err:
 	default:
 	}
 }
 
-// serve runs the stream until the client leaves, breaks the protocol or the server drains.
-func (s *stream) serve(hello *pb.Hello) error {
+// ask leaves something for the goroutine, and wakes it.
+func (s *stream) ask(what func()) {
+	s.mu.Lock()
+	what()
+	s.mu.Unlock()
+	notify(s.pokes)
+}
+
+// serve runs the stream to its end.
+func (s *stream) serve() error {
+	h := s.hub
+	if err := h.ready(); err != nil {
+		return err
+	}
+	hello, err := s.greeted()
+	if err != nil {
+		return err
+	}
+	if err := s.introduce(hello); err != nil {
+		return err
+	}
+	h.register(s)
+	defer h.unregister(s)
+	defer s.leave()
+	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
+	err = s.run(hello)
+	h.log.Debug("Stream closed", "node", s.node, "reason", err)
+	return err
+}
+
+// ready tells whether the hub takes streams.
+func (h *Hub) ready() error {
+	select {
+	case <-h.draining:
+		return status.Error(codes.Unavailable, "the server is draining: use another one, or try again later")
+	default:
+	}
+	select {
+	case <-h.store.WaitSynced():
+		return nil
+	default:
+		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")
+	}
+}
+
+// greeted waits for the hello, for a while: a client that says nothing may not hold a stream, nor the server's end.
+func (s *stream) greeted() (*pb.Hello, error) {
+	timeout := time.NewTimer(helloTimeout)
+	defer timeout.Stop()
+	select {
+	case hello := <-s.hello:
+		return hello, nil
+	case err := <-s.ending:
+		return nil, err
+	case <-timeout.C:
+		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
+	case <-s.transport.Context().Done():
+		return nil, status.FromContextError(s.transport.Context().Err()).Err()
+	case <-s.hub.draining:
+		return nil, errDraining
+	}
+}
+
+// introduce takes what the hello says of the client.
+func (s *stream) introduce(hello *pb.Hello) error {
+	kind := hello.GetKind()
+	node := hello.GetNodeName()
+	if kind == pb.ClientKind_CLIENT_KIND_UNSPECIFIED {
+		kind = pb.ClientKind_CLIENT_KIND_OBSERVER
+	}
+	n := len(hello.GetSequences())
+	switch {
+	case n != len(hello.GetDigests()) || n > 4096:
+		return status.Errorf(codes.InvalidArgument, "hello has %d sequences and %d digests: give one of each per shard",
+			n, len(hello.GetDigests()))
+	case kind == pb.ClientKind_CLIENT_KIND_AGENT && node == "", kind == pb.ClientKind_CLIENT_KIND_RELAY && node != "":
+		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, node)
+	case kind == pb.ClientKind_CLIENT_KIND_RELAY && hello.GetSubscription() != nil:
+		return status.Error(codes.InvalidArgument, "a relay wants everything: leave out the subscription")
+	}
+	if err := s.hub.options.Authorize(s.transport.Context(), kind, node); err != nil {
+		return err
+	}
+	if kind == pb.ClientKind_CLIENT_KIND_RELAY && s.hub.options.Upstream != nil {
+		if _, ok := s.hub.options.Upstream.Path(); !ok {
+			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
+		}
+	}
+	s.node, s.kind, s.version, s.programmer, s.since = node, kind, hello.GetClientVersion(), hello.GetProgrammer(), time.Now()
+	if p, ok := peer.FromContext(s.transport.Context()); ok {
+		s.peer = p.Addr.String()
+	}
+	s.compressed = slices.Contains(hello.GetCapabilities(), pb.Capability_CAPABILITY_ZSTD)
+	s.buckets = slices.Contains(hello.GetCapabilities(), pb.Capability_CAPABILITY_BUCKETS)
+	var err error
+	s.wanted, err = newSubscription(hello.GetSubscription())
+	return err
+}
+
+// run serves the client from its hello on.
+func (s *stream) run(hello *pb.Hello) error {
 	// The position in the ring comes before the snapshots: what is published between is skipped by its sequence.
-	now := s.hub.present()
+	s.position = s.hub.ring.head.Load()
+	s.sequences = make([]uint64, s.hub.store.Shards())
 	if err := s.start(hello); err != nil {
 		return err
 	}
-	received := make(chan error, 1)
-	go func() { received <- s.receive() }()
-
+	ctx := s.transport.Context()
 	draining := s.hub.draining
 	var end <-chan time.Time
+	var b batch
 	for {
+		err := s.answer()
+		if err == nil {
+			b, err = s.follow(b)
+		}
+		if err != nil {
+			return err
+		}
+		wake := s.pokes
+		if !s.rest() {
+			wake = closed
+		}
 		select {
-		case <-now.changed:
-		case <-s.pokes:
-			if err := s.answer(); err != nil {
-				return err
-			}
-		case err := <-received:
-			if err != nil {
-				return err
-			}
-			received = nil // the client only listens from now on
+		case <-wake:
+		case err := <-s.ending:
+			return err
 		case <-draining:
 			draining = nil
-			if err := s.sendDrain(); err != nil {
+			s.own()
+			if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
+				ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
+			}}})); err != nil {
 				return err
 			}
 			t := time.NewTimer(s.hub.drainDelay())
@@ -86,73 +214,100 @@ func (s *stream) serve(hello *pb.Hello) error {
 			end = t.C
 		case <-end:
 			return errDraining
-		case <-s.grpc.Context().Done():
-			return status.FromContextError(s.grpc.Context().Err()).Err()
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
 		}
-		beats := now.beats
-		now = s.hub.follow(now)
-		if err := s.forward(now.frames, now.lapped); err != nil {
-			return err
-		}
-		clear(now.frames) // an idle stream keeps no frames alive
-		if now.beats != beats {
-			if err := s.send(now.heartbeat); err != nil {
+		s.own()
+	}
+}
+
+// closed is a channel that always has something.
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// errDraining ends a stream when the server stops.
+var errDraining = status.Error(codes.Unavailable, "the server is draining: resume on another one")
+
+// own takes the stream back from the fan-out.
+func (s *stream) own() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.live = false
+}
+
+// rest gives the stream to the fan-out, unless something is left to do.
+func (s *stream) rest() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.position != s.hub.ring.head.Load() || len(s.resyncs) > 0 || len(s.nodes) > 0 || s.subscribe != nil {
+		return false
+	}
+	s.live = s.wanted == nil
+	return true
+}
+
+// follow sends some of what the ring has after the stream's position. It uses b's memory.
+func (s *stream) follow(b batch) (batch, error) {
+	if s.position == s.hub.ring.head.Load() {
+		return b, nil
+	}
+	b = s.hub.ring.after(s.position, b)
+	var err error
+	switch {
+	case b.lapped:
+		s.hub.metrics.lapped.Inc()
+		err = s.overtaken()
+	case s.wanted != nil:
+		err = s.forwardWanted(b)
+	default:
+		err = s.forward(b)
+	}
+	s.position = b.to
+	b.drop() // an idle stream keeps no frames alive
+	return b, err
+}
+
+// forward sends a batch. Updates that the stream is not in step with are skipped, or made up for by a snapshot.
+func (s *stream) forward(b batch) error {
+	if s.inStep(b.updates) {
+		return s.send(b.frames...)
+	}
+	for _, u := range b.updates {
+		switch have := s.sequences[u.shard]; {
+		case have >= u.to:
+		case have < u.from:
+			if err := s.bring(s.hub.store.Snapshot(u.shard)); err != nil {
+				return err
+			}
+		default:
+			s.sequences[u.shard] = u.to
+			if err := s.send(u.frame); err != nil {
 				return err
 			}
 		}
 	}
+	return nil
 }
 
-// start sends the initial state: what differs from what the client holds.
-func (s *stream) start(hello *pb.Hello) error {
-	h := s.hub
-	if err := s.grpc.SendMsg(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{
-		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(),
-		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
-		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()),
-	}}}); err != nil {
-		return err
+// inStep tells whether all of the updates follow the stream's sequences, and if so moves these.
+func (s *stream) inStep(updates []published) bool {
+	for i, u := range updates {
+		if s.sequences[u.shard] != u.from {
+			s.outOfStep(updates[:i])
+			return false
+		}
+		s.sequences[u.shard] = u.to
 	}
-	if s.node != "" {
-		if err := s.sendNode(); err != nil {
+	return true
+}
+
+// overtaken brings a stream that the ring has lapped to the present, each object once.
+func (s *stream) overtaken() error {
+	for shard := range s.hub.store.Shards() {
+		if err := s.bring(s.hub.store.Snapshot(shard)); err != nil {
 			return err
 		}
 	}
-	var seen model.ResourceVersions
-	for shard := range h.store.Shards() {
-		snapshot := h.store.Snapshot(shard)
-		seen = seen.Max(snapshot.ResourceVersions())
-		if err := s.resume(hello, snapshot); err != nil {
-			return err
-		}
-	}
-	return s.grpc.SendMsg(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
-		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(seen),
-	}}})
-}
-
-// resume brings a client from what its hello says to a snapshot.
-func (s *stream) resume(hello *pb.Hello, snapshot *store.Snapshot) error {
-	shard := snapshot.Shard()
-	switch {
-	case len(hello.GetSequences()) == 0: // it holds nothing
-		if snapshot.Len() == 0 {
-			s.sequences[shard] = snapshot.Sequence()
-			return nil
-		}
-		return s.bring(snapshot)
-	case uint32(len(hello.GetSequences())) != s.hub.store.Shards(): // it holds something, in other shards
-	case hello.GetDigests()[shard] == snapshot.Digest():
-		s.sequences[shard] = snapshot.Sequence()
-		return nil
-	case hello.GetEpoch() == s.hub.store.Epoch():
-		// Position 0 is that of a client which was cut off before this epoch's state came: it may hold anything. And at the
-		// snapshot's own position the digest should have been the same.
-		if at := hello.GetSequences()[shard]; at > 0 && at < snapshot.Sequence() {
-			return s.sendUpTo(snapshot, at)
-		}
-	}
-	return s.sendUpTo(snapshot, 0) // the whole shard, empty or not
+	return s.sendServers()
 }
 
 // bring sends what leads the client from its position to a snapshot.
@@ -161,158 +316,140 @@ func (s *stream) bring(snapshot *store.Snapshot) error {
 	if from >= snapshot.Sequence() {
 		return nil
 	}
-	return s.sendUpTo(snapshot, from)
-}
-
-func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
-	f, err := s.hub.catchUp(snapshot, from)
+	if s.wanted != nil {
+		return s.sendWanted(snapshot)
+	}
+	f, err := s.hub.catchUp(snapshot, from, s.compressed)
 	if err != nil {
-		return status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
+		return err
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
 	return s.send(f)
 }
 
-// forward sends the frames that are news to the client.
-func (s *stream) forward(frames []published, lapped bool) error {
-	if lapped {
-		s.hub.metrics.lapped.Inc()
-		for shard := range s.sequences {
-			if err := s.bring(s.hub.store.Snapshot(uint32(shard))); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for _, f := range frames {
-		switch have := s.sequences[f.shard]; {
-		case have >= f.to:
-		case have < f.from:
-			if err := s.bring(s.hub.store.Snapshot(f.shard)); err != nil {
-				return err
-			}
-		default:
-			s.sequences[f.shard] = f.to
-			if err := s.send(f.frame); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+// send sends frames and counts them.
+func (s *stream) send(frames ...wire.Frame) error {
+	s.reports.sentBytes.Add(uint64(s.hub.metrics.sent(frames)))
+	return s.transport.Send(frames...)
 }
 
-// answer sends what the client asked for and its Node, if that changed.
+// answer sends what the client asked for, and Nodes that have changed.
 func (s *stream) answer() error {
 	s.mu.Lock()
-	resyncs, nodeChanged := s.resyncs, s.nodeChanged
-	s.resyncs, s.nodeChanged = nil, false
+	resyncs, nodes, subscribe := s.resyncs, s.nodes, s.subscribe
+	s.resyncs, s.nodes, s.subscribe = nil, nil, nil
 	s.mu.Unlock()
-	if nodeChanged {
-		if err := s.sendNode(); err != nil {
+	for name := range nodes {
+		if err := s.sendNode(name); err != nil {
+			return err
+		}
+	}
+	if subscribe != nil {
+		if err := s.resubscribe(subscribe); err != nil {
 			return err
 		}
 	}
 	for _, r := range resyncs {
-		if r.GetShard() >= s.hub.store.Shards() {
-			return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), s.hub.store.Shards())
-		}
-		// The answer is as of a snapshot, so the client comes to that snapshot first.
-		snapshot := s.hub.store.Snapshot(r.GetShard())
-		if err := s.bring(snapshot); err != nil {
-			return err
-		}
-		f, err := s.hub.resync(snapshot, r)
-		if err != nil {
-			return err
-		}
-		if err := s.send(f); err != nil {
+		if err := s.resync(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *stream) send(f wire.Frame) error {
-	s.hub.metrics.sentFrames.Inc()
-	s.hub.metrics.sentBytes.Add(float64(len(f)))
-	return s.grpc.SendMsg(f)
-}
-
-func (s *stream) sendNode() error {
-	f, err := wire.EncodeNode(s.node, s.hub.store.Node(s.node))
+func (s *stream) sendNode(name string) error {
+	f, err := wire.EncodeNode(name, s.hub.store.Node(name))
 	if err != nil {
-		return status.Errorf(codes.Internal, "node %s: %v", s.node, err)
+		return status.Errorf(codes.Internal, "node %s: %v", name, err)
 	}
 	return s.send(f)
 }
 
-func (s *stream) sendDrain() error {
-	return s.grpc.SendMsg(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
-		ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
-	}}})
+func (s *stream) sendServers() error {
+	s.hub.mu.Lock()
+	f := s.hub.servers
+	s.hub.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return s.send(f)
 }
 
-// receive takes the client's messages until it closes its side, which is no error.
-func (s *stream) receive() error {
-	for {
-		r, err := s.grpc.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
+// take takes a message of the client. It does not wait.
+func (s *stream) take(r *pb.StreamRequest) error {
+	hello := r.GetHello()
+	if !s.reports.greeted {
+		if hello == nil {
+			return status.Error(codes.InvalidArgument, "the first message must be hello")
 		}
-		if err != nil {
-			return err
+		s.reports.greeted = true
+		s.hello <- hello
+		return nil
+	}
+	switch m := r.GetMessage().(type) {
+	case *pb.StreamRequest_Ack:
+		return s.ack(m.Ack)
+	case *pb.StreamRequest_Nack:
+		s.nack(m.Nack)
+	case *pb.StreamRequest_Resync:
+		return s.request(m.Resync)
+	case *pb.StreamRequest_Subscribe:
+		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+			return status.Error(codes.InvalidArgument, "a relay wants everything: it can't subscribe")
 		}
-		switch m := r.GetMessage().(type) {
-		case *pb.StreamRequest_Ack:
-			if err := s.ack(m.Ack); err != nil {
-				return err
-			}
-		case *pb.StreamRequest_Nack:
-			s.hub.metrics.nacks.Inc()
-			s.nacksLogged.Do(func() {
-				s.hub.log.Warn("A node can't program an object", "node", s.node, "object", keyString(m.Nack.GetKey()),
-					"reason", m.Nack.GetReason(), "shard", m.Nack.GetShard(), "sequence", m.Nack.GetSequence())
-			})
-		case *pb.StreamRequest_Resync:
-			s.hub.metrics.resyncs.Inc()
-			s.resyncsLogged.Do(func() {
-				s.hub.log.Warn("A node asks for state again", "node", s.node, "shard", m.Resync.GetShard(),
-					"keys", len(m.Resync.GetKeys()), "reason", m.Resync.GetReason())
-			})
-			if err := s.request(m.Resync); err != nil {
-				return err
-			}
-		case *pb.StreamRequest_Hello:
-			return status.Error(codes.InvalidArgument, "a second hello: open a new stream instead")
-		}
+		s.ask(func() { s.subscribe = m.Subscribe })
+	case *pb.StreamRequest_Hello:
+		return status.Error(codes.InvalidArgument, "a second hello: open a new stream instead")
+	}
+	return nil
+}
+
+// closeSend takes note that the client says no more; without a hello there is nothing to serve.
+func (s *stream) closeSend() {
+	if !s.reports.greeted {
+		s.end(status.Error(codes.InvalidArgument, "the stream ended before its hello"))
 	}
 }
 
+// request takes a Resync.
 func (s *stream) request(r *pb.Resync) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.resyncs) == maxResyncs {
-		return status.Errorf(codes.ResourceExhausted, "%d resyncs wait already", maxResyncs)
+	shards := s.hub.store.Shards()
+	if r.GetShard() >= shards {
+		return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), shards)
 	}
-	s.resyncs = append(s.resyncs, r)
-	s.wake()
-	return nil
-}
-
-func (s *stream) ack(a *pb.Ack) error {
-	for _, p := range a.GetPositions() {
-		if p.GetShard() >= s.hub.store.Shards() || p.GetSequence() > s.hub.store.Snapshot(p.GetShard()).Sequence() {
-			return status.Errorf(codes.InvalidArgument, "ack of shard %d at %d, which was never sent", p.GetShard(), p.GetSequence())
+	// The answer to a BucketQuery is a Resync too, and no sign of trouble.
+	if s.synced.Load() {
+		s.hub.metrics.resyncs.Inc()
+		s.reports.resyncsLogged.Do(func() {
+			s.hub.log.Warn("A client asks for state again", "node", s.node, "shard", r.GetShard(),
+				"keys", len(r.GetKeys()), "reason", r.GetReason())
+		})
+	}
+	full := false
+	s.ask(func() {
+		if full = len(s.resyncs) >= max(maxResyncs, int(shards)); !full {
+			s.resyncs = append(s.resyncs, r)
 		}
+	})
+	if full {
+		return status.Errorf(codes.ResourceExhausted, "%d resyncs wait already", max(maxResyncs, int(shards)))
 	}
-	s.hub.metrics.acks.Inc()
 	return nil
 }
 
-func keyString(k *pb.ObjectKey) string {
-	key, err := wire.KeyFromProto(k)
-	if err != nil {
-		return err.Error()
+// wait waits, at the beginning of a stream, for a channel. It gives false if the timeout comes first.
+func (s *stream) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error) {
+	ctx := s.transport.Context()
+	select {
+	case <-on:
+		return true, nil
+	case <-timeout:
+		return false, nil
+	case err := <-s.ending:
+		return false, err
+	case <-s.hub.draining:
+		return false, errDraining
+	case <-ctx.Done():
+		return false, status.FromContextError(ctx.Err()).Err()
 	}
-	return key.String()
 }

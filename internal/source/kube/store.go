@@ -67,6 +67,7 @@ func (r *resource) Bookmark(resourceVersion string) error {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err == nil {
 		r.saw(rv)
+		r.sink.Progress(r.kind, rv)
 	}
 	return nil
 }

@@ -77,6 +77,9 @@ func (r *Recorder) Replace(kind model.Kind, objects []source.Object, resourceVer
 }
 
 // Synced implements source.Sink.
+func (r *Recorder) Progress(model.Kind, uint64) {}
+
+// Synced implements source.Sink.
 func (r *Recorder) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

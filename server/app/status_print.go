@@ -1,0 +1,278 @@
+package app
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/slicecast/slicecast/internal/show"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// statusReport is what the status command has to show.
+type statusReport struct {
+	status  *pb.GetStatusResponse
+	agents  []*pb.AgentStatus
+	shards  *pb.ListShardsResponse // nil: not asked for
+	service *pb.GetServiceResponse // nil: agents were asked for
+}
+
+// Fields implements show.Report.
+func (r *statusReport) Fields() []show.Field {
+	fields := []show.Field{{Name: "status", Message: r.status}}
+	if r.service != nil {
+		fields = append(fields, show.Field{Name: "service", Message: r.service})
+	} else {
+		agents := show.Field{Name: "agents"}
+		for _, a := range r.agents {
+			agents.List = append(agents.List, a)
+		}
+		fields = append(fields, agents)
+	}
+	if r.shards != nil {
+		shards := show.Field{Name: "shards"}
+		for _, s := range r.shards.GetShards() {
+			shards.List = append(shards.List, proto.Message(s))
+		}
+		fields = append(fields, shards)
+	}
+	return fields
+}
+
+// Print implements show.Report.
+func (r *statusReport) Print(out *show.Page) {
+	r.printServer(out)
+	r.printConvergences(out)
+	if r.shards != nil {
+		r.printShards(out)
+	}
+	if r.service != nil {
+		r.printService(out)
+		return
+	}
+	r.printAgents(out)
+}
+
+// since gives the age of a time, by the server's clock.
+func (r *statusReport) since(t *timestamppb.Timestamp) string {
+	return show.Age(r.status.GetTime().AsTime().Sub(t.AsTime()))
+}
+
+func (r *statusReport) printServer(out *show.Page) {
+	s := r.status
+	state := "serving"
+	switch {
+	case s.GetDraining():
+		state = "draining"
+	case !s.GetSource().GetSynced():
+		state = "not synced with its source yet"
+	}
+	out.Row("Server", fmt.Sprintf("%s, version %s, up %s, %s", s.GetServerName(), s.GetServerVersion(), r.since(s.GetStartTime()), state))
+	source := s.GetSource().GetKind()
+	if v := s.GetSource().GetResourceVersions(); v != nil {
+		source += ", resource versions " + versions(v)
+	}
+	if up := s.GetUpstream(); up != nil {
+		var path []string
+		for _, epoch := range up.GetPath() {
+			path = append(path, fmt.Sprintf("%016x", epoch))
+		}
+		if up.GetConnected() {
+			source += ", connected, through " + strings.Join(path, " → ")
+		} else {
+			source += ", not connected now"
+		}
+	}
+	out.Row("Source", source)
+	size := s.GetSize()
+	out.Row("State", fmt.Sprintf("%d Services, %d slices, %d endpoints in %d shards, epoch %016x",
+		size.GetServices(), size.GetSlices(), size.GetEndpoints(), size.GetShards(), s.GetEpoch()))
+	var streams []string
+	for _, c := range s.GetStreams() {
+		streams = append(streams, fmt.Sprintf("%d %s", c.GetCount(), plural(kindName(c.GetKind()), c.GetCount())))
+	}
+	if len(streams) == 0 {
+		streams = []string{"none"}
+	}
+	out.Row("Streams", fmt.Sprintf("%s; %d %s served", strings.Join(streams, ", "), s.GetNodes(), plural("node", s.GetNodes())))
+	var servers []string
+	for _, x := range s.GetServers() {
+		servers = append(servers, x.GetAddress())
+	}
+	if len(servers) > 0 {
+		out.Row("Servers", strings.Join(servers, ", "))
+	}
+}
+
+func versions(v *pb.ResourceVersions) string {
+	return fmt.Sprintf("%d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
+}
+
+func plural(word string, n uint32) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
+}
+
+func kindName(k pb.ClientKind) string {
+	return strings.ToLower(strings.TrimPrefix(k.String(), "CLIENT_KIND_"))
+}
+
+func (r *statusReport) printConvergences(out *show.Page) {
+	s := r.status
+	if len(s.GetConvergences()) == 0 {
+		return
+	}
+	list := s.GetConvergences()
+	title := "Latest changes, and how long the nodes took to have them programmed"
+	if n := s.GetOpenConvergences(); n > 0 {
+		title += fmt.Sprintf("; %d %s not on all nodes yet", n, map[bool]string{true: "is", false: "are"}[n == 1])
+		oldest := s.GetOldestOpenConvergence()
+		if !slices.ContainsFunc(list, func(c *pb.Convergence) bool { return proto.Equal(c, oldest) }) {
+			list = append(list, oldest)
+		}
+	}
+	out.Title("%s", title)
+	out.Row("AGE", "SHARD", "SEQUENCE", "NODES", "LACKING", "50%", "99%", "100%")
+	for _, c := range list {
+		out.Row(r.since(c.GetPublishTime()), number(c.GetShard()), number(c.GetSequence()), number(c.GetNodes()), number(c.GetLacking()),
+			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()))
+	}
+}
+
+// span gives "" for a time that has not come.
+func span(d *durationpb.Duration) string {
+	if d == nil {
+		return ""
+	}
+	return show.Age(d.AsDuration())
+}
+
+func number[T uint32 | uint64](n T) string { return strconv.FormatUint(uint64(n), 10) }
+
+func (r *statusReport) printAgents(out *show.Page) {
+	out.Title("%d %s", len(r.agents), plural("client", uint32(len(r.agents))))
+	if len(r.agents) == 0 {
+		return
+	}
+	out.Row("NODE", "KIND", "STATE", "LAG", "BEHIND", "SINCE", "ADDRESS", "PROGRAMMER", "VERSION", "SENT", "ERRORS", "LAST ERROR")
+	for _, a := range r.agents {
+		behind := ""
+		if a.GetLagSequences() > 0 {
+			behind = number(a.GetLagSequences())
+		}
+		out.Row(a.GetNodeName(), agentKind(a), agentState(a), span(a.GetLag()), behind, r.since(a.GetSince()), a.GetAddress(),
+			a.GetProgrammer(), a.GetClientVersion(), show.Bytes(a.GetSentBytes()), number(uint32(len(a.GetErrors()))), r.lastError(a))
+	}
+}
+
+func agentKind(a *pb.AgentStatus) string {
+	if a.GetKind() == pb.ClientKind_CLIENT_KIND_RELAY {
+		return fmt.Sprintf("relay of %d", a.GetNodes())
+	}
+	return kindName(a.GetKind())
+}
+
+func agentState(a *pb.AgentStatus) string {
+	switch {
+	case !a.GetSynced():
+		return "syncing" // is being sent the state
+	case a.GetKind() == pb.ClientKind_CLIENT_KIND_OBSERVER:
+		return "synced"
+	case !a.GetProgrammed():
+		return "programming" // has not told yet that it has programmed that
+	case a.GetLagSequences() > 0:
+		return "behind"
+	}
+	return "programmed"
+}
+
+func (r *statusReport) lastError(a *pb.AgentStatus) string {
+	e := a.GetLastError()
+	if e == nil {
+		return ""
+	}
+	text := fmt.Sprintf("%s ago, %s: %s", r.since(e.GetTime()), e.GetObject(), e.GetReason())
+	if e.GetNodeName() != "" {
+		text = e.GetNodeName() + ", " + text
+	}
+	return text
+}
+
+func (r *statusReport) printShards(out *show.Page) {
+	out.Title("Shards")
+	out.Row("SHARD", "SEQUENCE", "DIGEST", "OBJECTS")
+	for _, s := range r.shards.GetShards() {
+		out.Row(number(s.GetShard()), number(s.GetSequence()), fmt.Sprintf("%016x", s.GetDigest()), number(s.GetObjects()))
+	}
+}
+
+func (r *statusReport) printService(out *show.Page) {
+	held := r.service
+	out.Title("")
+	place := fmt.Sprintf("shard %d, last changed at sequence %d of %d", held.GetShard(), held.GetChangedSequence(), held.GetSequence())
+	if s := held.GetService(); s == nil {
+		first := held.GetSlices()[0]
+		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" is not there, only slices of it are")
+	} else {
+		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %016x", s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), s.GetVersion()))
+		addresses := slices.Concat(s.GetClusterIps(), s.GetExternalIps())
+		for _, i := range s.GetLoadBalancerIngress() {
+			addresses = append(addresses, i.GetIp())
+		}
+		out.Row("Addresses", strings.Join(addresses, ", "))
+		var ports []string
+		for _, p := range s.GetPorts() {
+			text := portName(p.GetName(), p.GetPort(), p.GetProtocol())
+			if p.GetNodePort() > 0 {
+				text += fmt.Sprintf(" (node port %d)", p.GetNodePort())
+			}
+			ports = append(ports, text)
+		}
+		out.Row("Ports", strings.Join(ports, ", "))
+	}
+	out.Row("Kept in", place)
+	for _, s := range held.GetSlices() {
+		r.printSlice(out, s)
+	}
+}
+
+func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
+	var ports []string
+	for _, p := range s.GetPorts() {
+		ports = append(ports, portName(p.GetName(), p.GetPort(), p.GetProtocol()))
+	}
+	changed := ""
+	if ms := s.GetLastChangeTriggerTimeMs(); ms > 0 {
+		changed = fmt.Sprintf(", changed %s ago", r.since(timestamppb.New(time.UnixMilli(ms))))
+	}
+	out.Title("EndpointSlice %s/%s, %s, ports %s, version %016x%s", s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
+		strings.Join(ports, ", "), s.GetVersion(), changed)
+	if len(s.GetEndpoints()) == 0 {
+		out.Row("no endpoints")
+		return
+	}
+	out.Row("ADDRESS", "READY", "SERVING", "TERMINATING", "NODE", "ZONE", "HINTS")
+	for _, e := range s.GetEndpoints() {
+		out.Row(e.GetAddress(), strconv.FormatBool(e.GetReady()), strconv.FormatBool(e.GetServing()), strconv.FormatBool(e.GetTerminating()),
+			e.GetNodeName(), e.GetZone(), strings.Join(slices.Concat(e.GetZoneHints(), e.GetNodeHints()), ","))
+	}
+}
+
+func portName(name string, port uint32, protocol pb.Protocol) string {
+	text := fmt.Sprintf("%d/%s", port, enumName(protocol, "PROTOCOL_"))
+	if name != "" {
+		text = name + " " + text
+	}
+	return text
+}
+
+// enumName gives the name of an enum's value without its prefix.
+func enumName(e fmt.Stringer, prefix string) string { return strings.TrimPrefix(e.String(), prefix) }

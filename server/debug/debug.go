@@ -1,0 +1,229 @@
+// Package debug answers what operators ask a server: the slicecast.v1.DebugService.
+//
+// It only reads what the hub and the store publish anyway, so that asking disturbs nobody: GetStatus counts objects of those
+// shards only that have changed since it was asked last, and ListAgents takes the streams' states once and sends them at the
+// pace of whoever asks. Who may ask is decided before (see server/auth).
+package debug
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// maxConvergences is how many publishes GetStatus tells of.
+const maxConvergences = 16
+
+// Options set up a Service. All are required.
+type Options struct {
+	Hub   *fanout.Hub
+	Store *store.Store
+	// Source is the kind of the store's source, as --source has it.
+	Source string
+}
+
+// Service is the DebugService.
+type Service struct {
+	pb.UnimplementedDebugServiceServer
+
+	Options
+
+	// mu guards sizes.
+	mu sync.Mutex
+	// sizes, by shard, are of the snapshots that were counted last.
+	sizes []size
+}
+
+// size is how much a snapshot holds.
+type size struct {
+	snapshot                    *store.Snapshot
+	services, slices, endpoints int
+}
+
+// New makes a Service.
+func New(o Options) *Service {
+	return &Service{Options: o, sizes: make([]size, o.Store.Shards())}
+}
+
+// GetStatus implements the API.
+func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatusResponse, error) {
+	hub := s.Hub.Status()
+	out := &pb.GetStatusResponse{
+		Time:       timestamppb.Now(),
+		ServerName: hub.ServerName, ServerVersion: hub.ServerVersion, StartTime: timestamppb.New(hub.Started),
+		Epoch: s.Store.Epoch(), Draining: hub.Draining, Nodes: uint32(hub.Nodes), Servers: hub.Servers,
+		Source: &pb.SourceStatus{Kind: s.Source, ResourceVersions: wire.ResourceVersionsToProto(s.Store.Reached())},
+		Size:   s.size(),
+	}
+	select {
+	case <-s.Store.WaitSynced():
+		out.Source.Synced = true
+	default:
+	}
+	for kind, count := range hub.Streams {
+		out.Streams = append(out.Streams, &pb.StreamCount{Kind: kind, Count: uint32(count)})
+	}
+	slices.SortFunc(out.Streams, func(a, b *pb.StreamCount) int { return cmp.Compare(a.GetKind(), b.GetKind()) })
+	for _, c := range s.Hub.Convergences() {
+		p := convergence(c)
+		if p.GetLacking() > 0 {
+			out.OpenConvergences++
+			out.OldestOpenConvergence = p
+		}
+		if len(out.Convergences) < maxConvergences {
+			out.Convergences = append(out.Convergences, p)
+		}
+	}
+	if hub.Relay {
+		out.Upstream = &pb.UpstreamStatus{Connected: hub.Connected, Path: hub.Path}
+	}
+	return out, nil
+}
+
+// size counts what the store holds, in shards that have changed since the last time.
+func (s *Service) size() *pb.StateSize {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := &pb.StateSize{Shards: s.Store.Shards()}
+	for i := range s.sizes {
+		if snapshot := s.Store.Snapshot(uint32(i)); s.sizes[i].snapshot != snapshot {
+			s.sizes[i] = count(snapshot)
+		}
+		out.Services += uint32(s.sizes[i].services)
+		out.Slices += uint32(s.sizes[i].slices)
+		out.Endpoints += uint32(s.sizes[i].endpoints)
+	}
+	return out
+}
+
+func count(snapshot *store.Snapshot) size {
+	u := snapshot.Where(func(model.ServiceKey) bool { return true })
+	n := size{snapshot: snapshot, services: len(u.Services), slices: len(u.Slices)}
+	for _, slice := range u.Slices {
+		n.endpoints += len(slice.Endpoints)
+	}
+	return n
+}
+
+func convergence(c fanout.Convergence) *pb.Convergence {
+	return &pb.Convergence{
+		Shard: c.Shard, Sequence: c.Sequence, PublishTime: timestamppb.New(c.Published),
+		Nodes: uint32(c.Nodes), Lacking: uint32(c.Nodes - c.Programmed),
+		TimeToHalf: duration(c.Times[0]), TimeToMost: duration(c.Times[1]), TimeToAll: duration(c.Times[2]),
+	}
+}
+
+// duration gives nil for 0, which stands for none.
+func duration(d time.Duration) *durationpb.Duration {
+	if d == 0 {
+		return nil
+	}
+	return durationpb.New(d)
+}
+
+// ListAgents implements the API.
+func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingServer[pb.ListAgentsResponse]) error {
+	var lacks *model.ServiceKey
+	if r.GetLacks() != nil {
+		key, err := serviceKey(r.GetLacks())
+		if err != nil {
+			return err
+		}
+		lacks = &key
+	}
+	for _, stream := range s.Hub.Streams(lacks) {
+		agent := agentStatus(&stream)
+		switch {
+		case r.GetNodeName() != "" && agent.GetNodeName() != r.GetNodeName(),
+			r.GetOnlyBehind() && !behind(agent),
+			r.GetOnlyWithErrors() && len(agent.GetErrors()) == 0,
+			lacks != nil && !stream.Lacks:
+			continue
+		}
+		if err := to.Send(&pb.ListAgentsResponse{Agent: agent}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// behind tells whether a client does not have everything. Of an observer it is not known what it has.
+func behind(a *pb.AgentStatus) bool {
+	return !a.GetSynced() || a.GetLagSequences() > 0 || a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
+}
+
+func agentStatus(s *fanout.Stream) *pb.AgentStatus {
+	out := &pb.AgentStatus{
+		NodeName: s.Node, Kind: s.Kind, Address: s.Peer, ClientVersion: s.Version, Programmer: s.Programmer,
+		Since: timestamppb.New(s.Since), Synced: s.Synced, Programmed: s.Reported, Nodes: uint32(s.Nodes),
+		LagSequences: s.LagSequences, Lag: duration(s.Lag), SentBytes: s.SentBytes,
+	}
+	for _, n := range s.Nacks {
+		out.Errors = append(out.Errors, agentError(n))
+	}
+	if s.LastNack != (fanout.Nack{}) {
+		out.LastError = agentError(s.LastNack)
+	}
+	return out
+}
+
+func agentError(n fanout.Nack) *pb.AgentError {
+	return &pb.AgentError{Object: n.Object, Reason: n.Reason, NodeName: n.Node, Time: timestamppb.New(n.At)}
+}
+
+// ListShards implements the API.
+func (s *Service) ListShards(context.Context, *pb.ListShardsRequest) (*pb.ListShardsResponse, error) {
+	out := &pb.ListShardsResponse{}
+	for i := range s.Store.Shards() {
+		snapshot := s.Store.Snapshot(i)
+		out.Shards = append(out.Shards, &pb.ShardStatus{
+			Shard: i, Sequence: snapshot.Sequence(), Digest: snapshot.Digest(), Objects: uint32(snapshot.Len()),
+			ResourceVersions: wire.ResourceVersionsToProto(snapshot.ResourceVersions()),
+		})
+	}
+	return out, nil
+}
+
+// GetService implements the API.
+func (s *Service) GetService(_ context.Context, r *pb.GetServiceRequest) (*pb.GetServiceResponse, error) {
+	key, err := serviceKey(r.GetService())
+	if err != nil {
+		return nil, err
+	}
+	snapshot := s.Store.Snapshot(key.Shard(s.Store.Shards()))
+	held := wire.UpdateToProto(snapshot.Where(func(k model.ServiceKey) bool { return k == key }))
+	out := &pb.GetServiceResponse{
+		Shard: snapshot.Shard(), Sequence: snapshot.Sequence(), ChangedSequence: snapshot.ChangedAt(key), Slices: held.GetSlices(),
+	}
+	if len(held.GetServices()) > 0 {
+		out.Service = held.GetServices()[0]
+	}
+	if out.GetService() == nil && len(out.GetSlices()) == 0 {
+		return nil, status.Errorf(codes.NotFound, "this server has no Service %s: it may not exist in the cluster, or be one that nodes do not serve "+
+			"(headless, ExternalName, or of another proxy)", key)
+	}
+	return out, nil
+}
+
+func serviceKey(n *pb.ServiceName) (model.ServiceKey, error) {
+	key := model.ServiceKey{Namespace: n.GetNamespace(), Name: n.GetName()}
+	if key.Namespace == "" || key.Name == "" || strings.Contains(key.Namespace+key.Name, "/") {
+		return key, status.Errorf(codes.InvalidArgument, "%q is no Service: give its namespace and its name", key)
+	}
+	return key, nil
+}

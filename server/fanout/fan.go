@@ -1,0 +1,96 @@
+package fanout
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// fanChunk is how many streams a goroutine of the fan-out takes at a time.
+const fanChunk = 16
+
+// fan sends what is added to the ring to the streams that keep up, and wakes the others.
+func (h *Hub) fan(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-h.work:
+		}
+		for {
+			head := h.ring.head.Load()
+			h.pass()
+			h.mu.Lock()
+			done := h.ring.head.Load() == head
+			if done {
+				h.idle = closed
+			}
+			h.mu.Unlock()
+			if done {
+				break
+			}
+		}
+	}
+}
+
+// pass offers to each stream once what the ring has for it.
+func (h *Hub) pass() {
+	streams := h.list()
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), (len(streams)+fanChunk-1)/fanChunk) {
+		workers.Go(func() {
+			var b batch
+			for {
+				end := int(next.Add(fanChunk))
+				begin := end - fanChunk
+				if begin >= len(streams) {
+					return
+				}
+				for _, s := range streams[begin:min(end, len(streams))] {
+					b = s.offer(b)
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// offer sends the stream what it lacks, if it is in step and takes it at once; else its goroutine does. b may already be what
+// it lacks: most streams lack the same.
+func (s *stream) offer(b batch) batch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.live {
+		head := s.hub.ring.head.Load()
+		if s.position == head {
+			return b
+		}
+		if b.from != s.position || b.to != head {
+			b = s.hub.ring.after(s.position, b)
+		}
+		if !b.lapped && b.to >= head && s.inStep(b.updates) {
+			sent, err := s.transport.TrySend(b.frames...)
+			if sent {
+				s.reports.sentBytes.Add(uint64(s.hub.metrics.sent(b.frames)))
+				s.position = b.to
+				return b
+			}
+			if err != nil {
+				s.end(err)
+			}
+			s.outOfStep(b.updates)
+		}
+		s.live = false
+	}
+	notify(s.pokes)
+	return b
+}
+
+// outOfStep takes back what inStep did.
+func (s *stream) outOfStep(updates []published) {
+	for i := len(updates) - 1; i >= 0; i-- {
+		s.sequences[updates[i].shard] = updates[i].from
+	}
+}

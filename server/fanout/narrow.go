@@ -1,0 +1,169 @@
+package fanout
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// maxSubscription bounds the names in a subscription: who wants more wants everything.
+const maxSubscription = 1024
+
+// subscription is what a narrowed stream wants.
+type subscription struct {
+	namespaces map[string]struct{}
+	services   map[model.ServiceKey]struct{}
+}
+
+// newSubscription gives nil, which wants everything, for nil.
+func newSubscription(p *pb.Subscription) (*subscription, error) {
+	if p == nil {
+		return nil, nil
+	}
+	if n := len(p.GetNamespaces()) + len(p.GetServices()); n > maxSubscription {
+		return nil, status.Errorf(codes.InvalidArgument, "a subscription with %d names: use at most %d, or none to get everything",
+			n, maxSubscription)
+	}
+	s := &subscription{namespaces: make(map[string]struct{}), services: make(map[model.ServiceKey]struct{})}
+	for _, n := range p.GetNamespaces() {
+		s.namespaces[n] = struct{}{}
+	}
+	for _, n := range p.GetServices() {
+		s.services[model.ServiceKey{Namespace: n.GetNamespace(), Name: n.GetName()}] = struct{}{}
+	}
+	return s, nil
+}
+
+// wants tells whether a Service is in the subscription; nil wants all.
+func (s *subscription) wants(key model.ServiceKey) bool {
+	if s == nil {
+		return true
+	}
+	if _, ok := s.namespaces[key.Namespace]; ok {
+		return true
+	}
+	_, ok := s.services[key]
+	return ok
+}
+
+// shards gives those that may hold something wanted.
+func (s *subscription) shards(count uint32) map[uint32]struct{} {
+	out := make(map[uint32]struct{})
+	if s == nil || len(s.namespaces) > 0 {
+		for i := range count {
+			out[i] = struct{}{}
+		}
+		return out
+	}
+	for key := range s.services {
+		out[key.Shard(count)] = struct{}{}
+	}
+	return out
+}
+
+// startWanted sends a narrowed stream's initial state. It is little, so it is sent whole, but for shards where the client is
+// at the present position, or where there is nothing on either side.
+func (s *stream) startWanted(hello *pb.Hello) error {
+	h := s.hub
+	h.metrics.starts.WithLabelValues("narrowed").Inc()
+	if !holdsNothing(hello) {
+		if err := s.awaitVersions(hello); err != nil {
+			return err
+		}
+	}
+	count := h.store.Shards()
+	wanted := s.wanted.shards(count)
+	same := uint32(len(hello.GetSequences())) == count
+	for shard := range count {
+		snapshot := h.store.Snapshot(shard)
+		_, may := wanted[shard]
+		holds := len(hello.GetDigests()) > 0 && (!same || hello.GetDigests()[shard] != 0)
+		if !may && !holds || same && hello.GetEpoch() == h.store.Epoch() && hello.GetSequences()[shard] == snapshot.Sequence() {
+			s.sequences[shard] = snapshot.Sequence()
+			continue
+		}
+		if err := s.sendWanted(snapshot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendWanted sends what the stream wants of a shard, as a full update.
+func (s *stream) sendWanted(snapshot *store.Snapshot) error {
+	f, err := wire.EncodeUpdate(snapshot.Where(s.wanted.wants))
+	if err != nil {
+		return status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
+	}
+	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	return s.send(f)
+}
+
+// forwardWanted sends what the stream wants of a batch. Its sequences are those of the updates it was sent: that it is not
+// sent others does not leave it behind.
+func (s *stream) forwardWanted(b batch) error {
+	for _, u := range b.updates {
+		if s.sequences[u.shard] >= u.to {
+			continue
+		}
+		if s.sequences[u.shard] == 0 { // there was nothing: an update can't lead from there
+			if err := s.sendWanted(s.hub.store.Snapshot(u.shard)); err != nil {
+				return err
+			}
+			continue
+		}
+		parts, err := u.parts()
+		if err != nil {
+			return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
+		}
+		f, err := parts.Cut(s.sequences[u.shard], s.wanted.wants)
+		if err != nil {
+			return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
+		}
+		if f == nil {
+			continue
+		}
+		s.sequences[u.shard] = u.to
+		if err := s.send(f); err != nil {
+			return err
+		}
+	}
+	if len(b.narrowed) > 0 {
+		return s.send(b.narrowed...)
+	}
+	return nil
+}
+
+// lifeSign is the heartbeat of a narrowed stream, which has no digests to compare.
+var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
+
+// resubscribe replaces the subscription. Shards in which that makes a difference are sent as they are wanted now: what has
+// fallen out of the subscription is not in them any more.
+func (s *stream) resubscribe(p *pb.Subscription) error {
+	now, err := newSubscription(p)
+	if err != nil {
+		return err
+	}
+	old := s.wanted
+	s.wanted = now
+	count := s.hub.store.Shards()
+	touched := old.shards(count)
+	for shard := range now.shards(count) {
+		touched[shard] = struct{}{}
+	}
+	var seen model.ResourceVersions
+	for shard := range touched {
+		snapshot := s.hub.store.Snapshot(shard)
+		seen = seen.Max(snapshot.ResourceVersions())
+		if snapshot.Has(func(key model.ServiceKey) bool { return old.wants(key) != now.wants(key) }) {
+			if err := s.sendWanted(snapshot); err != nil {
+				return err
+			}
+		}
+	}
+	return s.inSync(seen, false)
+}

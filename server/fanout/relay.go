@@ -1,0 +1,77 @@
+package fanout
+
+import (
+	"sync"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// marks are a relay's memory of which of its Updates brought which upstream positions, so that it can tell upstream when all
+// of its nodes have them.
+type marks struct {
+	upstream Upstream
+	mu       sync.Mutex
+	shards   []shardMarks
+}
+
+type shardMarks struct {
+	// open are Updates that some node does not have, oldest first.
+	open []mark
+	told uint64
+}
+
+// mark is an Update, and the upstream position that is reached with it.
+type mark struct{ sequence, upstream uint64 }
+
+// before reads, ahead of a publish, the upstream positions that it will include.
+func (m *marks) before() []uint64 {
+	out := make([]uint64, len(m.shards))
+	for i := range out {
+		out[i] = m.upstream.Mark(uint32(i))
+	}
+	return out
+}
+
+// after takes what came of the publish.
+func (m *marks) after(positions []uint64, updates []*model.Update) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	updated := make([]uint64, len(positions))
+	for _, u := range updates {
+		updated[u.Shard] = u.To
+	}
+	for i, position := range positions {
+		s := &m.shards[i]
+		switch {
+		case updated[i] > 0:
+			if len(s.open) == maxOpen {
+				s.open = append(s.open[:0], s.open[1:]...)
+			}
+			s.open = append(s.open, mark{updated[i], position})
+		case len(s.open) > 0: // it brought nothing new, but comes after what did
+			s.open[len(s.open)-1].upstream = position
+		default:
+			m.tellLocked(uint32(i), position)
+		}
+	}
+}
+
+// programmed tells upstream what all nodes have, now that they have a shard up to a sequence.
+func (m *marks) programmed(shard uint32, sequence uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := &m.shards[shard]
+	var position uint64
+	for len(s.open) > 0 && s.open[0].sequence <= sequence {
+		position = s.open[0].upstream
+		s.open = s.open[1:]
+	}
+	m.tellLocked(shard, position)
+}
+
+func (m *marks) tellLocked(shard uint32, position uint64) {
+	if s := &m.shards[shard]; position > s.told {
+		s.told = position
+		m.upstream.Programmed(shard, position)
+	}
+}

@@ -1,0 +1,382 @@
+package fanout
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// bucketTimeout is how long a client may take to tell its buckets' digests.
+	bucketTimeout = 30 * time.Second
+	// admissionWait is how long a client that holds nothing waits for its turn before it is asked to come back later.
+	admissionWait = 30 * time.Second
+	// admissionHold is how long a client that does not take its snapshot counts as taking it.
+	admissionHold = 30 * time.Second
+)
+
+// start sends the initial state: what differs from what the client holds.
+func (s *stream) start(hello *pb.Hello) error {
+	h := s.hub
+	if err := s.welcome(); err != nil {
+		return err
+	}
+	if err := s.sendServers(); err != nil {
+		return err
+	}
+	allNodes, err := s.startNodes(hello)
+	if err != nil {
+		return err
+	}
+	switch {
+	case s.wanted != nil:
+		err = s.startWanted(hello)
+	case holdsNothing(hello):
+		err = s.startCold()
+	default:
+		err = s.resume(hello)
+	}
+	if err != nil {
+		return err
+	}
+	s.join()
+	var seen model.ResourceVersions
+	for shard := range h.store.Shards() {
+		seen = seen.Max(h.store.Snapshot(shard).ResourceVersions())
+	}
+	return s.inSync(seen, allNodes)
+}
+
+func (s *stream) welcome() error {
+	h := s.hub
+	w := &pb.Welcome{
+		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(), BucketCount: store.Buckets,
+		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
+		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()),
+	}
+	if h.options.Upstream != nil {
+		w.Path, _ = h.options.Upstream.Path()
+	}
+	w.Path = append(w.Path[:len(w.Path):len(w.Path)], h.store.Epoch())
+	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: w}})
+	if err != nil {
+		return status.Errorf(codes.Internal, "welcome: %v", err)
+	}
+	return s.send(f)
+}
+
+func (s *stream) inSync(seen model.ResourceVersions, allNodes bool) error {
+	s.synced.Store(true)
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{
+		Sequences: s.sequences, ResourceVersions: wire.ResourceVersionsToProto(seen), AllNodes: allNodes,
+	}}}))
+}
+
+// startNodes sends the client's Node, or to a relay all of them, if it does not have them.
+func (s *stream) startNodes(hello *pb.Hello) (all bool, err error) {
+	if s.kind != pb.ClientKind_CLIENT_KIND_RELAY {
+		if s.node == "" {
+			return false, nil
+		}
+		return false, s.sendNode(s.node)
+	}
+	nodes, digest := s.hub.store.Nodes()
+	if digest == hello.GetNodesDigest() {
+		return false, nil
+	}
+	for _, n := range nodes {
+		f, err := wire.EncodeNode(n.Name, n)
+		if err != nil {
+			return false, status.Errorf(codes.Internal, "node %s: %v", n.Name, err)
+		}
+		if err := s.send(f); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+func holdsNothing(hello *pb.Hello) bool {
+	for _, d := range hello.GetDigests() {
+		if d != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// startCold sends everything, when it is this client's turn.
+func (s *stream) startCold() error {
+	h := s.hub
+	h.metrics.starts.WithLabelValues("cold").Inc()
+	shards := h.store.Shards()
+	size, err := h.snapshotBytes(s.compressed)
+	if err != nil {
+		return err
+	}
+	size = min(size, h.options.ColdBytes)
+	release, err := s.admit(size)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for shard := range shards {
+		snapshot := h.store.Snapshot(shard)
+		if snapshot.Len() == 0 {
+			s.sequences[shard] = snapshot.Sequence()
+			continue
+		}
+		if err := s.sendUpTo(snapshot, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// snapshotBytes is how much a client that holds nothing is sent.
+func (h *Hub) snapshotBytes(compressed bool) (size int64, err error) {
+	for shard := range h.store.Shards() {
+		snapshot := h.store.Snapshot(shard)
+		if snapshot.Len() == 0 {
+			continue
+		}
+		f, err := h.catchUp(snapshot, 0, compressed)
+		if err != nil {
+			return 0, err
+		}
+		size += int64(len(f))
+	}
+	return size, nil
+}
+
+// admit waits for the client's turn to get so many bytes. Those who wait too long are asked to come back later.
+func (s *stream) admit(size int64) (release func(), err error) {
+	h := s.hub
+	h.metrics.admissionWaiting.Inc()
+	defer h.metrics.admissionWaiting.Dec()
+	ctx, cancel := context.WithTimeout(s.transport.Context(), admissionWait)
+	defer cancel()
+	defer context.AfterFunc(h.drainBegun, cancel)()
+	if err := h.cold.Acquire(ctx, size); err != nil {
+		switch {
+		case s.transport.Context().Err() != nil:
+			return nil, status.FromContextError(s.transport.Context().Err()).Err()
+		case h.drainBegun.Err() != nil:
+			return nil, errDraining
+		}
+		h.metrics.starts.WithLabelValues("refused").Inc()
+		return nil, retryLater(codes.ResourceExhausted, admissionWait/2+rand.N(admissionWait),
+			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait)
+	}
+	once := sync.OnceFunc(func() { h.cold.Release(size) })
+	late := time.AfterFunc(admissionHold, once)
+	return func() { late.Stop(); once() }, nil
+}
+
+// retryLater gives a status that says when to come back.
+func retryLater(code codes.Code, after time.Duration, format string, args ...any) error {
+	s := status.New(code, fmt.Sprintf(format, args...)+fmt.Sprintf(": try again in %v", after.Round(time.Second)))
+	with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
+	if err != nil {
+		return s.Err() // the delay is in the message too
+	}
+	return with.Err()
+}
+
+// resume brings a client that holds something to the present.
+func (s *stream) resume(hello *pb.Hello) error {
+	h := s.hub
+	h.metrics.starts.WithLabelValues("resume").Inc()
+	if err := s.awaitVersions(hello); err != nil {
+		return err
+	}
+	var ask []uint32
+	for shard := range h.store.Shards() {
+		snapshot := h.store.Snapshot(shard)
+		known := uint32(len(hello.GetSequences())) == h.store.Shards() // else it holds something, in other shards
+		switch {
+		case known && hello.GetDigests()[shard] == snapshot.Digest():
+			s.sequences[shard] = snapshot.Sequence()
+		case known && s.follows(hello, snapshot):
+			if err := s.sendUpTo(snapshot, hello.GetSequences()[shard]); err != nil {
+				return err
+			}
+		case known && s.buckets && hello.GetDigests()[shard] != 0:
+			ask = append(ask, shard)
+		default: // the whole shard, empty or not
+			if err := s.sendUpTo(snapshot, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return s.askBuckets(ask)
+}
+
+// follows tells whether a client's position in a shard is in this store's history, so that what has changed since is known.
+// Position 0 is that of a client which was cut off before this epoch's state came: it may hold anything. And at the
+// snapshot's own position the digest should have been the same.
+func (s *stream) follows(hello *pb.Hello, snapshot *store.Snapshot) bool {
+	at := hello.GetSequences()[snapshot.Shard()]
+	return hello.GetEpoch() == s.hub.store.Epoch() && at < snapshot.Sequence() && snapshot.Knows(at)
+}
+
+// awaitVersions waits, for a while, until the store has come as far as the client has seen, if the client holds anything
+// else than the store and comes from another one.
+func (s *stream) awaitVersions(hello *pb.Hello) error {
+	h := s.hub
+	want := wire.ResourceVersionsFromProto(hello.GetResourceVersions())
+	if hello.GetEpoch() == h.store.Epoch() || h.store.Reached() == (model.ResourceVersions{}) {
+		return nil
+	}
+	timeout := time.NewTimer(h.options.MaxBehindWait)
+	defer timeout.Stop()
+	for waited := false; ; waited = true {
+		h.mu.Lock()
+		reached := h.reached
+		h.mu.Unlock()
+		have := h.store.Reached()
+		if have.Max(want) == have || h.equals(hello) {
+			if waited {
+				h.metrics.behindWaits.WithLabelValues("caught_up").Inc()
+			}
+			return nil
+		}
+		ok, err := s.wait(reached, timeout.C)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
+			h.behindLogged.Do(func() {
+				h.log.Warn("A client has seen newer state than this server, which did not catch up in time: serving what there is; "+
+					"check this server's watch of the API server", "node", s.node, "waited", h.options.MaxBehindWait,
+					"client_services", want.Services, "services", have.Services, "client_slices", want.Slices, "slices", have.Slices)
+			})
+			return nil
+		}
+	}
+}
+
+// equals tells whether a client holds exactly what the store does.
+func (h *Hub) equals(hello *pb.Hello) bool {
+	if uint32(len(hello.GetDigests())) != h.store.Shards() {
+		return false
+	}
+	for shard, digest := range hello.GetDigests() {
+		if digest != h.store.Snapshot(uint32(shard)).Digest() {
+			return false
+		}
+	}
+	return true
+}
+
+// askBuckets asks for the digests of the client's buckets of some shards, and sends those that differ.
+func (s *stream) askBuckets(shards []uint32) error {
+	if len(shards) == 0 {
+		return nil
+	}
+	if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{
+		BucketQuery: &pb.BucketQuery{Shards: shards},
+	}})); err != nil {
+		return err
+	}
+	waiting := make(map[uint32]struct{}, len(shards))
+	for _, shard := range shards {
+		waiting[shard] = struct{}{}
+	}
+	timeout := time.NewTimer(bucketTimeout)
+	defer timeout.Stop()
+	for len(waiting) > 0 {
+		ok, err := s.wait(s.pokes, timeout.C)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return status.Errorf(codes.DeadlineExceeded, "no answer to bucket_query for %d shards within %v", len(waiting), bucketTimeout)
+		}
+		s.mu.Lock()
+		answers := s.resyncs
+		s.resyncs = nil
+		s.mu.Unlock()
+		for _, r := range answers {
+			delete(waiting, r.GetShard())
+			if err := s.resync(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
+	f, err := s.hub.catchUp(snapshot, from, s.compressed)
+	if err != nil {
+		return err
+	}
+	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	return s.send(f)
+}
+
+// resync sends what the client asks for again, as of a snapshot: the named objects, the buckets that differ, or the shard.
+func (s *stream) resync(r *pb.Resync) error {
+	snapshot := s.hub.store.Snapshot(r.GetShard())
+	var f wire.Frame
+	var err error
+	switch {
+	case s.wanted != nil:
+		return s.sendWanted(snapshot)
+	case len(r.GetKeys()) > 0:
+		if f, err = s.selected(snapshot, r.GetKeys()); err != nil {
+			return err
+		}
+		// The answer is as of the snapshot, so the client comes to it first.
+		if err := s.bring(snapshot); err != nil {
+			return err
+		}
+	case len(r.GetBucketDigests()) == store.Buckets:
+		var differ []uint32
+		for i, digest := range snapshot.Buckets() {
+			if digest != r.GetBucketDigests()[i] {
+				differ = append(differ, uint32(i))
+			}
+		}
+		if len(differ) > store.Buckets/2 {
+			return s.sendUpTo(snapshot, 0)
+		}
+		if f, err = s.hub.inBuckets(snapshot, differ, s.compressed); err != nil {
+			return err
+		}
+		s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	default:
+		return s.sendUpTo(snapshot, 0)
+	}
+	return s.send(f)
+}
+
+func (s *stream) selected(snapshot *store.Snapshot, named []*pb.ObjectKey) (wire.Frame, error) {
+	keys := make([]model.Key, 0, len(named))
+	for _, k := range named {
+		key, err := wire.KeyFromProto(k)
+		if err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "resync: %v", err)
+		}
+		keys = append(keys, key)
+	}
+	f, err := wire.EncodeUpdate(snapshot.Select(keys))
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
+	}
+	return f, nil
+}

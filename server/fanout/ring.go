@@ -1,0 +1,114 @@
+package fanout
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// What the ring holds at most; a stream that is further behind is caught up from snapshots.
+const (
+	ringEntries = 1024
+	ringBytes   = 16 << 20
+)
+
+// batchBytes is how much of the ring a stream takes at a time, a single larger entry aside: what a stream that does not get
+// on keeps alive.
+const batchBytes = 64 << 10
+
+// published is one shard's Update, encoded.
+type published struct {
+	shard    uint32
+	from, to uint64
+	frame    wire.Frame
+	update   *model.Update
+	// parts are for streams that want some of it; made when the first of them asks.
+	parts func() (*wire.Parts, error)
+}
+
+func newPublished(u *model.Update, f wire.Frame) published {
+	return published{
+		shard: u.Shard, from: u.From, to: u.To, frame: f, update: u,
+		parts: sync.OnceValues(func() (*wire.Parts, error) { return wire.PartsOf(u, f) }),
+	}
+}
+
+// entry is what all streams are sent at one time: a publish's Updates, or a single frame that is no Update.
+type entry struct {
+	updates []published
+	// frames are those of the updates, or the single one.
+	frames []wire.Frame
+	// narrowed is what streams with a subscription get beside their part of the updates.
+	narrowed []wire.Frame
+	bytes    int
+}
+
+// ring is the latest entries. It has one writer.
+type ring struct {
+	mu      sync.RWMutex
+	entries [ringEntries]entry
+	tail    uint64 // position of the oldest entry
+	bytes   int
+	// head is the position of the next entry.
+	head atomic.Uint64
+}
+
+// add appends an entry, and drops the oldest ones beyond the bounds.
+func (r *ring) add(e entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	head := r.head.Load()
+	r.bytes += e.bytes
+	for r.tail < head && (head-r.tail == ringEntries || r.bytes > ringBytes) {
+		old := &r.entries[r.tail%ringEntries]
+		r.bytes -= old.bytes
+		*old = entry{}
+		r.tail++
+	}
+	r.entries[head%ringEntries] = e
+	r.head.Store(head + 1)
+}
+
+// batch is what follows a position in the ring.
+type batch struct {
+	from, to uint64 // positions
+	lapped   bool   // entries are missing: to is the ring's head, and there are no updates
+	updates  []published
+	frames   []wire.Frame
+	narrowed []wire.Frame
+	bytes    int
+}
+
+// after gives what follows a position. It uses the memory of b.
+func (r *ring) after(position uint64, b batch) batch {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	head := r.head.Load()
+	next := batch{from: position, to: position, updates: b.updates[:0], frames: b.frames[:0], narrowed: b.narrowed[:0]}
+	if position < r.tail {
+		next.to, next.lapped = head, true
+		return next
+	}
+	for next.to < head {
+		e := &r.entries[next.to%ringEntries]
+		if next.bytes > 0 && next.bytes+e.bytes > batchBytes {
+			break
+		}
+		next.updates = append(next.updates, e.updates...)
+		next.frames = append(next.frames, e.frames...)
+		next.narrowed = append(next.narrowed, e.narrowed...)
+		next.bytes += e.bytes
+		next.to++
+	}
+	return next
+}
+
+// drop lets go of what a batch refers to, but not of its memory.
+func (b *batch) drop() {
+	clear(b.updates[:cap(b.updates)])
+	clear(b.frames[:cap(b.frames)])
+	clear(b.narrowed[:cap(b.narrowed)])
+	b.updates, b.frames, b.narrowed = b.updates[:0], b.frames[:0], b.narrowed[:0]
+}

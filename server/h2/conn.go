@@ -1,0 +1,475 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// frameSize is what every peer takes, and all that this one does (RFC 9113, section 4.2).
+	frameSize = 16 << 10
+	// initialWindow is that of HTTP/2, for streams and connections. Clients say little, so there is no larger one for them.
+	initialWindow = 64<<10 - 1
+	// maxWindow is the largest one that there is.
+	maxWindow = math.MaxInt32
+	// maxRunning bounds the sessions of a connection that have not returned yet, all but one of them on streams that have ended.
+	maxRunning = 4
+	// lingerBytes of what a client says after it broke the protocol are read, so that it can read why.
+	lingerBytes = 1 << 20
+)
+
+// violation is what a client did that ends its connection.
+type violation struct {
+	code   http2.ErrCode
+	reason string // the client gets it too
+}
+
+// Error implements error.
+func (v violation) Error() string { return fmt.Sprintf("%s (%s)", v.reason, v.code) }
+
+// errDrained ends a connection that has no stream left.
+var errDrained = errors.New("the connection has no stream left and ends")
+
+// conn is a connection. One goroutine reads it; everybody writes under mu, which is never held while somebody waits.
+type conn struct {
+	server *Server
+	secure net.Conn // TLS over socket
+	socket *socket
+	peer   *peer.Peer
+	framer *http2.Framer // only reads
+	frames frameBudget
+	// lastRead is when the client was last heard of, on the clock of now.
+	lastRead atomic.Int64
+
+	mu      sync.Mutex // guards what follows, the stream's fields and writes
+	changed sync.Cond  // windows, the socket and ends of streams
+	closed  error      // why nothing is written any more
+	stream  *Stream    // nil: none
+	running int        // sessions
+	lastID  uint32     // of the streams that the client has opened
+	// window is for what is sent, receive for what is received, on all streams together.
+	window, receive int64
+	// initial is the window of a new stream; maxHeaders is for headers that are sent.
+	initial    int64
+	maxHeaders uint32
+	draining   bool // no new streams
+	pings      pings
+}
+
+func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer) *conn {
+	c := &conn{
+		server: s, secure: secure, socket: under, peer: p, framer: http2.NewFramer(nil, secure),
+		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
+	}
+	c.changed.L = &c.mu
+	c.framer.SetMaxReadFrameSize(frameSize)
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	c.framer.MaxHeaderListSize = s.options.MaxHeaderBytes
+	c.lastRead.Store(int64(now()))
+	return c
+}
+
+// start says hello.
+func (c *conn) start(deadline time.Time) error {
+	if err := c.socket.noWait(&c.server.wait, c.flushed); err != nil {
+		return err
+	}
+	if err := c.socket.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.startPingsLocked()
+	return c.controlLocked(func(f *http2.Framer) error {
+		return f.WriteSettings(
+			http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1},
+			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.server.options.MaxHeaderBytes},
+			// One stream's headers are not worth a table.
+			http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0},
+		)
+	})
+}
+
+// run reads the connection until it ends.
+func (c *conn) run() {
+	defer c.server.remove(c)
+	defer c.socket.Close()
+	err := c.readPreface()
+	for err == nil {
+		err = c.readFrame()
+	}
+	v, ok := c.violation(err)
+	if ok {
+		c.server.violations.Inc()
+		c.server.options.Logger.Debug("A client broke the protocol", "client", c.peer.Addr.String(), "err", v)
+	}
+	c.mu.Lock()
+	if ok && c.closed == nil {
+		_ = c.controlLocked(func(f *http2.Framer) error { return f.WriteGoAway(c.lastID, v.code, []byte(v.reason)) })
+		c.closeLocked(v, true)
+		c.mu.Unlock()
+		_, _ = io.CopyN(io.Discard, c.socket, lingerBytes) // whatever it is
+		return
+	}
+	c.closeLocked(err, false)
+	c.mu.Unlock()
+}
+
+// violation tells whether it is the protocol that the client broke.
+func (c *conn) violation(err error) (v violation, ok bool) {
+	var code http2.ConnectionError
+	switch {
+	case errors.As(err, &v):
+	case errors.Is(err, http2.ErrFrameTooLarge):
+		v = violation{http2.ErrCodeFrameSize, err.Error()}
+	case errors.As(err, &code):
+		v = violation{http2.ErrCode(code), err.Error()}
+		if detail := c.framer.ErrorDetail(); detail != nil {
+			v.reason = detail.Error()
+		}
+	default:
+		return v, false
+	}
+	return v, true
+}
+
+// readPreface reads what a client begins with, RFC 9113, section 3.4.
+func (c *conn) readPreface() error {
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(c.secure, preface); err != nil {
+		return err
+	}
+	if string(preface) != http2.ClientPreface {
+		return violation{http2.ErrCodeProtocol, "the client does not speak HTTP/2"}
+	}
+	frame, err := c.framer.ReadFrame()
+	if err != nil {
+		return err
+	}
+	settings, ok := frame.(*http2.SettingsFrame)
+	if !ok || settings.IsAck() {
+		return violation{http2.ErrCodeProtocol, "the first frame is none of SETTINGS"}
+	}
+	if err := c.socket.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.settingsLocked(settings)
+}
+
+// readFrame reads a frame and does what it asks for.
+func (c *conn) readFrame() error {
+	header, err := c.framer.ReadFrameHeader()
+	if err != nil {
+		return err
+	}
+	at := now()
+	c.lastRead.Store(int64(at))
+	if err := c.frames.spend(at); err != nil {
+		return err
+	}
+	if header.Type == http2.FrameData {
+		return c.readData(header)
+	}
+	frame, err := c.framer.ReadFrameForHeader(header)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var broken http2.StreamError
+	if errors.As(err, &broken) {
+		c.lastID = max(c.lastID, broken.StreamID)
+		return c.resetLocked(broken.StreamID, broken.Code)
+	}
+	if err != nil {
+		return err
+	}
+	switch f := frame.(type) {
+	case *http2.MetaHeadersFrame:
+		return c.headersLocked(f)
+	case *http2.SettingsFrame:
+		if !f.IsAck() {
+			return c.settingsLocked(f)
+		}
+	case *http2.PingFrame:
+		if !f.IsAck() {
+			return c.pingLocked(f, at)
+		}
+	case *http2.WindowUpdateFrame:
+		return c.windowUpdateLocked(f)
+	case *http2.RSTStreamFrame:
+		if f.StreamID > c.lastID && !c.draining {
+			return violation{http2.ErrCodeProtocol, "RST_STREAM for a stream that was never opened"}
+		}
+		if s := c.stream; s != nil && s.id == f.StreamID {
+			s.dropLocked(status.Errorf(codes.Canceled, "the client has reset the stream (%s)", f.ErrCode))
+		}
+	case *http2.GoAwayFrame:
+		c.draining = true
+		c.endIfDrainedLocked()
+	case *http2.PushPromiseFrame:
+		return violation{http2.ErrCodeProtocol, "a client can't push"}
+	}
+	return nil
+}
+
+// settingsLocked follows the client's settings. The largest frame that it takes does not matter: none is sent that not all
+// must take. Nor does the size of its table for headers: it is not used.
+func (c *conn) settingsLocked(f *http2.SettingsFrame) error {
+	err := f.ForeachSetting(func(s http2.Setting) error {
+		if err := s.Valid(); err != nil {
+			return err
+		}
+		switch s.ID {
+		case http2.SettingInitialWindowSize:
+			if c.stream != nil {
+				c.stream.window += int64(s.Val) - c.initial
+				if c.stream.window > maxWindow {
+					return violation{http2.ErrCodeFlowControl, "SETTINGS make a window larger than one may be"}
+				}
+			}
+			c.initial = int64(s.Val)
+			c.changed.Broadcast()
+		case http2.SettingMaxHeaderListSize:
+			c.maxHeaders = s.Val
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return c.controlLocked((*http2.Framer).WriteSettingsAck)
+}
+
+func (c *conn) windowUpdateLocked(f *http2.WindowUpdateFrame) error {
+	switch s := c.stream; {
+	case f.StreamID == 0:
+		c.window += int64(f.Increment)
+		if c.window > maxWindow {
+			return violation{http2.ErrCodeFlowControl, "the connection's window is larger than one may be"}
+		}
+	case f.StreamID > c.lastID && !c.draining:
+		return violation{http2.ErrCodeProtocol, "WINDOW_UPDATE for a stream that was never opened"}
+	case s != nil && s.id == f.StreamID:
+		s.window += int64(f.Increment)
+		if s.window > maxWindow {
+			return c.resetLocked(s.id, http2.ErrCodeFlowControl)
+		}
+	}
+	c.changed.Broadcast()
+	return nil
+}
+
+// headersLocked begins a stream.
+func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
+	id := f.StreamID
+	switch {
+	case id%2 == 0:
+		return violation{http2.ErrCodeProtocol, "a client's streams have odd numbers"}
+	case c.stream != nil && c.stream.id == id:
+		return c.resetLocked(id, http2.ErrCodeProtocol) // gRPC has no trailers of requests
+	case id <= c.lastID || c.draining: // it was sent before the client knew that the stream, or all, had ended
+		return nil
+	}
+	c.lastID = id
+	if c.stream != nil || c.running == maxRunning {
+		return c.controlLocked(func(w *http2.Framer) error { return w.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
+	}
+	r, refusal := parseRequest(f, c.server.options.Path)
+	if refusal != nil {
+		return c.trailersLocked(id, refusal.httpStatus, refusal.status, f.StreamEnded())
+	}
+	ctx := metadata.NewIncomingContext(peer.NewContext(context.Background(), c.peer), r.metadata)
+	s := &Stream{conn: c, id: id, window: c.initial, receive: initialWindow, halfClosed: f.StreamEnded()}
+	if r.hasTimeout {
+		s.ctx, s.cancel = context.WithTimeout(ctx, r.timeout)
+		context.AfterFunc(s.ctx, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			s.failLocked(status.FromContextError(s.ctx.Err()).Err())
+		})
+	} else {
+		s.ctx, s.cancel = context.WithCancel(ctx)
+	}
+	c.stream = s
+	c.running++
+	c.server.wait.Go(s.run)
+	return nil
+}
+
+// readData reads a DATA frame into a buffer that the connection does not keep.
+func (c *conn) readData(h http2.FrameHeader) error {
+	if h.StreamID == 0 {
+		return violation{http2.ErrCodeProtocol, "DATA without a stream"}
+	}
+	buffer := buffers.Get().(*buffer)
+	defer buffers.Put(buffer)
+	data := buffer[:h.Length] // at most frameSize, the framer says
+	if _, err := io.ReadFull(c.secure, data); err != nil {
+		return err
+	}
+	if h.Flags.Has(http2.FlagDataPadded) {
+		if len(data) == 0 || int(data[0]) >= len(data) {
+			return violation{http2.ErrCodeProtocol, "DATA with more padding than there is"}
+		}
+		data = data[1 : len(data)-int(data[0])]
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	size := int64(h.Length)
+	c.receive -= size // never below zero: half a window is more than a frame, and opens again at once
+	if h.StreamID > c.lastID && !c.draining {
+		return violation{http2.ErrCodeProtocol, "DATA for a stream that was never opened"}
+	}
+	s := c.stream
+	if s == nil || s.id != h.StreamID {
+		return c.creditLocked()
+	}
+	if s.halfClosed {
+		return c.resetLocked(s.id, http2.ErrCodeStreamClosed)
+	}
+	if s.receive -= size; s.receive < 0 {
+		return c.resetLocked(s.id, http2.ErrCodeFlowControl)
+	}
+	s.takeLocked(data, h.Flags.Has(http2.FlagDataEndStream))
+	return c.creditLocked()
+}
+
+// creditLocked opens the windows for what the client sends, half of one at a time.
+func (c *conn) creditLocked() error {
+	var ofStream, ofConn int64
+	if c.receive <= initialWindow/2 {
+		ofConn = initialWindow - c.receive
+	}
+	s := c.stream
+	if s != nil && s.session != nil && !s.halfClosed && s.receive <= initialWindow/2 {
+		ofStream = initialWindow - s.receive
+	}
+	if ofConn+ofStream == 0 {
+		return nil
+	}
+	return c.controlLocked(func(f *http2.Framer) error {
+		c.receive += ofConn
+		if ofStream == 0 {
+			return f.WriteWindowUpdate(0, uint32(ofConn))
+		}
+		s.receive += ofStream
+		err := f.WriteWindowUpdate(s.id, uint32(ofStream))
+		if err == nil && ofConn > 0 {
+			err = f.WriteWindowUpdate(0, uint32(ofConn))
+		}
+		return err
+	})
+}
+
+// resetLocked ends a stream at once, without a status.
+func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
+	if s := c.stream; s != nil && s.id == id {
+		s.dropLocked(status.Errorf(codes.Internal, "the client broke the stream's protocol (%s)", code))
+	}
+	return c.controlLocked(func(f *http2.Framer) error { return f.WriteRSTStream(id, code) })
+}
+
+// trailersLocked ends a stream of the client with a status. httpStatus says that there were no headers; 0: there were.
+func (c *conn) trailersLocked(id uint32, httpStatus int, st *status.Status, halfClosed bool) error {
+	return c.controlLocked(func(f *http2.Framer) error {
+		err := f.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: trailers(httpStatus, st, c.maxHeaders), EndStream: true, EndHeaders: true,
+		})
+		if err == nil && !halfClosed {
+			err = f.WriteRSTStream(id, http2.ErrCodeNo) // what the client still sends is for nobody
+		}
+		return err
+	})
+}
+
+// controlLocked writes frames other than DATA. It never waits.
+func (c *conn) controlLocked(build func(*http2.Framer) error) error {
+	var b bytes.Buffer
+	if err := build(http2.NewFramer(&b, nil)); err != nil {
+		return fmt.Errorf("build a frame: %w", err)
+	}
+	return c.writeLocked(b.Bytes())
+}
+
+// writeLocked writes frames. It never waits. An error is the connection's end.
+func (c *conn) writeLocked(b []byte) error {
+	if c.closed == nil {
+		if _, err := c.secure.Write(b); err != nil {
+			c.closeLocked(fmt.Errorf("write: %w", err), false)
+		}
+	}
+	return c.closed
+}
+
+// flushed is called when the socket takes more.
+func (c *conn) flushed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed.Broadcast()
+}
+
+// drainLocked ends the connection when its stream has ended.
+func (c *conn) drainLocked() {
+	if c.draining || c.closed != nil {
+		return
+	}
+	c.draining = true
+	if c.controlLocked(func(f *http2.Framer) error { return f.WriteGoAway(c.lastID, http2.ErrCodeNo, nil) }) == nil {
+		c.endIfDrainedLocked()
+	}
+}
+
+func (c *conn) endIfDrainedLocked() {
+	if c.draining && c.stream == nil {
+		c.closeLocked(errDrained, true)
+	}
+}
+
+// closeLocked ends the connection: at once, or once the client has had time to read the last frames.
+func (c *conn) closeLocked(err error, linger bool) {
+	if c.closed != nil {
+		return
+	}
+	c.closed = err
+	c.pings.timer.Stop()
+	if c.stream != nil {
+		c.stream.dropLocked(status.Errorf(codes.Unavailable, "the connection has ended: %v", err))
+	}
+	if !linger {
+		c.socket.Close()
+		return
+	}
+	if secure, ok := c.secure.(interface{ CloseWrite() error }); ok {
+		_ = secure.CloseWrite() // the socket keeps the error
+	}
+	c.socket.shutdown()
+}
+
+// buffer holds what is one frame, one TLS record and one system call.
+type buffer [frameSize]byte
+
+// buffers are for the time of one write or read.
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
+
+// appendFrame appends the header of a frame.
+func appendFrame(b []byte, size int, kind http2.FrameType, flags http2.Flags, stream uint32) []byte {
+	b = append(b, byte(size>>16), byte(size>>8), byte(size), byte(kind), byte(flags))
+	return binary.BigEndian.AppendUint32(b, stream)
+}

@@ -1,0 +1,245 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+
+	"github.com/slicecast/slicecast/internal/testca"
+)
+
+func TestMain(m *testing.M) {
+	if arguments := os.Getenv(clientsEnv); arguments != "" {
+		if err := holdClients(arguments); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	// patience is for what takes milliseconds on a machine that has time.
+	patience = 30 * time.Second
+	tick     = 2 * time.Millisecond
+
+	testPath = "/slicecast.v1.DistributionService/Stream"
+)
+
+// session is a Session whose parts are a test's.
+type session struct {
+	*Stream
+	serve    func(*session) error
+	message  func(b []byte) error // nil: into received
+	received chan string
+	closed   chan struct{} // by CloseSend
+}
+
+func (s *session) Serve() error { return s.serve(s) }
+
+func (s *session) Message(b []byte) error {
+	if s.message != nil {
+		return s.message(b)
+	}
+	select {
+	case s.received <- string(b):
+		return nil
+	default:
+		return fmt.Errorf("more than %d messages", cap(s.received))
+	}
+}
+
+func (s *session) CloseSend() { close(s.closed) }
+
+// echo sends back what it receives, until the client has closed its side.
+func echo(s *session) error {
+	for {
+		select {
+		case m := <-s.received:
+			if err := s.Send([]byte(m)); err != nil {
+				return err
+			}
+		case <-s.closed:
+			for len(s.received) > 0 {
+				if err := s.Send([]byte(<-s.received)); err != nil {
+					return err
+				}
+			}
+			return nil
+		case <-s.Context().Done():
+			return s.Context().Err()
+		}
+	}
+}
+
+// until waits for the end of the stream.
+func until(s *session) error {
+	<-s.Context().Done()
+	return s.Context().Err()
+}
+
+// opener makes sessions that serve.
+func opener(serve func(*session) error) func(*Stream) (Session, error) {
+	return func(s *Stream) (Session, error) {
+		return &session{Stream: s, serve: serve, received: make(chan string, 100), closed: make(chan struct{})}, nil
+	}
+}
+
+// fixture is a Server and a grpc.Server behind one Mux.
+type fixture struct {
+	t       testing.TB
+	server  *Server
+	mux     *Mux
+	address string
+	ca      *testca.CA
+	inner   *tls.Config  // of the server, but for its protocols
+	other   atomic.Value // the context of the last stream of the grpc.Server
+}
+
+// start serves sessions with serve; adjust may change the options.
+func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *fixture {
+	t.Helper()
+	f := &fixture{t: t}
+	options := Options{
+		Path: testPath, Open: opener(serve), MaxReceive: 128 << 10, MaxHeaderBytes: 16 << 10,
+		PingInterval: time.Hour, PingTimeout: time.Hour, MinClientPing: 5 * time.Second, MaxIdle: time.Hour,
+		Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
+	}
+	for _, a := range adjust {
+		a(&options)
+	}
+	f.server = New(options)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	f.address = l.Addr().String()
+	f.ca, err = testca.New()
+	require.NoError(t, err)
+	certificate, err := f.ca.Server("127.0.0.1")
+	require.NoError(t, err)
+	f.inner = &tls.Config{
+		Certificates: []tls.Certificate{certificate}, ClientCAs: f.ca.Pool(), ClientAuth: tls.VerifyClientCertIfGiven,
+		MinVersion: tls.VersionTLS13,
+	}
+	f.mux = NewMux(f.muxOptions(l, patience))
+	// The other server does the same by grpc-go's means, so far as a test needs it.
+	other := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
+		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			f.other.Store(stream.Context())
+			return nil
+		}))
+	var serving sync.WaitGroup
+	serving.Go(func() { require.NoError(t, f.mux.Serve()) })
+	serving.Go(func() { require.NoError(t, other.Serve(f.mux.GRPC())) })
+	t.Cleanup(func() {
+		require.NoError(t, f.mux.Close())
+		other.Stop()
+		f.server.Stop()
+		serving.Wait()
+	})
+	return f
+}
+
+// muxOptions are for another way into the servers.
+func (f *fixture) muxOptions(l net.Listener, handshakeTimeout time.Duration) MuxOptions {
+	return MuxOptions{
+		Listener: l, Server: f.server, HandshakeTimeout: handshakeTimeout, Logger: f.server.options.Logger,
+		Registerer: prometheus.NewRegistry(),
+		TLS: &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.inner, nil },
+		},
+	}
+}
+
+// tls gives a client's configuration that offers the protocols.
+func (f *fixture) tls(protocols ...string) *tls.Config {
+	node, err := f.ca.Node("node-1")
+	require.NoError(f.t, err)
+	return &tls.Config{
+		RootCAs: f.ca.Pool(), Certificates: []tls.Certificate{node}, NextProtos: protocols, ServerName: "127.0.0.1",
+		MinVersion: tls.VersionTLS13,
+	}
+}
+
+// dial gives a grpc-go client that offers the protocols.
+func (f *fixture) dial(protocols []string, options ...grpc.DialOption) *grpc.ClientConn {
+	f.t.Helper()
+	options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(f.tls(protocols...))),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{}), grpc.MaxCallRecvMsgSize(1<<30)))
+	conn, err := grpc.NewClient(f.address, options...)
+	require.NoError(f.t, err)
+	f.t.Cleanup(func() { _ = conn.Close() }) // a test may have closed it
+	return conn
+}
+
+var ours = []string{Protocol, "h2"}
+
+// call is a stream, from the client's side.
+type call struct {
+	grpc.ClientStream
+	t      testing.TB
+	cancel context.CancelFunc
+}
+
+// open opens a stream.
+func open(ctx context.Context, t testing.TB, conn *grpc.ClientConn, options ...grpc.CallOption) *call {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	t.Cleanup(cancel)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, testPath, options...)
+	require.NoError(t, err)
+	return &call{stream, t, cancel}
+}
+
+func (c *call) send(m string) {
+	c.t.Helper()
+	require.NoError(c.t, c.SendMsg([]byte(m)))
+}
+
+func (c *call) receive() string {
+	c.t.Helper()
+	var b []byte
+	require.NoError(c.t, c.RecvMsg(&b))
+	return string(b)
+}
+
+// end gives what ends the stream.
+func (c *call) end() error {
+	c.t.Helper()
+	var b []byte
+	err := c.RecvMsg(&b)
+	require.Error(c.t, err)
+	return err
+}
+
+// bytesCodec takes messages as they are.
+type bytesCodec struct{}
+
+var _ encoding.CodecV2 = bytesCodec{}
+
+func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+func (bytesCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*[]byte) = data.Materialize()
+	return nil
+}
+
+func (bytesCodec) Name() string { return "bytes" }

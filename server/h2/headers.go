@@ -1,0 +1,188 @@
+package h2
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	httpOK = http.StatusOK
+	// maxMessage is how much of a status' message is sent, in bytes, when all of it is more than the client takes.
+	maxMessage = 512
+)
+
+// contentType is gRPC's; a format may follow.
+const contentType = "application/grpc"
+
+// responseHeaders begin a response that has messages.
+var responseHeaders = encodeHeaders([]hpack.HeaderField{
+	{Name: ":status", Value: strconv.Itoa(httpOK)}, {Name: "content-type", Value: contentType},
+})
+
+// encodeHeaders gives a block of headers that uses no table, so that it depends on nothing before it (RFC 7541).
+func encodeHeaders(fields []hpack.HeaderField) []byte {
+	var b bytes.Buffer
+	e := hpack.NewEncoder(&b)
+	e.SetMaxDynamicTableSize(0)
+	for _, f := range fields {
+		_ = e.WriteField(f) // a buffer takes all
+	}
+	return b.Bytes()
+}
+
+// request is what a client asks for with a stream's headers.
+type request struct {
+	metadata   metadata.MD
+	timeout    time.Duration
+	hasTimeout bool
+}
+
+// refusal is the answer to a request that makes no sense.
+type refusal struct {
+	httpStatus int
+	status     *status.Status
+}
+
+func refuse(httpStatus int, code codes.Code, format string, args ...any) *refusal {
+	return &refusal{httpStatus, status.Newf(code, format, args...)}
+}
+
+// parseRequest understands a stream's headers as gRPC's protocol over HTTP/2 and, where that is silent, grpc-go do.
+func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal) {
+	if f.Truncated {
+		return r, refuse(http.StatusRequestHeaderFieldsTooLarge, codes.ResourceExhausted, "the request's headers are too large")
+	}
+	r.metadata = metadata.MD{}
+	var kind string
+	for _, h := range f.RegularFields() {
+		switch h.Name {
+		case "content-type":
+			kind = h.Value
+			r.metadata.Append(h.Name, h.Value)
+		case "grpc-timeout":
+			var err error
+			if r.timeout, err = parseTimeout(h.Value); err != nil {
+				return r, refuse(http.StatusBadRequest, codes.Internal, "%v", err)
+			}
+			r.hasTimeout = true
+		case "connection":
+			return r, refuse(http.StatusBadRequest, codes.Internal, "HTTP/2 has no header %q", h.Name)
+		case "te", "grpc-encoding", "grpc-message", "grpc-message-type", "grpc-status": // gRPC's own
+		default:
+			v := h.Value
+			if strings.HasSuffix(h.Name, "-bin") {
+				b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(v, "="))
+				if err != nil {
+					return r, refuse(http.StatusBadRequest, codes.Internal, "the header %q is no base64: %v", h.Name, err)
+				}
+				v = string(b)
+			}
+			r.metadata.Append(h.Name, v)
+		}
+	}
+	host := r.metadata["host"]
+	delete(r.metadata, "host")
+	if authority := f.PseudoValue("authority"); authority != "" {
+		r.metadata.Set(":authority", authority)
+	} else if len(host) > 0 {
+		r.metadata[":authority"] = host
+	}
+	switch method := f.PseudoValue("method"); {
+	case kind != contentType && !strings.HasPrefix(kind, contentType+"+") && !strings.HasPrefix(kind, contentType+";"):
+		return r, refuse(http.StatusUnsupportedMediaType, codes.InvalidArgument, "the content-type is %q, not gRPC's", kind)
+	case len(host) > 1 || len(r.metadata[":authority"]) == 0:
+		return r, refuse(http.StatusBadRequest, codes.Internal, "the request needs one :authority or host")
+	case method != http.MethodPost:
+		return r, refuse(http.StatusMethodNotAllowed, codes.Internal, "the :method is %q, not POST", method)
+	case f.PseudoValue("path") != path:
+		return r, refuse(httpOK, codes.Unimplemented, "this connection serves %s only: offer TLS the protocol %s alone for %s",
+			path, http2Protocol, f.PseudoValue("path"))
+	}
+	return r, nil
+}
+
+var timeoutUnits = map[byte]time.Duration{
+	'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
+}
+
+// parseTimeout reads the header grpc-timeout: at most eight digits and a unit.
+func parseTimeout(v string) (time.Duration, error) {
+	if n := len(v) - 1; n >= 1 && n <= 8 {
+		count, err := strconv.ParseUint(v[:n], 10, 32)
+		if unit, ok := timeoutUnits[v[n]]; ok && err == nil {
+			if time.Duration(count) > math.MaxInt64/unit {
+				return math.MaxInt64, nil
+			}
+			return time.Duration(count) * unit, nil
+		}
+	}
+	return 0, fmt.Errorf("the header grpc-timeout is %q: use up to eight digits and one of H, M, S, m, u, n", v)
+}
+
+// statusOf gives the status of what a session returned.
+func statusOf(err error) *status.Status {
+	if s, ok := status.FromError(err); ok {
+		return s
+	}
+	return status.FromContextError(err)
+}
+
+// trailers gives the block of headers that ends a stream, of at most a frame and what the client takes. httpStatus is that
+// of a response which begins with it; 0: there were headers.
+func trailers(httpStatus int, st *status.Status, limit uint32) []byte {
+	fields := trailerFields(httpStatus, st)
+	size := uint32(0)
+	for _, f := range fields {
+		size += f.Size()
+	}
+	block := encodeHeaders(fields)
+	if size > limit || len(block) > frameSize {
+		message := st.Message()
+		return encodeHeaders(trailerFields(httpStatus, status.New(st.Code(), message[:min(len(message), maxMessage)])))
+	}
+	return block
+}
+
+func trailerFields(httpStatus int, st *status.Status) (fields []hpack.HeaderField) {
+	add := func(name, value string) { fields = append(fields, hpack.HeaderField{Name: name, Value: value}) }
+	if httpStatus != 0 {
+		add(":status", strconv.Itoa(httpStatus))
+		add("content-type", contentType)
+	}
+	add("grpc-status", strconv.Itoa(int(st.Code())))
+	message := strings.ToValidUTF8(st.Message(), "\uFFFD")
+	add("grpc-message", encodeMessage(message))
+	if p := st.Proto(); len(p.GetDetails()) > 0 {
+		p.Message = message
+		if b, err := proto.Marshal(p); err == nil { // it has no other strings
+			add("grpc-status-details-bin", base64.RawStdEncoding.EncodeToString(b))
+		}
+	}
+	return fields
+}
+
+// encodeMessage makes a header's value of a status' message, percent-encoded.
+func encodeMessage(m string) string {
+	var b strings.Builder
+	for _, c := range []byte(m) {
+		if c >= ' ' && c <= '~' && c != '%' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,245 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// Protocol is what a client offers in TLS (ALPN, RFC 7301), before "h2", to be served by a Server. What is then spoken is
+// HTTP/2 and gRPC as ever: the name only tells who serves it.
+const Protocol = wire.Protocol
+
+// http2Protocol is the registered name of HTTP/2.
+const http2Protocol = "h2"
+
+const (
+	// Waits after an error of accept that may pass, such as too many open files.
+	minAcceptDelay, maxAcceptDelay = 5 * time.Millisecond, time.Second
+	// logInterval is how often one kind of trouble that strangers can cause is logged.
+	logInterval = time.Minute
+)
+
+// MuxOptions are what a Mux is made of. All are required.
+type MuxOptions struct {
+	Listener net.Listener
+	// TLS is the server's configuration. Its protocols (NextProtos) are replaced, also in what GetConfigForClient gives.
+	TLS *tls.Config
+	// Server serves connections of clients that offer Protocol.
+	Server *Server
+	// HandshakeTimeout is for TLS and the first frame of HTTP/2 together, counted from accept.
+	HandshakeTimeout time.Duration
+	Logger           *slog.Logger
+	Registerer       prometheus.Registerer
+}
+
+// Mux accepts TLS connections for two servers on one listener: those that speak Protocol are served by a Server, others go
+// to a grpc.Server, which serves GRPC() with Credentials().
+//
+// Handshakes run beside each other, but only a few compute at the same time, so that a thousand clients that come at once
+// do not hold up those that are there; a client that is slow to answer holds up nobody.
+type Mux struct {
+	options MuxOptions
+	tls     credentials.TransportCredentials
+	slots   chan struct{}
+	grpc    handover
+	ctx     context.Context // of all handshakes
+	cancel  context.CancelFunc
+	wait    sync.WaitGroup
+	warn    rate.Sometimes
+	errors  prometheus.Counter
+}
+
+// NewMux makes a Mux; it accepts while Serve runs.
+func NewMux(o MuxOptions) *Mux {
+	m := &Mux{
+		options: o,
+		tls:     credentials.NewTLS(withProtocols(o.TLS)),
+		slots:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+		grpc:    handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
+		warn:    rate.Sometimes{Interval: logInterval},
+		errors: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "slicecast_server_handshake_errors_total",
+			Help: "Connections that ended before the TLS handshake did.",
+		}),
+	}
+	o.Registerer.MustRegister(m.errors)
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	return m
+}
+
+// withProtocols gives the configuration with the protocols that a Mux serves.
+func withProtocols(c *tls.Config) *tls.Config {
+	c = c.Clone()
+	c.NextProtos = []string{Protocol, http2Protocol}
+	c.DynamicRecordSizingDisabled = true // one write is one record, and one system call
+	if choose := c.GetConfigForClient; choose != nil {
+		c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			chosen, err := choose(hello)
+			if err != nil || chosen == nil {
+				return nil, err
+			}
+			return withProtocols(chosen), nil
+		}
+	}
+	return c
+}
+
+// Serve accepts connections until the listener is closed, which is no error.
+func (m *Mux) Serve() error {
+	var delay time.Duration
+	for {
+		conn, err := m.options.Listener.Accept()
+		switch temporary := (interface{ Temporary() bool })(nil); {
+		case err == nil:
+			delay = 0
+			m.wait.Go(func() { m.handshake(conn) })
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.As(err, &temporary) && temporary.Temporary():
+			m.warn.Do(func() {
+				m.options.Logger.Warn("Connections can't be accepted at the moment", "address", m.grpc.address.String(), "err", err)
+			})
+			delay = min(max(2*delay, minAcceptDelay), maxAcceptDelay)
+			select {
+			case <-time.After(delay):
+			case <-m.ctx.Done():
+				return nil
+			}
+		default:
+			return fmt.Errorf("accept on %v: %w", m.grpc.address, err)
+		}
+	}
+}
+
+// handshake brings one connection to the server that it is for.
+func (m *Mux) handshake(raw net.Conn) {
+	deadline := time.Now().Add(m.options.HandshakeTimeout)
+	stop := context.AfterFunc(m.ctx, func() { _ = raw.Close() }) // ends the handshake, whose error is counted
+	defer stop()
+	s := &socket{Conn: raw, slots: m.slots}
+	conn, info, err := m.secure(s, deadline)
+	s.slots = nil
+	if err != nil {
+		m.errors.Inc()
+		m.options.Logger.Debug("TLS handshake failed", "client", raw.RemoteAddr().String(), "err", err)
+		raw.Close()
+		return
+	}
+	if info.State.NegotiatedProtocol != Protocol {
+		select {
+		case m.grpc.conns <- &handedOver{conn, info}:
+		case <-m.grpc.closed:
+			raw.Close()
+		case <-m.ctx.Done():
+			raw.Close()
+		}
+		return
+	}
+	if err := m.options.Server.serve(conn, s, info, deadline); err != nil {
+		m.options.Logger.Debug("Connection not served", "client", raw.RemoteAddr().String(), "err", err)
+		raw.Close()
+	}
+}
+
+// secure does the TLS handshake.
+func (m *Mux) secure(s *socket, deadline time.Time) (net.Conn, credentials.TLSInfo, error) {
+	if err := s.SetDeadline(deadline); err != nil {
+		return nil, credentials.TLSInfo{}, err
+	}
+	m.slots <- struct{}{}
+	defer func() { <-m.slots }()
+	conn, info, err := m.tls.ServerHandshake(s)
+	if err != nil {
+		return nil, credentials.TLSInfo{}, err
+	}
+	return conn, info.(credentials.TLSInfo), nil
+}
+
+// Close closes the listener and ends the handshakes. Connections that are with a server stay; GRPC() is that server's to
+// close.
+func (m *Mux) Close() error {
+	err := m.options.Listener.Close()
+	m.cancel()
+	m.wait.Wait()
+	return err
+}
+
+// GRPC gives the connections for a grpc.Server with Credentials.
+func (m *Mux) GRPC() net.Listener { return &m.grpc }
+
+// handover is a listener for connections that another one accepted.
+type handover struct {
+	address net.Addr
+	conns   chan net.Conn
+	closed  chan struct{}
+	once    sync.Once
+}
+
+// Accept implements net.Listener.
+func (h *handover) Accept() (net.Conn, error) {
+	select {
+	case c := <-h.conns:
+		return c, nil
+	case <-h.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handover) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return nil
+}
+
+// Addr implements net.Listener.
+func (h *handover) Addr() net.Addr { return h.address }
+
+// handedOver is a connection whose TLS handshake is done.
+type handedOver struct {
+	net.Conn
+	info credentials.TLSInfo
+}
+
+// handedOverCredentials takes what a handover gives.
+type handedOverCredentials struct{}
+
+// Credentials are for the grpc.Server that serves Mux.GRPC: what it learns of a client is what credentials.NewTLS tells.
+func Credentials() credentials.TransportCredentials { return handedOverCredentials{} }
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (handedOverCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	h, ok := c.(*handedOver)
+	if !ok {
+		return nil, nil, fmt.Errorf("a connection of type %T: serve the listener of a Mux with these credentials", c)
+	}
+	return h.Conn, h.info, nil
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (handedOverCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("these credentials are a server's: a client uses credentials.NewTLS")
+}
+
+// Info implements credentials.TransportCredentials.
+func (handedOverCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c handedOverCredentials) Clone() credentials.TransportCredentials { return c }
+
+// OverrideServerName implements credentials.TransportCredentials. It is for clients.
+func (handedOverCredentials) OverrideServerName(string) error { return nil }

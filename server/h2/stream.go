@@ -1,0 +1,311 @@
+package h2
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+const (
+	// messagePrefix is before each message: whether it is compressed, and its size.
+	messagePrefix = 5
+	// chunk is how much of messages is sent at once: what is left of a buffer beside the headers of two frames and the block of
+	// the response's headers.
+	chunk = frameSize - 64
+)
+
+// errServed is what sending gives when the session has returned.
+var errServed = errors.New("the session has returned")
+
+// Stream is a stream of a client. Send and TrySend may be called from different goroutines, but not at the same time.
+type Stream struct {
+	conn   *conn
+	id     uint32
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	// conn.mu guards what follows.
+	over     error // a status: why nothing is sent any more
+	window   int64 // for what is sent
+	receive  int64 // window for what is received
+	answered bool  // the response's headers are sent
+	sending  bool  // Send has begun
+	partial  bool  // a part of a message is sent
+	// halfClosed: the client sends no more.
+	halfClosed bool
+	session    Session // nil: not open yet
+	// inbox is the part of a message of the client that is there; before the session is open, all that is there. The goroutine
+	// that reads the connection changes it without conn.mu when the session is open.
+	inbox []byte
+}
+
+// Context ends with the stream. It holds the client's metadata and peer.Peer.
+func (s *Stream) Context() context.Context { return s.ctx }
+
+// Send sends messages. It waits as long as the client does not take them. With none, it sends the response's headers, if
+// they are not sent yet. The error is a status that tells why the stream has ended.
+func (s *Stream) Send(frames ...wire.Frame) error {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.sending = true
+	defer func() { s.sending = false }()
+	m := messages{frames: frames}
+	for left := m.size(); left > 0 || !s.answered; {
+		for s.over == nil && (c.socket.busy() || left > 0 && min(s.window, c.window) <= 0) {
+			c.changed.Wait()
+		}
+		if s.over != nil {
+			return s.over
+		}
+		n := int(max(0, min(int64(left), s.window, c.window, chunk)))
+		left -= n
+		s.partial = left > 0
+		if err := s.sendLocked(&m, n); err != nil {
+			return s.over
+		}
+	}
+	return s.over
+}
+
+// TrySend sends messages, together at most 16 KiB, if that needs no waiting: otherwise it does nothing, and sent is false.
+func (s *Stream) TrySend(frames ...wire.Frame) (sent bool, err error) {
+	c := s.conn
+	m := messages{frames: frames}
+	n := m.size()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.over != nil {
+		return false, s.over
+	}
+	if s.sending || int64(n) > min(s.window, c.window, chunk) || c.socket.busy() {
+		return false, nil
+	}
+	if err := s.sendLocked(&m, n); err != nil {
+		return false, s.over
+	}
+	return true, nil
+}
+
+// sendLocked sends the next n bytes, at most chunk, for which there is a window. The error has ended the connection.
+func (s *Stream) sendLocked(m *messages, n int) error {
+	c := s.conn
+	buffer := buffers.Get().(*buffer)
+	defer buffers.Put(buffer)
+	b := buffer[:0]
+	if !s.answered {
+		s.answered = true
+		b = appendFrame(b, len(responseHeaders), http2.FrameHeaders, http2.FlagHeadersEndHeaders, s.id)
+		b = append(b, responseHeaders...)
+	}
+	if n > 0 {
+		b = appendFrame(b, n, http2.FrameData, 0, s.id)
+		b = m.appendTo(b, n)
+	}
+	s.window -= int64(n)
+	c.window -= int64(n)
+	c.pings.pardon = true
+	c.frames.reset()
+	return c.writeLocked(b)
+}
+
+// messages are frames with their prefixes, of which sent bytes of the first are done with.
+type messages struct {
+	frames []wire.Frame
+	sent   int
+}
+
+func (m *messages) size() int {
+	n := -m.sent
+	for _, f := range m.frames {
+		n += messagePrefix + len(f)
+	}
+	return n
+}
+
+// appendTo appends the next n bytes.
+func (m *messages) appendTo(b []byte, n int) []byte {
+	for n > 0 {
+		f := m.frames[0]
+		var part []byte
+		if m.sent < messagePrefix {
+			var prefix [messagePrefix]byte
+			binary.BigEndian.PutUint32(prefix[1:], uint32(len(f)))
+			part = prefix[m.sent:]
+		} else {
+			part = f[m.sent-messagePrefix:]
+		}
+		part = part[:min(n, len(part))]
+		b = append(b, part...)
+		n -= len(part)
+		if m.sent += len(part); m.sent == messagePrefix+len(f) {
+			m.frames, m.sent = m.frames[1:], 0
+		}
+	}
+	return b
+}
+
+// run is the stream's goroutine.
+func (s *Stream) run() {
+	session, err := s.conn.server.options.Open(s)
+	if err == nil {
+		s.begin(session)
+		err = session.Serve()
+	}
+	s.finish(err)
+}
+
+// begin hands over what came before the session was open.
+func (s *Stream) begin(session Session) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for s.over == nil {
+		data := s.inbox
+		s.inbox = nil
+		c.mu.Unlock()
+		rest, err := s.deliver(session, data)
+		c.mu.Lock()
+		if err != nil {
+			s.failLocked(err)
+			return
+		}
+		if len(s.inbox) > 0 {
+			s.inbox = append(rest, s.inbox...)
+			continue
+		}
+		if len(rest) > 0 {
+			s.inbox = rest
+		}
+		s.session = session
+		if s.halfClosed {
+			c.mu.Unlock()
+			s.closeSend(session)
+			c.mu.Lock()
+		}
+		_ = c.creditLocked() // an error has ended the stream
+		return
+	}
+}
+
+// takeLocked takes what the client sends, on the goroutine that reads the connection. It lets go of the lock meanwhile.
+func (s *Stream) takeLocked(data []byte, last bool) {
+	s.halfClosed = last
+	if s.session == nil {
+		if s.over == nil {
+			s.inbox = append(s.inbox, data...)
+		}
+		return
+	}
+	if s.over != nil {
+		return
+	}
+	c := s.conn
+	c.mu.Unlock()
+	if len(s.inbox) > 0 {
+		s.inbox = append(s.inbox, data...)
+		data = s.inbox
+	}
+	rest, err := s.deliver(s.session, data)
+	if len(rest) == 0 {
+		s.inbox = nil
+	} else {
+		s.inbox = append(s.inbox[:0], rest...)
+	}
+	if err == nil && last {
+		s.closeSend(s.session)
+	}
+	c.mu.Lock()
+	if err != nil {
+		s.failLocked(err)
+	}
+}
+
+// deliver gives the session the messages that are complete. What remains is the beginning of another one.
+func (s *Stream) deliver(session Session, data []byte) (rest []byte, err error) {
+	for len(data) >= messagePrefix {
+		size := binary.BigEndian.Uint32(data[1:])
+		switch {
+		case data[0] != 0:
+			return nil, status.Error(codes.Unimplemented, "compressed messages are not understood: send them as they are")
+		case int64(size) > int64(s.conn.server.options.MaxReceive):
+			return nil, status.Errorf(codes.ResourceExhausted, "a message of %d bytes: at most %d are taken",
+				size, s.conn.server.options.MaxReceive)
+		case len(data) < messagePrefix+int(size):
+			return data, nil
+		}
+		s.conn.frames.reset()
+		if err := session.Message(data[messagePrefix:][:size]); err != nil {
+			return nil, err
+		}
+		data = data[messagePrefix+int(size):]
+	}
+	return data, nil
+}
+
+// closeSend is the end of the client's messages.
+func (s *Stream) closeSend(session Session) {
+	if len(s.inbox) == 0 {
+		session.CloseSend()
+		return
+	}
+	s.conn.mu.Lock()
+	defer s.conn.mu.Unlock()
+	s.failLocked(status.Error(codes.Internal, "the client closed its side in the middle of a message"))
+}
+
+// failLocked ends the stream with a status, once the session returns.
+func (s *Stream) failLocked(err error) {
+	if s.over == nil {
+		s.over = err
+		s.cancel()
+		s.conn.changed.Broadcast()
+	}
+}
+
+// dropLocked ends the stream without a word.
+func (s *Stream) dropLocked(err error) {
+	s.failLocked(err)
+	s.goneLocked()
+}
+
+// goneLocked makes room for another stream.
+func (s *Stream) goneLocked() {
+	s.conn.stream = nil
+	s.conn.pings.idle = now()
+}
+
+// finish ends the stream when the session has returned.
+func (s *Stream) finish(err error) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running--
+	if c.stream == s { // it was not dropped
+		if late := s.ctx.Err(); late != nil { // whether or not the deadline's own call of failLocked has come
+			s.failLocked(status.FromContextError(late).Err())
+		}
+		if s.over != nil {
+			err = s.over
+		}
+		s.failLocked(errServed)
+		s.goneLocked()
+		c.pings.pardon = true
+		if s.partial {
+			_ = c.resetLocked(s.id, http2.ErrCodeInternal) // an error has ended the connection
+		} else {
+			httpStatus := httpOK
+			if s.answered {
+				httpStatus = 0
+			}
+			_ = c.trailersLocked(s.id, httpStatus, statusOf(err), s.halfClosed)
+		}
+	}
+	c.endIfDrainedLocked()
+}
