@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -89,6 +88,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	registry := daemon.NewRegistry()
 	cache := client.NewCache()
+	checkpoint, err := o.openCheckpoint(cache, logger, registry)
+	if err != nil {
+		return err
+	}
 	f, err := o.newFeed(cache, logger, registry)
 	if err != nil {
 		return err
@@ -110,6 +113,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
 		return err
 	}
+	if checkpoint != nil {
+		g.Go(func() error { checkpoint.Run(ctx); return nil })
+	}
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { r.Run(ctx); return nil })
 	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
@@ -118,6 +124,20 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	logger.Info("Stopped; what was programmed stays")
 	return nil
+}
+
+// openCheckpoint restores the cache; nil: there is to be no checkpoint.
+func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (*client.Checkpoint, error) {
+	if o.Checkpoint == "" {
+		return nil, nil
+	}
+	checkpoint, err := client.OpenCheckpoint(client.CheckpointOptions{
+		Path: o.Checkpoint, NodeName: o.NodeName, Cache: cache, Logger: logger, Registerer: registry,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--checkpoint: %w", err)
+	}
+	return checkpoint, nil
 }
 
 func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (feed, error) {
@@ -136,17 +156,9 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *pr
 	if err != nil {
 		return nil, err
 	}
-	servers := client.Static(o.Servers...)
-	if o.ServerService != "" {
-		config, err := kube.Config(o.Kubeconfig)
-		if err != nil {
-			return nil, err
-		}
-		k, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			return nil, fmt.Errorf("API server: %w", err)
-		}
-		servers = newFinder(k, o.ServerService, logger).servers
+	servers, err := o.discovery(logger)
+	if err != nil {
+		return nil, err
 	}
 	return client.New(client.Options{
 		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: o.Programmer, DialOptions: dial,

@@ -25,10 +25,8 @@ func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file, --client-cert-file, --client-key-file: %w", err)
 	}
+	// The name to expect comes with each server; see client.Server.
 	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
-	if o.ServerName != "" {
-		out = append(out, grpc.WithAuthority(o.ServerName))
-	}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(tokenFile(o.TokenFile)))
 	}

@@ -1,11 +1,13 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/source/kube"
 )
 
 // serverPortName is the name of the server's port in its EndpointSlices; a slice with one port only needs no name.
@@ -22,25 +27,99 @@ const serverPortName = "grpc"
 // lookupTimeout bounds one look at the API server.
 const lookupTimeout = 10 * time.Second
 
+// discovery gives the servers to begin with: those of --servers or of --server-service.
+func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.Server, error), error) {
+	if o.ServerService == "" {
+		return newResolver(o.Servers, o.ServerName, log).servers, nil
+	}
+	config, err := kube.Config(o.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	k, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	return newFinder(k, o.ServerService, o.ServerName, log).servers, nil
+}
+
+// resolver gives the servers of --servers. A host name that has several addresses is as many servers, with one name in
+// their certificates.
+type resolver struct {
+	given  []string
+	name   string // --server-name
+	log    *slog.Logger
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	// known is what each of given was last.
+	known map[string][]client.Server
+}
+
+func newResolver(given []string, name string, log *slog.Logger) *resolver {
+	return &resolver{
+		given: given, name: name, log: log, lookup: net.DefaultResolver.LookupNetIP, known: make(map[string][]client.Server),
+	}
+}
+
+// servers asks DNS anew. Where DNS can't tell, it gives what was known last.
+func (r *resolver) servers(ctx context.Context) ([]client.Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	var out []client.Server
+	var errs []error
+	for _, address := range r.given {
+		found, err := r.resolve(ctx, address)
+		switch {
+		case err == nil:
+			r.known[address] = found
+		case len(r.known[address]) > 0:
+			r.log.Warn("Using the addresses that were found before", "server", address, "err", err)
+		default:
+			errs = append(errs, fmt.Errorf("--servers=%s: %w", address, err))
+		}
+		out = append(out, r.known[address]...)
+	}
+	return out, errors.Join(errs...)
+}
+
+func (r *resolver) resolve(ctx context.Context, address string) ([]client.Server, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return []client.Server{{Address: address, Name: r.name}}, nil
+	}
+	ips, err := r.lookup(ctx, "ip", host)
+	if err != nil {
+		return nil, err
+	}
+	var out []client.Server
+	for _, ip := range ips {
+		out = append(out, client.Server{Address: net.JoinHostPort(ip.Unmap().String(), port), Name: cmp.Or(r.name, host)})
+	}
+	return out, nil
+}
+
 // finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their
 // Service's virtual IP: it is the one who programs it.
 type finder struct {
-	client          kubernetes.Interface
+	api             kubernetes.Interface
 	namespace, name string
+	serverName      string // --server-name
 	log             *slog.Logger
-	known           []string
+	known           []client.Server
 }
 
-func newFinder(client kubernetes.Interface, service string, log *slog.Logger) *finder {
+func newFinder(api kubernetes.Interface, service, serverName string, log *slog.Logger) *finder {
 	namespace, name, _ := strings.Cut(service, "/")
-	return &finder{client: client, namespace: namespace, name: name, log: log}
+	return &finder{api: api, namespace: namespace, name: name, serverName: serverName, log: log}
 }
 
-// servers gives the addresses of the servers that are ready. Where the API server can't tell, it gives the last ones.
-func (f *finder) servers(ctx context.Context) ([]string, error) {
+// servers gives the servers that are ready. Where the API server can't tell, it gives the last ones.
+func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	list, err := f.client.DiscoveryV1().EndpointSlices(f.namespace).List(ctx, metav1.ListOptions{
+	list, err := f.api.DiscoveryV1().EndpointSlices(f.namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: discoveryv1.LabelServiceName + "=" + f.name,
 	})
 	if err != nil {
@@ -51,7 +130,10 @@ func (f *finder) servers(ctx context.Context) ([]string, error) {
 		f.log.Warn("Using the servers that were found before", "err", err)
 		return f.known, nil
 	}
-	found := addresses(list.Items)
+	var found []client.Server
+	for _, address := range addresses(list.Items) {
+		found = append(found, client.Server{Address: address, Name: f.serverName})
+	}
 	if len(found) == 0 {
 		return f.known, errors.New("Service " + f.namespace + "/" + f.name + " has no ready endpoint with a port named " +
 			serverPortName + ": is slicecast-server running?")

@@ -1,8 +1,10 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,6 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"github.com/slicecast/slicecast/agent/client"
 )
 
 func slice(name, service string, ready *bool, ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv1.EndpointSlice {
@@ -43,8 +47,11 @@ func TestFinder(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	f := newFinder(api, "system/server", slog.New(slog.DiscardHandler))
-	want := []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"}
+	f := newFinder(api, "system/server", "server.example", slog.New(slog.DiscardHandler))
+	var want []client.Server
+	for _, address := range []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"} {
+		want = append(want, client.Server{Address: address, Name: "server.example"})
+	}
 
 	down = true
 	_, err := f.servers(t.Context())
@@ -58,6 +65,35 @@ func TestFinder(t *testing.T) {
 	require.NoError(t, err, "the API server is away, but servers are known")
 	require.Equal(t, want, found)
 
-	_, err = newFinder(fake.NewClientset(), "system/none", slog.New(slog.DiscardHandler)).servers(t.Context())
+	_, err = newFinder(fake.NewClientset(), "system/none", "", slog.New(slog.DiscardHandler)).servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
+}
+
+func TestResolver(t *testing.T) {
+	records := map[string][]netip.Addr{
+		"a.example": {netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:10.0.0.2"), netip.MustParseAddr("fd00::1")},
+	}
+	r := newResolver([]string{"a.example:1", "10.0.0.9:2", "b.example:3"}, "", slog.New(slog.DiscardHandler))
+	r.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
+		if records[host] == nil {
+			return nil, errors.New("no such host")
+		}
+		return records[host], nil
+	}
+	a := []client.Server{{Address: "10.0.0.1:1", Name: "a.example"}, {Address: "10.0.0.2:1", Name: "a.example"},
+		{Address: "[fd00::1]:1", Name: "a.example"}, {Address: "10.0.0.9:2"}}
+	found, err := r.servers(t.Context())
+	require.ErrorContains(t, err, "--servers=b.example:3: no such host")
+	require.Equal(t, a, found, "those that are known all the same")
+
+	// DNS is asked each time; where it can't tell, what it said before counts.
+	records["b.example"], records["a.example"] = []netip.Addr{netip.MustParseAddr("10.0.0.3")}, nil
+	found, err = r.servers(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, append(a, client.Server{Address: "10.0.0.3:3", Name: "b.example"}), found)
+
+	r.name = "server.example"
+	found, err = r.servers(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []client.Server{{Address: "10.0.0.9:2", Name: "server.example"}, {Address: "10.0.0.3:3", Name: "server.example"}}, found[3:])
 }

@@ -4,6 +4,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -37,6 +38,7 @@ type Options struct {
 	Kubeconfig    string
 	Manifests     string
 	ProxyName     string
+	Checkpoint    string
 
 	CAFile            string
 	ServerName        string
@@ -64,7 +66,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
 
-	fs.StringSliceVar(&o.Servers, "servers", nil, "addresses (host:port) of slicecast-servers; without this and --server-service the agent is standalone")
+	fs.StringSliceVar(&o.Servers, "servers", nil,
+		"where to find the first slicecast-server, which names the others: host:port, several with commas; a host name stands for all addresses it has in DNS. "+
+			"Without this and --server-service the agent is standalone")
 	fs.StringVar(&o.ServerService, "server-service", "",
 		"namespace/name of the slicecast-server's Service, whose endpoints are looked up through the Kubernetes API; its virtual IP is not used")
 	fs.StringVar(&o.Source, "source", "", "standalone: where state comes from, kube or file")
@@ -73,8 +77,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
 
+	fs.StringVar(&o.Checkpoint, "checkpoint", "",
+		"file that keeps what the servers have sent, so that a restart costs only what has changed, and an agent without servers programs what it knew; none by default")
+
 	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
-	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address")
+	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address, and for a server named by another what that one says")
 	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
 	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; followed when it changes")
 	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
@@ -119,18 +126,29 @@ func (o *Options) validateFeed() error {
 		return errors.New("--servers and --server-service are both given: use one of them")
 	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
 		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+	case o.standalone() && o.Checkpoint != "":
+		return errors.New("--checkpoint is for an agent with servers: leave it out, or give --servers or --server-service")
 	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
 		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
 	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:
 		return fmt.Errorf("--server-service is %q: give namespace/name", o.ServerService)
 	case !o.standalone():
-		return nil
+		return o.validateServers()
 	case o.Source == "":
 		return errors.New("nothing to follow: give --servers or --server-service, or --source=kube or --source=file to run standalone")
 	case o.Source != "kube" && o.Source != "file":
 		return fmt.Errorf("--source is %q: use kube or file", o.Source)
 	case (o.Source == "file") != (o.Manifests != ""):
 		return errors.New("--source=file and --manifests go together")
+	}
+	return nil
+}
+
+func (o *Options) validateServers() error {
+	for _, s := range o.Servers {
+		if host, port, err := net.SplitHostPort(s); err != nil || host == "" || port == "" {
+			return fmt.Errorf("--servers has %q: give host:port", s)
+		}
 	}
 	return nil
 }

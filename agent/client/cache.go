@@ -1,11 +1,12 @@
 package client
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -22,35 +23,30 @@ type Cache struct {
 	seen    model.ResourceVersions
 	node    *model.Node
 	inSync  bool // once true, always true
+	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
-	// asking once more would not either: the shard holds an object that does not decode.
+	// asking once more would not either.
 	asked map[uint32]uint64
-	// applyDelta is set before the cache is used.
+	// subscription is what the positions are of; nil: of everything. While resubscribing they are of nothing, as the server
+	// changes it.
+	subscription  *pb.Subscription
+	resubscribing bool
+	// servers are those that the last stream told of.
+	servers []Server
+	// buckets is the server's number of buckets in a shard; 0: it has none.
+	buckets uint32
+
+	// applyDelta and collect are set before the cache is used.
 	applyDelta func(*model.SliceDelta, *model.Slice) (*model.Slice, error)
+	// collect: apply tells what it did.
+	collect bool
 
 	// What Take will give.
 	touched   map[model.ServiceKey]struct{}
 	moved     map[uint32]struct{}
 	nodeMoved bool
 	dirty     chan struct{}
-}
-
-// cacheShard is one shard's part. Objects are shared with whoever reads them; they are immutable.
-type cacheShard struct {
-	sequence uint64
-	digest   uint64
-	services map[model.ServiceKey]*cachedService
-	slices   map[model.Key]*model.Slice
-	// missing are slices that were asked for again, as a delta did not fit what the cache holds of them. Until they have
-	// come, the shard is behind its sequence.
-	missing map[model.Key]struct{}
-}
-
-// cachedService is a Service and its slices; one of both may be missing.
-type cachedService struct {
-	service *model.Service
-	slices  []*model.Slice // ascending by name
 }
 
 // NewCache makes an empty cache.
@@ -81,11 +77,11 @@ type Changes struct {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take gives what has changed since the last Take; ok is false as long as the cache has never been in sync, because what
-// it holds until then is a part.
+// it holds until then is a part. A cache that is stale gives no positions: they are what a server is told.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return Changes{}, false
 	}
 	changes = Changes{
@@ -95,7 +91,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Node:      c.nodeMoved,
 	}
 	for shard := range c.moved {
-		if len(c.shards[shard].missing) == 0 {
+		if c.inSync && len(c.shards[shard].missing) == 0 {
 			changes.Positions[shard] = c.shards[shard].sequence
 			delete(c.moved, shard)
 		}
@@ -165,12 +161,24 @@ func (c *Cache) currentEpoch() uint64 {
 	return c.epoch
 }
 
-// position gives the shard of a Service and the cache's sequence in it; the shard count must be known.
-func (c *Cache) position(key model.ServiceKey) (shard uint32, sequence uint64) {
+// shardNumber tells which shard a Service is in; 0 as long as no server has told how many there are.
+func (c *Cache) shardNumber(key model.ServiceKey) uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	shard = key.Shard(uint32(len(c.shards)))
-	return shard, c.shards[shard].sequence
+	if len(c.shards) == 0 {
+		return 0
+	}
+	return key.Shard(uint32(len(c.shards)))
+}
+
+// sequence gives the position in a shard; 0 if there is none.
+func (c *Cache) sequence(shard uint32) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if shard >= uint32(len(c.shards)) {
+		return 0
+	}
+	return c.shards[shard].sequence
 }
 
 func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
@@ -178,7 +186,7 @@ func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
 }
 
 func (c *Cache) signalLocked() {
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return
 	}
 	select {
@@ -200,9 +208,12 @@ func (c *Cache) hello(h *pb.Hello) {
 	h.Epoch, h.ResourceVersions = c.epoch, wire.ResourceVersionsToProto(c.seen)
 }
 
+// maxShards bounds the number of shards that a server may have.
+const maxShards = 4096
+
 // welcome makes the cache ready for the server's epoch and number of shards. What it holds stays.
 func (c *Cache) welcome(epoch uint64, shards uint32) error {
-	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > 4096 {
+	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > maxShards {
 		return fmt.Errorf("%w: welcome with epoch %d and %d shards", errProtocol, epoch, shards)
 	}
 	c.mu.Lock()
@@ -214,22 +225,41 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	}
 	if c.epoch != epoch {
 		c.epoch = epoch
-		for i := range c.shards {
-			c.shards[i].sequence = 0
-		}
-		clear(c.moved)
+		c.forgetPositionsLocked()
 	}
 	return nil
 }
 
-// reshardLocked distributes what the cache holds over another number of shards, without positions.
+func (c *Cache) forgetPositionsLocked() {
+	for i := range c.shards {
+		c.shards[i].sequence = 0
+	}
+	clear(c.moved)
+}
+
+// subscribe tells what the next stream is about. Positions in streams about something else mean nothing there.
+func (c *Cache) subscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resubscribing || !proto.Equal(c.subscription, s) {
+		c.forgetPositionsLocked()
+	}
+	c.subscription, c.resubscribing = s, false
+}
+
+// resubscribe tells what the stream will be about when it is in sync again.
+func (c *Cache) resubscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subscription, c.resubscribing = s, true
+}
+
+// reshardLocked distributes what the cache holds over another number of shards, without positions and what is unreadable.
 func (c *Cache) reshardLocked(shards uint32) {
 	old := c.shards
 	c.shards = make([]cacheShard, shards)
 	for i := range c.shards {
-		c.shards[i].services = make(map[model.ServiceKey]*cachedService)
-		c.shards[i].slices = make(map[model.Key]*model.Slice)
-		c.shards[i].missing = make(map[model.Key]struct{})
+		c.shards[i] = newCacheShard()
 	}
 	for i := range old {
 		for key, held := range old[i].services {
@@ -256,14 +286,69 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.moved[uint32(i)] = struct{}{}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
-	c.inSync = true
+	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
 }
 
+// knownServers gives the servers that streams have told of.
+func (c *Cache) knownServers() []Server {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.servers
+}
+
+// setServers takes the servers that a stream tells of, and tells whether they are others than before.
+func (c *Cache) setServers(servers []Server) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed := !slices.Equal(c.servers, servers)
+	c.servers = servers
+	return changed
+}
+
+// setBuckets takes the server's number of buckets.
+func (c *Cache) setBuckets(count uint32) error {
+	if count&(count-1) != 0 || count > maxBuckets {
+		return fmt.Errorf("%w: %d buckets in a shard", errProtocol, count)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.buckets = count
+	return nil
+}
+
+// maxBuckets bounds what a client computes and sends for a shard.
+const maxBuckets = 1 << 12
+
+// bucketDigests gives the digests of a shard's buckets, by number; none, where the server has no buckets. ok is false if
+// there is no such shard.
+func (c *Cache) bucketDigests(shard uint32) (digests []uint64, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if shard >= uint32(len(c.shards)) {
+		return nil, false
+	}
+	if c.buckets == 0 {
+		return nil, true
+	}
+	return c.shards[shard].bucketDigests(c.buckets), true
+}
+
+// isUnreadable tells whether the shard holds an object that did not decode.
+func (c *Cache) isUnreadable(shard uint32, key model.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if shard >= uint32(len(c.shards)) {
+		return false
+	}
+	_, ok := c.shards[shard].unreadable[key]
+	return ok
+}
+
 // diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position, each
-// once for a digest and stream.
-func (c *Cache) diverged(m *pb.Heartbeat) []uint32 {
+// once for a digest and stream, and only as long as allow lets it.
+func (c *Cache) diverged(m *pb.Heartbeat, allow func() bool) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(m.GetSequences()) != len(c.shards) || len(m.GetDigests()) != len(c.shards) {
@@ -275,7 +360,7 @@ func (c *Cache) diverged(m *pb.Heartbeat) []uint32 {
 		if c.shards[i].sequence != m.GetSequences()[i] || c.shards[i].digest == digest {
 			continue
 		}
-		if asked, ok := c.asked[uint32(i)]; !ok || asked != digest {
+		if asked, ok := c.asked[uint32(i)]; (!ok || asked != digest) && allow() {
 			c.asked[uint32(i)] = digest
 			out = append(out, uint32(i))
 		}
@@ -291,219 +376,4 @@ func (c *Cache) setNode(n *model.Node) {
 		c.node, c.nodeMoved = n, true
 		c.signalLocked()
 	}
-}
-
-// apply applies an Update, all of it under one lock. missing are the slices whose delta does not fit what the cache
-// holds: they stay as they are, and must be asked for again. more tells that further parts of the same Update follow.
-func (c *Cache) apply(u *model.Update, more bool) (missing []model.Key, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if u.Shard >= uint32(len(c.shards)) {
-		return nil, fmt.Errorf("%w: update of shard %d of %d", errProtocol, u.Shard, len(c.shards))
-	}
-	if part := c.partial[u.Shard]; part != nil {
-		if part.From != u.From || part.To != u.To || part.Full != u.Full {
-			return nil, fmt.Errorf("%w: parts of different updates of shard %d", errProtocol, u.Shard)
-		}
-		u = join(part, u)
-	}
-	if more {
-		c.partial[u.Shard] = u
-		return nil, nil
-	}
-	delete(c.partial, u.Shard)
-
-	s := &c.shards[u.Shard]
-	if !u.Full && (s.sequence < u.From || s.sequence > u.To) {
-		return nil, fmt.Errorf("%w: update of shard %d from %d to %d, but the position is %d",
-			errProtocol, u.Shard, u.From, u.To, s.sequence)
-	}
-	for _, service := range u.Services {
-		if err := c.inShardLocked(u.Shard, service); err != nil {
-			return nil, err
-		}
-	}
-	for _, slice := range u.Slices {
-		if err := c.inShardLocked(u.Shard, slice); err != nil {
-			return nil, err
-		}
-	}
-	if u.Full {
-		c.removeOthersLocked(s, u)
-		clear(s.missing)
-	}
-	for _, key := range u.Removed {
-		c.removeLocked(s, key)
-	}
-	for _, service := range u.Services {
-		s.setService(service)
-		c.touched[service.ServiceKey()] = struct{}{}
-	}
-	for _, slice := range u.Slices {
-		c.setSliceLocked(s, slice)
-	}
-	for _, d := range u.Deltas {
-		have := s.slices[d.Key()]
-		if have != nil && have.ContentVersion() == d.Version {
-			continue
-		}
-		if have == nil {
-			missing = append(missing, d.Key())
-			continue
-		}
-		slice, err := c.applyDelta(d, have)
-		if err != nil {
-			if !errors.Is(err, model.ErrBase) {
-				return nil, err
-			}
-			missing = append(missing, d.Key())
-			continue
-		}
-		c.setSliceLocked(s, slice)
-	}
-	for _, key := range missing {
-		s.missing[key] = struct{}{}
-	}
-	s.sequence = u.To
-	c.moved[u.Shard] = struct{}{}
-	c.seen = c.seen.Max(u.ResourceVersions)
-	c.signalLocked()
-	return missing, nil
-}
-
-// inShardLocked checks that an object is where its Service's hash says; elsewhere it could never be removed.
-func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
-	if want := o.ServiceKey().Shard(uint32(len(c.shards))); want != shard {
-		return fmt.Errorf("%w: %v came in shard %d and belongs to shard %d", errProtocol, o.Key(), shard, want)
-	}
-	return nil
-}
-
-func join(a, b *model.Update) *model.Update {
-	j := *b
-	j.Services = append(slices.Clip(a.Services), b.Services...)
-	j.Slices = append(slices.Clip(a.Slices), b.Slices...)
-	j.Deltas = append(slices.Clip(a.Deltas), b.Deltas...)
-	j.Removed = append(slices.Clip(a.Removed), b.Removed...)
-	j.Unreadable = append(slices.Clip(a.Unreadable), b.Unreadable...)
-	return &j
-}
-
-// removeOthersLocked removes from a shard what a full update does not name.
-func (c *Cache) removeOthersLocked(s *cacheShard, u *model.Update) {
-	keep := make(map[model.Key]struct{}, u.Len()+len(u.Unreadable))
-	for _, o := range u.Services {
-		keep[o.Key()] = struct{}{}
-	}
-	for _, o := range u.Slices {
-		keep[o.Key()] = struct{}{}
-	}
-	for _, key := range u.Unreadable {
-		keep[key] = struct{}{}
-	}
-	var gone []model.Key
-	for _, held := range s.services {
-		if held.service != nil {
-			gone = append(gone, held.service.Key())
-		}
-		for _, slice := range held.slices {
-			gone = append(gone, slice.Key())
-		}
-	}
-	for _, key := range gone {
-		if _, ok := keep[key]; !ok {
-			c.removeLocked(s, key)
-		}
-	}
-}
-
-func (c *Cache) removeLocked(s *cacheShard, key model.Key) {
-	delete(s.missing, key)
-	if key.Kind == model.KindSlice {
-		if slice := s.slices[key]; slice != nil {
-			c.touched[slice.ServiceKey()] = struct{}{}
-			s.dropSlice(slice)
-		}
-		return
-	}
-	service := model.ServiceKey{Namespace: key.Namespace, Name: key.Name}
-	if held := s.services[service]; held != nil && held.service != nil {
-		c.touched[service] = struct{}{}
-		s.digest -= uint64(held.service.ContentVersion())
-		held.service = nil
-		s.dropEmpty(service)
-	}
-}
-
-// setSliceLocked adds or changes a slice. One that comes with another Service than before touches both.
-func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
-	if old := s.slices[slice.Key()]; old != nil && old.Service != slice.Service {
-		c.touched[old.ServiceKey()] = struct{}{}
-	}
-	s.setSlice(slice)
-	c.touched[slice.ServiceKey()] = struct{}{}
-}
-
-func (s *cacheShard) held(key model.ServiceKey) *cachedService {
-	h := s.services[key]
-	if h == nil {
-		h = &cachedService{}
-		s.services[key] = h
-	}
-	return h
-}
-
-func (s *cacheShard) dropEmpty(key model.ServiceKey) {
-	if h := s.services[key]; h != nil && h.service == nil && len(h.slices) == 0 {
-		delete(s.services, key)
-	}
-}
-
-func (s *cacheShard) setService(service *model.Service) {
-	h := s.held(service.ServiceKey())
-	if h.service != nil {
-		s.digest -= uint64(h.service.ContentVersion())
-	}
-	h.service = service
-	s.digest += uint64(service.ContentVersion())
-}
-
-func (s *cacheShard) setSlice(slice *model.Slice) {
-	delete(s.missing, slice.Key())
-	if old := s.slices[slice.Key()]; old != nil {
-		if old.Service != slice.Service {
-			s.dropSlice(old)
-		} else {
-			s.digest -= uint64(old.ContentVersion())
-		}
-	}
-	s.slices[slice.Key()] = slice
-	s.digest += uint64(slice.ContentVersion())
-	h := s.held(slice.ServiceKey())
-	at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName)
-	if found {
-		h.slices[at] = slice
-	} else {
-		h.slices = slices.Insert(h.slices, at, slice)
-	}
-}
-
-func (s *cacheShard) dropSlice(slice *model.Slice) {
-	delete(s.slices, slice.Key())
-	s.digest -= uint64(slice.ContentVersion())
-	h := s.held(slice.ServiceKey())
-	if at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName); found {
-		h.slices = slices.Delete(h.slices, at, at+1)
-	}
-	s.dropEmpty(slice.ServiceKey())
-}
-
-func byName(s *model.Slice, name string) int {
-	switch {
-	case s.Name < name:
-		return -1
-	case s.Name > name:
-		return 1
-	}
-	return 0
 }

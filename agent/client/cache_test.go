@@ -30,10 +30,12 @@ func welcomed(t *testing.T, shards uint32) *Cache {
 
 func apply(t *testing.T, c *Cache, u *model.Update) (missing []model.Key) {
 	t.Helper()
-	missing, err := c.apply(u, false)
+	out, err := c.apply(u, false)
 	require.NoError(t, err)
-	return missing
+	return out.missing
 }
+
+func always() bool { return true }
 
 func service(name string) *model.Service {
 	return model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP})
@@ -137,11 +139,11 @@ func TestPartsAreAppliedTogether(t *testing.T) {
 	_, before := c.Digests()
 	for _, part := range []*model.Update{
 		{To: 9, Full: true, Services: []*model.Service{service("a")}},
-		{To: 9, Full: true, Slices: []*model.Slice{named("s", "a", 2)}, Unreadable: []model.Key{named("kept", "", 0).Key()}},
+		{To: 9, Full: true, Slices: []*model.Slice{named("s", "a", 2)}, Unreadable: []model.Unreadable{{Key: named("kept", "", 0).Key()}}},
 	} {
-		missing, err := c.apply(part, true)
+		out, err := c.apply(part, true)
 		require.NoError(t, err)
-		require.Empty(t, missing)
+		require.Empty(t, out)
 		_, digests := c.Digests()
 		require.Equal(t, before, digests)
 	}
@@ -206,7 +208,7 @@ func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	c := welcomed(t, 2)
 	beat := func(sequence, digest uint64) []uint32 {
-		return c.diverged(&pb.Heartbeat{Sequences: []uint64{1, sequence}, Digests: []uint64{0, digest}})
+		return c.diverged(&pb.Heartbeat{Sequences: []uint64{1, sequence}, Digests: []uint64{0, digest}}, always)
 	}
 	require.Empty(t, beat(1, 0))
 	require.Empty(t, beat(2, 7), "another position can't be compared")
@@ -215,7 +217,11 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{1}, beat(1, 8))
 	require.NoError(t, c.welcome(epoch, 2))
 	require.Equal(t, []uint32{1}, beat(1, 8), "on a new stream it is asked for again")
-	require.Empty(t, c.diverged(&pb.Heartbeat{Sequences: []uint64{1}, Digests: []uint64{9}}))
+	require.Empty(t, c.diverged(&pb.Heartbeat{Sequences: []uint64{1}, Digests: []uint64{9}}, always))
+	both := &pb.Heartbeat{Sequences: []uint64{1, 1}, Digests: []uint64{9, 9}}
+	allowed := 0
+	require.Equal(t, []uint32{0}, c.diverged(both, func() bool { allowed++; return allowed == 1 }))
+	require.Equal(t, []uint32{1}, c.diverged(both, always), "it was not asked for")
 }
 
 // A server with another number of shards: what is held stays, in its new places, until the server says otherwise.

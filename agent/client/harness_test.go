@@ -45,7 +45,7 @@ func newIdentity(t *testing.T) identity {
 	t.Helper()
 	ca, err := testca.New()
 	require.NoError(t, err)
-	cert, err := ca.Server("127.0.0.1")
+	cert, err := ca.Server("127.0.0.1", "server.example")
 	require.NoError(t, err)
 	return identity{
 		server: grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})),
@@ -117,8 +117,8 @@ type agent struct {
 func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response), servers ...string) *agent {
 	t.Helper()
 	a := &agent{cache: cache}
-	a.Client = New(Options{
-		Servers: Static(servers...), NodeName: "node-1", DialOptions: id.client, Cache: cache,
+	a.Client, a.stop = run(t, cache, Options{
+		Servers: Static(servers...), NodeName: "node-1", DialOptions: id.client,
 		Logger: slog.New(slog.DiscardHandler),
 		Observe: func(r *wire.Response, size int) {
 			if check != nil {
@@ -138,20 +138,31 @@ func connect(t *testing.T, id identity, cache *Cache, check func(*wire.Response)
 			}
 		},
 	})
-	a.minBackoff, a.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	return a
+}
+
+// run runs a client, impatient as tests are, until the test ends, or stop ends it.
+func run(t *testing.T, cache *Cache, o Options, set ...func(*times)) (c *Client, stop func()) {
+	t.Helper()
+	o.Cache = cache
+	c = New(o)
+	c.times.minBackoff, c.times.maxBackoff = 4*time.Millisecond, 40*time.Millisecond
+	for _, f := range set {
+		f(&c.times)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := a.Run(ctx); err != nil {
+		if err := c.Run(ctx); err != nil {
 			panic(err)
 		}
 	})
-	a.stop = func() {
+	stop = func() {
 		cancel()
 		running.Wait()
 	}
-	t.Cleanup(a.stop)
-	return a
+	t.Cleanup(stop)
+	return c, stop
 }
 
 // counts gives the number and bytes of updates, the bytes of what else is not a heartbeat, and the number of times that the

@@ -75,9 +75,17 @@ func (l *Local) Ack(uint64, map[uint32]uint64) {}
 
 // Nack logs what could not be programmed.
 func (l *Local) Nack(service model.ServiceKey, reason string) {
-	logger := l.Logger
-	if logger == nil {
-		logger = slog.Default()
+	l.logger().Warn("A Service can't be programmed", "service", service, "reason", reason)
+}
+
+// Resolve logs that it is programmed now.
+func (l *Local) Resolve(service model.ServiceKey) {
+	l.logger().Info("A Service that could not be programmed is programmed", "service", service)
+}
+
+func (l *Local) logger() *slog.Logger {
+	if l.Logger == nil {
+		return slog.Default()
 	}
-	logger.Warn("A Service can't be programmed", "service", service, "reason", reason)
+	return l.Logger
 }

@@ -10,8 +10,11 @@ type metrics struct {
 	disconnects   prometheus.Counter
 	received      prometheus.Counter
 	receivedBytes prometheus.Counter
+	moves         prometheus.Counter
+	retryHints    prometheus.Counter
 	nacks         prometheus.Counter
 	resyncs       *prometheus.CounterVec
+	server        *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -25,9 +28,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		disconnects:   counter("disconnects_total", "Streams that ended, and attempts that failed."),
 		received:      counter("received_frames_total", "Frames received."),
 		receivedBytes: counter("received_bytes_total", "Bytes of frames received, before TLS and HTTP/2."),
-		nacks:         counter("nacks_total", "Objects reported to the server as not programmed."),
+		moves:         counter("moves_total", "Streams that were left for the server that is this node's by hashing."),
+		retryHints:    counter("retry_hints_total", "Attempts that were answered with a time before which the server is not to be tried again."),
+		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
 		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "resyncs_total",
-			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed)."},
-			[]string{"reason"}),
+			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), resume " +
+				"(the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
+		server: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "server_info",
+			Help: "1 for the server that the last stream was with."}, []string{"address", "name", "version"}),
 	}
 }

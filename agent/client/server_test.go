@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -24,6 +29,8 @@ type scripted struct {
 	pb.UnimplementedDistributionServiceServer
 	// play sends, after the Hello; the stream goes on until the client leaves, or ends with play's error.
 	play func(g pb.DistributionService_StreamServer) error
+	// answer, if set, does what a later request asks for.
+	answer func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error
 
 	mu       sync.Mutex
 	hellos   []*pb.Hello
@@ -46,6 +53,11 @@ func (s *scripted) Stream(g pb.DistributionService_StreamServer) error {
 		}
 		s.mu.Unlock()
 		if !first {
+			if s.answer != nil {
+				if err := s.answer(g, r); err != nil {
+					return err
+				}
+			}
 			continue
 		}
 		switch err := s.play(g); {
@@ -102,14 +114,19 @@ func TestServerThatLies(t *testing.T) {
 	removed := []*pb.ObjectKey{wire.KeyToProto(web(func(*model.Slice) {}).Key())}
 
 	for name, script := range map[string][]any{
-		"garbage":                   {hello, wire.Frame("\xff\xff\xff")},
-		"garbage at once":           {wire.Frame("GET / HTTP/1.1")},
-		"three shards":              {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
-		"no shards":                 {welcome(&pb.Welcome{Epoch: 1})},
-		"a million shards":          {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
-		"no epoch":                  {welcome(&pb.Welcome{ShardCount: 8})},
-		"an update before welcome":  {update(&pb.ShardUpdate{Shard: right, Full: true})},
-		"in sync before welcome":    {inSync(make([]uint64, 8)...)},
+		"garbage":                     {hello, wire.Frame("\xff\xff\xff")},
+		"garbage at once":             {wire.Frame("GET / HTTP/1.1")},
+		"three shards":                {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
+		"no shards":                   {welcome(&pb.Welcome{Epoch: 1})},
+		"a million shards":            {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
+		"no epoch":                    {welcome(&pb.Welcome{ShardCount: 8})},
+		"an update before welcome":    {update(&pb.ShardUpdate{Shard: right, Full: true})},
+		"in sync before welcome":      {inSync(make([]uint64, 8)...)},
+		"a second welcome":            {hello, hello},
+		"three buckets":               {welcome(&pb.Welcome{Epoch: 1, ShardCount: 8, BucketCount: 3})},
+		"buckets, and there are none": {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, FullBuckets: []uint32{0}})},
+		"buckets of a shard that is not there": {hello,
+			&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{8}}}}},
 		"a shard that is not there": {hello, update(&pb.ShardUpdate{Shard: 8, Full: true})},
 		"a gap":                     {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 5, Sequence: 6, Removed: removed})},
 		"the past":                  {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 0, Sequence: 0, Removed: removed})},
@@ -158,30 +175,69 @@ func TestServerThatLies(t *testing.T) {
 	}
 }
 
-// An object that does not decode stays as it was, also when it is in a whole shard, and the server hears of it.
+func heartbeat(digests ...uint64) *pb.StreamResponse {
+	return &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		Sequences: slices.Repeat([]uint64{2}, len(digests)), Digests: digests,
+	}}}
+}
+
+// waitRequests waits until a server has got so many requests, and gives them.
+func (s *scripted) waitRequests(t *testing.T, n int) []*pb.StreamRequest {
+	t.Helper()
+	require.Eventually(t, func() bool { _, requests := s.seen(); return len(requests) >= n }, patience, tick)
+	_, requests := s.seen()
+	require.Len(t, requests, n)
+	return requests
+}
+
+// An object that does not decode stays as it was, also when it is in a whole shard. The server hears of it, and when a
+// good version has come; the digest is the server's all the time.
 func TestObjectThatDoesNotDecode(t *testing.T) {
 	id := newIdentity(t)
-	old := web(func(*model.Slice) {})
+	old, other := web(func(*model.Slice) {}), named("other", "web", 4)
 	whole := wire.UpdateToProto(&model.Update{To: 1, Full: true, Slices: []*model.Slice{old, named("other", "web", 3)}})
-	broken := proto.CloneOf(whole)
-	broken.Sequence = 2
+	broken := wire.UpdateToProto(&model.Update{To: 2, Full: true, Slices: []*model.Slice{web(unready(1)), other}})
 	broken.Slices[0].AddressType = 99
-	broken.Slices[1] = wire.UpdateToProto(&model.Update{Slices: []*model.Slice{named("other", "web", 4)}}).GetSlices()[0]
-	beat := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Sequences: []uint64{2}, Digests: []uint64{7}}}}
-	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1}), update(whole), update(broken), inSync(2), beat, beat)}
+	digest := broken.Slices[0].GetVersion() + uint64(other.ContentVersion())
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1}), update(whole), update(broken), inSync(2),
+		heartbeat(digest), heartbeat(digest+1), heartbeat(digest+1))}
+	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
+		switch {
+		case len(r.GetResync().GetKeys()) > 0: // the object is asked for, and comes in a form that decodes
+			return g.Send(update(wire.UpdateToProto(&model.Update{From: 3, To: 3, Slices: []*model.Slice{web(unready(2))}})))
+		case r.GetResync() != nil: // a delta that can't be applied to what the client holds
+			return g.Send(update(wire.UpdateToProto(&model.Update{From: 2, To: 3,
+				Deltas: []*model.SliceDelta{model.Diff(web(unready(1)), web(unready(2)))}})))
+		}
+		return nil
+	}
 	cache := NewCache()
-	connect(t, id, cache, nil, serve(t, id, server, fanout.ServerOption()).address)
+	a := connect(t, id, cache, nil, serve(t, id, server, fanout.ServerOption()).address)
 
-	require.Eventually(t, func() bool { _, requests := server.seen(); return len(requests) >= 2 }, patience, tick)
-	require.True(t, cacheHas(cache, old))
-	require.True(t, cacheHas(cache, named("other", "web", 4)))
-	_, requests := server.seen()
-	require.Len(t, requests, 2, "the digest can't agree: the shard is asked for once, not with every heartbeat")
-	nack := requests[0].GetNack()
-	require.Equal(t, old.Name, nack.GetKey().GetName())
-	require.EqualValues(t, 2, nack.GetSequence())
-	require.Contains(t, nack.GetReason(), "address_type: unknown value 99")
-	require.Empty(t, requests[1].GetResync().GetKeys())
+	requests := server.waitRequests(t, 4)
+	require.True(t, cacheHas(cache, web(unready(2))))
+	require.True(t, cacheHas(cache, other))
+	var nacks []*pb.Nack
+	var resyncs []*pb.Resync
+	for _, r := range requests {
+		if r.GetNack() != nil {
+			nacks = append(nacks, r.GetNack())
+		} else {
+			resyncs = append(resyncs, r.GetResync())
+		}
+	}
+	require.Len(t, nacks, 2)
+	for i, sequence := range []uint64{2, 3} {
+		require.Equal(t, old.Name, nacks[i].GetKey().GetName())
+		require.Equal(t, sequence, nacks[i].GetSequence())
+		require.Equal(t, i == 1, nacks[i].GetResolved())
+	}
+	require.Contains(t, nacks[0].GetReason(), "address_type: unknown value 99")
+	require.Len(t, resyncs, 2, "the shard once for its digest, and the object whose delta does not fit")
+	require.Empty(t, resyncs[0].GetKeys())
+	require.Empty(t, resyncs[0].GetBucketDigests(), "the server has none")
+	require.Len(t, resyncs[1].GetKeys(), 1)
+	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.nacks))
 }
 
 func TestReportsReachTheServer(t *testing.T) {
@@ -195,31 +251,77 @@ func TestReportsReachTheServer(t *testing.T) {
 		<-ready
 		return says(inSync(3, 4))(g)
 	}
+	i := serve(t, id, server, fanout.ServerOption())
+	p := newProxy(t, i.address)
 	cache := NewCache()
-	a := connect(t, id, cache, nil, serve(t, id, server, fanout.ServerOption()).address)
+	a := connect(t, id, cache, nil, p.address())
 	require.Eventually(t, func() bool { return cache.currentEpoch() == 5 }, patience, tick)
-	// Two acks become one; one of another epoch means nothing here; a nack is for its Service's shard.
+	// Two acks become one; one of another epoch means nothing here; a nack is for its Service's shard, and said once.
 	a.Ack(4, map[uint32]uint64{0: 99, 1: 99})
 	a.Ack(5, map[uint32]uint64{0: 2, 1: 4})
 	a.Ack(5, map[uint32]uint64{0: 3})
-	service := model.ServiceKey{Namespace: "default", Name: "web"}
-	a.Nack(service, "no room")
+	a.outbox.mu.Lock()
+	a.outbox.acks[0] = programmed{3, time.Now().Add(-time.Minute)}
+	a.outbox.mu.Unlock()
+	service, fixed := model.ServiceKey{Namespace: "default", Name: "web"}, model.ServiceKey{Namespace: "default", Name: "fixed"}
+	a.Nack(fixed, "never told")
+	a.Resolve(fixed)
+	a.Resolve(fixed)
+	a.Nack(service, "no room\xff"+strings.Repeat(".", 2*maxReason))
+	require.False(t, a.Report(5, &pb.StreamRequest{}), "not in sync yet")
 	_, requests := server.seen()
 	require.Empty(t, requests, "not in sync yet")
 	close(ready)
 
-	require.Eventually(t, func() bool { _, requests := server.seen(); return len(requests) == 2 }, patience, tick)
-	_, requests = server.seen()
-	require.True(t, proto.Equal(&pb.Nack{
-		Shard: service.Shard(2), Sequence: requests[0].GetNack().GetSequence(), Reason: "no room",
+	requests = server.waitRequests(t, 2)
+	nack := &pb.Nack{
+		Shard: service.Shard(2), Sequence: uint64(3 + service.Shard(2)), Reason: "no room" + strings.Repeat(".", maxReason-8),
 		Key: &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: "web"},
-	}, requests[0].GetNack()))
-	positions := map[uint32]uint64{}
+	}
+	require.Empty(t, cmp.Diff(nack, requests[0].GetNack(), protocmp.Transform()))
+	positions, ages := map[uint32]uint64{}, map[uint32]uint32{}
 	for _, p := range requests[1].GetAck().GetPositions() {
-		positions[p.GetShard()] = p.GetSequence()
+		positions[p.GetShard()], ages[p.GetShard()] = p.GetSequence(), p.GetAgeMs()
 	}
 	require.Equal(t, map[uint32]uint64{0: 3, 1: 4}, positions)
+	require.InDelta(t, 60_000, ages[0], 50_000)
+	require.Less(t, ages[1], uint32(50_000))
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.connected))
+
+	// The same again is no news; another server has to be told.
+	a.Nack(service, nack.GetReason())
+	require.False(t, a.Report(4, &pb.StreamRequest{}), "another epoch")
+	p.cut()
+	requests = server.waitRequests(t, 3)
+	require.Empty(t, cmp.Diff(nack, requests[2].GetNack(), protocmp.Transform()))
+	a.Resolve(service)
+	requests = server.waitRequests(t, 4)
+	require.True(t, requests[3].GetNack().GetResolved())
+	relayed := &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 7}}}
+	require.True(t, a.Report(5, relayed))
+	requests = server.waitRequests(t, 5)
+	require.True(t, proto.Equal(relayed, requests[4]))
+}
+
+// A server that does not read what it asked for is left.
+func TestRequestsAreBounded(t *testing.T) {
+	o := newOutbox(NewCache(), nil)
+	o.newStream()
+	for range maxRequests {
+		o.request(&pb.StreamRequest{})
+	}
+	requests, _, err := o.take(true)
+	require.NoError(t, err)
+	require.Len(t, requests, maxRequests)
+	for range maxRequests + 1 {
+		o.request(&pb.StreamRequest{})
+	}
+	_, _, err = o.take(true)
+	require.ErrorIs(t, err, errNotReading)
+	o.newStream()
+	requests, _, err = o.take(true)
+	require.NoError(t, err)
+	require.Empty(t, requests)
 }
 
 // Without a server there is nothing to do but to wait and try again, and to end when told.
@@ -229,7 +331,7 @@ func TestNoServer(t *testing.T) {
 	cache := NewCache()
 	c := New(Options{
 		Logger: slog.New(slog.DiscardHandler),
-		Servers: func(context.Context) ([]string, error) {
+		Servers: func(context.Context) ([]Server, error) {
 			select {
 			case asked <- struct{}{}:
 			default:
@@ -238,7 +340,7 @@ func TestNoServer(t *testing.T) {
 		},
 		DialOptions: id.client, Cache: cache,
 	})
-	c.minBackoff, c.maxBackoff = tick, tick
+	c.times.minBackoff, c.times.maxBackoff = tick, tick
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -3,21 +3,240 @@ package client
 import (
 	"cmp"
 	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Static gives always the same servers.
-func Static(servers ...string) func(context.Context) ([]string, error) {
-	return func(context.Context) ([]string, error) { return servers, nil }
+// Server is where a client can connect.
+type Server struct {
+	// Address is a gRPC target: host:port, or unix:///path.
+	Address string
+	// Name that the server's certificate must have; empty: as the credentials have it, or else the host of the address.
+	Name string
+}
+
+// Static gives always the same servers, by address.
+func Static(addresses ...string) func(context.Context) ([]Server, error) {
+	var servers []Server
+	for _, address := range addresses {
+		servers = append(servers, Server{Address: address})
+	}
+	return func(context.Context) ([]Server, error) { return servers, nil }
 }
 
 // preference orders servers by rendezvous hashing: each node has its own order, all servers come first for the same
 // share of nodes, and one that goes moves only its own nodes.
-func preference(servers []string, node string) []string {
-	weight := func(server string) uint64 { return xxhash.Sum64String(node + "\x00" + server) }
-	return slices.SortedFunc(slices.Values(servers), func(a, b string) int {
-		return cmp.Or(cmp.Compare(weight(b), weight(a)), cmp.Compare(a, b))
+func preference(servers []Server, node string) []Server {
+	weight := func(s Server) uint64 { return xxhash.Sum64String(node + "\x00" + s.Address) }
+	return slices.SortedFunc(slices.Values(servers), func(a, b Server) int {
+		return cmp.Or(cmp.Compare(weight(b), weight(a)), cmp.Compare(a.Address, b.Address))
 	})
+}
+
+const (
+	// maxKnown bounds how many servers a client learns of.
+	maxKnown = 1024
+	// maxRetryDelay bounds what a server's hint may ask for.
+	maxRetryDelay = 5 * time.Minute
+)
+
+// serversFromProto translates what a server says of others. An empty name is that of the server itself.
+func serversFromProto(m *pb.Servers, name string) []Server {
+	var out []Server
+	for _, s := range m.GetServers() {
+		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
+		host, port, err := net.SplitHostPort(s.GetAddress())
+		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxKnown {
+			continue
+		}
+		out = append(out, Server{Address: s.GetAddress(), Name: cmp.Or(s.GetServerName(), name)})
+	}
+	slices.SortFunc(out, func(a, b Server) int { return cmp.Compare(a.Address, b.Address) })
+	return slices.CompactFunc(out, func(a, b Server) bool { return a.Address == b.Address })
+}
+
+// retryDelay gives the time that a server asked for before the client comes back.
+func retryDelay(err error) (time.Duration, bool) {
+	var s interface{ GRPCStatus() *status.Status }
+	if !errors.As(err, &s) {
+		return 0, false
+	}
+	if code := s.GRPCStatus().Code(); code != codes.ResourceExhausted && code != codes.Unavailable {
+		return 0, false
+	}
+	for _, d := range s.GRPCStatus().Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok && info.GetRetryDelay().AsDuration() > 0 {
+			return min(info.GetRetryDelay().AsDuration(), maxRetryDelay), true
+		}
+	}
+	return 0, false
+}
+
+// choice is what decides which server is next. It is for the goroutine of Run.
+type choice struct {
+	// node is what hashing goes by.
+	node string
+	// resting are servers that are not to be tried before a time.
+	resting map[string]time.Time
+	// lost is the address of the server that was lost last: it comes last.
+	lost string
+	// moved is when the client last left a server for a better one.
+	moved time.Time
+}
+
+// order gives servers in the order in which to try them.
+func (c *choice) order(servers []Server) []Server {
+	out := preference(servers, c.node)
+	if i := slices.IndexFunc(out, func(s Server) bool { return s.Address == c.lost }); i >= 0 {
+		out = append(slices.Delete(slices.Clone(out), i, i+1), out[i])
+	}
+	return out
+}
+
+// rest keeps the client from a server for at least that time.
+func (c *choice) rest(address string, d time.Duration) {
+	if c.resting == nil {
+		c.resting = make(map[string]time.Time)
+	}
+	if until := time.Now().Add(d); until.After(c.resting[address]) {
+		c.resting[address] = until
+	}
+}
+
+// rests tells how long a server is not to be tried.
+func (c *choice) rests(address string) time.Duration {
+	until, ok := c.resting[address]
+	if !ok {
+		return 0
+	}
+	d := time.Until(until)
+	if d <= 0 {
+		delete(c.resting, address)
+	}
+	return max(d, 0)
+}
+
+// firstRested tells how long it is until some server may be tried again; 0: none rests.
+func (c *choice) firstRested() time.Duration {
+	var first time.Duration
+	for address := range c.resting {
+		if d := c.rests(address); d > 0 && (first == 0 || d < first) {
+			first = d
+		}
+	}
+	return first
+}
+
+// Run connects, and connects again, until the context ends.
+func (c *Client) Run(ctx context.Context) error {
+	defer func() { c.takePrepared(Server{}) }()
+	backoff := c.times.minBackoff
+	for {
+		tried, useful := c.round(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case useful:
+			backoff = c.times.minBackoff
+			continue
+		}
+		pause := backoff/2 + rand.N(backoff/2)
+		if rested := c.choice.firstRested(); tried == 0 && rested > 0 {
+			pause = rested
+		} else {
+			backoff = min(2*backoff, c.times.maxBackoff)
+		}
+		sleep(ctx, pause)
+	}
+}
+
+// round tries the servers that are known from streams, and then those that Options.Servers gives, until a stream was of use:
+// then the next round may follow at once.
+func (c *Client) round(ctx context.Context) (tried int, useful bool) {
+	seen := make(map[string]bool)
+	for _, source := range []func(context.Context) []Server{c.learned, c.bootstrap} {
+		for _, server := range c.choice.order(source(ctx)) {
+			if seen[server.Address] || c.choice.rests(server.Address) > 0 {
+				continue
+			}
+			seen[server.Address] = true
+			if c.try(ctx, server) || ctx.Err() != nil {
+				return len(seen), true
+			}
+		}
+	}
+	return len(seen), false
+}
+
+func (c *Client) learned(context.Context) []Server { return c.options.Cache.knownServers() }
+
+func (c *Client) bootstrap(ctx context.Context) []Server {
+	servers, err := c.options.Servers(ctx)
+	if err != nil && ctx.Err() == nil {
+		c.log.Error("Can't find a server; what was programmed stays", "err", err)
+	}
+	return servers
+}
+
+// try follows a server as long as it can, and tells whether that was of use.
+func (c *Client) try(ctx context.Context, server Server) bool {
+	start := time.Now()
+	s, err := c.stream(ctx, server)
+	if ctx.Err() != nil {
+		return false
+	}
+	c.metrics.disconnects.Inc()
+	c.metrics.connected.Set(0)
+	if d, ok := retryDelay(err); ok {
+		c.metrics.retryHints.Inc()
+		c.choice.rest(server.Address, d+rand.N(d/2+1))
+	}
+	switch {
+	case errors.Is(err, errMove):
+		c.log.Info("Moving to the server that is this node's by hashing", "from", server.Address)
+		c.metrics.moves.Inc()
+		c.choice.moved, c.choice.lost = time.Now(), ""
+		return true
+	case s.drained > 0:
+		c.log.Info("The server has drained", "server", server.Address, "err", err)
+		c.choice.rest(server.Address, max(rand.N(s.drained), c.times.minBackoff))
+		c.choice.lost = ""
+		return s.welcomed
+	}
+	c.logEnd(server.Address, err)
+	if !s.welcomed || time.Since(start) < c.times.settled {
+		return false
+	}
+	c.choice.lost = server.Address
+	sleep(ctx, rand.N(2*c.times.minBackoff)) // all other nodes of a server that died come too
+	return true
+}
+
+func (c *Client) logEnd(server string, err error) {
+	switch status.Code(err) {
+	case codes.Unauthenticated, codes.PermissionDenied:
+		c.log.Error("The server refuses this node; check its credentials. What was programmed stays", "server", server, "err", err)
+	default:
+		c.log.Warn("Lost the server; what was programmed stays", "server", server, "err", err)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
 }

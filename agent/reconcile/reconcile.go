@@ -2,7 +2,8 @@
 // programmed is acknowledged.
 //
 // Nothing is programmed before the cache has been in sync once, so an agent that starts leaves what an earlier one
-// programmed in place until it knows better. While the kernel is being programmed, further changes wait in the cache
+// programmed in place until it knows better; without any server it goes by the checkpoint after a while, see
+// client.Checkpoint, and acknowledges nothing of that. While the kernel is being programmed, further changes wait in the cache
 // and go together in the next step.
 package reconcile
 
@@ -12,6 +13,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -37,8 +40,10 @@ const (
 type Reporter interface {
 	// Ack tells that the kernel holds these positions of the epoch.
 	Ack(epoch uint64, positions map[uint32]uint64)
-	// Nack tells that something of this Service could not be programmed.
+	// Nack tells that something of this Service could not be programmed; once for each reason.
 	Nack(service model.ServiceKey, reason string)
+	// Resolve tells that nothing of a Service that was nacked waits to be programmed any more.
+	Resolve(service model.ServiceKey)
 }
 
 // Options set up a Reconciler. All are required but Logger and Registerer.
@@ -60,6 +65,10 @@ type Reconciler struct {
 	unacked map[uint32]uint64
 	epoch   uint64
 	retry   time.Duration
+	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
+	// of them.
+	failed map[view.ServicePortID]string
+	nacked map[model.ServiceKey]string
 	// programmed is closed after the first success.
 	programmed chan struct{}
 
@@ -76,6 +85,7 @@ func New(o Options) *Reconciler {
 	f := promauto.With(o.Registerer)
 	return &Reconciler{
 		Options: o, replace: true, unacked: make(map[uint32]uint64), programmed: make(chan struct{}),
+		failed: make(map[view.ServicePortID]string), nacked: make(map[model.ServiceKey]string),
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
 			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
 		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
@@ -135,8 +145,8 @@ func (r *Reconciler) step(ctx context.Context) error {
 	maps.Copy(r.unacked, taken.Positions)
 	var changes []view.Change
 	for _, key := range taken.Services {
-		service, slices := r.Cache.Service(key)
-		changes = append(changes, r.View.Update(key, service, slices)...)
+		service, endpointSlices := r.Cache.Service(key)
+		changes = append(changes, r.View.Update(key, service, endpointSlices)...)
 	}
 	err := r.program(ctx, changes)
 	failed, partly := programmer.PortErrors(err)
@@ -152,14 +162,36 @@ func (r *Reconciler) step(ctx context.Context) error {
 		r.Logger.Info("The node is programmed", "service_ports", len(state.Ports))
 	}
 	for _, f := range failed {
-		r.Reporter.Nack(f.ID.Service, f.Error())
+		r.failed[f.ID] = f.Error()
 	}
+	r.report()
 	r.Reporter.Ack(r.epoch, r.unacked)
 	r.unacked = make(map[uint32]uint64)
 	if len(failed) > 0 {
 		return fmt.Errorf("%d Service ports failed: %w", len(failed), err)
 	}
 	return nil
+}
+
+// report tells the Reporter what is news about the Service ports that fail.
+func (r *Reconciler) report() {
+	reasons := make(map[model.ServiceKey][]string)
+	for id, reason := range r.failed {
+		reasons[id.Service] = append(reasons[id.Service], reason)
+	}
+	for service, list := range reasons {
+		slices.Sort(list)
+		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
+			r.nacked[service] = reason
+			r.Reporter.Nack(service, reason)
+		}
+	}
+	for service := range r.nacked {
+		if _, ok := reasons[service]; !ok {
+			delete(r.nacked, service)
+			r.Reporter.Resolve(service)
+		}
+	}
 }
 
 // program applies the changes, or replaces everything where the kernel's state is not known.
@@ -170,6 +202,9 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) error {
 		}
 		err := r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
 		if _, partly := programmer.PortErrors(err); partly {
+			for _, c := range changes {
+				delete(r.failed, c.ID())
+			}
 			return err
 		}
 		r.Logger.Warn("A change could not be applied; programming everything", "err", err)
@@ -178,6 +213,7 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) error {
 	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	if _, partly := programmer.PortErrors(err); partly {
 		r.replace = false
+		clear(r.failed)
 		return err
 	}
 	return errors.Join(errNothing, err)

@@ -146,6 +146,12 @@ func (r *reports) Nack(service model.ServiceKey, reason string) {
 	r.nacks = append(r.nacks, service.Name+": "+reason)
 }
 
+func (r *reports) Resolve(service model.ServiceKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nacks = append(r.nacks, service.Name+": resolved")
+}
+
 // node is a Reconciler that follows a store.
 type node struct {
 	*Reconciler
@@ -379,12 +385,12 @@ func TestPortThatFails(t *testing.T) {
 		n.requireAcked()
 		n.pass(minRetry / 2)
 		require.Equal(t, 2, n.kernel.replaces)
-		require.Len(t, n.reports.nacks, 2)
+		require.Len(t, n.reports.nacks, 1, "the same reason is no news")
 
 		delete(n.kernel.broken, "bad")
 		n.pass(2 * minRetry)
 		require.Equal(t, []string{"bad=1", "good=2"}, n.kernel.names())
-		require.Len(t, n.reports.nacks, 2)
+		require.Equal(t, []string{"bad: resolved"}, n.reports.nacks[1:])
 
 		// The same by an Apply: what was there stays.
 		n.kernel.broken["bad"] = true
@@ -399,5 +405,30 @@ func TestPortThatFails(t *testing.T) {
 		require.Equal(t, []string{"bad=3", "good=3"}, n.kernel.names())
 		n.pass(time.Hour)
 		require.Equal(t, replaces+1, n.kernel.replaces, "nothing is left to try")
+	})
+}
+
+// A Service of several ports that fail is told of as one, again when the reasons change, and as resolved when it is gone.
+func TestServiceWithSeveralPortsThatFail(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		service := func(ports ...model.ServicePort) *model.Service {
+			return model.NewService(model.Service{Namespace: "default", Name: "bad", Type: model.ClusterIP,
+				ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}, Ports: ports})
+		}
+		a, b := model.ServicePort{Name: "a", Protocol: model.TCP, Port: 80}, model.ServicePort{Name: "b", Protocol: model.TCP, Port: 81}
+		n.kernel.broken["bad"] = true
+		n.store.Upsert(service(a, b), 0)
+		synctest.Wait()
+		n.pass(10 * maxRetry)
+		require.Equal(t, []string{"bad: default/bad:a/TCP/IPv4: no such port; default/bad:b/TCP/IPv4: no such port"}, n.reports.nacks)
+		n.kernel.broken["bad"] = false
+		n.store.Upsert(service(b), 0) // by an Apply, which says nothing of port b
+		synctest.Wait()
+		require.Equal(t, []string{"bad: default/bad:b/TCP/IPv4: no such port"}, n.reports.nacks[1:])
+		n.write(map[string]int{"bad": -1})
+		require.Equal(t, []string{"bad: resolved"}, n.reports.nacks[2:])
+		n.pass(10 * maxRetry)
+		require.Len(t, n.reports.nacks, 3)
 	})
 }

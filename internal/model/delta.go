@@ -170,9 +170,9 @@ type Update struct {
 	// Left are the Services that objects have left, by removal or for another Service. It does not go over the wire: it is
 	// for those who follow some Services only.
 	Left []Departure
-	// Unreadable names objects that the update holds and that its receiver could not decode: they are neither changed nor,
-	// by a full update, removed.
-	Unreadable []Key
+	// Unreadable are objects that the update holds and that its receiver could not decode: they are neither changed nor, by
+	// a full update, removed.
+	Unreadable []Unreadable
 	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
 	ResourceVersions ResourceVersions
 }
@@ -181,6 +181,13 @@ type Update struct {
 type Departure struct {
 	Key     Key
 	Service ServiceKey
+}
+
+// Unreadable is an object of an update that its receiver could not decode.
+type Unreadable struct {
+	Key Key
+	// Version that the object has where the update comes from; 0: unknown.
+	Version Version
 }
 
 // Len is the number of objects that the update names.

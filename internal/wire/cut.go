@@ -57,10 +57,12 @@ func PartsOf(u *model.Update, f Frame) (*Parts, error) {
 
 // Cut gives the frame of that part of the Update which is of the wanted Services, leading from a sequence on; nil: there is
 // nothing of them in it. A full Update gives a full one, however little is wanted.
+//
+// A partial Update can't lead from sequence 0, which is that of a client with nothing: from is above it.
 func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) (Frame, error) {
 	u := p.update
 	header := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: from, Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
+		Shard: u.Shard, FromSequence: fromToProto(from, u.To), Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
 	}
 	var body [][]byte
 	for i, s := range u.Services {

@@ -22,12 +22,14 @@ type Problem struct {
 
 // Response is a decoded StreamResponse. One of the messages is set, or none if it is one that this software does not know.
 type Response struct {
-	Welcome   *pb.Welcome
-	Update    *model.Update // with Problems and More
-	Node      *NodeUpdate
-	InSync    *pb.InSync
-	Heartbeat *pb.Heartbeat
-	Drain     *pb.Drain
+	Welcome     *pb.Welcome
+	Update      *model.Update // with Problems and More
+	Node        *NodeUpdate
+	InSync      *pb.InSync
+	Heartbeat   *pb.Heartbeat
+	Drain       *pb.Drain
+	Servers     *pb.Servers
+	BucketQuery *pb.BucketQuery
 
 	// Problems are the objects that were left out of Update, or the Node that was left out of Node.
 	Problems []Problem
@@ -35,14 +37,33 @@ type Response struct {
 	More bool
 }
 
-// NodeUpdate carries the client's Node; nil: there is none.
-type NodeUpdate struct{ Node *model.Node }
+// NodeUpdate carries a Node. One that does not decode is a Problem, and Unreadable.
+type NodeUpdate struct {
+	Name string
+	// Node is nil where there is none of that name.
+	Node *model.Node
+	// Unreadable: there is one, and what is known of it stays.
+	Unreadable bool
+}
 
-// Decode decodes a frame. An error means that the frame as a whole makes no sense.
+// Decode decodes a frame, which may be compressed. An error means that the frame as a whole makes no sense.
 func Decode(f Frame) (*Response, error) {
 	var r pb.StreamResponse
 	if err := proto.Unmarshal(f, &r); err != nil {
 		return nil, fmt.Errorf("decode a frame of %d bytes: %w", len(f), err)
+	}
+	if m, ok := r.GetMessage().(*pb.StreamResponse_Zstd); ok {
+		inner, err := decompress(m.Zstd)
+		if err != nil {
+			return nil, fmt.Errorf("decompress a frame of %d bytes: %w", len(f), err)
+		}
+		r.Reset()
+		if err := proto.Unmarshal(inner, &r); err != nil {
+			return nil, fmt.Errorf("decode a frame of %d bytes, %d decompressed: %w", len(f), len(inner), err)
+		}
+		if r.GetZstd() != nil {
+			return nil, errNested
+		}
 	}
 	switch m := r.GetMessage().(type) {
 	case *pb.StreamResponse_Welcome:
@@ -53,11 +74,16 @@ func Decode(f Frame) (*Response, error) {
 		return &Response{Heartbeat: m.Heartbeat}, nil
 	case *pb.StreamResponse_Drain:
 		return &Response{Drain: m.Drain}, nil
+	case *pb.StreamResponse_Servers:
+		return &Response{Servers: m.Servers}, nil
+	case *pb.StreamResponse_BucketQuery:
+		return &Response{BucketQuery: m.BucketQuery}, nil
 	case *pb.StreamResponse_NodeUpdate:
+		name := cmp.Or(m.NodeUpdate.GetName(), m.NodeUpdate.GetNode().GetName())
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
-		out := &Response{Node: &NodeUpdate{n}}
-		if err != nil { // what is known of the Node stays
-			out = &Response{Problems: []Problem{{model.Key{Kind: model.KindNode, Name: m.NodeUpdate.GetNode().GetName()}, err}}}
+		out := &Response{Node: &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}}
+		if err != nil {
+			out.Problems = []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}}
 		}
 		return out, nil
 	case *pb.StreamResponse_ShardUpdate:
@@ -68,42 +94,50 @@ func Decode(f Frame) (*Response, error) {
 	return &Response{}, nil
 }
 
+// fromFromProto gives the sequence that an update leads from.
+func fromFromProto(p *pb.ShardUpdate) uint64 {
+	if p.GetFromSequence() == 0 && !p.GetFull() && p.GetSequence() > 0 {
+		return p.GetSequence() - 1
+	}
+	return p.GetFromSequence()
+}
+
 // UpdateFromProto translates an Update, without the objects that make no sense; those are the problems.
 func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	u := &model.Update{
-		Shard: p.GetShard(), From: p.GetFromSequence(), To: p.GetSequence(), Full: p.GetFull(),
+		Shard: p.GetShard(), From: fromFromProto(p), To: p.GetSequence(), Full: p.GetFull(),
 		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
-	bad := func(kind model.Kind, namespace, name string, err error) {
+	bad := func(kind model.Kind, namespace, name string, version uint64, err error) {
 		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
 		problems = append(problems, Problem{key, err})
-		u.Unreadable = append(u.Unreadable, key)
+		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: model.Version(version)})
 	}
 	for _, s := range p.GetServices() {
 		if m, err := serviceFromProto(s); err != nil {
-			bad(model.KindService, s.GetNamespace(), s.GetName(), err)
+			bad(model.KindService, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
 		} else {
 			u.Services = append(u.Services, m)
 		}
 	}
 	for _, s := range p.GetSlices() {
 		if m, err := sliceFromProto(s); err != nil {
-			bad(model.KindSlice, s.GetNamespace(), s.GetName(), err)
+			bad(model.KindSlice, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
 		} else {
 			u.Slices = append(u.Slices, m)
 		}
 	}
 	for _, d := range p.GetSliceDeltas() {
 		if m, err := deltaFromProto(d); err != nil {
-			bad(model.KindSlice, d.GetNamespace(), d.GetName(), err)
+			bad(model.KindSlice, d.GetNamespace(), d.GetName(), d.GetVersion(), err)
 		} else {
 			u.Deltas = append(u.Deltas, m)
 		}
 	}
 	for _, k := range p.GetRemoved() {
 		if m, err := KeyFromProto(k); err != nil {
-			bad(m.Kind, m.Namespace, m.Name, err)
+			bad(m.Kind, m.Namespace, m.Name, 0, err)
 		} else {
 			u.Removed = append(u.Removed, m)
 		}

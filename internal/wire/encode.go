@@ -41,7 +41,7 @@ func EncodeNode(name string, n *model.Node) (Frame, error) {
 // UpdateToProto translates an Update.
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: u.From, Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
+		Shard: u.Shard, FromSequence: fromToProto(u.From, u.To), Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
 		ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
 	}
 	for _, s := range u.Services {
@@ -57,6 +57,14 @@ func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 		p.Removed = append(p.Removed, KeyToProto(k))
 	}
 	return p
+}
+
+// fromToProto leaves out the sequence that nearly all updates lead from.
+func fromToProto(from, to uint64) uint64 {
+	if from+1 == to {
+		return 0
+	}
+	return from
 }
 
 // ResourceVersionsToProto translates resource versions; nil: there are none.

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -17,8 +18,8 @@ import (
 func TestUpdateRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		u := &model.Update{
-			Shard: rapid.Uint32Range(0, 4095).Draw(t, "shard"), From: rapid.Uint64().Draw(t, "from"), To: rapid.Uint64().Draw(t, "to"),
-			Full: rapid.Bool().Draw(t, "full"), FullBuckets: rapid.SliceOfN(rapid.Uint32Range(0, 63), 0, 3).Draw(t, "full buckets"),
+			Shard: rapid.Uint32Range(0, 4095).Draw(t, "shard"),
+			From:  rapid.Uint64Range(1, 5).Draw(t, "from"), To: rapid.Uint64Range(1, 5).Draw(t, "to"), FullBuckets: rapid.SliceOfN(rapid.Uint32Range(0, 63), 0, 3).Draw(t, "full buckets"),
 			ResourceVersions: model.ResourceVersions{
 				Services: rapid.Uint64().Draw(t, "version of Services"), Slices: rapid.Uint64().Draw(t, "version of slices"),
 			},
@@ -43,6 +44,9 @@ func TestUpdateRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, r.Problems)
 		require.False(t, r.More)
+		for _, d := range u.Deltas {
+			d.Service = "" // stays at home
+		}
 		require.Empty(t, modeltest.Diff(u, r.Update))
 
 		again, err := EncodeUpdate(r.Update)
@@ -59,6 +63,7 @@ func TestNodeRoundTrip(t *testing.T) {
 		r, err := Decode(f)
 		require.NoError(t, err)
 		require.True(t, n.Equal(r.Node.Node))
+		require.Equal(t, "n", r.Node.Name)
 	})
 	f, err := EncodeNode("n", nil)
 	require.NoError(t, err)
@@ -73,7 +78,7 @@ func TestNodeRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 	r, err = Decode(f)
 	require.NoError(t, err)
-	require.Nil(t, r.Node, "what was known of the Node stays")
+	require.Equal(t, &NodeUpdate{Name: "n", Unreadable: true}, r.Node, "what was known of the Node stays")
 	require.Len(t, r.Problems, 1)
 	require.Equal(t, model.Key{Kind: model.KindNode, Name: "n"}, r.Problems[0].Key)
 	require.ErrorContains(t, r.Problems[0].Err, `node "n": internal_ips`)
@@ -85,17 +90,60 @@ func TestMessagesWithoutModel(t *testing.T) {
 		{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: []uint64{1}}}},
 		{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Digests: []uint64{1}}}},
 		{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: 1}}},
+		{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: []*pb.Server{{Address: "a:1"}}}}},
+		{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{1}}}},
 	} {
 		f, err := Encode(m)
 		require.NoError(t, err)
 		r, err := Decode(f)
 		require.NoError(t, err)
-		for _, got := range []proto.Message{r.Welcome, r.InSync, r.Heartbeat, r.Drain} {
+		sent := m.ProtoReflect()
+		want := sent.Get(sent.WhichOneof(sent.Descriptor().Oneofs().Get(0))).Message().Interface()
+		found := 0
+		for _, got := range []proto.Message{r.Welcome, r.InSync, r.Heartbeat, r.Drain, r.Servers, r.BucketQuery} {
 			if got.ProtoReflect().IsValid() {
-				require.True(t, proto.Equal(m.ProtoReflect().Get(m.ProtoReflect().WhichOneof(
-					m.ProtoReflect().Descriptor().Oneofs().Get(0))).Message().Interface(), got))
+				require.True(t, proto.Equal(want, got))
+				found++
 			}
 		}
+		require.Equal(t, 1, found)
+	}
+}
+
+func compressed(t testing.TB, b []byte) Frame {
+	t.Helper()
+	w, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	f, err := Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Zstd{Zstd: w.EncodeAll(b, nil)}})
+	require.NoError(t, err)
+	return f
+}
+
+func TestCompressedFrames(t *testing.T) {
+	plain, err := EncodeUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{model.NewSlice(modeltest.WebSlice(100))}})
+	require.NoError(t, err)
+	want, err := Decode(plain)
+	require.NoError(t, err)
+	f := compressed(t, plain)
+	t.Logf("%d bytes, %d compressed", len(plain), len(f))
+	require.Less(t, len(f), len(plain)/5)
+	got, err := Decode(f)
+	require.NoError(t, err)
+	require.Empty(t, modeltest.Diff(want.Update, got.Update))
+
+	for says, bad := range map[string]Frame{
+		"inside of":                 compressed(t, f),
+		"decode a frame":            compressed(t, []byte("\xff\xff")),
+		"decompressed size exceeds": compressed(t, make([]byte, maxDecompressed+1)),
+	} {
+		_, err := Decode(bad)
+		require.ErrorContains(t, err, says)
+	}
+	f[len(f)-1] ^= 1 // of the checksum
+	for _, bad := range []Frame{f, Frame("\x4a\x03abc")} {
+		_, err = Decode(bad)
+		require.ErrorContains(t, err, "decompress a frame")
 	}
 }
 
@@ -173,7 +221,8 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 			require.Len(t, problems, 1)
 			require.ErrorContains(t, problems[0].Err, c.err)
 			require.Equal(t, "bad", problems[0].Key.Name)
-			require.Equal(t, []model.Key{problems[0].Key}, m.Unreadable)
+			require.Len(t, m.Unreadable, 1)
+			require.Equal(t, problems[0].Key, m.Unreadable[0].Key)
 			require.EqualValues(t, 3, m.Shard)
 			require.True(t, m.Full)
 		})
@@ -245,6 +294,7 @@ func FuzzDecode(f *testing.F) {
 	node, err := EncodeNode("n", &model.Node{Name: "n", Labels: map[string]string{"a": "b"}})
 	require.NoError(f, err)
 	f.Add([]byte(node))
+	f.Add([]byte(compressed(f, node)))
 	f.Add([]byte{})
 	f.Fuzz(checkDecode)
 }

@@ -71,7 +71,7 @@ func TestRun(t *testing.T) {
 	require.Equal(t, 80, r.ColdSync.Slices)
 	require.Equal(t, 4800, r.ColdSync.Endpoints)
 	require.EqualValues(t, 20, r.ColdSync.Node.Count)
-	require.Greater(t, r.ColdSync.BytesPerNode, 4800.*20, "an endpoint has an address, a node and a zone")
+	require.Greater(t, r.ColdSync.BytesPerNode, 4800.*2, "an endpoint has an address, a node and a zone, compressed")
 
 	require.Equal(t, 100, r.Churn.Changes)
 	require.EqualValues(t, 20*100, r.Churn.NodeUpdates)

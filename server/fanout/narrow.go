@@ -110,6 +110,12 @@ func (s *stream) forwardWanted(b batch) error {
 		if s.sequences[u.shard] >= u.to {
 			continue
 		}
+		if s.sequences[u.shard] == 0 { // there was nothing: an update can't lead from there
+			if err := s.sendWanted(s.hub.store.Snapshot(u.shard)); err != nil {
+				return err
+			}
+			continue
+		}
 		parts, err := u.parts()
 		if err != nil {
 			return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)

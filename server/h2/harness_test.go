@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,7 +23,16 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if arguments := os.Getenv(clientsEnv); arguments != "" {
+		if err := holdClients(arguments); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	// patience is for what takes milliseconds on a machine that has time.
@@ -87,29 +97,29 @@ func until(s *session) error {
 // opener makes sessions that serve.
 func opener(serve func(*session) error) func(*Stream) (Session, error) {
 	return func(s *Stream) (Session, error) {
-		return &session{Stream: s, serve: serve, received: make(chan string, 1000), closed: make(chan struct{})}, nil
+		return &session{Stream: s, serve: serve, received: make(chan string, 100), closed: make(chan struct{})}, nil
 	}
 }
 
 // fixture is a Server and a grpc.Server behind one Mux.
 type fixture struct {
-	t        testing.TB
-	server   *Server
-	registry *prometheus.Registry
-	mux      *Mux
-	address  string
-	ca       *testca.CA
-	other    atomic.Value // the context of the last stream of the grpc.Server
+	t       testing.TB
+	server  *Server
+	mux     *Mux
+	address string
+	ca      *testca.CA
+	inner   *tls.Config  // of the server, but for its protocols
+	other   atomic.Value // the context of the last stream of the grpc.Server
 }
 
 // start serves sessions with serve; adjust may change the options.
 func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, registry: prometheus.NewRegistry()}
+	f := &fixture{t: t}
 	options := Options{
 		Path: testPath, Open: opener(serve), MaxReceive: 128 << 10, MaxHeaderBytes: 16 << 10,
 		PingInterval: time.Hour, PingTimeout: time.Hour, MinClientPing: 5 * time.Second, MaxIdle: time.Hour,
-		Logger: slog.New(slog.DiscardHandler), Registerer: f.registry,
+		Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
 	}
 	for _, a := range adjust {
 		a(&options)
@@ -122,17 +132,11 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 	require.NoError(t, err)
 	certificate, err := f.ca.Server("127.0.0.1")
 	require.NoError(t, err)
-	inner := &tls.Config{
+	f.inner = &tls.Config{
 		Certificates: []tls.Certificate{certificate}, ClientCAs: f.ca.Pool(), ClientAuth: tls.VerifyClientCertIfGiven,
 		MinVersion: tls.VersionTLS13,
 	}
-	f.mux = NewMux(MuxOptions{
-		Listener: l, Server: f.server, HandshakeTimeout: patience, Logger: options.Logger, Registerer: f.registry,
-		TLS: &tls.Config{
-			MinVersion:         tls.VersionTLS13,
-			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return inner, nil },
-		},
-	})
+	f.mux = NewMux(f.muxOptions(l, patience))
 	// The other server does the same by grpc-go's means, so far as a test needs it.
 	other := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -149,6 +153,18 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 		serving.Wait()
 	})
 	return f
+}
+
+// muxOptions are for another way into the servers.
+func (f *fixture) muxOptions(l net.Listener, handshakeTimeout time.Duration) MuxOptions {
+	return MuxOptions{
+		Listener: l, Server: f.server, HandshakeTimeout: handshakeTimeout, Logger: f.server.options.Logger,
+		Registerer: prometheus.NewRegistry(),
+		TLS: &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.inner, nil },
+		},
+	}
 }
 
 // tls gives a client's configuration that offers the protocols.

@@ -163,9 +163,11 @@ func trailerFields(httpStatus int, st *status.Status) (fields []hpack.HeaderFiel
 		add("content-type", contentType)
 	}
 	add("grpc-status", strconv.Itoa(int(st.Code())))
-	add("grpc-message", encodeMessage(st.Message()))
+	message := strings.ToValidUTF8(st.Message(), "\uFFFD")
+	add("grpc-message", encodeMessage(message))
 	if p := st.Proto(); len(p.GetDetails()) > 0 {
-		if b, err := proto.Marshal(p); err == nil { // without the details otherwise
+		p.Message = message
+		if b, err := proto.Marshal(p); err == nil { // it has no other strings
 			add("grpc-status-details-bin", base64.RawStdEncoding.EncodeToString(b))
 		}
 	}
@@ -175,7 +177,7 @@ func trailerFields(httpStatus int, st *status.Status) (fields []hpack.HeaderFiel
 // encodeMessage makes a header's value of a status' message, percent-encoded.
 func encodeMessage(m string) string {
 	var b strings.Builder
-	for _, c := range []byte(strings.ToValidUTF8(m, "\uFFFD")) {
+	for _, c := range []byte(m) {
 		if c >= ' ' && c <= '~' && c != '%' {
 			b.WriteByte(c)
 		} else {

@@ -139,7 +139,13 @@ func (m *Mux) handshake(raw net.Conn) {
 		return
 	}
 	if info.State.NegotiatedProtocol != Protocol {
-		m.grpc.give(&handedOver{conn, info})
+		select {
+		case m.grpc.conns <- &handedOver{conn, info}:
+		case <-m.grpc.closed:
+			raw.Close()
+		case <-m.ctx.Done():
+			raw.Close()
+		}
 		return
 	}
 	if err := m.options.Server.serve(conn, s, info, deadline); err != nil {
@@ -162,11 +168,11 @@ func (m *Mux) secure(s *socket, deadline time.Time) (net.Conn, credentials.TLSIn
 	return conn, info.(credentials.TLSInfo), nil
 }
 
-// Close closes the listener and ends the handshakes. Connections that are with a server stay.
+// Close closes the listener and ends the handshakes. Connections that are with a server stay; GRPC() is that server's to
+// close.
 func (m *Mux) Close() error {
 	err := m.options.Listener.Close()
 	m.cancel()
-	_ = m.grpc.Close() // never fails
 	m.wait.Wait()
 	return err
 }
@@ -180,14 +186,6 @@ type handover struct {
 	conns   chan net.Conn
 	closed  chan struct{}
 	once    sync.Once
-}
-
-func (h *handover) give(c net.Conn) {
-	select {
-	case h.conns <- c:
-	case <-h.closed:
-		c.Close()
-	}
 }
 
 // Accept implements net.Listener.

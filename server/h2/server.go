@@ -11,8 +11,9 @@
 //   - A connection has one stream at a time; when it has ended, there may be another.
 //   - What is sent on a stream arrives in order and complete, or the stream ends with an error on both sides.
 //   - Stream.TrySend never waits, and sends all or nothing.
-//   - A connection that is idle holds no buffers. One whose client does not read holds, beside the state of TLS, at most what
-//     one write could not get rid of and 64 KiB that the client asked for itself; then it is closed.
+//   - An idle connection has no buffers but that of its largest request headers. One whose client does not read has, beside
+//     the state of TLS, at most 64 KiB that wait for it: what one write could not get rid of and what the client asked for
+//     itself. Then it is closed.
 //   - The connection is read whatever its writes wait for, so a client that is gone is found by pings at any time.
 //   - A client that breaks the protocol, or keeps the server busy with frames that lead to nothing, loses its connection.
 package h2

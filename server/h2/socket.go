@@ -14,7 +14,7 @@ const (
 	// asks for meanwhile, such as answers to its pings.
 	maxPending = 64 << 10
 	// lingerTime is for a client to read the last frames and to close its side before the connection is cut.
-	lingerTime = time.Second
+	lingerTime = 5 * time.Second
 )
 
 var errNotRead = errors.New("the client does not read the answers to its frames")
@@ -36,6 +36,7 @@ type socket struct {
 	written  int             // by attempt
 	err      error           // of attempt, then of all writes
 	pending  []byte
+	flight   int // size of what the goroutine writes
 	flushing bool
 	last     bool // nothing is written any more: close this side after what is pending
 }
@@ -93,7 +94,7 @@ func (s *socket) Write(b []byte) (int, error) {
 		s.flushing = true
 		s.wait.Go(s.flush)
 	}
-	if len(s.pending)+len(b)-n > maxPending {
+	if s.flight+len(s.pending)+len(b)-n > maxPending {
 		s.err = errNotRead
 		return n, s.err
 	}
@@ -120,7 +121,7 @@ func (s *socket) flush() {
 	s.mu.Lock()
 	for len(s.pending) > 0 && s.err == nil {
 		b := s.pending
-		s.pending = nil
+		s.pending, s.flight = nil, len(b)
 		s.mu.Unlock()
 		_, err := s.Conn.Write(b)
 		s.mu.Lock()
@@ -128,7 +129,7 @@ func (s *socket) flush() {
 			s.err = err
 		}
 	}
-	s.flushing, s.pending = false, nil
+	s.flushing, s.pending, s.flight = false, nil, 0
 	if s.last {
 		s.closeWrite()
 	}

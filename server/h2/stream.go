@@ -288,6 +288,9 @@ func (s *Stream) finish(err error) {
 	defer c.mu.Unlock()
 	c.running--
 	if c.stream == s { // it was not dropped
+		if late := s.ctx.Err(); late != nil { // whether or not the deadline's own call of failLocked has come
+			s.failLocked(status.FromContextError(late).Err())
+		}
 		if s.over != nil {
 			err = s.over
 		}

@@ -573,8 +573,8 @@ type StreamRequest_Resync struct {
 }
 
 type StreamRequest_Subscribe struct {
-	// What the client wants from now on; it replaces the subscription before. What falls out of it comes back as removed,
-	// what is new to it comes whole, and an InSync tells that this is done.
+	// What the client wants from now on; it replaces the subscription before. Each shard in which that makes a difference
+	// comes as a full update of what is wanted of it now; an InSync tells that this is done.
 	Subscribe *Subscription `protobuf:"bytes,5,opt,name=subscribe,proto3,oneof"`
 }
 
@@ -1647,7 +1647,7 @@ type ShardUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shard number.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// The update holds all changes after this sequence.
+	// The update holds all changes after this sequence. 0, if it is not full: all after `sequence` - 1.
 	FromSequence uint64 `protobuf:"varint,2,opt,name=from_sequence,json=fromSequence,proto3" json:"from_sequence,omitempty"`
 	// The update holds all changes up to and including this sequence: the client's position after it.
 	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`

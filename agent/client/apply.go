@@ -1,0 +1,234 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// outcome is what became of an Update.
+type outcome struct {
+	// missing are slices whose delta does not fit what the cache holds: they stay as they are, and must be asked for again.
+	missing []model.Key
+	// readable are objects that did not decode before, and that now do or no longer exist.
+	readable []model.Key
+	// applied is set if Cache.collect is.
+	applied *Applied
+}
+
+// Applied is what an Update did to a cache.
+type Applied struct {
+	// Objects are Services and Slices that were named, whole, as the cache now holds them.
+	Objects []model.Object
+	// Removed are objects that no longer exist.
+	Removed []model.Key
+	// ResourceVersions that the Update reflects, of the kinds that it changes.
+	ResourceVersions model.ResourceVersions
+}
+
+// apply applies an Update, all of it under one lock. more tells that further parts of the same Update follow.
+func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if u.Shard >= uint32(len(c.shards)) {
+		return out, fmt.Errorf("%w: update of shard %d of %d", errProtocol, u.Shard, len(c.shards))
+	}
+	if part := c.partial[u.Shard]; part != nil {
+		if part.From != u.From || part.To != u.To || part.Full != u.Full {
+			return out, fmt.Errorf("%w: parts of different updates of shard %d", errProtocol, u.Shard)
+		}
+		u = join(part, u)
+	}
+	if more {
+		c.partial[u.Shard] = u
+		return out, nil
+	}
+	delete(c.partial, u.Shard)
+	if err := c.checkLocked(u); err != nil {
+		return out, err
+	}
+
+	s := &c.shards[u.Shard]
+	unreadable := maps.Clone(s.unreadable)
+	removed := append(c.othersLocked(s, u), u.Removed...)
+	for _, key := range removed {
+		if o := s.remove(key); o != nil {
+			c.touched[o.ServiceKey()] = struct{}{}
+		}
+	}
+	for _, service := range u.Services {
+		s.setService(service)
+		c.touched[service.ServiceKey()] = struct{}{}
+	}
+	for _, slice := range u.Slices {
+		c.setSliceLocked(s, slice)
+	}
+	if out.missing, err = c.applyDeltasLocked(s, u.Deltas); err != nil {
+		return out, err
+	}
+	for _, o := range u.Unreadable {
+		if o.Version != 0 {
+			s.setUnreadable(o.Key, o.Version)
+		}
+	}
+	for key := range unreadable {
+		if _, still := s.unreadable[key]; !still {
+			out.readable = append(out.readable, key)
+		}
+	}
+	s.sequence = u.To
+	c.moved[u.Shard] = struct{}{}
+	c.seen = c.seen.Max(u.ResourceVersions)
+	if c.collect {
+		out.applied = c.appliedLocked(s, u, removed)
+	}
+	c.signalLocked()
+	return out, nil
+}
+
+// checkLocked tells whether an Update fits. Nothing of one that does not is applied.
+func (c *Cache) checkLocked(u *model.Update) error {
+	s := &c.shards[u.Shard]
+	if !u.Full && len(u.FullBuckets) == 0 && (s.sequence < u.From || s.sequence > u.To) {
+		return fmt.Errorf("%w: update of shard %d from %d to %d, but the position is %d",
+			errProtocol, u.Shard, u.From, u.To, s.sequence)
+	}
+	for _, bucket := range u.FullBuckets {
+		if bucket >= c.buckets {
+			return fmt.Errorf("%w: update of bucket %d of %d", errProtocol, bucket, c.buckets)
+		}
+	}
+	for _, service := range u.Services {
+		if err := c.inShardLocked(u.Shard, service); err != nil {
+			return err
+		}
+	}
+	for _, slice := range u.Slices {
+		if err := c.inShardLocked(u.Shard, slice); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inShardLocked checks that an object is where its Service's hash says; elsewhere it could never be removed.
+func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
+	if want := o.ServiceKey().Shard(uint32(len(c.shards))); want != shard {
+		return fmt.Errorf("%w: %v came in shard %d and belongs to shard %d", errProtocol, o.Key(), shard, want)
+	}
+	return nil
+}
+
+func join(a, b *model.Update) *model.Update {
+	j := *b
+	j.FullBuckets = append(slices.Clip(a.FullBuckets), b.FullBuckets...)
+	j.Services = append(slices.Clip(a.Services), b.Services...)
+	j.Slices = append(slices.Clip(a.Slices), b.Slices...)
+	j.Deltas = append(slices.Clip(a.Deltas), b.Deltas...)
+	j.Removed = append(slices.Clip(a.Removed), b.Removed...)
+	j.Unreadable = append(slices.Clip(a.Unreadable), b.Unreadable...)
+	return &j
+}
+
+// othersLocked gives what the cache has, or misses, in what an Update holds whole (the shard, or some of its buckets) and
+// the Update does not name: it no longer exists.
+func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
+	if !u.Full && len(u.FullBuckets) == 0 {
+		return nil
+	}
+	buckets := make([]bool, c.buckets)
+	for _, bucket := range u.FullBuckets {
+		buckets[bucket] = true
+	}
+	named := make(map[model.Key]struct{}, u.Len()+len(u.Unreadable))
+	for _, o := range u.Services {
+		named[o.Key()] = struct{}{}
+	}
+	for _, o := range u.Slices {
+		named[o.Key()] = struct{}{}
+	}
+	for _, o := range u.Unreadable {
+		named[o.Key] = struct{}{}
+	}
+	var others []model.Key
+	look := func(key model.Key) {
+		if _, ok := named[key]; !ok && (u.Full || buckets[key.Bucket(c.buckets)]) {
+			others = append(others, key)
+		}
+	}
+	s.all(func(key model.Key, _ model.Version) { look(key) })
+	for key := range s.missing {
+		look(key)
+	}
+	return others
+}
+
+// setSliceLocked adds or changes a slice. One that comes with another Service than before touches both.
+func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
+	if old := s.slices[slice.Key()]; old != nil && old.Service != slice.Service {
+		c.touched[old.ServiceKey()] = struct{}{}
+	}
+	s.setSlice(slice)
+	c.touched[slice.ServiceKey()] = struct{}{}
+}
+
+// applyDeltasLocked gives the slices that a delta does not fit.
+func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (missing []model.Key, err error) {
+	for _, d := range deltas {
+		have := s.slices[d.Key()]
+		if have != nil && have.ContentVersion() == d.Version {
+			s.setSlice(have) // it may have been unreadable meanwhile
+			continue
+		}
+		if have != nil {
+			slice, err := c.applyDelta(d, have)
+			if err == nil {
+				c.setSliceLocked(s, slice)
+				continue
+			}
+			if !errors.Is(err, model.ErrBase) {
+				return nil, err
+			}
+		}
+		missing = append(missing, d.Key())
+		s.setMissing(d.Key())
+	}
+	return missing, nil
+}
+
+// appliedLocked tells what an Update has done. A slice that is handed from one Service to another may for a moment be in two
+// shards: it exists as long as it is in one.
+func (c *Cache) appliedLocked(s *cacheShard, u *model.Update, removed []model.Key) *Applied {
+	a := &Applied{ResourceVersions: u.ResourceVersions}
+	for _, service := range u.Services {
+		a.Objects = append(a.Objects, service)
+	}
+	for _, slice := range u.Slices {
+		a.Objects = append(a.Objects, slice)
+	}
+	for _, d := range u.Deltas {
+		if slice := s.slices[d.Key()]; slice != nil {
+			a.Objects = append(a.Objects, slice)
+		}
+	}
+	for _, key := range removed {
+		if o := c.findLocked(key); o != nil {
+			a.Objects = append(a.Objects, o)
+		} else {
+			a.Removed = append(a.Removed, key)
+		}
+	}
+	return a
+}
+
+func (c *Cache) findLocked(key model.Key) model.Object {
+	for i := range c.shards {
+		if o := c.shards[i].object(key); o != nil {
+			return o
+		}
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// state is what a server would hold of one shard.
+type state map[model.Key]model.Object
+
+func drawState(t *rapid.T, label string) state {
+	s := state{}
+	for range rapid.IntRange(0, 12).Draw(t, label) {
+		service := fmt.Sprint("service-", rapid.IntRange(0, 4).Draw(t, "service"))
+		if rapid.Bool().Draw(t, "a Service") {
+			s.add(model.NewService(model.Service{
+				Namespace: "default", Name: service, Type: model.ClusterIP, CreationTimeSeconds: rapid.Int64Range(0, 2).Draw(t, "created"),
+			}))
+		} else {
+			s.add(named(fmt.Sprint("slice-", rapid.IntRange(0, 6).Draw(t, "slice")), service, rapid.IntRange(0, 2).Draw(t, "endpoints")))
+		}
+	}
+	return s
+}
+
+func (s state) add(o model.Object) { s[o.Key()] = o }
+
+func (s state) digests(buckets uint32) (out []uint64, all uint64) {
+	out = make([]uint64, buckets)
+	for key, o := range s {
+		out[key.Bucket(buckets)] += uint64(o.ContentVersion())
+		all += uint64(o.ContentVersion())
+	}
+	return out, all
+}
+
+// update gives an Update of the objects that match.
+func (s state) update(match func(model.Key) bool) *model.Update {
+	u := &model.Update{}
+	for _, key := range slices.SortedFunc(maps.Keys(s), model.Key.Compare) {
+		switch o := s[key].(type) {
+		case *model.Service:
+			if match(key) {
+				u.Services = append(u.Services, o)
+			}
+		case *model.Slice:
+			if match(key) {
+				u.Slices = append(u.Slices, o)
+			}
+		}
+	}
+	return u
+}
+
+// differing gives the Update that a server answers to digests of buckets.
+func (s state) differing(digests []uint64) *model.Update {
+	count := uint32(len(digests))
+	own, _ := s.digests(count)
+	var full []uint32
+	for i := range count {
+		if own[i] != digests[i] {
+			full = append(full, i)
+		}
+	}
+	u := s.update(func(key model.Key) bool { return slices.Contains(full, key.Bucket(count)) })
+	u.FullBuckets = full
+	return u
+}
+
+func (s state) requireHeld(t require.TestingT, c *Cache) {
+	_, all := s.digests(1)
+	_, digests := c.Digests()
+	require.Equal(t, []uint64{all}, digests)
+	held := state{}
+	for _, key := range c.Services() {
+		service, list := c.Service(key)
+		if service != nil {
+			held.add(service)
+		}
+		for _, slice := range list {
+			held.add(slice)
+		}
+	}
+	require.Equal(t, s, held)
+}
+
+// Whatever the client holds: the buckets whose digests differ make of it what the server holds.
+func TestBucketsThatDifferMakeItEqual(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const buckets = 8
+		before, after := drawState(t, "before"), drawState(t, "after")
+		c := NewCache()
+		require.NoError(t, c.welcome(epoch, 1))
+		require.NoError(t, c.setBuckets(buckets))
+		full := before.update(func(model.Key) bool { return true })
+		full.Full, full.To = true, 3
+		_, err := c.apply(full, false)
+		require.NoError(t, err)
+		before.requireHeld(t, c)
+
+		digests, ok := c.bucketDigests(0)
+		require.True(t, ok)
+		want, _ := before.digests(buckets)
+		require.Equal(t, want, digests)
+		u := after.differing(digests)
+		if len(u.FullBuckets) == 0 {
+			return
+		}
+		u.From, u.To = 100, 200 // of any position
+		half := *u
+		half.Services, u.Services = u.Services, nil
+		half.Slices = nil
+		_, err = c.apply(&half, true)
+		require.NoError(t, err)
+		before.requireHeld(t, c)
+		_, err = c.apply(u, false)
+		require.NoError(t, err)
+		after.requireHeld(t, c)
+		sequences, _ := c.Digests()
+		require.Equal(t, []uint64{200}, sequences)
+	})
+}
+
+// What did not decode counts as the server has it, and a bucket that lacks it removes it.
+func TestUnreadableObjectsInBuckets(t *testing.T) {
+	c := welcomed(t, 1)
+	require.NoError(t, c.setBuckets(8))
+	known, unknown := named("known", "web", 1), named("unknown", "web", 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{known}})
+	apply(t, c, &model.Update{From: 2, To: 3, Unreadable: []model.Unreadable{{Key: known.Key(), Version: 5}, {Key: unknown.Key(), Version: 6}}})
+	_, all := c.Digests()
+	require.Equal(t, []uint64{11}, all)
+	require.True(t, cacheHas(c, known), "it stays as it was")
+	require.True(t, c.isUnreadable(0, unknown.Key()))
+	digests, _ := c.bucketDigests(0)
+	want := make([]uint64, 8)
+	want[known.Key().Bucket(8)] += 5
+	want[unknown.Key().Bucket(8)] += 6
+	require.Equal(t, want, digests)
+
+	out, err := c.apply(&model.Update{To: 4, FullBuckets: []uint32{unknown.Key().Bucket(8)}}, false)
+	require.NoError(t, err)
+	require.Contains(t, out.readable, unknown.Key())
+	require.False(t, c.isUnreadable(0, unknown.Key()))
+	out, err = c.apply(&model.Update{To: 5, Full: true, Slices: []*model.Slice{known}}, false)
+	require.NoError(t, err)
+	state{known.Key(): known}.requireHeld(t, c)
+	require.NotContains(t, out.readable, unknown.Key())
+}
+
+func TestBucketsOutOfBounds(t *testing.T) {
+	c := welcomed(t, 1)
+	_, err := c.apply(&model.Update{To: 2, FullBuckets: []uint32{0}}, false)
+	require.ErrorIs(t, err, errProtocol, "the server has none")
+	require.ErrorIs(t, c.setBuckets(3), errProtocol)
+	require.ErrorIs(t, c.setBuckets(2*maxBuckets), errProtocol)
+	require.NoError(t, c.setBuckets(4))
+	_, err = c.apply(&model.Update{To: 2, FullBuckets: []uint32{4}}, false)
+	require.ErrorIs(t, err, errProtocol)
+}
+
+// bucketServer is a server with one shard, which sends what differs by buckets, compressed.
+func bucketServer(t *testing.T, s state, epoch uint64) *scripted {
+	t.Helper()
+	const buckets = 8
+	w, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: epoch, ShardCount: 1, BucketCount: buckets}),
+		&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{0}}}})}
+	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
+		digests := r.GetResync().GetBucketDigests()
+		if len(digests) != buckets {
+			return errors.New("no digests")
+		}
+		u := s.differing(digests)
+		u.To = 2
+		f, err := wire.EncodeUpdate(u)
+		if err != nil {
+			return err
+		}
+		if err := g.Send(&pb.StreamResponse{Message: &pb.StreamResponse_Zstd{Zstd: w.EncodeAll(f, nil)}}); err != nil {
+			return err
+		}
+		_, digest := s.digests(1)
+		return says(inSync(2), heartbeat(digest))(g)
+	}
+	return server
+}
+
+// The server asks before the client is in sync, and the client answers then.
+func TestResumeByBuckets(t *testing.T) {
+	id := newIdentity(t)
+	want := state{}
+	for i := range 40 {
+		want.add(named(fmt.Sprint("slice-", i), fmt.Sprint("service-", i), 2))
+	}
+	held := maps.Clone(want)
+	delete(held, named("slice-3", "", 0).Key())
+	held.add(named("extra", "service-4", 1))
+	c := welcomed(t, 1)
+	full := held.update(func(model.Key) bool { return true })
+	full.Full, full.To = true, 17
+	apply(t, c, full)
+
+	server := bucketServer(t, want, epoch+1)
+	a := connect(t, id, c, nil, serve(t, id, server, fanout.ServerOption()).address)
+	a.waitInSync(t, 1)
+	want.requireHeld(t, c)
+	hellos, requests := server.seen()
+	require.Len(t, requests, 1)
+	require.Equal(t, []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS}, hellos[0].GetCapabilities())
+	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("resume")))
+}
+
+// A cache that is found to be wrong by a heartbeat is repaired by what differs; a server whose digests make no sense is
+// asked a few times a minute at most.
+func TestDivergenceIsRepairedByBuckets(t *testing.T) {
+	id := newIdentity(t)
+	want := state{}
+	for i := range 20 {
+		want.add(named(fmt.Sprint("slice-", i), "web", 2))
+	}
+	_, digest := want.digests(1)
+	server := bucketServer(t, want, epoch)
+	answer := server.answer
+	var answers int
+	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
+		switch answers++; answers {
+		case 1:
+			return answer(g, r)
+		case 2:
+			u := want.differing(r.GetResync().GetBucketDigests())
+			require.Len(t, u.FullBuckets, 1)
+			u.To = 2
+			if err := g.Send(update(wire.UpdateToProto(u))); err != nil {
+				return err
+			}
+			for i := range uint64(repairBurst + 5) {
+				if err := g.Send(heartbeat(digest + 1 + i)); err != nil {
+					return err
+				}
+			}
+			return says(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{
+				Name: "node-1", Node: &pb.Node{Name: "node-1"}}}})(g)
+		}
+		return nil
+	}
+	cache := NewCache()
+	a := connect(t, id, cache, func(r *wire.Response) {
+		if r.InSync != nil {
+			tamper(cache, named("slice-7", "web", 3))
+		}
+	}, serve(t, id, server, fanout.ServerOption()).address)
+	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
+	want.requireHeld(t, cache)
+	require.EqualValues(t, repairBurst, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
+	for _, r := range server.waitRequests(t, 1+repairBurst) {
+		require.Len(t, r.GetResync().GetBucketDigests(), 8)
+	}
+}

@@ -1,0 +1,243 @@
+package client
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// ackInterval is the least time between two Acks: one that follows a quiet second goes at once, so the server knows
+	// exactly when a single change was programmed, and under churn an ack costs it little.
+	ackInterval = time.Second
+	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
+	maxRequests = 2 * maxShards
+	// maxReason bounds the reason in a Nack, in bytes.
+	maxReason = 1024
+)
+
+var errNotReading = errors.New("the server does not read what it is told")
+
+// outbox is what waits to be sent. Requests and acks belong to a stream. What is not programmed is kept, and each stream's
+// server hears of it once. Its lock may be held when the cache's is taken.
+type outbox struct {
+	cache *Cache
+	// wake gets a value when there is something to send.
+	wake chan struct{}
+
+	mu sync.Mutex
+	// synced: the stream is in sync, so that positions mean something to the server.
+	synced   bool
+	requests []*pb.StreamRequest
+	// full: more requests have come than may wait.
+	full  bool
+	acks  map[uint32]programmed
+	epoch uint64 // of acks
+	// failing are the objects that are not programmed as the server has them; news those, by shard, of which the server does
+	// not know that they are failing, or no longer failing.
+	failing map[model.Key]failure
+	news    map[model.Key]uint32
+	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
+	// ends the change to told.
+	wanted, told *pb.Subscription
+	changing     bool
+}
+
+// programmed is a position that the kernel holds, and since when.
+type programmed struct {
+	sequence uint64
+	at       time.Time
+}
+
+// failure is why an object is not programmed.
+type failure struct {
+	reason string
+	// unreadable: it did not decode, in this shard.
+	unreadable bool
+	shard      uint32
+}
+
+func newOutbox(cache *Cache, wanted *pb.Subscription) *outbox {
+	return &outbox{cache: cache, wake: make(chan struct{}, 1), wanted: wanted}
+}
+
+func (o *outbox) signal() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// report queues a request of a relay, if the stream is in sync and of that epoch.
+func (o *outbox) report(epoch uint64, r *pb.StreamRequest) bool {
+	current := o.cache.currentEpoch()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.synced || epoch != current {
+		return false
+	}
+	o.requestLocked(r)
+	return true
+}
+
+// newStream forgets what was meant for the stream before, and gives the subscription for the new one's Hello.
+func (o *outbox) newStream() *pb.Subscription {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.synced, o.requests, o.full, o.news = false, nil, false, nil
+	o.told, o.changing = o.wanted, false
+	return o.told
+}
+
+// subscribe changes the subscription.
+func (o *outbox) subscribe(s *pb.Subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.wanted = s
+	o.signal()
+}
+
+// inSync lets acks, nacks and changes of the subscription out, and tells the server all that fails. A later one ends a
+// change of the subscription.
+func (o *outbox) inSync() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.synced {
+		o.changing = false
+		o.signal()
+		return
+	}
+	o.synced = true
+	for key, f := range o.failing {
+		if f.unreadable && !o.cache.isUnreadable(f.shard, key) {
+			delete(o.failing, key) // it was, in another number of shards
+			continue
+		}
+		o.tellLocked(key, f)
+	}
+	o.signal()
+}
+
+func (o *outbox) tellLocked(key model.Key, f failure) {
+	if !o.synced {
+		return
+	}
+	if !f.unreadable {
+		f.shard = o.cache.shardNumber(model.ServiceKey{Namespace: key.Namespace, Name: key.Name})
+	}
+	if o.news == nil {
+		o.news = make(map[model.Key]uint32)
+	}
+	o.news[key] = f.shard
+	o.signal()
+}
+
+// request queues a request of this stream.
+func (o *outbox) request(r *pb.StreamRequest) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.requestLocked(r)
+}
+
+func (o *outbox) requestLocked(r *pb.StreamRequest) {
+	if len(o.requests) < maxRequests {
+		o.requests = append(o.requests, r)
+	} else {
+		o.full = true
+	}
+	o.signal()
+}
+
+// ack notes positions that the kernel holds from now on.
+func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if epoch != o.epoch {
+		clear(o.acks)
+		o.epoch = epoch
+	}
+	if o.acks == nil {
+		o.acks = make(map[uint32]programmed)
+	}
+	for shard, sequence := range positions {
+		o.acks[shard] = programmed{sequence, now}
+	}
+	o.signal()
+}
+
+// fail notes that an object is not programmed as the server has it. It is false where that is no news.
+func (o *outbox) fail(key model.Key, f failure) bool {
+	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if had, ok := o.failing[key]; ok && had == f {
+		return false
+	}
+	if o.failing == nil {
+		o.failing = make(map[model.Key]failure)
+	}
+	o.failing[key] = f
+	o.tellLocked(key, f)
+	return true
+}
+
+// resolve notes that an object is programmed now.
+func (o *outbox) resolve(key model.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if f, ok := o.failing[key]; ok {
+		delete(o.failing, key)
+		o.tellLocked(key, f)
+	}
+}
+
+// take takes what may be sent now; an Ack only if it is wanted, and acked tells whether there is one.
+func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error) {
+	epoch := o.cache.currentEpoch()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.full {
+		return nil, false, errNotReading
+	}
+	out, o.requests = o.requests, nil
+	for key, shard := range o.news {
+		f, failing := o.failing[key]
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Shard: shard, Sequence: o.cache.sequence(shard), Key: wire.KeyToProto(key), Reason: f.reason, Resolved: !failing,
+		}}})
+	}
+	o.news = nil
+	if o.synced && !o.changing && o.wanted != nil && !proto.Equal(o.wanted, o.told) {
+		o.told, o.changing = o.wanted, true
+		o.cache.resubscribe(o.told)
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
+	}
+	if !ack || !o.synced || len(o.acks) == 0 {
+		return out, false, nil
+	}
+	defer clear(o.acks)
+	if o.epoch != epoch {
+		return out, false, nil
+	}
+	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
+}
+
+func (o *outbox) ackLocked() *pb.Ack {
+	now := time.Now()
+	a := &pb.Ack{}
+	for shard, p := range o.acks {
+		a.Positions = append(a.Positions, &pb.ShardPosition{
+			Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),
+		})
+	}
+	return a
+}

@@ -1,0 +1,27 @@
+package client
+
+import "github.com/slicecast/slicecast/internal/model"
+
+// Relay makes the client that of another server, which feeds from the stream a store of its own. Its functions are called
+// one after the other, in the order of the stream. All are required.
+type Relay struct {
+	// NodesDigest gives the sum of the hashes of all Nodes that the relay holds, for Hello.
+	NodesDigest func() uint64
+	// Path takes Welcome.path, with which every stream begins. An error ends the stream: the relay would feed on itself.
+	Path func(path []uint64) error
+	// Applied hears of each Update after it was applied to the cache.
+	Applied func(Applied)
+	// Node hears of each Node that came or changed; nil: it is gone. The cache keeps none.
+	Node func(name string, n *model.Node)
+	// InSync hears that everything has come that differs from what the relay held.
+	InSync func(Synced)
+}
+
+// Synced is what a relay hears at the end of the state that a stream begins with.
+type Synced struct {
+	// Nodes are the names of all Nodes: others no longer exist. nil: the relay's digest of Nodes was right, and nothing of
+	// the kind is said.
+	Nodes map[string]struct{}
+	// ResourceVersions that the state reflects.
+	ResourceVersions model.ResourceVersions
+}

@@ -1,0 +1,131 @@
+package client
+
+import (
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// heard is what a relay hears, in order.
+type heard struct {
+	mu     sync.Mutex
+	events []any
+}
+
+func (h *heard) add(event any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, event)
+}
+
+func (h *heard) wait(t *testing.T, n int) []any {
+	t.Helper()
+	var out []any
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		out = append([]any(nil), h.events...)
+		return len(out) >= n
+	}, patience, tick)
+	return out
+}
+
+var errCircle = errors.New("epoch 7 is this relay's own")
+
+func (h *heard) relay() *Relay {
+	return &Relay{
+		NodesDigest: func() uint64 { return 99 },
+		Path: func(path []uint64) error {
+			h.add(path)
+			if path[0] == 7 {
+				return errCircle
+			}
+			return nil
+		},
+		Applied: func(a Applied) { h.add(a) },
+		Node:    func(name string, n *model.Node) { h.add([2]any{name, n}) },
+		InSync:  func(s Synced) { h.add(s) },
+	}
+}
+
+func nodeUpdate(name string, n *pb.Node) *pb.StreamResponse {
+	return &pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Name: name, Node: n}}}
+}
+
+func TestRelay(t *testing.T) {
+	id := newIdentity(t)
+	web, other := named("web", "web", 2), named("other", "web", 2)
+	shardUpdate := func(u *model.Update) *pb.StreamResponse { return update(wire.UpdateToProto(u)) }
+	all := inSync(1)
+	all.GetInSync().AllNodes = true
+	all.GetInSync().ResourceVersions = &pb.ResourceVersions{Services: 5}
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, Path: []uint64{4, 5}}),
+		nodeUpdate("a", &pb.Node{Name: "a"}), nodeUpdate("b", &pb.Node{Name: "b", InternalIps: []string{"x"}}), nodeUpdate("c", nil),
+		shardUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{web, other}}), all,
+		shardUpdate(&model.Update{From: 1, To: 2, Deltas: []*model.SliceDelta{model.Diff(web, named("web", "web", 3))},
+			Removed: []model.Key{other.Key()}, ResourceVersions: model.ResourceVersions{Slices: 6}}),
+		nodeUpdate("a", nil), inSync(2))}
+	circle := &scripted{play: says(welcome(&pb.Welcome{Epoch: 9, ShardCount: 1, Path: []uint64{7, 9}}))}
+	first, second := serve(t, id, circle, fanout.ServerOption()), serve(t, id, server, fanout.ServerOption())
+	h := &heard{}
+	p := newProxy(t, first.address)
+	run(t, NewCache(), Options{Servers: Static(p.address()), DialOptions: id.client, Relay: h.relay(), Logger: slog.New(slog.DiscardHandler)})
+	require.Equal(t, []any{[]uint64{7, 9}, []uint64{7, 9}}, h.wait(t, 2)[:2], "it tries again")
+	p.target.Store(&second.address)
+	hellos, _ := circle.seen()
+	require.Equal(t, pb.ClientKind_CLIENT_KIND_RELAY, hellos[0].GetKind())
+	require.EqualValues(t, 99, hellos[0].GetNodesDigest())
+
+	var events []any
+	require.Eventually(t, func() bool {
+		events = h.wait(t, 0)
+		for len(events) > 0 && events[0].([]uint64)[0] == 7 {
+			events = events[1:]
+		}
+		return len(events) == 8
+	}, patience, tick)
+	require.Equal(t, []any{
+		[]uint64{4, 5},
+		[2]any{"a", &model.Node{Name: "a"}},
+		[2]any{"c", (*model.Node)(nil)},
+		Applied{Objects: []model.Object{web, other}},
+		Synced{Nodes: map[string]struct{}{"a": {}, "b": {}}, ResourceVersions: model.ResourceVersions{Services: 5}},
+		Applied{Objects: []model.Object{named("web", "web", 3)}, Removed: []model.Key{other.Key()},
+			ResourceVersions: model.ResourceVersions{Slices: 6}},
+		[2]any{"a", (*model.Node)(nil)},
+		Synced{},
+	}, events)
+}
+
+// A slice that is handed to a Service in another shard exists, whichever shard tells of it first.
+func TestRelayHearsOfAHandOver(t *testing.T) {
+	a, b := model.ServiceKey{Namespace: "default", Name: "a"}, model.ServiceKey{Namespace: "default", Name: "b"}
+	for b.Shard(4) == a.Shard(4) {
+		b.Name += "b"
+	}
+	before, after := named("s", a.Name, 2), named("s", b.Name, 2)
+	c := welcomed(t, 4)
+	c.collect = true
+	applied := func(service model.ServiceKey, u *model.Update) *Applied {
+		u.Shard = service.Shard(4)
+		sequences, _ := c.Digests()
+		u.From, u.To = sequences[u.Shard], sequences[u.Shard]+1
+		out, err := c.apply(u, false)
+		require.NoError(t, err)
+		return out.applied
+	}
+	removed := []model.Key{before.Key()}
+	objects := func(o model.Object) *Applied { return &Applied{Objects: []model.Object{o}} }
+	require.Equal(t, objects(before), applied(a, &model.Update{Slices: []*model.Slice{before}}))
+	require.Equal(t, objects(after), applied(b, &model.Update{Slices: []*model.Slice{after}}))
+	require.Equal(t, objects(after), applied(a, &model.Update{Removed: removed}), "it is in the other shard")
+	require.Equal(t, &Applied{Removed: removed}, applied(b, &model.Update{Removed: removed}))
+}

@@ -1,0 +1,296 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// asServers makes Servers of addresses.
+func asServers(addresses ...string) []Server {
+	var out []Server
+	for _, a := range addresses {
+		out = append(out, Server{Address: a})
+	}
+	return out
+}
+
+// ordered gives addresses in the order of node-1.
+func ordered(addresses ...string) []string {
+	var out []string
+	for _, s := range preference(asServers(addresses...), "node-1") {
+		out = append(out, s.Address)
+	}
+	return out
+}
+
+func TestPreference(t *testing.T) {
+	servers := asServers("a", "b", "c", "d")
+	first := map[string]int{}
+	for i := range 4000 {
+		node := fmt.Sprint("node-", i)
+		order := preference(servers, node)
+		require.ElementsMatch(t, servers, order)
+		first[order[0].Address]++
+		without := preference(asServers("d", "b", "a"), node)
+		if order[0].Address != "c" {
+			require.Equal(t, order[0], without[0], "only the nodes of the server that is gone move")
+		}
+	}
+	for _, s := range servers {
+		require.InDelta(t, 1000, first[s.Address], 150, s)
+	}
+}
+
+func TestChoice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := choice{node: "node-1"}
+		servers := preference(asServers("a", "b", "c"), "node-1")
+		require.Equal(t, servers, c.order(servers))
+		c.lost = servers[0].Address
+		require.Equal(t, []Server{servers[1], servers[2], servers[0]}, c.order(servers), "the one that was lost comes last")
+
+		require.Zero(t, c.firstRested())
+		c.rest("a", time.Minute)
+		c.rest("a", time.Second)
+		c.rest("b", time.Second)
+		require.Equal(t, time.Second, c.firstRested())
+		require.Equal(t, time.Minute, c.rests("a"))
+		require.Zero(t, c.rests("c"))
+		<-time.After(2 * time.Second)
+		require.Zero(t, c.rests("b"))
+		require.Equal(t, 58*time.Second, c.firstRested())
+	})
+}
+
+func TestServersFromProto(t *testing.T) {
+	said := &pb.Servers{}
+	for _, address := range []string{"10.0.0.2:1", "[fd00::1]:1", "a.example:1", "10.0.0.2:1", "", "10.0.0.3", ":1", "unix:///run/x:1",
+		"dns://8.8.8.8/x:1", "/run/x:1", "x:"} {
+		said.Servers = append(said.Servers, &pb.Server{Address: address})
+	}
+	said.Servers[1].ServerName = "relay"
+	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "relay"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
+	for i := range 2 * maxKnown {
+		said.Servers = append(said.Servers, &pb.Server{Address: fmt.Sprint("many:", i)})
+	}
+	require.LessOrEqual(t, len(serversFromProto(said, "")), maxKnown)
+}
+
+func hint(code codes.Code, d time.Duration) error {
+	s, err := status.New(code, "come back later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(d)})
+	if err != nil {
+		panic(err)
+	}
+	return s.Err()
+}
+
+func TestRetryDelay(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want time.Duration
+	}{
+		"unavailable":     {hint(codes.Unavailable, time.Second), time.Second},
+		"exhausted":       {fmt.Errorf("stream: %w", hint(codes.ResourceExhausted, time.Minute)), time.Minute},
+		"too long":        {hint(codes.ResourceExhausted, time.Hour), maxRetryDelay},
+		"another code":    {hint(codes.Internal, time.Second), 0},
+		"no hint":         {status.Error(codes.Unavailable, ""), 0},
+		"not of a server": {errSilent, 0},
+		"the past":        {hint(codes.Unavailable, -time.Second), 0},
+	} {
+		d, ok := retryDelay(c.err)
+		require.Equal(t, c.want, d, name)
+		require.Equal(t, c.want > 0, ok, name)
+	}
+}
+
+// replicas are scripted servers in the order that node-1 prefers.
+func replicas(t *testing.T, id identity, n int) (servers []*scripted, instances []*instance, addresses []string) {
+	t.Helper()
+	byAddress := map[string]*scripted{}
+	at := map[string]*instance{}
+	for range n {
+		s := &scripted{}
+		i := serve(t, id, s, fanout.ServerOption())
+		byAddress[i.address], at[i.address] = s, i
+		addresses = append(addresses, i.address)
+	}
+	addresses = ordered(addresses...)
+	for _, a := range addresses {
+		servers, instances = append(servers, byAddress[a]), append(instances, at[a])
+	}
+	return servers, instances, addresses
+}
+
+func tells(addresses ...string) *pb.StreamResponse {
+	m := &pb.Servers{}
+	for _, a := range addresses {
+		m.Servers = append(m.Servers, &pb.Server{Address: a})
+	}
+	return &pb.StreamResponse{Message: &pb.StreamResponse_Servers{Servers: m}}
+}
+
+func oneShard(epoch uint64, more ...any) func(pb.DistributionService_StreamServer) error {
+	return says(append([]any{welcome(&pb.Welcome{Epoch: epoch, ShardCount: 1}), inSync(1)}, more...)...)
+}
+
+func (s *scripted) streams() int {
+	hellos, _ := s.seen()
+	return len(hellos)
+}
+
+func (s *scripted) waitStreams(t *testing.T, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return s.streams() >= n }, patience, tick)
+}
+
+func quiet(id identity, o Options) Options {
+	o.NodeName, o.DialOptions, o.Logger = "node-1", append(id.client, o.DialOptions...), slog.New(slog.DiscardHandler)
+	return o
+}
+
+// A server that asks for time gets it, and others are tried meanwhile.
+func TestRetryHint(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 2)
+	servers[0].play = says(hint(codes.ResourceExhausted, time.Hour))
+	servers[1].play = says(status.Error(codes.Unavailable, "no hint"))
+	c, _ := run(t, NewCache(), quiet(id, Options{Servers: Static(addresses...)}))
+	servers[1].waitStreams(t, 4)
+	require.Equal(t, 1, servers[0].streams())
+	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.retryHints))
+}
+
+// A client knows the servers that it was told of, and goes back to those it began with only when none of them answers.
+func TestServersAreLearned(t *testing.T) {
+	id := newIdentity(t)
+	servers, instances, addresses := replicas(t, id, 3)
+	// The last one is all that is known at first; it knows of itself and the one before.
+	servers[2].play = oneShard(2, tells(addresses[1:]...))
+	servers[1].play = oneShard(1, tells(addresses[1:]...))
+	servers[0].play = oneShard(3)
+	var mu sync.Mutex
+	bootstrap, asked := addresses[2], 0
+	cache := NewCache()
+	run(t, cache, quiet(id, Options{Servers: func(context.Context) ([]Server, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		return asServers(bootstrap), nil
+	}}))
+	servers[2].waitStreams(t, 1)
+	require.Eventually(t, func() bool { return len(cache.knownServers()) == 2 }, patience, tick)
+	instances[2].stop()
+	servers[1].waitStreams(t, 1)
+	mu.Lock()
+	require.Equal(t, 1, asked)
+	bootstrap = addresses[0]
+	mu.Unlock()
+	instances[1].stop()
+	servers[0].waitStreams(t, 1)
+}
+
+// A node moves to the server that comes first for it, when it hears of it; and once only, whatever servers say.
+func TestMove(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 2)
+	left := make(chan struct{})
+	servers[1].play = func(g pb.DistributionService_StreamServer) error {
+		go func() {
+			<-g.Context().Done()
+			close(left)
+		}()
+		return oneShard(1, tells(addresses...))(g)
+	}
+	// The second leaves itself out.
+	servers[0].play = oneShard(2, tells(addresses[1]), nodeUpdate("node-1", &pb.Node{Name: "node-1"}))
+	cache := NewCache()
+	c, _ := run(t, cache, quiet(id, Options{Servers: Static(addresses[1])}), func(t *times) {
+		t.moveWindow = 10 * time.Millisecond
+	})
+	<-left
+	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
+	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
+	require.Equal(t, 1, servers[0].streams())
+	require.Equal(t, 1, servers[1].streams())
+}
+
+// A node that can't reach the server that comes first for it stays where it is.
+func TestMoveToAServerThatIsAway(t *testing.T) {
+	id := newIdentity(t)
+	servers, instances, addresses := replicas(t, id, 2)
+	instances[0].stop()
+	servers[1].play = oneShard(1, tells(addresses...))
+	dials := make(chan struct{}, 100)
+	dialer := grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		if address == addresses[0] {
+			dials <- struct{}{}
+		}
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	})
+	c, _ := run(t, NewCache(), quiet(id, Options{Servers: Static(addresses[1]), DialOptions: []grpc.DialOption{dialer}}), func(t *times) {
+		t.moveWindow, t.returnAfter = tick, tick
+	})
+	for range 3 {
+		<-dials
+	}
+	require.Zero(t, testutil.ToFloat64(c.metrics.moves))
+	require.Equal(t, 1, servers[1].streams())
+}
+
+// A node that had to leave its server goes back to it some time later.
+func TestReturn(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 2)
+	drain := &pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: 1}}}
+	servers[0].play = func(g pb.DistributionService_StreamServer) error {
+		if servers[0].streams() == 1 {
+			return oneShard(1, tells(addresses...), drain, status.Error(codes.Unavailable, "draining"))(g)
+		}
+		return oneShard(1, tells(addresses...))(g)
+	}
+	servers[1].play = oneShard(2, tells(addresses...))
+	c, _ := run(t, NewCache(), quiet(id, Options{Servers: Static(addresses...)}), func(t *times) {
+		t.returnAfter = 20 * time.Millisecond
+	})
+	servers[0].waitStreams(t, 2)
+	require.Equal(t, 1, servers[1].streams())
+	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
+}
+
+// A server's certificate must have the name that it was announced with.
+func TestServerName(t *testing.T) {
+	id := newIdentity(t)
+	server := &scripted{play: oneShard(1)}
+	i := serve(t, id, server, fanout.ServerOption())
+	var mu sync.Mutex
+	name, asked := "other.example", 0
+	run(t, NewCache(), quiet(id, Options{Servers: func(context.Context) ([]Server, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if asked++; asked == 3 {
+			name = "server.example"
+		}
+		return []Server{{Address: i.address, Name: name}}, nil
+	}}))
+	server.waitStreams(t, 1)
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, 3, asked, "with another name it is not the server")
+}

@@ -1,0 +1,177 @@
+package client
+
+import (
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// cacheShard is one shard's part. Objects are shared with whoever reads them; they are immutable.
+type cacheShard struct {
+	sequence uint64
+	// digest is the sum of the versions that counted gives.
+	digest   uint64
+	services map[model.ServiceKey]*cachedService
+	slices   map[model.Key]*model.Slice
+	// missing are slices that were asked for again, as a delta did not fit what the cache holds of them. Until they have
+	// come, the shard is behind its sequence.
+	missing map[model.Key]struct{}
+	// unreadable are objects that the server has in these versions, and that did not decode. What was held of them before
+	// stays; in digests they count as the server has them, so that the rest of the shard can still be compared.
+	unreadable map[model.Key]model.Version
+}
+
+// cachedService is a Service and its slices; one of both may be missing.
+type cachedService struct {
+	service *model.Service
+	slices  []*model.Slice // ascending by name
+}
+
+func newCacheShard() cacheShard {
+	return cacheShard{services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice)}
+}
+
+// object gives the Service or Slice of that key; nil: there is none.
+func (s *cacheShard) object(key model.Key) model.Object {
+	if key.Kind == model.KindSlice {
+		if slice := s.slices[key]; slice != nil {
+			return slice
+		}
+		return nil
+	}
+	if h := s.services[model.ServiceKey{Namespace: key.Namespace, Name: key.Name}]; h != nil && h.service != nil {
+		return h.service
+	}
+	return nil
+}
+
+// all calls f for each object that counts, with what it counts.
+func (s *cacheShard) all(f func(key model.Key, version model.Version)) {
+	held := func(o model.Object) {
+		if _, ok := s.unreadable[o.Key()]; !ok {
+			f(o.Key(), o.ContentVersion())
+		}
+	}
+	for _, h := range s.services {
+		if h.service != nil {
+			held(h.service)
+		}
+	}
+	for _, slice := range s.slices {
+		held(slice)
+	}
+	for key, version := range s.unreadable {
+		f(key, version)
+	}
+}
+
+// bucketDigests gives the digests of the shard's buckets, by number.
+func (s *cacheShard) bucketDigests(count uint32) []uint64 {
+	out := make([]uint64, count)
+	s.all(func(key model.Key, version model.Version) { out[key.Bucket(count)] += uint64(version) })
+	return out
+}
+
+// counted is what an object adds to the digest.
+func (s *cacheShard) counted(key model.Key) uint64 {
+	if v, ok := s.unreadable[key]; ok {
+		return uint64(v)
+	}
+	if o := s.object(key); o != nil {
+		return uint64(o.ContentVersion())
+	}
+	return 0
+}
+
+func (s *cacheShard) held(key model.ServiceKey) *cachedService {
+	h := s.services[key]
+	if h == nil {
+		h = &cachedService{}
+		s.services[key] = h
+	}
+	return h
+}
+
+func (s *cacheShard) dropEmpty(key model.ServiceKey) {
+	if h := s.services[key]; h != nil && h.service == nil && len(h.slices) == 0 {
+		delete(s.services, key)
+	}
+}
+
+func (s *cacheShard) setService(service *model.Service) {
+	key := service.Key()
+	s.digest += uint64(service.ContentVersion()) - s.counted(key)
+	delete(s.unreadable, key)
+	s.held(service.ServiceKey()).service = service
+}
+
+func (s *cacheShard) setSlice(slice *model.Slice) {
+	key := slice.Key()
+	s.digest += uint64(slice.ContentVersion()) - s.counted(key)
+	delete(s.unreadable, key)
+	delete(s.missing, key)
+	if old := s.slices[key]; old != nil && old.Service != slice.Service {
+		s.unlink(old)
+	}
+	s.slices[key] = slice
+	h := s.held(slice.ServiceKey())
+	at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName)
+	if found {
+		h.slices[at] = slice
+	} else {
+		h.slices = slices.Insert(h.slices, at, slice)
+	}
+}
+
+// setUnreadable notes what the server has and this software can't read.
+func (s *cacheShard) setUnreadable(key model.Key, version model.Version) {
+	s.digest += uint64(version) - s.counted(key)
+	delete(s.missing, key)
+	if s.unreadable == nil {
+		s.unreadable = make(map[model.Key]model.Version)
+	}
+	s.unreadable[key] = version
+}
+
+func (s *cacheShard) setMissing(key model.Key) {
+	if s.missing == nil {
+		s.missing = make(map[model.Key]struct{})
+	}
+	s.missing[key] = struct{}{}
+}
+
+// remove removes an object, and gives what was held of it.
+func (s *cacheShard) remove(key model.Key) model.Object {
+	s.digest -= s.counted(key)
+	delete(s.unreadable, key)
+	delete(s.missing, key)
+	o := s.object(key)
+	switch o := o.(type) {
+	case *model.Service:
+		s.services[o.ServiceKey()].service = nil
+		s.dropEmpty(o.ServiceKey())
+	case *model.Slice:
+		delete(s.slices, key)
+		s.unlink(o)
+	}
+	return o
+}
+
+// unlink takes a slice from its Service.
+func (s *cacheShard) unlink(slice *model.Slice) {
+	h := s.held(slice.ServiceKey())
+	if at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName); found {
+		h.slices = slices.Delete(h.slices, at, at+1)
+	}
+	s.dropEmpty(slice.ServiceKey())
+}
+
+func byName(s *model.Slice, name string) int {
+	switch {
+	case s.Name < name:
+		return -1
+	case s.Name > name:
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,338 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+var errSilent = errors.New("the server has been silent for too long")
+
+// stream is one stream, from its Hello to its end.
+type stream struct {
+	*Client
+	server Server
+	grpc   pb.DistributionService_StreamClient
+	cancel context.CancelCauseFunc
+	// sending starts the goroutine that sends.
+	sending func()
+	move    move
+	// silence is how long the server may say nothing.
+	silence  time.Duration
+	welcomed bool
+	synced   bool
+	// serversChanged: the servers that the stream told of are others than those known before.
+	serversChanged bool
+	// drained is the time within which a draining server asked the client to come back; 0: it does not drain.
+	drained time.Duration
+	// nodes are the names of all Nodes that came before the stream was in sync, for a relay.
+	nodes map[string]struct{}
+}
+
+// stream runs one stream to its end, which always has an error.
+func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &stream{Client: c, server: server, cancel: cancel, silence: silentBeats * defaultHeartbeat}
+	conn := c.takePrepared(server)
+	if conn == nil {
+		var err error
+		if conn, err = c.connect(server); err != nil {
+			return s, err
+		}
+	}
+	defer func() { _ = conn.Close() }()
+	// A server that accepts and then says nothing is no better than one that is down.
+	watchdog := time.AfterFunc(defaultHeartbeat, func() { cancel(errSilent) })
+	defer watchdog.Stop()
+	var err error
+	if s.grpc, err = pb.NewDistributionServiceClient(conn).Stream(ctx); err != nil {
+		return s, causeOf(ctx, err)
+	}
+	hello := c.hello(c.outbox.newStream())
+	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}); err != nil {
+		return s, causeOf(ctx, endOf(s.grpc, err))
+	}
+	s.move.timer = time.NewTimer(time.Hour)
+	s.move.timer.Stop()
+	defer s.move.timer.Stop()
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel(nil)
+	s.sending = func() {
+		sending.Go(func() {
+			if err := s.send(ctx, &sending); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	for {
+		var f wire.Frame
+		if err := s.grpc.RecvMsg(&f); err != nil {
+			return s, causeOf(ctx, err)
+		}
+		r, err := c.options.Decode(f)
+		if err != nil {
+			return s, fmt.Errorf("%w: %w", errProtocol, err)
+		}
+		if err := s.take(r, len(f)); err != nil {
+			return s, err
+		}
+		watchdog.Reset(s.silence)
+	}
+}
+
+func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
+	options := append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
+	}, c.options.DialOptions...)
+	if server.Name != "" {
+		options = append(options, grpc.WithAuthority(server.Name))
+	}
+	conn, err := grpc.NewClient(server.Address, options...)
+	if err != nil {
+		return nil, fmt.Errorf("server address %q: %w", server.Address, err)
+	}
+	return conn, nil
+}
+
+func (c *Client) hello(s *pb.Subscription) *pb.Hello {
+	h := &pb.Hello{
+		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: s,
+		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
+		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
+	}
+	if c.options.Relay != nil {
+		h.NodesDigest = c.options.Relay.NodesDigest()
+	}
+	c.options.Cache.subscribe(s)
+	c.options.Cache.hello(h)
+	return h
+}
+
+// causeOf gives the reason why the context of a stream ended, if that is why the stream ended.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	if errors.Is(err, io.EOF) {
+		return errors.New("the server closed the stream")
+	}
+	return err
+}
+
+// endOf gives the status behind a failed Send.
+func endOf(g pb.DistributionService_StreamClient, err error) error {
+	if errors.Is(err, io.EOF) {
+		var f wire.Frame
+		return g.RecvMsg(&f)
+	}
+	return err
+}
+
+// take does what a response asks for.
+func (s *stream) take(r *wire.Response, size int) error {
+	s.metrics.received.Inc()
+	s.metrics.receivedBytes.Add(float64(size))
+	for _, p := range r.Problems {
+		s.unreadableLogged.Do(func() {
+			s.log.Warn("An object does not decode and is left as it was", "object", p.Key, "err", p.Err)
+		})
+	}
+	if err := s.apply(r); err != nil {
+		return err
+	}
+	if s.options.Observe != nil {
+		s.options.Observe(r, size)
+	}
+	return nil
+}
+
+func (s *stream) apply(r *wire.Response) error {
+	switch {
+	case r.Welcome != nil:
+		return s.welcome(r.Welcome)
+	case !s.welcomed && (r.Update != nil || r.InSync != nil || r.BucketQuery != nil || r.Heartbeat != nil):
+		return fmt.Errorf("%w: state before welcome", errProtocol)
+	case r.Update != nil:
+		return s.update(r)
+	case r.BucketQuery != nil:
+		for _, shard := range r.BucketQuery.GetShards() {
+			if err := s.resync(shard, "resume", "resuming with another digest"); err != nil {
+				return err
+			}
+		}
+	case r.Node != nil:
+		s.node(r.Node)
+	case r.InSync != nil:
+		return s.inSync(r.InSync)
+	case r.Heartbeat != nil && s.synced:
+		for _, shard := range s.options.Cache.diverged(r.Heartbeat, s.repairs.Allow) {
+			s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
+			if err := s.resync(shard, "digest", "the digest differs"); err != nil {
+				return err
+			}
+		}
+	case r.Drain != nil:
+		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
+		s.log.Info("The server drains", "server", s.server.Address)
+	case r.Servers != nil:
+		s.learn(r.Servers)
+	}
+	return nil
+}
+
+func (s *stream) welcome(w *pb.Welcome) error {
+	if s.welcomed {
+		return fmt.Errorf("%w: a second welcome", errProtocol)
+	}
+	cache := s.options.Cache
+	if err := cache.welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
+		return err
+	}
+	if err := cache.setBuckets(w.GetBucketCount()); err != nil {
+		return err
+	}
+	if s.options.Relay != nil {
+		if err := s.options.Relay.Path(w.GetPath()); err != nil {
+			return err
+		}
+		s.nodes = make(map[string]struct{})
+	}
+	if w.GetHeartbeatIntervalMs() > 0 {
+		s.silence = silentBeats * time.Duration(w.GetHeartbeatIntervalMs()) * time.Millisecond
+	}
+	s.welcomed = true
+	s.metrics.server.Reset()
+	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
+	s.log.Info("Connected", "server", s.server.Address, "name", w.GetServerName(), "version", w.GetServerVersion())
+	s.sending()
+	return nil
+}
+
+func (s *stream) update(r *wire.Response) error {
+	out, err := s.options.Cache.apply(r.Update, r.More)
+	if err != nil {
+		return err
+	}
+	for i, o := range r.Update.Unreadable {
+		if o.Version != 0 {
+			s.fail(o.Key, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
+		}
+	}
+	for _, key := range out.readable {
+		s.outbox.resolve(key)
+	}
+	if out.applied != nil {
+		s.options.Relay.Applied(*out.applied)
+	}
+	if len(out.missing) > 0 {
+		s.metrics.resyncs.WithLabelValues("base").Inc()
+		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
+			Shard: r.Update.Shard, Keys: keysToProto(out.missing), Reason: model.ErrBase.Error(),
+		}}})
+	}
+	return nil
+}
+
+// resync asks for what differs in a shard.
+func (s *stream) resync(shard uint32, label, reason string) error {
+	digests, ok := s.options.Cache.bucketDigests(shard)
+	if !ok {
+		return fmt.Errorf("%w: a question for the buckets of shard %d, which is not there", errProtocol, shard)
+	}
+	s.metrics.resyncs.WithLabelValues(label).Inc()
+	s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
+		Shard: shard, BucketDigests: digests, Reason: reason,
+	}}})
+	return nil
+}
+
+func (s *stream) node(n *wire.NodeUpdate) {
+	switch relay := s.options.Relay; {
+	case relay == nil && !n.Unreadable:
+		s.options.Cache.setNode(n.Node)
+	case relay != nil:
+		switch exists := n.Node != nil || n.Unreadable; {
+		case s.nodes == nil: // in sync
+		case exists:
+			s.nodes[n.Name] = struct{}{}
+		default:
+			delete(s.nodes, n.Name)
+		}
+		if !n.Unreadable {
+			relay.Node(n.Name, n.Node)
+		}
+	}
+}
+
+func (s *stream) inSync(m *pb.InSync) error {
+	if err := s.options.Cache.synced(m); err != nil {
+		return err
+	}
+	if !s.synced {
+		s.synced = true
+		s.metrics.connected.Set(1)
+		s.considerMove()
+	}
+	s.outbox.inSync()
+	if s.options.Relay != nil {
+		synced := Synced{ResourceVersions: wire.ResourceVersionsFromProto(m.GetResourceVersions())}
+		if m.GetAllNodes() {
+			synced.Nodes = s.nodes
+		}
+		s.nodes = nil
+		s.options.Relay.InSync(synced)
+	}
+	return nil
+}
+
+func keysToProto(keys []model.Key) []*pb.ObjectKey {
+	var out []*pb.ObjectKey
+	for _, k := range keys {
+		out = append(out, wire.KeyToProto(k))
+	}
+	return out
+}
+
+// send sends what waits, until the stream ends: acks at intervals, everything else at once. Further goroutines of the
+// stream start here.
+func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
+	var pause <-chan time.Time // until the next Ack may go; nil: it may
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.outbox.wake:
+		case <-pause:
+			pause = nil
+		case <-s.move.timer.C:
+			running.Go(func() { s.reach(ctx) })
+		}
+		requests, acked, err := s.outbox.take(pause == nil)
+		if err != nil {
+			return err
+		}
+		for _, r := range requests {
+			if err := s.grpc.Send(r); err != nil {
+				if errors.Is(err, io.EOF) {
+					return nil // the receiver knows why the stream ended
+				}
+				return err
+			}
+		}
+		if acked {
+			pause = time.After(ackInterval)
+		}
+	}
+}

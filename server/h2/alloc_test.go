@@ -1,0 +1,31 @@
+//go:build !race
+
+package h2
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// Small messages cost no memory. (Under the race detector, pools forget.)
+func TestSendingDoesNotAllocate(t *testing.T) {
+	streams := make(chan *Stream, 1)
+	f := start(t, func(s *session) error { streams <- s.Stream; return until(s) })
+	f.clients(f.address, Protocol, 1)
+	s := <-streams
+	frame := make(wire.Frame, 100)
+	require.NoError(t, s.Send(frame))
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		if _, err := s.TrySend(frame, frame); err != nil {
+			panic(err)
+		}
+	}))
+	require.Zero(t, testing.AllocsPerRun(1000, func() {
+		if err := s.Send(frame, frame); err != nil {
+			panic(err)
+		}
+	}))
+}

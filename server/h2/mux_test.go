@@ -1,0 +1,159 @@
+package h2
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+)
+
+// listen gives a listener on the loopback interface.
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	return l
+}
+
+// run runs a Mux.
+func run(t *testing.T, m *Mux) {
+	t.Helper()
+	served := make(chan error, 1)
+	go func() { served <- m.Serve() }()
+	t.Cleanup(func() {
+		require.NoError(t, m.Close())
+		require.NoError(t, <-served)
+	})
+}
+
+// Clients that connect and say nothing hold up nobody, however many they are, and no end of the server.
+func TestSilentClients(t *testing.T) {
+	f := start(t, echo)
+	for range 8 * runtime.GOMAXPROCS(0) {
+		c, err := net.Dial("tcp", f.address)
+		require.NoError(t, err)
+		defer c.Close()
+	}
+	c := open(t.Context(), t, f.dial(ours))
+	c.send("hello")
+	require.Equal(t, "hello", c.receive())
+}
+
+func TestTimeoutBeforeTheFirstFrame(t *testing.T) {
+	f := start(t, echo)
+	l := listen(t)
+	m := NewMux(f.muxOptions(l, 100*time.Millisecond))
+	run(t, m)
+	for name, dial := range map[string]func() (net.Conn, error){
+		"silent":              func() (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) },
+		"silent after TLS":    func() (net.Conn, error) { return tls.Dial("tcp", l.Addr().String(), f.tls(Protocol)) },
+		"preface without end": func() (net.Conn, error) { return f.dialAndSay(l.Addr().String(), http2.ClientPreface) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := dial()
+			require.NoError(t, err)
+			defer c.Close()
+			require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+			b := make([]byte, 1000)
+			for err == nil {
+				_, err = c.Read(b)
+			}
+			var timeout net.Error
+			require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "the server closes it")
+		})
+	}
+	require.Eventually(t, func() bool { return testutil.ToFloat64(m.errors) == 1 }, patience, tick, "one handshake did not end")
+}
+
+func (f *fixture) dialAndSay(address, what string) (net.Conn, error) {
+	c, err := tls.Dial("tcp", address, f.tls(Protocol))
+	if err == nil {
+		_, err = c.Write([]byte(what))
+	}
+	return c, err
+}
+
+func TestProtocolsOfTLS(t *testing.T) {
+	f := start(t, echo)
+	for _, test := range []struct{ offered, want []string }{
+		{[]string{"h2"}, []string{"h2"}},
+		{[]string{Protocol}, []string{Protocol}},
+		{[]string{Protocol, "h2"}, []string{Protocol}},
+		{[]string{"h2", Protocol}, []string{Protocol}},
+		{[]string{"http/1.1"}, nil},
+		{nil, nil},
+	} {
+		c, err := tls.Dial("tcp", f.address, f.tls(test.offered...))
+		if err == nil {
+			if len(test.want) > 0 {
+				require.Equal(t, test.want[0], c.ConnectionState().NegotiatedProtocol)
+			} else {
+				require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+				_, err = c.Read(make([]byte, 1))
+			}
+			require.NoError(t, c.Close())
+		}
+		require.Equal(t, len(test.want) > 0, err == nil, "%v", test.offered)
+	}
+	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.errors) == 2 }, patience, tick)
+}
+
+// failing is a listener that has trouble before it works.
+type failing struct {
+	net.Listener
+	errs chan error
+}
+
+func (l failing) Accept() (net.Conn, error) {
+	select {
+	case err := <-l.errs:
+		return nil, err
+	default:
+		return l.Listener.Accept()
+	}
+}
+
+func TestAcceptErrors(t *testing.T) {
+	f := start(t, echo)
+	l := failing{listen(t), make(chan error, 3)}
+	for range cap(l.errs) {
+		l.errs <- &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	m := NewMux(f.muxOptions(l, patience))
+	run(t, m)
+	c, err := tls.Dial("tcp", l.Addr().String(), f.tls(Protocol))
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+
+	broken := failing{listen(t), make(chan error, 1)}
+	broken.errs <- errors.New("broken")
+	other := NewMux(f.muxOptions(broken, patience))
+	require.ErrorContains(t, other.Serve(), "broken")
+	require.NoError(t, other.Close())
+}
+
+// After GracefulStop or Stop, who connects is not served.
+func TestConnectionToAStoppedServer(t *testing.T) {
+	f := start(t, echo)
+	f.server.Stop()
+	c := f.connect(t)
+	_, err := c.ReadFrame()
+	require.Error(t, err)
+}
+
+func TestCredentialsAreForAMux(t *testing.T) {
+	here, there := net.Pipe()
+	defer here.Close()
+	defer there.Close()
+	_, _, err := Credentials().ServerHandshake(here)
+	require.ErrorContains(t, err, "listener of a Mux")
+	_, _, err = Credentials().ClientHandshake(t.Context(), "", here)
+	require.ErrorContains(t, err, "credentials.NewTLS")
+}
