@@ -32,6 +32,12 @@ setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes 
 test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
 	go test -race -timeout 40m ./...
 
+FUZZTIME ?= 1m
+
+.PHONY: fuzz
+fuzz: ## fuzz every decoder of bytes from outside, a minute each or FUZZTIME=30s, 10m...
+	FUZZTIME=$(FUZZTIME) internal/tools/fuzz.sh
+
 .PHONY: demo
 demo: build ## traffic to Services on this machine, without a cluster; HOLD=1 keeps it running
 	internal/tools/packages.sh iptables:iptables

@@ -4,8 +4,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/server/auth"
@@ -35,5 +34,5 @@ type Config struct {
 
 	// Logger and Registry are required.
 	Logger   *slog.Logger
-	Registry *prometheus.Registry
+	Registry daemon.Registry
 }

@@ -68,6 +68,9 @@ type Options struct {
 	ShutdownGracePeriod time.Duration
 
 	Log daemon.LogOptions
+
+	// Registry is no flag. nil: a new one.
+	Registry daemon.Registry
 }
 
 // AddFlags adds the flags, with their defaults.
@@ -207,7 +210,10 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		DrainWindow:        o.DrainWindow,
 		GracePeriod:        o.ShutdownGracePeriod,
 		Logger:             logger,
-		Registry:           daemon.NewRegistry(),
+		Registry:           o.Registry,
+	}
+	if c.Registry == nil {
+		c.Registry = daemon.NewRegistry()
 	}
 	if !o.InsecurePlaintext {
 		c.TLS = &tlsfiles.Files{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, CA: o.ClientCAFile}

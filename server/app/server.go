@@ -110,7 +110,7 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	}
 
 	if c.DebugSocket != "" {
-		listener, err := listenSocket(c.DebugSocket)
+		listener, err := daemon.ListenSocket(c.DebugSocket)
 		if err != nil {
 			return fmt.Errorf("--debug-socket: %w", err)
 		}
