@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,6 +69,8 @@ type Checkpoint struct {
 	errors   prometheus.Counter
 	bytes    prometheus.Gauge
 	saved    prometheus.Gauge
+	// lastSaved is when this process has written the file; nil: it has not.
+	lastSaved atomic.Pointer[time.Time]
 
 	// What follows is save's, which runs once at a time.
 
@@ -150,6 +153,15 @@ func readCheckpoint(path, node string) (*decoded, error) {
 	return decodeCheckpoint(file, node)
 }
 
+// Saved is when this process has last written the checkpoint; before that, when the one was written that it has restored; zero:
+// there is none.
+func (p *Checkpoint) Saved() time.Time {
+	if t := p.lastSaved.Load(); t != nil {
+		return *t
+	}
+	return p.written
+}
+
 // Run saves the cache until the context ends, and makes it count if no server brings it in sync in time.
 func (p *Checkpoint) Run(ctx context.Context) {
 	// A disk that hangs may hold up neither the grace nor the end.
@@ -216,6 +228,8 @@ func (p *Checkpoint) save() {
 			p.lastError = ""
 			p.log.Info("The checkpoint is written again", "path", p.options.Path)
 		}
+		now := time.Now()
+		p.lastSaved.Store(&now)
 		p.bytes.Set(float64(size))
 		p.saved.SetToCurrentTime()
 	}
