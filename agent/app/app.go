@@ -61,15 +61,22 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 }
 
 func newCleanupCommand() *cobra.Command {
-	return &cobra.Command{
+	var checkpoint string
+	c := &cobra.Command{
 		Use:          "cleanup",
-		Short:        "Remove everything that agents have programmed on this node",
+		Short:        "Remove everything that agents have programmed on this node, and their checkpoint",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return iptables.Cleanup(c.Context())
+			err := iptables.Cleanup(c.Context())
+			if checkpoint != "" {
+				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
+			}
+			return err
 		},
 	}
+	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
+	return c
 }
 
 // feed is where state comes from: client.Client or client.Local.

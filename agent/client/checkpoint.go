@@ -162,6 +162,17 @@ func (p *Checkpoint) Saved() time.Time {
 	return p.written
 }
 
+// RemoveCheckpoint removes a checkpoint and what may be left beside it.
+func RemoveCheckpoint(path string) error {
+	var errs []error
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Run saves the cache until the context ends, and makes it count if no server brings it in sync in time.
 func (p *Checkpoint) Run(ctx context.Context) {
 	// A disk that hangs may hold up neither the grace nor the end.

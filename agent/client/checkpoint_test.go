@@ -329,6 +329,19 @@ func TestABadCheckpointIsSetAside(t *testing.T) {
 	require.False(t, k.restored)
 }
 
+func TestRemoveCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "checkpoint")
+	require.NoError(t, RemoveCheckpoint(path))
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		require.NoError(t, os.WriteFile(path+suffix, nil, 0o600))
+	}
+	require.NoError(t, RemoveCheckpoint(path))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
 func TestACheckpointMustBeAFile(t *testing.T) {
 	_, err := OpenCheckpoint(CheckpointOptions{Path: t.TempDir(), NodeName: "node-1", Cache: NewCache()})
 	require.ErrorContains(t, err, "no regular file")

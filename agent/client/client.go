@@ -200,6 +200,11 @@ func (c *Client) fail(key model.Key, f failure) {
 	}
 }
 
-// Report sends what a relay has to tell of its agents: an Ack or a Nack. It is false, and nothing is sent, where the stream
-// is not in sync or of another epoch.
-func (c *Client) Report(epoch uint64, r *pb.StreamRequest) bool { return c.outbox.report(epoch, r) }
+// SetNodes tells the server how many nodes a relay stands for: an Ack is of all of them.
+func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
+
+// Report passes on what one of a relay's nodes can't program, or can again. It is false, and nothing is sent, where the
+// stream is not in sync.
+func (c *Client) Report(n *pb.Nack) bool {
+	return c.outbox.report(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: n}})
+}

@@ -41,6 +41,8 @@ type outbox struct {
 	full  bool
 	acks  map[uint32]programmed
 	epoch uint64 // of acks
+	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
+	nodes, toldNodes uint32
 	// failing are the objects that are not programmed as the server has them; news those, by shard, of which the server does
 	// not know that they are failing, or no longer failing.
 	failing map[model.Key]failure
@@ -76,12 +78,11 @@ func (o *outbox) signal() {
 	}
 }
 
-// report queues a request of a relay, if the stream is in sync and of that epoch.
-func (o *outbox) report(epoch uint64, r *pb.StreamRequest) bool {
-	current := o.cache.currentEpoch()
+// report queues a request of a relay, if the stream is in sync.
+func (o *outbox) report(r *pb.StreamRequest) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.synced || epoch != current {
+	if !o.synced {
 		return false
 	}
 	o.requestLocked(r)
@@ -92,7 +93,7 @@ func (o *outbox) report(epoch uint64, r *pb.StreamRequest) bool {
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.news = false, nil, false, nil
+	o.synced, o.requests, o.full, o.news, o.toldNodes = false, nil, false, nil, 0
 	o.told, o.changing = o.wanted, false
 	return o.told
 }
@@ -174,6 +175,14 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 	o.signal()
 }
 
+// setNodes notes how many nodes a relay stands for.
+func (o *outbox) setNodes(n uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.nodes = n
+	o.signal()
+}
+
 // fail notes that an object is not programmed as the server has it. It is false where that is no news.
 func (o *outbox) fail(key model.Key, f failure) bool {
 	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
@@ -221,11 +230,14 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		o.cache.resubscribe(o.told)
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
 	}
-	if !ack || !o.synced || len(o.acks) == 0 {
+	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
 	defer clear(o.acks)
 	if o.epoch != epoch {
+		clear(o.acks)
+	}
+	if len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
@@ -233,7 +245,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 
 func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
-	a := &pb.Ack{}
+	a := &pb.Ack{Nodes: o.nodes, NodesProgrammed: o.nodes}
+	o.toldNodes = o.nodes
 	for shard, p := range o.acks {
 		a.Positions = append(a.Positions, &pb.ShardPosition{
 			Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),

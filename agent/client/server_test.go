@@ -268,7 +268,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.Resolve(fixed)
 	a.Resolve(fixed)
 	a.Nack(service, "no room\xff"+strings.Repeat(".", 2*maxReason))
-	require.False(t, a.Report(5, &pb.StreamRequest{}), "not in sync yet")
+	require.False(t, a.Report(&pb.Nack{}), "not in sync yet")
 	_, requests := server.seen()
 	require.Empty(t, requests, "not in sync yet")
 	close(ready)
@@ -290,17 +290,19 @@ func TestReportsReachTheServer(t *testing.T) {
 
 	// The same again is no news; another server has to be told.
 	a.Nack(service, nack.GetReason())
-	require.False(t, a.Report(4, &pb.StreamRequest{}), "another epoch")
 	p.cut()
 	requests = server.waitRequests(t, 3)
 	require.Empty(t, cmp.Diff(nack, requests[2].GetNack(), protocmp.Transform()))
 	a.Resolve(service)
 	requests = server.waitRequests(t, 4)
 	require.True(t, requests[3].GetNack().GetResolved())
-	relayed := &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 7}}}
-	require.True(t, a.Report(5, relayed))
+	relayed := &pb.Nack{NodeName: "node-7", Reason: "no room"}
+	require.True(t, a.Report(relayed))
 	requests = server.waitRequests(t, 5)
-	require.True(t, proto.Equal(relayed, requests[4]))
+	require.True(t, proto.Equal(relayed, requests[4].GetNack()))
+	a.SetNodes(7)
+	requests = server.waitRequests(t, 6)
+	require.True(t, proto.Equal(&pb.Ack{Nodes: 7, NodesProgrammed: 7}, requests[5].GetAck()))
 }
 
 // A server that does not read what it asked for is left.

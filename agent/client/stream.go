@@ -51,6 +51,7 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 		}
 	}
 	defer func() { _ = conn.Close() }()
+	defer s.ended()
 	// A server that accepts and then says nothing is no better than one that is down.
 	watchdog := time.AfterFunc(defaultHeartbeat, func() { cancel(errSilent) })
 	defer watchdog.Stop()
@@ -104,6 +105,13 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 		return nil, fmt.Errorf("server address %q: %w", server.Address, err)
 	}
 	return conn, nil
+}
+
+// ended tells a relay.
+func (s *stream) ended() {
+	if s.welcomed && s.options.Relay != nil {
+		s.options.Relay.Ended()
+	}
 }
 
 func (c *Client) hello(s *pb.Subscription) *pb.Hello {

@@ -67,13 +67,17 @@ func TestInstall(t *testing.T) {
 
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
 
-	// The rules outlast the agent, until they are cleaned up.
+	// The rules and the checkpoint outlast the agent, until they are cleaned up.
 	require.NoError(t, agent.terminate())
+	require.FileExists(t, filepath.Join(hostDir(node.Name, "/var/lib/slicecast"), "checkpoint"))
 	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
 	require.True(t, result.All(testenv.Answered), result)
 	_, cleanup := load(t, "cleanup")
 	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-cleanup-0", node.Name, node.Host)
 	require.NoError(t, cleanupPod.start(cleanupPod.Spec.InitContainers[0]).wait())
+	left, err := os.ReadDir(hostDir(node.Name, "/var/lib/slicecast"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 	for _, family := range []string{"iptables-save", "ip6tables-save"} {
 		rules, err := node.Run(ctx, family)
 		require.NoError(t, err)
@@ -108,18 +112,18 @@ func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), port)
 }
 
-// requireMetrics reads the server's metrics with the operator's certificate that the README has one make.
+// requireMetrics reads the server's metrics with the observer's certificate that the README has one make.
 func requireMetrics(t *testing.T, certificates string) {
 	t.Helper()
-	shell(t, certificates, snippet(t, "operator"))
-	operator, err := tls.LoadX509KeyPair(filepath.Join(certificates, "operator.crt"), filepath.Join(certificates, "operator.key"))
+	shell(t, certificates, snippet(t, "observer"))
+	observer, err := tls.LoadX509KeyPair(filepath.Join(certificates, "observer.crt"), filepath.Join(certificates, "observer.key"))
 	require.NoError(t, err)
 	ca, err := os.ReadFile(filepath.Join(certificates, "ca.crt"))
 	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(ca))
 	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-		RootCAs: roots, Certificates: []tls.Certificate{operator}, ServerName: "slicecast-server.slicecast-system.svc",
+		RootCAs: roots, Certificates: []tls.Certificate{observer}, ServerName: "slicecast-server.slicecast-system.svc",
 	}}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
 		fmt.Sprintf("https://%s/metrics", netip.AddrPortFrom(network.World.IPv4, 8474)), nil)

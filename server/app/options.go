@@ -37,7 +37,7 @@ const (
 )
 
 // Reviews a second that the server asks the API server for, sustained and at once: enough for 5000 nodes that reconnect
-// to come back within half a minute, and a bound on what strangers with invented tokens can cause.
+// to come back within half a minute, and a bound on what strangers with invented tokens can cause, beside that of each address.
 const (
 	reviewsPerSecond = 200
 	reviewsBurst     = 400
@@ -56,6 +56,7 @@ type Options struct {
 	ClientCAFile         string
 	TokenAudience        string
 	AgentServiceAccounts []string
+	RelayServiceAccounts []string
 	InsecurePlaintext    bool
 	DebugSocket          string
 	HealthzBindAddress   string
@@ -86,10 +87,12 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "", "server certificate, with its chain, in PEM; followed when it changes")
 	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "", "key of --tls-cert-file, in PEM; followed when it changes")
 	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
-		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, those of system:masters operators; followed when it changes")
+		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, other organizations relays, observers and operators; followed when it changes")
 	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
 		"namespace/name of a ServiceAccount whose tokens, bound to a Pod, let the agent on the Pod's node in; may be given several times")
-	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the agents' tokens must be for")
+	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
+		"namespace/name of a ServiceAccount whose tokens let in relays, which serve agents from this server; may be given several times")
+	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the tokens of agents and relays must be for")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
 		"serve without TLS and without asking anybody who they are, also on --metrics-bind-address")
 	fs.StringVar(&o.DebugSocket, "debug-socket", "",
@@ -97,7 +100,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "",
 		"address to serve /healthz, /livez and /readyz on, in plain HTTP for anybody; default: none")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
-		"address to serve /metrics on, with TLS for client certificates of system:masters; default: none")
+		"address to serve /metrics on, with TLS for client certificates of slicecast:observers and system:masters; default: none")
 
 	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all replicas")
 	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
@@ -120,15 +123,15 @@ func (o *Options) validate() error {
 	wrong(!slices.Contains([]string{sourceKube, sourceFile}, o.Source), "--source is %q: use kube or file", o.Source)
 	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
 	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig != "" && len(o.AgentServiceAccounts) == 0,
+	wrong(o.Source == sourceFile && o.Kubeconfig != "" && !o.takesTokens(),
 		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig == "" && len(o.AgentServiceAccounts) > 0,
-		"--agent-service-account needs an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
-	for _, account := range o.AgentServiceAccounts {
-		_, err := parseServiceAccount(account)
-		wrong(err != nil, "%w", err)
-	}
-	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the agents' tokens, or leave the flag out")
+	wrong(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
+		"--agent-service-account and --relay-service-account need an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
+	_, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	errs = append(errs, err)
+	_, err = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	errs = append(errs, err)
+	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the tokens, or leave the flag out")
 	errs = append(errs, o.validateTLS())
 
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
@@ -152,7 +155,8 @@ func (o *Options) validateTLS() error {
 	files := given(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
 	clients := given(map[string]bool{
 		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
-		"--token-audience": o.TokenAudience != defaultTokenAudience,
+		"--relay-service-account": len(o.RelayServiceAccounts) > 0,
+		"--token-audience":        o.TokenAudience != defaultTokenAudience,
 	})
 	switch {
 	case o.InsecurePlaintext && len(files)+len(clients) > 0:
@@ -165,21 +169,29 @@ func (o *Options) validateTLS() error {
 			"(or, where nobody else can reach the server, --insecure-plaintext)")
 	case len(files) == 1:
 		return fmt.Errorf("%s is alone: give both --tls-cert-file and --tls-private-key-file", files[0])
-	case o.ClientCAFile == "" && len(o.AgentServiceAccounts) == 0:
+	case o.ClientCAFile == "" && !o.takesTokens():
 		return errors.New("no agent could prove who it is: add --client-ca-file (for client certificates, as kubelets have them) " +
 			"or --agent-service-account=NAMESPACE/NAME (for ServiceAccount tokens)")
-	case len(o.AgentServiceAccounts) == 0 && o.TokenAudience != defaultTokenAudience:
+	case !o.takesTokens() && o.TokenAudience != defaultTokenAudience:
 		return errors.New("--token-audience is for tokens: add --agent-service-account=NAMESPACE/NAME or leave it out")
 	}
 	return nil
 }
 
-func parseServiceAccount(s string) (types.NamespacedName, error) {
-	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
-		return types.NamespacedName{}, fmt.Errorf("--agent-service-account is %q: use NAMESPACE/NAME", s)
+// takesTokens tells whether there is any ServiceAccount whose tokens are accepted.
+func (o *Options) takesTokens() bool {
+	return len(o.AgentServiceAccounts)+len(o.RelayServiceAccounts) > 0
+}
+
+func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
+	for _, s := range list {
+		namespace, name, ok := strings.Cut(s, "/")
+		if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
+			err = errors.Join(err, fmt.Errorf("%s is %q: use NAMESPACE/NAME", flag, s))
+		}
+		accounts = append(accounts, types.NamespacedName{Namespace: namespace, Name: name})
 	}
-	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+	return accounts, err
 }
 
 // Config validates the options and makes what they ask for.
@@ -216,7 +228,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 	if c.Source, err = o.newSource(api, c); err != nil {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
 	}
-	if len(o.AgentServiceAccounts) > 0 {
+	if o.takesTokens() {
 		if c.Tokens, err = o.newTokenReviewer(api); err != nil {
 			return Config{}, err
 		}
@@ -240,15 +252,15 @@ func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error
 	if err != nil {
 		return nil, fmt.Errorf("client for token reviews: %w", err)
 	}
-	var accounts []types.NamespacedName
-	for _, s := range o.AgentServiceAccounts {
-		account, err := parseServiceAccount(s)
-		if err != nil {
-			return nil, err
-		}
-		accounts = append(accounts, account)
+	agents, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	if err != nil {
+		return nil, err
+	}
+	relays, err := parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	if err != nil {
+		return nil, err
 	}
 	return auth.NewTokenReviewer(auth.TokenOptions{
-		Reviews: client.TokenReviews(), Audience: o.TokenAudience, ServiceAccounts: accounts,
+		Reviews: client.TokenReviews(), Audience: o.TokenAudience, Agents: agents, Relays: relays,
 	}), nil
 }

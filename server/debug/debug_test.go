@@ -412,11 +412,11 @@ func TestService(t *testing.T) {
 // upstream is that of a relay.
 type upstream struct{ connected bool }
 
-func (u *upstream) Path() (path []uint64, ok bool) { return []uint64{7, 8}, u.connected }
-func (u *upstream) Mark(uint32) uint64             { return 0 }
-func (u *upstream) Programmed(uint32, uint64)      {}
-func (u *upstream) Nodes(int)                      {}
-func (u *upstream) Nack(*pb.Nack)                  {}
+func (u *upstream) Path() (path []uint64, ok bool)    { return []uint64{7, 8}, u.connected }
+func (u *upstream) Mark(uint32) model.Position        { return model.Position{} }
+func (u *upstream) Programmed(uint32, model.Position) {}
+func (u *upstream) Nodes(int)                         {}
+func (u *upstream) Nack(*pb.Nack)                     {}
 
 func TestRelay(t *testing.T) {
 	f := start(t, fanout.Options{Upstream: &upstream{connected: true}})

@@ -365,16 +365,6 @@ func (s *stream) sendNode(name string) error {
 	return s.send(f)
 }
 
-func (s *stream) sendServers() error {
-	s.hub.mu.Lock()
-	f := s.hub.servers
-	s.hub.mu.Unlock()
-	if f == nil {
-		return nil
-	}
-	return s.send(f)
-}
-
 // take takes a message of the client. It does not wait.
 func (s *stream) take(r *pb.StreamRequest) error {
 	hello := r.GetHello()
