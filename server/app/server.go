@@ -208,7 +208,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serveWhenSynced(ctx context.Context) {
 	begin := time.Now()
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		s.setServing(healthpb.HealthCheckResponse_SERVING)
 		s.config.Logger.Info("Synced with the source: serving", "after", time.Since(begin))
 	case <-ctx.Done():
@@ -228,7 +228,7 @@ func (s *Server) ready() error {
 	default:
 	}
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		return nil
 	default:
 		return errors.New("not synced with the source yet")

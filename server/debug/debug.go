@@ -71,7 +71,7 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 		Size:   s.size(),
 	}
 	select {
-	case <-s.Store.WaitSynced():
+	case <-s.Store.WaitPublished():
 		out.Source.Synced = true
 	default:
 	}

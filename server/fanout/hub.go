@@ -2,7 +2,7 @@
 //
 // # Guarantees
 //
-//   - Nobody is served before the store's source has synced.
+//   - Nobody is served before the store's source has synced, and what it gave is published.
 //   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
 //     each changed key once in its newest state. It is never dropped for being slow.
 //   - An Update is encoded once; the same bytes go to all streams.

@@ -223,6 +223,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 		s.Synced()
 		h, stop := run(t, Options{Store: s})
 		defer stop()
+		<-s.WaitPublished()
 		type client struct {
 			*pipe
 			copy *copyOf

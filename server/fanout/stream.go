@@ -112,7 +112,7 @@ func (h *Hub) ready() error {
 	default:
 	}
 	select {
-	case <-h.store.WaitSynced():
+	case <-h.store.WaitPublished():
 		return nil
 	default:
 		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")

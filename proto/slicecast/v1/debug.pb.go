@@ -1307,7 +1307,8 @@ type AgentDebugServiceGetStatusResponse struct {
 	Size *StateSize `protobuf:"bytes,13,opt,name=size,proto3" json:"size,omitempty"`
 	// The shards, by number, as the agent holds them.
 	Shards []*AgentShard `protobuf:"bytes,14,rep,name=shards,proto3" json:"shards,omitempty"`
-	// How many publishes it has got and not programmed yet, over all shards.
+	// How many publishes it has got and not programmed yet, over all shards; a shard that was not programmed yet in this epoch
+	// counts as one.
 	LagSequences uint64 `protobuf:"varint,15,opt,name=lag_sequences,json=lagSequences,proto3" json:"lag_sequences,omitempty"`
 	// Service ports that the kernel serves, one for each port and IP family.
 	ServicePorts uint32 `protobuf:"varint,16,opt,name=service_ports,json=servicePorts,proto3" json:"service_ports,omitempty"`
@@ -1319,10 +1320,12 @@ type AgentDebugServiceGetStatusResponse struct {
 	ProgrammingError string `protobuf:"bytes,19,opt,name=programming_error,json=programmingError,proto3" json:"programming_error,omitempty"`
 	// What can't be programmed now, while the rest is.
 	Failures []*ProgrammingFailure `protobuf:"bytes,20,rep,name=failures,proto3" json:"failures,omitempty"`
-	// When the state was last written to the checkpoint; absent: it was not.
+	// When the state was last written to the checkpoint; absent: it was not, or there is to be none.
 	CheckpointTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=checkpoint_time,json=checkpointTime,proto3" json:"checkpoint_time,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The node is programmed by the checkpoint, as no server has confirmed that since the agent was started.
+	ByCheckpoint  bool `protobuf:"varint,22,opt,name=by_checkpoint,json=byCheckpoint,proto3" json:"by_checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
@@ -1500,6 +1503,13 @@ func (x *AgentDebugServiceGetStatusResponse) GetCheckpointTime() *timestamppb.Ti
 		return x.CheckpointTime
 	}
 	return nil
+}
+
+func (x *AgentDebugServiceGetStatusResponse) GetByCheckpoint() bool {
+	if x != nil {
+		return x.ByCheckpoint
+	}
+	return false
 }
 
 // ServerConnection is a server that an agent follows.
@@ -1816,7 +1826,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x10changed_sequence\x18\x03 \x01(\x04R\x0fchangedSequence\x12/\n" +
 	"\aservice\x18\x04 \x01(\v2\x15.slicecast.v1.ServiceR\aservice\x12+\n" +
 	"\x06slices\x18\x05 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\"#\n" +
-	"!AgentDebugServiceGetStatusRequest\"\x93\b\n" +
+	"!AgentDebugServiceGetStatusRequest\"\xb8\b\n" +
 	"\"AgentDebugServiceGetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x18\n" +
@@ -1844,7 +1854,8 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x14programming_duration\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x13programmingDuration\x12+\n" +
 	"\x11programming_error\x18\x13 \x01(\tR\x10programmingError\x12<\n" +
 	"\bfailures\x18\x14 \x03(\v2 .slicecast.v1.ProgrammingFailureR\bfailures\x12C\n" +
-	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\"\x8c\x01\n" +
+	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\x12#\n" +
+	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\"\x8c\x01\n" +
 	"\x10ServerConnection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
