@@ -37,13 +37,18 @@ type pipe struct {
 // connect begins a stream.
 func connect(t require.TestingT, h *Hub, hello *pb.Hello) *pipe {
 	p := &pipe{open: true, done: make(chan error, 1)}
+	p.begin(t, h, p, hello)
+	return p
+}
+
+// begin begins the stream on a transport that may do more than the pipe.
+func (p *pipe) begin(t require.TestingT, h *Hub, as Transport, hello *pb.Hello) {
 	p.opened.L = &p.mu
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(p.ctx, p.opened.Broadcast)
-	p.session = h.Open(p)
+	p.session = h.Open(as)
 	go func() { p.done <- p.session.Serve() }()
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}))
-	return p
 }
 
 func (p *pipe) say(r *pb.StreamRequest) error {
