@@ -54,7 +54,7 @@ func TestChangesWaitForThoseBefore(t *testing.T) {
 				synctest.Wait()
 				p := &sluggish{&pipe{open: true, done: make(chan error, 1)}, c.takes * time.Millisecond}
 				p.begin(t, h, p, &pb.Hello{})
-				defer p.close()
+				defer p.cancel()
 				synctest.Wait()
 
 				begin := time.Now()

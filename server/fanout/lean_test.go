@@ -336,8 +336,8 @@ func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	s := filled(t, 3)
 	h := running(t, Options{Store: s})
 	quick, slow := connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{})
-	defer quick.close()
-	defer slow.close()
+	defer quick.cancel()
+	defer slow.cancel()
 	live := func(p *pipe) bool {
 		p.session.s.mu.Lock()
 		defer p.session.s.mu.Unlock()
@@ -385,7 +385,7 @@ func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 	s := filled(t, 2)
 	h := running(t, Options{Store: s})
 	p := connect(t, h, &pb.Hello{})
-	defer p.close()
+	defer p.cancel()
 	require.Eventually(t, func() bool { return len(p.read(t)) > 0 && len(h.Streams(nil)) == 1 }, patience, tick)
 	p.set(false)
 	for n := range 3 * ringEntries {
