@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/slicecast/slicecast/internal/model"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -69,6 +71,22 @@ func (c *Client) Connection() Connection {
 	slices.SortStableFunc(out.Servers, func(a, b Server) int { return cmp.Compare(a.Address, b.Address) })
 	out.Servers = slices.CompactFunc(out.Servers, func(a, b Server) bool { return a.Address == b.Address })
 	return out
+}
+
+// Proto translates what debug services tell: the server, or else since when there is none and why.
+func (c Connection) Proto() (server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server) {
+	for _, s := range c.Servers {
+		servers = append(servers, &pb.Server{Address: s.Address, ServerName: s.Name})
+	}
+	if c.Server.Address != "" {
+		return &pb.ServerConnection{
+			Name: c.ServerName, Address: c.Server.Address, Version: c.ServerVersion, Since: timestamppb.New(c.Since),
+		}, nil, "", servers
+	}
+	if c.LastError != nil {
+		lastError = c.LastError.Error()
+	}
+	return nil, timestamppb.New(c.Since), lastError, servers
 }
 
 // connection takes note of what happens to streams.

@@ -101,24 +101,7 @@ func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusReque
 		out.CheckpointTime = timestamppb.New(s.Checkpoint.Saved())
 	}
 	if s.Client != nil {
-		connection(out, s.Client.Connection())
+		out.Server, out.StaleSince, out.LastError, out.Servers = s.Client.Connection().Proto()
 	}
 	return out, nil
-}
-
-// connection fills in how the agent stands with its servers.
-func connection(out *pb.AgentDebugServiceGetStatusResponse, c client.Connection) {
-	if c.Server.Address != "" {
-		out.Server = &pb.ServerConnection{
-			Name: c.ServerName, Address: c.Server.Address, Version: c.ServerVersion, Since: timestamppb.New(c.Since),
-		}
-	} else {
-		out.StaleSince = timestamppb.New(c.Since)
-		if c.LastError != nil {
-			out.LastError = c.LastError.Error()
-		}
-	}
-	for _, s := range c.Servers {
-		out.Servers = append(out.Servers, &pb.Server{Address: s.Address, ServerName: s.Name})
-	}
 }

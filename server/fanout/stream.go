@@ -48,6 +48,8 @@ type stream struct {
 	synced    atomic.Bool // the client has had an InSync
 	// wanted are the Services that a narrowed stream wants; nil: all. The goroutine's.
 	wanted *subscription
+	// passed is how far a narrowed stream has come in each shard, be it that it was sent nothing of that. The goroutine's.
+	passed []uint64
 
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed

@@ -88,6 +88,8 @@ func serverCommand(f *files) command {
 			{slices.Concat(fileSource, tls, []string{"--kubeconfig=" + f.kubeconfig, "--agent-service-account=a/b"}),
 				[]string{"--source=file", "TLS", "--agent-service-account"}},
 			{slices.Concat([]string{"--kubeconfig=" + f.kubeconfig}, tls), []string{"--source=kube", "TLS"}},
+			{slices.Concat([]string{"--source=upstream", "--upstream-servers=127.0.0.1:1", "--upstream-insecure-plaintext"}, tls),
+				[]string{"--source=upstream", "TLS"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := server.Options{Registry: r}
