@@ -25,10 +25,13 @@ type Config struct {
 	// DebugSocket, HealthzBindAddress and MetricsBindAddress are for what their names say; "": not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string
 
-	// Shards is their number; 0: store.DefaultShards.
-	Shards uint32
-	// HeartbeatInterval and DrainWindow are fanout.Options' Heartbeat and DrainWindow.
-	HeartbeatInterval, DrainWindow time.Duration
+	// Shards and Tombstones are store.Options'.
+	Shards     uint32
+	Tombstones int
+	// HeartbeatInterval, DrainWindow, MaxBehindWait and ColdBytes are fanout.Options' Heartbeat, DrainWindow, MaxBehindWait and
+	// ColdBytes.
+	HeartbeatInterval, DrainWindow, MaxBehindWait time.Duration
+	ColdBytes                                     int64
 	// GracePeriod is how long calls may take to end when the server stops.
 	GracePeriod time.Duration
 

@@ -65,6 +65,8 @@ type Options struct {
 	Shards              uint32
 	HeartbeatInterval   time.Duration
 	DrainWindow         time.Duration
+	MaxBehindWait       time.Duration
+	ColdBytes           int64
 	ShutdownGracePeriod time.Duration
 
 	Log daemon.LogOptions
@@ -106,6 +108,10 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
 	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
 		"time over which agents are asked to move to another server when this one stops")
+	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
+		"how long agents that have seen newer state than this server, on another one, wait for it to catch up before it serves what it has")
+	fs.Int64Var(&o.ColdBytes, "cold-bytes", fanout.DefaultColdBytes,
+		"bytes that may be on their way to agents that begin with nothing; others wait for their turn, and agents that resume don't")
 	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
 		"how long the server waits, when it stops, for calls to end; at least --drain-window")
 
@@ -137,6 +143,8 @@ func (o *Options) validate() error {
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
 	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
 	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
+	wrong(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
+	wrong(o.ColdBytes <= 0, "--cold-bytes is %d: use a positive number", o.ColdBytes)
 	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
 		"make it longer, so that streams can end as they are asked to", o.ShutdownGracePeriod, o.DrainWindow)
 	return errors.Join(errs...)
@@ -208,6 +216,8 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		Shards:             o.Shards,
 		HeartbeatInterval:  o.HeartbeatInterval,
 		DrainWindow:        o.DrainWindow,
+		MaxBehindWait:      o.MaxBehindWait,
+		ColdBytes:          o.ColdBytes,
 		GracePeriod:        o.ShutdownGracePeriod,
 		Logger:             logger,
 		Registry:           o.Registry,

@@ -54,6 +54,8 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
 		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
 		{"no drain window", [][]string{plain, {"--drain-window=0"}}, "--drain-window is 0s"},
+		{"no wait", [][]string{plain, {"--max-behind-wait=0"}}, "--max-behind-wait is 0s"},
+		{"no bytes for cold agents", [][]string{plain, {"--cold-bytes=0"}}, "--cold-bytes is 0"},
 		{"grace shorter than drain", [][]string{plain, {"--drain-window=1m"}}, "--shutdown-grace-period is 10s, less than --drain-window"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -64,7 +64,7 @@ func New(c Config) (_ *Server, err error) {
 			}
 		}
 	}()
-	if s.store, err = store.New(store.Options{Shards: c.Shards}); err != nil {
+	if s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones}); err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
 	hostname, err := os.Hostname()
@@ -74,7 +74,8 @@ func New(c Config) (_ *Server, err error) {
 	authentication := auth.New(auth.Options{Tokens: c.Tokens, Logger: c.Logger, Registerer: c.Registry})
 	s.hub = fanout.New(fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
-		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, Logger: c.Logger, Registerer: c.Registry,
+		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.ColdBytes,
+		Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
