@@ -1,0 +1,380 @@
+package fabric
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/source"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -rapid.checks is the number of histories")
+
+// TestModel: whatever happens to cluster, servers, streams and clients, after each quiet moment every client holds exactly
+// what the cluster does, or the part of it that it follows.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range *steps {
+			w.step()
+		}
+		w.quiet()
+	})
+}
+
+// world is a cluster, the servers that watch it and the clients that follow these.
+type world struct {
+	t        *rapid.T
+	dir      string
+	cluster  *cluster
+	replicas []*replica
+	clients  []*follower
+	// history is for whoever reads a failure.
+	history []string
+}
+
+// replica is a server and its watch of the cluster.
+type replica struct {
+	*server
+	watch *watch
+}
+
+// follower is a client, with what its test has done to it.
+type follower struct {
+	*agent
+	proxy *proxy
+	// replica that its connections go to.
+	replica int
+	stalled bool
+	// narrowed: it has a subscription, which is this one.
+	narrowed     bool
+	subscription *pb.Subscription
+	// saved are checkpoints of any age.
+	saved []string
+	// tampered counts how often its cache was made wrong: the repair of more than some would be put off.
+	tampered int
+}
+
+func newWorld(t *rapid.T) *world {
+	dir, err := os.MkdirTemp(identities.dir, "world-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	w := &world{t: t, dir: dir, cluster: newCluster()}
+	for range 10 {
+		w.write()
+	}
+	for range rapid.IntRange(1, 3).Draw(t, "replicas") {
+		w.replicas = append(w.replicas, nil)
+		w.startReplica(len(w.replicas) - 1)
+	}
+	for i, node := range nodes[:rapid.IntRange(2, 4).Draw(t, "clients")] {
+		f := &follower{replica: i % len(w.replicas), narrowed: i == 1}
+		f.proxy = newProxy(t, w.replicas[f.replica].address())
+		if f.narrowed {
+			f.subscription = w.subscription()
+		}
+		w.clients = append(w.clients, f)
+		w.startClient(f, node)
+	}
+	return w
+}
+
+func (w *world) did(format string, args ...any) {
+	w.history = append(w.history, fmt.Sprintf(format, args...))
+}
+
+func (w *world) startReplica(i int) {
+	shards := uint32(1) << rapid.SampledFrom([]int{2, 2, 2, 0, 4}).Draw(w.t, "shards")
+	tombstones := rapid.SampledFrom([]int{0, 1, 3}).Draw(w.t, "tombstones")
+	r := &replica{watch: &watch{cluster: w.cluster}}
+	r.server = serve(w.t, r.watch, func(c *app.Config) {
+		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, 300*time.Millisecond
+	})
+	w.replicas[i] = r
+	for _, f := range w.clients {
+		if f.replica == i {
+			f.proxy.lead(r.address())
+		}
+	}
+	w.did("replica %d starts: %d shards, %d tombstones", i, shards, tombstones)
+}
+
+func (w *world) startClient(f *follower, node string) {
+	o := agentOptions{node: node, servers: []string{f.proxy.address()}, subscription: f.subscription}
+	if !f.narrowed {
+		o.checkpoint = filepath.Join(w.dir, node+".checkpoint")
+	}
+	f.agent = follow(w.t, o)
+}
+
+func (w *world) step() {
+	f := rapid.SampledFrom(w.clients).Draw(w.t, "client")
+	i := rapid.IntRange(0, len(w.replicas)-1).Draw(w.t, "replica")
+	switch action := rapid.IntRange(0, 29).Draw(w.t, "action"); action {
+	case 0:
+		w.restart(i)
+	case 1, 2:
+		w.did("%s goes to replica %d", f.node, i)
+		f.replica = i
+		f.proxy.lead(w.replicas[i].address())
+		f.proxy.cut()
+	case 3:
+		w.did("%s is cut off", f.node)
+		f.proxy.cut()
+	case 4, 5:
+		n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
+		w.did("%s is cut off after %d bytes", f.node, n)
+		f.proxy.left.Store(int64(n))
+	case 6:
+		f.toggleStalled(w)
+	case 7, 8:
+		w.checkpoint(f)
+	case 9, 10:
+		w.resubscribe()
+	case 11:
+		w.tamper(f)
+	case 12:
+		w.did("replica %d is held back", i)
+		w.replicas[i].watch.hold()
+	case 13:
+		w.did("replica %d is let go", i)
+		w.replicas[i].watch.release()
+	case 14:
+		w.relist()
+	case 15, 16:
+		w.quiet()
+	default:
+		for range rapid.IntRange(1, 6).Draw(w.t, "writes") {
+			w.write()
+		}
+	}
+}
+
+// restart makes a server another one, with another epoch, and maybe other numbers of shards and tombstones. Its clients see a
+// drain, or that their connections are gone.
+func (w *world) restart(i int) {
+	abrupt := rapid.Bool().Draw(w.t, "abrupt")
+	w.did("replica %d ends, abruptly: %v", i, abrupt)
+	if abrupt {
+		for _, f := range w.clients {
+			if f.replica == i {
+				f.proxy.lead("127.0.0.1:1")
+				f.proxy.cut()
+			}
+		}
+	}
+	w.replicas[i].stop()
+	for range rapid.IntRange(0, 5).Draw(w.t, "writes meanwhile") {
+		w.write()
+	}
+	w.startReplica(i)
+}
+
+// toggleStalled makes a client get nothing, or what has come meanwhile.
+func (f *follower) toggleStalled(w *world) {
+	if f.stalled {
+		w.did("%s gets what has come", f.node)
+		f.proxy.gate.Unlock()
+	} else {
+		w.did("%s gets nothing", f.node)
+		f.proxy.gate.Lock()
+	}
+	f.stalled = !f.stalled
+}
+
+// checkpoint saves a client's state, or makes the client begin anew with a state that was saved at any time.
+func (w *world) checkpoint(f *follower) {
+	if f.narrowed {
+		return
+	}
+	if len(f.saved) == 0 || rapid.Bool().Draw(w.t, "save") {
+		if path := f.save(w.t, w.dir); path != "" {
+			w.did("%s saves checkpoint %d", f.node, len(f.saved))
+			f.saved = append(f.saved, path)
+		}
+		return
+	}
+	n := rapid.IntRange(0, len(f.saved)-1).Draw(w.t, "checkpoint")
+	w.did("%s begins again with checkpoint %d", f.node, n)
+	f.stop()
+	content, err := os.ReadFile(f.saved[n])
+	require.NoError(w.t, err)
+	require.NoError(w.t, os.WriteFile(filepath.Join(w.dir, f.node+".checkpoint"), content, 0o600))
+	w.startClient(f, f.node)
+	f.tampered = 0
+}
+
+// subscription draws some names, of which Services need not exist.
+func (w *world) subscription() *pb.Subscription {
+	s := &pb.Subscription{}
+	if rapid.IntRange(0, 3).Draw(w.t, "a namespace") == 0 {
+		s.Namespaces = append(s.Namespaces, rapid.SampledFrom(modeltest.Namespaces).Draw(w.t, "namespace"))
+	}
+	for range rapid.IntRange(0, 3).Draw(w.t, "names") {
+		key := modeltest.ServiceKey(w.t)
+		s.Services = append(s.Services, &pb.ServiceName{Namespace: key.Namespace, Name: key.Name})
+	}
+	return s
+}
+
+func (w *world) resubscribe() {
+	for _, f := range w.clients {
+		if !f.narrowed {
+			continue
+		}
+		f.subscription = w.subscription()
+		w.did("%s follows %v", f.node, f.subscription)
+		f.client.Subscribe(f.subscription)
+		if rapid.IntRange(0, 4).Draw(w.t, "everything") == 0 { // which counts from the next stream on
+			w.did("%s follows everything", f.node)
+			f.subscription = nil
+			f.client.Subscribe(nil)
+			f.proxy.cut()
+		}
+	}
+}
+
+// tamper makes the next update that a client gets miss something: its cache is then wrong, until a heartbeat shows that.
+func (w *world) tamper(f *follower) {
+	if f.narrowed || f.tampered == 4 {
+		return
+	}
+	f.tampered++
+	w.did("%s loses something of an update", f.node)
+	tamper := func(u *model.Update) bool {
+		switch {
+		case len(u.FullBuckets) > 0: // an answer to who has found out; what is lost of it is not looked for again
+			return false
+		case len(u.Deltas) > 0:
+			u.Deltas = u.Deltas[1:]
+		case len(u.Removed) > 0:
+			u.Removed = u.Removed[1:]
+		case len(u.Slices) > 0:
+			wrong := *u.Slices[0]
+			wrong.Endpoints = slices.Clone(wrong.Endpoints)
+			wrong.Ports = append(slices.Clone(wrong.Ports), model.SlicePort{Name: "wrong", Protocol: model.TCP, Port: 1})
+			u.Slices[0] = model.NewSlice(wrong)
+		case len(u.Services) > 0:
+			u.Services = u.Services[1:]
+		default:
+			return false
+		}
+		return true
+	}
+	f.agent.tamper.Store(&tamper)
+}
+
+// quiet lets everything settle, and compares.
+func (w *world) quiet() {
+	for _, r := range w.replicas {
+		r.watch.release()
+	}
+	for _, f := range w.clients {
+		f.agent.tamper.Store(nil)
+		if f.stalled {
+			f.toggleStalled(w)
+		}
+	}
+	want := w.cluster.state()
+	begin := time.Now()
+	for _, f := range w.clients {
+		var err error
+		if !assertEventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
+			w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), err, strings.Join(w.history, "\n"))
+		}
+	}
+	w.did("quiet: all are equal after %v", time.Since(begin))
+}
+
+// assertEventually polls without a goroutine per look, of which there are many.
+func assertEventually(is func() bool) bool {
+	deadline := time.After(patience)
+	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
+		select {
+		case <-deadline:
+			return false
+		case <-time.After(pause):
+		}
+	}
+	return true
+}
+
+// write makes one change of the cluster.
+func (w *world) write() {
+	t, c := w.t, w.cluster
+	switch rapid.IntRange(0, 11).Draw(t, "change") {
+	case 0, 1:
+		w.upsert(modeltest.Service(t, modeltest.ServiceKey(t)))
+	case 2, 3:
+		w.upsert(modeltest.Slice(t, modeltest.SliceKey(t)))
+	case 4, 5, 6, 7:
+		if slice, ok := c.state()[modeltest.SliceKey(t)].(*model.Slice); ok {
+			w.upsert(modeltest.Changed(t, slice))
+		}
+	case 8:
+		w.remove(modeltest.SliceKey(t))
+	case 9:
+		key := modeltest.ServiceKey(t)
+		w.remove(model.Key{Kind: model.KindService, Namespace: key.Namespace, Name: key.Name})
+	case 10:
+		w.removeWhole(modeltest.ServiceKey(t))
+	case 11:
+		node := rapid.SampledFrom(nodes).Draw(t, "node")
+		if rapid.IntRange(0, 3).Draw(t, "node's fate") == 0 {
+			w.remove(model.Key{Kind: model.KindNode, Name: node})
+		} else {
+			w.upsert(modeltest.Node(t, node))
+		}
+	}
+}
+
+func (w *world) upsert(o source.Object) {
+	w.did("upsert %v", o.Key())
+	w.cluster.upsert(o)
+}
+
+func (w *world) remove(key model.Key) {
+	w.did("remove %v", key)
+	w.cluster.remove(key)
+}
+
+// removeWhole removes a Service and its slices.
+func (w *world) removeWhole(service model.ServiceKey) {
+	for key, o := range w.cluster.state() {
+		if o, ok := o.(model.Object); ok && o.ServiceKey() == service {
+			w.remove(key)
+		}
+	}
+}
+
+// relist gives the watches a new list of a kind, with some changes that they have heard nothing of.
+func (w *world) relist() {
+	kind := rapid.SampledFrom([]model.Kind{model.KindService, model.KindSlice, model.KindNode}).Draw(w.t, "kind")
+	w.did("relist of %v", kind)
+	w.cluster.replace(kind, func(objects map[model.Key]source.Object) {
+		switch kind {
+		case model.KindService:
+			o := modeltest.Service(w.t, modeltest.ServiceKey(w.t))
+			objects[o.Key()] = o
+			delete(objects, modeltest.Service(w.t, modeltest.ServiceKey(w.t)).Key())
+		case model.KindSlice:
+			o := modeltest.Slice(w.t, modeltest.SliceKey(w.t))
+			objects[o.Key()] = o
+			delete(objects, modeltest.SliceKey(w.t))
+		case model.KindNode:
+			delete(objects, model.Key{Kind: kind, Name: rapid.SampledFrom(nodes).Draw(w.t, "node")})
+		}
+	})
+}
