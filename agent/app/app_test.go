@@ -183,20 +183,3 @@ func TestStartErrorsNameTheFlag(t *testing.T) {
 		})
 	}
 }
-
-func TestTokenIsReadEachTime(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token")
-	f := tokenFile(path)
-	_, err := f.GetRequestMetadata(t.Context())
-	require.ErrorContains(t, err, "--token-file")
-	for _, token := range []string{"first", "second"} {
-		require.NoError(t, os.WriteFile(path, []byte(token+"\n"), 0o600))
-		m, err := f.GetRequestMetadata(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, map[string]string{"authorization": "Bearer " + token}, m)
-	}
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	_, err = f.GetRequestMetadata(t.Context())
-	require.ErrorContains(t, err, "empty")
-	require.True(t, f.RequireTransportSecurity())
-}

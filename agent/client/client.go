@@ -155,6 +155,10 @@ func New(o Options) *Client {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	subsystem := "agent"
+	if o.Relay != nil {
+		subsystem = "upstream"
+	}
 	switch {
 	case o.Relay != nil:
 		o.Kind = pb.ClientKind_CLIENT_KIND_RELAY
@@ -170,7 +174,7 @@ func New(o Options) *Client {
 		times.minBackoff, times.maxBackoff = min(times.minBackoff, o.MaxBackoff), o.MaxBackoff
 	}
 	return &Client{
-		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
+		options: o, log: o.Logger, metrics: newMetrics(o.Registerer, subsystem), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
 		times: times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},

@@ -38,8 +38,12 @@ type pki struct {
 	dir    string
 	ca     *testca.CA
 	server tlsfiles.Files
-	agents map[string]tls.Certificate
+	// clients are the certificates of nodes, by name, and of relays.
+	clients map[string]tls.Certificate
 }
+
+// relay names the certificate of all relays.
+const relay = "relay"
 
 // nodes are the names of all nodes that there are certificates for.
 var nodes = []string{"node-1", "node-2", "node-3", "node-4"}
@@ -49,7 +53,7 @@ func newPKI(dir string) (*pki, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pki{dir: dir, ca: ca, agents: make(map[string]tls.Certificate)}
+	p := &pki{dir: dir, ca: ca, clients: make(map[string]tls.Certificate)}
 	if p.server.CA, err = ca.WriteCA(dir); err != nil {
 		return nil, err
 	}
@@ -60,8 +64,11 @@ func newPKI(dir string) (*pki, error) {
 	if p.server.Certificate, p.server.PrivateKey, err = testca.Write(dir, "server", server); err != nil {
 		return nil, err
 	}
+	if p.clients[relay], err = ca.Client(relay, "slicecast:relays"); err != nil {
+		return nil, err
+	}
 	for _, node := range nodes {
-		if p.agents[node], err = ca.Node(node); err != nil {
+		if p.clients[node], err = ca.Node(node); err != nil {
 			return nil, err
 		}
 	}

@@ -45,10 +45,16 @@ type world struct {
 	history []string
 }
 
-// replica is a server and its watch of the cluster.
+// rootShards is the number of shards of the first replica and the relays, which have to agree. Other replicas may have others.
+const rootShards = 4
+
+// replica is a server, with its watch of the cluster. A relay has a stream from another one instead, through a proxy.
 type replica struct {
 	*server
 	watch *watch
+	proxy *proxy
+	// upstream is the replica that the proxy leads to.
+	upstream int
 }
 
 // follower is a client, with what its test has done to it.
@@ -76,8 +82,17 @@ func newWorld(t *rapid.T) *world {
 		w.write()
 	}
 	for range rapid.IntRange(1, 3).Draw(t, "replicas") {
-		w.replicas = append(w.replicas, nil)
+		w.replicas = append(w.replicas, &replica{})
 		w.startReplica(len(w.replicas) - 1)
+	}
+	// Relays that are fed by the first replica, or each other: up to three levels in all.
+	upstream := 0
+	for range rapid.IntRange(0, 2).Draw(t, "relays") {
+		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: newProxy(t, w.replicas[upstream].address())})
+		w.startReplica(len(w.replicas) - 1)
+		if rapid.Bool().Draw(t, "deeper") {
+			upstream = len(w.replicas) - 1
+		}
 	}
 	for i, node := range nodes[:rapid.IntRange(2, 4).Draw(t, "clients")] {
 		f := &follower{replica: i % len(w.replicas), narrowed: i == 1}
@@ -96,19 +111,38 @@ func (w *world) did(format string, args ...any) {
 }
 
 func (w *world) startReplica(i int) {
-	shards := uint32(1) << rapid.SampledFrom([]int{2, 2, 2, 0, 4}).Draw(w.t, "shards")
+	r := w.replicas[i]
+	shards := uint32(rootShards)
+	if i > 0 && r.proxy == nil {
+		shards = rapid.SampledFrom([]uint32{rootShards, rootShards, 1, 16}).Draw(w.t, "shards")
+	}
 	tombstones := rapid.SampledFrom([]int{0, 1, 3}).Draw(w.t, "tombstones")
-	r := &replica{watch: &watch{cluster: w.cluster}}
+	r.watch = &watch{cluster: w.cluster}
 	r.server = serve(w.t, r.watch, func(c *app.Config) {
 		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, 300*time.Millisecond
+		if r.proxy != nil {
+			upstreamOf(r.proxy.address())(c)
+		}
 	})
-	w.replicas[i] = r
+	for _, p := range w.proxiesTo(i) {
+		p.lead(r.address())
+	}
+	w.did("replica %d starts: relay of %d: %v, %d shards, %d tombstones", i, r.upstream, r.proxy != nil, shards, tombstones)
+}
+
+// proxiesTo gives the proxies that lead to a replica.
+func (w *world) proxiesTo(i int) (out []*proxy) {
 	for _, f := range w.clients {
 		if f.replica == i {
-			f.proxy.lead(r.address())
+			out = append(out, f.proxy)
 		}
 	}
-	w.did("replica %d starts: %d shards, %d tombstones", i, shards, tombstones)
+	for _, r := range w.replicas {
+		if r.proxy != nil && r.upstream == i {
+			out = append(out, r.proxy)
+		}
+	}
+	return out
 }
 
 func (w *world) startClient(f *follower, node string) {
@@ -155,6 +189,12 @@ func (w *world) step() {
 		w.relist()
 	case 15, 16:
 		w.quiet()
+	case 17, 18:
+		if p := w.replicas[i].proxy; p != nil {
+			n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
+			w.did("relay %d is cut off after %d bytes", i, n)
+			p.left.Store(int64(n))
+		}
 	default:
 		for range rapid.IntRange(1, 6).Draw(w.t, "writes") {
 			w.write()
@@ -168,11 +208,9 @@ func (w *world) restart(i int) {
 	abrupt := rapid.Bool().Draw(w.t, "abrupt")
 	w.did("replica %d ends, abruptly: %v", i, abrupt)
 	if abrupt {
-		for _, f := range w.clients {
-			if f.replica == i {
-				f.proxy.lead("127.0.0.1:1")
-				f.proxy.cut()
-			}
+		for _, p := range w.proxiesTo(i) {
+			p.lead("127.0.0.1:1")
+			p.cut()
 		}
 	}
 	w.replicas[i].stop()

@@ -11,7 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/server/app"
 )
 
@@ -58,6 +60,16 @@ func serve(t cleaner, s source.Source, set ...func(*app.Config)) *server {
 }
 
 func (s *server) address() string { return s.Addresses().GRPC.String() }
+
+// upstreamOf makes a server a relay.
+func upstreamOf(address string) func(*app.Config) {
+	return func(c *app.Config) {
+		c.Upstream = &upstream.Options{
+			Servers: client.Static(address), DialOptions: (&traffic{}).dialOptions(relay), MaxBackoff: 20 * time.Millisecond,
+			Logger: c.Logger, Metrics: c.Registry,
+		}
+	}
+}
 
 // metric gives the value of a counter or gauge, with these label values if any.
 func (s *server) metric(t require.TestingT, name string, labels ...string) float64 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -14,11 +15,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -27,6 +30,8 @@ import (
 const (
 	sourceKube = "kube"
 	sourceFile = "file"
+	// sourceUpstream makes the server a relay.
+	sourceUpstream = "upstream"
 )
 
 const (
@@ -49,6 +54,10 @@ type Options struct {
 	Kubeconfig       string
 	Manifests        string
 	ServiceProxyName string
+	Upstream         UpstreamOptions
+
+	AdvertiseServers []string
+	ServerService    string
 
 	BindAddress          string
 	TLSCertFile          string
@@ -66,7 +75,7 @@ type Options struct {
 	HeartbeatInterval   time.Duration
 	DrainWindow         time.Duration
 	MaxBehindWait       time.Duration
-	ColdBytes           int64
+	MaxColdSyncBytes    int64
 	ShutdownGracePeriod time.Duration
 
 	Log daemon.LogOptions
@@ -78,12 +87,18 @@ type Options struct {
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Source, "source", sourceKube,
-		"where the state comes from: kube (a Kubernetes API server) or file (a directory of manifests)")
+		"where the state comes from: kube (a Kubernetes API server), file (a directory of manifests) or upstream (another "+
+			"slicecast-server: this one is its relay)")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
 		"path of the kubeconfig for the API server, for the kube source and for token reviews; default: as a pod of the cluster")
 	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests for the file source; changes in it are followed")
 	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
 		"serve the Services whose label service.kubernetes.io/service-proxy-name has this value; default: those without the label")
+	o.Upstream.AddFlags(fs)
+	fs.StringSliceVar(&o.AdvertiseServers, "advertise-servers", nil,
+		"addresses (host:port) of all servers that agents may connect to, this one included; agents spread over them")
+	fs.StringVar(&o.ServerService, "server-service", "",
+		"namespace/name of the servers' own Service, whose ready endpoints are told to agents as --advertise-servers would be; it must have a cluster IP")
 
 	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "address to serve gRPC on")
 	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "", "server certificate, with its chain, in PEM; followed when it changes")
@@ -109,9 +124,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
 		"time over which agents are asked to move to another server when this one stops")
 	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
-		"how long agents that have seen newer state than this server, on another one, wait for it to catch up before it serves what it has")
-	fs.Int64Var(&o.ColdBytes, "cold-bytes", fanout.DefaultColdBytes,
-		"bytes that may be on their way to agents that begin with nothing; others wait for their turn, and agents that resume don't")
+		"how long an agent that has seen newer state than this server waits for it to catch up, before it is served nonetheless")
+	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
+		"bytes that may be on their way at a time to agents that held nothing; others of them wait for their turn")
 	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
 		"how long the server waits, when it stops, for calls to end; at least --drain-window")
 
@@ -126,7 +141,19 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	wrong(!slices.Contains([]string{sourceKube, sourceFile}, o.Source), "--source is %q: use kube or file", o.Source)
+	wrong(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source), "--source is %q: use kube, file or upstream", o.Source)
+	errs = append(errs, o.Upstream.validate(o.Source == sourceUpstream))
+	wrong(o.Source == sourceUpstream && o.ServiceProxyName != "", "--service-proxy-name is for the servers that watch: leave it out on a relay")
+	wrong(len(o.AdvertiseServers) > 0 && o.ServerService != "", "--advertise-servers and --server-service are both given: use one of them")
+	for _, s := range o.AdvertiseServers {
+		_, _, err := net.SplitHostPort(s)
+		wrong(err != nil, "--advertise-servers: %w: use HOST:PORT", err)
+	}
+	if _, err := o.serverService(); err != nil {
+		errs = append(errs, err)
+	}
+	wrong(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
+	wrong(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
 	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
 	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
 	wrong(o.Source == sourceFile && o.Kubeconfig != "" && !o.takesTokens(),
@@ -143,8 +170,6 @@ func (o *Options) validate() error {
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
 	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
 	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
-	wrong(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
-	wrong(o.ColdBytes <= 0, "--cold-bytes is %d: use a positive number", o.ColdBytes)
 	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
 		"make it longer, so that streams can end as they are asked to", o.ShutdownGracePeriod, o.DrainWindow)
 	return errors.Join(errs...)
@@ -217,7 +242,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		HeartbeatInterval:  o.HeartbeatInterval,
 		DrainWindow:        o.DrainWindow,
 		MaxBehindWait:      o.MaxBehindWait,
-		ColdBytes:          o.ColdBytes,
+		MaxColdSyncBytes:   o.MaxColdSyncBytes,
 		GracePeriod:        o.ShutdownGracePeriod,
 		Logger:             logger,
 		Registry:           o.Registry,
@@ -228,14 +253,25 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 	if !o.InsecurePlaintext {
 		c.TLS = &tlsfiles.Files{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, CA: o.ClientCAFile}
 	}
+	for _, address := range o.AdvertiseServers {
+		c.Servers = append(c.Servers, &pb.Server{Address: address})
+	}
 	var err error
+	if c.ServerService, err = o.serverService(); err != nil {
+		return Config{}, err
+	}
 	var api *rest.Config
 	if o.Source == sourceKube || o.Kubeconfig != "" {
 		if api, err = kube.Config(o.Kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
 	}
-	if c.Source, err = o.newSource(api, c); err != nil {
+	if o.Source == sourceUpstream {
+		c.Upstream, err = o.Upstream.config(c)
+	} else {
+		c.Source, err = o.newSource(api, c)
+	}
+	if err != nil {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
 	}
 	if o.takesTokens() {
@@ -244,6 +280,18 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// serverService gives --server-service; the zero key if there is none.
+func (o *Options) serverService() (model.ServiceKey, error) {
+	if o.ServerService == "" {
+		return model.ServiceKey{}, nil
+	}
+	namespace, name, ok := strings.Cut(o.ServerService, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use NAMESPACE/NAME", o.ServerService)
+	}
+	return model.ServiceKey{Namespace: namespace, Name: name}, nil
 }
 
 func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {

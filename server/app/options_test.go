@@ -45,7 +45,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"relay's account without namespace", [][]string{files, {"--relay-service-account=b"}}, `--relay-service-account is "b": use NAMESPACE/NAME`},
 		{"plaintext with relays' tokens", [][]string{plain, {"--relay-service-account=a/b"}}, "leave out either it or --relay-service-account"},
 		{"account with too much", [][]string{files, {"--agent-service-account=a/b/c"}}, "use NAMESPACE/NAME"},
-		{"unknown source", [][]string{plain, {"--source=etcd"}}, `--source is "etcd": use kube or file`},
+		{"unknown source", [][]string{plain, {"--source=etcd"}}, `--source is "etcd": use kube, file or upstream`},
 		{"file source without directory", [][]string{plain, {"--source=file"}}, "add --manifests=DIRECTORY"},
 		{"directory without file source", [][]string{plain, {"--manifests=d"}}, "add --source=file"},
 		{"file source with idle kubeconfig", [][]string{plain, {"--source=file", "--manifests=d", "--kubeconfig=k"}}, "--kubeconfig is for"},
@@ -55,7 +55,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
 		{"no drain window", [][]string{plain, {"--drain-window=0"}}, "--drain-window is 0s"},
 		{"no wait", [][]string{plain, {"--max-behind-wait=0"}}, "--max-behind-wait is 0s"},
-		{"no bytes for cold agents", [][]string{plain, {"--cold-bytes=0"}}, "--cold-bytes is 0"},
+		{"no bytes for cold agents", [][]string{plain, {"--max-cold-sync-bytes=0"}}, "--max-cold-sync-bytes is 0"},
 		{"grace shorter than drain", [][]string{plain, {"--drain-window=1m"}}, "--shutdown-grace-period is 10s, less than --drain-window"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

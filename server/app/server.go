@@ -16,6 +16,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -72,11 +73,16 @@ func New(c Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("name of this server: %w", err)
 	}
 	authentication := auth.New(auth.Options{Tokens: c.Tokens, Logger: c.Logger, Registerer: c.Registry})
-	s.hub = fanout.New(fanout.Options{
+	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
-		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.ColdBytes,
-		Logger: c.Logger, Registerer: c.Registry,
-	})
+		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,
+		Servers: c.Servers, ServerService: c.ServerService, Logger: c.Logger, Registerer: c.Registry,
+	}
+	if c.Upstream != nil {
+		relay := upstream.New(*c.Upstream, s.store)
+		s.config.Source, options.Upstream = relay, relay
+	}
+	s.hub = fanout.New(options)
 	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {

@@ -31,7 +31,7 @@ type stream struct {
 	ending    chan error // why the stream must end
 	index     int        // in the hub's list; the hub's
 
-	// What the hello said, set before the stream is registered.
+	// What the hello said; set when it comes.
 	node, peer          string
 	kind                pb.ClientKind
 	version, programmer string
@@ -92,7 +92,7 @@ func (s *stream) serve() error {
 	if err != nil {
 		return err
 	}
-	if err := s.introduce(hello); err != nil {
+	if err := s.admitted(); err != nil {
 		return err
 	}
 	h.register(s)
@@ -137,6 +137,20 @@ func (s *stream) greeted() (*pb.Hello, error) {
 	}
 }
 
+// admitted tells whether the client may be what it says.
+func (s *stream) admitted() error {
+	o := s.hub.options
+	if err := o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+		return err
+	}
+	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {
+		if _, ok := o.Upstream.Path(); !ok {
+			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
+		}
+	}
+	return nil
+}
+
 // introduce takes what the hello says of the client.
 func (s *stream) introduce(hello *pb.Hello) error {
 	kind := hello.GetKind()
@@ -153,14 +167,6 @@ func (s *stream) introduce(hello *pb.Hello) error {
 		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, node)
 	case kind == pb.ClientKind_CLIENT_KIND_RELAY && hello.GetSubscription() != nil:
 		return status.Error(codes.InvalidArgument, "a relay wants everything: leave out the subscription")
-	}
-	if err := s.hub.options.Authorize(s.transport.Context(), kind, node); err != nil {
-		return err
-	}
-	if kind == pb.ClientKind_CLIENT_KIND_RELAY && s.hub.options.Upstream != nil {
-		if _, ok := s.hub.options.Upstream.Path(); !ok {
-			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
-		}
 	}
 	s.node, s.kind, s.version, s.programmer, s.since = node, kind, hello.GetClientVersion(), hello.GetProgrammer(), time.Now()
 	if p, ok := peer.FromContext(s.transport.Context()); ok {
@@ -373,6 +379,9 @@ func (s *stream) take(r *pb.StreamRequest) error {
 			return status.Error(codes.InvalidArgument, "the first message must be hello")
 		}
 		s.reports.greeted = true
+		if err := s.introduce(hello); err != nil {
+			return err
+		}
 		s.hello <- hello
 		return nil
 	}
