@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -31,10 +32,11 @@ type agent struct {
 	cache      *client.Cache
 	client     *client.Client
 	checkpoint *client.Checkpoint // nil: none
+	registry   *prometheus.Registry
 	traffic    traffic
 	stop       func()
 
-	inSyncs, resyncs atomic.Int64
+	inSyncs atomic.Int64
 	// tamper is called, if set, with each update before it is applied, until it gives true.
 	tamper atomic.Pointer[func(*model.Update) bool]
 
@@ -64,7 +66,7 @@ type agentOptions struct {
 // follow runs a client until the test, or stop, ends it.
 func follow(t cleaner, o agentOptions) *agent {
 	t.Helper()
-	a := &agent{node: o.node, cache: client.NewCache(), acked: make(map[uint32]uint64)}
+	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
 		o.logs = &logs{}
 	}
@@ -81,7 +83,7 @@ func follow(t cleaner, o agentOptions) *agent {
 	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
-		DialOptions: a.traffic.dialOptions(o.node), MaxBackoff: 20 * time.Millisecond, Logger: logger,
+		DialOptions: a.traffic.dialOptions(o.node), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },
 	})

@@ -125,3 +125,9 @@ func (w *watch) release() {
 	}
 	w.held, w.waiting = false, nil
 }
+
+func (w *watch) isHeld() bool {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	return w.held
+}

@@ -78,16 +78,14 @@ func newWorld(t *rapid.T) *world {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	w := &world{t: t, dir: dir, cluster: newCluster()}
-	for range 10 {
-		w.write()
-	}
-	for range rapid.IntRange(1, 3).Draw(t, "replicas") {
+	w.writes(10, 10)
+	for range rapid.SampledFrom([]int{2, 3, 1}).Draw(t, "replicas") {
 		w.replicas = append(w.replicas, &replica{})
 		w.startReplica(len(w.replicas) - 1)
 	}
 	// Relays that are fed by the first replica, or each other: up to three levels in all.
 	upstream := 0
-	for range rapid.IntRange(0, 2).Draw(t, "relays") {
+	for range rapid.SampledFrom([]int{1, 2, 0}).Draw(t, "relays") {
 		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: newProxy(t, w.replicas[upstream].address())})
 		w.startReplica(len(w.replicas) - 1)
 		if rapid.Bool().Draw(t, "deeper") {
@@ -117,9 +115,11 @@ func (w *world) startReplica(i int) {
 		shards = rapid.SampledFrom([]uint32{rootShards, rootShards, 1, 16}).Draw(w.t, "shards")
 	}
 	tombstones := rapid.SampledFrom([]int{0, 1, 3}).Draw(w.t, "tombstones")
+	wait := rapid.SampledFrom([]time.Duration{10 * time.Millisecond, 300 * time.Millisecond}).Draw(w.t, "behind wait")
 	r.watch = &watch{cluster: w.cluster}
 	r.server = serve(w.t, r.watch, func(c *app.Config) {
-		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, 300*time.Millisecond
+		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, wait
+		c.HeartbeatInterval = 300 * time.Millisecond
 		if r.proxy != nil {
 			upstreamOf(r.proxy.address())(c)
 		}
@@ -153,52 +153,101 @@ func (w *world) startClient(f *follower, node string) {
 	f.agent = follow(w.t, o)
 }
 
+// actions are what happens, to a client or a replica that is drawn too. rapid prefers the first ones.
+var actions = []func(w *world, f *follower, i int){
+	func(w *world, _ *follower, _ int) { w.writes(1, 6) },
+	func(w *world, f *follower, _ int) { w.settle(f) },
+	func(w *world, f *follower, i int) { w.move(f, i) },
+	func(w *world, f *follower, _ int) { f.cutAfter(w, rapid.IntRange(0, 4000).Draw(w.t, "bytes")) },
+	func(w *world, f *follower, i int) { w.moveBack(f, i) },
+	func(w *world, _ *follower, _ int) { w.moment() },
+	func(w *world, f *follower, _ int) { w.checkpoint(f) },
+	func(w *world, f *follower, _ int) { f.toggleStalled(w) },
+	func(w *world, _ *follower, _ int) { w.resubscribe() },
+	func(w *world, f *follower, _ int) { w.tamper(f) },
+	func(w *world, _ *follower, i int) { w.restart(i) },
+	func(w *world, _ *follower, _ int) { w.relist() },
+	func(w *world, _ *follower, i int) { w.cutRelay(i) },
+	func(w *world, _ *follower, i int) { w.toggleHeld(i) },
+	func(w *world, _ *follower, _ int) { w.quiet() },
+	func(w *world, f *follower, _ int) { f.cutAfter(w, 0) },
+}
+
 func (w *world) step() {
 	f := rapid.SampledFrom(w.clients).Draw(w.t, "client")
 	i := rapid.IntRange(0, len(w.replicas)-1).Draw(w.t, "replica")
-	switch action := rapid.IntRange(0, 29).Draw(w.t, "action"); action {
-	case 0:
-		w.restart(i)
-	case 1, 2:
-		w.did("%s goes to replica %d", f.node, i)
-		f.replica = i
-		f.proxy.lead(w.replicas[i].address())
+	actions[rapid.IntRange(0, len(actions)-1).Draw(w.t, "action")](w, f, i)
+}
+
+// moment lets what is under way get a little further.
+func (w *world) moment() {
+	<-time.After(time.Duration(rapid.IntRange(1, 20).Draw(w.t, "milliseconds")) * time.Millisecond)
+}
+
+// move makes a client go to another server.
+func (w *world) move(f *follower, i int) {
+	w.did("%s goes to replica %d", f.node, i)
+	f.replica = i
+	f.proxy.lead(w.replicas[i].address())
+	f.proxy.cut()
+}
+
+// moveBack makes a client go to a server that is behind what the client has seen.
+func (w *world) moveBack(f *follower, i int) {
+	if w.root(i) == w.root(f.replica) {
+		return
+	}
+	w.hold(i)
+	w.writes(1, 3)
+	w.settle(f)
+	w.move(f, i)
+	w.moment()
+}
+
+// root gives the replica that feeds a replica, or itself.
+func (w *world) root(i int) *replica {
+	r := w.replicas[i]
+	for r.proxy != nil {
+		r = w.replicas[r.upstream]
+	}
+	return r
+}
+
+func (w *world) hold(i int) {
+	w.did("replica %d is held back", i)
+	w.root(i).watch.hold()
+}
+
+func (w *world) toggleHeld(i int) {
+	if !w.root(i).watch.isHeld() {
+		w.hold(i)
+		return
+	}
+	w.did("replica %d is let go", i)
+	w.root(i).watch.release()
+}
+
+// cutAfter ends a client's connection when so many bytes more have come.
+func (f *follower) cutAfter(w *world, n int) {
+	w.did("%s is cut off after %d bytes", f.node, n)
+	if n == 0 {
 		f.proxy.cut()
-	case 3:
-		w.did("%s is cut off", f.node)
-		f.proxy.cut()
-	case 4, 5:
+		return
+	}
+	f.proxy.left.Store(int64(n))
+}
+
+func (w *world) cutRelay(i int) {
+	if p := w.replicas[i].proxy; p != nil {
 		n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
-		w.did("%s is cut off after %d bytes", f.node, n)
-		f.proxy.left.Store(int64(n))
-	case 6:
-		f.toggleStalled(w)
-	case 7, 8:
-		w.checkpoint(f)
-	case 9, 10:
-		w.resubscribe()
-	case 11:
-		w.tamper(f)
-	case 12:
-		w.did("replica %d is held back", i)
-		w.replicas[i].watch.hold()
-	case 13:
-		w.did("replica %d is let go", i)
-		w.replicas[i].watch.release()
-	case 14:
-		w.relist()
-	case 15, 16:
-		w.quiet()
-	case 17, 18:
-		if p := w.replicas[i].proxy; p != nil {
-			n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
-			w.did("relay %d is cut off after %d bytes", i, n)
-			p.left.Store(int64(n))
-		}
-	default:
-		for range rapid.IntRange(1, 6).Draw(w.t, "writes") {
-			w.write()
-		}
+		w.did("relay %d is cut off after %d bytes", i, n)
+		p.left.Store(int64(n))
+	}
+}
+
+func (w *world) writes(least, most int) {
+	for range rapid.IntRange(least, most).Draw(w.t, "writes") {
+		w.write()
 	}
 }
 
@@ -214,9 +263,7 @@ func (w *world) restart(i int) {
 		}
 	}
 	w.replicas[i].stop()
-	for range rapid.IntRange(0, 5).Draw(w.t, "writes meanwhile") {
-		w.write()
-	}
+	w.writes(0, 5)
 	w.startReplica(i)
 }
 
@@ -325,19 +372,31 @@ func (w *world) quiet() {
 			f.toggleStalled(w)
 		}
 	}
-	want := w.cluster.state()
-	begin := time.Now()
 	for _, f := range w.clients {
-		var err error
-		if !assertEventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
-			w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), err, strings.Join(w.history, "\n"))
-		}
+		w.equal(f)
 	}
-	w.did("quiet: all are equal after %v", time.Since(begin))
 }
 
-// assertEventually polls without a goroutine per look, of which there are many.
-func assertEventually(is func() bool) bool {
+// settle lets one client come to the present, if nothing keeps it from that.
+func (w *world) settle(f *follower) {
+	if !f.stalled && !w.root(f.replica).watch.isHeld() {
+		f.agent.tamper.Store(nil)
+		w.equal(f)
+	}
+}
+
+func (w *world) equal(f *follower) {
+	want := w.cluster.state()
+	begin := time.Now()
+	var err error
+	if !eventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
+		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), err, strings.Join(w.history, "\n"))
+	}
+	w.did("%s is equal, after %v", f.node, time.Since(begin).Round(time.Millisecond))
+}
+
+// eventually polls without a goroutine per look, of which there are many.
+func eventually(is func() bool) bool {
 	deadline := time.After(patience)
 	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
 		select {

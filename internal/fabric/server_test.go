@@ -37,7 +37,7 @@ func serve(t cleaner, s source.Source, set ...func(*app.Config)) *server {
 	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
 	c := app.Config{
 		Source: s, SourceKind: "test", TLS: &identities.server, BindAddress: "127.0.0.1:0",
-		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: time.Second,
+		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: 200 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(r.logs, nil)), Registry: r.registry,
 	}
 	for _, f := range set {
@@ -71,9 +71,13 @@ func upstreamOf(address string) func(*app.Config) {
 	}
 }
 
-// metric gives the value of a counter or gauge, with these label values if any.
+// metric gives the value of a counter or gauge: of those with these label values, or of all.
 func (s *server) metric(t require.TestingT, name string, labels ...string) float64 {
-	families, err := s.registry.Gather()
+	return metric(t, s.registry, name, labels...)
+}
+
+func metric(t require.TestingT, registry *prometheus.Registry, name string, labels ...string) float64 {
+	families, err := registry.Gather()
 	require.NoError(t, err)
 	var sum float64
 	for _, f := range families {
