@@ -79,10 +79,13 @@ func start(t *testing.T, o fanout.Options) *fixture {
 func (f *fixture) fill(services int) {
 	for i := range services {
 		s := model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP}
-		f.store.Upsert(model.NewService(s), 10)
+		f.store.Upsert(model.NewService(s), 9)
 		f.put(i, 3)
 	}
 	f.store.Synced()
+	require.Eventually(f.t, func() bool { return f.store.Reached().Services == 9 }, patience, tick)
+	// When another publish follows, the hub is done with this one.
+	f.store.Progress(model.KindService, 10)
 	require.Eventually(f.t, func() bool { return f.store.Reached().Services == 10 }, patience, tick)
 }
 
