@@ -13,8 +13,9 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files
+generate: ## generate the Go code of the wire API, next to its .proto files, and docs/metrics.md
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
+	go run ./internal/tools/metricsdoc docs/metrics.md
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -56,7 +56,7 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-agent", "{{.Version}}"))
 	o.AddFlags(c.Flags())
-	c.AddCommand(newCleanupCommand())
+	c.AddCommand(newCleanupCommand(), newStatusCommand())
 	return c
 }
 
@@ -93,7 +93,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.validate(); err != nil {
 		return err
 	}
-	registry := daemon.NewRegistry()
+	registry := o.Registry
+	if registry == nil {
+		registry = daemon.NewRegistry()
+	}
 	cache := client.NewCache()
 	checkpoint, err := o.openCheckpoint(cache, logger, registry)
 	if err != nil {
@@ -120,6 +123,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
 		return err
 	}
+	servers, _ := f.(*client.Client) // nil: standalone
+	if err := o.serveStatus(ctx, g, status.Options{Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r}); err != nil {
+		return err
+	}
 	if checkpoint != nil {
 		g.Go(func() error { checkpoint.Run(ctx); return nil })
 	}
@@ -134,7 +141,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 }
 
 // openCheckpoint restores the cache; nil: there is to be no checkpoint.
-func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (*client.Checkpoint, error) {
+func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (*client.Checkpoint, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
 	}
@@ -147,7 +154,7 @@ func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, regis
 	return checkpoint, nil
 }
 
-func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (feed, error) {
+func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (feed, error) {
 	if o.standalone() {
 		src, err := o.newSource(logger, registry)
 		if err != nil {
@@ -173,7 +180,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *pr
 	}), nil
 }
 
-func (o *Options) newSource(logger *slog.Logger, registry *prometheus.Registry) (source.Source, error) {
+func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (source.Source, error) {
 	if o.Source == "file" {
 		return file.New(file.Options{Directory: o.Manifests, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
 	}
@@ -195,7 +202,7 @@ func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.
 
 // serveHTTP serves health and metrics, where asked for.
 func (o *Options) serveHTTP(
-	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry *prometheus.Registry, logger *slog.Logger,
+	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry daemon.Registry, logger *slog.Logger,
 ) error {
 	serve := func(address, flag string, config *tls.Config, handler http.Handler) error {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)

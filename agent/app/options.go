@@ -52,6 +52,7 @@ type Options struct {
 	MasqueradeBit   int
 	ClusterCIDRs    []string
 
+	StatusSocket        string
 	HealthzBindAddress  string
 	MetricsBindAddress  string
 	MetricsCertFile     string
@@ -59,6 +60,9 @@ type Options struct {
 	MetricsClientCAFile string
 
 	Log daemon.LogOptions
+
+	// Registry is no flag. nil: a new one.
+	Registry daemon.Registry
 }
 
 // AddFlags adds the flags, with their defaults.
@@ -93,6 +97,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
 		"pod CIDRs of the cluster; traffic from elsewhere to a cluster IP is masqueraded. Without any, such traffic keeps its source")
 
+	fs.StringVar(&o.StatusSocket, "status-socket", "",
+		"path of a unix socket for this user only, for the status command and grpcurl; none by default")
 	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "", "address for /healthz, /livez and /readyz over plain HTTP, open to all; none by default")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
 	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address; followed when it changes")

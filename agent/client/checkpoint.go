@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,6 +69,8 @@ type Checkpoint struct {
 	errors   prometheus.Counter
 	bytes    prometheus.Gauge
 	saved    prometheus.Gauge
+	// lastSaved is when this process has written the file; nil: it has not.
+	lastSaved atomic.Pointer[time.Time]
 
 	// What follows is save's, which runs once at a time.
 
@@ -150,6 +153,15 @@ func readCheckpoint(path, node string) (*decoded, error) {
 	return decodeCheckpoint(file, node)
 }
 
+// Saved is when this process has last written the checkpoint; before that, when the one was written that it has restored; zero:
+// there is none.
+func (p *Checkpoint) Saved() time.Time {
+	if t := p.lastSaved.Load(); t != nil {
+		return *t
+	}
+	return p.written
+}
+
 // RemoveCheckpoint removes a checkpoint and what may be left beside it.
 func RemoveCheckpoint(path string) error {
 	var errs []error
@@ -227,6 +239,8 @@ func (p *Checkpoint) save() {
 			p.lastError = ""
 			p.log.Info("The checkpoint is written again", "path", p.options.Path)
 		}
+		now := time.Now()
+		p.lastSaved.Store(&now)
 		p.bytes.Set(float64(size))
 		p.saved.SetToCurrentTime()
 	}

@@ -134,7 +134,9 @@ type Client struct {
 	log     *slog.Logger
 	metrics *metrics
 	outbox  *outbox
-	times   times
+	// connection is for Connection.
+	connection connection
+	times      times
 	// choice and prepared are for Run; prepared may be set by a stream's own goroutines.
 	choice   choice
 	prepared *prepared
@@ -175,7 +177,8 @@ func New(o Options) *Client {
 	}
 	return &Client{
 		options: o, log: o.Logger, metrics: newMetrics(o.Registerer, subsystem), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
-		times: times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
+		connection: connection{now: Connection{Since: time.Now()}},
+		times:      times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -183,7 +184,9 @@ func (c *Client) learned(context.Context) []Server { return c.options.Cache.know
 
 func (c *Client) bootstrap(ctx context.Context) []Server {
 	servers, err := c.options.Servers(ctx)
+	c.connection.found(servers)
 	if err != nil && ctx.Err() == nil {
+		c.connection.ended(err)
 		c.log.Error("Can't find a server; what was programmed stays", "err", err)
 	}
 	return servers
@@ -196,6 +199,7 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 	if ctx.Err() != nil {
 		return false
 	}
+	c.connection.ended(fmt.Errorf("%s: %w", server.Address, err))
 	c.metrics.disconnects.Inc()
 	c.metrics.connected.Set(0)
 	if d, ok := retryDelay(err); ok {

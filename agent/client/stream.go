@@ -221,6 +221,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 		s.silence = silentBeats * time.Duration(w.GetHeartbeatIntervalMs()) * time.Millisecond
 	}
 	s.welcomed = true
+	s.connection.welcome(s.server, w)
 	s.metrics.server.Reset()
 	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
 	s.log.Info("Connected", "server", s.server.Address, "name", w.GetServerName(), "version", w.GetServerVersion())
@@ -290,6 +291,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 	}
 	if !s.synced {
 		s.synced = true
+		s.connection.inSync()
 		s.metrics.connected.Set(1)
 		s.considerMove()
 	}

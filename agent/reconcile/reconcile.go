@@ -71,6 +71,7 @@ type Reconciler struct {
 	nacked map[model.ServiceKey]string
 	// programmed is closed after the first success.
 	programmed chan struct{}
+	status     status
 
 	seconds *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
@@ -151,9 +152,11 @@ func (r *Reconciler) step(ctx context.Context) error {
 	err := r.program(ctx, changes)
 	failed, partly := programmer.PortErrors(err)
 	if !partly {
+		r.status.failed(err)
 		return err
 	}
 	state := r.View.State()
+	r.status.reached(r.epoch, r.unacked, len(state.Ports))
 	r.ports.Set(float64(len(state.Ports)))
 	select {
 	case <-r.programmed:
@@ -183,12 +186,14 @@ func (r *Reconciler) report() {
 		slices.Sort(list)
 		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
 			r.nacked[service] = reason
+			r.status.fails(service, reason)
 			r.Reporter.Nack(service, reason)
 		}
 	}
 	for service := range r.nacked {
 		if _, ok := reasons[service]; !ok {
 			delete(r.nacked, service)
+			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}
 	}
@@ -224,6 +229,7 @@ var errNothing = errors.New("nothing of it is known to be programmed")
 func (r *Reconciler) observe(operation string, f func() error) error {
 	start := time.Now()
 	err := f()
+	r.status.ran(start)
 	r.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 	if err != nil {
 		r.errors.WithLabelValues(operation).Inc()

@@ -1,15 +1,18 @@
 package kubernetes
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,6 +69,7 @@ func TestInstall(t *testing.T) {
 	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
 
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
+	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
 	// The rules and the checkpoint outlast the agent, until they are cleaned up.
 	require.NoError(t, agent.terminate())
@@ -86,6 +90,29 @@ func TestInstall(t *testing.T) {
 	}
 	require.NoError(t, server.terminate())
 	require.Contains(t, server.logs.String(), "Server ended")
+}
+
+// requireStatus looks at server and agent by the sockets that they have in their Pods.
+func requireStatus(t *testing.T, node string) {
+	t.Helper()
+	for command, c := range map[string]struct{ socket, says string }{
+		"slicecast-server": {"--debug-socket=" + filepath.Join(volumesDir, "slicecast-server-0", "debug", "server.sock"), node},
+		"slicecast-agent":  {"--status-socket=" + filepath.Join(volumesDir, "slicecast-agent-0", "run", "agent.sock"), "of node " + node},
+	} {
+		testenv.Eventually(t, deadline, func() error {
+			var out bytes.Buffer
+			status := images[command]()
+			status.SetArgs([]string{"status", c.socket})
+			status.SetOut(&out)
+			if err := status.ExecuteContext(t.Context()); err != nil {
+				return err
+			}
+			if !strings.Contains(out.String(), c.says) || !strings.Contains(out.String(), "programmed") {
+				return errors.New(out.String())
+			}
+			return nil
+		})
+	}
 }
 
 // createService creates a Service without selector that leads to a pod, and returns its virtual address.

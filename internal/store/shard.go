@@ -97,7 +97,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 			u.ResourceVersions.Slices = next.resourceVersions.Slices
 		}
 		s.lastChange++
-		service := model.ServiceKey{}
+		var service model.ServiceKey
 		if object != nil {
 			service = object.ServiceKey()
 		} else {

@@ -18,18 +18,22 @@ const (
 	outputJSON = "json"
 )
 
-// spareFiles is how many files the process needs beside one for each node's connection.
+// spareFiles is how many files the process needs beside those for nodes' connections.
 const spareFiles = 64
 
 // Options are the flags of "run".
 type Options struct {
-	Nodes     int
-	Services  int
-	Endpoints int
-	Churn     float64
-	Duration  time.Duration
-	WarmUp    time.Duration
-	Seed      uint64
+	Nodes          int
+	Services       int
+	Endpoints      int
+	LargeServices  int
+	LargeEndpoints int
+	Churn          float64
+	Duration       time.Duration
+	WarmUp         time.Duration
+	Seed           uint64
+	Floor          bool
+	Restart        bool
 
 	Server            string
 	ServerName        string
@@ -50,10 +54,16 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.Nodes, "nodes", 100, "simulated nodes")
 	fs.IntVar(&o.Services, "services", 1000, "Services that the server started has")
 	fs.IntVar(&o.Endpoints, "endpoints", 50, "endpoints of each Service")
+	fs.IntVar(&o.LargeServices, "large-services", 1, "more Services that it has: large ones. If there are any, it is their endpoints that change")
+	fs.IntVar(&o.LargeEndpoints, "large-endpoints", 5000, "endpoints of each large Service")
 	fs.Float64Var(&o.Churn, "churn", 5, "changes a second: an endpoint turns not ready, or ready again; 0: none")
 	fs.DurationVar(&o.Duration, "duration", time.Minute, "how long to measure")
 	fs.DurationVar(&o.WarmUp, "warm-up", 5*time.Second, "churn before what is measured")
-	fs.Uint64Var(&o.Seed, "seed", 1, "of the order in which endpoints change")
+	fs.Uint64Var(&o.Seed, "seed", 1, "of where endpoints are, and in which order they change")
+	fs.BoolVar(&o.Floor, "floor", false,
+		"after the churn, measure what the server's process pays for as many connections, bytes and writes over TLS and nothing else")
+	fs.BoolVar(&o.Restart, "restart", false,
+		"after that, kill the server (SIGKILL), start it again with the same state, and measure how all nodes come back")
 
 	fs.StringVar(&o.Server, "server", "",
 		"address (host:port) of a running server, whose own changes are then observed for --duration; default: start one with generated state")
@@ -65,7 +75,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "with --server: talk to it without TLS")
 	fs.IntVar(&o.ServerPID, "server-pid", 0, "with --server: its process on this machine, for its CPU time and memory")
 
-	fs.IntVar(&o.Connecting, "connecting", 32, "nodes that connect and get their first state at the same time")
+	fs.IntVar(&o.Connecting, "connecting", 32, "nodes that connect and get their first state at the same time; as many as --nodes: all at once")
 	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take for their first state, and after the churn for the last change")
 	fs.StringVarP(&o.Output, "output", "o", outputText, "form of the report: text or json")
 	o.Log.AddFlags(fs)
@@ -98,6 +108,8 @@ func (o *Options) validate() error {
 		if err := o.cluster().Validate(); err != nil {
 			errs = append(errs, err)
 		}
+	case o.Floor || o.Restart:
+		wrong(true, "--floor and --restart are about a server of the run's own: leave --server out")
 	case o.InsecurePlaintext:
 		wrong(anyFile, "--insecure-plaintext excludes --ca-file, --server-name, --node-ca-cert-file and --node-ca-key-file")
 	default:
@@ -107,11 +119,18 @@ func (o *Options) validate() error {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		errs = append(errs, fmt.Errorf("limit of open files: %w", err))
 	}
-	wrong(uint64(o.Nodes)+spareFiles > limit.Max, "--nodes is %d, and a process may have %d files open: use fewer, or raise the limit (ulimit -Hn)",
-		o.Nodes, limit.Max)
+	open := uint64(o.Nodes)
+	if o.Floor {
+		open *= 2
+	}
+	wrong(open+spareFiles > limit.Max, "--nodes is %d, for which a process has %d files open, and it may have %d: use fewer, or raise the limit "+
+		"(ulimit -Hn)", o.Nodes, open+spareFiles, limit.Max)
 	return errors.Join(errs...)
 }
 
 func (o *Options) cluster() generate.Config {
-	return generate.Config{Nodes: o.Nodes, Services: o.Services, Endpoints: o.Endpoints, Seed: o.Seed}
+	return generate.Config{
+		Nodes: o.Nodes, Services: o.Services, Endpoints: o.Endpoints, LargeServices: o.LargeServices, LargeEndpoints: o.LargeEndpoints,
+		Seed: o.Seed,
+	}
 }

@@ -34,6 +34,7 @@ func (r *run) newReport() (*report.Report, error) {
 	}
 	if r.cluster != nil {
 		p := &result.Parameters
+		p.LargeServices, p.LargeEndpoints = o.LargeServices, o.LargeEndpoints
 		p.Services, p.Endpoints, p.ChurnRate, p.Seed, p.WarmUpSeconds = o.Services, o.Endpoints, o.Churn, o.Seed, o.WarmUp.Seconds()
 	}
 	if r.meter.server != 0 {
@@ -46,18 +47,54 @@ func (r *run) newReport() (*report.Report, error) {
 func (r *run) coldSync(result *report.Report, before, after reading) {
 	c := &result.ColdSync
 	c.Services, c.Slices, c.Endpoints = r.fleet.Objects()
-	histogram := hdrhistogram.New(1, time.Hour.Microseconds(), 3)
-	syncs := r.fleet.ColdSyncs()
-	for _, s := range syncs {
-		c.BytesPerNode += float64(s.Bytes) / float64(len(syncs))
-		_ = histogram.RecordValue(min(s.Duration, time.Hour).Microseconds()) // within its range
-	}
+	cost := costOf(r.fleet.Sync())
+	c.BytesPerNode, c.MessageBytesPerNode, c.Node = cost.bytes, cost.messageBytes, cost.took
 	seconds := after.at.Sub(before.at).Seconds()
 	c.AllSeconds = seconds
-	c.Node = report.DistributionOf(histogram)
 	result.Client.ColdSyncCores = after.client.Sub(before.client).Total().Seconds() / seconds
 	if s := result.Server; s != nil {
 		s.ColdSyncCores = after.server.Sub(before.server).Total().Seconds() / seconds
+		c.ServerCPUMicrosPerNode = cpuPer(after.server.Sub(before.server), int64(r.options.Nodes))
+		c.ServerPeakBytes = after.serverMemory.Peak
+	}
+}
+
+// syncCost is what a sync took.
+type syncCost struct {
+	bytes, messageBytes float64 // that a node received, in the mean
+	maxBytes            int64
+	took                report.Distribution
+}
+
+func costOf(s *fleet.Sync) (c syncCost) {
+	histogram := hdrhistogram.New(1, time.Hour.Microseconds(), 3)
+	nodes := s.Nodes()
+	for _, n := range nodes {
+		c.bytes += float64(n.Bytes) / float64(len(nodes))
+		c.messageBytes += float64(n.MessageBytes) / float64(len(nodes))
+		c.maxBytes = max(c.maxBytes, n.Bytes)
+		_ = histogram.RecordValue(min(n.Duration, time.Hour).Microseconds()) // within its range
+	}
+	c.took = report.DistributionOf(histogram)
+	return c
+}
+
+// cpuPer divides CPU time by a number.
+func cpuPer(c usage.CPU, n int64) *report.CPU {
+	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
+	return &report.CPU{User: micros(c.User), System: micros(c.System), Total: micros(c.Total())}
+}
+
+// serverMemory fills in what the nodes added to the server's memory.
+func (r *run) serverMemory(result *report.Report, state, connected report.Memory) {
+	if r.process == nil {
+		return
+	}
+	each := func(bytes int64) float64 { return float64(bytes) / float64(r.options.Nodes) }
+	result.ServerMemory = &report.ServerMemory{
+		State: state, Connected: connected,
+		BytesPerNode:         each(connected.Heap + connected.Stacks - state.Heap - state.Stacks),
+		ResidentBytesPerNode: each(connected.Resident - state.Resident),
 	}
 }
 
@@ -75,10 +112,7 @@ func (r *run) churnCost(result *report.Report, window *fleet.Window, nodeUpdates
 		each := func(v float64) float64 { return v / float64(nodeUpdates) }
 		c.ReceivedBytesPerNodeUpdate, c.SentBytesPerNodeUpdate = each(float64(c.ReceivedBytes)), each(float64(c.SentBytes))
 		if result.Server != nil {
-			micros := func(d time.Duration) float64 { return each(float64(d.Microseconds())) }
-			c.ServerCPUMicrosPerNodeUpdate = &report.CPU{
-				User: micros(server.User), System: micros(server.System), Total: micros(server.Total()),
-			}
+			c.ServerCPUMicrosPerNodeUpdate = cpuPer(server, nodeUpdates)
 		}
 	}
 	result.Client.ChurnCores = client.Total().Seconds() / seconds

@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
@@ -36,11 +37,16 @@ type run struct {
 	meter    *meter
 	fleet    *fleet.Fleet
 
-	// process is the server's, and cluster what it serves; nil where a running server is observed.
+	// process is the server's, set up with setup, and cluster what it serves; nil where a running server is observed.
 	process *target.Process
+	setup   target.Setup
 	cluster *generate.Cluster
 	// churned is how many changes have been made.
 	churned int
+	// identity gives the TLS configuration of a node.
+	identity identity
+	// muted keeps nodes from telling what is known.
+	muted atomic.Bool
 }
 
 // Run runs a load test and writes its report to out, and what is under way to progressOut. The error wraps
@@ -50,19 +56,22 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 		return err
 	}
 	r := &run{options: o, log: logger, progress: &progress{w: progressOut, start: time.Now()}}
+	defer func() {
+		if r.process != nil {
+			err = errors.Join(err, r.process.Close())
+		}
+	}()
 	node, server, err := r.startServer(ctx)
 	if err != nil {
 		return err
-	}
-	if r.process != nil {
-		defer func() { err = errors.Join(err, r.process.Close()) }()
 	}
 	names := make([]string, o.Nodes)
 	for i := range names {
 		names[i] = generate.NodeName(i)
 	}
 	if r.fleet, err = fleet.New(fleet.Options{
-		Server: server, Names: names, Credentials: node, Connecting: o.Connecting, Logger: logger,
+		Server: server, Names: names, Credentials: node, Connecting: o.Connecting,
+		Logger: slog.New(mutable{logger.Handler(), &r.muted}),
 	}); err != nil {
 		return err
 	}
@@ -107,41 +116,64 @@ func (r *run) startServer(ctx context.Context) (node func(string) (credentials.T
 		if !roots.AppendCertsFromPEM(pem) {
 			return nil, "", fmt.Errorf("--ca-file %s: there is no PEM certificate", o.CAFile)
 		}
-		return nodeCredentials(authority, roots, o.ServerName), o.Server, nil
+		r.identity = identity{authority, roots, o.ServerName}
+		return r.identity.credentials, o.Server, nil
 	}
 	authority, err := testca.New()
 	if err != nil {
 		return nil, "", err
 	}
-	setup := target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
+	r.identity = identity{authority: authority, roots: authority.Pool()}
+	r.setup = target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
 	serving, err := authority.Server("127.0.0.1")
 	if err != nil {
 		return nil, "", err
 	}
-	if setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving); err != nil {
+	if r.setup.Certificate, r.setup.PrivateKey, err = testca.EncodePEM(serving); err != nil {
 		return nil, "", err
 	}
 	if r.cluster, err = generate.New(o.cluster()); err != nil {
 		return nil, "", err
 	}
-	arguments := []string{serveCommand, "--log-level=" + o.Log.Level, "--log-format=" + o.Log.Format}
-	if r.process, err = target.Start(ctx, arguments, setup); err != nil {
+	if err := r.startProcess(ctx); err != nil {
 		return nil, "", err
 	}
-	return nodeCredentials(authority, authority.Pool(), ""), r.process.Address, nil
+	return r.identity.credentials, r.process.Address, nil
 }
 
-func nodeCredentials(authority *testca.CA, roots *x509.CertPool, serverName string) func(string) (credentials.TransportCredentials, error) {
-	return func(name string) (credentials.TransportCredentials, error) {
-		certificate, err := authority.Node(name)
-		if err != nil {
-			return nil, err
-		}
-		return credentials.NewTLS(&tls.Config{
-			MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: serverName, Certificates: []tls.Certificate{certificate},
-			NextProtos: []string{wire.Protocol},
-		}), nil
+// startProcess starts the server with the state as it is.
+func (r *run) startProcess(ctx context.Context) (err error) {
+	r.setup.Changed = r.churned
+	arguments := []string{serveCommand, "--log-level=" + r.options.Log.Level, "--log-format=" + r.options.Log.Format}
+	r.process, err = target.Start(ctx, arguments, r.setup)
+	return err
+}
+
+// identity is what nodes know themselves and the server by.
+type identity struct {
+	authority  *testca.CA
+	roots      *x509.CertPool
+	serverName string
+}
+
+// tlsConfig gives a node a certificate.
+func (i *identity) tlsConfig(node string) (*tls.Config, error) {
+	certificate, err := i.authority.Node(node)
+	if err != nil {
+		return nil, err
 	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: i.roots, ServerName: i.serverName, Certificates: []tls.Certificate{certificate},
+		NextProtos: []string{wire.Protocol},
+	}, nil
+}
+
+func (i *identity) credentials(node string) (credentials.TransportCredentials, error) {
+	config, err := i.tlsConfig(node)
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(config), nil
 }
 
 // measure takes the fleet through the run. What it starts, it adds to parts, which end with the context.
@@ -150,24 +182,41 @@ func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Repor
 	if err != nil {
 		return nil, err
 	}
+	state, err := r.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
 	start, err := r.meter.read()
 	if err != nil {
 		return nil, err
 	}
-	r.progress.set(func() string { return fmt.Sprintf("%d of %d nodes in sync", r.fleet.Synced(), r.options.Nodes) })
 	parts.Go(func() { r.fleet.Run(ctx) })
-	if err := r.wait(ctx, r.fleet.AllSynced()); err != nil {
-		return nil, fmt.Errorf("%d of %d nodes have the server's state; node %s, for one, does not get it (--log-level=info tells more): %w",
-			r.fleet.Synced(), r.options.Nodes, r.fleet.Unsynced(), err)
+	if err := r.awaitSync(ctx, r.fleet.Sync()); err != nil {
+		return nil, err
 	}
 	synced, err := r.meter.read()
 	if err != nil {
 		return nil, err
 	}
 	r.coldSync(result, start, synced)
+	connected, err := r.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.serverMemory(result, state, connected)
 
 	if err := r.churn(ctx, result); err != nil {
 		return nil, err
+	}
+	if r.options.Floor {
+		if err := r.floor(ctx, result); err != nil {
+			return nil, err
+		}
+	}
+	if r.options.Restart {
+		if err := r.restart(ctx, result); err != nil {
+			return nil, err
+		}
 	}
 	if err := r.check(ctx, parts, result); err != nil {
 		if !errors.Is(err, fleet.ErrDiverged) {
@@ -177,6 +226,16 @@ func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Repor
 	}
 	r.progress.set(nil)
 	return result, nil
+}
+
+// awaitSync waits until all nodes are in sync.
+func (r *run) awaitSync(ctx context.Context, s *fleet.Sync) error {
+	r.progress.set(func() string { return fmt.Sprintf("%d of %d nodes in sync", s.Reached(), r.options.Nodes) })
+	if err := r.wait(ctx, s.Done()); err != nil {
+		return fmt.Errorf("%d of %d nodes have the server's state; node %s, for one, does not get it (--log-level=info tells more): %w",
+			s.Reached(), r.options.Nodes, s.Missing(), err)
+	}
+	return nil
 }
 
 // wait waits for a channel to be closed, as long as that makes sense.
@@ -224,7 +283,7 @@ func (r *run) churn(ctx context.Context, result *report.Report) error {
 	}
 	_, all := window.Progress()
 	result.Churn.Changes = r.churned - warmedUp
-	result.Churn.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
+	result.Churn.SourceLag = new(lagOf(lag))
 	r.churnCost(result, window, all, before, after)
 	return nil
 }
@@ -256,12 +315,17 @@ func (r *run) observe(ctx context.Context, result *report.Report) error {
 	return nil
 }
 
-// carryOut has changes made for a time and waits until all nodes have received all of them.
-func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*fleet.Window, generate.Lag, error) {
-	plan := generate.Plan{
+// plan is for changes from now on.
+func (r *run) plan(d time.Duration) generate.Plan {
+	return generate.Plan{
 		Start: time.Now().Add(leadTime).Truncate(time.Millisecond), First: r.churned,
 		Count: max(1, int(math.Round(r.options.Churn*d.Seconds()))), Rate: r.options.Churn,
 	}
+}
+
+// carryOut has changes made for a time and waits until all nodes have received all of them.
+func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*fleet.Window, generate.Lag, error) {
+	plan := r.plan(d)
 	r.churned += plan.Count
 	changes := r.cluster.Changes(plan)
 	window := r.fleet.Open(changes)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -55,7 +56,8 @@ func options(t *testing.T, flags ...string) Options {
 }
 
 func TestRun(t *testing.T) {
-	o := options(t, "--nodes=20", "--services=40", "--endpoints=120", "--churn=50", "--duration=2s", "--warm-up=500ms", "--output=json")
+	o := options(t, "--nodes=20", "--services=40", "--endpoints=60", "--large-services=2", "--large-endpoints=1200",
+		"--churn=50", "--duration=2s", "--warm-up=500ms", "--floor", "--restart", "--output=json")
 	var out, progress bytes.Buffer
 	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, &progress), "%s", &progress)
 
@@ -67,8 +69,8 @@ func TestRun(t *testing.T) {
 
 	require.Equal(t, report.Schema, r.Schema)
 	require.Equal(t, report.Check{Nodes: 20, Shards: 64, OK: true}, r.Check)
-	require.Equal(t, 40, r.ColdSync.Services)
-	require.Equal(t, 80, r.ColdSync.Slices)
+	require.Equal(t, 42, r.ColdSync.Services)
+	require.Equal(t, 40+2*12, r.ColdSync.Slices)
 	require.Equal(t, 4800, r.ColdSync.Endpoints)
 	require.EqualValues(t, 20, r.ColdSync.Node.Count)
 	require.Greater(t, r.ColdSync.BytesPerNode, 4800.*2, "an endpoint has an address, a node and a zone, compressed")
@@ -83,28 +85,57 @@ func TestRun(t *testing.T) {
 	require.Less(t, r.Churn.ReceivedBytesPerNodeUpdate, 400., "deltas, and not slices")
 	require.Greater(t, r.Churn.ServerCPUMicrosPerNodeUpdate.Total, 0.)
 	require.Zero(t, r.Churn.Reconnects)
+
+	require.Greater(t, r.ServerMemory.State.Heap, int64(4800*100), "an endpoint is a structure of some size")
+	require.Greater(t, r.ServerMemory.Connected.Heap, r.ServerMemory.State.Heap)
+	require.Greater(t, r.ServerMemory.BytesPerNode, 1000.)
+	require.Equal(t, int64(math.Round(r.ColdSync.BytesPerNode)), r.Floor.Cold.MessageBytes)
+	require.EqualValues(t, 20, r.Floor.Cold.Writes)
+	require.EqualValues(t, 20*100, r.Floor.Churn.Writes)
+	require.Greater(t, r.Floor.HandshakeBytes, 500.)
+	require.EqualValues(t, 20, r.Restart.Node.Count)
+	require.Less(t, r.Restart.MessageBytesPerNode, 600., "positions and the like: nothing has changed")
+	require.Greater(t, r.Restart.BytesPerNode, r.Floor.HandshakeBytes)
 	require.Greater(t, r.Server.PeakBytes, int64(1<<20))
 	require.Contains(t, progress.String(), "churn: ")
 }
 
-// jsonFields are the paths in a report with a server of its own.
+// jsonFields are the paths in a report that has everything.
 var jsonFields = []string{
 	"check.nodes", "check.ok", "check.shards",
 	"churn.changes", "churn.latency.count", "churn.latency.maxMillis", "churn.latency.p50Millis", "churn.latency.p99Millis",
 	"churn.nodeUpdates", "churn.receivedBytes", "churn.receivedBytesPerNodeUpdate", "churn.reconnects", "churn.seconds",
 	"churn.sentBytes", "churn.sentBytesPerNodeUpdate", "churn.serverCPUMicrosPerNodeUpdate.system",
-	"churn.serverCPUMicrosPerNodeUpdate.total", "churn.serverCPUMicrosPerNodeUpdate.user",
-	"churn.sourceLag.maxMillis", "churn.sourceLag.p99Millis",
+	"churn.serverCPUMicrosPerNodeUpdate.total", "churn.serverCPUMicrosPerNodeUpdate.user", "churn.sourceLag.maxMillis",
+	"churn.sourceLag.p99Millis",
 	"client.churnCores", "client.coldSyncCores", "client.peakBytes", "client.residentBytes",
-	"coldSync.allSeconds", "coldSync.bytesPerNode", "coldSync.endpoints", "coldSync.node.count", "coldSync.node.maxMillis",
-	"coldSync.node.p50Millis", "coldSync.node.p99Millis", "coldSync.services", "coldSync.slices",
+	"coldSync.allSeconds", "coldSync.bytesPerNode", "coldSync.endpoints", "coldSync.messageBytesPerNode",
+	"coldSync.node.count", "coldSync.node.maxMillis", "coldSync.node.p50Millis", "coldSync.node.p99Millis",
+	"coldSync.serverCPUMicrosPerNode.system", "coldSync.serverCPUMicrosPerNode.total",
+	"coldSync.serverCPUMicrosPerNode.user", "coldSync.serverPeakBytes", "coldSync.services", "coldSync.slices",
+	"floor.churn.lag.maxMillis", "floor.churn.lag.p99Millis", "floor.churn.messageBytes", "floor.churn.seconds",
+	"floor.churn.serverCPUMicrosPerWrite.system", "floor.churn.serverCPUMicrosPerWrite.total",
+	"floor.churn.serverCPUMicrosPerWrite.user", "floor.churn.writes", "floor.cold.lag.maxMillis", "floor.cold.lag.p99Millis",
+	"floor.cold.messageBytes", "floor.cold.seconds", "floor.cold.serverCPUMicrosPerWrite.system",
+	"floor.cold.serverCPUMicrosPerWrite.total", "floor.cold.serverCPUMicrosPerWrite.user", "floor.cold.writes",
+	"floor.handshakeBytes", "floor.handshakeCPUMicros.system", "floor.handshakeCPUMicros.total",
+	"floor.handshakeCPUMicros.user",
 	"machine.cpu", "machine.cpus", "machine.go", "machine.kernel", "machine.memoryBytes",
 	"notes",
-	"parameters.churnPerSecond", "parameters.connecting", "parameters.durationSeconds", "parameters.endpointsPerService",
-	"parameters.nodes", "parameters.seed", "parameters.services", "parameters.warmUpSeconds",
+	"parameters.churnPerSecond", "parameters.connecting", "parameters.durationSeconds",
+	"parameters.endpointsPerLargeService", "parameters.endpointsPerService", "parameters.largeServices", "parameters.nodes",
+	"parameters.seed", "parameters.services", "parameters.warmUpSeconds",
+	"restart.allSeconds", "restart.bytesPerNode", "restart.downSeconds", "restart.maxBytes", "restart.messageBytesPerNode",
+	"restart.node.count", "restart.node.maxMillis", "restart.node.p50Millis", "restart.node.p99Millis",
+	"restart.serverCPUMicrosPerNode.system", "restart.serverCPUMicrosPerNode.total", "restart.serverCPUMicrosPerNode.user",
+	"restart.serverPeakBytes",
 	"schema",
 	"server.churnCores", "server.coldSyncCores", "server.peakBytes", "server.residentBytes",
-	"start", "version",
+	"serverMemory.bytesPerNode", "serverMemory.connected.heapBytes", "serverMemory.connected.residentBytes",
+	"serverMemory.connected.stackBytes", "serverMemory.residentBytesPerNode", "serverMemory.state.heapBytes",
+	"serverMemory.state.residentBytes", "serverMemory.state.stackBytes",
+	"start",
+	"version",
 }
 
 func fieldsOf(t *testing.T, b []byte) []string {
@@ -140,6 +171,7 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--nodes=1000000000":        "use fewer, or raise the limit",
 		"--services=0":              "0 services",
 		"--endpoints=0":             "0 endpoints",
+		"--large-endpoints=0":       "1 with 0: use at least 1 endpoint",
 		"--churn=-1":                "--churn is -1",
 		"--duration=0s":             "--duration is 0s",
 		"--warm-up=-1s":             "--warm-up is -1s",
@@ -148,9 +180,11 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--output=yaml":             `--output is "yaml"`,
 		"--server=localhost:1":      "--server needs --ca-file",
 		"--server-pid=1":            "add --server",
+		"--floor --server=x:1":      "leave --server out",
+		"--restart --server=x:1":    "leave --server out",
 		"--node-ca-cert-file=x.crt": "add --server",
 	} {
-		require.ErrorContains(t, Run(t.Context(), options(t, flag), slog.Default(), nil, nil), message, flag)
+		require.ErrorContains(t, Run(t.Context(), options(t, strings.Fields(flag)...), slog.Default(), nil, nil), message, flag)
 	}
 }
 

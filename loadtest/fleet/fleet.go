@@ -18,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // readBuffer is small because there are thousands: TLS has a buffer of its own, and most messages are short.
@@ -45,10 +46,8 @@ type Fleet struct {
 	options Options
 	shared  *shared
 	nodes   []*node
-	// unsynced is how many nodes have not got their first state; allSynced is closed when none is left.
-	unsynced  atomic.Int64
-	allSynced chan struct{}
-	window    atomic.Pointer[Window]
+	sync    atomic.Pointer[Sync]
+	window  atomic.Pointer[Window]
 }
 
 // node is one simulated node. What has no other guard is written by its client's goroutine only.
@@ -57,29 +56,21 @@ type node struct {
 	name    string
 	cache   *client.Cache
 	client  *client.Client
-	traffic traffic
+	traffic usage.Traffic
+	// messages is how many bytes of messages it has received, before HTTP/2 and TLS.
+	messages atomic.Int64
 	// welcomes counts the streams that were answered.
 	welcomes atomic.Int64
-	// connecting holds the node's place among those that connect, until its first state is there.
+	// connecting holds the node's place among those that connect, until its first state is there; then it is nil.
 	connecting chan struct{}
 	started    time.Time
-	// synced is closed when the first state is there; then cold says what it took.
+	// synced is closed when the first state is there.
 	synced chan struct{}
-	cold   ColdSync
-}
-
-// ColdSync is what a node's first state took, from the first attempt to connect.
-type ColdSync struct {
-	// Bytes received, below TLS.
-	Bytes int64
-	// Duration until the state was applied.
-	Duration time.Duration
 }
 
 // New makes a fleet. Run starts it.
 func New(o Options) (*Fleet, error) {
-	f := &Fleet{options: o, shared: newShared(), allSynced: make(chan struct{})}
-	f.unsynced.Store(int64(len(o.Names)))
+	f := &Fleet{options: o, shared: newShared()}
 	for i, name := range o.Names {
 		n, err := f.newNode(i, name, f.shared.decode)
 		if err != nil {
@@ -87,6 +78,7 @@ func New(o Options) (*Fleet, error) {
 		}
 		f.nodes = append(f.nodes, n)
 	}
+	f.AwaitSync()
 	return f, nil
 }
 
@@ -99,12 +91,15 @@ func (f *Fleet) newNode(index int, name string, decode func(wire.Frame) (*wire.R
 	n.client = client.New(client.Options{
 		Servers: client.Static(f.options.Server), NodeName: name, Version: daemon.Version(), Programmer: programmer,
 		DialOptions: []grpc.DialOption{
-			grpc.WithTransportCredentials(creds), grpc.WithContextDialer(n.traffic.dial), grpc.WithNoProxy(),
+			grpc.WithTransportCredentials(creds), grpc.WithContextDialer(n.traffic.Dial), grpc.WithNoProxy(),
 			grpc.WithReadBufferSize(readBuffer),
 		},
 		Cache: n.cache, Decode: decode, Apply: f.shared.apply,
-		Observe: func(r *wire.Response, _ int) { f.observe(n, r) },
-		Logger:  f.options.Logger.With("node", name),
+		Observe: func(r *wire.Response, size int) {
+			n.messages.Add(int64(size))
+			f.observe(n, r)
+		},
+		Logger: f.options.Logger.With("node", name),
 	})
 	return n, nil
 }
@@ -147,52 +142,23 @@ func (f *Fleet) observe(n *node, r *wire.Response) {
 func (f *Fleet) inSync(n *node) {
 	select {
 	case <-n.synced:
-		return
 	default:
+		close(n.synced)
 	}
-	n.cold = ColdSync{Bytes: n.traffic.received.Load(), Duration: time.Since(n.started)}
-	close(n.synced)
-	if n.index < 0 {
-		return
+	if n.connecting != nil {
+		<-n.connecting
+		n.connecting = nil
 	}
-	<-n.connecting
-	if f.unsynced.Add(-1) == 0 {
-		close(f.allSynced)
+	if n.index >= 0 {
+		f.sync.Load().reached(n)
 	}
-}
-
-// AllSynced is closed once every node has got its first state.
-func (f *Fleet) AllSynced() <-chan struct{} { return f.allSynced }
-
-// Synced is how many nodes have got their first state.
-func (f *Fleet) Synced() int { return len(f.nodes) - int(f.unsynced.Load()) }
-
-// Unsynced names a node that has not got its first state; "": there is none.
-func (f *Fleet) Unsynced() string {
-	for _, n := range f.nodes {
-		select {
-		case <-n.synced:
-		default:
-			return n.name
-		}
-	}
-	return ""
-}
-
-// ColdSyncs gives what the first state took for each node. All must have got theirs.
-func (f *Fleet) ColdSyncs() []ColdSync {
-	var out []ColdSync
-	for _, n := range f.nodes {
-		out = append(out, n.cold)
-	}
-	return out
 }
 
 // Traffic is what all nodes together have received and sent, in bytes below TLS.
 func (f *Fleet) Traffic() (received, sent int64) {
 	for _, n := range f.nodes {
-		received += n.traffic.received.Load()
-		sent += n.traffic.sent.Load()
+		received += n.traffic.Received.Load()
+		sent += n.traffic.Sent.Load()
 	}
 	return received, sent
 }

@@ -155,3 +155,31 @@ func TestWindowWithoutListGoesByTriggerTimes(t *testing.T) {
 	require.EqualValues(t, 1, h.TotalCount(), "what changed before the window is no latency")
 	require.InEpsilon(t, time.Second.Microseconds(), h.Max(), 0.002)
 }
+
+func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
+	f := fleetOf(2)
+	n := f.nodes[0]
+	n.traffic.Received.Add(1000)
+	n.messages.Add(900)
+	n.started = time.Now().Add(-time.Hour)
+	s := f.AwaitSync()
+	require.Equal(t, "node-00000", s.Missing())
+
+	n.traffic.Received.Add(50)
+	n.messages.Add(30)
+	s.reached(n)
+	n.traffic.Received.Add(7)
+	s.reached(n) // on one more stream
+	require.Equal(t, 1, s.Reached())
+	require.Equal(t, "node-00001", s.Missing())
+	select {
+	case <-s.Done():
+		t.Fatal("a node is missing")
+	default:
+	}
+	s.reached(f.nodes[1])
+	<-s.Done()
+	require.Empty(t, s.Missing())
+	require.Equal(t, Synced{Bytes: 50, MessageBytes: 30, Duration: s.Nodes()[0].Duration}, s.Nodes()[0])
+	require.Less(t, s.Nodes()[0].Duration, time.Hour, "since AwaitSync")
+}

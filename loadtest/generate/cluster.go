@@ -33,59 +33,110 @@ type Config struct {
 	Services int `json:"services"`
 	// Endpoints of each Service.
 	Endpoints int `json:"endpoints"`
-	// Seed of the order in which endpoints change.
+	// LargeServices are more Services, of LargeEndpoints each. If there are any, it is their endpoints that change.
+	LargeServices  int `json:"largeServices"`
+	LargeEndpoints int `json:"largeEndpoints"`
+	// Seed of where endpoints are and in which order they change.
 	Seed uint64 `json:"seed"`
 }
 
 // Validate tells which number is out of range.
 func (c Config) Validate() error {
-	total := c.Services * c.Endpoints
+	total := c.total()
+	// Addresses are drawn until one is free, so half of them stay free.
+	pods := size(podRange) / 2
 	switch {
 	case c.Nodes < 1 || c.Nodes >= size(nodeRange):
 		return fmt.Errorf("%d nodes: use 1 to %d", c.Nodes, size(nodeRange)-1)
-	case c.Services < 1 || c.Services >= size(serviceRange):
-		return fmt.Errorf("%d services: use 1 to %d", c.Services, size(serviceRange)-1)
-	case c.Endpoints < 1 || c.Endpoints >= size(podRange) || total >= size(podRange):
-		return fmt.Errorf("%d services with %d endpoints each: use at least 1 endpoint, and less than %d in all",
-			c.Services, c.Endpoints, size(podRange))
+	case c.Services < 1 || c.LargeServices < 0 || c.Services+c.LargeServices >= size(serviceRange):
+		return fmt.Errorf("%d services and %d large ones: use 1 to %d in all", c.Services, c.LargeServices, size(serviceRange)-1)
+	case c.Endpoints < 1 || c.LargeServices > 0 && c.LargeEndpoints < 1 || max(c.Endpoints, c.LargeEndpoints) > pods || total > pods:
+		return fmt.Errorf("%d services with %d endpoints each, %d with %d: use at least 1 endpoint, and at most %d in all",
+			c.Services, c.Endpoints, c.LargeServices, c.LargeEndpoints, pods)
 	}
 	return nil
 }
+
+// total number of endpoints.
+func (c Config) total() int { return c.Services*c.Endpoints + c.LargeServices*c.LargeEndpoints }
 
 func size(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
 
 // Cluster is the state, as of the changes made so far. It is not safe for concurrent use; the objects are immutable.
 type Cluster struct {
-	config   Config
 	services []*model.Service
 	slices   []*model.Slice
 	nodes    []*model.Node
-	// order in which endpoints change, by their number; it is walked again and again, so that an endpoint changes a second
-	// time only after all others have: nothing is undone while it may still wait to be published.
-	order []uint32
+	// order in which endpoints change; it is walked again and again, so that an endpoint changes a second time only after
+	// all others have: nothing is undone while it may still wait to be published.
+	order []place
 }
+
+// place is where an endpoint is: index in Cluster.slices, and in the slice's endpoints.
+type place struct{ slice, endpoint uint32 }
 
 // New makes the state before any change: all endpoints are ready.
 func New(c Config) (*Cluster, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Cluster{config: c}
+	g := &Cluster{}
 	for n := range c.Nodes {
-		g.nodes = append(g.nodes, c.node(n))
+		g.nodes = append(g.nodes, node(n))
 	}
-	for s := range c.Services {
-		g.services = append(g.services, c.service(s))
-		for i := range c.slicesPerService() {
-			g.slices = append(g.slices, c.slice(s, i))
+	p := placement{random: rand.New(rand.NewPCG(c.Seed, 1)), nodes: g.nodes, taken: make(map[int]struct{}, c.total())}
+	for s := range c.Services + c.LargeServices {
+		endpoints := c.Endpoints
+		if s >= c.Services {
+			endpoints = c.LargeEndpoints
 		}
-	}
-	g.order = make([]uint32, c.Services*c.Endpoints)
-	for i := range g.order {
-		g.order[i] = uint32(i)
+		changes := c.LargeServices == 0 || s >= c.Services
+		g.add(service(s), endpoints, changes, &p)
 	}
 	rand.New(rand.NewPCG(c.Seed, 0)).Shuffle(len(g.order), func(i, j int) { g.order[i], g.order[j] = g.order[j], g.order[i] })
 	return g, nil
+}
+
+// add adds a Service and its slices. Its endpoints are among those that change, or not.
+func (g *Cluster) add(service *model.Service, endpoints int, changes bool, p *placement) {
+	g.services = append(g.services, service)
+	for first := 0; first < endpoints; first += sliceSize {
+		s := model.Slice{
+			Namespace: service.Namespace, Name: fmt.Sprintf("%s-%05x", service.Name, first/sliceSize), Service: service.Name,
+			Family: model.IPv4,
+			Ports:  []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}},
+		}
+		for e := range min(sliceSize, endpoints-first) {
+			s.Endpoints = append(s.Endpoints, p.endpoint())
+			if changes {
+				g.order = append(g.order, place{uint32(len(g.slices)), uint32(e)})
+			}
+		}
+		g.slices = append(g.slices, model.NewSlice(s))
+	}
+}
+
+// placement gives endpoints their addresses and nodes: at random, as nothing in a real cluster sorts pods by Service, and
+// what follows from the order would make what is sent smaller than it is.
+type placement struct {
+	random *rand.Rand
+	nodes  []*model.Node
+	taken  map[int]struct{}
+}
+
+func (p *placement) endpoint() model.Endpoint {
+	n := p.random.IntN(len(p.nodes))
+	pod := 0
+	for used := true; used; _, used = p.taken[pod] {
+		pod = 1 + p.random.IntN(size(podRange)-1)
+	}
+	p.taken[pod] = struct{}{}
+	return model.Endpoint{
+		Address:    nth(podRange, pod),
+		Conditions: model.Conditions{Ready: true, Serving: true},
+		NodeName:   p.nodes[n].Name,
+		Zone:       zones[n%len(zones)],
+	}
 }
 
 // NodeName gives the name of a node by its number.
@@ -103,10 +154,7 @@ func (g *Cluster) Objects() []model.Object {
 	return out
 }
 
-func (c Config) slicesPerService() int { return (c.Endpoints + sliceSize - 1) / sliceSize }
-
-func (c Config) node(n int) *model.Node {
-	ip := nth(nodeRange, n+1)
+func node(n int) *model.Node {
 	return &model.Node{
 		Name: NodeName(n),
 		Labels: map[string]string{
@@ -115,11 +163,11 @@ func (c Config) node(n int) *model.Node {
 			"topology.kubernetes.io/region": "region-1",
 			"topology.kubernetes.io/zone":   zones[n%len(zones)],
 		},
-		InternalIPs: []netip.Addr{ip},
+		InternalIPs: []netip.Addr{nth(nodeRange, n+1)},
 	}
 }
 
-func (c Config) service(s int) *model.Service {
+func service(s int) *model.Service {
 	return model.NewService(model.Service{
 		Namespace: namespace(s), Name: serviceName(s), Type: model.ClusterIP,
 		ClusterIPs:          []netip.Addr{nth(serviceRange, s+1)},
@@ -127,27 +175,6 @@ func (c Config) service(s int) *model.Service {
 		CreationTimeSeconds: 1_700_000_000 + int64(s),
 	})
 }
-
-func (c Config) slice(service, index int) *model.Slice {
-	s := model.Slice{
-		Namespace: namespace(service), Name: fmt.Sprintf("%s-%05x", serviceName(service), index), Service: serviceName(service),
-		Family: model.IPv4,
-		Ports:  []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}},
-	}
-	for e := index * sliceSize; e < min((index+1)*sliceSize, c.Endpoints); e++ {
-		pod := service*c.Endpoints + e
-		node := pod % c.Nodes
-		s.Endpoints = append(s.Endpoints, model.Endpoint{
-			Address:    c.address(pod),
-			Conditions: model.Conditions{Ready: true, Serving: true},
-			NodeName:   NodeName(node),
-			Zone:       zones[node%len(zones)],
-		})
-	}
-	return model.NewSlice(s)
-}
-
-func (c Config) address(pod int) netip.Addr { return nth(podRange, pod+1) }
 
 func namespace(service int) string { return fmt.Sprintf("team-%03d", service/servicesPerNamespace) }
 

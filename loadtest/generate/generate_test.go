@@ -49,10 +49,42 @@ func TestStateFollowsFromConfig(t *testing.T) {
 	require.Equal(t, versions(objects), versions(newCluster(t).Objects()))
 }
 
+func TestLargeServicesAreWhatChanges(t *testing.T) {
+	c := Config{Nodes: 3, Services: 4, Endpoints: 10, LargeServices: 2, LargeEndpoints: 150, Seed: 3}
+	g, err := New(c)
+	require.NoError(t, err)
+	require.Len(t, g.Objects(), 4+2+4+2*2)
+	sizes := make(map[model.Key]int)
+	for _, o := range g.Objects() {
+		if s, ok := o.(*model.Slice); ok {
+			sizes[o.Key()] = len(s.Endpoints)
+		}
+	}
+	changed := make(map[model.Key]int)
+	for _, c := range g.Changes(Plan{Start: time.Now(), Count: 300, Rate: 10}) {
+		changed[c.Slice]++
+	}
+	require.Len(t, changed, 4)
+	for key, n := range changed {
+		require.Equal(t, sizes[key], n)
+		require.GreaterOrEqual(t, n, 50)
+	}
+}
+
+func TestPlacesFollowFromTheSeed(t *testing.T) {
+	other := config
+	other.Seed++
+	g, err := New(other)
+	require.NoError(t, err)
+	require.NotEqual(t, versions(newCluster(t).Objects()), versions(g.Objects()))
+}
+
 func TestConfigOutOfRange(t *testing.T) {
 	for _, c := range []Config{
 		{Nodes: 0, Services: 1, Endpoints: 1}, {Nodes: 1, Services: 0, Endpoints: 1}, {Nodes: 1, Services: 1, Endpoints: 0},
 		{Nodes: 1 << 20, Services: 1, Endpoints: 1}, {Nodes: 1, Services: 1 << 20, Endpoints: 1}, {Nodes: 1, Services: 1 << 11, Endpoints: 1 << 11},
+		{Nodes: 1, Services: 1, Endpoints: 1, LargeServices: 1}, {Nodes: 1, Services: 1, Endpoints: 1, LargeServices: -1},
+		{Nodes: 1, Services: 1, Endpoints: 1, LargeServices: 2, LargeEndpoints: 1 << 20},
 	} {
 		_, err := New(c)
 		require.ErrorContains(t, err, "use ", "%+v", c)
@@ -77,13 +109,13 @@ func TestPlan(t *testing.T) {
 		require.Greater(t, c.TriggerMS, trigger[c.Slice], "slice and time tell the change")
 		require.GreaterOrEqual(t, c.TriggerMS, c.Due.UnixMilli())
 		trigger[c.Slice] = c.TriggerMS
-		seen[endpoint{c.Slice, c.endpoint}] = true
+		seen[endpoint{c.Slice, int(c.place.endpoint)}] = true
 	}
 	require.Len(t, seen, all, "no endpoint changes twice before all have changed")
 
 	// A plan that follows goes on where this one ended.
 	half := g.Changes(Plan{Start: start, First: all / 2, Count: 1, Rate: 1})
-	require.Equal(t, changes[all/2].endpoint, half[0].endpoint)
+	require.Equal(t, changes[all/2].place, half[0].place)
 	require.Equal(t, changes[all/2].Slice, half[0].Slice)
 }
 

@@ -1,6 +1,7 @@
 package generate
 
 import (
+	"context"
 	"math"
 	"slices"
 	"time"
@@ -9,7 +10,7 @@ import (
 )
 
 // Plan says which changes happen when: Count flips of an endpoint's readiness, at equal intervals from Start on, whether or
-// not earlier ones have arrived anywhere (an open loop).
+// not earlier ones have arrived anywhere (an open loop). Other things than changes can follow a plan too.
 type Plan struct {
 	// Start is when the first change is due.
 	Start time.Time `json:"start"`
@@ -31,7 +32,7 @@ type Change struct {
 	// 1970, or the next one that the slice has not had, so that slice and time tell which change arrived.
 	TriggerMS int64
 
-	slice, endpoint int // index in Cluster.slices; in the slice's endpoints
+	place place
 }
 
 // after is the time from the plan's start to a number of changes.
@@ -39,23 +40,56 @@ func (p Plan) after(count int) time.Duration {
 	return time.Duration(math.Round(float64(count) / p.Rate * float64(time.Second)))
 }
 
+// Lag is how late what a plan says was done: what the machine owed the schedule.
+type Lag struct {
+	P99 time.Duration `json:"p99"`
+	Max time.Duration `json:"max"`
+}
+
+// Follow does what is planned when it is due, by its number from 0 on, and tells how late that was. The error is that of do,
+// or the context's.
+func (p Plan) Follow(ctx context.Context, do func(i int) error) (Lag, error) {
+	var lags []time.Duration
+	for i := range p.Count {
+		due := p.Start.Add(p.after(i))
+		if err := sleepUntil(ctx, due); err != nil {
+			return Lag{}, err
+		}
+		lags = append(lags, time.Since(due))
+		if err := do(i); err != nil {
+			return Lag{}, err
+		}
+	}
+	if len(lags) == 0 {
+		return Lag{}, nil
+	}
+	slices.Sort(lags)
+	return Lag{P99: lags[(len(lags)-1)*99/100], Max: lags[len(lags)-1]}, nil
+}
+
+func sleepUntil(ctx context.Context, t time.Time) error {
+	timer := time.NewTimer(time.Until(t))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}
+
 // Changes lists the plan's changes in their order.
 func (g *Cluster) Changes(p Plan) []Change {
 	out := make([]Change, 0, p.Count)
-	last := make(map[int]int64)
+	last := make(map[uint32]int64)
 	for i := range p.Count {
 		due := p.Start.Add(p.after(i))
-		number := int(g.order[(p.First+i)%len(g.order)])
-		service, endpoint := number/g.config.Endpoints, number%g.config.Endpoints
-		c := Change{
-			Due: due, TriggerMS: due.UnixMilli(),
-			slice: service*g.config.slicesPerService() + endpoint/sliceSize, endpoint: endpoint % sliceSize,
-		}
-		c.Slice = g.slices[c.slice].Key()
-		if t, ok := last[c.slice]; ok && c.TriggerMS <= t {
+		c := Change{Due: due, TriggerMS: due.UnixMilli(), place: g.order[(p.First+i)%len(g.order)]}
+		c.Slice = g.slices[c.place.slice].Key()
+		if t, ok := last[c.place.slice]; ok && c.TriggerMS <= t {
 			c.TriggerMS = t + 1
 		}
-		last[c.slice] = c.TriggerMS
+		last[c.place.slice] = c.TriggerMS
 		out = append(out, c)
 	}
 	return out
@@ -63,14 +97,14 @@ func (g *Cluster) Changes(p Plan) []Change {
 
 // Make makes a change and gives the slice as it is then.
 func (g *Cluster) Make(c Change) *model.Slice {
-	before := g.slices[c.slice]
+	before := g.slices[c.place.slice]
 	s := model.Slice{
 		Namespace: before.Namespace, Name: before.Name, Service: before.Service, Family: before.Family, Ports: before.Ports,
 		Endpoints: slices.Clone(before.Endpoints), LastChangeTriggerTimeMS: c.TriggerMS,
 	}
-	conditions := &s.Endpoints[c.endpoint].Conditions
+	conditions := &s.Endpoints[c.place.endpoint].Conditions
 	conditions.Ready = !conditions.Ready
 	conditions.Serving = conditions.Ready
-	g.slices[c.slice] = model.NewSlice(s)
-	return g.slices[c.slice]
+	g.slices[c.place.slice] = model.NewSlice(s)
+	return g.slices[c.place.slice]
 }

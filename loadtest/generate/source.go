@@ -2,8 +2,6 @@ package generate
 
 import (
 	"context"
-	"slices"
-	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -17,12 +15,6 @@ type Source struct {
 }
 
 var _ source.Source = (*Source)(nil)
-
-// Lag is how late the changes of a plan were made: what the machine owed the schedule.
-type Lag struct {
-	P99 time.Duration `json:"p99"`
-	Max time.Duration `json:"max"`
-}
 
 // NewSource makes a source, which then owns the cluster.
 func NewSource(g *Cluster) *Source {
@@ -53,19 +45,19 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 			return nil
 		case p = <-s.plans:
 		}
-		var lags []time.Duration
-		for _, c := range s.cluster.Changes(p) {
-			if !sleepUntil(ctx, c.Due) {
-				return nil
-			}
+		changes := s.cluster.Changes(p)
+		lag, err := p.Follow(ctx, func(i int) error {
 			resourceVersion++
-			lags = append(lags, time.Since(c.Due))
-			sink.Upsert(s.cluster.Make(c), resourceVersion)
+			sink.Upsert(s.cluster.Make(changes[i]), resourceVersion)
+			return nil
+		})
+		if err != nil {
+			continue // the context has ended
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case s.done <- lagOf(lags):
+		case s.done <- lag:
 		}
 	}
 }
@@ -82,24 +74,5 @@ func (s *Source) Churn(ctx context.Context, p Plan) (Lag, error) {
 		return Lag{}, ctx.Err()
 	case l := <-s.done:
 		return l, nil
-	}
-}
-
-func lagOf(lags []time.Duration) Lag {
-	if len(lags) == 0 {
-		return Lag{}
-	}
-	slices.Sort(lags)
-	return Lag{P99: lags[(len(lags)-1)*99/100], Max: lags[len(lags)-1]}
-}
-
-func sleepUntil(ctx context.Context, t time.Time) bool {
-	timer := time.NewTimer(time.Until(t))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/slicecast/slicecast/loadtest/floor"
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
@@ -96,14 +97,35 @@ func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Churn has a plan carried out and tells how that went, when it is done. One at a time.
 func (p *Process) Churn(ctx context.Context, plan generate.Plan) (generate.Lag, error) {
-	a, err := p.ask(ctx, request{Churn: &plan})
+	return ask(ctx, p, "churn", request{Churn: &plan}, func(a answer) *generate.Lag { return a.Lag })
+}
+
+// Memory has the process collect its garbage, and counts what is left.
+func (p *Process) Memory(ctx context.Context) (Memory, error) {
+	return ask(ctx, p, "memory of the server", request{Memory: &struct{}{}}, func(a answer) *Memory { return a.Memory })
+}
+
+// Listen has the process listen as a floor.Server, and gives its address.
+func (p *Process) Listen(ctx context.Context) (string, error) {
+	return ask(ctx, p, "raw TLS", request{Listen: &struct{}{}}, func(a answer) *string { return &a.Address })
+}
+
+// Write has the floor.Server write.
+func (p *Process) Write(ctx context.Context, w floor.Writes) (generate.Lag, error) {
+	return ask(ctx, p, "raw TLS", request{Write: &w}, func(a answer) *generate.Lag { return a.Lag })
+}
+
+// ask gives the part of the answer that answers the request.
+func ask[T any](ctx context.Context, p *Process, what string, r request, part func(answer) *T) (out T, err error) {
+	a, err := p.ask(ctx, r)
 	if err != nil {
-		return generate.Lag{}, fmt.Errorf("churn: %w", err)
+		return out, fmt.Errorf("%s: %w", what, err)
 	}
-	if a.Lag == nil {
-		return generate.Lag{}, errors.New("churn: the server's answer is another question's")
+	v := part(a)
+	if v == nil {
+		return out, fmt.Errorf("%s: the server's answer is another question's", what)
 	}
-	return *a.Lag, nil
+	return *v, nil
 }
 
 func (p *Process) ask(ctx context.Context, r request) (answer, error) {
@@ -122,6 +144,14 @@ func (p *Process) ask(ctx context.Context, r request) (answer, error) {
 		}
 		return a, nil
 	}
+}
+
+// Kill ends the process with SIGKILL and waits for that.
+func (p *Process) Kill() error {
+	err := p.command.Process.Kill()
+	<-p.ended
+	_ = p.input.Close() // the other end is gone
+	return err
 }
 
 // Close ends the process and waits for that. The error is the one that it ended with.

@@ -78,12 +78,14 @@ func New(c Config) (_ *Server, err error) {
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,
 		Servers: c.Servers, ServerService: c.ServerService, Logger: c.Logger, Registerer: c.Registry,
 	}
+	about := debug.Options{Store: s.store, Source: c.SourceKind}
 	if c.Upstream != nil {
 		relay := upstream.New(*c.Upstream, s.store)
-		s.config.Source, options.Upstream = relay, relay
+		s.config.Source, options.Upstream, about.Upstream = relay, relay, relay.Connection
 	}
 	s.hub = fanout.New(options)
-	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
+	about.Hub = s.hub
+	s.debug = debug.New(about)
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err
@@ -208,7 +210,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serveWhenSynced(ctx context.Context) {
 	begin := time.Now()
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		s.setServing(healthpb.HealthCheckResponse_SERVING)
 		s.config.Logger.Info("Synced with the source: serving", "after", time.Since(begin))
 	case <-ctx.Done():
@@ -228,7 +230,7 @@ func (s *Server) ready() error {
 	default:
 	}
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		return nil
 	default:
 		return errors.New("not synced with the source yet")

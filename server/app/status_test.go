@@ -229,7 +229,9 @@ func TestStatusTables(t *testing.T) {
 				TimeToMost: durationpb.New(30 * time.Millisecond), TimeToAll: durationpb.New(45678 * time.Microsecond),
 			}},
 			OpenConvergences: 1, OldestOpenConvergence: open,
-			Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{1, 2}},
+			Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{1, 2}, Server: &pb.ServerConnection{
+				Name: "server-0", Address: "10.1.0.1:8472", Version: "v1.2.2", Since: ago(time.Hour),
+			}},
 		},
 		agents: []*pb.AgentStatus{
 			{Kind: pb.ClientKind_CLIENT_KIND_RELAY, Nodes: 2998, Synced: true, Programmed: true, LagSequences: 1, Lag: durationpb.New(time.Minute),
@@ -244,7 +246,7 @@ func TestStatusTables(t *testing.T) {
 	}
 	require.Equal(t, strings.TrimPrefix(`
 Server   server-1, version v1.2.3, up 2d2h0m0s, serving
-Source   upstream, resource versions 5 (Services), 6 (EndpointSlices), connected, through 0000000000000001 → 0000000000000002
+Source   upstream, resource versions 5 (Services), 6 (EndpointSlices), from server-0 at 10.1.0.1:8472, version v1.2.2, in sync for 1h0m0s, 2 servers away from the root
 State    1000 Services, 1050 slices, 55000 endpoints in 64 shards, epoch 0000000000000abc
 Streams  2 agents, 1 relay; 3000 nodes served
 Servers  10.0.0.1:8472, 10.0.0.2:8472
@@ -298,9 +300,10 @@ no endpoints
 
 	r.service.Service = nil
 	r.service.Slices[0].Service = "web"
-	r.status.Upstream.Connected, r.status.Draining, r.status.Convergences = false, true, nil
+	r.status.Upstream = &pb.UpstreamStatus{StaleSince: ago(time.Minute), LastError: "10.1.0.1:8472: connection refused"}
+	r.status.Draining, r.status.Convergences = true, nil
 	require.Contains(t, printed(t, r), "Service  default/web is not there, only slices of it are\n")
-	require.Contains(t, printed(t, r), ", not connected now\n")
+	require.Contains(t, printed(t, r), ", not connected for 1m0s: 10.1.0.1:8472: connection refused\n")
 	require.Contains(t, printed(t, r), ", draining\n")
 }
 

@@ -140,19 +140,19 @@ func (f *fixture) names(r *pb.ListAgentsRequest) []string {
 	return out
 }
 
-// client is a stream from the client's side.
-type client struct {
+// watcher is a stream from the client's side.
+type watcher struct {
 	pb.DistributionService_StreamClient
 	t      *testing.T
 	inSync *pb.InSync
 }
 
 // connect opens a stream and reads it until it is in sync.
-func (f *fixture) connect(kind pb.ClientKind, node string) *client {
+func (f *fixture) connect(kind pb.ClientKind, node string) *watcher {
 	f.t.Helper()
 	g, err := pb.NewDistributionServiceClient(f.conn).Stream(f.t.Context())
 	require.NoError(f.t, err)
-	c := &client{DistributionService_StreamClient: g, t: f.t}
+	c := &watcher{DistributionService_StreamClient: g, t: f.t}
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{
 		Kind: kind, NodeName: node, ClientVersion: "v9", Programmer: "nftables",
 	}}})
@@ -164,17 +164,17 @@ func (f *fixture) connect(kind pb.ClientKind, node string) *client {
 	return c
 }
 
-func (c *client) send(r *pb.StreamRequest) {
+func (c *watcher) send(r *pb.StreamRequest) {
 	c.t.Helper()
 	require.NoError(c.t, c.Send(r))
 }
 
-func (c *client) ack(positions ...*pb.ShardPosition) {
+func (c *watcher) ack(positions ...*pb.ShardPosition) {
 	c.t.Helper()
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}})
 }
 
-func (c *client) nack(resolved bool) {
+func (c *watcher) nack(resolved bool) {
 	c.t.Helper()
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 		Key:    &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: "service-0"},
@@ -183,7 +183,7 @@ func (c *client) nack(resolved bool) {
 }
 
 // ackAll acknowledges the initial state.
-func (c *client) ackAll() {
+func (c *watcher) ackAll() {
 	c.t.Helper()
 	var all []*pb.ShardPosition
 	for i, sequence := range c.inSync.GetSequences() {

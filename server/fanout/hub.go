@@ -2,7 +2,7 @@
 //
 // # Guarantees
 //
-//   - Nobody is served before the store's source has synced.
+//   - Nobody is served before the store's source has synced, and what it gave is published.
 //   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
 //     each changed key once in its newest state. It is never dropped for being slow.
 //   - An Update is encoded once; the same bytes go to all streams.
@@ -14,7 +14,8 @@
 // # Publishing
 //
 // What the source writes is published at once, as long as the streams have got what was published before. While that is
-// under way changes wait for it to end, for maxCoalesce at most; but not those that take traffic from an endpoint.
+// under way changes wait for it to end, and for as long again as it took, maxCoalesce at most in all: under load, they share
+// sends, and half of the time is left for other work. Changes that take traffic from an endpoint do not wait.
 package fanout
 
 import (
@@ -123,8 +124,10 @@ type Hub struct {
 
 	// mu guards what follows. It is held for moments: no encoding, no sending.
 	mu sync.Mutex
-	// idle is closed as long as the streams that keep up have got everything.
-	idle chan struct{}
+	// idle is closed as long as the streams that keep up have got everything; rested is when as much time has passed since
+	// then as that took.
+	idle   chan struct{}
+	rested time.Time
 	// streams, all of them; replaced, not changed, when listed is set.
 	streams []*stream
 	listed  bool
@@ -208,21 +211,33 @@ func (h *Hub) Run(ctx context.Context) {
 
 // coalesce waits for what was published before to be sent, but not for long, and not if it is urgent.
 func (h *Hub) coalesce(ctx context.Context) {
+	latest := time.Now().Add(maxCoalesce)
+	wait := func(until time.Time, or <-chan struct{}) (goOn bool) {
+		t := time.NewTimer(time.Until(until))
+		defer t.Stop()
+		select {
+		case <-or:
+			return true
+		case <-t.C:
+		case <-h.store.Urgent():
+		case <-ctx.Done():
+		}
+		return false
+	}
 	h.mu.Lock()
 	idle := h.idle
 	h.mu.Unlock()
-	select {
-	case <-idle:
+	if !wait(latest, idle) {
 		return
-	default:
 	}
-	t := time.NewTimer(maxCoalesce)
-	defer t.Stop()
-	select {
-	case <-idle:
-	case <-h.store.Urgent():
-	case <-t.C:
-	case <-ctx.Done():
+	h.mu.Lock()
+	rested := h.rested
+	h.mu.Unlock()
+	if time.Now().Before(rested) {
+		if rested.After(latest) {
+			rested = latest
+		}
+		wait(rested, nil)
 	}
 }
 

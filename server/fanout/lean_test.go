@@ -37,13 +37,18 @@ type pipe struct {
 // connect begins a stream.
 func connect(t require.TestingT, h *Hub, hello *pb.Hello) *pipe {
 	p := &pipe{open: true, done: make(chan error, 1)}
+	p.begin(t, h, p, hello)
+	return p
+}
+
+// begin begins the stream on a transport that may do more than the pipe.
+func (p *pipe) begin(t require.TestingT, h *Hub, as Transport, hello *pb.Hello) {
 	p.opened.L = &p.mu
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(p.ctx, p.opened.Broadcast)
-	p.session = h.Open(p)
+	p.session = h.Open(as)
 	go func() { p.done <- p.session.Serve() }()
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}))
-	return p
 }
 
 func (p *pipe) say(r *pb.StreamRequest) error {
@@ -218,6 +223,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 		s.Synced()
 		h, stop := run(t, Options{Store: s})
 		defer stop()
+		<-s.WaitPublished()
 		type client struct {
 			*pipe
 			copy *copyOf
@@ -330,8 +336,8 @@ func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	s := filled(t, 3)
 	h := running(t, Options{Store: s})
 	quick, slow := connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{})
-	defer quick.close()
-	defer slow.close()
+	defer quick.cancel()
+	defer slow.cancel()
 	live := func(p *pipe) bool {
 		p.session.s.mu.Lock()
 		defer p.session.s.mu.Unlock()
@@ -379,7 +385,7 @@ func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 	s := filled(t, 2)
 	h := running(t, Options{Store: s})
 	p := connect(t, h, &pb.Hello{})
-	defer p.close()
+	defer p.cancel()
 	require.Eventually(t, func() bool { return len(p.read(t)) > 0 && len(h.Streams(nil)) == 1 }, patience, tick)
 	p.set(false)
 	for n := range 3 * ringEntries {

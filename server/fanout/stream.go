@@ -48,6 +48,8 @@ type stream struct {
 	synced    atomic.Bool // the client has had an InSync
 	// wanted are the Services that a narrowed stream wants; nil: all. The goroutine's.
 	wanted *subscription
+	// passed is how far a narrowed stream has come in each shard, be it that it was sent nothing of that. The goroutine's.
+	passed []uint64
 
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
@@ -112,7 +114,7 @@ func (h *Hub) ready() error {
 	default:
 	}
 	select {
-	case <-h.store.WaitSynced():
+	case <-h.store.WaitPublished():
 		return nil
 	default:
 		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")

@@ -237,7 +237,7 @@ func TestThreeLevels(t *testing.T) {
 	third := serve(t, "127.0.0.1:0", nil, first.address)
 	require.Eventually(t, func() bool { return contains(third.log, "has no stream from its own server") }, patience, time.Millisecond)
 	again := newCluster()
-	root = serve(t, root.address, again)
+	serve(t, root.address, again)
 	<-again.ready
 	a.has(3, 2) // as the cluster has it now
 	join(t, "node-3", nil, third.address)

@@ -1,11 +1,11 @@
-// Command metricsdoc prints docs/metrics.md. It makes the server and the agent as their commands do, in all configurations
+// Command metricsdoc writes docs/metrics.md. It makes the server and the agent as their commands do, in all configurations
 // that have metrics of their own, and lists what they register: what the page says is what there is.
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,11 +17,12 @@ import (
 
 	"github.com/spf13/pflag"
 
+	agent "github.com/slicecast/slicecast/agent/app"
 	server "github.com/slicecast/slicecast/server/app"
 )
 
 func main() {
-	if err := run(os.Stdout); err != nil {
+	if err := run(os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, "metricsdoc:", err)
 		os.Exit(1)
 	}
@@ -42,7 +43,10 @@ type command struct {
 	make func(args []string, r *recorder) error
 }
 
-func run(out io.Writer) error {
+func run(args []string) error {
+	if len(args) != 2 {
+		return errors.New("give the path of the page to write")
+	}
 	dir, err := os.MkdirTemp("", "slicecast-metrics-")
 	if err != nil {
 		return err
@@ -52,25 +56,25 @@ func run(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	w := bufio.NewWriter(out)
-	fmt.Fprint(w, `# Metrics
+	var page strings.Builder
+	page.WriteString(`# Metrics
 
 <!-- Made by internal/tools/metricsdoc of the code: run 'make generate' instead of editing this. -->
 
 Server and agent serve these at /metrics of their --metrics-bind-address, in the Prometheus format, along with client_golang's own
 about the process (process_*) and the Go runtime (go_*). Counters end with _total; a histogram has the series _bucket, _sum and _count.
 `)
-	for _, c := range []command{serverCommand(files)} {
+	for _, c := range []command{serverCommand(files), agentCommand(files)} {
 		metrics, err := c.metrics()
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
-		fmt.Fprintf(w, "\n## %s\n\n%s\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n", c.name, c.about)
+		fmt.Fprintf(&page, "\n## %s\n\n%s\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n", c.name, c.about)
 		for _, m := range metrics {
-			fmt.Fprintf(w, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(m.labels, ", "), m.text())
+			fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(m.labels, ", "), m.text())
 		}
 	}
-	return w.Flush()
+	return os.WriteFile(args[1], []byte(page.String()), 0o644)
 }
 
 func serverCommand(f *files) command {
@@ -84,6 +88,8 @@ func serverCommand(f *files) command {
 			{slices.Concat(fileSource, tls, []string{"--kubeconfig=" + f.kubeconfig, "--agent-service-account=a/b"}),
 				[]string{"--source=file", "TLS", "--agent-service-account"}},
 			{slices.Concat([]string{"--kubeconfig=" + f.kubeconfig}, tls), []string{"--source=kube", "TLS"}},
+			{slices.Concat([]string{"--source=upstream", "--upstream-servers=127.0.0.1:1", "--upstream-insecure-plaintext"}, tls),
+				[]string{"--source=upstream", "TLS"}},
 		},
 		make: func(args []string, r *recorder) error {
 			o := server.Options{Registry: r}
@@ -101,6 +107,29 @@ func serverCommand(f *files) command {
 				return err
 			}
 			return s.Run(ended()) // closes what New has opened
+		},
+	}
+}
+
+func agentCommand(f *files) command {
+	servers := []string{"--servers=127.0.0.1:1", "--insecure-plaintext"}
+	return command{
+		name: "slicecast-agent", about: "For clients with a certificate of --metrics-client-ca-file.",
+		variants: []variant{
+			{servers, []string{"servers"}},
+			{slices.Concat(servers, []string{"--checkpoint=" + f.checkpoint}), []string{"servers", "--checkpoint"}},
+			{[]string{"--source=file", "--manifests=" + f.manifests}, []string{"--source=file"}},
+			{[]string{"--source=kube", "--kubeconfig=" + f.kubeconfig}, []string{"--source=kube"}},
+		},
+		make: func(args []string, r *recorder) error {
+			o := agent.Options{Registry: r}
+			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+			o.AddFlags(fs)
+			// No programmer has metrics of its own, and this one asks nothing of the machine.
+			if err := fs.Parse(append(args, "--programmer=printer")); err != nil {
+				return err
+			}
+			return agent.Run(ended(), o, slog.New(slog.DiscardHandler), io.Discard)
 		},
 	}
 }
@@ -186,10 +215,12 @@ func (c *command) only(variants []int) string {
 }
 
 // files are what the commands' flags name.
-type files struct{ manifests, cert, key, ca, kubeconfig string }
+type files struct{ manifests, cert, key, ca, kubeconfig, checkpoint string }
 
 func makeFiles(dir string) (*files, error) {
-	f := &files{manifests: filepath.Join(dir, "manifests"), kubeconfig: filepath.Join(dir, "kubeconfig")}
+	f := &files{
+		manifests: filepath.Join(dir, "manifests"), kubeconfig: filepath.Join(dir, "kubeconfig"), checkpoint: filepath.Join(dir, "checkpoint"),
+	}
 	if err := os.Mkdir(f.manifests, 0o700); err != nil {
 		return nil, err
 	}

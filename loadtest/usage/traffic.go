@@ -1,4 +1,4 @@
-package fleet
+package usage
 
 import (
 	"context"
@@ -6,11 +6,11 @@ import (
 	"sync/atomic"
 )
 
-// traffic counts the bytes of a node's connections below TLS: what TCP carries.
-type traffic struct{ received, sent atomic.Int64 }
+// Traffic counts the bytes of connections as TCP carries them: below TLS.
+type Traffic struct{ Received, Sent atomic.Int64 }
 
-// dial connects to a gRPC target, counted.
-func (t *traffic) dial(ctx context.Context, address string) (net.Conn, error) {
+// Dial connects to an address (host:port), counted.
+func (t *Traffic) Dial(ctx context.Context, address string) (net.Conn, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -20,19 +20,19 @@ func (t *traffic) dial(ctx context.Context, address string) (net.Conn, error) {
 
 type countedConn struct {
 	net.Conn
-	traffic *traffic
+	traffic *Traffic
 }
 
 // Read implements net.Conn.
 func (c *countedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	c.traffic.received.Add(int64(n))
+	c.traffic.Received.Add(int64(n))
 	return n, err
 }
 
 // Write implements net.Conn.
 func (c *countedConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
-	c.traffic.sent.Add(int64(n))
+	c.traffic.Sent.Add(int64(n))
 	return n, err
 }
