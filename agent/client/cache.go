@@ -284,6 +284,9 @@ func (c *Cache) synced(m *pb.InSync) error {
 	for i, sequence := range m.GetSequences() {
 		c.shards[i].sequence = sequence
 		c.moved[uint32(i)] = struct{}{}
+		if !c.resubscribing { // a stream has begun: what was missing in the one before has come, or is as it was again
+			clear(c.shards[i].missing)
+		}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	c.inSync, c.stale, c.resubscribing = true, false, false
@@ -357,7 +360,11 @@ func (c *Cache) diverged(m *pb.Heartbeat, allow func() bool) []uint32 {
 	var out []uint32
 	for i := range c.shards {
 		digest := m.GetDigests()[i]
-		if c.shards[i].sequence != m.GetSequences()[i] || c.shards[i].digest == digest {
+		if c.shards[i].sequence != m.GetSequences()[i] {
+			continue
+		}
+		if c.shards[i].digest == digest {
+			delete(c.asked, uint32(i)) // asking helped, and would again
 			continue
 		}
 		if asked, ok := c.asked[uint32(i)]; (!ok || asked != digest) && allow() {

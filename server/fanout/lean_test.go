@@ -31,7 +31,8 @@ type pipe struct {
 	opened sync.Cond
 	open   bool
 	frames []wire.Frame
-	tried  int // TrySends that were taken
+	tried  int  // TrySends that were taken
+	waits  bool // a Send waits until the pipe is open
 }
 
 // connect begins a stream.
@@ -64,9 +65,10 @@ func (p *pipe) Context() context.Context { return p.ctx }
 func (p *pipe) Send(frames ...wire.Frame) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.open && p.ctx.Err() == nil {
+	for p.waits = true; !p.open && p.ctx.Err() == nil; {
 		p.opened.Wait()
 	}
+	p.waits = false
 	p.frames = append(p.frames, frames...)
 	return p.ctx.Err()
 }
@@ -86,6 +88,12 @@ func (p *pipe) set(open bool) {
 	defer p.mu.Unlock()
 	p.open = open
 	p.opened.Broadcast()
+}
+
+func (p *pipe) waiting() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waits
 }
 
 // read takes what has come.
