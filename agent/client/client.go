@@ -120,6 +120,8 @@ type Options struct {
 	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
 	// Observe, if set, sees each response after it was applied, with its size before TLS and HTTP/2. It must be fast.
 	Observe func(r *wire.Response, size int)
+	// MaxBackoff bounds the pause after all servers have been tried; 0: 30 seconds.
+	MaxBackoff time.Duration
 	// Logger; nil: slog's default.
 	Logger *slog.Logger
 	// Registerer for metrics; nil: none.
@@ -169,10 +171,14 @@ func New(o Options) *Client {
 	default:
 		o.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
+	times := defaultTimes
+	if o.MaxBackoff > 0 {
+		times.minBackoff, times.maxBackoff = min(times.minBackoff, o.MaxBackoff), o.MaxBackoff
+	}
 	return &Client{
 		options: o, log: o.Logger, metrics: newMetrics(o.Registerer, subsystem), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
 		connection: connection{now: Connection{Since: time.Now()}},
-		times:      defaultTimes, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
+		times:      times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 	}

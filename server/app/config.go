@@ -32,8 +32,9 @@ type Config struct {
 	// DebugSocket, HealthzBindAddress and MetricsBindAddress are for what their names say; "": not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string
 
-	// Shards is their number; 0: store.DefaultShards.
-	Shards uint32
+	// Shards and Tombstones are store.Options'.
+	Shards     uint32
+	Tombstones int
 	// HeartbeatInterval and DrainWindow are fanout.Options' Heartbeat and DrainWindow.
 	HeartbeatInterval, DrainWindow time.Duration
 	// MaxBehindWait and MaxColdSyncBytes are fanout.Options' MaxBehindWait and ColdBytes.

@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -29,7 +30,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Options set up a Source. All but Version are required.
+// Options set up a Source. All but Version and MaxBackoff are required.
 type Options struct {
 	// Servers gives the upstream servers to begin with; others are learned from the stream.
 	Servers func(context.Context) ([]client.Server, error)
@@ -37,8 +38,10 @@ type Options struct {
 	DialOptions []grpc.DialOption
 	// Version is told to the upstream server.
 	Version string
-	Logger  *slog.Logger
-	Metrics prometheus.Registerer
+	// MaxBackoff is client.Options'.
+	MaxBackoff time.Duration
+	Logger     *slog.Logger
+	Metrics    prometheus.Registerer
 }
 
 // Source feeds a store from another server, and tells that server how far the nodes behind the store have come.
@@ -65,7 +68,8 @@ func New(o Options, s *store.Store) *Source {
 		store: s, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
 	}
 	u.client = client.New(client.Options{
-		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache, Logger: o.Logger, Registerer: o.Metrics,
+		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
+		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
 		Relay: &client.Relay{
 			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, InSync: u.inSync, Ended: u.ended,
 		},
