@@ -3,12 +3,11 @@ package fabric
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -157,25 +156,11 @@ func named(u *model.Update) map[model.Key]struct{} {
 	return out
 }
 
-// save gives the path of a checkpoint as of now, which nobody writes to; "": the agent has not been in sync yet.
-func (a *agent) save(t cleaner, dir string) string {
-	t.Helper()
+// save writes the agent's checkpoint, unless it has never been in sync.
+func (a *agent) save() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	a.checkpoint.Run(ctx) // it saves at its end
-	files, err := filepath.Glob(filepath.Join(dir, a.node+".checkpoint"))
-	require.NoError(t, err)
-	if len(files) == 0 {
-		return ""
-	}
-	content, err := os.ReadFile(files[0])
-	require.NoError(t, err)
-	f, err := os.CreateTemp(dir, a.node+".*.saved")
-	require.NoError(t, err)
-	_, err = f.Write(content)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	return f.Name()
 }
 
 // objects gives what the cache holds, by content: versions are computed anew, and have to be those that the cache counts by.
@@ -219,6 +204,13 @@ func rehashed(o model.Object) model.Object {
 // differs tells in what the agent differs from what it should hold: the objects of the cluster that its subscription wants,
 // with the same content and the digests that follow from it, its Node, and all of it acknowledged. nil: in nothing.
 func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+	if err := a.unsettled(want, subscription); err != nil { // which costs little, while it is polled for
+		return err
+	}
+	return a.contentDiffers(want, subscription)
+}
+
+func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	held, err := a.objects()
 	if err != nil {
 		return err
@@ -240,15 +232,15 @@ func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subsc
 	for key := range held {
 		return fmt.Errorf("%v should not be there", key)
 	}
+	return nil
+}
+
+// unsettled tells whether the Node, or the digest of a shard, is another one, or a shard is not acknowledged.
+func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
 	if have := a.cache.Node(); !have.Equal(node) {
 		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
 	}
-	return a.unsettled(want, subscription)
-}
-
-// unsettled tells which shard has another digest than its objects, or is not acknowledged.
-func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	sequences, digests := a.cache.Digests()
 	sums := make([]uint64, len(digests))
 	for _, o := range want {
@@ -277,12 +269,27 @@ func wants(s *pb.Subscription, key model.ServiceKey) bool {
 		})
 }
 
+// eventually polls without a goroutine for each look, of which there are many.
+func eventually(is func() bool) bool {
+	deadline := time.After(patience)
+	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
+		select {
+		case <-deadline:
+			return false
+		case <-time.After(pause):
+		}
+	}
+	return true
+}
+
 // waitEquals waits until the agent holds what the cluster does.
 func (a *agent) waitEquals(t cleaner, c *cluster) {
 	t.Helper()
 	want := c.state()
 	var err error
-	require.Eventually(t, func() bool { err = a.differs(want, nil); return err == nil }, patience, tick, "%s: %v", a.node, &err)
+	if !eventually(func() bool { err = a.differs(want, nil); return err == nil }) {
+		require.NoError(t, errors.Join(err, a.contentDiffers(want, nil)))
+	}
 }
 
 // traffic counts the bytes of a client's connections below TLS, from the end of each handshake on.

@@ -19,6 +19,13 @@ import (
 var identities *pki
 
 func TestMain(m *testing.M) {
+	if os.Getenv(serveVariable) != "" {
+		if err := serveProcess(); err != nil {
+			fmt.Fprintln(os.Stderr, "the server of a test:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	dir, err := os.MkdirTemp("", "slicecast-fabric-")
 	if err == nil {
 		identities, err = newPKI(dir)
