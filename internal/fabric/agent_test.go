@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -36,6 +37,8 @@ type agent struct {
 	stop       func()
 
 	inSyncs atomic.Int64
+	// updated gets a value after an update.
+	updated chan struct{}
 	// tamper is called, if set, with each update before it is applied, until it gives true.
 	tamper atomic.Pointer[func(*model.Update) bool]
 
@@ -49,6 +52,7 @@ type agent struct {
 
 // agentOptions are how agents differ.
 type agentOptions struct {
+	// node is the Node that it is of; "": it is an observer.
 	node string
 	// checkpoint is the path of the file to begin with and to save to; "": none.
 	checkpoint   string
@@ -58,6 +62,8 @@ type agentOptions struct {
 	// before, if any, sees each frame before it is decoded.
 	before func(wire.Frame)
 	logs   *logs
+	// dial are options beside those that all agents have.
+	dial []grpc.DialOption
 	// count: remember which objects have come.
 	count bool
 }
@@ -65,7 +71,7 @@ type agentOptions struct {
 // follow runs a client until the test, or stop, ends it.
 func follow(t cleaner, o agentOptions) *agent {
 	t.Helper()
-	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), acked: make(map[uint32]uint64)}
+	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
 		o.logs = &logs{}
 	}
@@ -82,7 +88,7 @@ func follow(t cleaner, o agentOptions) *agent {
 	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
-		DialOptions: a.traffic.dialOptions(o.node), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
+		DialOptions: append(a.traffic.dialOptions(cmp.Or(o.node, observer)), o.dial...), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },
 	})
@@ -123,6 +129,14 @@ func (a *agent) observe(r *wire.Response) {
 	}
 	if r.InSync != nil {
 		a.inSyncs.Add(1)
+	}
+	if r.Update != nil {
+		defer func() {
+			select {
+			case a.updated <- struct{}{}:
+			default:
+			}
+		}()
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

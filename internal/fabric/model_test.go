@@ -26,6 +26,7 @@ var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -r
 // TestModel: whatever happens to cluster, servers, streams and clients, after each quiet moment every client holds exactly
 // what the cluster does, or the part of it that it follows.
 func TestModel(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
 		for range *steps {
