@@ -3,11 +3,14 @@ package app
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
 )
 
@@ -28,7 +31,7 @@ server spends on them and how long changes take to reach them.`,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
-	c.AddCommand(newRunCommand(), newServeCommand())
+	c.AddCommand(newRunCommand(), newShowCommand(), newServeCommand())
 	return c
 }
 
@@ -56,6 +59,38 @@ It fails if at the end a node does not hold exactly the true state.`,
 	}
 	o.AddFlags(c.Flags())
 	return c
+}
+
+func newShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "show report.json...",
+		Short: "Print reports that were written with --output=json",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, files []string) error {
+			for i, name := range files {
+				if i > 0 {
+					fmt.Fprintln(c.OutOrStdout())
+				}
+				if err := show(c.OutOrStdout(), name); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func show(out io.Writer, name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r, err := report.Read(f)
+	if err != nil {
+		return err
+	}
+	return r.WriteText(out)
 }
 
 func newServeCommand() *cobra.Command {

@@ -34,6 +34,7 @@ type Options struct {
 	Seed           uint64
 	Floor          bool
 	Restart        bool
+	GRPCGo         bool
 
 	Server            string
 	ServerName        string
@@ -64,6 +65,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		"after the churn, measure what the server's process pays for as many connections, bytes and writes over TLS and nothing else")
 	fs.BoolVar(&o.Restart, "restart", false,
 		"after that, kill the server (SIGKILL), start it again with the same state, and measure how all nodes come back")
+
+	fs.BoolVar(&o.GRPCGo, "grpc-go", false,
+		"for comparison: nodes do not offer the agents' protocol in TLS, so that grpc-go serves them instead of the server's own HTTP/2")
 
 	fs.StringVar(&o.Server, "server", "",
 		"address (host:port) of a running server, whose own changes are then observed for --duration; default: start one with generated state")
@@ -111,7 +115,7 @@ func (o *Options) validate() error {
 	case o.Floor || o.Restart:
 		wrong(true, "--floor and --restart are about a server of the run's own: leave --server out")
 	case o.InsecurePlaintext:
-		wrong(anyFile, "--insecure-plaintext excludes --ca-file, --server-name, --node-ca-cert-file and --node-ca-key-file")
+		wrong(anyFile || o.GRPCGo, "--insecure-plaintext excludes --ca-file, --server-name, --node-ca-cert-file, --node-ca-key-file and --grpc-go")
 	default:
 		wrong(!files, "--server needs --ca-file, --node-ca-cert-file and --node-ca-key-file (or --insecure-plaintext, if the server has it)")
 	}

@@ -28,7 +28,7 @@ func (r *run) newReport() (*report.Report, error) {
 	result := &report.Report{
 		Schema: report.Schema, Start: r.progress.start, Version: daemon.Version(), Machine: machine,
 		Parameters: report.Parameters{
-			Nodes: o.Nodes, Server: o.Server, DurationSeconds: o.Duration.Seconds(), Connecting: o.Connecting,
+			Nodes: o.Nodes, Server: o.Server, DurationSeconds: o.Duration.Seconds(), Connecting: o.Connecting, GRPCGo: o.GRPCGo,
 		},
 		Notes: []string{},
 	}

@@ -56,6 +56,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 		return err
 	}
 	r := &run{options: o, log: logger, progress: &progress{w: progressOut, start: time.Now()}}
+	if !o.GRPCGo {
+		r.identity.protocols = []string{wire.Protocol}
+	}
 	defer func() {
 		if r.process != nil {
 			err = errors.Join(err, r.process.Close())
@@ -116,14 +119,14 @@ func (r *run) startServer(ctx context.Context) (node func(string) (credentials.T
 		if !roots.AppendCertsFromPEM(pem) {
 			return nil, "", fmt.Errorf("--ca-file %s: there is no PEM certificate", o.CAFile)
 		}
-		r.identity = identity{authority, roots, o.ServerName}
+		r.identity.authority, r.identity.roots, r.identity.serverName = authority, roots, o.ServerName
 		return r.identity.credentials, o.Server, nil
 	}
 	authority, err := testca.New()
 	if err != nil {
 		return nil, "", err
 	}
-	r.identity = identity{authority: authority, roots: authority.Pool()}
+	r.identity.authority, r.identity.roots = authority, authority.Pool()
 	r.setup = target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
 	serving, err := authority.Server("127.0.0.1")
 	if err != nil {
@@ -154,6 +157,8 @@ type identity struct {
 	authority  *testca.CA
 	roots      *x509.CertPool
 	serverName string
+	// protocols that nodes offer before "h2".
+	protocols []string
 }
 
 // tlsConfig gives a node a certificate.
@@ -164,7 +169,7 @@ func (i *identity) tlsConfig(node string) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: i.roots, ServerName: i.serverName, Certificates: []tls.Certificate{certificate},
-		NextProtos: []string{wire.Protocol},
+		NextProtos: i.protocols,
 	}, nil
 }
 

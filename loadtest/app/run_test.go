@@ -123,7 +123,7 @@ var jsonFields = []string{
 	"machine.cpu", "machine.cpus", "machine.go", "machine.kernel", "machine.memoryBytes",
 	"notes",
 	"parameters.churnPerSecond", "parameters.connecting", "parameters.durationSeconds",
-	"parameters.endpointsPerLargeService", "parameters.endpointsPerService", "parameters.largeServices", "parameters.nodes",
+	"parameters.endpointsPerLargeService", "parameters.endpointsPerService", "parameters.grpcGo", "parameters.largeServices", "parameters.nodes",
 	"parameters.seed", "parameters.services", "parameters.warmUpSeconds",
 	"restart.allSeconds", "restart.bytesPerNode", "restart.downSeconds", "restart.maxBytes", "restart.messageBytesPerNode",
 	"restart.node.count", "restart.node.maxMillis", "restart.node.p50Millis", "restart.node.p99Millis",
@@ -158,11 +158,23 @@ func fieldsOf(t *testing.T, b []byte) []string {
 }
 
 func TestIdleRun(t *testing.T) {
-	o := options(t, "--nodes=2", "--services=3", "--endpoints=4", "--churn=0", "--duration=100ms")
-	var out bytes.Buffer
-	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, new(bytes.Buffer)))
+	o := options(t, "--nodes=2", "--services=3", "--endpoints=4", "--large-services=0", "--churn=0", "--duration=100ms", "--grpc-go",
+		"--floor", "--output=json")
+	var report, out bytes.Buffer
+	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &report, new(bytes.Buffer)))
+	file := filepath.Join(t.TempDir(), "report.json")
+	require.NoError(t, os.WriteFile(file, report.Bytes(), 0o600))
+	c := NewCommand()
+	c.SetArgs([]string{"show", file, file})
+	c.SetOut(&out)
+	require.NoError(t, c.ExecuteContext(t.Context()))
 	require.Contains(t, out.String(), "all 64 shards of all 2 nodes hold the true state")
 	require.Contains(t, out.String(), "node-updates    0 in")
+	require.Contains(t, out.String(), "served by grpc-go")
+	require.Contains(t, out.String(), "received for a handshake")
+
+	require.NoError(t, os.WriteFile(file, []byte(`{"schema": "v0"}`), 0o600))
+	require.ErrorContains(t, c.ExecuteContext(t.Context()), `its schema is "v0"`)
 }
 
 func TestOptionsSayWhatIsWrong(t *testing.T) {

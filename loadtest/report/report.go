@@ -55,6 +55,8 @@ type Parameters struct {
 	DurationSeconds float64 `json:"durationSeconds"`
 	// Connecting is how many nodes at a time were on their way to their first state.
 	Connecting int `json:"connecting"`
+	// GRPCGo: the nodes were served by grpc-go, for comparison.
+	GRPCGo bool `json:"grpcGo"`
 }
 
 // ColdSync is how nodes that held nothing got the whole state.
@@ -215,6 +217,18 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
+// Read reads a report for machines.
+func Read(r io.Reader) (*Report, error) {
+	var out Report
+	if err := json.NewDecoder(r).Decode(&out); err != nil {
+		return nil, fmt.Errorf("not a report: %w", err)
+	}
+	if out.Schema != Schema {
+		return nil, fmt.Errorf("not a report of this version: its schema is %q, and not %q", out.Schema, Schema)
+	}
+	return &out, nil
+}
+
 // WriteText writes the report for people.
 func (r *Report) WriteText(w io.Writer) error {
 	t := &text{w: w}
@@ -226,6 +240,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	} else {
 		t.line("parameters      %d nodes, %d Services × %d endpoints, %d × %d, churn %g/s for %gs after %gs of warm-up, seed %d",
 			p.Nodes, p.Services, p.Endpoints, p.LargeServices, p.LargeEndpoints, p.ChurnRate, p.DurationSeconds, p.WarmUpSeconds, p.Seed)
+	}
+	if p.GRPCGo {
+		t.line("                served by grpc-go, for comparison")
 	}
 	t.line("state           %d Services, %d slices, %d endpoints", r.ColdSync.Services, r.ColdSync.Slices, r.ColdSync.Endpoints)
 	t.line("cold sync       %s a node; all in sync after %.1fs, %d at a time; a node: p50 %s, p99 %s, max %s",

@@ -14,13 +14,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/show"
+	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth/authtest"
@@ -151,6 +155,32 @@ func TestStatusOverTLS(t *testing.T) {
 	require.ErrorContains(t, err, "no answer on "+r.Addresses().GRPC.String())
 	require.ErrorContains(t, err, "elsewhere")
 	require.ErrorContains(t, err, "is the server running there, and are the credentials those that it wants?")
+}
+
+func TestStatusOfARelay(t *testing.T) {
+	root := start(t, testConfig(t))
+	root.withWeb()
+	address := root.Addresses().GRPC.String()
+	c := testConfig(t)
+	c.SourceKind, c.Upstream = "upstream", &upstream.Options{
+		Servers: client.Static(address), Logger: c.Logger, Metrics: c.Registry,
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
+	}
+	start(t, c)
+	var out string
+	require.Eventually(t, func() bool {
+		var err error
+		out, err = runStatus(t, "--debug-socket="+c.DebugSocket)
+		require.NoError(t, err)
+		return strings.Contains(out, ", serving\n")
+	}, deadline, time.Millisecond)
+	require.Regexp(t, `\nSource +upstream, resource versions .*, from \S+ at `+address+`, version \S+, in sync for \S+\n`, out)
+	require.Contains(t, out, "1 Services, 1 slices, 2 endpoints")
+	require.Eventually(t, func() bool {
+		out, err := runStatus(t, "--debug-socket="+root.config.DebugSocket)
+		require.NoError(t, err)
+		return strings.Contains(out, "1 relay; 0 nodes served") && strings.Contains(out, "relay of 0")
+	}, deadline, time.Millisecond)
 }
 
 func TestStatusInPlaintext(t *testing.T) {

@@ -110,7 +110,7 @@ func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 		require.Contains(t, []codes.Code{codes.InvalidArgument, codes.ResourceExhausted}, status.Code(err), "%v", err)
 	case <-time.After(time.Millisecond / 10):
 		cancel()
-		require.Equal(t, codes.Canceled, status.Code(<-ended))
+		require.Contains(t, []codes.Code{codes.Canceled, codes.InvalidArgument, codes.ResourceExhausted}, status.Code(<-ended))
 	}
 	require.Empty(t, h.list())
 	require.Zero(t, h.nodes.Load())

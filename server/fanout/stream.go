@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -187,6 +188,9 @@ func (s *stream) run(hello *pb.Hello) error {
 	s.position = s.hub.ring.head.Load()
 	s.sequences = make([]uint64, s.hub.store.Shards())
 	if err := s.start(hello); err != nil {
+		if errors.Is(err, errDraining) {
+			_ = s.sendDrain() // the status says it too
+		}
 		return err
 	}
 	ctx := s.transport.Context()
@@ -212,9 +216,7 @@ func (s *stream) run(hello *pb.Hello) error {
 		case <-draining:
 			draining = nil
 			s.own()
-			if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
-				ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
-			}}})); err != nil {
+			if err := s.sendDrain(); err != nil {
 				return err
 			}
 			t := time.NewTimer(s.hub.drainDelay())
@@ -227,6 +229,12 @@ func (s *stream) run(hello *pb.Hello) error {
 		}
 		s.own()
 	}
+}
+
+func (s *stream) sendDrain() error {
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
+		ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
+	}}}))
 }
 
 // closed is a channel that always has something.

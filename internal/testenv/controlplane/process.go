@@ -99,6 +99,13 @@ func (p *Process) launch() (<-chan struct{}, error) {
 	return done, nil
 }
 
+// PID of the component, which must have been started.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd.Process.Pid
+}
+
 // Running says whether the component's process exists; a paused one does.
 func (p *Process) Running() bool {
 	p.mu.Lock()
