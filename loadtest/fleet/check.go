@@ -212,13 +212,16 @@ func objects(cache *client.Cache) iter.Seq[model.Object] {
 	}
 }
 
-// Reference is one more stream of the first node's, which decodes for itself: the server's state as it tells it now.
+// referenceName is the name of the node that a Reference is.
+const referenceName = "slicecast-loadtest-reference"
+
+// Reference is one more node, which decodes for itself: the server's state as it tells it now.
 type Reference struct{ node *node }
 
 // StartReference connects a reference, and keeps it connected until the context ends; then done is closed. It returns when
 // the reference has the server's state.
 func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan struct{}, err error) {
-	n, err := f.newNode(-1, f.nodes[0].name, wire.Decode)
+	n, err := f.newNode(-1, referenceName, wire.Decode)
 	if err != nil {
 		return nil, nil, err
 	}
