@@ -13,8 +13,9 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files
+generate: ## generate the Go code of the wire API, next to its .proto files, and docs/metrics.md
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
+	go run ./internal/tools/metricsdoc docs/metrics.md
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API
@@ -35,6 +36,12 @@ test: setup lint verify ## all checks and all tests, under the race detector, as
 .PHONY: bench
 bench: build ## the figures of docs/performance.md, on a machine that has nothing else to do; reports in bin/bench
 	internal/tools/bench.sh
+
+FUZZTIME ?= 1m
+
+.PHONY: fuzz
+fuzz: ## fuzz every decoder of bytes from outside, a minute each or FUZZTIME=30s, 10m...
+	FUZZTIME=$(FUZZTIME) internal/tools/fuzz.sh
 
 .PHONY: demo
 demo: build ## traffic to Services on this machine, without a cluster; HOLD=1 keeps it running

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -56,20 +56,27 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-agent", "{{.Version}}"))
 	o.AddFlags(c.Flags())
-	c.AddCommand(newCleanupCommand())
+	c.AddCommand(newCleanupCommand(), newStatusCommand())
 	return c
 }
 
 func newCleanupCommand() *cobra.Command {
-	return &cobra.Command{
+	var checkpoint string
+	c := &cobra.Command{
 		Use:          "cleanup",
-		Short:        "Remove everything that agents have programmed on this node",
+		Short:        "Remove everything that agents have programmed on this node, and their checkpoint",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return iptables.Cleanup(c.Context())
+			err := iptables.Cleanup(c.Context())
+			if checkpoint != "" {
+				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
+			}
+			return err
 		},
 	}
+	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
+	return c
 }
 
 // feed is where state comes from: client.Client or client.Local.
@@ -86,8 +93,15 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.validate(); err != nil {
 		return err
 	}
-	registry := daemon.NewRegistry()
+	registry := o.Registry
+	if registry == nil {
+		registry = daemon.NewRegistry()
+	}
 	cache := client.NewCache()
+	checkpoint, err := o.openCheckpoint(cache, logger, registry)
+	if err != nil {
+		return err
+	}
 	f, err := o.newFeed(cache, logger, registry)
 	if err != nil {
 		return err
@@ -109,6 +123,13 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
 		return err
 	}
+	servers, _ := f.(*client.Client) // nil: standalone
+	if err := o.serveStatus(ctx, g, status.Options{Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r}); err != nil {
+		return err
+	}
+	if checkpoint != nil {
+		g.Go(func() error { checkpoint.Run(ctx); return nil })
+	}
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { r.Run(ctx); return nil })
 	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
@@ -119,7 +140,21 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	return nil
 }
 
-func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *prometheus.Registry) (feed, error) {
+// openCheckpoint restores the cache; nil: there is to be no checkpoint.
+func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (*client.Checkpoint, error) {
+	if o.Checkpoint == "" {
+		return nil, nil
+	}
+	checkpoint, err := client.OpenCheckpoint(client.CheckpointOptions{
+		Path: o.Checkpoint, NodeName: o.NodeName, Cache: cache, Logger: logger, Registerer: registry,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--checkpoint: %w", err)
+	}
+	return checkpoint, nil
+}
+
+func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (feed, error) {
 	if o.standalone() {
 		src, err := o.newSource(logger, registry)
 		if err != nil {
@@ -145,7 +180,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry *pr
 	}), nil
 }
 
-func (o *Options) newSource(logger *slog.Logger, registry *prometheus.Registry) (source.Source, error) {
+func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (source.Source, error) {
 	if o.Source == "file" {
 		return file.New(file.Options{Directory: o.Manifests, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
 	}
@@ -167,7 +202,7 @@ func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.
 
 // serveHTTP serves health and metrics, where asked for.
 func (o *Options) serveHTTP(
-	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry *prometheus.Registry, logger *slog.Logger,
+	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry daemon.Registry, logger *slog.Logger,
 ) error {
 	serve := func(address, flag string, config *tls.Config, handler http.Handler) error {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)

@@ -164,13 +164,14 @@ func TestStartErrorsNameTheFlag(t *testing.T) {
 		args []string
 		says string
 	}{
-		"no CA file":      {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
-		"CA file empty":   {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "no certificate in PEM form"},
-		"no manifests":    {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
-		"address in use":  {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
-		"no kubeconfig":   {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
-		"not in cluster":  {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
-		"options invalid": {[]string{"--source=kube", "--programmer=magic"}, "--programmer"},
+		"no CA file":             {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
+		"CA file empty":          {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "no certificate in PEM form"},
+		"no manifests":           {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
+		"address in use":         {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
+		"no kubeconfig":          {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
+		"not in cluster":         {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
+		"checkpoint a directory": {[]string{"--servers=a:1", "--insecure-plaintext", "--checkpoint=" + dir}, "--checkpoint"},
+		"options invalid":        {[]string{"--source=kube", "--programmer=magic"}, "--programmer"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("KUBERNETES_SERVICE_HOST", "")
@@ -181,21 +182,4 @@ func TestStartErrorsNameTheFlag(t *testing.T) {
 			require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard), c.says)
 		})
 	}
-}
-
-func TestTokenIsReadEachTime(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token")
-	f := tokenFile(path)
-	_, err := f.GetRequestMetadata(t.Context())
-	require.ErrorContains(t, err, "--token-file")
-	for _, token := range []string{"first", "second"} {
-		require.NoError(t, os.WriteFile(path, []byte(token+"\n"), 0o600))
-		m, err := f.GetRequestMetadata(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, map[string]string{"authorization": "Bearer " + token}, m)
-	}
-	require.NoError(t, os.WriteFile(path, nil, 0o600))
-	_, err = f.GetRequestMetadata(t.Context())
-	require.ErrorContains(t, err, "empty")
-	require.True(t, f.RequireTransportSecurity())
 }

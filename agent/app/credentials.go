@@ -1,17 +1,14 @@
 package app
 
 import (
-	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -28,7 +25,7 @@ func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	// The name to expect comes with each server; see client.Server.
 	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
 	if o.TokenFile != "" {
-		out = append(out, grpc.WithPerRPCCredentials(tokenFile(o.TokenFile)))
+		out = append(out, grpc.WithPerRPCCredentials(client.TokenFile(o.TokenFile)))
 	}
 	return out, nil
 }
@@ -43,22 +40,3 @@ func (o *Options) metricsTLS(logger *slog.Logger) (*tls.Config, error) {
 	}
 	return files.Server(tls.RequireAndVerifyClientCert, "http/1.1"), nil
 }
-
-// tokenFile is a file with a bearer token, as the kubelet projects and renews it.
-type tokenFile string
-
-// GetRequestMetadata implements credentials.PerRPCCredentials.
-func (f tokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	b, err := os.ReadFile(string(f))
-	if err != nil {
-		return nil, fmt.Errorf("--token-file: %w", err)
-	}
-	token := strings.TrimSpace(string(b))
-	if token == "" {
-		return nil, errors.New("--token-file: " + string(f) + " is empty")
-	}
-	return map[string]string{"authorization": "Bearer " + token}, nil
-}
-
-// RequireTransportSecurity implements credentials.PerRPCCredentials.
-func (f tokenFile) RequireTransportSecurity() bool { return true }

@@ -59,6 +59,9 @@ func TestServersAreKnownByNameAndCA(t *testing.T) {
 			"--client-cert-file="+cert, "--client-key-file="+key)
 		dial, err := o.dialOptions(slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
+		if serverName != "" { // as the client does for the server's name
+			dial = append(dial, grpc.WithAuthority(serverName))
+		}
 		return dial
 	}
 	check := func(dial []grpc.DialOption) error {

@@ -1,13 +1,11 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +28,7 @@ const lookupTimeout = 10 * time.Second
 // discovery gives the servers to begin with: those of --servers or of --server-service.
 func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.Server, error), error) {
 	if o.ServerService == "" {
-		return newResolver(o.Servers, o.ServerName, log).servers, nil
+		return client.Resolve(o.Servers, o.ServerName, log), nil
 	}
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
@@ -41,63 +39,6 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 		return nil, fmt.Errorf("API server: %w", err)
 	}
 	return newFinder(k, o.ServerService, o.ServerName, log).servers, nil
-}
-
-// resolver gives the servers of --servers. A host name that has several addresses is as many servers, with one name in
-// their certificates.
-type resolver struct {
-	given  []string
-	name   string // --server-name
-	log    *slog.Logger
-	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
-	// known is what each of given was last.
-	known map[string][]client.Server
-}
-
-func newResolver(given []string, name string, log *slog.Logger) *resolver {
-	return &resolver{
-		given: given, name: name, log: log, lookup: net.DefaultResolver.LookupNetIP, known: make(map[string][]client.Server),
-	}
-}
-
-// servers asks DNS anew. Where DNS can't tell, it gives what was known last.
-func (r *resolver) servers(ctx context.Context) ([]client.Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	var out []client.Server
-	var errs []error
-	for _, address := range r.given {
-		found, err := r.resolve(ctx, address)
-		switch {
-		case err == nil:
-			r.known[address] = found
-		case len(r.known[address]) > 0:
-			r.log.Warn("Using the addresses that were found before", "server", address, "err", err)
-		default:
-			errs = append(errs, fmt.Errorf("--servers=%s: %w", address, err))
-		}
-		out = append(out, r.known[address]...)
-	}
-	return out, errors.Join(errs...)
-}
-
-func (r *resolver) resolve(ctx context.Context, address string) ([]client.Server, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := netip.ParseAddr(host); err == nil {
-		return []client.Server{{Address: address, Name: r.name}}, nil
-	}
-	ips, err := r.lookup(ctx, "ip", host)
-	if err != nil {
-		return nil, err
-	}
-	var out []client.Server
-	for _, ip := range ips {
-		out = append(out, client.Server{Address: net.JoinHostPort(ip.Unmap().String(), port), Name: cmp.Or(r.name, host)})
-	}
-	return out, nil
 }
 
 // finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their

@@ -38,6 +38,7 @@ type Options struct {
 	Kubeconfig    string
 	Manifests     string
 	ProxyName     string
+	Checkpoint    string
 
 	CAFile            string
 	ServerName        string
@@ -51,6 +52,7 @@ type Options struct {
 	MasqueradeBit   int
 	ClusterCIDRs    []string
 
+	StatusSocket        string
 	HealthzBindAddress  string
 	MetricsBindAddress  string
 	MetricsCertFile     string
@@ -58,6 +60,9 @@ type Options struct {
 	MetricsClientCAFile string
 
 	Log daemon.LogOptions
+
+	// Registry is no flag. nil: a new one.
+	Registry daemon.Registry
 }
 
 // AddFlags adds the flags, with their defaults.
@@ -76,6 +81,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ProxyName, "service-proxy-name", "",
 		"standalone: serve only Services whose label service.kubernetes.io/service-proxy-name has this value; the default is those without the label")
 
+	fs.StringVar(&o.Checkpoint, "checkpoint", "",
+		"file that keeps what the servers have sent, so that a restart costs only what has changed, and an agent without servers programs what it knew; none by default")
+
 	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
 	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address, and for a server named by another what that one says")
 	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
@@ -89,6 +97,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
 		"pod CIDRs of the cluster; traffic from elsewhere to a cluster IP is masqueraded. Without any, such traffic keeps its source")
 
+	fs.StringVar(&o.StatusSocket, "status-socket", "",
+		"path of a unix socket for this user only, for the status command and grpcurl; none by default")
 	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "", "address for /healthz, /livez and /readyz over plain HTTP, open to all; none by default")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
 	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address; followed when it changes")
@@ -122,6 +132,8 @@ func (o *Options) validateFeed() error {
 		return errors.New("--servers and --server-service are both given: use one of them")
 	case !o.standalone() && (o.Source != "" || o.Manifests != "" || o.ProxyName != ""):
 		return errors.New("--source, --manifests and --service-proxy-name are for an agent without servers: leave them out, or --servers and --server-service")
+	case o.standalone() && o.Checkpoint != "":
+		return errors.New("--checkpoint is for an agent with servers: leave it out, or give --servers or --server-service")
 	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
 		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
 	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:

@@ -101,22 +101,23 @@ func (c *Cache) checkLocked(u *model.Update) error {
 			return fmt.Errorf("%w: update of bucket %d of %d", errProtocol, bucket, c.buckets)
 		}
 	}
-	// An object elsewhere than its Service's hash says could never be removed.
-	inShard := func(o model.Object) error {
-		if want := o.ServiceKey().Shard(uint32(len(c.shards))); want != u.Shard {
-			return fmt.Errorf("%w: %v came in shard %d and belongs to shard %d", errProtocol, o.Key(), u.Shard, want)
-		}
-		return nil
-	}
 	for _, service := range u.Services {
-		if err := inShard(service); err != nil {
+		if err := c.inShardLocked(u.Shard, service); err != nil {
 			return err
 		}
 	}
 	for _, slice := range u.Slices {
-		if err := inShard(slice); err != nil {
+		if err := c.inShardLocked(u.Shard, slice); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// inShardLocked checks that an object is where its Service's hash says; elsewhere it could never be removed.
+func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
+	if want := o.ServiceKey().Shard(uint32(len(c.shards))); want != shard {
+		return fmt.Errorf("%w: %v came in shard %d and belongs to shard %d", errProtocol, o.Key(), shard, want)
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -21,10 +23,15 @@ type Cache struct {
 	seen    model.ResourceVersions
 	node    *model.Node
 	inSync  bool // once true, always true
+	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either.
 	asked map[uint32]uint64
+	// subscription is what the positions are of; nil: of everything. While resubscribing they are of nothing, as the server
+	// changes it.
+	subscription  *pb.Subscription
+	resubscribing bool
 	// servers are those that the last stream told of.
 	servers []Server
 	// buckets is the server's number of buckets in a shard; 0: it has none.
@@ -70,11 +77,11 @@ type Changes struct {
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
 // Take gives what has changed since the last Take; ok is false as long as the cache has never been in sync, because what
-// it holds until then is a part.
+// it holds until then is a part. A cache that is stale gives no positions: they are what a server is told.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return Changes{}, false
 	}
 	changes = Changes{
@@ -84,7 +91,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Node:      c.nodeMoved,
 	}
 	for shard := range c.moved {
-		if len(c.shards[shard].missing) == 0 {
+		if c.inSync && len(c.shards[shard].missing) == 0 {
 			changes.Positions[shard] = c.shards[shard].sequence
 			delete(c.moved, shard)
 		}
@@ -179,7 +186,7 @@ func (c *Cache) shardOf(key model.ServiceKey) *cacheShard {
 }
 
 func (c *Cache) signalLocked() {
-	if !c.inSync {
+	if !c.inSync && !c.stale {
 		return
 	}
 	select {
@@ -218,12 +225,33 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	}
 	if c.epoch != epoch {
 		c.epoch = epoch
-		for i := range c.shards {
-			c.shards[i].sequence = 0
-		}
-		clear(c.moved)
+		c.forgetPositionsLocked()
 	}
 	return nil
+}
+
+func (c *Cache) forgetPositionsLocked() {
+	for i := range c.shards {
+		c.shards[i].sequence = 0
+	}
+	clear(c.moved)
+}
+
+// subscribe tells what the next stream is about. Positions in streams about something else mean nothing there.
+func (c *Cache) subscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.resubscribing || !proto.Equal(c.subscription, s) {
+		c.forgetPositionsLocked()
+	}
+	c.subscription, c.resubscribing = s, false
+}
+
+// resubscribe tells what the stream will be about when it is in sync again.
+func (c *Cache) resubscribe(s *pb.Subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subscription, c.resubscribing = s, true
 }
 
 // reshardLocked distributes what the cache holds over another number of shards, without positions and what is unreadable.
@@ -256,9 +284,12 @@ func (c *Cache) synced(m *pb.InSync) error {
 	for i, sequence := range m.GetSequences() {
 		c.shards[i].sequence = sequence
 		c.moved[uint32(i)] = struct{}{}
+		if !c.resubscribing { // a stream has begun: what was missing in the one before has come, or is as it was again
+			clear(c.shards[i].missing)
+		}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
-	c.inSync = true
+	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
 }
@@ -329,7 +360,11 @@ func (c *Cache) diverged(m *pb.Heartbeat, allow func() bool) []uint32 {
 	var out []uint32
 	for i := range c.shards {
 		digest := m.GetDigests()[i]
-		if c.shards[i].sequence != m.GetSequences()[i] || c.shards[i].digest == digest {
+		if c.shards[i].sequence != m.GetSequences()[i] {
+			continue
+		}
+		if c.shards[i].digest == digest {
+			delete(c.asked, uint32(i)) // asking helped, and would again
 			continue
 		}
 		if asked, ok := c.asked[uint32(i)]; (!ok || asked != digest) && allow() {

@@ -205,6 +205,26 @@ func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 	}
 }
 
+// What was missing when a stream ended may be on the server again what the cache holds, so that the next stream brings nothing.
+func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
+	require.Len(t, apply(t, c, &model.Update{From: 2, To: 3,
+		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Base: 1, Version: 2}}}), 1)
+	_, ok := c.Take()
+	require.True(t, ok)
+	c.resubscribe(nil)
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}}))
+	changes, _ := c.Take()
+	require.Empty(t, changes.Positions, "the answer is still to come on this stream")
+
+	c.subscribe(nil)
+	require.NoError(t, c.welcome(epoch, 1))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{4}}))
+	changes, _ = c.Take()
+	require.Equal(t, map[uint32]uint64{0: 4}, changes.Positions)
+}
+
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	c := welcomed(t, 2)
 	beat := func(sequence, digest uint64) []uint32 {
@@ -215,6 +235,8 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{1}, beat(1, 7))
 	require.Empty(t, beat(1, 7), "it was asked for")
 	require.Equal(t, []uint32{1}, beat(1, 8))
+	require.Empty(t, beat(1, 0), "it has helped")
+	require.Equal(t, []uint32{1}, beat(1, 8), "so that is worth it again")
 	require.NoError(t, c.welcome(epoch, 2))
 	require.Equal(t, []uint32{1}, beat(1, 8), "on a new stream it is asked for again")
 	require.Empty(t, c.diverged(&pb.Heartbeat{Sequences: []uint64{1}, Digests: []uint64{9}}, always))

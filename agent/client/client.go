@@ -11,8 +11,21 @@
 //   - Acks cover what the caller has programmed, and are coalesced.
 //
 // Status codes and what the client does: UNAVAILABLE and all others not named here: the next server, with back-off once
-// all have been tried. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an
-// operator has to act. A breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
+// all have been tried. UNAVAILABLE and RESOURCE_EXHAUSTED with google.rpc.RetryInfo: the same, and this server not before
+// that time. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an operator has to act. A
+// breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
+//
+// # Servers
+//
+// A client begins with the servers that it is given and goes by those that its stream tells of. Rendezvous hashing gives each
+// node an order of them. The client follows the first, as far as it can be reached: where servers come or go, nodes
+// move at a random moment within half a minute; a node that is elsewhere after a failure goes back 5 to 10 minutes later. It
+// leaves a stream for another server only when it is connected to that one.
+//
+// # Other programs
+//
+// Whatever has to know where Services lead can use this package: give Options.Subscription, wait for Cache.Dirty, and read the
+// Services that Cache.Take names. examples/gateway is such a program.
 package client
 
 import (
@@ -26,6 +39,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -67,6 +81,18 @@ const maxMessage = 256 << 20
 // whose ping with each update would cost the server more than the update.
 const window = 1 << 20
 
+// What a Cache holds, by names that can be used outside of this module.
+type (
+	// ServiceKey names a Service.
+	ServiceKey = model.ServiceKey
+	// Service is a Kubernetes Service, as far as nodes need it.
+	Service = model.Service
+	// Slice is a Kubernetes EndpointSlice, as far as nodes need it.
+	Slice = model.Slice
+	// Node is a Kubernetes Node, as far as the node itself needs it.
+	Node = model.Node
+)
+
 var errProtocol = errors.New("the server broke the protocol")
 
 // Options set up a Client.
@@ -84,6 +110,8 @@ type Options struct {
 	DialOptions []grpc.DialOption
 	// Cache is kept up to date. Required.
 	Cache *Cache
+	// Subscription is what the client follows, and all that its cache will hold; nil: everything.
+	Subscription *pb.Subscription
 	// Relay, if set, is told what a relay needs to know.
 	Relay *Relay
 	// Decode decodes frames; nil: wire.Decode. A process with many clients may share results, which are immutable.
@@ -92,6 +120,8 @@ type Options struct {
 	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
 	// Observe, if set, sees each response after it was applied, with its size before TLS and HTTP/2. It must be fast.
 	Observe func(r *wire.Response, size int)
+	// MaxBackoff bounds the pause after all servers have been tried; 0: 30 seconds.
+	MaxBackoff time.Duration
 	// Logger; nil: slog's default.
 	Logger *slog.Logger
 	// Registerer for metrics; nil: none.
@@ -104,7 +134,9 @@ type Client struct {
 	log     *slog.Logger
 	metrics *metrics
 	outbox  *outbox
-	times   times
+	// connection is for Connection.
+	connection connection
+	times      times
 	// choice and prepared are for Run; prepared may be set by a stream's own goroutines.
 	choice   choice
 	prepared *prepared
@@ -125,6 +157,10 @@ func New(o Options) *Client {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	subsystem := "agent"
+	if o.Relay != nil {
+		subsystem = "upstream"
+	}
 	switch {
 	case o.Relay != nil:
 		o.Kind = pb.ClientKind_CLIENT_KIND_RELAY
@@ -135,13 +171,22 @@ func New(o Options) *Client {
 	default:
 		o.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
+	times := defaultTimes
+	if o.MaxBackoff > 0 {
+		times.minBackoff, times.maxBackoff = min(times.minBackoff, o.MaxBackoff), o.MaxBackoff
+	}
 	return &Client{
-		options: o, log: o.Logger, metrics: newMetrics(o.Registerer), outbox: newOutbox(o.Cache),
-		times: defaultTimes, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
+		options: o, log: o.Logger, metrics: newMetrics(o.Registerer, subsystem), outbox: newOutbox(o.Cache, proto.CloneOf(o.Subscription)),
+		connection: connection{now: Connection{Since: time.Now()}},
+		times:      times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
 	}
 }
+
+// Subscribe changes what the client follows. It returns at once; what falls out of the subscription leaves the cache, and
+// what is new to it comes, on the stream that is open or on the next one. nil, everything, counts from the next stream on.
+func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneOf(s)) }
 
 // Ack tells the server that these positions, in this epoch, are programmed. It returns at once; what can't be sent
 // because there is no stream is dropped, and told when the next stream is in sync.
@@ -165,6 +210,11 @@ func (c *Client) fail(key model.Key, f failure) {
 	}
 }
 
-// Report sends what a relay has to tell of its agents: an Ack or a Nack. It is false, and nothing is sent, where the stream
-// is not in sync or of another epoch.
-func (c *Client) Report(epoch uint64, r *pb.StreamRequest) bool { return c.outbox.report(epoch, r) }
+// SetNodes tells the server how many nodes a relay stands for: an Ack is of all of them.
+func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
+
+// Report passes on what one of a relay's nodes can't program, or can again. It is false, and nothing is sent, where the
+// stream is not in sync.
+func (c *Client) Report(n *pb.Nack) bool {
+	return c.outbox.report(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: n}})
+}

@@ -17,13 +17,14 @@ type metrics struct {
 	server        *prometheus.GaugeVec
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
+// newMetrics registers the metrics of an agent, or of the upstream side of a relay.
+func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 	f := promauto.With(r)
 	counter := func(name, help string) prometheus.Counter {
-		return f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help})
+		return f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: subsystem, Name: name, Help: help})
 	}
 	return &metrics{
-		connected: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "connected",
+		connected: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "connected",
 			Help: "1 while a stream is open and in sync, 0 otherwise."}),
 		disconnects:   counter("disconnects_total", "Streams that ended, and attempts that failed."),
 		received:      counter("received_frames_total", "Frames received."),
@@ -31,10 +32,10 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		moves:         counter("moves_total", "Streams that were left for the server that is this node's by hashing."),
 		retryHints:    counter("retry_hints_total", "Attempts that were answered with a time before which the server is not to be tried again."),
 		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
-		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "resyncs_total",
+		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "resyncs_total",
 			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), resume " +
 				"(the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
-		server: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "server_info",
+		server: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "server_info",
 			Help: "1 for the server that the last stream was with."}, []string{"address", "name", "version"}),
 	}
 }

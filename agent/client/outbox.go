@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -39,10 +41,16 @@ type outbox struct {
 	full  bool
 	acks  map[uint32]programmed
 	epoch uint64 // of acks
+	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
+	nodes, toldNodes uint32
 	// failing are the objects that are not programmed as the server has them; news those, by shard, of which the server does
 	// not know that they are failing, or no longer failing.
 	failing map[model.Key]failure
 	news    map[model.Key]uint32
+	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
+	// ends the change to told.
+	wanted, told *pb.Subscription
+	changing     bool
 }
 
 // programmed is a position that the kernel holds, and since when.
@@ -59,8 +67,8 @@ type failure struct {
 	shard      uint32
 }
 
-func newOutbox(cache *Cache) *outbox {
-	return &outbox{cache: cache, wake: make(chan struct{}, 1)}
+func newOutbox(cache *Cache, wanted *pb.Subscription) *outbox {
+	return &outbox{cache: cache, wake: make(chan struct{}, 1), wanted: wanted}
 }
 
 func (o *outbox) signal() {
@@ -70,30 +78,42 @@ func (o *outbox) signal() {
 	}
 }
 
-// report queues a request of a relay, if the stream is in sync and of that epoch.
-func (o *outbox) report(epoch uint64, r *pb.StreamRequest) bool {
-	current := o.cache.currentEpoch()
+// report queues a request of a relay, if the stream is in sync.
+func (o *outbox) report(r *pb.StreamRequest) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.synced || epoch != current {
+	if !o.synced {
 		return false
 	}
 	o.requestLocked(r)
 	return true
 }
 
-// newStream forgets what was meant for the stream before.
-func (o *outbox) newStream() {
+// newStream forgets what was meant for the stream before, and gives the subscription for the new one's Hello.
+func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.news = false, nil, false, nil
+	o.synced, o.requests, o.full, o.news, o.toldNodes = false, nil, false, nil, 0
+	o.told, o.changing = o.wanted, false
+	return o.told
 }
 
-// inSync lets acks and nacks out, and tells the server all that fails.
+// subscribe changes the subscription.
+func (o *outbox) subscribe(s *pb.Subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.wanted = s
+	o.signal()
+}
+
+// inSync lets acks, nacks and changes of the subscription out, and tells the server all that fails. A later one ends a
+// change of the subscription.
 func (o *outbox) inSync() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.synced {
+		o.changing = false
+		o.signal()
 		return
 	}
 	o.synced = true
@@ -155,6 +175,14 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 	o.signal()
 }
 
+// setNodes notes how many nodes a relay stands for.
+func (o *outbox) setNodes(n uint32) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.nodes = n
+	o.signal()
+}
+
 // fail notes that an object is not programmed as the server has it. It is false where that is no news.
 func (o *outbox) fail(key model.Key, f failure) bool {
 	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
@@ -197,11 +225,19 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}}})
 	}
 	o.news = nil
-	if !ack || !o.synced || len(o.acks) == 0 {
+	if o.synced && !o.changing && o.wanted != nil && !proto.Equal(o.wanted, o.told) {
+		o.told, o.changing = o.wanted, true
+		o.cache.resubscribe(o.told)
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
+	}
+	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
 	defer clear(o.acks)
 	if o.epoch != epoch {
+		clear(o.acks)
+	}
+	if len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
@@ -209,7 +245,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 
 func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
-	a := &pb.Ack{}
+	a := &pb.Ack{Nodes: o.nodes, NodesProgrammed: o.nodes}
+	o.toldNodes = o.nodes
 	for shard, p := range o.acks {
 		a.Positions = append(a.Positions, &pb.ShardPosition{
 			Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),

@@ -13,6 +13,8 @@ type Relay struct {
 	Applied func(Applied)
 	// Node hears of each Node that came or changed; nil: it is gone. The cache keeps none.
 	Node func(name string, n *model.Node)
+	// Ended hears that a stream that was welcomed has ended.
+	Ended func()
 	// InSync hears that everything has come that differs from what the relay held.
 	InSync func(Synced)
 }

@@ -53,6 +53,7 @@ func (h *heard) relay() *Relay {
 		Applied: func(a Applied) { h.add(a) },
 		Node:    func(name string, n *model.Node) { h.add([2]any{name, n}) },
 		InSync:  func(s Synced) { h.add(s) },
+		Ended:   func() {},
 	}
 }
 

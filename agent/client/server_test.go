@@ -114,14 +114,19 @@ func TestServerThatLies(t *testing.T) {
 	removed := []*pb.ObjectKey{wire.KeyToProto(web(func(*model.Slice) {}).Key())}
 
 	for name, script := range map[string][]any{
-		"garbage":                   {hello, wire.Frame("\xff\xff\xff")},
-		"garbage at once":           {wire.Frame("GET / HTTP/1.1")},
-		"three shards":              {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
-		"no shards":                 {welcome(&pb.Welcome{Epoch: 1})},
-		"a million shards":          {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
-		"no epoch":                  {welcome(&pb.Welcome{ShardCount: 8})},
-		"an update before welcome":  {update(&pb.ShardUpdate{Shard: right, Full: true})},
-		"in sync before welcome":    {inSync(make([]uint64, 8)...)},
+		"garbage":                     {hello, wire.Frame("\xff\xff\xff")},
+		"garbage at once":             {wire.Frame("GET / HTTP/1.1")},
+		"three shards":                {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
+		"no shards":                   {welcome(&pb.Welcome{Epoch: 1})},
+		"a million shards":            {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
+		"no epoch":                    {welcome(&pb.Welcome{ShardCount: 8})},
+		"an update before welcome":    {update(&pb.ShardUpdate{Shard: right, Full: true})},
+		"in sync before welcome":      {inSync(make([]uint64, 8)...)},
+		"a second welcome":            {hello, hello},
+		"three buckets":               {welcome(&pb.Welcome{Epoch: 1, ShardCount: 8, BucketCount: 3})},
+		"buckets, and there are none": {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, FullBuckets: []uint32{0}})},
+		"buckets of a shard that is not there": {hello,
+			&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{8}}}}},
 		"a shard that is not there": {hello, update(&pb.ShardUpdate{Shard: 8, Full: true})},
 		"a gap":                     {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 5, Sequence: 6, Removed: removed})},
 		"the past":                  {hello, update(&pb.ShardUpdate{Shard: right, FromSequence: 0, Sequence: 0, Removed: removed})},
@@ -263,7 +268,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.Resolve(fixed)
 	a.Resolve(fixed)
 	a.Nack(service, "no room\xff"+strings.Repeat(".", 2*maxReason))
-	require.False(t, a.Report(5, &pb.StreamRequest{}), "not in sync yet")
+	require.False(t, a.Report(&pb.Nack{}), "not in sync yet")
 	_, requests := server.seen()
 	require.Empty(t, requests, "not in sync yet")
 	close(ready)
@@ -285,22 +290,24 @@ func TestReportsReachTheServer(t *testing.T) {
 
 	// The same again is no news; another server has to be told.
 	a.Nack(service, nack.GetReason())
-	require.False(t, a.Report(4, &pb.StreamRequest{}), "another epoch")
 	p.cut()
 	requests = server.waitRequests(t, 3)
 	require.Empty(t, cmp.Diff(nack, requests[2].GetNack(), protocmp.Transform()))
 	a.Resolve(service)
 	requests = server.waitRequests(t, 4)
 	require.True(t, requests[3].GetNack().GetResolved())
-	relayed := &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 7}}}
-	require.True(t, a.Report(5, relayed))
+	relayed := &pb.Nack{NodeName: "node-7", Reason: "no room"}
+	require.True(t, a.Report(relayed))
 	requests = server.waitRequests(t, 5)
-	require.True(t, proto.Equal(relayed, requests[4]))
+	require.True(t, proto.Equal(relayed, requests[4].GetNack()))
+	a.SetNodes(7)
+	requests = server.waitRequests(t, 6)
+	require.True(t, proto.Equal(&pb.Ack{Nodes: 7, NodesProgrammed: 7}, requests[5].GetAck()))
 }
 
 // A server that does not read what it asked for is left.
 func TestRequestsAreBounded(t *testing.T) {
-	o := newOutbox(NewCache())
+	o := newOutbox(NewCache(), nil)
 	o.newStream()
 	for range maxRequests {
 		o.request(&pb.StreamRequest{})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -45,8 +46,8 @@ func preference(servers []Server, node string) []Server {
 }
 
 const (
-	// maxServers bounds how many servers a client learns of.
-	maxServers = 1024
+	// maxKnown bounds how many servers a client learns of.
+	maxKnown = 1024
 	// maxRetryDelay bounds what a server's hint may ask for.
 	maxRetryDelay = 5 * time.Minute
 )
@@ -57,7 +58,7 @@ func serversFromProto(m *pb.Servers, name string) []Server {
 	for _, s := range m.GetServers() {
 		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
 		host, port, err := net.SplitHostPort(s.GetAddress())
-		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxServers {
+		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxKnown {
 			continue
 		}
 		out = append(out, Server{Address: s.GetAddress(), Name: cmp.Or(s.GetServerName(), name)})
@@ -104,12 +105,14 @@ func (c *choice) order(servers []Server) []Server {
 	return out
 }
 
-// rest keeps the client from a server for a time.
+// rest keeps the client from a server for at least that time.
 func (c *choice) rest(address string, d time.Duration) {
 	if c.resting == nil {
 		c.resting = make(map[string]time.Time)
 	}
-	c.resting[address] = time.Now().Add(d)
+	if until := time.Now().Add(d); until.After(c.resting[address]) {
+		c.resting[address] = until
+	}
 }
 
 // rests tells how long a server is not to be tried.
@@ -181,7 +184,9 @@ func (c *Client) learned(context.Context) []Server { return c.options.Cache.know
 
 func (c *Client) bootstrap(ctx context.Context) []Server {
 	servers, err := c.options.Servers(ctx)
+	c.connection.found(servers)
 	if err != nil && ctx.Err() == nil {
+		c.connection.ended(err)
 		c.log.Error("Can't find a server; what was programmed stays", "err", err)
 	}
 	return servers
@@ -194,6 +199,7 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 	if ctx.Err() != nil {
 		return false
 	}
+	c.connection.ended(fmt.Errorf("%s: %w", server.Address, err))
 	c.metrics.disconnects.Inc()
 	c.metrics.connected.Set(0)
 	if d, ok := retryDelay(err); ok {

@@ -68,6 +68,7 @@ func TestChoice(t *testing.T) {
 
 		require.Zero(t, c.firstRested())
 		c.rest("a", time.Minute)
+		c.rest("a", time.Second)
 		c.rest("b", time.Second)
 		require.Equal(t, time.Second, c.firstRested())
 		require.Equal(t, time.Minute, c.rests("a"))
@@ -86,10 +87,10 @@ func TestServersFromProto(t *testing.T) {
 	}
 	said.Servers[1].ServerName = "relay"
 	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "relay"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
-	for i := range 2 * maxServers {
+	for i := range 2 * maxKnown {
 		said.Servers = append(said.Servers, &pb.Server{Address: fmt.Sprint("many:", i)})
 	}
-	require.LessOrEqual(t, len(serversFromProto(said, "")), maxServers)
+	require.LessOrEqual(t, len(serversFromProto(said, "")), maxKnown)
 }
 
 func hint(code codes.Code, d time.Duration) error {

@@ -51,6 +51,7 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 		}
 	}
 	defer func() { _ = conn.Close() }()
+	defer s.ended()
 	// A server that accepts and then says nothing is no better than one that is down.
 	watchdog := time.AfterFunc(defaultHeartbeat, func() { cancel(errSilent) })
 	defer watchdog.Stop()
@@ -58,8 +59,8 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	if s.grpc, err = pb.NewDistributionServiceClient(conn).Stream(ctx); err != nil {
 		return s, causeOf(ctx, err)
 	}
-	c.outbox.newStream()
-	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: c.hello()}}); err != nil {
+	hello := c.hello(c.outbox.newStream())
+	if err := s.grpc.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}); err != nil {
 		return s, causeOf(ctx, endOf(s.grpc, err))
 	}
 	s.move.timer = time.NewTimer(time.Hour)
@@ -106,15 +107,23 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-func (c *Client) hello() *pb.Hello {
+// ended tells a relay.
+func (s *stream) ended() {
+	if s.welcomed && s.options.Relay != nil {
+		s.options.Relay.Ended()
+	}
+}
+
+func (c *Client) hello(s *pb.Subscription) *pb.Hello {
 	h := &pb.Hello{
-		NodeName: c.options.NodeName, Kind: c.options.Kind,
+		NodeName: c.options.NodeName, Kind: c.options.Kind, Subscription: s,
 		ClientVersion: c.options.Version, Programmer: c.options.Programmer,
 		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
 	}
 	if c.options.Relay != nil {
 		h.NodesDigest = c.options.Relay.NodesDigest()
 	}
+	c.options.Cache.subscribe(s)
 	c.options.Cache.hello(h)
 	return h
 }
@@ -212,6 +221,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 		s.silence = silentBeats * time.Duration(w.GetHeartbeatIntervalMs()) * time.Millisecond
 	}
 	s.welcomed = true
+	s.connection.welcome(s.server, w)
 	s.metrics.server.Reset()
 	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
 	s.log.Info("Connected", "server", s.server.Address, "name", w.GetServerName(), "version", w.GetServerVersion())
@@ -281,6 +291,7 @@ func (s *stream) inSync(m *pb.InSync) error {
 	}
 	if !s.synced {
 		s.synced = true
+		s.connection.inSync()
 		s.metrics.connected.Set(1)
 		s.considerMove()
 	}

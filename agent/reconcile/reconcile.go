@@ -2,7 +2,8 @@
 // programmed is acknowledged.
 //
 // Nothing is programmed before the cache has been in sync once, so an agent that starts leaves what an earlier one
-// programmed in place until it knows better. While the kernel is being programmed, further changes wait in the cache
+// programmed in place until it knows better; without any server it goes by the checkpoint after a while, see
+// client.Checkpoint, and acknowledges nothing of that. While the kernel is being programmed, further changes wait in the cache
 // and go together in the next step.
 package reconcile
 
@@ -70,6 +71,7 @@ type Reconciler struct {
 	nacked map[model.ServiceKey]string
 	// programmed is closed after the first success.
 	programmed chan struct{}
+	status     status
 
 	seconds *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
@@ -150,9 +152,11 @@ func (r *Reconciler) step(ctx context.Context) error {
 	err := r.program(ctx, changes)
 	failed, partly := programmer.PortErrors(err)
 	if !partly {
+		r.status.failed(err)
 		return err
 	}
 	state := r.View.State()
+	r.status.reached(r.epoch, r.unacked, len(state.Ports))
 	r.ports.Set(float64(len(state.Ports)))
 	select {
 	case <-r.programmed:
@@ -182,12 +186,14 @@ func (r *Reconciler) report() {
 		slices.Sort(list)
 		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
 			r.nacked[service] = reason
+			r.status.fails(service, reason)
 			r.Reporter.Nack(service, reason)
 		}
 	}
 	for service := range r.nacked {
 		if _, ok := reasons[service]; !ok {
 			delete(r.nacked, service)
+			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}
 	}
@@ -223,6 +229,7 @@ var errNothing = errors.New("nothing of it is known to be programmed")
 func (r *Reconciler) observe(operation string, f func() error) error {
 	start := time.Now()
 	err := f()
+	r.status.ran(start)
 	r.seconds.WithLabelValues(operation).Observe(time.Since(start).Seconds())
 	if err != nil {
 		r.errors.WithLabelValues(operation).Inc()

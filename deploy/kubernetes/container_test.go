@@ -100,6 +100,14 @@ func (c *container) confine() error {
 // mount mounts what the container has and makes the rest of the file system read-only, /proc/sys too.
 func (c *container) mount() error {
 	for _, m := range c.Mounts {
+		// As container runtimes do: one volume may be mounted below another.
+		if info, err := os.Stat(m.Source); err != nil {
+			return err
+		} else if info.IsDir() {
+			if err := os.MkdirAll(m.Target, 0o755); err != nil {
+				return err
+			}
+		}
 		if err := unix.Mount(m.Source, m.Target, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mount %s on %s: %w", m.Source, m.Target, err)
 		}

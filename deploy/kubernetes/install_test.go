@@ -1,15 +1,18 @@
 package kubernetes
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,14 +69,19 @@ func TestInstall(t *testing.T) {
 	require.Equal(t, map[string]int{"web": 10}, result.Backends(), result)
 
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
+	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
-	// The rules outlast the agent, until they are cleaned up.
+	// The rules and the checkpoint outlast the agent, until they are cleaned up.
 	require.NoError(t, agent.terminate())
+	require.FileExists(t, filepath.Join(hostDir(node.Name, "/var/lib/slicecast"), "checkpoint"))
 	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
 	require.True(t, result.All(testenv.Answered), result)
 	_, cleanup := load(t, "cleanup")
 	cleanupPod := newPod(t, template(t, cleanup, "DaemonSet"), "slicecast-cleanup-0", node.Name, node.Host)
 	require.NoError(t, cleanupPod.start(cleanupPod.Spec.InitContainers[0]).wait())
+	left, err := os.ReadDir(hostDir(node.Name, "/var/lib/slicecast"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 	for _, family := range []string{"iptables-save", "ip6tables-save"} {
 		rules, err := node.Run(ctx, family)
 		require.NoError(t, err)
@@ -82,6 +90,29 @@ func TestInstall(t *testing.T) {
 	}
 	require.NoError(t, server.terminate())
 	require.Contains(t, server.logs.String(), "Server ended")
+}
+
+// requireStatus looks at server and agent by the sockets that they have in their Pods.
+func requireStatus(t *testing.T, node string) {
+	t.Helper()
+	for command, c := range map[string]struct{ socket, says string }{
+		"slicecast-server": {"--debug-socket=" + filepath.Join(volumesDir, "slicecast-server-0", "debug", "server.sock"), node},
+		"slicecast-agent":  {"--status-socket=" + filepath.Join(volumesDir, "slicecast-agent-0", "run", "agent.sock"), "of node " + node},
+	} {
+		testenv.Eventually(t, deadline, func() error {
+			var out bytes.Buffer
+			status := images[command]()
+			status.SetArgs([]string{"status", c.socket})
+			status.SetOut(&out)
+			if err := status.ExecuteContext(t.Context()); err != nil {
+				return err
+			}
+			if !strings.Contains(out.String(), c.says) || !strings.Contains(out.String(), "programmed") {
+				return errors.New(out.String())
+			}
+			return nil
+		})
+	}
 }
 
 // createService creates a Service without selector that leads to a pod, and returns its virtual address.
@@ -108,18 +139,18 @@ func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), port)
 }
 
-// requireMetrics reads the server's metrics with the operator's certificate that the README has one make.
+// requireMetrics reads the server's metrics with the observer's certificate that the README has one make.
 func requireMetrics(t *testing.T, certificates string) {
 	t.Helper()
-	shell(t, certificates, snippet(t, "operator"))
-	operator, err := tls.LoadX509KeyPair(filepath.Join(certificates, "operator.crt"), filepath.Join(certificates, "operator.key"))
+	shell(t, certificates, snippet(t, "observer"))
+	observer, err := tls.LoadX509KeyPair(filepath.Join(certificates, "observer.crt"), filepath.Join(certificates, "observer.key"))
 	require.NoError(t, err)
 	ca, err := os.ReadFile(filepath.Join(certificates, "ca.crt"))
 	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(ca))
 	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-		RootCAs: roots, Certificates: []tls.Certificate{operator}, ServerName: "slicecast-server.slicecast-system.svc",
+		RootCAs: roots, Certificates: []tls.Certificate{observer}, ServerName: "slicecast-server.slicecast-system.svc",
 	}}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
 		fmt.Sprintf("https://%s/metrics", netip.AddrPortFrom(network.World.IPv4, 8474)), nil)

@@ -231,10 +231,15 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		require.NoError(p.t, os.Chmod(dir, 0o777))
 		return dir
 	case v.HostPath != nil:
-		if ptr.Deref(v.HostPath.Type, "") == corev1.HostPathFileOrCreate {
+		switch ptr.Deref(v.HostPath.Type, "") {
+		case corev1.HostPathFileOrCreate:
 			f, err := os.OpenFile(v.HostPath.Path, os.O_CREATE, 0o600)
 			require.NoError(p.t, err)
 			require.NoError(p.t, f.Close())
+		case corev1.HostPathDirectoryOrCreate:
+			dir := hostDir(p.Spec.NodeName, v.HostPath.Path)
+			require.NoError(p.t, os.MkdirAll(dir, 0o755))
+			return dir
 		}
 		return v.HostPath.Path
 	default:
@@ -242,6 +247,9 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		return ""
 	}
 }
+
+// hostDir stands for a directory of a node, which shares its file system with this machine.
+func hostDir(node, path string) string { return filepath.Join(volumesDir, "host-"+node, path) }
 
 // write makes a volume of files that a group may read.
 func (p *pod) write(name string, files map[string][]byte, mode os.FileMode, group int) string {

@@ -63,6 +63,12 @@ func HealthHandler(ready func() error) http.Handler {
 	return mux
 }
 
+// Registry is where metrics are registered and read: a *prometheus.Registry, but for who wants to know what is registered.
+type Registry interface {
+	prometheus.Registerer
+	prometheus.Gatherer
+}
+
 // NewRegistry makes a registry with the metrics of the process itself and of the Go runtime.
 func NewRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()

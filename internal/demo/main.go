@@ -45,13 +45,15 @@ const (
 func main() {
 	bin := flag.String("bin", "bin", "directory of the built commands")
 	examples := flag.String("examples", "examples", "directory of the manifests")
-	socket := flag.String("debug-socket", "/tmp/slicecast-demo.sock", "the server's debug socket, for grpcurl")
+	var at sockets
+	flag.StringVar(&at.server, "debug-socket", "/tmp/slicecast-demo.sock", "the server's debug socket, for grpcurl and slicecast-server status")
+	flag.StringVar(&at.agent, "status-socket", "/tmp/slicecast-demo-agent.sock", "the agent's socket, for slicecast-agent status")
 	hold := flag.Bool("hold", false, "stay until interrupted, with an endpoint that turns ready and not ready every 2 s")
 	flag.Parse()
 	testenv.Isolate(func() error { return requirements(*bin, *examples) })
 
 	ctx, stop := daemon.SignalContext(context.Background())
-	err := run(ctx, *bin, *examples, *socket, *hold)
+	err := run(ctx, *bin, *examples, at, *hold)
 	interrupted := ctx.Err() != nil
 	stop()
 	if err != nil && !interrupted {
@@ -80,6 +82,9 @@ func requirements(bin, examples string) error {
 	return nil
 }
 
+// sockets are where one can look inside.
+type sockets struct{ server, agent string }
+
 // world holds what the demo runs on.
 type world struct {
 	dir       string // files of this run
@@ -105,7 +110,7 @@ func (w *world) Fatalf(format string, args ...any) {
 // Cleanup registers what is to be done in the end.
 func (w *world) Cleanup(f func()) { w.cleanups = append(w.cleanups, f) }
 
-func run(ctx context.Context, bin, examples, socket string, hold bool) (err error) {
+func run(ctx context.Context, bin, examples string, at sockets, hold bool) (err error) {
 	w := &world{pods: make(map[string]*testenv.Pod)}
 	defer func() {
 		if r := recover(); r != nil && r != any(w) {
@@ -141,7 +146,7 @@ func run(ctx context.Context, bin, examples, socket string, hold bool) (err erro
 	w.client = w.network.AddClient("client")
 
 	title("slicecast-server on the manifests of %s/, slicecast-agent on node-1, with mutual TLS", examples)
-	deltas, err := w.start(ctx, bin, socket)
+	deltas, err := w.start(ctx, bin, at)
 	if err != nil {
 		return err
 	}
@@ -149,14 +154,14 @@ func run(ctx context.Context, bin, examples, socket string, hold bool) (err erro
 		return err
 	}
 	if hold {
-		return w.hold(ctx, socket, deltas)
+		return w.hold(ctx, at, deltas)
 	}
 	title("Done; \"make demo HOLD=1\" keeps it running, to look at with grpcurl")
 	return nil
 }
 
 // start starts server and agent. The agent's log is read for deltas.
-func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error) {
+func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, error) {
 	ca, err := testca.New()
 	if err != nil {
 		return nil, err
@@ -185,7 +190,7 @@ func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error
 	server := exec.CommandContext(ctx, filepath.Join(bin, "slicecast-server"),
 		"--source=file", "--manifests="+w.manifests, "--bind-address=:"+serverPort,
 		"--tls-cert-file="+serverCert, "--tls-private-key-file="+serverKey, "--client-ca-file="+caFile,
-		"--debug-socket="+socket, "--healthz-bind-address="+healthz, "--log-level=warn")
+		"--debug-socket="+at.server, "--healthz-bind-address="+healthz, "--log-level=warn")
 	if err := w.background(server, server.Start, "server"); err != nil {
 		return nil, err
 	}
@@ -196,7 +201,7 @@ func (w *world) start(ctx context.Context, bin, socket string) (*agentLog, error
 	agent := w.node1.Command(ctx, filepath.Join(bin, "slicecast-agent"),
 		"--node-name=node-1", "--servers="+net.JoinHostPort(w.network.World.IPv4.String(), serverPort),
 		"--ca-file="+caFile, "--client-cert-file="+nodeCert, "--client-key-file="+nodeKey,
-		"--cluster-cidr=10.180.0.0/16,fd00:10:180::/48", "--log-level=debug", "--log-format=json")
+		"--cluster-cidr=10.180.0.0/16,fd00:10:180::/48", "--status-socket="+at.agent, "--log-level=debug", "--log-format=json")
 	agent.Stderr = logWriter
 	log := followLog(logReader)
 	w.Cleanup(func() { _ = logWriter.Close() })
@@ -323,10 +328,12 @@ func readyLine(address, node string) string {
 }
 
 // hold flips an endpoint until the context ends.
-func (w *world) hold(ctx context.Context, socket string, log *agentLog) error {
-	title("Running until Ctrl-C; follow the stream in another terminal:")
+func (w *world) hold(ctx context.Context, at sockets, log *agentLog) error {
+	title("Running until Ctrl-C; look on in another terminal:")
 	fmt.Printf("\n  go tool -modfile=internal/tools/grpcurl/go.mod grpcurl -plaintext -unix \\\n"+
-		"    -d '{\"hello\": {}}' %s slicecast.v1.DistributionService/Stream\n\n", socket)
+		"    -d '{\"hello\": {}}' %s slicecast.v1.DistributionService/Stream\n"+
+		"  bin/slicecast-server status --watch --debug-socket=%s\n"+
+		"  bin/slicecast-agent status --watch --status-socket=%s\n\n", at.server, at.server, at.agent)
 	log.print(true)
 	for ready := false; ; ready = !ready {
 		select {

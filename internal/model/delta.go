@@ -195,6 +195,9 @@ func (u *Update) Len() int {
 	return len(u.Services) + len(u.Slices) + len(u.Deltas) + len(u.Removed)
 }
 
+// Position is a place in the history of one shard of a store.
+type Position struct{ Epoch, Sequence uint64 }
+
 // ResourceVersions are the highest Kubernetes resourceVersions seen of each kind; 0 where the source has none. There is one
 // for each kind because each is watched by itself: a watch of Services that is up to date says nothing of one of slices
 // that is not.

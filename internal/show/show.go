@@ -120,7 +120,8 @@ func (o *Options) render(ctx context.Context, ask func(context.Context) (Report,
 	}
 	p := &Page{}
 	r.Print(p)
-	return p.text.Bytes(), p.flush()
+	p.end()
+	return p.text.Bytes(), p.err
 }
 
 // plain gives an error without gRPC's prefix, which repeats what people don't need.
@@ -246,11 +247,6 @@ func (p *Page) end() {
 		p.err = errors.Join(p.err, p.tabs.Flush())
 		p.tabs = nil
 	}
-}
-
-func (p *Page) flush() error {
-	p.end()
-	return p.err
 }
 
 // Age prints a duration so that it can be read, with three digits at least: 812µs, 12.3ms, 4.57s, 3m12s, 5d3h2m1s.

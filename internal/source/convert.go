@@ -2,11 +2,13 @@ package source
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -50,19 +52,72 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 		if s == nil {
 			return key, nil, skips // not s, which would be an Object that holds a nil pointer
 		}
-		return key, s, skips
+		return key, textual(s, &skips), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
 		if s == nil {
 			return key, nil, skips // not s, which would be an Object that holds a nil pointer
 		}
-		return key, s, skips
+		return key, textual(s, &skips), skips
 	case *corev1.Node:
 		n, skips := c.FromNode(o)
-		return n.Key(), n, skips
+		return n.Key(), textual(n, &skips), skips
 	}
 	panic(fmt.Sprintf("no conversion of %T", o))
+}
+
+// textual gives the object, or nil if one of its strings is no UTF-8: it could not be sent, nor could others with it.
+func textual(o Object, skips *[]Skip) Object {
+	for field, value := range texts(o) {
+		if !utf8.ValidString(value) {
+			*skips = append(*skips, Skip{InvalidText, field, fmt.Sprintf("%q is no UTF-8", value)})
+			return nil
+		}
+	}
+	return o
+}
+
+// texts gives an object's strings with the fields that they are in.
+func texts(o Object) iter.Seq2[string, string] {
+	return func(yield func(string, string) bool) {
+		switch o := o.(type) {
+		case *model.Service:
+			for i := range o.Ports {
+				if !yield("spec.ports.name", o.Ports[i].Name) {
+					return
+				}
+			}
+			_ = yield("metadata.namespace", o.Namespace) && yield("metadata.name", o.Name) &&
+				yield("spec.trafficDistribution", o.TrafficDistribution)
+		case *model.Slice:
+			for i := range o.Ports {
+				if !yield("ports.name", o.Ports[i].Name) {
+					return
+				}
+			}
+			for i := range o.Endpoints {
+				e := &o.Endpoints[i]
+				if !yield("endpoints.nodeName", e.NodeName) || !yield("endpoints.zone", e.Zone) {
+					return
+				}
+				for _, hint := range slices.Concat(e.ZoneHints, e.NodeHints) {
+					if !yield("endpoints.hints", hint) {
+						return
+					}
+				}
+			}
+			_ = yield("metadata.namespace", o.Namespace) && yield("metadata.name", o.Name) &&
+				yield("metadata.labels", o.Service)
+		case *model.Node:
+			for k, v := range o.Labels {
+				if !yield("metadata.labels", k) || !yield("metadata.labels", v) {
+					return
+				}
+			}
+			_ = yield("metadata.name", o.Name)
+		}
+	}
 }
 
 // ResourceVersion parses an object's resourceVersion; 0 if it has none that is a number.

@@ -344,6 +344,28 @@ func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {
 	require.True(t, o == nil)
 }
 
+// One string that is no UTF-8 would keep all other objects of its shard from being sent.
+func TestTextThatCanNotBeSent(t *testing.T) {
+	for name, bad := range map[string]metav1.Object{
+		"ports.name":         slice(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr.To("\xff") }),
+		"endpoints.nodeName": slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("\xff") }),
+		"endpoints.zone":     slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = ptr.To("\xff") }),
+		"endpoints.hints": slice(func(s *discoveryv1.EndpointSlice) {
+			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "\xff"}}}
+		}),
+		"spec.ports.name":          service(func(s *corev1.Service) { s.Spec.Ports[0].Name = "\xff" }),
+		"spec.trafficDistribution": service(func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr.To("\xff") }),
+		"metadata.labels":          &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"a": "\xff"}}},
+	} {
+		_, o, skips := NewConverter("").Convert(bad)
+		require.True(t, o == nil, name)
+		require.Len(t, skips, 1)
+		require.Equal(t, InvalidText, skips[0].Reason)
+		require.Equal(t, name, skips[0].Field)
+		require.True(t, skips[0].Invalid())
+	}
+}
+
 func TestResourceVersion(t *testing.T) {
 	for in, want := range map[string]uint64{"": 0, "12": 12, "x1": 0, "18446744073709551615": 1<<64 - 1} {
 		require.Equal(t, want, ResourceVersion(&metav1.ObjectMeta{ResourceVersion: in}), in)

@@ -35,6 +35,7 @@ const (
 	InvalidProtocol Reason = "invalid_protocol"
 	InvalidTimeout  Reason = "invalid_timeout"
 	WrongFamily     Reason = "wrong_family"
+	InvalidText     Reason = "invalid_text" // no UTF-8
 )
 
 // Skip tells what of an object is left out and why.

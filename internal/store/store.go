@@ -66,6 +66,7 @@ type Store struct {
 	// published is reached as of the last Publish.
 	published  atomic.Pointer[model.ResourceVersions]
 	synced     chan struct{}
+	first      chan struct{} // closed with the end of the first Publish
 	dirty      chan struct{}
 	urgent     chan struct{}
 	publishing sync.Mutex // one Publish at a time; taken before mu
@@ -91,6 +92,7 @@ func New(o Options) (*Store, error) {
 		pendingNodes: make(map[string]struct{}),
 		nodes:        make(map[string]*model.Node),
 		synced:       make(chan struct{}),
+		first:        make(chan struct{}),
 		dirty:        make(chan struct{}, 1),
 		urgent:       make(chan struct{}, 1),
 	}
@@ -127,8 +129,11 @@ func (s *Store) Node(name string) *model.Node {
 	return s.nodes[name]
 }
 
-// WaitSynced is closed once the source has given its whole state.
+// WaitSynced is closed once the source has given its whole state: from then on Publish publishes.
 func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
+
+// WaitPublished is closed once that is published. Before, snapshots are empty or hold a part, and nobody may be served.
+func (s *Store) WaitPublished() <-chan struct{} { return s.first }
 
 // Dirty gets a value when something may wait for Publish. It is for one receiver.
 func (s *Store) Dirty() <-chan struct{} { return s.dirty }
@@ -347,5 +352,10 @@ func (s *Store) Publish() Publication {
 		p.Nodes = append(p.Nodes, name)
 	}
 	s.published.Store(&reached)
+	select {
+	case <-s.first:
+	default:
+		close(s.first)
+	}
 	return p
 }

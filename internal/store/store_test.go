@@ -83,7 +83,13 @@ func TestNothingIsPublishedBeforeSynced(t *testing.T) {
 	s.Synced()
 	<-s.WaitSynced()
 	<-s.Dirty()
+	select {
+	case <-s.WaitPublished():
+		t.Fatal("published")
+	default:
+	}
 	p := s.Publish()
+	<-s.WaitPublished()
 	require.Equal(t, []string{"n"}, p.Nodes)
 	u := only(t, p)
 	require.Len(t, u.Services, 1)

@@ -212,10 +212,10 @@ func objects(cache *client.Cache) iter.Seq[model.Object] {
 	}
 }
 
-// referenceName is the name of the node that a Reference is.
+// referenceName is the name of a node that is no other one: a second stream of a node would end the first.
 const referenceName = "slicecast-loadtest-reference"
 
-// Reference is one more node, which decodes for itself: the server's state as it tells it now.
+// Reference is one more stream, which decodes for itself: the server's state as it tells it now.
 type Reference struct{ node *node }
 
 // StartReference connects a reference, and keeps it connected until the context ends; then done is closed. It returns when

@@ -22,7 +22,8 @@ func NewCommand() *cobra.Command {
 agents on the nodes, over gRPC.
 
 Agents authenticate by their kubelet's client certificate (--client-ca-file) or by a ServiceAccount token
-(--agent-service-account), and each is served as the node that its credentials name.`,
+(--agent-service-account), and each is served as the node that its credentials name. The organization of a client certificate
+also tells relays (slicecast:relays), observers (slicecast:observers) and operators (system:masters).`,
 		Args:              cobra.NoArgs,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		Version:           daemon.Version(),

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -14,11 +15,13 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/file"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -27,6 +30,8 @@ import (
 const (
 	sourceKube = "kube"
 	sourceFile = "file"
+	// sourceUpstream makes the server a relay.
+	sourceUpstream = "upstream"
 )
 
 const (
@@ -37,7 +42,7 @@ const (
 )
 
 // Reviews a second that the server asks the API server for, sustained and at once: enough for 5000 nodes that reconnect
-// to come back within half a minute, and a bound on what strangers with invented tokens can cause.
+// to come back within half a minute, and a bound on what strangers with invented tokens can cause, beside that of each address.
 const (
 	reviewsPerSecond = 200
 	reviewsBurst     = 400
@@ -49,6 +54,10 @@ type Options struct {
 	Kubeconfig       string
 	Manifests        string
 	ServiceProxyName string
+	Upstream         UpstreamOptions
+
+	AdvertiseServers []string
+	ServerService    string
 
 	BindAddress          string
 	TLSCertFile          string
@@ -56,6 +65,7 @@ type Options struct {
 	ClientCAFile         string
 	TokenAudience        string
 	AgentServiceAccounts []string
+	RelayServiceAccounts []string
 	InsecurePlaintext    bool
 	DebugSocket          string
 	HealthzBindAddress   string
@@ -64,29 +74,42 @@ type Options struct {
 	Shards              uint32
 	HeartbeatInterval   time.Duration
 	DrainWindow         time.Duration
+	MaxBehindWait       time.Duration
+	MaxColdSyncBytes    int64
 	ShutdownGracePeriod time.Duration
 
 	Log daemon.LogOptions
+
+	// Registry is no flag. nil: a new one.
+	Registry daemon.Registry
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Source, "source", sourceKube,
-		"where the state comes from: kube (a Kubernetes API server) or file (a directory of manifests)")
+		"where the state comes from: kube (a Kubernetes API server), file (a directory of manifests) or upstream (another "+
+			"slicecast-server: this one is its relay)")
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", "",
 		"path of the kubeconfig for the API server, for the kube source and for token reviews; default: as a pod of the cluster")
 	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests for the file source; changes in it are followed")
 	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "",
 		"serve the Services whose label service.kubernetes.io/service-proxy-name has this value; default: those without the label")
+	o.Upstream.AddFlags(fs)
+	fs.StringSliceVar(&o.AdvertiseServers, "advertise-servers", nil,
+		"addresses (host:port) of all servers that agents may connect to, this one included; agents spread over them")
+	fs.StringVar(&o.ServerService, "server-service", "",
+		"namespace/name of the servers' own Service, whose ready endpoints are told to agents as --advertise-servers would be; it must have a cluster IP")
 
 	fs.StringVar(&o.BindAddress, "bind-address", defaultBindAddress, "address to serve gRPC on")
 	fs.StringVar(&o.TLSCertFile, "tls-cert-file", "", "server certificate, with its chain, in PEM; followed when it changes")
 	fs.StringVar(&o.TLSPrivateKeyFile, "tls-private-key-file", "", "key of --tls-cert-file, in PEM; followed when it changes")
 	fs.StringVar(&o.ClientCAFile, "client-ca-file", "",
-		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, those of system:masters operators; followed when it changes")
+		"CA certificates, in PEM, for client certificates: those of kubelets name nodes, other organizations relays, observers and operators; followed when it changes")
 	fs.StringArrayVar(&o.AgentServiceAccounts, "agent-service-account", nil,
 		"namespace/name of a ServiceAccount whose tokens, bound to a Pod, let the agent on the Pod's node in; may be given several times")
-	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the agents' tokens must be for")
+	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
+		"namespace/name of a ServiceAccount whose tokens let in relays, which serve agents from this server; may be given several times")
+	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the tokens of agents and relays must be for")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
 		"serve without TLS and without asking anybody who they are, also on --metrics-bind-address")
 	fs.StringVar(&o.DebugSocket, "debug-socket", "",
@@ -94,12 +117,16 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "",
 		"address to serve /healthz, /livez and /readyz on, in plain HTTP for anybody; default: none")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
-		"address to serve /metrics on, with TLS for client certificates of system:masters; default: none")
+		"address to serve /metrics on, with TLS for client certificates of slicecast:observers and system:masters; default: none")
 
 	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all replicas")
 	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
 	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
 		"time over which agents are asked to move to another server when this one stops")
+	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
+		"how long an agent that has seen newer state than this server waits for it to catch up, before it is served nonetheless")
+	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
+		"bytes that may be on their way at a time to agents that held nothing; others of them wait for their turn")
 	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
 		"how long the server waits, when it stops, for calls to end; at least --drain-window")
 
@@ -114,18 +141,30 @@ func (o *Options) validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	wrong(!slices.Contains([]string{sourceKube, sourceFile}, o.Source), "--source is %q: use kube or file", o.Source)
+	wrong(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source), "--source is %q: use kube, file or upstream", o.Source)
+	errs = append(errs, o.Upstream.validate(o.Source == sourceUpstream))
+	wrong(o.Source == sourceUpstream && o.ServiceProxyName != "", "--service-proxy-name is for the servers that watch: leave it out on a relay")
+	wrong(len(o.AdvertiseServers) > 0 && o.ServerService != "", "--advertise-servers and --server-service are both given: use one of them")
+	for _, s := range o.AdvertiseServers {
+		_, _, err := net.SplitHostPort(s)
+		wrong(err != nil, "--advertise-servers: %w: use HOST:PORT", err)
+	}
+	if _, err := o.serverService(); err != nil {
+		errs = append(errs, err)
+	}
+	wrong(o.MaxBehindWait <= 0, "--max-behind-wait is %v: use a positive duration", o.MaxBehindWait)
+	wrong(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
 	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
 	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig != "" && len(o.AgentServiceAccounts) == 0,
+	wrong(o.Source == sourceFile && o.Kubeconfig != "" && !o.takesTokens(),
 		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig == "" && len(o.AgentServiceAccounts) > 0,
-		"--agent-service-account needs an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
-	for _, account := range o.AgentServiceAccounts {
-		_, err := parseServiceAccount(account)
-		wrong(err != nil, "%w", err)
-	}
-	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the agents' tokens, or leave the flag out")
+	wrong(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
+		"--agent-service-account and --relay-service-account need an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
+	_, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	errs = append(errs, err)
+	_, err = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	errs = append(errs, err)
+	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the tokens, or leave the flag out")
 	errs = append(errs, o.validateTLS())
 
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
@@ -149,7 +188,8 @@ func (o *Options) validateTLS() error {
 	files := given(map[string]bool{"--tls-cert-file": o.TLSCertFile != "", "--tls-private-key-file": o.TLSPrivateKeyFile != ""})
 	clients := given(map[string]bool{
 		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
-		"--token-audience": o.TokenAudience != defaultTokenAudience,
+		"--relay-service-account": len(o.RelayServiceAccounts) > 0,
+		"--token-audience":        o.TokenAudience != defaultTokenAudience,
 	})
 	switch {
 	case o.InsecurePlaintext && len(files)+len(clients) > 0:
@@ -162,21 +202,29 @@ func (o *Options) validateTLS() error {
 			"(or, where nobody else can reach the server, --insecure-plaintext)")
 	case len(files) == 1:
 		return fmt.Errorf("%s is alone: give both --tls-cert-file and --tls-private-key-file", files[0])
-	case o.ClientCAFile == "" && len(o.AgentServiceAccounts) == 0:
+	case o.ClientCAFile == "" && !o.takesTokens():
 		return errors.New("no agent could prove who it is: add --client-ca-file (for client certificates, as kubelets have them) " +
 			"or --agent-service-account=NAMESPACE/NAME (for ServiceAccount tokens)")
-	case len(o.AgentServiceAccounts) == 0 && o.TokenAudience != defaultTokenAudience:
+	case !o.takesTokens() && o.TokenAudience != defaultTokenAudience:
 		return errors.New("--token-audience is for tokens: add --agent-service-account=NAMESPACE/NAME or leave it out")
 	}
 	return nil
 }
 
-func parseServiceAccount(s string) (types.NamespacedName, error) {
-	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
-		return types.NamespacedName{}, fmt.Errorf("--agent-service-account is %q: use NAMESPACE/NAME", s)
+// takesTokens tells whether there is any ServiceAccount whose tokens are accepted.
+func (o *Options) takesTokens() bool {
+	return len(o.AgentServiceAccounts)+len(o.RelayServiceAccounts) > 0
+}
+
+func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
+	for _, s := range list {
+		namespace, name, ok := strings.Cut(s, "/")
+		if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
+			err = errors.Join(err, fmt.Errorf("%s is %q: use NAMESPACE/NAME", flag, s))
+		}
+		accounts = append(accounts, types.NamespacedName{Namespace: namespace, Name: name})
 	}
-	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+	return accounts, err
 }
 
 // Config validates the options and makes what they ask for.
@@ -193,29 +241,57 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		Shards:             o.Shards,
 		HeartbeatInterval:  o.HeartbeatInterval,
 		DrainWindow:        o.DrainWindow,
+		MaxBehindWait:      o.MaxBehindWait,
+		MaxColdSyncBytes:   o.MaxColdSyncBytes,
 		GracePeriod:        o.ShutdownGracePeriod,
 		Logger:             logger,
-		Registry:           daemon.NewRegistry(),
+		Registry:           o.Registry,
+	}
+	if c.Registry == nil {
+		c.Registry = daemon.NewRegistry()
 	}
 	if !o.InsecurePlaintext {
 		c.TLS = &tlsfiles.Files{Certificate: o.TLSCertFile, PrivateKey: o.TLSPrivateKeyFile, CA: o.ClientCAFile}
 	}
+	for _, address := range o.AdvertiseServers {
+		c.Servers = append(c.Servers, &pb.Server{Address: address})
+	}
 	var err error
+	if c.ServerService, err = o.serverService(); err != nil {
+		return Config{}, err
+	}
 	var api *rest.Config
 	if o.Source == sourceKube || o.Kubeconfig != "" {
 		if api, err = kube.Config(o.Kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
 	}
-	if c.Source, err = o.newSource(api, c); err != nil {
+	if o.Source == sourceUpstream {
+		c.Upstream, err = o.Upstream.config(c)
+	} else {
+		c.Source, err = o.newSource(api, c)
+	}
+	if err != nil {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
 	}
-	if len(o.AgentServiceAccounts) > 0 {
+	if o.takesTokens() {
 		if c.Tokens, err = o.newTokenReviewer(api); err != nil {
 			return Config{}, err
 		}
 	}
 	return c, nil
+}
+
+// serverService gives --server-service; the zero key if there is none.
+func (o *Options) serverService() (model.ServiceKey, error) {
+	if o.ServerService == "" {
+		return model.ServiceKey{}, nil
+	}
+	namespace, name, ok := strings.Cut(o.ServerService, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use NAMESPACE/NAME", o.ServerService)
+	}
+	return model.ServiceKey{Namespace: namespace, Name: name}, nil
 }
 
 func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
@@ -234,15 +310,15 @@ func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error
 	if err != nil {
 		return nil, fmt.Errorf("client for token reviews: %w", err)
 	}
-	var accounts []types.NamespacedName
-	for _, s := range o.AgentServiceAccounts {
-		account, err := parseServiceAccount(s)
-		if err != nil {
-			return nil, err
-		}
-		accounts = append(accounts, account)
+	agents, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	if err != nil {
+		return nil, err
+	}
+	relays, err := parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	if err != nil {
+		return nil, err
 	}
 	return auth.NewTokenReviewer(auth.TokenOptions{
-		Reviews: client.TokenReviews(), Audience: o.TokenAudience, ServiceAccounts: accounts,
+		Reviews: client.TokenReviews(), Audience: o.TokenAudience, Agents: agents, Relays: relays,
 	}), nil
 }

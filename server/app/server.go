@@ -16,6 +16,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -64,7 +65,7 @@ func New(c Config) (_ *Server, err error) {
 			}
 		}
 	}()
-	if s.store, err = store.New(store.Options{Shards: c.Shards}); err != nil {
+	if s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones}); err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
 	hostname, err := os.Hostname()
@@ -72,11 +73,19 @@ func New(c Config) (_ *Server, err error) {
 		return nil, fmt.Errorf("name of this server: %w", err)
 	}
 	authentication := auth.New(auth.Options{Tokens: c.Tokens, Logger: c.Logger, Registerer: c.Registry})
-	s.hub = fanout.New(fanout.Options{
+	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
-		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, Logger: c.Logger, Registerer: c.Registry,
-	})
-	s.debug = debug.New(debug.Options{Hub: s.hub, Store: s.store, Source: c.SourceKind})
+		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,
+		Servers: c.Servers, ServerService: c.ServerService, Logger: c.Logger, Registerer: c.Registry,
+	}
+	about := debug.Options{Store: s.store, Source: c.SourceKind}
+	if c.Upstream != nil {
+		relay := upstream.New(*c.Upstream, s.store)
+		s.config.Source, options.Upstream, about.Upstream = relay, relay, relay.Connection
+	}
+	s.hub = fanout.New(options)
+	about.Hub = s.hub
+	s.debug = debug.New(about)
 	s.setServing(healthpb.HealthCheckResponse_NOT_SERVING)
 	if err := s.listen(authentication); err != nil {
 		return nil, err
@@ -110,7 +119,7 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	}
 
 	if c.DebugSocket != "" {
-		listener, err := listenSocket(c.DebugSocket)
+		listener, err := daemon.ListenSocket(c.DebugSocket)
 		if err != nil {
 			return fmt.Errorf("--debug-socket: %w", err)
 		}
@@ -201,7 +210,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serveWhenSynced(ctx context.Context) {
 	begin := time.Now()
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		s.setServing(healthpb.HealthCheckResponse_SERVING)
 		s.config.Logger.Info("Synced with the source: serving", "after", time.Since(begin))
 	case <-ctx.Done():
@@ -221,7 +230,7 @@ func (s *Server) ready() error {
 	default:
 	}
 	select {
-	case <-s.store.WaitSynced():
+	case <-s.store.WaitPublished():
 		return nil
 	default:
 		return errors.New("not synced with the source yet")

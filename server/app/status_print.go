@@ -79,15 +79,7 @@ func (r *statusReport) printServer(out *show.Page) {
 		source += ", resource versions " + versions(v)
 	}
 	if up := s.GetUpstream(); up != nil {
-		var path []string
-		for _, epoch := range up.GetPath() {
-			path = append(path, fmt.Sprintf("%016x", epoch))
-		}
-		if up.GetConnected() {
-			source += ", connected, through " + strings.Join(path, " → ")
-		} else {
-			source += ", not connected now"
-		}
+		source += ", " + r.upstream(up)
 	}
 	out.Row("Source", source)
 	size := s.GetSize()
@@ -108,6 +100,23 @@ func (r *statusReport) printServer(out *show.Page) {
 	if len(servers) > 0 {
 		out.Row("Servers", strings.Join(servers, ", "))
 	}
+}
+
+// upstream tells where a relay gets its state from.
+func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
+	if !up.GetConnected() {
+		text := "not connected for " + r.since(up.GetStaleSince())
+		if up.GetLastError() != "" {
+			text += ": " + up.GetLastError()
+		}
+		return text
+	}
+	s := up.GetServer()
+	text := fmt.Sprintf("from %s at %s, version %s, in sync for %s", s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince()))
+	if n := len(up.GetPath()); n > 1 {
+		text += fmt.Sprintf(", %d servers away from the root", n)
+	}
+	return text
 }
 
 func versions(v *pb.ResourceVersions) string {

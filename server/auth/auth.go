@@ -86,7 +86,7 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	}
 	if a.tokens == nil {
 		return Identity{}, a.refusals.refuse(ctx, reasonToken, codes.Unauthenticated,
-			"this server takes no tokens (it has no --agent-service-account): use a client certificate")
+			"this server takes no tokens (it has neither --agent-service-account nor --relay-service-account): use a client certificate")
 	}
 	verdict, err := a.tokens.review(ctx, token)
 	if err != nil {
@@ -230,6 +230,8 @@ func httpStatus(err error) int {
 		return http.StatusUnauthorized
 	case codes.PermissionDenied:
 		return http.StatusForbidden
+	case codes.ResourceExhausted:
+		return http.StatusTooManyRequests
 	default:
 		return http.StatusServiceUnavailable
 	}

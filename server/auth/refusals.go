@@ -17,20 +17,21 @@ import (
 type reason string
 
 const (
-	reasonNoCredentials  reason = "no_credentials"  // neither certificate nor token
-	reasonCertificate    reason = "certificate"     // a verified certificate of nobody known
-	reasonToken          reason = "token"           // not valid, or not for this audience
-	reasonServiceAccount reason = "service_account" // a valid token of somebody else
-	reasonUnboundToken   reason = "unbound_token"   // a valid token that names no node
-	reasonReview         reason = "token_review"    // the API server gave no answer
-	reasonOtherNode      reason = "other_node"      // an agent of another node
-	reasonRelay          reason = "relay"           // no relay, and wants to be one
-	reasonObserver       reason = "observer"        // a node or relay that wants to look at everything
+	reasonNoCredentials  reason = "no_credentials"   // neither certificate nor token
+	reasonCertificate    reason = "certificate"      // a verified certificate of nobody known
+	reasonToken          reason = "token"            // not valid, or not for this audience
+	reasonServiceAccount reason = "service_account"  // a valid token of somebody else
+	reasonUnboundToken   reason = "unbound_token"    // a valid token that names no node
+	reasonReview         reason = "token_review"     // the API server gave no answer
+	reasonTooManyReviews reason = "too_many_reviews" // of tokens from one address
+	reasonOtherNode      reason = "other_node"       // an agent of another node
+	reasonRelay          reason = "relay"            // no relay, and wants to be one
+	reasonObserver       reason = "observer"         // a node or relay that wants to look at everything
 )
 
 var reasons = []reason{
 	reasonNoCredentials, reasonCertificate, reasonToken, reasonServiceAccount, reasonUnboundToken, reasonReview,
-	reasonOtherNode, reasonRelay, reasonObserver,
+	reasonTooManyReviews, reasonOtherNode, reasonRelay, reasonObserver,
 }
 
 // logInterval is how often a reason may be logged: a fleet of nodes that retry must not fill the disk.

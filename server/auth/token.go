@@ -3,18 +3,24 @@ package auth
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+
+	"github.com/slicecast/slicecast/server/auth/jwt"
 )
 
 const (
@@ -29,25 +35,35 @@ const (
 	verdicts = 16384
 	// reviewTimeout bounds one review.
 	reviewTimeout = 10 * time.Second
+	// clockSkew is how far this machine's clock may be ahead of the API server's.
+	clockSkew = time.Minute
+	// reviewsPerAddress and its burst are each address's share, in reviews a second, of what the server may ask the API server.
+	// A node needs one each time it connects. Where many share an address (behind a NAT), this is how fast they come back.
+	reviewsPerAddress      = 10
+	reviewsPerAddressBurst = 100
+	// addresses is for how many of them shares are kept.
+	addresses = 16384
 )
 
 // TokenOptions set up a TokenReviewer.
 type TokenOptions struct {
-	// Reviews asks the API server. Its rate limit bounds what strangers can make the server ask.
+	// Reviews asks the API server. Its rate limit bounds what all strangers together can make the server ask.
 	Reviews authenticationclient.TokenReviewInterface
 	// Audience that tokens must be for.
 	Audience string
-	// ServiceAccounts whose tokens are accepted.
-	ServiceAccounts []types.NamespacedName
+	// Agents are the ServiceAccounts whose tokens are their Pods' nodes, Relays those whose tokens are relays.
+	Agents, Relays []types.NamespacedName
 }
 
-// TokenReviewer finds out which node a ServiceAccount token belongs to. It remembers the answers for a short time, by the
-// hash of the token.
+// TokenReviewer finds out whose a ServiceAccount token is, and of which node. The API server decides. It is not asked about
+// tokens that say of themselves that they are not good here, nor more often than reviewsPerAddress for one address; its
+// answers are remembered for a short time, by the hash of the token.
 type TokenReviewer struct {
 	options  TokenOptions
 	now      func() time.Time
 	verdicts *lru.Cache[[sha256.Size]byte, verdict]
 	flights  singleflight.Group
+	shares   *lru.Cache[netip.Addr, *rate.Limiter]
 }
 
 // verdict is what a review led to: an identity, or a refusal with its reason and status code.
@@ -61,11 +77,14 @@ type verdict struct {
 
 // NewTokenReviewer makes a TokenReviewer.
 func NewTokenReviewer(o TokenOptions) *TokenReviewer {
-	cache, err := lru.New[[sha256.Size]byte, verdict](verdicts)
-	if err != nil {
-		panic(err) // only for a size that is not positive
+	r := &TokenReviewer{options: o, now: time.Now}
+	var errs [2]error
+	r.verdicts, errs[0] = lru.New[[sha256.Size]byte, verdict](verdicts)
+	r.shares, errs[1] = lru.New[netip.Addr, *rate.Limiter](addresses)
+	if err := errors.Join(errs[:]...); err != nil {
+		panic(err) // only for sizes that are not positive
 	}
-	return &TokenReviewer{options: o, now: time.Now, verdicts: cache}
+	return r
 }
 
 // review judges a token. It returns an error if there is no answer.
@@ -74,8 +93,19 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	if v, ok := r.verdicts.Get(hash); ok && r.now().Before(v.expires) {
 		return v, nil
 	}
+	c, ok := jwt.Parse(token)
+	if !ok || c.Expired(r.now().Add(-clockSkew)) {
+		return r.invalid(), nil
+	}
+	if v := r.judge(c.Subject, c.Audiences, c.Kubernetes.Node.Name); v.refusal != "" {
+		return v, nil
+	}
 	// Those who wait share the answer, so it must not depend on whether the first of them stays.
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
+		if !r.mayAsk(ctx) {
+			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, refusal: "too many tokens came from this address " +
+				"for the API server to be asked about them all: try again in some seconds"}, nil
+		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
 		result, err := r.options.Reviews.Create(ctx, &authenticationv1.TokenReview{
@@ -84,7 +114,15 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 		if err != nil {
 			return nil, fmt.Errorf("create a TokenReview: %w", err)
 		}
-		v := r.judge(result.Status)
+		v := r.invalid()
+		if s := result.Status; s.Authenticated {
+			node := ""
+			if names := s.User.Extra[nodeNameClaim]; len(names) == 1 {
+				node = names[0]
+			}
+			// An API server that does not name the audience did not check it.
+			v = r.judge(s.User.Username, s.Audiences, node)
+		}
 		v.expires = r.now().Add(verdictLife)
 		r.verdicts.Add(hash, v)
 		return v, nil
@@ -100,26 +138,47 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	}
 }
 
-// judge makes a verdict of what the API server said.
-func (r *TokenReviewer) judge(s authenticationv1.TokenReviewStatus) verdict {
-	// An API server that does not name the audience did not check it.
-	if !s.Authenticated || !slices.Contains(s.Audiences, r.options.Audience) {
-		return verdict{reason: reasonToken, code: codes.Unauthenticated, refusal: fmt.Sprintf(
-			"the token is not valid for the audience %q: mount a projected ServiceAccount token of that audience and read it again for each connection",
-			r.options.Audience)}
+// mayAsk takes one review from the share of the caller's address.
+func (r *TokenReviewer) mayAsk(ctx context.Context) bool {
+	var from netip.Addr // callers whose address is not known share one
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, err := netip.ParseAddrPort(p.Addr.String()); err == nil {
+			from = a.Addr().Unmap()
+		}
 	}
-	user := s.User.Username
-	if !slices.ContainsFunc(r.options.ServiceAccounts, func(n types.NamespacedName) bool {
-		return user == serviceAccountPrefix+n.Namespace+":"+n.Name
-	}) {
+	share, ok := r.shares.Get(from)
+	if !ok {
+		share = rate.NewLimiter(reviewsPerAddress, reviewsPerAddressBurst)
+		if before, ok, _ := r.shares.PeekOrAdd(from, share); ok {
+			share = before
+		}
+	}
+	return share.AllowN(r.now(), 1)
+}
+
+func (r *TokenReviewer) invalid() verdict {
+	return verdict{reason: reasonToken, code: codes.Unauthenticated, refusal: fmt.Sprintf(
+		"the token is not valid for the audience %q: mount a projected ServiceAccount token of that audience and read it again for each connection",
+		r.options.Audience)}
+}
+
+// judge makes a verdict of what is said of a token, by itself or by the API server; only the latter is an identity.
+func (r *TokenReviewer) judge(user string, audiences []string, node string) verdict {
+	if !slices.Contains(audiences, r.options.Audience) {
+		return r.invalid()
+	}
+	account := func(n types.NamespacedName) bool { return user == serviceAccountPrefix+n.Namespace+":"+n.Name }
+	agent, relay := slices.ContainsFunc(r.options.Agents, account), slices.ContainsFunc(r.options.Relays, account)
+	switch {
+	case !agent && !relay:
 		return verdict{reason: reasonServiceAccount, code: codes.PermissionDenied, refusal: fmt.Sprintf(
-			"%s is not the ServiceAccount of an agent: start the server with --agent-service-account=%s to let it in",
+			"%.300q is the ServiceAccount of neither an agent nor a relay: to let it in, start the server with --agent-service-account or --relay-service-account=%.300q",
 			user, strings.Replace(strings.TrimPrefix(user, serviceAccountPrefix), ":", "/", 1))}
-	}
-	nodes := s.User.Extra[nodeNameClaim]
-	if len(nodes) != 1 || nodes[0] == "" {
+	case agent && !relay && node == "":
 		return verdict{reason: reasonUnboundToken, code: codes.PermissionDenied, refusal: fmt.Sprintf(
 			"the token of %s names no node: use the projected token of a Pod, which Kubernetes 1.32 and later bind to the Pod's node", user)}
+	case !agent:
+		node = ""
 	}
-	return verdict{identity: Identity{User: user, Node: nodes[0]}}
+	return verdict{identity: Identity{User: user, Node: node, Relay: relay}}
 }

@@ -2,19 +2,27 @@ package auth
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"net"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 const audience = "slicecast"
@@ -83,13 +91,14 @@ func newReviewer(namespace string) (*TokenReviewer, *countingReviews) {
 	reviews := &countingReviews{TokenReviewInterface: cluster.Client().AuthenticationV1().TokenReviews()}
 	return NewTokenReviewer(TokenOptions{
 		Reviews: reviews, Audience: audience,
-		ServiceAccounts: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
+		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
+		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
 	}), reviews
 }
 
 func TestTokens(t *testing.T) {
 	namespace := cluster.Namespace(t)
-	reviewer, _ := newReviewer(namespace)
+	reviewer, reviews := newReviewer(namespace)
 	f := newFixture(t, reviewer)
 	agent, other := newAccount(t, namespace, "agent", "token-a"), newAccount(t, namespace, "other", "token-b")
 	for _, test := range []struct {
@@ -106,7 +115,7 @@ func TestTokens(t *testing.T) {
 		{"bound to no Pod", agent.token(audience, false), "token-a", codes.PermissionDenied, reasonUnboundToken, "names no node"},
 		{"for another audience", agent.token("somebody", true), "token-a", codes.Unauthenticated, reasonToken, `audience "slicecast"`},
 		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonServiceAccount,
-			"--agent-service-account=" + namespace + "/other"},
+			`--relay-service-account="` + namespace + `/other"`},
 		{"invented", "nonsense", "token-a", codes.Unauthenticated, reasonToken, "not valid"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -123,6 +132,124 @@ func TestTokens(t *testing.T) {
 			require.NotContains(t, f.logs.String(), test.token, "tokens are never logged")
 		})
 	}
+	require.EqualValues(t, 3, reviews.count.Load(), "only of those that say what they should")
+}
+
+// TestRelayTokens: a relay is a relay and nothing else, on whatever node it runs, and needs to be bound to none.
+func TestRelayTokens(t *testing.T) {
+	namespace := cluster.Namespace(t)
+	reviewer, _ := newReviewer(namespace)
+	f := newFixture(t, reviewer)
+	relay := newAccount(t, namespace, "relay", "relay-a")
+	for _, bound := range []bool{true, false} {
+		token, conn := relay.token(audience, bound), f.dial(f.ca.ClientTLS())
+		require.NoError(t, f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_RELAY, ""))
+		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "relay-a")))
+		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "")))
+	}
+	agent := newAccount(t, namespace, "agent", "relay-b").token(audience, true)
+	err := f.helloAs(f.dial(f.ca.ClientTLS()), agent, pb.ClientKind_CLIENT_KIND_RELAY, "")
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "%v", err)
+	require.Contains(t, status.Convert(err).Message(), "--relay-service-account")
+}
+
+// denying reviews say no to every token, and count.
+type denying struct {
+	authenticationclient.TokenReviewInterface
+	count int
+}
+
+func (d *denying) Create(context.Context, *authenticationv1.TokenReview, metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
+	d.count++
+	return &authenticationv1.TokenReview{}, nil
+}
+
+// invent makes a token that says what a good one does, but for what is changed; nobody has signed it.
+func invent(t testing.TB, change func(c map[string]any)) string {
+	t.Helper()
+	c := map[string]any{
+		"sub": "system:serviceaccount:ns:agent", "aud": []string{audience}, "exp": time.Now().Add(time.Hour).Unix(),
+		"kubernetes.io": map[string]any{"namespace": "ns", "node": map[string]any{"name": "node-1", "uid": "u"}},
+	}
+	change(c)
+	payload, err := json.Marshal(c)
+	require.NoError(t, err)
+	return "e30." + base64.RawURLEncoding.EncodeToString(payload) + ".c2lnbmF0dXJl"
+}
+
+func offline() (*TokenReviewer, *denying) {
+	reviews := &denying{}
+	return NewTokenReviewer(TokenOptions{
+		Reviews: reviews, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
+	}), reviews
+}
+
+// TestTokensThatCannotBeGoodAreNotReviewed: what a token says of itself suffices to refuse it.
+func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
+	reviewer, reviews := offline()
+	for name, test := range map[string]struct {
+		token  string
+		reason reason
+	}{
+		"no JWT":           {"nonsense", reasonToken},
+		"other audience":   {invent(t, func(c map[string]any) { c["aud"] = "somebody" }), reasonToken},
+		"no audience":      {invent(t, func(c map[string]any) { delete(c, "aud") }), reasonToken},
+		"expired":          {invent(t, func(c map[string]any) { c["exp"] = time.Now().Add(-2 * clockSkew).Unix() }), reasonToken},
+		"no end":           {invent(t, func(c map[string]any) { delete(c, "exp") }), reasonToken},
+		"somebody else's":  {invent(t, func(c map[string]any) { c["sub"] = "system:serviceaccount:ns:other" }), reasonServiceAccount},
+		"bound to no node": {invent(t, func(c map[string]any) { delete(c, "kubernetes.io") }), reasonUnboundToken},
+	} {
+		v, err := reviewer.review(t.Context(), test.token)
+		require.NoError(t, err)
+		require.Equal(t, test.reason, v.reason, name)
+		require.NotEmpty(t, v.refusal)
+	}
+	require.Zero(t, reviews.count)
+
+	for name, token := range map[string]string{
+		"one audience":      invent(t, func(c map[string]any) { c["aud"] = audience }),
+		"just over the end": invent(t, func(c map[string]any) { c["exp"] = time.Now().Add(-clockSkew / 2).Unix() }),
+	} {
+		before := reviews.count
+		v, err := reviewer.review(t.Context(), token)
+		require.NoError(t, err)
+		require.Equal(t, reasonToken, v.reason, name)
+		require.Equal(t, before+1, reviews.count, "%s: the API server decides", name)
+	}
+}
+
+// TestStrangersDoNotStarveNodes: who shows one invented token after the other uses up the share of its own address.
+func TestStrangersDoNotStarveNodes(t *testing.T) {
+	reviewer, reviews := offline()
+	now := time.Now()
+	reviewer.now = func() time.Time { return now }
+	from := func(address string) context.Context {
+		return peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))})
+	}
+	n := 0
+	try := func(ctx context.Context) verdict {
+		n++
+		v, err := reviewer.review(ctx, invent(t, func(c map[string]any) { c["n"] = n }))
+		require.NoError(t, err)
+		return v
+	}
+	for i := range 1000 {
+		v := try(from(fmt.Sprintf("192.0.2.1:%d", 1000+i)))
+		if i < reviewsPerAddressBurst {
+			require.Equal(t, reasonToken, v.reason, i)
+			continue
+		}
+		require.Equal(t, reasonTooManyReviews, v.reason, i)
+		require.Equal(t, codes.ResourceExhausted, v.code)
+		require.Contains(t, v.refusal, "try again")
+	}
+	require.Equal(t, reviewsPerAddressBurst, reviews.count)
+	for _, other := range []string{"192.0.2.2:1", "[2001:db8::1]:1"} {
+		require.Equal(t, reasonToken, try(from(other)).reason)
+	}
+	require.Equal(t, reasonTooManyReviews, try(from("[::ffff:192.0.2.1]:1")).reason, "the same address")
+	now = now.Add(time.Second)
+	require.Equal(t, reasonToken, try(from("192.0.2.1:1")).reason)
 }
 
 func TestAnswersAreKeptForAWhile(t *testing.T) {

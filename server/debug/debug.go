@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -29,12 +30,14 @@ import (
 // maxConvergences is how many publishes GetStatus tells of.
 const maxConvergences = 16
 
-// Options set up a Service. All are required.
+// Options set up a Service. All are required, but Upstream.
 type Options struct {
 	Hub   *fanout.Hub
 	Store *store.Store
 	// Source is the kind of the store's source, as --source has it.
 	Source string
+	// Upstream tells, on a relay, how that stands with its servers.
+	Upstream func() client.Connection
 }
 
 // Service is the DebugService.
@@ -71,7 +74,7 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 		Size:   s.size(),
 	}
 	select {
-	case <-s.Store.WaitSynced():
+	case <-s.Store.WaitPublished():
 		out.Source.Synced = true
 	default:
 	}
@@ -91,6 +94,10 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 	}
 	if hub.Relay {
 		out.Upstream = &pb.UpstreamStatus{Connected: hub.Connected, Path: hub.Path}
+		if s.Upstream != nil {
+			c := s.Upstream()
+			out.Upstream.Server, out.Upstream.StaleSince, out.Upstream.LastError, out.Upstream.Servers = c.Proto()
+		}
 	}
 	return out, nil
 }

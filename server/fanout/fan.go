@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // fanChunk is how many streams a goroutine of the fan-out takes at a time.
@@ -18,19 +19,30 @@ func (h *Hub) fan(ctx context.Context) {
 			return
 		case <-h.work:
 		}
+		begin := time.Now()
 		for {
 			head := h.ring.head.Load()
 			h.pass()
 			h.mu.Lock()
 			done := h.ring.head.Load() == head
 			if done {
-				h.idle = closed
+				h.restLocked(time.Since(begin))
 			}
 			h.mu.Unlock()
 			if done {
 				break
 			}
 		}
+	}
+}
+
+// restLocked notes that the streams that keep up have got everything, and how long that took.
+func (h *Hub) restLocked(took time.Duration) {
+	h.rested = time.Now().Add(took)
+	select {
+	case <-h.idle: // it was noted before
+	default:
+		close(h.idle)
 	}
 }
 

@@ -90,6 +90,8 @@ func TestNobodyIsServedBeforeTheSourceHasSynced(t *testing.T) {
 	f := start(t, s)
 	require.Equal(t, codes.Unavailable, f.hello(&pb.Hello{}).ends().Code())
 	s.Synced()
+	// An agent that was told now that there is nothing would remove what it has.
+	require.Equal(t, codes.Unavailable, f.hello(&pb.Hello{}).ends().Code())
 	f.publish()
 	_, updates, _ := f.hello(&pb.Hello{}).inSync()
 	require.Len(t, updates, 1)
@@ -230,6 +232,7 @@ func TestResumeOfAClientThatWasCutOffBeforeItsState(t *testing.T) {
 	s, err := store.New(store.Options{Shards: 2})
 	require.NoError(t, err)
 	s.Synced()
+	s.Publish()
 	f := start(t, s)
 	_, updates, _ := f.hello(&pb.Hello{Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digests: []uint64{77, 0}}).inSync()
 	require.Len(t, updates, 1, "the shard that is empty here, and not there")

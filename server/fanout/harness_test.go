@@ -81,7 +81,7 @@ func startWith(t *testing.T, o Options) *fixture {
 }
 
 // filled gives a synced store of two shards with n Services of one slice each.
-func filled(t *testing.T, n int) *store.Store {
+func filled(t testing.TB, n int) *store.Store {
 	t.Helper()
 	s, err := store.New(store.Options{Shards: 2})
 	require.NoError(t, err)

@@ -2,7 +2,7 @@
 //
 // # Guarantees
 //
-//   - Nobody is served before the store's source has synced.
+//   - Nobody is served before the store's source has synced, and what it gave is published.
 //   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
 //     each changed key once in its newest state. It is never dropped for being slow.
 //   - An Update is encoded once; the same bytes go to all streams.
@@ -14,7 +14,8 @@
 // # Publishing
 //
 // What the source writes is published at once, as long as the streams have got what was published before. While that is
-// under way changes wait for it to end, for maxCoalesce at most; but not those that take traffic from an endpoint.
+// under way changes wait for it to end, and for as long again as it took, maxCoalesce at most in all: under load, they share
+// sends, and half of the time is left for other work. Changes that take traffic from an endpoint do not wait.
 package fanout
 
 import (
@@ -74,8 +75,10 @@ type Options struct {
 	MaxBehindWait time.Duration
 	// ColdBytes bounds the bytes that are on their way to clients that held nothing; 0: DefaultColdBytes.
 	ColdBytes int64
-	// Servers are told to clients as where else to connect; SetServers changes them.
-	Servers []*pb.Server
+	// Servers are told to clients as where else to connect; with a ServerService they are that Service's ready endpoints, as
+	// the store has them.
+	Servers       []*pb.Server
+	ServerService model.ServiceKey
 	// Upstream is set on a relay.
 	Upstream Upstream
 	// Logger; nil: slog's default.
@@ -86,12 +89,12 @@ type Options struct {
 
 // Upstream is the stream that feeds a relay.
 type Upstream interface {
-	// Path is what Welcome.path said; ok is false while there is no stream.
+	// Path is what Welcome.path said; ok is false while there is no stream, or not all has come on it.
 	Path() (path []uint64, ok bool)
 	// Mark gives how much of one of upstream's shards has been written to the store.
-	Mark(shard uint32) (sequence uint64)
+	Mark(shard uint32) model.Position
 	// Programmed tells that all nodes have a shard programmed up to a Mark. It must not wait.
-	Programmed(shard uint32, mark uint64)
+	Programmed(shard uint32, mark model.Position)
 	// Nodes tells how many nodes the relay serves. It must not wait.
 	Nodes(count int)
 	// Nack passes on what a node can't program.
@@ -121,8 +124,10 @@ type Hub struct {
 
 	// mu guards what follows. It is held for moments: no encoding, no sending.
 	mu sync.Mutex
-	// idle is closed as long as the streams that keep up have got everything.
-	idle chan struct{}
+	// idle is closed as long as the streams that keep up have got everything; rested is when as much time has passed since
+	// then as that took.
+	idle   chan struct{}
+	rested time.Time
 	// streams, all of them; replaced, not changed, when listed is set.
 	streams []*stream
 	listed  bool
@@ -130,7 +135,9 @@ type Hub struct {
 	agents  map[string]*stream
 	// reached is closed, and made anew, with each publish.
 	reached chan struct{}
-	servers wire.Frame
+	// servers are what clients are told, replicas what it says.
+	servers  wire.Frame
+	replicas []*pb.Server
 
 	// drainBegun ends when the hub begins to drain; draining is its Done.
 	drainBegun context.Context
@@ -164,9 +171,7 @@ func New(o Options) *Hub {
 		h.marks = &marks{upstream: o.Upstream, shards: make([]shardMarks, o.Store.Shards())}
 		h.convergence.done = h.marks.programmed
 	}
-	if len(o.Servers) > 0 {
-		h.servers = encodeServers(o.Servers)
-	}
+	h.announce(o.Servers)
 	return h
 }
 
@@ -206,28 +211,40 @@ func (h *Hub) Run(ctx context.Context) {
 
 // coalesce waits for what was published before to be sent, but not for long, and not if it is urgent.
 func (h *Hub) coalesce(ctx context.Context) {
+	latest := time.Now().Add(maxCoalesce)
+	wait := func(until time.Time, or <-chan struct{}) (goOn bool) {
+		t := time.NewTimer(time.Until(until))
+		defer t.Stop()
+		select {
+		case <-or:
+			return true
+		case <-t.C:
+		case <-h.store.Urgent():
+		case <-ctx.Done():
+		}
+		return false
+	}
 	h.mu.Lock()
 	idle := h.idle
 	h.mu.Unlock()
-	select {
-	case <-idle:
+	if !wait(latest, idle) {
 		return
-	default:
 	}
-	t := time.NewTimer(maxCoalesce)
-	defer t.Stop()
-	select {
-	case <-idle:
-	case <-h.store.Urgent():
-	case <-t.C:
-	case <-ctx.Done():
+	h.mu.Lock()
+	rested := h.rested
+	h.mu.Unlock()
+	if time.Now().Before(rested) {
+		if rested.After(latest) {
+			rested = latest
+		}
+		wait(rested, nil)
 	}
 }
 
 // publish makes the store's pending changes visible to the streams.
 func (h *Hub) publish() {
 	start := time.Now()
-	var positions []uint64
+	var positions []model.Position
 	if h.marks != nil {
 		positions = h.marks.before()
 	}
@@ -258,6 +275,7 @@ func (h *Hub) publish() {
 	if len(e.updates) > 0 {
 		h.add(e)
 	}
+	h.announceReplicas(p.Updates)
 	for _, name := range p.Nodes {
 		h.nodeChanged(name)
 	}
@@ -389,22 +407,6 @@ func (h *Hub) nodeChanged(name string) {
 			s.nodes[name] = struct{}{}
 		})
 	}
-}
-
-// SetServers tells all clients where else they may connect, if that has changed.
-func (h *Hub) SetServers(servers []*pb.Server) {
-	f := encodeServers(servers)
-	h.mu.Lock()
-	changed := string(f) != string(h.servers)
-	h.servers = f
-	h.mu.Unlock()
-	if changed {
-		h.broadcast(f, f)
-	}
-}
-
-func encodeServers(servers []*pb.Server) wire.Frame {
-	return mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: servers}}})
 }
 
 // Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New

@@ -31,19 +31,25 @@ type pipe struct {
 	opened sync.Cond
 	open   bool
 	frames []wire.Frame
-	tried  int // TrySends that were taken
+	tried  int  // TrySends that were taken
+	waits  bool // a Send waits until the pipe is open
 }
 
 // connect begins a stream.
 func connect(t require.TestingT, h *Hub, hello *pb.Hello) *pipe {
 	p := &pipe{open: true, done: make(chan error, 1)}
+	p.begin(t, h, p, hello)
+	return p
+}
+
+// begin begins the stream on a transport that may do more than the pipe.
+func (p *pipe) begin(t require.TestingT, h *Hub, as Transport, hello *pb.Hello) {
 	p.opened.L = &p.mu
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(p.ctx, p.opened.Broadcast)
-	p.session = h.Open(p)
+	p.session = h.Open(as)
 	go func() { p.done <- p.session.Serve() }()
 	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: hello}}))
-	return p
 }
 
 func (p *pipe) say(r *pb.StreamRequest) error {
@@ -59,9 +65,10 @@ func (p *pipe) Context() context.Context { return p.ctx }
 func (p *pipe) Send(frames ...wire.Frame) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.open && p.ctx.Err() == nil {
+	for p.waits = true; !p.open && p.ctx.Err() == nil; {
 		p.opened.Wait()
 	}
+	p.waits = false
 	p.frames = append(p.frames, frames...)
 	return p.ctx.Err()
 }
@@ -81,6 +88,12 @@ func (p *pipe) set(open bool) {
 	defer p.mu.Unlock()
 	p.open = open
 	p.opened.Broadcast()
+}
+
+func (p *pipe) waiting() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.waits
 }
 
 // read takes what has come.
@@ -218,6 +231,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 		s.Synced()
 		h, stop := run(t, Options{Store: s})
 		defer stop()
+		<-s.WaitPublished()
 		type client struct {
 			*pipe
 			copy *copyOf
@@ -330,8 +344,8 @@ func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	s := filled(t, 3)
 	h := running(t, Options{Store: s})
 	quick, slow := connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{})
-	defer quick.close()
-	defer slow.close()
+	defer quick.cancel()
+	defer slow.cancel()
 	live := func(p *pipe) bool {
 		p.session.s.mu.Lock()
 		defer p.session.s.mu.Unlock()
@@ -367,8 +381,7 @@ func TestANodesNewestStreamCounts(t *testing.T) {
 	observer := connect(t, h, &pb.Hello{NodeName: "a"})
 	second := connect(t, h, agent)
 	require.Equal(t, "Aborted", status.Code(<-first.done).String())
-	require.Eventually(t, func() bool { return len(h.Streams(nil)) == 2 }, patience, tick)
-	require.EqualValues(t, 1, h.nodes.Load())
+	require.Eventually(t, func() bool { return len(h.Streams(nil)) == 2 && h.nodes.Load() == 1 }, patience, tick)
 	_ = observer.close()
 	_ = second.close()
 	require.Eventually(t, func() bool { return h.nodes.Load() == 0 && len(h.Streams(nil)) == 0 }, patience, tick)
@@ -379,7 +392,7 @@ func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 	s := filled(t, 2)
 	h := running(t, Options{Store: s})
 	p := connect(t, h, &pb.Hello{})
-	defer p.close()
+	defer p.cancel()
 	require.Eventually(t, func() bool { return len(p.read(t)) > 0 && len(h.Streams(nil)) == 1 }, patience, tick)
 	p.set(false)
 	for n := range 3 * ringEntries {

@@ -1,6 +1,8 @@
 package fanout
 
 import (
+	"slices"
+
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -78,12 +80,13 @@ func (s *stream) startWanted(hello *pb.Hello) error {
 	count := h.store.Shards()
 	wanted := s.wanted.shards(count)
 	same := uint32(len(hello.GetSequences())) == count
+	s.passed = make([]uint64, count)
 	for shard := range count {
 		snapshot := h.store.Snapshot(shard)
 		_, may := wanted[shard]
 		holds := len(hello.GetDigests()) > 0 && (!same || hello.GetDigests()[shard] != 0)
 		if !may && !holds || same && hello.GetEpoch() == h.store.Epoch() && hello.GetSequences()[shard] == snapshot.Sequence() {
-			s.sequences[shard] = snapshot.Sequence()
+			s.sequences[shard], s.passed[shard] = snapshot.Sequence(), snapshot.Sequence()
 			continue
 		}
 		if err := s.sendWanted(snapshot); err != nil {
@@ -100,16 +103,18 @@ func (s *stream) sendWanted(snapshot *store.Snapshot) error {
 		return status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	s.passed[snapshot.Shard()] = snapshot.Sequence()
 	return s.send(f)
 }
 
 // forwardWanted sends what the stream wants of a batch. Its sequences are those of the updates it was sent: that it is not
-// sent others does not leave it behind.
+// sent others does not leave it behind, and only passed tells of them.
 func (s *stream) forwardWanted(b batch) error {
 	for _, u := range b.updates {
 		if s.sequences[u.shard] >= u.to {
 			continue
 		}
+		s.passed[u.shard] = max(s.passed[u.shard], u.to)
 		if s.sequences[u.shard] == 0 { // there was nothing: an update can't lead from there
 			if err := s.sendWanted(s.hub.store.Snapshot(u.shard)); err != nil {
 				return err
@@ -142,7 +147,8 @@ func (s *stream) forwardWanted(b batch) error {
 var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
 
 // resubscribe replaces the subscription. Shards in which that makes a difference are sent as they are wanted now: what has
-// fallen out of the subscription is not in them any more.
+// fallen out of the subscription is not in them any more. So are shards of which an update is still to come, as it may take
+// away what only the old subscription wanted: nobody would tell the client.
 func (s *stream) resubscribe(p *pb.Subscription) error {
 	now, err := newSubscription(p)
 	if err != nil {
@@ -150,6 +156,9 @@ func (s *stream) resubscribe(p *pb.Subscription) error {
 	}
 	old := s.wanted
 	s.wanted = now
+	if old == nil {
+		s.passed = slices.Clone(s.sequences)
+	}
 	count := s.hub.store.Shards()
 	touched := old.shards(count)
 	for shard := range now.shards(count) {
@@ -159,7 +168,7 @@ func (s *stream) resubscribe(p *pb.Subscription) error {
 	for shard := range touched {
 		snapshot := s.hub.store.Snapshot(shard)
 		seen = seen.Max(snapshot.ResourceVersions())
-		if snapshot.Has(func(key model.ServiceKey) bool { return old.wants(key) != now.wants(key) }) {
+		if snapshot.Sequence() > s.passed[shard] || snapshot.Has(func(key model.ServiceKey) bool { return old.wants(key) != now.wants(key) }) {
 			if err := s.sendWanted(snapshot); err != nil {
 				return err
 			}

@@ -17,15 +17,18 @@ type marks struct {
 type shardMarks struct {
 	// open are Updates that some node does not have, oldest first.
 	open []mark
-	told uint64
+	told model.Position
 }
 
 // mark is an Update, and the upstream position that is reached with it.
-type mark struct{ sequence, upstream uint64 }
+type mark struct {
+	sequence uint64
+	upstream model.Position
+}
 
 // before reads, ahead of a publish, the upstream positions that it will include.
-func (m *marks) before() []uint64 {
-	out := make([]uint64, len(m.shards))
+func (m *marks) before() []model.Position {
+	out := make([]model.Position, len(m.shards))
 	for i := range out {
 		out[i] = m.upstream.Mark(uint32(i))
 	}
@@ -33,7 +36,7 @@ func (m *marks) before() []uint64 {
 }
 
 // after takes what came of the publish.
-func (m *marks) after(positions []uint64, updates []*model.Update) {
+func (m *marks) after(positions []model.Position, updates []*model.Update) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	updated := make([]uint64, len(positions))
@@ -61,7 +64,7 @@ func (m *marks) programmed(shard uint32, sequence uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := &m.shards[shard]
-	var position uint64
+	position := s.told
 	for len(s.open) > 0 && s.open[0].sequence <= sequence {
 		position = s.open[0].upstream
 		s.open = s.open[1:]
@@ -69,8 +72,8 @@ func (m *marks) programmed(shard uint32, sequence uint64) {
 	m.tellLocked(shard, position)
 }
 
-func (m *marks) tellLocked(shard uint32, position uint64) {
-	if s := &m.shards[shard]; position > s.told {
+func (m *marks) tellLocked(shard uint32, position model.Position) {
+	if s := &m.shards[shard]; position.Epoch != s.told.Epoch || position.Sequence > s.told.Sequence {
 		s.told = position
 		m.upstream.Programmed(shard, position)
 	}

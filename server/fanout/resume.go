@@ -346,21 +346,37 @@ func (s *stream) resync(r *pb.Resync) error {
 			return err
 		}
 	case len(r.GetBucketDigests()) == store.Buckets:
-		var differ []uint32
-		for i, digest := range snapshot.Buckets() {
-			if digest != r.GetBucketDigests()[i] {
-				differ = append(differ, uint32(i))
-			}
-		}
-		if len(differ) > store.Buckets/2 {
-			return s.sendUpTo(snapshot, 0)
-		}
-		if f, err = s.hub.inBuckets(snapshot, differ, s.compressed); err != nil {
-			return err
-		}
-		s.sequences[snapshot.Shard()] = snapshot.Sequence()
+		return s.sendBuckets(snapshot, r.GetBucketDigests())
 	default:
 		return s.sendUpTo(snapshot, 0)
+	}
+	return s.send(f)
+}
+
+// sendBuckets sends the buckets of a snapshot that differ from the client's.
+func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []uint64) error {
+	var differ []uint32
+	for i, digest := range snapshot.Buckets() {
+		if digest != digests[i] {
+			differ = append(differ, uint32(i))
+		}
+	}
+	if len(differ) > store.Buckets/2 {
+		return s.sendUpTo(snapshot, 0)
+	}
+	// The client may have been sent what was undone since: it has then moved on from digests that are the snapshot's again.
+	if s.synced.Load() {
+		if err := s.bring(snapshot); err != nil {
+			return err
+		}
+	}
+	s.sequences[snapshot.Shard()] = snapshot.Sequence()
+	if len(differ) == 0 {
+		return nil
+	}
+	f, err := s.hub.inBuckets(snapshot, differ, s.compressed)
+	if err != nil {
+		return err
 	}
 	return s.send(f)
 }

@@ -3,8 +3,6 @@ package fanout
 import (
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -34,12 +32,8 @@ func (h *Hub) Status() Status {
 		s.Streams[stream.kind]++
 	}
 	h.mu.Lock()
-	f := h.servers
+	s.Servers = h.replicas
 	h.mu.Unlock()
-	var servers pb.StreamResponse
-	if err := proto.Unmarshal(f, &servers); err == nil { // the hub has encoded it
-		s.Servers = servers.GetServers().GetServers()
-	}
 	if up := h.options.Upstream; up != nil {
 		s.Relay = true
 		s.Path, s.Connected = up.Path()

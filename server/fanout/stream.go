@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,7 @@ type stream struct {
 	ending    chan error // why the stream must end
 	index     int        // in the hub's list; the hub's
 
-	// What the hello said, set before the stream is registered.
+	// What the hello said; set when it comes.
 	node, peer          string
 	kind                pb.ClientKind
 	version, programmer string
@@ -48,6 +49,8 @@ type stream struct {
 	synced    atomic.Bool // the client has had an InSync
 	// wanted are the Services that a narrowed stream wants; nil: all. The goroutine's.
 	wanted *subscription
+	// passed is how far a narrowed stream has come in each shard, be it that it was sent nothing of that. The goroutine's.
+	passed []uint64
 
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
@@ -92,7 +95,7 @@ func (s *stream) serve() error {
 	if err != nil {
 		return err
 	}
-	if err := s.introduce(hello); err != nil {
+	if err := s.admitted(); err != nil {
 		return err
 	}
 	h.register(s)
@@ -112,7 +115,7 @@ func (h *Hub) ready() error {
 	default:
 	}
 	select {
-	case <-h.store.WaitSynced():
+	case <-h.store.WaitPublished():
 		return nil
 	default:
 		return status.Error(codes.Unavailable, "the server has not synced with its source yet: try again in a moment")
@@ -137,6 +140,20 @@ func (s *stream) greeted() (*pb.Hello, error) {
 	}
 }
 
+// admitted tells whether the client may be what it says.
+func (s *stream) admitted() error {
+	o := s.hub.options
+	if err := o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+		return err
+	}
+	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {
+		if _, ok := o.Upstream.Path(); !ok {
+			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
+		}
+	}
+	return nil
+}
+
 // introduce takes what the hello says of the client.
 func (s *stream) introduce(hello *pb.Hello) error {
 	kind := hello.GetKind()
@@ -153,14 +170,6 @@ func (s *stream) introduce(hello *pb.Hello) error {
 		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, node)
 	case kind == pb.ClientKind_CLIENT_KIND_RELAY && hello.GetSubscription() != nil:
 		return status.Error(codes.InvalidArgument, "a relay wants everything: leave out the subscription")
-	}
-	if err := s.hub.options.Authorize(s.transport.Context(), kind, node); err != nil {
-		return err
-	}
-	if kind == pb.ClientKind_CLIENT_KIND_RELAY && s.hub.options.Upstream != nil {
-		if _, ok := s.hub.options.Upstream.Path(); !ok {
-			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
-		}
 	}
 	s.node, s.kind, s.version, s.programmer, s.since = node, kind, hello.GetClientVersion(), hello.GetProgrammer(), time.Now()
 	if p, ok := peer.FromContext(s.transport.Context()); ok {
@@ -179,6 +188,9 @@ func (s *stream) run(hello *pb.Hello) error {
 	s.position = s.hub.ring.head.Load()
 	s.sequences = make([]uint64, s.hub.store.Shards())
 	if err := s.start(hello); err != nil {
+		if errors.Is(err, errDraining) {
+			_ = s.sendDrain() // the status says it too
+		}
 		return err
 	}
 	ctx := s.transport.Context()
@@ -204,9 +216,7 @@ func (s *stream) run(hello *pb.Hello) error {
 		case <-draining:
 			draining = nil
 			s.own()
-			if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
-				ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
-			}}})); err != nil {
+			if err := s.sendDrain(); err != nil {
 				return err
 			}
 			t := time.NewTimer(s.hub.drainDelay())
@@ -219,6 +229,12 @@ func (s *stream) run(hello *pb.Hello) error {
 		}
 		s.own()
 	}
+}
+
+func (s *stream) sendDrain() error {
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{
+		ReconnectWithinMs: uint32(s.hub.options.DrainWindow.Milliseconds()),
+	}}}))
 }
 
 // closed is a channel that always has something.
@@ -365,16 +381,6 @@ func (s *stream) sendNode(name string) error {
 	return s.send(f)
 }
 
-func (s *stream) sendServers() error {
-	s.hub.mu.Lock()
-	f := s.hub.servers
-	s.hub.mu.Unlock()
-	if f == nil {
-		return nil
-	}
-	return s.send(f)
-}
-
 // take takes a message of the client. It does not wait.
 func (s *stream) take(r *pb.StreamRequest) error {
 	hello := r.GetHello()
@@ -383,6 +389,9 @@ func (s *stream) take(r *pb.StreamRequest) error {
 			return status.Error(codes.InvalidArgument, "the first message must be hello")
 		}
 		s.reports.greeted = true
+		if err := s.introduce(hello); err != nil {
+			return err
+		}
 		s.hello <- hello
 		return nil
 	}

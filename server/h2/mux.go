@@ -57,7 +57,8 @@ type Mux struct {
 	grpc    handover
 	ctx     context.Context // of all handshakes
 	cancel  context.CancelFunc
-	wait    sync.WaitGroup
+	mu      sync.Mutex     // guards what wait counts, against the cancel
+	wait    sync.WaitGroup // for the handshakes
 	warn    rate.Sometimes
 	errors  prometheus.Counter
 }
@@ -105,7 +106,7 @@ func (m *Mux) Serve() error {
 		switch temporary := (interface{ Temporary() bool })(nil); {
 		case err == nil:
 			delay = 0
-			m.wait.Go(func() { m.handshake(conn) })
+			m.start(conn)
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.As(err, &temporary) && temporary.Temporary():
@@ -122,6 +123,17 @@ func (m *Mux) Serve() error {
 			return fmt.Errorf("accept on %v: %w", m.grpc.address, err)
 		}
 	}
+}
+
+// start begins a handshake, unless the Mux is closed.
+func (m *Mux) start(conn net.Conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ctx.Err() != nil {
+		conn.Close()
+		return
+	}
+	m.wait.Go(func() { m.handshake(conn) })
 }
 
 // handshake brings one connection to the server that it is for.
@@ -172,7 +184,9 @@ func (m *Mux) secure(s *socket, deadline time.Time) (net.Conn, credentials.TLSIn
 // close.
 func (m *Mux) Close() error {
 	err := m.options.Listener.Close()
+	m.mu.Lock()
 	m.cancel()
+	m.mu.Unlock()
 	m.wait.Wait()
 	return err
 }

@@ -50,6 +50,11 @@ func (d *document) first() int {
 	return 0
 }
 
+// last gives the last line in the file of the document.
+func (d *document) last() int {
+	return d.line + bytes.Count(bytes.TrimSuffix(d.text, []byte("\n")), []byte("\n"))
+}
+
 // padded gives the document with empty lines before it, so that a YAML parser's lines are those of the file.
 func (d *document) padded() []byte {
 	return append(bytes.Repeat([]byte("\n"), d.line-1), d.text...)

@@ -149,6 +149,7 @@ func (f *fileParser) yamlStream(text []byte) {
 		value, err := yaml.YAMLToJSONStrict(d.padded())
 		if err != nil {
 			line, detail := yamlError(err, d.first())
+			line = min(line, d.last()) // the parser may miss something after the end
 			f.bad(line, "%s: correct the YAML", detail)
 			continue
 		}

@@ -76,8 +76,12 @@ func (r *Recorder) Replace(kind model.Kind, objects []source.Object, resourceVer
 	r.highest = max(r.highest, resourceVersion)
 }
 
-// Synced implements source.Sink.
-func (r *Recorder) Progress(model.Kind, uint64) {}
+// Progress implements source.Sink.
+func (r *Recorder) Progress(_ model.Kind, resourceVersion uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.highest = max(r.highest, resourceVersion)
+}
 
 // Synced implements source.Sink.
 func (r *Recorder) Synced() {

@@ -541,7 +541,15 @@ type UpstreamStatus struct {
 	// There is one now.
 	Connected bool `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
 	// The servers that the state has passed through before it came here, by epoch, as in Welcome.path.
-	Path          []uint64 `protobuf:"fixed64,2,rep,packed,name=path,proto3" json:"path,omitempty"`
+	Path []uint64 `protobuf:"fixed64,2,rep,packed,name=path,proto3" json:"path,omitempty"`
+	// The server at its other end; absent if there is none.
+	Server *ServerConnection `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
+	// Since when there is none, absent if there is one. The relay serves what it holds meanwhile.
+	StaleSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	// Why the last stream, or attempt at one, ended; empty while there is one.
+	LastError string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// The servers that it knows.
+	Servers       []*Server `protobuf:"bytes,6,rep,name=servers,proto3" json:"servers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -586,6 +594,34 @@ func (x *UpstreamStatus) GetConnected() bool {
 func (x *UpstreamStatus) GetPath() []uint64 {
 	if x != nil {
 		return x.Path
+	}
+	return nil
+}
+
+func (x *UpstreamStatus) GetServer() *ServerConnection {
+	if x != nil {
+		return x.Server
+	}
+	return nil
+}
+
+func (x *UpstreamStatus) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *UpstreamStatus) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+func (x *UpstreamStatus) GetServers() []*Server {
+	if x != nil {
+		return x.Servers
 	}
 	return nil
 }
@@ -1307,7 +1343,8 @@ type AgentDebugServiceGetStatusResponse struct {
 	Size *StateSize `protobuf:"bytes,13,opt,name=size,proto3" json:"size,omitempty"`
 	// The shards, by number, as the agent holds them.
 	Shards []*AgentShard `protobuf:"bytes,14,rep,name=shards,proto3" json:"shards,omitempty"`
-	// How many publishes it has got and not programmed yet, over all shards.
+	// How many publishes it has got and not programmed yet, over all shards; a shard that was not programmed yet in this epoch
+	// counts as one.
 	LagSequences uint64 `protobuf:"varint,15,opt,name=lag_sequences,json=lagSequences,proto3" json:"lag_sequences,omitempty"`
 	// Service ports that the kernel serves, one for each port and IP family.
 	ServicePorts uint32 `protobuf:"varint,16,opt,name=service_ports,json=servicePorts,proto3" json:"service_ports,omitempty"`
@@ -1319,10 +1356,12 @@ type AgentDebugServiceGetStatusResponse struct {
 	ProgrammingError string `protobuf:"bytes,19,opt,name=programming_error,json=programmingError,proto3" json:"programming_error,omitempty"`
 	// What can't be programmed now, while the rest is.
 	Failures []*ProgrammingFailure `protobuf:"bytes,20,rep,name=failures,proto3" json:"failures,omitempty"`
-	// When the state was last written to the checkpoint; absent: it was not.
+	// When the state was last written to the checkpoint; absent: it was not, or there is to be none.
 	CheckpointTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=checkpoint_time,json=checkpointTime,proto3" json:"checkpoint_time,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The node is programmed by the checkpoint, as no server has confirmed that since the agent was started.
+	ByCheckpoint  bool `protobuf:"varint,22,opt,name=by_checkpoint,json=byCheckpoint,proto3" json:"by_checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
@@ -1502,7 +1541,14 @@ func (x *AgentDebugServiceGetStatusResponse) GetCheckpointTime() *timestamppb.Ti
 	return nil
 }
 
-// ServerConnection is a server that an agent follows.
+func (x *AgentDebugServiceGetStatusResponse) GetByCheckpoint() bool {
+	if x != nil {
+		return x.ByCheckpoint
+	}
+	return false
+}
+
+// ServerConnection is a server that an agent or a relay follows.
 type ServerConnection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name, as in Welcome.
@@ -1511,7 +1557,7 @@ type ServerConnection struct {
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Version of its software.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Since when the agent is in sync with it.
+	// Since when it is in sync with it.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1759,10 +1805,16 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"timeToHalf\x12;\n" +
 	"\ftime_to_most\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"timeToMost\x129\n" +
-	"\vtime_to_all\x18\b \x01(\v2\x19.google.protobuf.DurationR\ttimeToAll\"B\n" +
+	"\vtime_to_all\x18\b \x01(\v2\x19.google.protobuf.DurationR\ttimeToAll\"\x86\x02\n" +
 	"\x0eUpstreamStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x12\n" +
-	"\x04path\x18\x02 \x03(\x06R\x04path\"\xac\x01\n" +
+	"\x04path\x18\x02 \x03(\x06R\x04path\x126\n" +
+	"\x06server\x18\x03 \x01(\v2\x1e.slicecast.v1.ServerConnectionR\x06server\x12;\n" +
+	"\vstale_since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\x12.\n" +
+	"\aservers\x18\x06 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\xac\x01\n" +
 	"\x11ListAgentsRequest\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1f\n" +
 	"\vonly_behind\x18\x02 \x01(\bR\n" +
@@ -1816,7 +1868,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x10changed_sequence\x18\x03 \x01(\x04R\x0fchangedSequence\x12/\n" +
 	"\aservice\x18\x04 \x01(\v2\x15.slicecast.v1.ServiceR\aservice\x12+\n" +
 	"\x06slices\x18\x05 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\"#\n" +
-	"!AgentDebugServiceGetStatusRequest\"\x93\b\n" +
+	"!AgentDebugServiceGetStatusRequest\"\xb8\b\n" +
 	"\"AgentDebugServiceGetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x18\n" +
@@ -1844,7 +1896,8 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x14programming_duration\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x13programmingDuration\x12+\n" +
 	"\x11programming_error\x18\x13 \x01(\tR\x10programmingError\x12<\n" +
 	"\bfailures\x18\x14 \x03(\v2 .slicecast.v1.ProgrammingFailureR\bfailures\x12C\n" +
-	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\"\x8c\x01\n" +
+	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\x12#\n" +
+	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\"\x8c\x01\n" +
 	"\x10ServerConnection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
@@ -1931,49 +1984,52 @@ var file_slicecast_v1_debug_proto_depIdxs = []int32{
 	25, // 12: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
 	25, // 13: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
 	25, // 14: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	26, // 15: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	9,  // 16: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	24, // 17: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	21, // 18: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 19: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	10, // 20: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	10, // 21: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	21, // 22: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	13, // 23: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	23, // 24: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	26, // 25: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	27, // 26: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	28, // 27: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	21, // 28: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	21, // 29: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	18, // 30: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	21, // 31: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	22, // 32: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	23, // 33: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	3,  // 34: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	19, // 35: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	21, // 36: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	25, // 37: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	20, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	21, // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	21, // 40: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	26, // 41: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	21, // 42: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 43: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	7,  // 44: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	11, // 45: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	14, // 46: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	16, // 47: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 48: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	8,  // 49: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	12, // 50: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	15, // 51: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	17, // 52: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	48, // [48:53] is the sub-list for method output_type
-	43, // [43:48] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	18, // 15: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	21, // 16: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	22, // 17: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	26, // 18: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	9,  // 19: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	24, // 20: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	21, // 21: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	25, // 22: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	10, // 23: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	10, // 24: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	21, // 25: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	13, // 26: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	23, // 27: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	26, // 28: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	27, // 29: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	28, // 30: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	21, // 31: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	21, // 32: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	18, // 33: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	21, // 34: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	22, // 35: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	23, // 36: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	3,  // 37: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	19, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	21, // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	25, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	20, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	21, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	21, // 43: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	26, // 44: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	21, // 45: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 46: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	7,  // 47: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	11, // 48: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	14, // 49: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	16, // 50: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 51: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	8,  // 52: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	12, // 53: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	15, // 54: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	17, // 55: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	51, // [51:56] is the sub-list for method output_type
+	46, // [46:51] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }

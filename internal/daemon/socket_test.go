@@ -1,4 +1,4 @@
-package app
+package daemon
 
 import (
 	"net"
@@ -12,7 +12,7 @@ import (
 func TestSocketIsForThisUserOnly(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "debug.sock")
-	l, err := listenSocket(path)
+	l, err := ListenSocket(path)
 	require.NoError(t, err)
 	info, err := os.Stat(path)
 	require.NoError(t, err)
@@ -21,7 +21,7 @@ func TestSocketIsForThisUserOnly(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 
-	_, err = listenSocket(path)
+	_, err = ListenSocket(path)
 	require.ErrorContains(t, err, "another process serves")
 
 	require.NoError(t, l.Close())
@@ -37,7 +37,7 @@ func TestSocketOfAServerThatWasKilledIsReplaced(t *testing.T) {
 	dead.SetUnlinkOnClose(false)
 	require.NoError(t, dead.Close())
 
-	l, err := listenSocket(path)
+	l, err := ListenSocket(path)
 	require.NoError(t, err)
 	require.NoError(t, l.Close())
 }
@@ -45,7 +45,7 @@ func TestSocketOfAServerThatWasKilledIsReplaced(t *testing.T) {
 func TestSocketReplacesNothingElse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
-	_, err := listenSocket(path)
+	_, err := ListenSocket(path)
 	require.ErrorContains(t, err, "is no socket")
 	require.FileExists(t, path)
 }

@@ -1,4 +1,4 @@
-package app
+package daemon
 
 import (
 	"errors"
@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 )
 
-// listenSocket listens on a unix socket that only this user can open. What is left of a server that has ended is replaced.
-func listenSocket(path string) (_ net.Listener, err error) {
+// ListenSocket listens on a unix socket that only this user can open. What is left of a process that has ended is
+// replaced.
+func ListenSocket(path string) (_ net.Listener, err error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:

@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/file"
+	"github.com/slicecast/slicecast/internal/testca"
+	serverapp "github.com/slicecast/slicecast/server/app"
+)
+
+// serveManifests runs a server of a directory, and returns its address and what ends it.
+func serveManifests(t *testing.T, dir string) (address string, stop func()) {
+	t.Helper()
+	registry, logger := daemon.NewRegistry(), slog.New(slog.DiscardHandler)
+	source, err := file.New(file.Options{Directory: dir, Log: logger, Metrics: registry})
+	require.NoError(t, err)
+	server, err := serverapp.New(serverapp.Config{
+		Source: source, BindAddress: "127.0.0.1:0", DrainWindow: time.Millisecond, GracePeriod: time.Minute, Logger: logger, Registry: registry,
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	return server.Addresses().GRPC.String(), func() {
+		cancel()
+		require.NoError(t, <-ended)
+	}
+}
+
+// TestWithoutServersTheCheckpointIsProgrammed: an agent that no server answers knows what the one before it knew, and says that
+// this is old.
+func TestWithoutServersTheCheckpointIsProgrammed(t *testing.T) {
+	dir, checkpoint := t.TempDir(), filepath.Join(t.TempDir(), "checkpoint")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "web.yaml"), fmt.Appendf(nil, manifest, 8080), 0o600))
+	address, stopServer := serveManifests(t, dir)
+	args := []string{"--servers=" + address, "--insecure-plaintext", "--programmer=printer", "--checkpoint=" + checkpoint}
+	t.Run("first", func(t *testing.T) { // ends the agent when it ends
+		out := start(t, args...)
+		require.Eventually(t, func() bool { return strings.Contains(out.String(), "10.180.0.1:8080") }, 10*time.Second, 10*time.Millisecond)
+	})
+	stopServer()
+	require.FileExists(t, checkpoint)
+
+	ca, err := testca.New()
+	require.NoError(t, err)
+	serving, err := ca.Server("127.0.0.1")
+	require.NoError(t, err)
+	files := t.TempDir()
+	caFile, err := ca.WriteCA(files)
+	require.NoError(t, err)
+	cert, key, err := testca.Write(files, "metrics", serving)
+	require.NoError(t, err)
+	scraper, err := ca.Client("prometheus")
+	require.NoError(t, err)
+	health, metrics := freeAddress(t), freeAddress(t)
+	out := start(t, append(args, "--healthz-bind-address="+health, "--metrics-bind-address="+metrics,
+		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)...)
+	require.Eventually(t, func() bool { return readyz(t, health) == http.StatusOK }, 30*time.Second, 10*time.Millisecond)
+	require.Contains(t, out.String(), "10.180.0.1:8080")
+	page, err := scrape(t, metrics, ca.Pool(), []tls.Certificate{scraper})
+	require.NoError(t, err)
+	require.Contains(t, page, "slicecast_agent_stale 1")
+	require.Contains(t, page, "slicecast_agent_connected 0")
+}

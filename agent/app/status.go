@@ -1,0 +1,167 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/slicecast/slicecast/agent/status"
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/show"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// defaultStatusSocket is where the status command looks, and where the manifests in deploy/ have the agent listen.
+const defaultStatusSocket = "/run/slicecast/agent.sock"
+
+// serveStatus answers the status command, where asked for.
+func (o *Options) serveStatus(ctx context.Context, g *errgroup.Group, what status.Options) error {
+	if o.StatusSocket == "" {
+		return nil
+	}
+	l, err := daemon.ListenSocket(o.StatusSocket)
+	if err != nil {
+		return fmt.Errorf("--status-socket: %w", err)
+	}
+	what.NodeName, what.Version, what.Programmer, what.Source = o.NodeName, daemon.Version(), o.Programmer, o.Source
+	service := status.New(what)
+	g.Go(func() error { return service.Serve(ctx, l) })
+	return nil
+}
+
+func newStatusCommand() *cobra.Command {
+	var socket string
+	var shards bool
+	o := &show.Options{}
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what a running agent has, from whom, and what of it this node's kernel has",
+		Example: `  slicecast-agent status --watch
+  slicecast-agent status --status-socket=/run/slicecast/agent.sock -o json`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true, // main prints it
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			if _, err := os.Stat(socket); err != nil {
+				return fmt.Errorf("--status-socket: %w; start the agent with --status-socket=%s, or name the one that it has", err, socket)
+			}
+			conn, err := show.Dial("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			client := pb.NewAgentDebugServiceClient(conn)
+			return o.Run(c.Context(), c.OutOrStdout(), func(ctx context.Context) (show.Report, error) {
+				s, err := client.GetStatus(ctx, &pb.AgentDebugServiceGetStatusRequest{})
+				if grpcstatus.Code(err) == codes.Unavailable {
+					return nil, fmt.Errorf("no answer on %s: %s; is the agent running?", socket, grpcstatus.Convert(err).Message())
+				}
+				return &statusReport{s, shards}, err
+			})
+		},
+	}
+	o.AddFlags(c.Flags())
+	c.Flags().StringVar(&socket, "status-socket", defaultStatusSocket, "path of the agent's socket, as it was started with --status-socket")
+	c.Flags().BoolVar(&shards, "shards", false, "show the shards too")
+	return c
+}
+
+// statusReport is what the status command shows.
+type statusReport struct {
+	*pb.AgentDebugServiceGetStatusResponse
+	shards bool
+}
+
+// Fields implements show.Report.
+func (r *statusReport) Fields() []show.Field {
+	return []show.Field{{Name: "status", Message: r.AgentDebugServiceGetStatusResponse}}
+}
+
+// since gives the age of a time, by the agent's clock.
+func (r *statusReport) since(t *timestamppb.Timestamp) string {
+	return show.Age(r.GetTime().AsTime().Sub(t.AsTime()))
+}
+
+// Print implements show.Report.
+func (r *statusReport) Print(out *show.Page) {
+	out.Row("Agent", fmt.Sprintf("of node %s, version %s, up %s", r.GetNodeName(), r.GetVersion(), r.since(r.GetStartTime())))
+	r.printServer(out)
+	size := r.GetSize()
+	state := fmt.Sprintf("%d Services, %d slices, %d endpoints in %d shards, epoch %016x",
+		size.GetServices(), size.GetSlices(), size.GetEndpoints(), size.GetShards(), r.GetEpoch())
+	if v := r.GetResourceVersions(); v != nil {
+		state += fmt.Sprintf(", resource versions %d (Services), %d (EndpointSlices)", v.GetServices(), v.GetSlices())
+	}
+	out.Row("State", state)
+	r.printKernel(out)
+	if t := r.GetCheckpointTime(); t != nil {
+		out.Row("Checkpoint", fmt.Sprintf("written %s ago", r.since(t)))
+	}
+	if len(r.GetFailures()) > 0 {
+		out.Title("%d Services of which something can't be programmed; the rest is", len(r.GetFailures()))
+		out.Row("SERVICE", "SINCE", "REASON")
+		for _, f := range r.GetFailures() {
+			out.Row(f.GetService().GetNamespace()+"/"+f.GetService().GetName(), r.since(f.GetSince()), f.GetReason())
+		}
+	}
+	if r.shards {
+		out.Title("Shards")
+		out.Row("SHARD", "SEQUENCE", "PROGRAMMED", "DIGEST")
+		for _, s := range r.GetShards() {
+			out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), fmt.Sprint(s.GetProgrammedSequence()), fmt.Sprintf("%016x", s.GetDigest()))
+		}
+	}
+}
+
+func (r *statusReport) printServer(out *show.Page) {
+	switch s := r.GetServer(); {
+	case r.GetSource() != "":
+		out.Row("Source", r.GetSource()+", standalone")
+		return
+	case s != nil:
+		out.Row("Server", fmt.Sprintf("%s at %s, version %s, in sync for %s", s.GetName(), s.GetAddress(), s.GetVersion(), r.since(s.GetSince())))
+	default:
+		text := "none for " + r.since(r.GetStaleSince())
+		if r.GetLastError() != "" {
+			text += ": " + r.GetLastError()
+		}
+		out.Row("Server", text)
+	}
+	var known []string
+	for _, s := range r.GetServers() {
+		known = append(known, s.GetAddress())
+	}
+	out.Row("Known", strings.Join(known, ", "))
+}
+
+func (r *statusReport) printKernel(out *show.Page) {
+	var text string
+	switch {
+	case r.GetProgrammingTime() == nil:
+		text = "not programmed yet by this agent"
+	case r.GetProgrammingError() != "":
+		text = fmt.Sprintf("can't be programmed, tried %s ago: %s", r.since(r.GetProgrammingTime()), r.GetProgrammingError())
+	default:
+		text = fmt.Sprintf("%d Service ports, programmed %s ago in %s", r.GetServicePorts(), r.since(r.GetProgrammingTime()),
+			show.Age(r.GetProgrammingDuration().AsDuration()))
+	}
+	if r.GetByCheckpoint() {
+		text += ", by the checkpoint, which may be out of date"
+	}
+	if n := r.GetLagSequences(); n > 0 {
+		text += fmt.Sprintf(", %d changes behind", n)
+	}
+	out.Row("Kernel", r.GetProgrammer()+": "+text)
+}

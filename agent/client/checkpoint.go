@@ -1,0 +1,305 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+const (
+	// checkpointInterval is the least time between two checkpoints: what came after the last one is what a crash makes the
+	// servers send again.
+	checkpointInterval = 10 * time.Second
+	// staleGrace is how long servers have to bring a cache in sync before the node is programmed by its checkpoint alone.
+	staleGrace = 5 * time.Second
+	// lastSave bounds the time that the last checkpoint may take when the agent ends.
+	lastSave = 3 * time.Second
+)
+
+// rejectedSuffix and newSuffix follow the path of a checkpoint that is set aside, and of one that is being written.
+const (
+	rejectedSuffix = ".rejected"
+	newSuffix      = ".new"
+)
+
+// CheckpointOptions set up a Checkpoint.
+type CheckpointOptions struct {
+	// Path of the file. Its directory must be there, for the agent alone to write.
+	Path string
+	// NodeName is the node that the cache is of. The checkpoint of another one is not used.
+	NodeName string
+	// Cache that is restored and saved; it must be unused.
+	Cache *Cache
+	// Logger; nil: slog's default.
+	Logger *slog.Logger
+	// Registerer for metrics; nil: none.
+	Registerer prometheus.Registerer
+}
+
+// Checkpoint keeps a cache in a file, so that an agent that starts needs of the servers only what has changed, and knows where
+// Services led when it is without servers.
+//
+//   - The cache starts with what the file holds, and the first Hello resumes from there.
+//   - Until a server has brought the cache in sync, what the file gave counts for nothing; but if none has within five seconds,
+//     the node is programmed by it, which is logged and shown by the metric slicecast_agent_stale. Nothing of it is acked.
+//   - While the cache changes the file is replaced at most every ten seconds, and once more when the agent ends. A reader
+//     finds the old file or the new one, whole. Nothing is written before the first server has brought the cache in sync.
+//   - A file that is not exactly what an agent of this node wrote is set aside, under its name with ".rejected", and the cache
+//     starts empty.
+//   - The agent goes on without a file that can't be written, and tries again.
+type Checkpoint struct {
+	options  CheckpointOptions
+	log      *slog.Logger
+	restored bool
+	written  time.Time // if it was restored
+	errors   prometheus.Counter
+	bytes    prometheus.Gauge
+	saved    prometheus.Gauge
+	// lastSaved is when this process has written the file; nil: it has not.
+	lastSaved atomic.Pointer[time.Time]
+
+	// What follows is save's, which runs once at a time.
+
+	encoder *checkpointEncoder
+	// lastPosition and lastNode tell whether something has changed since the last save.
+	lastPosition []byte
+	lastNode     *model.Node
+	lastError    string
+}
+
+// OpenCheckpoint restores the cache from the file, if that is good. Its error is about the path.
+func OpenCheckpoint(o CheckpointOptions) (*Checkpoint, error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	f := promauto.With(o.Registerer)
+	gauge := func(name, help string) prometheus.Gauge {
+		return f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: name, Help: help})
+	}
+	f.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "stale",
+		Help: "1 while the node is programmed by a checkpoint that no server has confirmed since the agent started, 0 otherwise.",
+	}, func() float64 {
+		if o.Cache.isStale() {
+			return 1
+		}
+		return 0
+	})
+	p := &Checkpoint{
+		options: o, log: o.Logger, encoder: newCheckpointEncoder(),
+		errors: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "checkpoint_errors_total",
+			Help: "Checkpoints that could not be written."}),
+		bytes: gauge("checkpoint_bytes", "Size of the checkpoint that was written last."),
+		saved: gauge("checkpoint_timestamp_seconds", "Time when the last checkpoint was written, in seconds since 1970; 0: none yet."),
+	}
+	if err := p.restore(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// restore fills the cache.
+func (p *Checkpoint) restore() error {
+	path := p.options.Path
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		p.log.Info("There is no checkpoint yet", "path", path)
+		return nil
+	case err == nil && !info.Mode().IsRegular():
+		return fmt.Errorf("checkpoint %s is no regular file: give the path of a file, in a directory that is there", path)
+	}
+	d, err := readCheckpoint(path, p.options.NodeName)
+	if err != nil {
+		if set := os.Rename(path, path+rejectedSuffix); set != nil {
+			err = errors.Join(err, set)
+		}
+		p.log.Warn("The checkpoint can't be used and is set aside; this node gets everything from the server", "path", path,
+			"aside", path+rejectedSuffix, "reason", err)
+		return nil
+	}
+	p.options.Cache.restore(d.cache)
+	p.restored, p.written = true, d.written
+	p.log.Info("Restored the checkpoint", "path", path, "written", d.written, "services", len(p.options.Cache.Services()))
+	return nil
+}
+
+func readCheckpoint(path, node string) (*decoded, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	file, err := io.ReadAll(io.LimitReader(f, maxCheckpoint+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(file) > maxCheckpoint:
+		return nil, fmt.Errorf("it is larger than %d bytes", maxCheckpoint)
+	}
+	return decodeCheckpoint(file, node)
+}
+
+// Saved is when this process has last written the checkpoint; before that, when the one was written that it has restored; zero:
+// there is none.
+func (p *Checkpoint) Saved() time.Time {
+	if t := p.lastSaved.Load(); t != nil {
+		return *t
+	}
+	return p.written
+}
+
+// RemoveCheckpoint removes a checkpoint and what may be left beside it.
+func RemoveCheckpoint(path string) error {
+	var errs []error
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Run saves the cache until the context ends, and makes it count if no server brings it in sync in time.
+func (p *Checkpoint) Run(ctx context.Context) {
+	// A disk that hangs may hold up neither the grace nor the end.
+	saves, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for range saves {
+			p.save()
+		}
+	}()
+	p.follow(ctx, saves)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSave)
+	defer cancel()
+	select {
+	case saves <- struct{}{}:
+	case <-last.Done(): // the one before is not done
+	}
+	close(saves)
+	select {
+	case <-ended:
+	case <-last.Done():
+		p.log.Warn("The last checkpoint was not written in time; the one before stays", "path", p.options.Path, "within", lastSave)
+	}
+}
+
+func (p *Checkpoint) follow(ctx context.Context, saves chan<- struct{}) {
+	var grace <-chan time.Time
+	if p.restored {
+		grace = time.After(staleGrace)
+	}
+	tick := time.NewTicker(checkpointInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-grace:
+			if p.options.Cache.useRestored() {
+				p.log.Warn("No server has brought this node in sync: programming it by the checkpoint, which may be out of date",
+					"age", time.Since(p.written).Round(time.Second), "written", p.written, "path", p.options.Path)
+			}
+		case <-tick.C:
+			select {
+			case saves <- struct{}{}:
+			default: // the one before is not done
+			}
+		}
+	}
+}
+
+// save writes the cache to the file if it has changed.
+func (p *Checkpoint) save() {
+	size, err := p.write()
+	switch {
+	case err != nil:
+		p.errors.Inc()
+		if err.Error() != p.lastError {
+			p.lastError = err.Error()
+			p.log.Error("Can't write the checkpoint; the one before stays, and it is tried again", "path", p.options.Path,
+				"every", checkpointInterval, "err", err)
+		}
+	case size > 0:
+		if p.lastError != "" {
+			p.lastError = ""
+			p.log.Info("The checkpoint is written again", "path", p.options.Path)
+		}
+		now := time.Now()
+		p.lastSaved.Store(&now)
+		p.bytes.Set(float64(size))
+		p.saved.SetToCurrentTime()
+	}
+}
+
+// write gives the size of what it has written; 0: there was no need.
+func (p *Checkpoint) write() (size int, err error) {
+	c := p.options.Cache.contents(p.encoder.changed)
+	if c == nil {
+		return 0, nil
+	}
+	c.hello.NodeName = p.options.NodeName
+	position, err := proto.MarshalOptions{Deterministic: true}.Marshal(c.hello)
+	if err == nil {
+		position, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(position, c.servers)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("encode: %w", err)
+	}
+	if slices.Equal(position, p.lastPosition) && c.node.Equal(p.lastNode) {
+		return 0, nil
+	}
+	sections, err := p.encoder.encode(c)
+	if err != nil {
+		return 0, err
+	}
+	if size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeCheckpoint(w, time.Now(), sections) }); err != nil {
+		return 0, err
+	}
+	p.lastPosition, p.lastNode = position, c.node
+	return size, nil
+}
+
+// replaceFile makes the file hold what write writes, or leaves it as it is: whoever opens it, also after a power failure,
+// finds one or the other.
+func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err error) {
+	// A fixed name: what a killed process left is overwritten, and does not pile up.
+	f, err := os.OpenFile(path+newSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	buffered := bufio.NewWriterSize(f, 64<<10)
+	size, err = write(buffered)
+	if err == nil {
+		err = buffered.Flush()
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(path+newSuffix, path)
+	}
+	if err != nil { // the disk may be full
+		return 0, errors.Join(err, os.Remove(path+newSuffix))
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return 0, err
+	}
+	return size, errors.Join(dir.Sync(), dir.Close())
+}

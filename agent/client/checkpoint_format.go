@@ -1,0 +1,333 @@
+package client
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/klauspost/compress/zstd"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// A checkpoint file, numbers big-endian:
+//
+//	magic       8 bytes
+//	format      uint32
+//	written     int64, milliseconds since 1970
+//	sections    uint32, their number; each of them:
+//	              size    uint32, of the content
+//	              stored  uint32, bytes that follow
+//	              the content, compressed with zstd
+//	checksum    uint64, xxhash64 of all that is before
+//
+// The contents speak the wire API: a Hello that says whose cache it is and which positions and digests it has; Servers; a
+// frame with the Node; and for each shard, in their order, a frame with the whole of it. The frames of shards have no
+// sequences, which are in the Hello, so that they stay the same while their objects do.
+const (
+	checkpointMagic  = "slicekpt"
+	checkpointFormat = 1
+	checkpointHeader = len(checkpointMagic) + 4 + 8 + 4
+	sectionHeader    = 4 + 4
+	checksumSize     = 8
+)
+
+// Sections before those of the shards.
+const (
+	sectionHello = iota
+	sectionServers
+	sectionNode
+	sectionShards
+)
+
+// Bounds of what is read. A cluster of a million endpoints has a file of some 20 MB.
+const (
+	maxCheckpoint = 256 << 20
+	// maxRatio is far more than zstd reaches with objects that have names and hashes.
+	maxRatio = 1024
+	// maxServers is how many servers are believed to exist.
+	maxServers = 1024
+)
+
+// checkpointEncoder makes checkpoints of one cache. It keeps each shard as it was compressed last, so that it compresses
+// again only what has changed.
+type checkpointEncoder struct {
+	zstd   *zstd.Encoder
+	shards []encodedShard
+}
+
+type encodedShard struct {
+	digest  uint64
+	section []byte
+}
+
+func newCheckpointEncoder() *checkpointEncoder {
+	// A shard is compressed on its own, so one that fits the window loses nothing by a small one; a node has better uses for
+	// memory and CPU than the last percent.
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(1<<20),
+		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithZeroFrames(true), zstd.WithEncoderCRC(false))
+	if err != nil {
+		panic(err) // only for options that contradict each other
+	}
+	return &checkpointEncoder{zstd: e}
+}
+
+// changed tells whether a shard with this digest is yet to be compressed.
+func (e *checkpointEncoder) changed(shard uint32, digest uint64) bool {
+	return int(shard) >= len(e.shards) || e.shards[shard].section == nil || e.shards[shard].digest != digest
+}
+
+// section gives the bytes of a section.
+func (e *checkpointEncoder) section(content []byte) []byte {
+	out := e.zstd.EncodeAll(content, make([]byte, sectionHeader, sectionHeader+len(content)/4))
+	binary.BigEndian.PutUint32(out, uint32(len(content)))
+	binary.BigEndian.PutUint32(out[4:], uint32(len(out)-sectionHeader))
+	return bytes.Clone(out) // without spare room: it is kept
+}
+
+// encode gives the sections of a checkpoint.
+func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
+	hello, err := proto.Marshal(c.hello)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	list, err := proto.Marshal(c.servers)
+	if err != nil {
+		return nil, fmt.Errorf("encode the servers: %w", err)
+	}
+	node, err := wire.EncodeNode(c.hello.GetNodeName(), c.node)
+	if err != nil {
+		return nil, err
+	}
+	sections := [][]byte{e.section(hello), e.section(list), e.section(node)}
+	shards := make([]encodedShard, len(c.hello.GetDigests()))
+	copy(shards, e.shards)
+	e.shards = shards
+	for i, digest := range c.hello.GetDigests() {
+		if u := c.shards[uint32(i)]; u != nil {
+			// Neighbours resemble each other, which is what compression lives on.
+			slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
+			slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
+			frame, err := wire.EncodeUpdate(u)
+			if err != nil {
+				return nil, err
+			}
+			e.shards[i] = encodedShard{digest, e.section(frame)}
+		}
+		sections = append(sections, e.shards[i].section)
+	}
+	return sections, nil
+}
+
+// writeCheckpoint writes a checkpoint of these sections and gives its size.
+func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size int, err error) {
+	sum := xxhash.New()
+	write := func(b []byte) {
+		if err == nil {
+			var n int
+			n, err = to.Write(b)
+			size += n
+		}
+		_, _ = sum.Write(b) // it can't fail
+	}
+	header := append(make([]byte, 0, checkpointHeader), checkpointMagic...)
+	header = binary.BigEndian.AppendUint32(header, checkpointFormat)
+	header = binary.BigEndian.AppendUint64(header, uint64(written.UnixMilli()))
+	header = binary.BigEndian.AppendUint32(header, uint32(len(sections)))
+	write(header)
+	for _, s := range sections {
+		write(s)
+	}
+	write(binary.BigEndian.AppendUint64(nil, sum.Sum64()))
+	return size, err
+}
+
+// decoded is what a checkpoint holds.
+type decoded struct {
+	written time.Time
+	// cache holds the state, its positions and digests, and has never been in sync.
+	cache *Cache
+}
+
+// decodeCheckpoint reads the checkpoint of a node. It takes all of it or gives an error: a checkpoint is worth a snapshot and
+// no more, so there is nothing to be saved from one that is not what was written.
+func decodeCheckpoint(file []byte, node string) (*decoded, error) {
+	r := &sectionReader{}
+	out := &decoded{cache: NewCache()}
+	var err error
+	if out.written, err = r.open(file); err != nil {
+		return nil, err
+	}
+	defer r.zstd.Close()
+	hello := &pb.Hello{}
+	if err := r.next(hello); err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
+	}
+	if err := r.checkHello(hello, node); err != nil {
+		return nil, err
+	}
+	servers := &pb.Servers{}
+	if err := r.next(servers); err != nil {
+		return nil, fmt.Errorf("servers: %w", err)
+	}
+	if n := len(servers.GetServers()); n > maxServers {
+		return nil, fmt.Errorf("it has %d servers", n)
+	}
+	for _, s := range servers.GetServers() {
+		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress(), Name: s.GetServerName()})
+	}
+	update, err := r.response()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("node: %w", err)
+	case update.Node == nil:
+		return nil, errors.New("node: it is no Node")
+	}
+	out.cache.epoch, out.cache.node = hello.GetEpoch(), update.Node.Node
+	out.cache.seen = wire.ResourceVersionsFromProto(hello.GetResourceVersions())
+	out.cache.reshardLocked(uint32(len(hello.GetSequences())))
+	for i := range out.cache.shards {
+		if err := r.shard(out.cache, uint32(i)); err != nil {
+			return nil, fmt.Errorf("shard %d: %w", i, err)
+		}
+		s := &out.cache.shards[i]
+		if s.digest != hello.GetDigests()[i] {
+			return nil, fmt.Errorf("shard %d: its digest is %016x and should be %016x", i, s.digest, hello.GetDigests()[i])
+		}
+		s.sequence = hello.GetSequences()[i]
+	}
+	if len(r.rest) > 0 {
+		return nil, fmt.Errorf("%d bytes follow its last section", len(r.rest))
+	}
+	return out, nil
+}
+
+// sectionReader reads sections in their order.
+type sectionReader struct {
+	rest     []byte
+	sections uint32
+	zstd     *zstd.Decoder
+}
+
+// open checks the file as a whole.
+func (r *sectionReader) open(file []byte) (written time.Time, err error) {
+	switch {
+	case len(file) < checkpointHeader+checksumSize:
+		return written, fmt.Errorf("it is torn: it has %d bytes", len(file))
+	case !bytes.HasPrefix(file, []byte(checkpointMagic)):
+		return written, errors.New("it is no checkpoint")
+	}
+	header := file[len(checkpointMagic):]
+	if format := binary.BigEndian.Uint32(header); format != checkpointFormat {
+		return written, fmt.Errorf("it has the format %d, and this version reads %d", format, checkpointFormat)
+	}
+	body, sum := file[:len(file)-checksumSize], binary.BigEndian.Uint64(file[len(file)-checksumSize:])
+	if xxhash.Sum64(body) != sum {
+		return written, errors.New("it is torn or damaged: its checksum does not fit")
+	}
+	// Contents are bounded by next.
+	if r.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true)); err != nil {
+		panic(err) // only for options that contradict each other
+	}
+	r.sections, r.rest = binary.BigEndian.Uint32(header[12:]), body[checkpointHeader:]
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(header[4:]))), nil
+}
+
+// content gives the content of the next section.
+func (r *sectionReader) content() ([]byte, error) {
+	if len(r.rest) < sectionHeader {
+		return nil, io.ErrUnexpectedEOF
+	}
+	size, stored := binary.BigEndian.Uint32(r.rest), binary.BigEndian.Uint32(r.rest[4:])
+	r.rest = r.rest[sectionHeader:]
+	switch {
+	case uint64(stored) > uint64(len(r.rest)):
+		return nil, io.ErrUnexpectedEOF
+	case size > maxMessage || uint64(size) > maxRatio*uint64(stored):
+		return nil, fmt.Errorf("%d bytes are said to hold %d", stored, size)
+	}
+	content, err := r.zstd.DecodeAll(r.rest[:stored], make([]byte, 0, size))
+	if err != nil {
+		return nil, err
+	}
+	if len(content) != int(size) {
+		return nil, fmt.Errorf("it holds %d bytes instead of %d", len(content), size)
+	}
+	r.rest = r.rest[stored:]
+	return content, nil
+}
+
+func (r *sectionReader) next(m proto.Message) error {
+	content, err := r.content()
+	if err != nil {
+		return err
+	}
+	return proto.Unmarshal(content, m)
+}
+
+// response gives a frame that holds nothing that can't be read.
+func (r *sectionReader) response() (*wire.Response, error) {
+	content, err := r.content()
+	if err != nil {
+		return nil, err
+	}
+	response, err := wire.Decode(content)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range response.Problems {
+		return nil, fmt.Errorf("%v: %w", p.Key, p.Err)
+	}
+	return response, nil
+}
+
+// checkHello checks what the rest depends on.
+func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
+	shards := len(h.GetSequences())
+	switch {
+	case h.GetNodeName() != node:
+		return fmt.Errorf("it is of the node %q, and this is %q", h.GetNodeName(), node)
+	case h.GetEpoch() == 0 || shards == 0 || shards > maxShards || shards&(shards-1) != 0 || len(h.GetDigests()) != shards:
+		return fmt.Errorf("it has the epoch %d, %d sequences and %d digests", h.GetEpoch(), shards, len(h.GetDigests()))
+	case r.sections != uint32(sectionShards+shards):
+		return fmt.Errorf("it has %d sections for %d shards", r.sections, shards)
+	}
+	return nil
+}
+
+// shard reads a shard into a cache.
+func (r *sectionReader) shard(into *Cache, shard uint32) error {
+	response, err := r.response()
+	if err != nil {
+		return err
+	}
+	u := response.Update
+	if u == nil || u.Shard != shard || !u.Full || response.More || len(u.Deltas) > 0 || len(u.Removed) > 0 {
+		return errors.New("it is not all of a shard and nothing else")
+	}
+	s := &into.shards[shard]
+	for _, service := range u.Services {
+		if err := into.inShardLocked(shard, service); err != nil {
+			return err
+		}
+		s.setService(service)
+	}
+	for _, slice := range u.Slices {
+		if err := into.inShardLocked(shard, slice); err != nil {
+			return err
+		}
+		s.setSlice(slice)
+	}
+	if held := s.whole(shard).Len(); held != u.Len() {
+		return fmt.Errorf("it names %d objects more than once", u.Len()-held)
+	}
+	return nil
+}

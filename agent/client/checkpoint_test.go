@@ -1,0 +1,593 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// inSyncWith makes a cache that a server with these objects has brought in sync.
+func inSyncWith(t require.TestingT, epoch uint64, shards uint32, node *model.Node, objects ...model.Object) *Cache {
+	c := NewCache()
+	require.NoError(t, c.welcome(epoch, shards))
+	m := &pb.InSync{ResourceVersions: &pb.ResourceVersions{Services: 11, Slices: 12}}
+	for i := range shards {
+		u := &model.Update{Shard: i, To: uint64(i) + 100, Full: true}
+		for _, o := range objects {
+			if o.ServiceKey().Shard(shards) != i {
+				continue
+			}
+			switch o := o.(type) {
+			case *model.Service:
+				u.Services = append(u.Services, o)
+			case *model.Slice:
+				u.Slices = append(u.Slices, o)
+			}
+		}
+		_, err := c.apply(u, false)
+		require.NoError(t, err)
+		m.Sequences = append(m.Sequences, u.To)
+	}
+	c.setNode(node)
+	require.NoError(t, c.synced(m))
+	return c
+}
+
+// small is a cache with little in it.
+func small(t require.TestingT) *Cache {
+	web := modeltest.WebSlice(3)
+	return inSyncWith(t, 7, 2, &model.Node{Name: "node-1", Labels: map[string]string{"zone": "a"}}, modeltest.Web(), model.NewSlice(web))
+}
+
+// encoded gives a cache as a file, also one that was never in sync.
+func encoded(t require.TestingT, c *Cache) []byte {
+	c.inSync = true
+	e := newCheckpointEncoder()
+	held := c.contents(e.changed)
+	held.hello.NodeName = "node-1"
+	sections, err := e.encode(held)
+	require.NoError(t, err)
+	var b bytes.Buffer
+	size, err := writeCheckpoint(&b, time.UnixMilli(1234), sections)
+	require.NoError(t, err)
+	require.Equal(t, b.Len(), size)
+	return b.Bytes()
+}
+
+// everything gives all that a cache holds, also of one that was never in sync.
+func everything(c *Cache) *contents {
+	c.inSync = true
+	all := c.contents(func(uint32, uint64) bool { return true })
+	for _, u := range all.shards {
+		slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
+		slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
+	}
+	return all
+}
+
+func requireSame(t require.TestingT, want, got *contents) {
+	require.True(t, proto.Equal(want.hello, got.hello), "%v\n%v", want.hello, got.hello)
+	require.True(t, want.node.Equal(got.node))
+	require.True(t, proto.Equal(want.servers, got.servers), "%v\n%v", want.servers, got.servers)
+	require.Empty(t, modeltest.Diff(want.shards, got.shards))
+}
+
+func TestCheckpointHoldsEverything(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		objects := make(map[model.Key]model.Object)
+		for range rapid.IntRange(0, 30).Draw(t, "objects") {
+			var o model.Object = modeltest.Service(t, modeltest.ServiceKey(t))
+			if rapid.Bool().Draw(t, "slice") {
+				o = modeltest.Slice(t, modeltest.SliceKey(t))
+			}
+			objects[o.Key()] = o
+		}
+		var list []model.Object
+		for _, o := range objects {
+			list = append(list, o)
+		}
+		var node *model.Node
+		if rapid.Bool().Draw(t, "node") {
+			node = modeltest.Node(t, "node-1")
+		}
+		shards := uint32(1) << rapid.IntRange(0, 4).Draw(t, "shards")
+		c := inSyncWith(t, rapid.Uint64Min(1).Draw(t, "epoch"), shards, node, list...)
+		for i := range rapid.IntRange(0, 3).Draw(t, "servers") {
+			c.servers = append(c.servers, Server{Address: fmt.Sprint("10.0.0.", i, ":8472"), Name: "s"})
+		}
+		d, err := decodeCheckpoint(encoded(t, c), "node-1")
+		require.NoError(t, err)
+		require.EqualValues(t, 1234, d.written.UnixMilli())
+		requireSame(t, everything(c), everything(d.cache))
+	})
+}
+
+// TestCheckpointWithAGap: a shard that waits for an object that it asked for again is resumed by its digest.
+func TestCheckpointWithAGap(t *testing.T) {
+	c := small(t)
+	shard := modeltest.Web().ServiceKey().Shard(2)
+	slice := modeltest.WebSlice(3)
+	c.shards[shard].setMissing(model.NewSlice(slice).Key())
+	d, err := decodeCheckpoint(encoded(t, c), "node-1")
+	require.NoError(t, err)
+	h := &pb.Hello{}
+	d.cache.hello(h)
+	require.Zero(t, h.GetSequences()[shard])
+	require.NotZero(t, h.GetSequences()[1-shard])
+	require.NotZero(t, h.GetDigests()[shard])
+}
+
+func TestNoCheckpointIsReadInPart(t *testing.T) {
+	file := encoded(t, small(t))
+	for n := range file {
+		_, err := decodeCheckpoint(file[:n], "node-1")
+		require.Error(t, err, "torn after %d of %d bytes", n, len(file))
+	}
+	for i := range 8 * len(file) {
+		flipped := bytes.Clone(file)
+		flipped[i/8] ^= 1 << (i % 8)
+		_, err := decodeCheckpoint(flipped, "node-1")
+		require.Error(t, err, "bit %d flipped", i)
+	}
+	_, err := decodeCheckpoint(append(bytes.Clone(file), 0), "node-1")
+	require.ErrorContains(t, err, "checksum")
+}
+
+// seal gives a file with these contents of sections, right on the outside.
+func seal(contents ...[]byte) []byte {
+	e := newCheckpointEncoder()
+	var sections [][]byte
+	for _, c := range contents {
+		sections = append(sections, e.section(c))
+	}
+	var b bytes.Buffer
+	_, _ = writeCheckpoint(&b, time.Now(), sections) // to memory
+	return b.Bytes()
+}
+
+func marshal(t testing.TB, m proto.Message) []byte {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	require.NoError(t, err)
+	return b
+}
+
+func frame(t testing.TB, u *model.Update) []byte {
+	t.Helper()
+	f, err := wire.EncodeUpdate(u)
+	require.NoError(t, err)
+	return f
+}
+
+// TestWhatIsInACheckpointIsChecked: contents that make no sense although nothing is torn.
+func TestWhatIsInACheckpointIsChecked(t *testing.T) {
+	service := modeltest.Web()
+	digest := uint64(service.ContentVersion())
+	good := func() *pb.Hello {
+		return &pb.Hello{NodeName: "node-1", Epoch: 1, Sequences: []uint64{1}, Digests: []uint64{digest}}
+	}
+	node, err := wire.EncodeNode("node-1", nil)
+	require.NoError(t, err)
+	whole := frame(t, &model.Update{Full: true, Services: []*model.Service{service}})
+	file := func(change func(*pb.Hello), rest ...[]byte) []byte {
+		h := good()
+		change(h)
+		return seal(append([][]byte{marshal(t, h), nil}, rest...)...)
+	}
+	same := func(*pb.Hello) {}
+	_, err = decodeCheckpoint(file(same, node, whole), "node-1")
+	require.NoError(t, err)
+	reseal := func(b []byte, change func([]byte)) []byte {
+		body := b[:len(b)-checksumSize]
+		change(body)
+		return binary.BigEndian.AppendUint64(bytes.Clone(body), xxhash.Sum64(body))
+	}
+	manyServers := &pb.Servers{}
+	for range maxServers + 1 {
+		manyServers.Servers = append(manyServers.Servers, &pb.Server{})
+	}
+	broken, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: &pb.ShardUpdate{
+		Full: true, Services: []*pb.Service{{Name: "no version"}},
+	}}})
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		file []byte
+		says string
+	}{
+		"something else":   {[]byte(strings.Repeat("a file of another program ", 3)), "no checkpoint"},
+		"another format":   {reseal(file(same, node, whole), func(b []byte) { b[len(checkpointMagic)+3] = 2 }), "format 2"},
+		"another node":     {file(func(h *pb.Hello) { h.NodeName = "node-2" }, node, whole), `of the node "node-2", and this is "node-1"`},
+		"no epoch":         {file(func(h *pb.Hello) { h.Epoch = 0 }, node, whole), "epoch 0"},
+		"no shards":        {file(func(h *pb.Hello) { h.Sequences, h.Digests = nil, nil }, node), "0 sequences"},
+		"three shards":     {file(func(h *pb.Hello) { h.Sequences, h.Digests = make([]uint64, 3), make([]uint64, 3) }, node), "3 sequences"},
+		"too few digests":  {file(func(h *pb.Hello) { h.Digests = nil }, node, whole), "0 digests"},
+		"no sections":      {seal(), "hello"},
+		"a shard less":     {file(same, node), "3 sections"},
+		"a shard more":     {file(same, node, whole, whole), "5 sections"},
+		"bytes at the end": {reseal(append(file(same, node, whole), make([]byte, 8)...), func(b []byte) {}), "follow its last section"},
+		"many servers":     {seal(marshal(t, good()), marshal(t, manyServers), node, whole), "1025 servers"},
+		"no node":          {file(same, whole, whole), "no Node"},
+		"no shard":         {file(same, node, node), "not all of a shard"},
+		"another shard":    {file(same, node, frame(t, &model.Update{Shard: 1, Full: true})), "not all of a shard"},
+		"part of a shard":  {file(same, node, frame(t, &model.Update{Services: []*model.Service{service}})), "not all of a shard"},
+		"another digest":   {file(func(h *pb.Hello) { h.Digests[0]++ }, node, whole), "digest"},
+		"one object twice": {file(same, node, frame(t, &model.Update{Full: true, Services: []*model.Service{service, service}})),
+			"1 objects more than once"},
+		"an object that is not whole": {file(same, node, broken), "no version"},
+		"no frame":                    {file(same, node, []byte("\xff\xff")), "decode"},
+		"an object in a wrong shard": {file(func(h *pb.Hello) { h.Sequences, h.Digests = make([]uint64, 2), make([]uint64, 2) }, node,
+			frame(t, &model.Update{Shard: 0, Full: true, Services: []*model.Service{service}}),
+			frame(t, &model.Update{Shard: 1, Full: true, Services: []*model.Service{service}})), "belongs to shard"},
+		"a section that says it is huge": {reseal(file(same, node, whole), func(b []byte) {
+			binary.BigEndian.PutUint32(b[checkpointHeader:], 1<<31)
+		}), "are said to hold"},
+		"a section that is larger than it says":  {reseal(file(same, node, whole), func(b []byte) { b[checkpointHeader+3]-- }), "hello"},
+		"a section that is smaller than it says": {reseal(file(same, node, whole), func(b []byte) { b[checkpointHeader+3]++ }), "hello"},
+		"a section without an end": {reseal(file(same, node, whole), func(b []byte) {
+			binary.BigEndian.PutUint32(b[checkpointHeader+4:], 1<<31)
+		}), "unexpected EOF"},
+	} {
+		_, err := decodeCheckpoint(c.file, "node-1")
+		require.ErrorContains(t, err, c.says, name)
+	}
+}
+
+// logBuffer is a log that can be read while it is written.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// kept is a Checkpoint in a directory of its own.
+type kept struct {
+	*Checkpoint
+	cache    *Cache
+	logs     *logBuffer
+	registry *prometheus.Registry
+}
+
+// open opens a checkpoint of node-1.
+func open(t testing.TB, path string, c *Cache) *kept {
+	t.Helper()
+	k := &kept{cache: c, logs: &logBuffer{}, registry: prometheus.NewRegistry()}
+	var err error
+	k.Checkpoint, err = OpenCheckpoint(CheckpointOptions{
+		Path: path, NodeName: "node-1", Cache: c, Logger: slog.New(slog.NewTextHandler(k.logs, nil)), Registerer: k.registry,
+	})
+	require.NoError(t, err)
+	return k
+}
+
+// metric gives the value of a gauge or counter.
+func (k *kept) metric(t testing.TB, name string) float64 {
+	t.Helper()
+	families, err := k.registry.Gather()
+	require.NoError(t, err)
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	require.Fail(t, "no such metric", name)
+	return 0
+}
+
+func TestABadCheckpointIsSetAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	good := encoded(t, small(t))
+	require.NoError(t, os.WriteFile(path+rejectedSuffix, []byte("older"), 0o600))
+	require.NoError(t, os.WriteFile(path, good[:len(good)-1], 0o600))
+	k := open(t, path, NewCache())
+	require.NoFileExists(t, path)
+	aside, err := os.ReadFile(path + rejectedSuffix)
+	require.NoError(t, err)
+	require.Equal(t, good[:len(good)-1], aside)
+	require.Equal(t, 1, strings.Count(k.logs.String(), "\n"), k.logs)
+	for _, says := range []string{"level=WARN", "set aside", path, "torn"} {
+		require.Contains(t, k.logs.String(), says)
+	}
+	require.Empty(t, k.cache.Services())
+	require.Zero(t, k.cache.currentEpoch())
+	require.False(t, k.restored)
+}
+
+func TestRemoveCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "checkpoint")
+	require.NoError(t, RemoveCheckpoint(path))
+	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
+		require.NoError(t, os.WriteFile(path+suffix, nil, 0o600))
+	}
+	require.NoError(t, RemoveCheckpoint(path))
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestACheckpointMustBeAFile(t *testing.T) {
+	_, err := OpenCheckpoint(CheckpointOptions{Path: t.TempDir(), NodeName: "node-1", Cache: NewCache()})
+	require.ErrorContains(t, err, "no regular file")
+}
+
+func TestSave(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "checkpoint")
+	// What a process that was killed left.
+	require.NoError(t, os.WriteFile(path+newSuffix, bytes.Repeat([]byte("torn"), 1000), 0o600))
+	k := open(t, path, NewCache())
+	k.save()
+	require.NoFileExists(t, path, "a cache that was never in sync is a part")
+
+	*k.cache = *small(t)
+	k.save()
+	first, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), first.Mode())
+	require.EqualValues(t, first.Size(), k.metric(t, "slicecast_agent_checkpoint_bytes"))
+	require.InDelta(t, time.Now().Unix(), k.metric(t, "slicecast_agent_checkpoint_timestamp_seconds"), 60)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+
+	k.save()
+	again, err := os.Stat(path)
+	require.NoError(t, err)
+	require.True(t, os.SameFile(first, again), "nothing has changed")
+
+	k.cache.setServers([]Server{{Address: "10.0.0.1:8472"}})
+	k.save()
+	again, err = os.Stat(path)
+	require.NoError(t, err)
+	require.False(t, os.SameFile(first, again))
+
+	restored := open(t, path, NewCache())
+	require.Len(t, restored.cache.knownServers(), 1)
+	requireSame(t, everything(k.cache), everything(restored.cache))
+	require.InDelta(t, 0, time.Since(restored.written), float64(time.Minute))
+}
+
+func TestOnlyWhatHasChangedIsCompressedAgain(t *testing.T) {
+	var objects []model.Object
+	for i := range 20 {
+		name := fmt.Sprint("service-", i)
+		objects = append(objects, named(fmt.Sprint("slice-", i), name, 10))
+	}
+	c := inSyncWith(t, 7, 8, nil, objects...)
+	k := open(t, filepath.Join(t.TempDir(), "checkpoint"), c)
+	k.save()
+	before := append([]encodedShard(nil), k.encoder.shards...)
+	require.Len(t, before, 8)
+
+	changed := named("slice-3", "service-3", 11)
+	shard := changed.ServiceKey().Shard(8)
+	_, err := c.apply(&model.Update{Shard: shard, From: uint64(shard) + 100, To: uint64(shard) + 101, Slices: []*model.Slice{changed}}, false)
+	require.NoError(t, err)
+	k.save()
+	for i, s := range k.encoder.shards {
+		require.Equal(t, uint32(i) != shard, &before[i].section[0] == &s.section[0], i)
+	}
+	// Another server, with the same state and other positions: nothing at all.
+	require.NoError(t, c.welcome(8, 8))
+	before = append([]encodedShard(nil), k.encoder.shards...)
+	k.save()
+	for i, s := range k.encoder.shards {
+		require.Same(t, &before[i].section[0], &s.section[0])
+	}
+	restored := open(t, k.options.Path, NewCache())
+	requireSame(t, everything(c), everything(restored.cache))
+}
+
+func TestAFailingDiskIsReportedOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	k := open(t, filepath.Join(dir, "checkpoint"), NewCache())
+	*k.cache = *small(t)
+	for range 3 {
+		k.save()
+	}
+	require.EqualValues(t, 3, k.metric(t, "slicecast_agent_checkpoint_errors_total"))
+	require.Equal(t, 1, strings.Count(k.logs.String(), "Can't write the checkpoint"), k.logs)
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	k.save()
+	require.Contains(t, k.logs.String(), "written again")
+	require.FileExists(t, k.options.Path)
+}
+
+// A write that fails in the middle leaves what was there.
+func TestReplaceFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
+	_, err := replaceFile(path, func(w io.Writer) (int, error) {
+		_, err := io.WriteString(w, "half of")
+		require.NoError(t, err)
+		return 0, io.ErrShortWrite
+	})
+	require.ErrorIs(t, err, io.ErrShortWrite)
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(b))
+	require.NoFileExists(t, path+newSuffix)
+}
+
+// run runs a checkpoint until the returned function is called.
+func (k *kept) run() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { k.Run(ctx) })
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+func TestStaleAfterGrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	require.NoError(t, os.WriteFile(path, encoded(t, small(t)), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		c := NewCache()
+		k := open(t, path, c)
+		defer k.run()()
+		time.Sleep(staleGrace - time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		synctest.Wait()
+		_, ok := c.Take()
+		require.False(t, ok, "it counts for nothing yet")
+		require.Zero(t, k.metric(t, "slicecast_agent_stale"))
+
+		<-c.Dirty()
+		synctest.Wait()
+		changes, ok := c.Take()
+		require.True(t, ok)
+		require.Equal(t, []model.ServiceKey{modeltest.Web().ServiceKey()}, changes.Services)
+		require.True(t, changes.Node)
+		require.Empty(t, changes.Positions, "nothing that no server has confirmed is acked")
+		require.EqualValues(t, 1, k.metric(t, "slicecast_agent_stale"))
+		require.Equal(t, 1, strings.Count(k.logs.String(), "No server has brought this node in sync"), k.logs)
+		require.Contains(t, k.logs.String(), "age=")
+
+		// A server that holds the same: nothing is touched, and all positions can be acked.
+		require.NoError(t, c.welcome(9, 2))
+		require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3, 4}}))
+		<-c.Dirty()
+		changes, ok = c.Take()
+		require.True(t, ok)
+		require.Empty(t, changes.Services)
+		require.Equal(t, map[uint32]uint64{0: 3, 1: 4}, changes.Positions)
+		require.Zero(t, k.metric(t, "slicecast_agent_stale"))
+	})
+}
+
+func TestNotStaleIfAServerIsFasterThanTheGrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	require.NoError(t, os.WriteFile(path, encoded(t, small(t)), 0o600))
+	synctest.Test(t, func(t *testing.T) {
+		c := NewCache()
+		k := open(t, path, c)
+		defer k.run()()
+		require.NoError(t, c.welcome(7, 2))
+		require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{100, 101}}))
+		changes, ok := c.Take()
+		require.True(t, ok)
+		require.Len(t, changes.Services, 1, "all that was restored is new to the reader")
+		time.Sleep(2 * staleGrace) //nolint:forbidigo // of the bubble's clock
+		synctest.Wait()
+		require.Zero(t, k.metric(t, "slicecast_agent_stale"))
+		require.NotContains(t, k.logs.String(), "No server")
+	})
+}
+
+func TestSavesAtIntervalsAndAtTheEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	synctest.Test(t, func(t *testing.T) {
+		c := small(t)
+		k := open(t, path, c)
+		stop := k.run()
+		time.Sleep(checkpointInterval - time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		synctest.Wait()
+		require.NoFileExists(t, path)
+		time.Sleep(time.Millisecond) //nolint:forbidigo // of the bubble's clock
+		synctest.Wait()
+		first, err := os.Stat(path)
+		require.NoError(t, err)
+
+		c.setNode(nil)
+		stop()
+		last, err := os.Stat(path)
+		require.NoError(t, err)
+		require.False(t, os.SameFile(first, last))
+	})
+	d, err := readCheckpoint(path, "node-1")
+	require.NoError(t, err)
+	require.Nil(t, d.cache.node)
+}
+
+// TestAHangingDiskHoldsUpNothing: the end does not wait for a write.
+func TestAHangingDiskHoldsUpNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	require.NoError(t, unix.Mkfifo(path+newSuffix, 0o600)) // opening it waits for a reader
+	k := open(t, path, small(t))
+	start := time.Now()
+	k.run()()
+	require.Less(t, time.Since(start), patience)
+	require.Contains(t, k.logs.String(), "not written in time")
+	reader, err := os.OpenFile(path+newSuffix, os.O_RDONLY, 0)
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, reader)
+	require.NoError(t, errors.Join(err, reader.Close()))
+}
+
+// TestResumeFromACheckpoint: an agent that starts with a checkpoint gets what differs, from the same server and from another.
+func TestResumeFromACheckpoint(t *testing.T) {
+	id := newIdentity(t)
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	s := filled(t, 200)
+	server := serveStore(t, id, s, noHeartbeat)
+	// restart starts an agent that knows what the checkpoint does, and tells what it got.
+	restart := func(s *store.Store, server *instance) (updates, otherBytes int) {
+		t.Helper()
+		k := open(t, path, NewCache())
+		a := connect(t, id, k.cache, nil, server.address)
+		a.waitInSync(t, 1)
+		waitHolds(t, k.cache, s)
+		k.save()
+		a.stop()
+		require.Zero(t, testutil.ToFloat64(k.errors))
+		updates, _, otherBytes, _ = a.counts()
+		return updates, otherBytes
+	}
+	updates, _ := restart(s, server)
+	require.EqualValues(t, s.Shards(), updates, "without a checkpoint: all")
+	updates, other := restart(s, server)
+	require.Zero(t, updates)
+	t.Logf("resume from a checkpoint, nothing changed: %d bytes", other)
+	require.Less(t, other, 200)
+
+	s.Upsert(named("slice-7", "service-7", 11), 0)
+	require.Eventually(t, func() bool {
+		return s.Snapshot(named("slice-7", "service-7", 11).ServiceKey().Shard(s.Shards())).Sequence() > 1
+	}, patience, tick)
+	updates, _ = restart(s, server)
+	require.Equal(t, 1, updates)
+
+	replica := filled(t, 200)
+	replica.Upsert(named("slice-7", "service-7", 11), 0)
+	replica.Publish()
+	updates, _ = restart(replica, serveStore(t, id, replica, noHeartbeat))
+	require.Zero(t, updates)
+}

@@ -1,0 +1,33 @@
+package client_test
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/agent/client"
+	slicecastv1 "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// An ingress gateway follows the Services of a namespace.
+func Example() {
+	cache := client.NewCache()
+	c := client.New(client.Options{
+		Servers:      client.Static("slicecast.example:8472"),
+		DialOptions:  []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(nil))},
+		Subscription: &slicecastv1.Subscription{Namespaces: []string{"shop"}},
+		Cache:        cache,
+	})
+	ctx := context.Background()
+	go func() { _ = c.Run(ctx) }() // until the context ends
+
+	for range cache.Dirty() {
+		changes, _ := cache.Take()
+		for _, key := range changes.Services {
+			service, slices := cache.Service(key)
+			fmt.Println(key, service != nil, len(slices))
+		}
+	}
+}

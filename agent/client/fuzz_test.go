@@ -1,0 +1,84 @@
+package client
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// FuzzUpdates: whatever servers send, the cache takes it as a whole or refuses it, and is in order: digests are those of what
+// counts, each slice is with its Service and in its shard, and nothing is there twice.
+func FuzzUpdates(f *testing.F) {
+	web, slice := modeltest.Web(), model.NewSlice(modeltest.WebSlice(3))
+	flipped := modeltest.WebSlice(3)
+	flipped.Endpoints[1].Conditions.Ready = false
+	other := modeltest.WebSlice(1)
+	other.Service = "other"
+	shard := web.ServiceKey().Shard(2)
+	var all []byte
+	for _, u := range []*model.Update{
+		{Shard: shard, To: 2, Full: true, Services: []*model.Service{web}, Slices: []*model.Slice{slice}},
+		{Shard: shard, From: 2, To: 3, Deltas: []*model.SliceDelta{model.Diff(slice, model.NewSlice(flipped))}},
+		{Shard: shard, From: 3, To: 4, Removed: []model.Key{web.Key()}, FullBuckets: []uint32{slice.Key().Bucket(64)}},
+		{Shard: model.NewSlice(other).ServiceKey().Shard(2), To: 5, Slices: []*model.Slice{model.NewSlice(other)}},
+	} {
+		frame, err := wire.EncodeUpdate(u)
+		require.NoError(f, err)
+		all = protowire.AppendBytes(all, frame)
+		f.Add(protowire.AppendBytes(nil, frame))
+	}
+	f.Add(all)
+	part, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: &pb.ShardUpdate{Sequence: 1, More: true}}})
+	require.NoError(f, err)
+	f.Add(protowire.AppendBytes(nil, part))
+	f.Fuzz(checkUpdates)
+}
+
+// checkUpdates applies the frames in data, which have their lengths before them.
+func checkUpdates(t *testing.T, data []byte) {
+	cache := NewCache()
+	require.NoError(t, cache.welcome(1, 2))
+	require.NoError(t, cache.setBuckets(64))
+	for len(data) > 0 {
+		frame, n := protowire.ConsumeBytes(data)
+		if n < 0 {
+			return
+		}
+		data = data[n:]
+		r, err := wire.Decode(frame)
+		if err != nil || r.Update == nil {
+			continue
+		}
+		if _, err := cache.apply(r.Update, r.More); err != nil {
+			require.ErrorIs(t, err, errProtocol)
+		}
+		checkCache(t, cache)
+	}
+}
+
+func checkCache(t *testing.T, c *Cache) {
+	t.Helper()
+	for i := range c.shards {
+		s := &c.shards[i]
+		var digest uint64
+		s.all(func(_ model.Key, version model.Version) { digest += uint64(version) })
+		require.Equal(t, digest, s.digest)
+		slices := 0
+		for key, held := range s.services {
+			require.Equal(t, uint32(i), key.Shard(2))
+			require.True(t, held.service != nil || len(held.slices) > 0, "nothing is kept of what is gone")
+			slices += len(held.slices)
+			for _, slice := range held.slices {
+				require.Equal(t, key, slice.ServiceKey())
+				require.Same(t, slice, s.slices[slice.Key()])
+			}
+		}
+		require.Len(t, s.slices, slices)
+	}
+}

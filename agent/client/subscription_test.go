@@ -1,0 +1,108 @@
+package client
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+func only(names ...string) *pb.Subscription {
+	s := &pb.Subscription{}
+	for _, name := range names {
+		s.Services = append(s.Services, &pb.ServiceName{Namespace: "default", Name: name})
+	}
+	return s
+}
+
+func requireSubscription(t *testing.T, want, got *pb.Subscription) {
+	t.Helper()
+	require.Empty(t, cmp.Diff(want, got, protocmp.Transform()))
+}
+
+// A subscription is in Hello and can be changed on the stream; updates skip what is of no interest.
+func TestSubscription(t *testing.T) {
+	id := newIdentity(t)
+	a, b := named("a", "a", 2), named("b", "b", 2)
+	shard := func(u *model.Update) *pb.StreamResponse { return update(wire.UpdateToProto(u)) }
+	beat := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Sequences: []uint64{1_000}}}}
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, BucketCount: 8}),
+		shard(&model.Update{To: 7, Full: true, Slices: []*model.Slice{a}}), inSync(7), beat,
+		shard(&model.Update{From: 7, To: 90, Deltas: []*model.SliceDelta{model.Diff(a, named("a", "a", 3))}}))}
+	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
+		if r.GetSubscribe() == nil {
+			return nil
+		}
+		if len(r.GetSubscribe().GetServices()) == 3 {
+			return nil // not answered before the stream ends
+		}
+		return says(shard(&model.Update{From: 90, To: 95, Slices: []*model.Slice{b}, Removed: []model.Key{a.Key()}}), inSync(95))(g)
+	}
+	i := serve(t, id, server, fanout.ServerOption())
+	p := newProxy(t, i.address)
+	cache := NewCache()
+	wanted := only("a")
+	c, _ := run(t, cache, quiet(id, Options{Servers: Static(p.address()), Subscription: wanted}))
+	wanted.Services[0].Name = "the caller's"
+	require.Eventually(t, func() bool { return cacheHas(cache, named("a", "a", 3)) }, patience, tick)
+	hellos, _ := server.seen()
+	requireSubscription(t, only("a"), hellos[0].GetSubscription())
+
+	c.Subscribe(only("b"))
+	require.Eventually(t, func() bool { return cacheHas(cache, b) }, patience, tick)
+	require.Equal(t, []model.ServiceKey{b.ServiceKey()}, cache.Services())
+	c.Subscribe(only("b"))           // no change
+	c.Subscribe(only("a", "b", "c")) // gets no answer
+	require.Eventually(t, func() bool {
+		_, requests := server.seen()
+		return slices.ContainsFunc(requests, func(r *pb.StreamRequest) bool { return len(r.GetSubscribe().GetServices()) == 3 })
+	}, patience, tick)
+	c.Subscribe(only("d")) // waits for that answer, and so for the next stream
+	_, requests := server.seen()
+	subscriptions := 0
+	for _, r := range requests {
+		require.Nil(t, r.GetResync(), "heartbeats of narrowed streams say nothing of the digests")
+		if r.GetSubscribe() != nil {
+			subscriptions++
+		}
+	}
+	require.Equal(t, 2, subscriptions)
+
+	p.cut()
+	server.waitStreams(t, 2)
+	hellos, _ = server.seen()
+	requireSubscription(t, only("d"), hellos[1].GetSubscription())
+	require.EqualValues(t, 5, hellos[1].GetEpoch())
+	require.Equal(t, []uint64{0}, hellos[1].GetSequences(), "positions of another subscription mean nothing")
+	require.Equal(t, []uint64{uint64(b.ContentVersion())}, hellos[1].GetDigests(), "but it does hold something")
+}
+
+func TestPositionsAreOfASubscription(t *testing.T) {
+	c := NewCache()
+	position := func() []uint64 { s, _ := c.Digests(); return s }
+	connect := func(s *pb.Subscription) {
+		c.subscribe(s)
+		require.NoError(t, c.welcome(epoch, 1))
+	}
+	connect(only("a"))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{4}}))
+	connect(only("a"))
+	require.Equal(t, []uint64{4}, position(), "the same")
+	c.resubscribe(only("b"))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{5}}))
+	connect(only("b"))
+	require.Equal(t, []uint64{5}, position(), "the change was complete")
+	c.resubscribe(only("a"))
+	connect(only("a"))
+	require.Equal(t, []uint64{0}, position(), "the change was not complete")
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{6}}))
+	connect(nil)
+	require.Equal(t, []uint64{0}, position(), "everything is another subscription")
+}

@@ -1,0 +1,28 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// TokenFile is the path of a file with a bearer token, as the kubelet projects and renews it: it is read for each stream.
+type TokenFile string
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (f TokenFile) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	b, err := os.ReadFile(string(f))
+	if err != nil {
+		return nil, fmt.Errorf("token: %w", err)
+	}
+	token := strings.TrimSpace(string(b))
+	if token == "" {
+		return nil, errors.New("token: " + string(f) + " is empty")
+	}
+	return map[string]string{"authorization": "Bearer " + token}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (f TokenFile) RequireTransportSecurity() bool { return true }

@@ -1,0 +1,107 @@
+// Package status answers what operators ask an agent: the slicecast.v1.AgentDebugService, which an agent serves on a unix
+// socket for its own user.
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	channelz "google.golang.org/grpc/channelz/service"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/reconcile"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Options are what an agent is made of.
+type Options struct {
+	NodeName, Version, Programmer string
+	// Source of an agent without servers, as --source has it; else empty.
+	Source string
+	// Client is nil without servers, Checkpoint if there is to be none. The others are required.
+	Client     *client.Client
+	Checkpoint *client.Checkpoint
+	Cache      *client.Cache
+	Reconciler *reconcile.Reconciler
+}
+
+// Service is the AgentDebugService.
+type Service struct {
+	pb.UnimplementedAgentDebugServiceServer
+
+	Options
+
+	started time.Time
+}
+
+// New makes a Service, for an agent that starts now.
+func New(o Options) *Service { return &Service{Options: o, started: time.Now()} }
+
+// Serve answers on the listener until the context ends. With the service come reflection and channelz, which shows the agent's
+// own connections.
+func (s *Service) Serve(ctx context.Context, l net.Listener) error {
+	server := grpc.NewServer()
+	pb.RegisterAgentDebugServiceServer(server, s)
+	channelz.RegisterChannelzServiceToServer(server)
+	reflection.Register(server)
+	defer context.AfterFunc(ctx, server.Stop)()
+	if err := server.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the agent's status on %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// GetStatus implements the API.
+func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusRequest) (*pb.AgentDebugServiceGetStatusResponse, error) {
+	// The kernel's positions first: they must not be ahead of the cache's.
+	kernel, cache := s.Reconciler.Status(), s.Cache.Status()
+	out := &pb.AgentDebugServiceGetStatusResponse{
+		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Programmer: s.Programmer, Source: s.Source,
+		StartTime: timestamppb.New(s.started), Epoch: cache.Epoch, ByCheckpoint: cache.Stale,
+		ResourceVersions: wire.ResourceVersionsToProto(cache.ResourceVersions),
+		Size: &pb.StateSize{
+			Shards: uint32(len(cache.Sequences)), Services: uint32(cache.Services), Slices: uint32(cache.Slices),
+			Endpoints: uint32(cache.Endpoints),
+		},
+		ServicePorts: uint32(kernel.ServicePorts),
+	}
+	for i, sequence := range cache.Sequences {
+		shard := &pb.AgentShard{Shard: uint32(i), Sequence: sequence, Digest: cache.Digests[i]}
+		if kernel.Epoch == cache.Epoch {
+			shard.ProgrammedSequence = kernel.Positions[uint32(i)]
+		}
+		out.Shards = append(out.Shards, shard)
+		switch {
+		case shard.GetProgrammedSequence() == 0 && sequence > 0:
+			out.LagSequences++
+		case sequence > shard.GetProgrammedSequence():
+			out.LagSequences += sequence - shard.GetProgrammedSequence()
+		}
+	}
+	if !kernel.Time.IsZero() {
+		out.ProgrammingTime, out.ProgrammingDuration = timestamppb.New(kernel.Time), durationpb.New(kernel.Duration)
+	}
+	if kernel.Err != nil {
+		out.ProgrammingError = kernel.Err.Error()
+	}
+	for _, f := range kernel.Failures {
+		out.Failures = append(out.Failures, &pb.ProgrammingFailure{
+			Service: &pb.ServiceName{Namespace: f.Service.Namespace, Name: f.Service.Name}, Reason: f.Reason, Since: timestamppb.New(f.Since),
+		})
+	}
+	if s.Checkpoint != nil && !s.Checkpoint.Saved().IsZero() {
+		out.CheckpointTime = timestamppb.New(s.Checkpoint.Saved())
+	}
+	if s.Client != nil {
+		out.Server, out.StaleSince, out.LastError, out.Servers = s.Client.Connection().Proto()
+	}
+	return out, nil
+}

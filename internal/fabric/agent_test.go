@@ -1,0 +1,351 @@
+package fabric
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// agent is a node's client, behind a proxy of its own. What its cache holds it acknowledges as programmed.
+type agent struct {
+	node       string
+	cache      *client.Cache
+	client     *client.Client
+	checkpoint *client.Checkpoint // nil: none
+	registry   *prometheus.Registry
+	traffic    traffic
+	stop       func()
+
+	inSyncs atomic.Int64
+	// tamper is called, if set, with each update before it is applied, until it gives true.
+	tamper atomic.Pointer[func(*model.Update) bool]
+
+	mu sync.Mutex
+	// epoch and acked are what the agent has acknowledged.
+	epoch uint64
+	acked map[uint32]uint64
+	// updates counts how often each object has come, if it is not nil.
+	updates map[model.Key]int
+}
+
+// agentOptions are how agents differ.
+type agentOptions struct {
+	node string
+	// checkpoint is the path of the file to begin with and to save to; "": none.
+	checkpoint   string
+	subscription *pb.Subscription
+	// servers are the addresses of servers or proxies.
+	servers []string
+	// before, if any, sees each frame before it is decoded.
+	before func(wire.Frame)
+	logs   *logs
+	// count: remember which objects have come.
+	count bool
+}
+
+// follow runs a client until the test, or stop, ends it.
+func follow(t cleaner, o agentOptions) *agent {
+	t.Helper()
+	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), acked: make(map[uint32]uint64)}
+	if o.logs == nil {
+		o.logs = &logs{}
+	}
+	if o.count {
+		a.updates = make(map[model.Key]int)
+	}
+	logger := slog.New(slog.NewTextHandler(o.logs, nil))
+	if o.checkpoint != "" {
+		var err error
+		a.checkpoint, err = client.OpenCheckpoint(client.CheckpointOptions{
+			Path: o.checkpoint, NodeName: o.node, Cache: a.cache, Logger: logger,
+		})
+		require.NoError(t, err)
+	}
+	a.client = client.New(client.Options{
+		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
+		DialOptions: a.traffic.dialOptions(o.node), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
+		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
+		Observe: func(r *wire.Response, _ int) { a.observe(r) },
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := a.client.Run(ctx); err != nil {
+			panic(err)
+		}
+	})
+	a.stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(a.stop)
+	return a
+}
+
+func (a *agent) decode(f wire.Frame, before func(wire.Frame)) (*wire.Response, error) {
+	if before != nil {
+		before(f)
+	}
+	r, err := wire.Decode(f)
+	if err != nil {
+		return nil, err
+	}
+	if tamper := a.tamper.Load(); tamper != nil && r.Update != nil && (*tamper)(r.Update) {
+		a.tamper.Store(nil)
+	}
+	return r, nil
+}
+
+// observe runs after each response, on the client's goroutine.
+func (a *agent) observe(r *wire.Response) {
+	changes, ok := a.cache.Take()
+	if ok && len(changes.Positions) > 0 {
+		a.client.Ack(changes.Epoch, changes.Positions)
+	}
+	if r.InSync != nil {
+		a.inSyncs.Add(1)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.Update != nil && a.updates != nil {
+		for key := range named(r.Update) {
+			a.updates[key]++
+		}
+	}
+	if changes.Epoch != a.epoch {
+		a.epoch = changes.Epoch
+		clear(a.acked)
+	}
+	maps.Copy(a.acked, changes.Positions)
+}
+
+// named gives the objects that an update names.
+func named(u *model.Update) map[model.Key]struct{} {
+	out := make(map[model.Key]struct{})
+	for _, s := range u.Services {
+		out[s.Key()] = struct{}{}
+	}
+	for _, s := range u.Slices {
+		out[s.Key()] = struct{}{}
+	}
+	for _, d := range u.Deltas {
+		out[d.Key()] = struct{}{}
+	}
+	for _, key := range u.Removed {
+		out[key] = struct{}{}
+	}
+	return out
+}
+
+// save gives the path of a checkpoint as of now, which nobody writes to; "": the agent has not been in sync yet.
+func (a *agent) save(t cleaner, dir string) string {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	a.checkpoint.Run(ctx) // it saves at its end
+	files, err := filepath.Glob(filepath.Join(dir, a.node+".checkpoint"))
+	require.NoError(t, err)
+	if len(files) == 0 {
+		return ""
+	}
+	content, err := os.ReadFile(files[0])
+	require.NoError(t, err)
+	f, err := os.CreateTemp(dir, a.node+".*.saved")
+	require.NoError(t, err)
+	_, err = f.Write(content)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	return f.Name()
+}
+
+// objects gives what the cache holds, by content: versions are computed anew, and have to be those that the cache counts by.
+func (a *agent) objects() (map[model.Key]model.Object, error) {
+	held := make(map[model.Key]model.Object)
+	for _, key := range a.cache.Services() {
+		service, list := a.cache.Service(key)
+		if service != nil {
+			held[service.Key()] = service
+		}
+		for _, s := range list {
+			if s.Service != key.Name {
+				return nil, fmt.Errorf("%v is with %v", s.Key(), key)
+			}
+			held[s.Key()] = s
+		}
+	}
+	for key, o := range held {
+		again := rehashed(o)
+		if again.ContentVersion() != o.ContentVersion() {
+			return nil, fmt.Errorf("%v has version %v, and its content %v", key, o.ContentVersion(), again.ContentVersion())
+		}
+	}
+	return held, nil
+}
+
+// rehashed gives the object with the version of its content.
+func rehashed(o model.Object) model.Object {
+	switch o := o.(type) {
+	case *model.Service:
+		n := *o
+		return model.NewService(n)
+	case *model.Slice:
+		n := *o
+		n.Endpoints = slices.Clone(o.Endpoints)
+		return model.NewSlice(n)
+	}
+	panic(fmt.Sprintf("%T", o))
+}
+
+// differs tells in what the agent differs from what it should hold: the objects of the cluster that its subscription wants,
+// with the same content and the digests that follow from it, its Node, and all of it acknowledged. nil: in nothing.
+func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+	held, err := a.objects()
+	if err != nil {
+		return err
+	}
+	for key, o := range want {
+		wanted, ok := o.(model.Object)
+		if !ok || !wants(subscription, wanted.ServiceKey()) {
+			continue
+		}
+		have := held[key]
+		if have == nil {
+			return fmt.Errorf("%v is missing", key)
+		}
+		if have.ContentVersion() != wanted.ContentVersion() {
+			return fmt.Errorf("%v is %+v, and should be %+v", key, have, wanted)
+		}
+		delete(held, key)
+	}
+	for key := range held {
+		return fmt.Errorf("%v should not be there", key)
+	}
+	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
+	if have := a.cache.Node(); !have.Equal(node) {
+		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
+	}
+	return a.unsettled(want, subscription)
+}
+
+// unsettled tells which shard has another digest than its objects, or is not acknowledged.
+func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+	sequences, digests := a.cache.Digests()
+	sums := make([]uint64, len(digests))
+	for _, o := range want {
+		if o, ok := o.(model.Object); ok && wants(subscription, o.ServiceKey()) && len(sums) > 0 {
+			sums[o.ServiceKey().Shard(uint32(len(sums)))] += uint64(o.ContentVersion())
+		}
+	}
+	if !slices.Equal(sums, digests) {
+		return fmt.Errorf("the digests are %x, and should be %x", digests, sums)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for shard, sequence := range sequences {
+		if a.acked[uint32(shard)] != sequence {
+			return fmt.Errorf("shard %d is acknowledged up to %d of %d", shard, a.acked[uint32(shard)], sequence)
+		}
+	}
+	return nil
+}
+
+// wants tells whether a subscription (nil: everything) names a Service.
+func wants(s *pb.Subscription, key model.ServiceKey) bool {
+	return s == nil || slices.Contains(s.GetNamespaces(), key.Namespace) ||
+		slices.ContainsFunc(s.GetServices(), func(n *pb.ServiceName) bool {
+			return n.GetNamespace() == key.Namespace && n.GetName() == key.Name
+		})
+}
+
+// waitEquals waits until the agent holds what the cluster does.
+func (a *agent) waitEquals(t cleaner, c *cluster) {
+	t.Helper()
+	want := c.state()
+	var err error
+	require.Eventually(t, func() bool { err = a.differs(want, nil); return err == nil }, patience, tick, "%s: %v", a.node, &err)
+}
+
+// traffic counts the bytes of a client's connections below TLS, from the end of each handshake on.
+type traffic struct{ received, sent atomic.Int64 }
+
+// bytes gives the count of both directions.
+func (c *traffic) bytes() int64 { return c.received.Load() + c.sent.Load() }
+
+func (c *traffic) reset() {
+	c.received.Store(0)
+	c.sent.Store(0)
+}
+
+// dialOptions are for a client whose connections are counted.
+func (c *traffic) dialOptions(name string) []grpc.DialOption {
+	config := &tls.Config{
+		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.clients[name]}, MinVersion: tls.VersionTLS13,
+		NextProtos: []string{wire.Protocol},
+	}
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(countedCredentials{credentials.NewTLS(config), c}),
+	}
+}
+
+// countedCredentials count what passes after the handshake.
+type countedCredentials struct {
+	credentials.TransportCredentials
+	traffic *traffic
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (c countedCredentials) ClientHandshake(
+	ctx context.Context, authority string, raw net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
+	counted := &countedConn{Conn: raw, traffic: c.traffic}
+	conn, info, err := c.TransportCredentials.ClientHandshake(ctx, authority, counted)
+	counted.counts.Store(true)
+	return conn, info, err
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c countedCredentials) Clone() credentials.TransportCredentials { return c }
+
+type countedConn struct {
+	net.Conn
+	counts  atomic.Bool
+	traffic *traffic
+}
+
+// Read implements net.Conn.
+func (c *countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.counts.Load() {
+		c.traffic.received.Add(int64(n))
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *countedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if c.counts.Load() {
+		c.traffic.sent.Add(int64(n))
+	}
+	return n, err
+}

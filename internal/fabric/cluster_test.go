@@ -1,0 +1,133 @@
+package fabric
+
+import (
+	"context"
+	"maps"
+	"sync"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// cluster is the truth: what an API server would hold. Each change has a resourceVersion of its own.
+type cluster struct {
+	mu      sync.Mutex
+	version uint64
+	objects map[model.Key]source.Object
+	watches map[*watch]struct{}
+}
+
+func newCluster(objects ...source.Object) *cluster {
+	c := &cluster{version: 1, objects: make(map[model.Key]source.Object), watches: make(map[*watch]struct{})}
+	for _, o := range objects {
+		c.objects[o.Key()] = o
+	}
+	return c
+}
+
+func (c *cluster) upsert(o source.Object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	c.objects[o.Key()] = o
+	version := c.version
+	c.tellLocked(func(s source.Sink) { s.Upsert(o, version) })
+}
+
+func (c *cluster) remove(key model.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	delete(c.objects, key)
+	version := c.version
+	c.tellLocked(func(s source.Sink) { s.Remove(key, version) })
+}
+
+// replace changes all objects of a kind, and the watches hear of it by a new list.
+func (c *cluster) replace(kind model.Kind, change func(objects map[model.Key]source.Object)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	change(c.objects)
+	list, version := c.listLocked(kind), c.version
+	c.tellLocked(func(s source.Sink) { s.Replace(kind, list, version) })
+}
+
+func (c *cluster) listLocked(kind model.Kind) []source.Object {
+	var list []source.Object
+	for key, o := range c.objects {
+		if key.Kind == kind {
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+func (c *cluster) tellLocked(event func(source.Sink)) {
+	for w := range c.watches {
+		if w.held {
+			w.waiting = append(w.waiting, event)
+		} else {
+			event(w.sink)
+		}
+	}
+}
+
+// state gives all objects.
+func (c *cluster) state() map[model.Key]source.Object {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.objects)
+}
+
+// watch is a server's source: a watch of the cluster. It can be held back.
+type watch struct {
+	cluster *cluster
+	// What follows is guarded by the cluster's lock.
+	sink    source.Sink
+	held    bool
+	waiting []func(source.Sink)
+}
+
+var _ source.Source = (*watch)(nil)
+
+// Run implements source.Source.
+func (w *watch) Run(ctx context.Context, sink source.Sink) error {
+	c := w.cluster
+	c.mu.Lock()
+	w.sink = sink
+	for _, kind := range []model.Kind{model.KindNode, model.KindService, model.KindSlice} {
+		sink.Replace(kind, c.listLocked(kind), c.version)
+	}
+	sink.Synced()
+	c.watches[w] = struct{}{}
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.watches, w)
+	return nil
+}
+
+// hold keeps what happens from now on from the server.
+func (w *watch) hold() {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	w.held = true
+}
+
+// release tells the server what has happened meanwhile.
+func (w *watch) release() {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	for _, event := range w.waiting {
+		event(w.sink)
+	}
+	w.held, w.waiting = false, nil
+}
+
+func (w *watch) isHeld() bool {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	return w.held
+}

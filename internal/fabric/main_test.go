@@ -1,0 +1,76 @@
+// Package fabric tests distribution as a whole: real servers (server/app) and real clients (agent/client) over loopback TLS,
+// with a cluster made up by the tests, and all that can happen between them. What each part guarantees its own package tests;
+// here they are held to what they promise together.
+package fabric
+
+import (
+	"crypto/tls"
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/tlsfiles"
+)
+
+// identities are the certificates of all tests.
+var identities *pki
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "slicecast-fabric-")
+	if err == nil {
+		identities, err = newPKI(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "certificates for the tests:", err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(dir) // it is in the system's temporary directory
+		os.Exit(code)
+	}))
+}
+
+// pki is a CA with what servers and clients need.
+type pki struct {
+	dir    string
+	ca     *testca.CA
+	server tlsfiles.Files
+	// clients are the certificates of nodes, by name, and of relays.
+	clients map[string]tls.Certificate
+}
+
+// relay names the certificate of all relays.
+const relay = "relay"
+
+// nodes are the names of all nodes that there are certificates for.
+var nodes = []string{"node-1", "node-2", "node-3", "node-4"}
+
+func newPKI(dir string) (*pki, error) {
+	ca, err := testca.New()
+	if err != nil {
+		return nil, err
+	}
+	p := &pki{dir: dir, ca: ca, clients: make(map[string]tls.Certificate)}
+	if p.server.CA, err = ca.WriteCA(dir); err != nil {
+		return nil, err
+	}
+	server, err := ca.Server("127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	if p.server.Certificate, p.server.PrivateKey, err = testca.Write(dir, "server", server); err != nil {
+		return nil, err
+	}
+	if p.clients[relay], err = ca.Client(relay, "slicecast:relays"); err != nil {
+		return nil, err
+	}
+	for _, node := range nodes {
+		if p.clients[node], err = ca.Node(node); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,477 @@
+package fabric
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/source"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -rapid.checks is the number of histories")
+
+// TestModel: whatever happens to cluster, servers, streams and clients, after each quiet moment every client holds exactly
+// what the cluster does, or the part of it that it follows.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range *steps {
+			w.step()
+		}
+		w.quiet()
+	})
+}
+
+// world is a cluster, the servers that watch it and the clients that follow these.
+type world struct {
+	t        *rapid.T
+	dir      string
+	cluster  *cluster
+	replicas []*replica
+	clients  []*follower
+	// history is for whoever reads a failure.
+	history []string
+}
+
+// rootShards is the number of shards of the first replica and the relays, which have to agree. Other replicas may have others.
+const rootShards = 4
+
+// replica is a server, with its watch of the cluster. A relay has a stream from another one instead, through a proxy.
+type replica struct {
+	*server
+	watch *watch
+	proxy *proxy
+	// upstream is the replica that the proxy leads to.
+	upstream int
+}
+
+// follower is a client, with what its test has done to it.
+type follower struct {
+	*agent
+	proxy *proxy
+	// replica that its connections go to.
+	replica int
+	stalled bool
+	// narrowed: it has a subscription, which is this one.
+	narrowed     bool
+	subscription *pb.Subscription
+	// saved are checkpoints of any age.
+	saved []string
+	// tampered counts how often its cache was made wrong: the repair of more than some would be put off.
+	tampered int
+}
+
+func newWorld(t *rapid.T) *world {
+	dir, err := os.MkdirTemp(identities.dir, "world-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	w := &world{t: t, dir: dir, cluster: newCluster()}
+	w.writes(10, 10)
+	for range rapid.SampledFrom([]int{2, 3, 1}).Draw(t, "replicas") {
+		w.replicas = append(w.replicas, &replica{})
+		w.startReplica(len(w.replicas) - 1)
+	}
+	// Relays that are fed by the first replica, or each other: up to three levels in all.
+	upstream := 0
+	for range rapid.SampledFrom([]int{1, 2, 0}).Draw(t, "relays") {
+		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: newProxy(t, w.replicas[upstream].address())})
+		w.startReplica(len(w.replicas) - 1)
+		if rapid.Bool().Draw(t, "deeper") {
+			upstream = len(w.replicas) - 1
+		}
+	}
+	for i, node := range nodes[:rapid.IntRange(2, 4).Draw(t, "clients")] {
+		f := &follower{replica: i % len(w.replicas), narrowed: i == 1}
+		f.proxy = newProxy(t, w.replicas[f.replica].address())
+		if f.narrowed {
+			f.subscription = w.subscription()
+		}
+		w.clients = append(w.clients, f)
+		w.startClient(f, node)
+	}
+	return w
+}
+
+func (w *world) did(format string, args ...any) {
+	w.history = append(w.history, fmt.Sprintf(format, args...))
+}
+
+func (w *world) startReplica(i int) {
+	r := w.replicas[i]
+	shards := uint32(rootShards)
+	if i > 0 && r.proxy == nil {
+		shards = rapid.SampledFrom([]uint32{rootShards, rootShards, 1, 16}).Draw(w.t, "shards")
+	}
+	tombstones := rapid.SampledFrom([]int{0, 1, 3}).Draw(w.t, "tombstones")
+	wait := rapid.SampledFrom([]time.Duration{10 * time.Millisecond, 300 * time.Millisecond}).Draw(w.t, "behind wait")
+	r.watch = &watch{cluster: w.cluster}
+	r.server = serve(w.t, r.watch, func(c *app.Config) {
+		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, wait
+		c.HeartbeatInterval = 300 * time.Millisecond
+		if r.proxy != nil {
+			upstreamOf(r.proxy.address())(c)
+		}
+	})
+	for _, p := range w.proxiesTo(i) {
+		p.lead(r.address())
+	}
+	w.did("replica %d starts: relay of %d: %v, %d shards, %d tombstones", i, r.upstream, r.proxy != nil, shards, tombstones)
+}
+
+// proxiesTo gives the proxies that lead to a replica.
+func (w *world) proxiesTo(i int) (out []*proxy) {
+	for _, f := range w.clients {
+		if f.replica == i {
+			out = append(out, f.proxy)
+		}
+	}
+	for _, r := range w.replicas {
+		if r.proxy != nil && r.upstream == i {
+			out = append(out, r.proxy)
+		}
+	}
+	return out
+}
+
+func (w *world) startClient(f *follower, node string) {
+	o := agentOptions{node: node, servers: []string{f.proxy.address()}, subscription: f.subscription}
+	if !f.narrowed {
+		o.checkpoint = filepath.Join(w.dir, node+".checkpoint")
+	}
+	f.agent = follow(w.t, o)
+}
+
+// actions are what happens, to a client or a replica that is drawn too. rapid prefers the first ones.
+var actions = []func(w *world, f *follower, i int){
+	func(w *world, _ *follower, _ int) { w.writes(1, 6) },
+	func(w *world, f *follower, _ int) { w.settle(f) },
+	func(w *world, f *follower, i int) { w.move(f, i) },
+	func(w *world, f *follower, _ int) { f.cutAfter(w, rapid.IntRange(0, 4000).Draw(w.t, "bytes")) },
+	func(w *world, f *follower, i int) { w.moveBack(f, i) },
+	func(w *world, _ *follower, _ int) { w.moment() },
+	func(w *world, f *follower, _ int) { w.checkpoint(f) },
+	func(w *world, f *follower, _ int) { f.toggleStalled(w) },
+	func(w *world, _ *follower, _ int) { w.resubscribe() },
+	func(w *world, f *follower, _ int) { w.tamper(f) },
+	func(w *world, _ *follower, i int) { w.restart(i) },
+	func(w *world, _ *follower, _ int) { w.relist() },
+	func(w *world, _ *follower, i int) { w.cutRelay(i) },
+	func(w *world, _ *follower, i int) { w.toggleHeld(i) },
+	func(w *world, _ *follower, _ int) { w.quiet() },
+	func(w *world, f *follower, _ int) { f.cutAfter(w, 0) },
+}
+
+func (w *world) step() {
+	f := rapid.SampledFrom(w.clients).Draw(w.t, "client")
+	i := rapid.IntRange(0, len(w.replicas)-1).Draw(w.t, "replica")
+	actions[rapid.IntRange(0, len(actions)-1).Draw(w.t, "action")](w, f, i)
+}
+
+// moment lets what is under way get a little further.
+func (w *world) moment() {
+	<-time.After(time.Duration(rapid.IntRange(1, 20).Draw(w.t, "milliseconds")) * time.Millisecond)
+}
+
+// move makes a client go to another server.
+func (w *world) move(f *follower, i int) {
+	w.did("%s goes to replica %d", f.node, i)
+	f.replica = i
+	f.proxy.lead(w.replicas[i].address())
+	f.proxy.cut()
+}
+
+// moveBack makes a client go to a server that is behind what the client has seen.
+func (w *world) moveBack(f *follower, i int) {
+	if w.root(i) == w.root(f.replica) {
+		return
+	}
+	w.hold(i)
+	w.writes(1, 3)
+	w.settle(f)
+	w.move(f, i)
+	w.moment()
+}
+
+// root gives the replica that feeds a replica, or itself.
+func (w *world) root(i int) *replica {
+	r := w.replicas[i]
+	for r.proxy != nil {
+		r = w.replicas[r.upstream]
+	}
+	return r
+}
+
+func (w *world) hold(i int) {
+	w.did("replica %d is held back", i)
+	w.root(i).watch.hold()
+}
+
+func (w *world) toggleHeld(i int) {
+	if !w.root(i).watch.isHeld() {
+		w.hold(i)
+		return
+	}
+	w.did("replica %d is let go", i)
+	w.root(i).watch.release()
+}
+
+// cutAfter ends a client's connection when so many bytes more have come.
+func (f *follower) cutAfter(w *world, n int) {
+	w.did("%s is cut off after %d bytes", f.node, n)
+	if n == 0 {
+		f.proxy.cut()
+		return
+	}
+	f.proxy.left.Store(int64(n))
+}
+
+func (w *world) cutRelay(i int) {
+	if p := w.replicas[i].proxy; p != nil {
+		n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
+		w.did("relay %d is cut off after %d bytes", i, n)
+		p.left.Store(int64(n))
+	}
+}
+
+func (w *world) writes(least, most int) {
+	for range rapid.IntRange(least, most).Draw(w.t, "writes") {
+		w.write()
+	}
+}
+
+// restart makes a server another one, with another epoch, and maybe other numbers of shards and tombstones. Its clients see a
+// drain, or that their connections are gone.
+func (w *world) restart(i int) {
+	abrupt := rapid.Bool().Draw(w.t, "abrupt")
+	w.did("replica %d ends, abruptly: %v", i, abrupt)
+	if abrupt {
+		for _, p := range w.proxiesTo(i) {
+			p.lead("127.0.0.1:1")
+			p.cut()
+		}
+	}
+	w.replicas[i].stop()
+	w.writes(0, 5)
+	w.startReplica(i)
+}
+
+// toggleStalled makes a client get nothing, or what has come meanwhile.
+func (f *follower) toggleStalled(w *world) {
+	if f.stalled {
+		w.did("%s gets what has come", f.node)
+		f.proxy.gate.Unlock()
+	} else {
+		w.did("%s gets nothing", f.node)
+		f.proxy.gate.Lock()
+	}
+	f.stalled = !f.stalled
+}
+
+// checkpoint saves a client's state, or makes the client begin anew with a state that was saved at any time.
+func (w *world) checkpoint(f *follower) {
+	if f.narrowed {
+		return
+	}
+	if len(f.saved) == 0 || rapid.Bool().Draw(w.t, "save") {
+		if path := f.save(w.t, w.dir); path != "" {
+			w.did("%s saves checkpoint %d", f.node, len(f.saved))
+			f.saved = append(f.saved, path)
+		}
+		return
+	}
+	n := rapid.IntRange(0, len(f.saved)-1).Draw(w.t, "checkpoint")
+	w.did("%s begins again with checkpoint %d", f.node, n)
+	f.stop()
+	content, err := os.ReadFile(f.saved[n])
+	require.NoError(w.t, err)
+	require.NoError(w.t, os.WriteFile(filepath.Join(w.dir, f.node+".checkpoint"), content, 0o600))
+	w.startClient(f, f.node)
+	f.tampered = 0
+}
+
+// subscription draws some names, of which Services need not exist.
+func (w *world) subscription() *pb.Subscription {
+	s := &pb.Subscription{}
+	if rapid.IntRange(0, 3).Draw(w.t, "a namespace") == 0 {
+		s.Namespaces = append(s.Namespaces, rapid.SampledFrom(modeltest.Namespaces).Draw(w.t, "namespace"))
+	}
+	for range rapid.IntRange(0, 3).Draw(w.t, "names") {
+		key := modeltest.ServiceKey(w.t)
+		s.Services = append(s.Services, &pb.ServiceName{Namespace: key.Namespace, Name: key.Name})
+	}
+	return s
+}
+
+func (w *world) resubscribe() {
+	for _, f := range w.clients {
+		if !f.narrowed {
+			continue
+		}
+		f.subscription = w.subscription()
+		w.did("%s follows %v", f.node, f.subscription)
+		f.client.Subscribe(f.subscription)
+		if rapid.IntRange(0, 4).Draw(w.t, "everything") == 0 { // which counts from the next stream on
+			w.did("%s follows everything", f.node)
+			f.subscription = nil
+			f.client.Subscribe(nil)
+			f.proxy.cut()
+		}
+	}
+}
+
+// tamper makes the next update that a client gets miss something: its cache is then wrong, until a heartbeat shows that.
+func (w *world) tamper(f *follower) {
+	if f.narrowed || f.tampered == 4 {
+		return
+	}
+	f.tampered++
+	w.did("%s loses something of an update", f.node)
+	tamper := func(u *model.Update) bool {
+		switch {
+		case len(u.FullBuckets) > 0: // an answer to who has found out; what is lost of it is not looked for again
+			return false
+		case len(u.Deltas) > 0:
+			u.Deltas = u.Deltas[1:]
+		case len(u.Removed) > 0:
+			u.Removed = u.Removed[1:]
+		case len(u.Slices) > 0:
+			wrong := *u.Slices[0]
+			wrong.Endpoints = slices.Clone(wrong.Endpoints)
+			wrong.Ports = append(slices.Clone(wrong.Ports), model.SlicePort{Name: "wrong", Protocol: model.TCP, Port: 1})
+			u.Slices[0] = model.NewSlice(wrong)
+		case len(u.Services) > 0:
+			u.Services = u.Services[1:]
+		default:
+			return false
+		}
+		return true
+	}
+	f.agent.tamper.Store(&tamper)
+}
+
+// quiet lets everything settle, and compares.
+func (w *world) quiet() {
+	for _, r := range w.replicas {
+		r.watch.release()
+	}
+	for _, f := range w.clients {
+		f.agent.tamper.Store(nil)
+		if f.stalled {
+			f.toggleStalled(w)
+		}
+	}
+	for _, f := range w.clients {
+		w.equal(f)
+	}
+}
+
+// settle lets one client come to the present, if nothing keeps it from that.
+func (w *world) settle(f *follower) {
+	if !f.stalled && !w.root(f.replica).watch.isHeld() {
+		f.agent.tamper.Store(nil)
+		w.equal(f)
+	}
+}
+
+func (w *world) equal(f *follower) {
+	want := w.cluster.state()
+	begin := time.Now()
+	var err error
+	if !eventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
+		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), err, strings.Join(w.history, "\n"))
+	}
+	w.did("%s is equal, after %v", f.node, time.Since(begin).Round(time.Millisecond))
+}
+
+// eventually polls without a goroutine per look, of which there are many.
+func eventually(is func() bool) bool {
+	deadline := time.After(patience)
+	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
+		select {
+		case <-deadline:
+			return false
+		case <-time.After(pause):
+		}
+	}
+	return true
+}
+
+// write makes one change of the cluster.
+func (w *world) write() {
+	t, c := w.t, w.cluster
+	switch rapid.IntRange(0, 11).Draw(t, "change") {
+	case 0, 1:
+		w.upsert(modeltest.Service(t, modeltest.ServiceKey(t)))
+	case 2, 3:
+		w.upsert(modeltest.Slice(t, modeltest.SliceKey(t)))
+	case 4, 5, 6, 7:
+		if slice, ok := c.state()[modeltest.SliceKey(t)].(*model.Slice); ok {
+			w.upsert(modeltest.Changed(t, slice))
+		}
+	case 8:
+		w.remove(modeltest.SliceKey(t))
+	case 9:
+		key := modeltest.ServiceKey(t)
+		w.remove(model.Key{Kind: model.KindService, Namespace: key.Namespace, Name: key.Name})
+	case 10:
+		w.removeWhole(modeltest.ServiceKey(t))
+	case 11:
+		node := rapid.SampledFrom(nodes).Draw(t, "node")
+		if rapid.IntRange(0, 3).Draw(t, "node's fate") == 0 {
+			w.remove(model.Key{Kind: model.KindNode, Name: node})
+		} else {
+			w.upsert(modeltest.Node(t, node))
+		}
+	}
+}
+
+func (w *world) upsert(o source.Object) {
+	w.did("upsert %v", o.Key())
+	w.cluster.upsert(o)
+}
+
+func (w *world) remove(key model.Key) {
+	w.did("remove %v", key)
+	w.cluster.remove(key)
+}
+
+// removeWhole removes a Service and its slices.
+func (w *world) removeWhole(service model.ServiceKey) {
+	for key, o := range w.cluster.state() {
+		if o, ok := o.(model.Object); ok && o.ServiceKey() == service {
+			w.remove(key)
+		}
+	}
+}
+
+// relist gives the watches a new list of a kind, with some changes that they have heard nothing of.
+func (w *world) relist() {
+	kind := rapid.SampledFrom([]model.Kind{model.KindService, model.KindSlice, model.KindNode}).Draw(w.t, "kind")
+	w.did("relist of %v", kind)
+	w.cluster.replace(kind, func(objects map[model.Key]source.Object) {
+		switch kind {
+		case model.KindService:
+			o := modeltest.Service(w.t, modeltest.ServiceKey(w.t))
+			objects[o.Key()] = o
+			delete(objects, modeltest.Service(w.t, modeltest.ServiceKey(w.t)).Key())
+		case model.KindSlice:
+			o := modeltest.Slice(w.t, modeltest.SliceKey(w.t))
+			objects[o.Key()] = o
+			delete(objects, modeltest.SliceKey(w.t))
+		case model.KindNode:
+			delete(objects, model.Key{Kind: kind, Name: rapid.SampledFrom(nodes).Draw(w.t, "node")})
+		}
+	})
+}

@@ -1,0 +1,138 @@
+package fabric
+
+import (
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/stretchr/testify/require"
+)
+
+// unlimited is more than ever passes.
+const unlimited = 1 << 60
+
+// proxy stands between one client and whatever server is its target.
+type proxy struct {
+	listener net.Listener
+	target   atomic.Pointer[string]
+	// left is how many more bytes may come from the server before all connections are cut.
+	left atomic.Int64
+	// gate is locked while nothing passes from the server to the client; the connections stay.
+	gate sync.RWMutex
+	// dead: what comes from either side is swallowed, and nobody hears of anything.
+	dead    atomic.Bool
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+}
+
+// cleaner is a *testing.T or *rapid.T.
+type cleaner interface {
+	require.TestingT
+	Helper()
+	Cleanup(func())
+}
+
+func newProxy(t cleaner, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &proxy{listener: l, conns: make(map[net.Conn]struct{})}
+	p.target.Store(&target)
+	p.left.Store(unlimited)
+	p.running.Go(p.accept)
+	t.Cleanup(func() {
+		_ = l.Close()
+		p.cut()
+		p.running.Wait()
+	})
+	return p
+}
+
+func (p *proxy) address() string { return p.listener.Addr().String() }
+
+// lead makes connections go to another server from now on.
+func (p *proxy) lead(target string) { p.target.Store(&target) }
+
+func (p *proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", *p.target.Load())
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+		p.mu.Unlock()
+		p.running.Go(func() {
+			p.pass(server, client, func(n int) int { return n })
+			p.close(client, server)
+		})
+		p.running.Go(func() {
+			p.pass(client, server, p.fromServer)
+			p.close(client, server)
+		})
+	}
+}
+
+// fromServer waits for the gate, and gives how many of n bytes may pass.
+func (p *proxy) fromServer(n int) int {
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	left := p.left.Add(-int64(n))
+	return min(n, n+int(left))
+}
+
+// pass copies as much as may gives, which ends it where that is not all.
+func (p *proxy) pass(to io.Writer, from io.Reader, may func(int) int) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		passes := may(n)
+		if p.dead.Load() {
+			continue
+		}
+		if _, err := to.Write(buf[:max(passes, 0)]); err != nil {
+			return
+		}
+		if passes < n {
+			p.left.Store(unlimited)
+			p.cut()
+			return
+		}
+	}
+}
+
+func (p *proxy) close(conns ...net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range conns {
+		delete(p.conns, c)
+		_ = c.Close()
+	}
+}
+
+// cut closes all connections.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		_ = c.Close()
+	}
+}
+
+// open tells how many connections pass through.
+func (p *proxy) open() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns) / 2
+}

@@ -1,0 +1,133 @@
+package fabric
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/upstream"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+const (
+	// patience is for what takes milliseconds on a machine that has time.
+	patience = 60 * time.Second
+	tick     = 2 * time.Millisecond
+)
+
+// server is a running slicecast-server, in this process.
+type server struct {
+	*app.Server
+	registry *prometheus.Registry
+	logs     *logs
+	stop     func()
+}
+
+// serve runs a server until the test, or stop, ends it.
+func serve(t cleaner, s source.Source, set ...func(*app.Config)) *server {
+	t.Helper()
+	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
+	c := app.Config{
+		Source: s, SourceKind: "test", TLS: &identities.server, BindAddress: "127.0.0.1:0",
+		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: 200 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(r.logs, nil)), Registry: r.registry,
+	}
+	for _, f := range set {
+		f(&c)
+	}
+	var err error
+	r.Server, err = app.New(c)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the server ended: %v", err)
+		}
+	})
+	t.Cleanup(r.stop)
+	return r
+}
+
+func (s *server) address() string { return s.Addresses().GRPC.String() }
+
+// upstreamOf makes a server a relay.
+func upstreamOf(address string) func(*app.Config) {
+	return func(c *app.Config) {
+		c.Upstream = &upstream.Options{
+			Servers: client.Static(address), DialOptions: (&traffic{}).dialOptions(relay), MaxBackoff: 20 * time.Millisecond,
+			Logger: c.Logger, Metrics: c.Registry,
+		}
+	}
+}
+
+// metric gives the value of a counter or gauge: of those with these label values, or of all.
+func (s *server) metric(t require.TestingT, name string, labels ...string) float64 {
+	return metric(t, s.registry, name, labels...)
+}
+
+func metric(t require.TestingT, registry *prometheus.Registry, name string, labels ...string) float64 {
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	var sum float64
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			var values []string
+			for _, l := range m.GetLabel() {
+				values = append(values, l.GetValue())
+			}
+			if len(labels) == 0 || strings.Join(values, ",") == strings.Join(labels, ",") {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// logs keeps what is logged.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+// Write implements io.Writer.
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// count tells how many lines hold all of the words.
+func (l *logs) count(words ...string) (n int) {
+	for line := range strings.Lines(l.String()) {
+		all := true
+		for _, w := range words {
+			all = all && strings.Contains(line, w)
+		}
+		if all {
+			n++
+		}
+	}
+	return n
+}
+
+var _ fmt.Stringer = (*logs)(nil)

@@ -1,0 +1,213 @@
+// Package upstream is the source of a relay: a server that feeds from another server's stream, as an agent does, and serves
+// agents of its own. It exists so that one cluster's state can reach more nodes, or farther ones, than one server should
+// serve.
+//
+// # Guarantees
+//
+//   - Objects keep the versions that the upstream server gave them, so that a relay has the same digests as its root, and
+//     agents move freely between both.
+//   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
+//     holds, and gets what differs with the next one.
+//   - What is acknowledged upstream, all nodes behind the relay have programmed.
+//   - A relay does not feed on itself, through however many others.
+package upstream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Options set up a Source. All but Version and MaxBackoff are required.
+type Options struct {
+	// Servers gives the upstream servers to begin with; others are learned from the stream.
+	Servers func(context.Context) ([]client.Server, error)
+	// DialOptions must hold the transport credentials of a relay.
+	DialOptions []grpc.DialOption
+	// Version is told to the upstream server.
+	Version string
+	// MaxBackoff is client.Options'.
+	MaxBackoff time.Duration
+	Logger     *slog.Logger
+	Metrics    prometheus.Registerer
+}
+
+// Source feeds a store from another server, and tells that server how far the nodes behind the store have come.
+type Source struct {
+	store  *store.Store
+	cache  *client.Cache
+	client *client.Client
+	sink   source.Sink
+
+	mu    sync.Mutex
+	path  []uint64 // nil as long as there is no stream that is in sync
+	next  []uint64 // of a stream that is not in sync yet
+	marks []model.Position
+	nodes map[string]*model.Node
+	// digest is the sum of the nodes' versions.
+	digest uint64
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New gives the source of a relay whose store it is; it connects when it runs.
+func New(o Options, s *store.Store) *Source {
+	u := &Source{
+		store: s, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
+	}
+	u.client = client.New(client.Options{
+		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
+		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
+		Relay: &client.Relay{
+			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, InSync: u.inSync, Ended: u.ended,
+		},
+	})
+	return u
+}
+
+// Run implements source.Source.
+func (u *Source) Run(ctx context.Context, sink source.Sink) error {
+	u.sink = sink
+	return u.client.Run(ctx)
+}
+
+// begin checks a new stream: it must not come from this relay, and must divide the state as this relay does.
+func (u *Source) begin(path []uint64) error {
+	if slices.Contains(path, u.store.Epoch()) {
+		return fmt.Errorf("that server is fed by this relay, directly or through others (epoch %016x is in its path): "+
+			"give this relay a server that is nearer to the API server", u.store.Epoch())
+	}
+	if sequences, _ := u.cache.Digests(); uint32(len(sequences)) != u.store.Shards() {
+		return fmt.Errorf("that server has %d shards and this relay %d: start the relay with --shards=%d",
+			len(sequences), u.store.Shards(), len(sequences))
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.next = path
+	return nil
+}
+
+func (u *Source) ended() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.path = nil
+}
+
+// applied writes to the store what an Update did to the cache.
+func (u *Source) applied(a client.Applied) {
+	rv := func(kind model.Kind) uint64 {
+		if kind == model.KindService {
+			return a.ResourceVersions.Services
+		}
+		return a.ResourceVersions.Slices
+	}
+	for _, key := range a.Removed {
+		u.sink.Remove(key, rv(key.Kind))
+	}
+	for _, o := range a.Objects {
+		u.sink.Upsert(o, rv(o.Key().Kind))
+	}
+	u.moved()
+}
+
+// moved notes the positions that the store has reached. The caller is the only one who moves the cache.
+func (u *Source) moved() {
+	changes, ok := u.cache.Take()
+	if !ok {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for shard, sequence := range changes.Positions {
+		u.marks[shard] = model.Position{Epoch: changes.Epoch, Sequence: sequence}
+	}
+}
+
+func (u *Source) nodesDigest() uint64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.digest
+}
+
+// node takes a Node; nil: it is gone.
+func (u *Source) node(name string, n *model.Node) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if old := u.nodes[name]; old != nil {
+		u.digest -= uint64(old.ContentVersion())
+		delete(u.nodes, name)
+	}
+	if n == nil {
+		u.sink.Remove(model.Key{Kind: model.KindNode, Name: name}, 0)
+		return
+	}
+	u.nodes[name] = n
+	u.digest += uint64(n.ContentVersion())
+	u.sink.Upsert(n, 0)
+}
+
+// inSync completes the state that a stream begins with.
+func (u *Source) inSync(s client.Synced) {
+	if s.Nodes != nil {
+		u.mu.Lock()
+		var gone []string
+		for name := range u.nodes {
+			if _, ok := s.Nodes[name]; !ok {
+				gone = append(gone, name)
+			}
+		}
+		u.mu.Unlock()
+		for _, name := range gone {
+			u.node(name, nil)
+		}
+	}
+	u.moved()
+	u.sink.Progress(model.KindService, s.ResourceVersions.Services)
+	u.sink.Progress(model.KindSlice, s.ResourceVersions.Slices)
+	u.sink.Synced()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.path = u.next
+}
+
+// Path is for fanout.Upstream.
+func (u *Source) Path() ([]uint64, bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.path, u.path != nil
+}
+
+// Mark is for fanout.Upstream.
+func (u *Source) Mark(shard uint32) model.Position {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.marks[shard]
+}
+
+// Programmed is for fanout.Upstream.
+func (u *Source) Programmed(shard uint32, m model.Position) {
+	u.mu.Lock()
+	current := u.marks[shard].Epoch == m.Epoch
+	u.mu.Unlock()
+	if current {
+		u.client.Ack(m.Epoch, map[uint32]uint64{shard: m.Sequence})
+	}
+}
+
+// Nodes is for fanout.Upstream.
+func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
+
+// Nack is for fanout.Upstream. What can't be sent now the node tells again, as long as it holds.
+func (u *Source) Nack(n *pb.Nack) { u.client.Report(n) }

@@ -1,0 +1,306 @@
+package upstream_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/upstream"
+	"github.com/slicecast/slicecast/internal/wire"
+	serverapp "github.com/slicecast/slicecast/server/app"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is for what takes milliseconds on a machine that has time.
+const patience = 30 * time.Second
+
+var plaintext = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+
+// lines is a log that tests read.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// server is one that runs.
+type server struct {
+	t        *testing.T
+	address  string
+	log      *lines
+	registry *prometheus.Registry
+	stop     func()
+}
+
+// serve runs a server that gets its state from a source, or from other servers.
+func serve(t *testing.T, address string, from source.Source, upstreams ...string) *server {
+	t.Helper()
+	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry()}
+	c := serverapp.Config{
+		Source: from, BindAddress: address, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
+		Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
+	}
+	if len(upstreams) > 0 {
+		c.Upstream = &upstream.Options{
+			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,
+		}
+	}
+	app, err := serverapp.New(c)
+	require.NoError(t, err)
+	s.address = app.Addresses().GRPC.String()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- app.Run(ctx) }()
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	t.Cleanup(s.stop)
+	return s
+}
+
+// metric gives the value of a counter or gauge; the sum where it has labels.
+func (s *server) metric(name string) (sum float64) {
+	families, err := s.registry.Gather()
+	require.NoError(s.t, err)
+	for _, f := range families {
+		if f.GetName() == name {
+			for _, m := range f.GetMetric() {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// cluster is a source that the test writes to.
+type cluster struct {
+	ready chan struct{}
+	sink  source.Sink
+}
+
+func newCluster() *cluster { return &cluster{ready: make(chan struct{})} }
+
+func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
+	c.sink = sink
+	c.fill(0, 20, 2)
+	for _, name := range []string{"node-1", "node-2"} {
+		sink.Upsert(&model.Node{Name: name, Labels: map[string]string{"zone": "a"}}, 0)
+	}
+	sink.Synced()
+	close(c.ready)
+	<-ctx.Done()
+	return nil
+}
+
+// fill writes Services with so many endpoints each.
+func (c *cluster) fill(from, to, endpoints int) {
+	for i := from; i < to; i++ {
+		name := fmt.Sprint("service-", i)
+		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), uint64(100+i))
+		s := model.Slice{Namespace: "default", Name: name, Service: name, Family: model.IPv4}
+		for e := range endpoints {
+			s.Endpoints = append(s.Endpoints, model.Endpoint{
+				Address: netip.AddrFrom4([4]byte{10, byte(i), 0, byte(e)}), Conditions: model.Conditions{Ready: true, Serving: true},
+			})
+		}
+		c.sink.Upsert(model.NewSlice(s), uint64(200+i))
+	}
+}
+
+// agent is a node.
+type agent struct {
+	*client.Client
+	t       *testing.T
+	cache   *client.Cache
+	mu      sync.Mutex
+	updates int // with content
+	synced  chan struct{}
+	stop    func()
+}
+
+// join runs an agent until the test ends or it is stopped; a cache of another one goes on with what that held.
+func join(t *testing.T, name string, cache *client.Cache, servers ...string) *agent {
+	t.Helper()
+	if cache == nil {
+		cache = client.NewCache()
+	}
+	a := &agent{t: t, cache: cache, synced: make(chan struct{})}
+	first := sync.OnceFunc(func() { close(a.synced) })
+	a.Client = client.New(client.Options{
+		Servers: client.Static(servers...), NodeName: name, DialOptions: plaintext, Cache: cache, Logger: slog.New(slog.DiscardHandler),
+		Observe: func(r *wire.Response, _ int) {
+			a.mu.Lock()
+			if r.Update != nil && r.Update.Len() > 0 {
+				a.updates++
+			}
+			a.mu.Unlock()
+			if r.InSync != nil {
+				first()
+			}
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	a.stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	t.Cleanup(a.stop)
+	select {
+	case <-a.synced:
+	case <-time.After(patience):
+		require.Fail(t, "not in sync", "with %v", servers)
+	}
+	return a
+}
+
+// has waits until a Service has so many endpoints here.
+func (a *agent) has(service, endpoints int) {
+	a.t.Helper()
+	require.Eventually(a.t, func() bool {
+		_, slices := a.cache.Service(model.ServiceKey{Namespace: "default", Name: fmt.Sprint("service-", service)})
+		return len(slices) == 1 && len(slices[0].Endpoints) == endpoints
+	}, patience, time.Millisecond)
+}
+
+// ackAll tells the server that everything is programmed.
+func (a *agent) ackAll() {
+	if changes, ok := a.cache.Take(); ok {
+		a.Ack(changes.Epoch, changes.Positions)
+	}
+}
+
+func TestThreeLevels(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	first := serve(t, "127.0.0.1:0", nil, root.address)
+	second := serve(t, "127.0.0.1:0", nil, first.address)
+	<-c.ready
+	a, b := join(t, "node-1", nil, second.address), join(t, "node-2", nil, root.address)
+	require.Equal(t, "a", a.cache.Node().Labels["zone"], "its Node has come through two relays")
+	_, atRoot := b.cache.Digests()
+	_, behind := a.cache.Digests()
+	require.Equal(t, atRoot, behind)
+
+	c.fill(3, 4, 7)
+	a.has(3, 7)
+	b.has(3, 7)
+	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, 300)
+	c.sink.Upsert(&model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, 0)
+	require.Eventually(t, func() bool {
+		_, slices := a.cache.Service(model.ServiceKey{Namespace: "default", Name: "service-4"})
+		return len(slices) == 0 && a.cache.Node().Labels["zone"] == "b"
+	}, patience, time.Millisecond)
+
+	// Between root and relays nothing is sent again, and resource versions are those of the cluster.
+	a.stop()
+	for _, to := range []*server{root, first, second, root} {
+		moved := join(t, "node-1", a.cache, to.address)
+		require.Zero(t, moved.updates)
+		moved.stop()
+	}
+	require.Zero(t, root.metric("slicecast_server_behind_waits_total")+second.metric("slicecast_server_behind_waits_total"))
+
+	// A relay keeps what it has while its server is away, and is no server for other relays then.
+	root.stop()
+	require.Eventually(t, func() bool { return first.metric("slicecast_upstream_connected") == 0 }, patience, time.Millisecond)
+	a = join(t, "node-1", nil, first.address)
+	a.has(3, 7)
+	third := serve(t, "127.0.0.1:0", nil, first.address)
+	require.Eventually(t, func() bool { return contains(third.log, "has no stream from its own server") }, patience, time.Millisecond)
+	again := newCluster()
+	serve(t, root.address, again)
+	<-again.ready
+	a.has(3, 2) // as the cluster has it now
+	join(t, "node-3", nil, third.address)
+}
+
+// What a relay acknowledges, its nodes have programmed; what they can't, it passes on.
+func TestAcksOfARelaysNodes(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	relay := serve(t, "127.0.0.1:0", nil, root.address)
+	<-c.ready
+	a, b := join(t, "node-1", nil, relay.address), join(t, "node-2", nil, relay.address)
+	a.ackAll()
+	b.ackAll()
+	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 2 }, patience, time.Millisecond)
+	converged := func() uint64 {
+		families, err := root.registry.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == "slicecast_server_convergence_duration_seconds" {
+				for _, m := range f.GetMetric() {
+					if m.GetLabel()[0].GetValue() == "1" {
+						return m.GetHistogram().GetSampleCount()
+					}
+				}
+			}
+		}
+		return 0
+	}
+	for n := range 3 {
+		c.fill(n, n+1, 9)
+		a.has(n, 9)
+		b.has(n, 9)
+		a.ackAll()
+		require.LessOrEqual(t, converged(), uint64(n), "one of two nodes has it")
+		b.ackAll()
+		require.Eventually(t, func() bool { return converged() == uint64(n+1) }, patience, time.Millisecond)
+	}
+	b.Nack(model.ServiceKey{Namespace: "default", Name: "service-1"}, "no room")
+	require.Eventually(t, func() bool { return root.metric("slicecast_server_nacks_total") == 1 }, patience, time.Millisecond)
+	b.stop()
+	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 1 }, patience, time.Millisecond)
+}
+
+// A relay that would be fed by itself refuses, and says why.
+func TestACycleIsRefused(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	<-c.ready
+	// The address of the last relay is known before it runs, so that the first one can be given it.
+	reserved := serve(t, "127.0.0.1:0", newCluster())
+	last := reserved.address
+	reserved.stop()
+	first := serve(t, "127.0.0.1:0", nil, root.address, last)
+	middle := serve(t, "127.0.0.1:0", nil, first.address)
+	join(t, "node-1", nil, middle.address).stop()
+	serve(t, last, nil, middle.address)
+	join(t, "node-2", nil, last).stop()
+
+	root.stop()
+	require.Eventually(t, func() bool { return contains(first.log, "fed by this relay") }, patience, time.Millisecond)
+	a := join(t, "node-1", nil, last)
+	a.has(1, 2)
+}
+
+func contains(l *lines, s string) bool { return bytes.Contains([]byte(l.String()), []byte(s)) }

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+)
+
+// TestMetricsAreFoundByWhatTheyAre: with and without values, labels and odd words.
+func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
+	register := func(r prometheus.Registerer, extra bool) {
+		r.MustRegister(
+			prometheus.NewCounterVec(prometheus.CounterOpts{Name: "b_total", Help: `Of a "kind" | more.`}, []string{"x", "y"}),
+			prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "a", Help: "One."}, func() float64 { return 1 }),
+		)
+		if extra {
+			r.MustRegister(
+				prometheus.NewHistogram(prometheus.HistogramOpts{Name: "c_seconds", Help: "Time."}),
+				prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "d_seconds", Help: "Time."}, []string{"x"}),
+				prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "e", Help: "State."}, []string{"x"}),
+			)
+		}
+	}
+	c := command{
+		variants: []variant{{with: []string{"p"}}, {args: []string{"more"}, with: []string{"p", "q"}}, {args: []string{"more"}, with: []string{"r"}}},
+		make:     func(args []string, r *recorder) error { register(r, len(args) > 0); return nil },
+	}
+	metrics, err := c.metrics()
+	require.NoError(t, err)
+	var got []string
+	for _, m := range metrics {
+		got = append(got, m.name+" "+m.kind+": "+m.text())
+	}
+	require.Equal(t, []string{
+		`a gauge: One.`,
+		`b_total counter: Of a "kind" \| more.`,
+		`c_seconds histogram: Time. *Only with q or r.*`,
+		`d_seconds histogram: Time. *Only with q or r.*`,
+		`e gauge: State. *Only with q or r.*`,
+	}, got)
+	require.Equal(t, []string{"x", "y"}, metrics[1].labels)
+
+	require.Equal(t, "p", c.only([]int{0, 1}))
+	require.Equal(t, "some configurations", c.only([]int{0}))
+}
+
+func TestWhatIsNotKnownIsSaid(t *testing.T) {
+	r := newRecorder()
+	r.MustRegister(prometheus.NewSummaryVec(prometheus.SummaryOpts{Name: "s", Help: "h"}, []string{"x"}))
+	_, err := r.metrics()
+	require.ErrorContains(t, err, "metric s is of a collector of type *prometheus.SummaryVec")
+	_, err = parseDesc("Desc{}")
+	require.ErrorContains(t, err, "adapt parseDesc")
+	require.ErrorContains(t, run(nil), "give the path")
+}

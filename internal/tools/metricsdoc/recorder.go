@@ -1,0 +1,122 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/slicecast/slicecast/internal/testca"
+)
+
+// metric is what is known of one before it has a value.
+type metric struct {
+	name, help, kind string
+	labels           []string
+}
+
+// recorder is a registry that remembers what is registered.
+type recorder struct {
+	*prometheus.Registry
+	collectors []prometheus.Collector
+}
+
+func newRecorder() *recorder { return &recorder{Registry: prometheus.NewRegistry()} }
+
+// Register implements prometheus.Registerer.
+func (r *recorder) Register(c prometheus.Collector) error {
+	r.collectors = append(r.collectors, c)
+	return r.Registry.Register(c)
+}
+
+// MustRegister implements prometheus.Registerer.
+func (r *recorder) MustRegister(all ...prometheus.Collector) {
+	for _, c := range all {
+		if err := r.Register(c); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// metrics gives what was registered.
+func (r *recorder) metrics() (out []metric, err error) {
+	families, err := r.Gather()
+	if err != nil {
+		return nil, err
+	}
+	kinds := make(map[string]string)
+	for _, f := range families {
+		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
+	for _, c := range r.collectors {
+		descs := make(chan *prometheus.Desc)
+		go func() {
+			c.Describe(descs)
+			close(descs)
+		}()
+		for d := range descs {
+			m, parse := parseDesc(d.String())
+			m.kind = cmp.Or(kinds[m.name], kindOf(c))
+			if m.kind == "" {
+				parse = errors.Join(parse, fmt.Errorf("metric %s is of a collector of type %T: adapt kindOf", m.name, c))
+			}
+			err = errors.Join(err, parse)
+			out = append(out, m)
+		}
+	}
+	return out, err
+}
+
+// kindOf tells the type of metrics that have no value yet, as no labels were used; "": the collector is of another sort.
+func kindOf(c prometheus.Collector) string {
+	switch c.(type) {
+	case *prometheus.CounterVec:
+		return "counter"
+	case *prometheus.GaugeVec:
+		return "gauge"
+	case *prometheus.HistogramVec:
+		return "histogram"
+	}
+	return ""
+}
+
+// description is how prometheus.Desc prints itself, which is the only way to see what is in it.
+var description = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), .*variableLabels: \{(.*)\}\}$`)
+
+func parseDesc(s string) (m metric, err error) {
+	parts := description.FindStringSubmatch(s)
+	if parts == nil {
+		return m, fmt.Errorf("client_golang describes a metric as %s, which is new: adapt parseDesc", s)
+	}
+	if m.name, err = strconv.Unquote(parts[1]); err != nil {
+		return m, err
+	}
+	if m.help, err = strconv.Unquote(parts[2]); err != nil {
+		return m, err
+	}
+	if parts[3] != "" {
+		m.labels = strings.Split(parts[3], ",")
+	}
+	return m, nil
+}
+
+// makeTLS makes certificates.
+func (f *files) makeTLS(dir string) error {
+	ca, err := testca.New()
+	if err != nil {
+		return err
+	}
+	if f.ca, err = ca.WriteCA(dir); err != nil {
+		return err
+	}
+	certificate, err := ca.Server("localhost")
+	if err != nil {
+		return err
+	}
+	f.cert, f.key, err = testca.Write(dir, "server", certificate)
+	return err
+}

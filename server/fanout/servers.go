@@ -1,0 +1,72 @@
+package fanout
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// serverPortName is the name of the port that agents connect to; a slice with one port only needs no name.
+const serverPortName = "grpc"
+
+// announce tells all clients where else they may connect, if that has changed. Nothing is told of no servers at all: the
+// client has one, after all.
+func (h *Hub) announce(servers []*pb.Server) {
+	if len(servers) == 0 {
+		return
+	}
+	f := mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: servers}}})
+	h.mu.Lock()
+	changed := string(f) != string(h.servers)
+	h.servers, h.replicas = f, servers
+	h.mu.Unlock()
+	if changed {
+		h.broadcast(f, f)
+	}
+}
+
+// announceReplicas announces the ready endpoints of the servers' own Service, if updates have changed them.
+func (h *Hub) announceReplicas(updates []*model.Update) {
+	service := h.options.ServerService
+	if service == (model.ServiceKey{}) {
+		return
+	}
+	shard := service.Shard(h.store.Shards())
+	if !slices.ContainsFunc(updates, func(u *model.Update) bool { return u.Shard == shard }) {
+		return
+	}
+	found := map[netip.AddrPort]struct{}{}
+	u := h.store.Snapshot(shard).Where(func(key model.ServiceKey) bool { return key == service })
+	for _, s := range u.Slices {
+		for _, p := range s.Ports {
+			if p.Name != serverPortName && len(s.Ports) > 1 {
+				continue
+			}
+			for _, e := range s.Endpoints {
+				if e.Conditions.Ready {
+					found[netip.AddrPortFrom(e.Address, p.Port)] = struct{}{}
+				}
+			}
+		}
+	}
+	var servers []*pb.Server
+	for a := range found {
+		servers = append(servers, &pb.Server{Address: a.String()})
+	}
+	slices.SortFunc(servers, func(a, b *pb.Server) int { return strings.Compare(a.GetAddress(), b.GetAddress()) })
+	h.announce(servers)
+}
+
+// sendServers tells one client.
+func (s *stream) sendServers() error {
+	s.hub.mu.Lock()
+	f := s.hub.servers
+	s.hub.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return s.send(f)
+}
