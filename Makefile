@@ -33,6 +33,10 @@ setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes 
 test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
 	go test -race -timeout 40m ./...
 
+.PHONY: bench
+bench: build ## the figures of docs/performance.md, on a machine that has nothing else to do; reports in bin/bench
+	internal/tools/bench.sh
+
 FUZZTIME ?= 1m
 
 .PHONY: fuzz

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,8 @@ const (
 	// rate of changes, in a second.
 	rate = 5
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // BenchmarkWatch has one endpoint of a slice of 100 flip five times a second, beside 0, 1000 and 3000 watchers, each with a TLS
 // connection of its own. An operation is a flip. It tells the API server's CPU time for each event that a watcher gets

@@ -6,12 +6,14 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // serveCommand is the command with which a run starts its server.
@@ -54,11 +56,27 @@ It fails if at the end a node does not hold exactly the true state.`,
 				return err
 			}
 			slog.SetDefault(logger)
+			if err := spendMemory(); err != nil {
+				return err
+			}
 			return Run(c.Context(), *o, logger, c.OutOrStdout(), c.ErrOrStderr())
 		},
 	}
 	o.AddFlags(c.Flags())
 	return c
+}
+
+// spendMemory has garbage collected less often, as long as there is room for it: the caches of thousands of nodes are long to
+// scan, and the CPU time is needed.
+func spendMemory() error {
+	const percent, share = 400, 2
+	machine, err := usage.ThisMachine()
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(percent)
+	debug.SetMemoryLimit(machine.Memory / share)
+	return nil
 }
 
 func newShowCommand() *cobra.Command {

@@ -233,7 +233,6 @@ func TestDivergedNodeFailsTheRun(t *testing.T) {
 			Namespace: "default", Name: "web", Type: model.ClusterIP, Ports: []model.ServicePort{{Protocol: model.TCP, Port: port}},
 		})
 	}
-	// node-00000 comes first and is what the check asks for the truth.
 	for name, wrong := range map[string]*model.Service{
 		"other version":                   service(81),
 		"other content, the same version": service(81).WithVersion(service(80).ContentVersion()),

@@ -75,7 +75,8 @@ type Cluster struct {
 // place is where an endpoint is: index in Cluster.slices, and in the slice's endpoints.
 type place struct{ slice, endpoint uint32 }
 
-// New makes the state before any change: all endpoints are ready.
+// New makes the state before any change. Every other endpoint in the order of changes is not ready, so that changes go both
+// ways in turns.
 func New(c Config) (*Cluster, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -94,6 +95,13 @@ func New(c Config) (*Cluster, error) {
 		g.add(service(s), endpoints, changes, &p)
 	}
 	rand.New(rand.NewPCG(c.Seed, 0)).Shuffle(len(g.order), func(i, j int) { g.order[i], g.order[j] = g.order[j], g.order[i] })
+	away := make(map[uint32][]uint32) // endpoints that are not ready, by slice
+	for i := 1; i < len(g.order); i += 2 {
+		away[g.order[i].slice] = append(away[g.order[i].slice], g.order[i].endpoint)
+	}
+	for slice, endpoints := range away {
+		g.flip(slice, 0, endpoints...)
+	}
 	return g, nil
 }
 

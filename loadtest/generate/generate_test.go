@@ -36,16 +36,20 @@ func TestStateFollowsFromConfig(t *testing.T) {
 	require.Len(t, objects, 5+5*3, "a slice has at most 100 endpoints")
 	require.Len(t, versions(objects), len(objects), "all have different names")
 	addresses := make(map[string]bool)
+	ready := 0
 	for _, o := range objects {
 		if s, ok := o.(*model.Slice); ok {
 			for _, e := range s.Endpoints {
 				addresses[e.Address.String()] = true
-				require.True(t, e.Conditions.Ready)
+				if e.Conditions.Ready {
+					ready++
+				}
 				require.NotEmpty(t, e.NodeName)
 			}
 		}
 	}
 	require.Len(t, addresses, 5*230)
+	require.Equal(t, 5*230/2, ready)
 	require.Equal(t, versions(objects), versions(newCluster(t).Objects()))
 }
 
@@ -119,6 +123,15 @@ func TestPlan(t *testing.T) {
 	require.Equal(t, changes[all/2].Slice, half[0].Slice)
 }
 
+func TestChangesGoBothWaysInTurns(t *testing.T) {
+	g := newCluster(t)
+	for i, c := range g.Changes(Plan{Start: time.Now(), Count: 100, Rate: 10}) {
+		conditions := g.Make(c).Endpoints[c.place.endpoint].Conditions
+		require.Equal(t, i%2 == 1, conditions.Ready)
+		require.Equal(t, conditions.Ready, conditions.Serving)
+	}
+}
+
 func TestMakeIsUndoneByTheNextRound(t *testing.T) {
 	g := newCluster(t)
 	before := versions(g.Objects())
@@ -130,7 +143,7 @@ func TestMakeIsUndoneByTheNextRound(t *testing.T) {
 	for _, c := range changes[1:] {
 		g.Make(c)
 	}
-	require.NotEqual(t, before, versions(g.Objects()), "all are not ready")
+	require.NotEqual(t, before, versions(g.Objects()), "those that were ready are not, and the other way round")
 	for _, c := range changes {
 		g.Make(c)
 	}

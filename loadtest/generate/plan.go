@@ -97,14 +97,21 @@ func (g *Cluster) Changes(p Plan) []Change {
 
 // Make makes a change and gives the slice as it is then.
 func (g *Cluster) Make(c Change) *model.Slice {
-	before := g.slices[c.place.slice]
+	return g.flip(c.place.slice, c.TriggerMS, c.place.endpoint)
+}
+
+// flip turns endpoints of a slice not ready, or ready again.
+func (g *Cluster) flip(slice uint32, triggerMS int64, endpoints ...uint32) *model.Slice {
+	before := g.slices[slice]
 	s := model.Slice{
 		Namespace: before.Namespace, Name: before.Name, Service: before.Service, Family: before.Family, Ports: before.Ports,
-		Endpoints: slices.Clone(before.Endpoints), LastChangeTriggerTimeMS: c.TriggerMS,
+		Endpoints: slices.Clone(before.Endpoints), LastChangeTriggerTimeMS: triggerMS,
 	}
-	conditions := &s.Endpoints[c.place.endpoint].Conditions
-	conditions.Ready = !conditions.Ready
-	conditions.Serving = conditions.Ready
-	g.slices[c.place.slice] = model.NewSlice(s)
-	return g.slices[c.place.slice]
+	for _, e := range endpoints {
+		conditions := &s.Endpoints[e].Conditions
+		conditions.Ready = !conditions.Ready
+		conditions.Serving = conditions.Ready
+	}
+	g.slices[slice] = model.NewSlice(s)
+	return g.slices[slice]
 }
