@@ -65,7 +65,7 @@ func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	<-s.WaitPublished()
 	p := connect(t, h, &pb.Hello{})
 	defer func() { _ = p.close() }()
-	c := &copyOf{objects: map[model.Key]model.Object{}, sequences: map[uint32]uint64{}, shards: 2}
+	c := &copyOf{objects: map[placed]model.Object{}, sequences: map[uint32]uint64{}, shards: 2}
 	eventually(t, func() bool { c.take(t, p.read(t)); return c.inSyncs == 1 })
 
 	changed := slice(1, 9)
