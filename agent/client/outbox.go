@@ -15,9 +15,11 @@ import (
 )
 
 const (
-	// ackInterval is the least time between two Acks: one that follows a quiet second goes at once, so the server knows
-	// exactly when a single change was programmed, and under churn an ack costs it little.
-	ackInterval = time.Second
+	// ackInterval is the least time between two Acks: one that follows a quiet time goes at once, and under churn acks cost the
+	// server little. Either way it knows when each change was programmed.
+	ackInterval = 2 * time.Second
+	// maxPositions of one shard go with an Ack; of more the last ones count as one.
+	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
 	// maxReason bounds the reason in a Nack, in bytes.
@@ -39,7 +41,7 @@ type outbox struct {
 	requests []*pb.StreamRequest
 	// full: more requests have come than may wait.
 	full  bool
-	acks  map[uint32]programmed
+	acks  map[uint32][]programmed
 	epoch uint64 // of acks
 	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
 	nodes, toldNodes uint32
@@ -167,10 +169,14 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 		o.epoch = epoch
 	}
 	if o.acks == nil {
-		o.acks = make(map[uint32]programmed)
+		o.acks = make(map[uint32][]programmed)
 	}
 	for shard, sequence := range positions {
-		o.acks[shard] = programmed{sequence, now}
+		// Each has its own time, so that the server knows it of each; but not of too many.
+		if had := o.acks[shard]; len(had) == maxPositions {
+			o.acks[shard] = had[:maxPositions-1]
+		}
+		o.acks[shard] = append(o.acks[shard], programmed{sequence, now})
 	}
 	o.signal()
 }
@@ -247,10 +253,12 @@ func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
 	a := &pb.Ack{Nodes: o.nodes, NodesProgrammed: o.nodes}
 	o.toldNodes = o.nodes
-	for shard, p := range o.acks {
-		a.Positions = append(a.Positions, &pb.ShardPosition{
-			Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),
-		})
+	for shard, positions := range o.acks {
+		for _, p := range positions {
+			a.Positions = append(a.Positions, &pb.ShardPosition{
+				Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),
+			})
+		}
 	}
 	return a
 }

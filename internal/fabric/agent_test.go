@@ -1,14 +1,14 @@
 package fabric
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -37,6 +37,8 @@ type agent struct {
 	stop       func()
 
 	inSyncs atomic.Int64
+	// updated gets a value after an update.
+	updated chan struct{}
 	// tamper is called, if set, with each update before it is applied, until it gives true.
 	tamper atomic.Pointer[func(*model.Update) bool]
 
@@ -50,6 +52,7 @@ type agent struct {
 
 // agentOptions are how agents differ.
 type agentOptions struct {
+	// node is the Node that it is of; "": it is an observer.
 	node string
 	// checkpoint is the path of the file to begin with and to save to; "": none.
 	checkpoint   string
@@ -59,6 +62,8 @@ type agentOptions struct {
 	// before, if any, sees each frame before it is decoded.
 	before func(wire.Frame)
 	logs   *logs
+	// dial are options beside those that all agents have.
+	dial []grpc.DialOption
 	// count: remember which objects have come.
 	count bool
 }
@@ -66,7 +71,7 @@ type agentOptions struct {
 // follow runs a client until the test, or stop, ends it.
 func follow(t cleaner, o agentOptions) *agent {
 	t.Helper()
-	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), acked: make(map[uint32]uint64)}
+	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
 		o.logs = &logs{}
 	}
@@ -83,7 +88,7 @@ func follow(t cleaner, o agentOptions) *agent {
 	}
 	a.client = client.New(client.Options{
 		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
-		DialOptions: a.traffic.dialOptions(o.node), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
+		DialOptions: append(a.traffic.dialOptions(cmp.Or(o.node, observer)), o.dial...), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },
 	})
@@ -125,6 +130,14 @@ func (a *agent) observe(r *wire.Response) {
 	if r.InSync != nil {
 		a.inSyncs.Add(1)
 	}
+	if r.Update != nil {
+		defer func() {
+			select {
+			case a.updated <- struct{}{}:
+			default:
+			}
+		}()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if r.Update != nil && a.updates != nil {
@@ -157,25 +170,11 @@ func named(u *model.Update) map[model.Key]struct{} {
 	return out
 }
 
-// save gives the path of a checkpoint as of now, which nobody writes to; "": the agent has not been in sync yet.
-func (a *agent) save(t cleaner, dir string) string {
-	t.Helper()
+// save writes the agent's checkpoint, unless it has never been in sync.
+func (a *agent) save() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	a.checkpoint.Run(ctx) // it saves at its end
-	files, err := filepath.Glob(filepath.Join(dir, a.node+".checkpoint"))
-	require.NoError(t, err)
-	if len(files) == 0 {
-		return ""
-	}
-	content, err := os.ReadFile(files[0])
-	require.NoError(t, err)
-	f, err := os.CreateTemp(dir, a.node+".*.saved")
-	require.NoError(t, err)
-	_, err = f.Write(content)
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	return f.Name()
 }
 
 // objects gives what the cache holds, by content: versions are computed anew, and have to be those that the cache counts by.
@@ -219,6 +218,13 @@ func rehashed(o model.Object) model.Object {
 // differs tells in what the agent differs from what it should hold: the objects of the cluster that its subscription wants,
 // with the same content and the digests that follow from it, its Node, and all of it acknowledged. nil: in nothing.
 func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subscription) error {
+	if err := a.unsettled(want, subscription); err != nil { // which costs little, while it is polled for
+		return err
+	}
+	return a.contentDiffers(want, subscription)
+}
+
+func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	held, err := a.objects()
 	if err != nil {
 		return err
@@ -240,15 +246,15 @@ func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subsc
 	for key := range held {
 		return fmt.Errorf("%v should not be there", key)
 	}
+	return nil
+}
+
+// unsettled tells whether the Node, or the digest of a shard, is another one, or a shard is not acknowledged.
+func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
 	if have := a.cache.Node(); !have.Equal(node) {
 		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
 	}
-	return a.unsettled(want, subscription)
-}
-
-// unsettled tells which shard has another digest than its objects, or is not acknowledged.
-func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	sequences, digests := a.cache.Digests()
 	sums := make([]uint64, len(digests))
 	for _, o := range want {
@@ -277,12 +283,27 @@ func wants(s *pb.Subscription, key model.ServiceKey) bool {
 		})
 }
 
+// eventually polls without a goroutine for each look, of which there are many.
+func eventually(is func() bool) bool {
+	deadline := time.After(patience)
+	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
+		select {
+		case <-deadline:
+			return false
+		case <-time.After(pause):
+		}
+	}
+	return true
+}
+
 // waitEquals waits until the agent holds what the cluster does.
 func (a *agent) waitEquals(t cleaner, c *cluster) {
 	t.Helper()
 	want := c.state()
 	var err error
-	require.Eventually(t, func() bool { err = a.differs(want, nil); return err == nil }, patience, tick, "%s: %v", a.node, &err)
+	if !eventually(func() bool { err = a.differs(want, nil); return err == nil }) {
+		require.NoError(t, errors.Join(err, a.contentDiffers(want, nil)))
+	}
 }
 
 // traffic counts the bytes of a client's connections below TLS, from the end of each handshake on.

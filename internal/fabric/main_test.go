@@ -19,6 +19,13 @@ import (
 var identities *pki
 
 func TestMain(m *testing.M) {
+	if os.Getenv(serveVariable) != "" {
+		if err := serveProcess(); err != nil {
+			fmt.Fprintln(os.Stderr, "the server of a test:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	dir, err := os.MkdirTemp("", "slicecast-fabric-")
 	if err == nil {
 		identities, err = newPKI(dir)
@@ -38,12 +45,12 @@ type pki struct {
 	dir    string
 	ca     *testca.CA
 	server tlsfiles.Files
-	// clients are the certificates of nodes, by name, and of relays.
+	// clients are the certificates of nodes, by name, and of relays and observers.
 	clients map[string]tls.Certificate
 }
 
-// relay names the certificate of all relays.
-const relay = "relay"
+// relay and observer name the certificates of all relays and observers.
+const relay, observer = "relay", "observer"
 
 // nodes are the names of all nodes that there are certificates for.
 var nodes = []string{"node-1", "node-2", "node-3", "node-4"}
@@ -64,8 +71,10 @@ func newPKI(dir string) (*pki, error) {
 	if p.server.Certificate, p.server.PrivateKey, err = testca.Write(dir, "server", server); err != nil {
 		return nil, err
 	}
-	if p.clients[relay], err = ca.Client(relay, "slicecast:relays"); err != nil {
-		return nil, err
+	for name, group := range map[string]string{relay: "slicecast:relays", observer: "slicecast:observers"} {
+		if p.clients[name], err = ca.Client(name, group); err != nil {
+			return nil, err
+		}
 	}
 	for _, node := range nodes {
 		if p.clients[node], err = ca.Node(node); err != nil {

@@ -1,6 +1,7 @@
 package fabric
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -25,6 +26,7 @@ var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -r
 // TestModel: whatever happens to cluster, servers, streams and clients, after each quiet moment every client holds exactly
 // what the cluster does, or the part of it that it follows.
 func TestModel(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
 		for range *steps {
@@ -68,7 +70,7 @@ type follower struct {
 	narrowed     bool
 	subscription *pb.Subscription
 	// saved are checkpoints of any age.
-	saved []string
+	saved [][]byte
 	// tampered counts how often its cache was made wrong: the repair of more than some would be put off.
 	tampered int
 }
@@ -148,7 +150,7 @@ func (w *world) proxiesTo(i int) (out []*proxy) {
 func (w *world) startClient(f *follower, node string) {
 	o := agentOptions{node: node, servers: []string{f.proxy.address()}, subscription: f.subscription}
 	if !f.narrowed {
-		o.checkpoint = filepath.Join(w.dir, node+".checkpoint")
+		o.checkpoint = w.checkpointOf(node)
 	}
 	f.agent = follow(w.t, o)
 }
@@ -284,22 +286,26 @@ func (w *world) checkpoint(f *follower) {
 	if f.narrowed {
 		return
 	}
+	path := w.checkpointOf(f.node)
 	if len(f.saved) == 0 || rapid.Bool().Draw(w.t, "save") {
-		if path := f.save(w.t, w.dir); path != "" {
+		f.save()
+		content, err := os.ReadFile(path)
+		if !errors.Is(err, os.ErrNotExist) { // it has not been in sync yet
+			require.NoError(w.t, err)
 			w.did("%s saves checkpoint %d", f.node, len(f.saved))
-			f.saved = append(f.saved, path)
+			f.saved = append(f.saved, content)
 		}
 		return
 	}
 	n := rapid.IntRange(0, len(f.saved)-1).Draw(w.t, "checkpoint")
 	w.did("%s begins again with checkpoint %d", f.node, n)
 	f.stop()
-	content, err := os.ReadFile(f.saved[n])
-	require.NoError(w.t, err)
-	require.NoError(w.t, os.WriteFile(filepath.Join(w.dir, f.node+".checkpoint"), content, 0o600))
+	require.NoError(w.t, os.WriteFile(path, f.saved[n], 0o600))
 	w.startClient(f, f.node)
 	f.tampered = 0
 }
+
+func (w *world) checkpointOf(node string) string { return filepath.Join(w.dir, node+".checkpoint") }
 
 // subscription draws some names, of which Services need not exist.
 func (w *world) subscription() *pb.Subscription {
@@ -390,22 +396,10 @@ func (w *world) equal(f *follower) {
 	begin := time.Now()
 	var err error
 	if !eventually(func() bool { err = f.differs(want, f.subscription); return err == nil }) {
-		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), err, strings.Join(w.history, "\n"))
+		w.t.Fatalf("%s differs after %v: %v\n%s", f.node, time.Since(begin), errors.Join(err, f.contentDiffers(want, f.subscription)),
+			strings.Join(w.history, "\n"))
 	}
 	w.did("%s is equal, after %v", f.node, time.Since(begin).Round(time.Millisecond))
-}
-
-// eventually polls without a goroutine per look, of which there are many.
-func eventually(is func() bool) bool {
-	deadline := time.After(patience)
-	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
-		select {
-		case <-deadline:
-			return false
-		case <-time.After(pause):
-		}
-	}
-	return true
 }
 
 // write makes one change of the cluster.

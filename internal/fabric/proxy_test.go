@@ -129,10 +129,3 @@ func (p *proxy) cut() {
 		_ = c.Close()
 	}
 }
-
-// open tells how many connections pass through.
-func (p *proxy) open() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.conns) / 2
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -73,13 +74,13 @@ func upstreamOf(address string) func(*app.Config) {
 
 // metric gives the value of a counter or gauge: of those with these label values, or of all.
 func (s *server) metric(t require.TestingT, name string, labels ...string) float64 {
-	return metric(t, s.registry, name, labels...)
+	value, err := metric(s.registry, name, labels...)
+	require.NoError(t, err)
+	return value
 }
 
-func metric(t require.TestingT, registry *prometheus.Registry, name string, labels ...string) float64 {
+func metric(registry *prometheus.Registry, name string, labels ...string) (sum float64, err error) {
 	families, err := registry.Gather()
-	require.NoError(t, err)
-	var sum float64
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -89,12 +90,12 @@ func metric(t require.TestingT, registry *prometheus.Registry, name string, labe
 			for _, l := range m.GetLabel() {
 				values = append(values, l.GetValue())
 			}
-			if len(labels) == 0 || strings.Join(values, ",") == strings.Join(labels, ",") {
+			if len(labels) == 0 || slices.Equal(values, labels) {
 				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
 		}
 	}
-	return sum
+	return sum, err
 }
 
 // logs keeps what is logged.

@@ -14,7 +14,9 @@ var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 // SliceDelta turns one version of a Slice into another that differs in endpoints only.
 type SliceDelta struct {
 	Namespace, Name string
-	// Service that the slice belongs to. It does not go over the wire: a receiver has it from the slice.
+	// Service that the slice belongs to, and Before, the slice that the delta was made from, do not go over the wire: a receiver
+	// has them.
+	Before        *Slice
 	Service       string
 	Base, Version Version
 	Endpoints     []Endpoint           // new, or changed in more than conditions; ascending by address
@@ -43,7 +45,7 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	d := &SliceDelta{
-		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Base: a.version, Version: b.version,
+		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Before: a, Base: a.version, Version: b.version,
 		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
 	}
 	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {

@@ -10,7 +10,8 @@ failed=()
 for target in "${targets[@]}"; do
 	package=$(dirname "${target%%:*}") name=${target##* }
 	echo "== $name in $package"
-	# Making inputs smaller is not what the time is for. A run's time ends in an error of its own if inputs are being tried just then (go.dev/issue/48157): that is no finding.
+	# Making inputs smaller is not what the time is for. A run's end while inputs are tried can be an error of its own
+	# (go.dev/issue/48157), and is no finding.
 	log=$(mktemp)
 	if ! go test -run='^$' -fuzz="^$name\$" -fuzztime="$FUZZTIME" -fuzzminimizetime=20x "$package" 2>&1 | tee "$log"; then
 		if grep -q 'context deadline exceeded' "$log" && ! grep -q 'Failing input written' "$log"; then

@@ -45,7 +45,7 @@ func TestUpdateRoundTrip(t *testing.T) {
 		require.Empty(t, r.Problems)
 		require.False(t, r.More)
 		for _, d := range u.Deltas {
-			d.Service = "" // stays at home
+			d.Service, d.Before = "", nil // they stay at home
 		}
 		require.Empty(t, modeltest.Diff(u, r.Update))
 

@@ -79,13 +79,10 @@ func start(t *testing.T, o fanout.Options) *fixture {
 func (f *fixture) fill(services int) {
 	for i := range services {
 		s := model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP}
-		f.store.Upsert(model.NewService(s), 9)
+		f.store.Upsert(model.NewService(s), 10)
 		f.put(i, 3)
 	}
 	f.store.Synced()
-	require.Eventually(f.t, func() bool { return f.store.Reached().Services == 9 }, patience, tick)
-	// When another publish follows, the hub is done with this one.
-	f.store.Progress(model.KindService, 10)
 	require.Eventually(f.t, func() bool { return f.store.Reached().Services == 10 }, patience, tick)
 }
 
@@ -143,19 +140,19 @@ func (f *fixture) names(r *pb.ListAgentsRequest) []string {
 	return out
 }
 
-// call is a stream from the client's side.
-type call struct {
+// watcher is a stream from the client's side.
+type watcher struct {
 	pb.DistributionService_StreamClient
 	t      *testing.T
 	inSync *pb.InSync
 }
 
 // connect opens a stream and reads it until it is in sync.
-func (f *fixture) connect(kind pb.ClientKind, node string) *call {
+func (f *fixture) connect(kind pb.ClientKind, node string) *watcher {
 	f.t.Helper()
 	g, err := pb.NewDistributionServiceClient(f.conn).Stream(f.t.Context())
 	require.NoError(f.t, err)
-	c := &call{DistributionService_StreamClient: g, t: f.t}
+	c := &watcher{DistributionService_StreamClient: g, t: f.t}
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{
 		Kind: kind, NodeName: node, ClientVersion: "v9", Programmer: "nftables",
 	}}})
@@ -167,17 +164,17 @@ func (f *fixture) connect(kind pb.ClientKind, node string) *call {
 	return c
 }
 
-func (c *call) send(r *pb.StreamRequest) {
+func (c *watcher) send(r *pb.StreamRequest) {
 	c.t.Helper()
 	require.NoError(c.t, c.Send(r))
 }
 
-func (c *call) ack(positions ...*pb.ShardPosition) {
+func (c *watcher) ack(positions ...*pb.ShardPosition) {
 	c.t.Helper()
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: positions}}})
 }
 
-func (c *call) nack(resolved bool) {
+func (c *watcher) nack(resolved bool) {
 	c.t.Helper()
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 		Key:    &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: "service-0"},
@@ -186,7 +183,7 @@ func (c *call) nack(resolved bool) {
 }
 
 // ackAll acknowledges the initial state.
-func (c *call) ackAll() {
+func (c *watcher) ackAll() {
 	c.t.Helper()
 	var all []*pb.ShardPosition
 	for i, sequence := range c.inSync.GetSequences() {

@@ -64,8 +64,8 @@ func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	h := running(t, Options{Store: s})
 	<-s.WaitPublished()
 	p := connect(t, h, &pb.Hello{})
-	defer p.close()
-	c := &copyOf{objects: map[model.Key]model.Object{}, sequences: map[uint32]uint64{}, shards: 2}
+	defer func() { _ = p.close() }()
+	c := &copyOf{objects: map[placed]model.Object{}, sequences: map[uint32]uint64{}, shards: 2}
 	eventually(t, func() bool { c.take(t, p.read(t)); return c.inSyncs == 1 })
 
 	changed := slice(1, 9)

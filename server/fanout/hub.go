@@ -266,9 +266,7 @@ func (h *Hub) publish() {
 			continue
 		}
 		h.convergence.published(u.Shard, u.To, start)
-		e.updates = append(e.updates, newPublished(u, f))
-		e.frames = append(e.frames, f)
-		e.bytes += len(f)
+		e.add(u, f)
 		h.metrics.updates.Inc()
 		h.metrics.updateBytes.Observe(float64(len(f)))
 	}
@@ -315,7 +313,7 @@ func (h *Hub) beat() {
 
 // broadcast sends a frame that is no Update to all streams, and another one to those with a subscription.
 func (h *Hub) broadcast(f, narrowed wire.Frame) {
-	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f)})
+	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f), held: len(f)})
 }
 
 // mustEncode encodes what has no strings from outside.
@@ -422,8 +420,30 @@ func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) (w
 		from = 0
 	}
 	return h.shared(frameKey{snapshot.Shard(), from, snapshot.Sequence(), 0, compressed}, func() *model.Update {
-		return snapshot.Since(from)
+		return h.since(snapshot, from)
 	})
+}
+
+// since gives what leads from a sequence to a snapshot: each object once, and as a delta where the ring still has what the
+// client holds.
+func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
+	u := snapshot.Since(from)
+	if u.Full {
+		return u
+	}
+	bases := h.ring.bases(snapshot.Shard(), from)
+	u.Slices = slices.DeleteFunc(u.Slices, func(s *model.Slice) bool {
+		base := bases[s.Key()]
+		if base == nil {
+			return false
+		}
+		d := model.Diff(base, s)
+		if d != nil && d.Len() > 0 {
+			u.Deltas = append(u.Deltas, d)
+		}
+		return d != nil // without a change it has become what it was
+	})
+	return u
 }
 
 // inBuckets gives the frame that holds some of a snapshot's buckets.

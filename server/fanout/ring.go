@@ -11,8 +11,11 @@ import (
 // What the ring holds at most; a stream that is further behind is caught up from snapshots.
 const (
 	ringEntries = 1024
-	ringBytes   = 16 << 20
+	ringBytes   = 32 << 20
 )
+
+// endpointBytes is about what an endpoint takes in a slice that only the ring keeps alive.
+const endpointBytes = 128
 
 // batchBytes is how much of the ring a stream takes at a time, a single larger entry aside: what a stream that does not get
 // on keeps alive.
@@ -43,6 +46,19 @@ type entry struct {
 	// narrowed is what streams with a subscription get beside their part of the updates.
 	narrowed []wire.Frame
 	bytes    int
+	// held are the bytes of the frames, and of the slices that deltas were made from.
+	held int
+}
+
+// add adds an Update.
+func (e *entry) add(u *model.Update, f wire.Frame) {
+	e.updates = append(e.updates, newPublished(u, f))
+	e.frames = append(e.frames, f)
+	e.bytes += len(f)
+	e.held += len(f)
+	for _, d := range u.Deltas {
+		e.held += endpointBytes * len(d.Before.Endpoints)
+	}
 }
 
 // ring is the latest entries. It has one writer.
@@ -50,7 +66,7 @@ type ring struct {
 	mu      sync.RWMutex
 	entries [ringEntries]entry
 	tail    uint64 // position of the oldest entry
-	bytes   int
+	held    int
 	// head is the position of the next entry.
 	head atomic.Uint64
 }
@@ -60,10 +76,10 @@ func (r *ring) add(e entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	head := r.head.Load()
-	r.bytes += e.bytes
-	for r.tail < head && (head-r.tail == ringEntries || r.bytes > ringBytes) {
+	r.held += e.held
+	for r.tail < head && (head-r.tail == ringEntries || r.held > ringBytes) {
 		old := &r.entries[r.tail%ringEntries]
-		r.bytes -= old.bytes
+		r.held -= old.held
 		*old = entry{}
 		r.tail++
 	}
@@ -103,6 +119,52 @@ func (r *ring) after(position uint64, b batch) batch {
 		next.to++
 	}
 	return next
+}
+
+// bases gives, of a shard, the slices as they were at a sequence, of those that have been there ever since and whose
+// endpoints changed first. It gives none where the ring does not go back that far. A slice that has been away meanwhile may
+// have been in another shard, so that a client has to be told that it is back.
+func (r *ring) bases(shard uint32, from uint64) map[model.Key]*model.Slice {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	var bases map[model.Key]*model.Slice
+	note := func(key model.Key, s *model.Slice) {
+		if _, known := bases[key]; !known {
+			bases[key] = s
+		}
+	}
+	for p := r.tail; p < r.head.Load(); p++ {
+		for _, u := range r.entries[p%ringEntries].updates {
+			switch {
+			case u.shard != shard || u.from < from:
+				continue
+			case bases == nil && u.from > from:
+				return nil
+			case bases == nil:
+				bases = make(map[model.Key]*model.Slice)
+			}
+			for _, key := range u.update.Removed {
+				bases[key] = nil
+			}
+			for _, s := range u.update.Slices {
+				note(s.Key(), nil)
+			}
+			for _, d := range u.update.Deltas {
+				note(d.Key(), d.Before)
+			}
+		}
+	}
+	return bases
+}
+
+// repeats tells of shards whether the batch holds more than one Update of them.
+func (b *batch) repeats() map[uint32]bool {
+	seen := make(map[uint32]bool, len(b.updates))
+	for _, u := range b.updates {
+		_, again := seen[u.shard]
+		seen[u.shard] = again
+	}
+	return seen
 }
 
 // drop lets go of what a batch refers to, but not of its memory.

@@ -282,26 +282,29 @@ func (s *stream) follow(b batch) (batch, error) {
 	return b, err
 }
 
-// forward sends a batch. Updates that the stream is not in step with are skipped, or made up for by a snapshot.
+// forward sends a batch. Of shards that have several updates in it, or that the stream is not in step with, it sends what they
+// come to, and skips what the client has.
 func (s *stream) forward(b batch) error {
-	if s.inStep(b.updates) {
+	repeats := b.repeats()
+	if len(repeats) == len(b.updates) && s.inStep(b.updates) {
 		return s.send(b.frames...)
 	}
 	for _, u := range b.updates {
-		switch have := s.sequences[u.shard]; {
+		have := s.sequences[u.shard]
+		var err error
+		switch {
 		case have >= u.to:
-		case have < u.from:
-			if err := s.bring(s.hub.store.Snapshot(u.shard)); err != nil {
-				return err
-			}
+		case have != u.from || repeats[u.shard]:
+			err = s.bring(s.hub.store.Snapshot(u.shard))
 		default:
 			s.sequences[u.shard] = u.to
-			if err := s.send(u.frame); err != nil {
-				return err
-			}
+			err = s.send(u.frame)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return nil
+	return s.send(b.narrowed...) // what is no update
 }
 
 // inStep tells whether all of the updates follow the stream's sequences, and if so moves these.

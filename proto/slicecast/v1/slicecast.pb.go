@@ -1102,7 +1102,7 @@ func (x *ResourceVersions) GetSlices() uint64 {
 // Ack tells that the kernel holds everything up to these positions. Acks are coalesced: one may cover many updates.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Positions that have moved since the last Ack.
+	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
 	// From a relay: how many of its agents have these positions, and how many it has. 0 from others.
 	NodesProgrammed uint32 `protobuf:"varint,2,opt,name=nodes_programmed,json=nodesProgrammed,proto3" json:"nodes_programmed,omitempty"`

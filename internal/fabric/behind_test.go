@@ -1,0 +1,102 @@
+package fabric
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+// endpoints counts those of Web that an agent holds.
+func (a *agent) endpoints() int {
+	_, slices := a.cache.Service(modeltest.Web().ServiceKey())
+	n := 0
+	for _, s := range slices {
+		n += len(s.Endpoints)
+	}
+	return n
+}
+
+func web(endpoints int) *model.Slice { return model.NewSlice(modeltest.WebSlice(endpoints)) }
+
+// An agent that comes from a server that is ahead gets nothing of a server whose watch is held back, until that has caught up.
+func TestNoTimeTravel(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind, caughtUp := &watch{cluster: c}, "slicecast_server_behind_waits_total"
+	ahead := serve(t, &watch{cluster: c})
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
+	p := newProxy(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}, count: true})
+	a.waitEquals(t, c)
+	// Whoever holds nothing may have what the replica has.
+	fresh := follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}})
+	fresh.waitEquals(t, c)
+
+	behind.hold()
+	c.upsert(web(2))
+	a.waitEquals(t, c)
+	streams := replica.metric(t, "slicecast_server_stream_starts_total", "resume")
+	inSyncs, updates := a.inSyncs.Load(), a.came()
+	p.lead(replica.address())
+	p.cut()
+	require.Eventually(t, func() bool {
+		return replica.metric(t, "slicecast_server_stream_starts_total", "resume") > streams
+	}, patience, tick)
+	// It waits, while others are served.
+	require.Equal(t, 1, fresh.endpoints())
+	follow(t, agentOptions{node: nodes[2], servers: []string{replica.address()}, count: true}).waitEndpoints(t, 1)
+	require.Equal(t, inSyncs, a.inSyncs.Load())
+	require.Equal(t, updates, a.came())
+	require.Equal(t, 2, a.endpoints())
+
+	behind.release()
+	require.Eventually(t, func() bool { return a.inSyncs.Load() > inSyncs }, patience, tick)
+	a.waitEquals(t, c)
+	require.Equal(t, updates, a.came(), "it had all of it")
+	require.EqualValues(t, 1, replica.metric(t, caughtUp, "caught_up"))
+	require.Zero(t, replica.metric(t, caughtUp, "gave_up"))
+}
+
+// The wait is bounded: better an old state than none that changes.
+func TestTimeTravelAfterAWait(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind := &watch{cluster: c}
+	ahead := serve(t, &watch{cluster: c})
+	const wait = 200 * time.Millisecond
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = wait })
+	follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}}).waitEquals(t, c)
+	p := newProxy(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}})
+	a.waitEquals(t, c)
+	behind.hold()
+	c.upsert(web(2))
+	a.waitEquals(t, c)
+	begin := time.Now()
+	p.lead(replica.address())
+	p.cut()
+	a.waitEndpoints(t, 1)
+	require.Greater(t, time.Since(begin), wait)
+	require.EqualValues(t, 1, replica.metric(t, "slicecast_server_behind_waits_total", "gave_up"))
+	require.Equal(t, 1, replica.logs.count("level=WARN", "has seen newer state than this server", nodes[0]), replica.logs)
+	behind.release()
+	a.waitEquals(t, c)
+}
+
+// came counts the objects that have come.
+func (a *agent) came() (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, times := range a.updates {
+		n += times
+	}
+	return n
+}
+
+func (a *agent) waitEndpoints(t *testing.T, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return a.endpoints() == n }, patience, tick)
+}

@@ -1,0 +1,55 @@
+package fabric
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// A cache that has become wrong is found by a heartbeat and repaired by the buckets that differ, which both sides count and log.
+func TestDivergenceIsFoundAndRepaired(t *testing.T) {
+	var objects []source.Object
+	for i := range 200 {
+		s := modeltest.WebSlice(3)
+		s.Name = fmt.Sprint("web-", i)
+		objects = append(objects, model.NewSlice(s))
+	}
+	c := newCluster(append(objects, modeltest.Web())...)
+	s := serve(t, &watch{cluster: c})
+	logged := &logs{}
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{s.address()}, logs: logged, count: true})
+	other := follow(t, agentOptions{node: nodes[1], servers: []string{s.address()}, count: true})
+	a.waitEquals(t, c)
+	other.waitEquals(t, c)
+	before, others := a.came(), other.came()
+
+	tamper := func(u *model.Update) bool {
+		if len(u.Deltas) == 0 {
+			return false
+		}
+		u.Deltas = nil // as if it had not been sent
+		return true
+	}
+	a.tamper.Store(&tamper)
+	changed := objects[7].Key()
+	c.flip([]model.Key{changed})
+	require.Eventually(t, func() bool { return a.tamper.Load() == nil }, patience, tick)
+	require.Error(t, a.contentDiffers(c.state(), nil))
+	a.waitEquals(t, c)
+	other.waitEquals(t, c)
+
+	repairs, err := metric(a.registry, "slicecast_agent_resyncs_total", "digest")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, repairs)
+	require.EqualValues(t, 1, s.metric(t, "slicecast_server_resyncs_total"))
+	require.Equal(t, 1, logged.count("level=WARN", "holds something else than the server"), logged)
+	require.Equal(t, 1, s.logs.count("level=WARN", "asks for state again", nodes[0]), s.logs)
+	require.Equal(t, len(inPlaces(c.state(), []model.Object{c.state()[changed].(model.Object)})), a.came()-before,
+		"the objects of one bucket have come")
+	require.Equal(t, 1, other.came()-others, "others got the change and nothing else")
+}

@@ -1,0 +1,201 @@
+package fabric
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+const (
+	// resumeCost is what a resume may cost where nothing differs: all bytes in both directions below TLS, so with HTTP/2 and the
+	// records of TLS, from the end of the handshake until the server has the acknowledgement.
+	resumeCost = 2 << 10
+	// shardCost is what each shard in which something differs may cost beside its objects: the client's digests of its
+	// buckets, of 8 bytes each, and what they and the answer are framed in.
+	shardCost = store.Buckets*8 + 256
+)
+
+// quietServer sends no heartbeats, so that what is counted is what a resume costs.
+func quietServer(c *app.Config) { c.HeartbeatInterval = time.Hour }
+
+// resumer is an agent that goes from server to server, and what it got.
+type resumer struct {
+	*agent
+	t       *testing.T
+	cluster *cluster
+	proxy   *proxy
+	// held is what the cluster was when the agent was last in sync.
+	held map[model.Key]source.Object
+	path string
+}
+
+func newResumer(t *testing.T, c *cluster, address string) *resumer {
+	t.Helper()
+	r := &resumer{t: t, cluster: c, proxy: newProxy(t, address), path: filepath.Join(t.TempDir(), "checkpoint")}
+	r.start()
+	r.waitEquals(t, c)
+	r.held = c.state()
+	t.Logf("cold: %d bytes", r.traffic.bytes())
+	return r
+}
+
+func (r *resumer) start() {
+	r.agent = follow(r.t, agentOptions{node: nodes[0], servers: []string{r.proxy.address()}, checkpoint: r.path})
+}
+
+// leave makes the agent reach no server.
+func (r *resumer) leave() {
+	r.proxy.lead("127.0.0.1:1")
+	r.proxy.cut()
+}
+
+// back leads the agent to a server, and checks what it got: what differs, and no more. byBuckets tells that what differs is
+// found by digests of buckets, so that the other objects in them come too.
+func (r *resumer) back(what string, address string, acks func() int, byBuckets bool) {
+	r.t.Helper()
+	now := r.cluster.state()
+	differs := difference(r.held, now)
+	sent := differs
+	limit := int64(resumeCost)
+	if byBuckets {
+		sent = inPlaces(now, differs)
+		shards := make(map[uint32]struct{})
+		for _, o := range differs {
+			shards[placeOf(o).shard] = struct{}{}
+		}
+		limit += int64(len(shards)) * shardCost
+	}
+	limit += size(r.t, sent)
+
+	before := acks()
+	r.traffic.reset()
+	r.proxy.lead(address)
+	r.waitEquals(r.t, r.cluster)
+	require.Eventually(r.t, func() bool { return acks() > before }, patience, tick)
+	got := r.traffic.bytes()
+	r.t.Logf("%s: %d objects differ: %d bytes (at most %d)", what, len(differs), got, limit)
+	require.LessOrEqual(r.t, got, limit, what)
+	r.held = now
+}
+
+func (r *resumer) backTo(what string, s *server, byBuckets bool) {
+	r.t.Helper()
+	r.back(what, s.address(), s.acks(r.t), byBuckets)
+}
+
+// acks gives what counts the acknowledgements that a server has got.
+func (s *server) acks(t *testing.T) func() int {
+	return func() int { return int(s.metric(t, "slicecast_server_acks_total")) }
+}
+
+// ready waits until a server serves the cluster as it is.
+func ready(t *testing.T, c *cluster, address string, acks func() int) {
+	t.Helper()
+	before := acks()
+	a := follow(t, agentOptions{node: nodes[1], servers: []string{address}})
+	a.waitEquals(t, c)
+	require.Eventually(t, func() bool { return acks() > before }, patience, tick)
+	a.stop()
+}
+
+// some gives the keys of so many slices.
+func (c *cluster) some(n int) []model.Key {
+	var out []model.Key
+	for _, key := range slices.SortedFunc(maps.Keys(c.state()), model.Key.Compare) {
+		if key.Kind == model.KindSlice && len(out) < n {
+			out = append(out, key)
+		}
+	}
+	return out
+}
+
+func TestResumeOnTheSameServer(t *testing.T) {
+	c := newLargeCluster(t)
+	s := serve(t, &watch{cluster: c}, quietServer, func(c *app.Config) { c.Tombstones = 4 })
+	r := newResumer(t, c, s.address())
+
+	r.leave()
+	r.backTo("nothing has changed", s, false)
+
+	r.leave()
+	keys := c.some(20)
+	c.flip(keys[:5])
+	c.remove(keys[5])
+	r.backTo("a few changes later", s, false)
+
+	// More has gone than the server remembers.
+	r.leave()
+	shard := c.state()[keys[0]].(model.Object).ServiceKey().Shard(store.DefaultShards)
+	gone := 0
+	for key, o := range c.state() {
+		if o, ok := o.(*model.Slice); ok && gone < 6 && o.ServiceKey().Shard(store.DefaultShards) == shard {
+			c.remove(key)
+			gone++
+		}
+	}
+	require.Equal(t, 6, gone)
+	r.backTo("far behind in one shard", s, true)
+}
+
+func TestResumeOnAnotherReplica(t *testing.T) {
+	c := newLargeCluster(t)
+	replicas := []*server{serve(t, &watch{cluster: c}, quietServer), serve(t, &watch{cluster: c}, quietServer)}
+	r := newResumer(t, c, replicas[0].address())
+	ready(t, c, replicas[1].address(), replicas[1].acks(t))
+	r.leave()
+	r.backTo("the same state", replicas[1], false)
+	r.leave()
+	c.flip(c.some(5))
+	r.backTo("a few differences", replicas[0], true)
+}
+
+func TestResumeFromACheckpoint(t *testing.T) {
+	c := newLargeCluster(t)
+	s := serve(t, &watch{cluster: c}, quietServer)
+	r := newResumer(t, c, s.address())
+	restart := func() {
+		r.save()
+		r.leave()
+		r.stop()
+		r.start()
+	}
+	restart()
+	r.backTo("nothing has changed", s, false)
+	restart()
+	c.flip(c.some(5))
+	r.backTo("a few changes later", s, false)
+	restart()
+	c.flip(c.some(5))
+	another := serve(t, &watch{cluster: c}, quietServer)
+	ready(t, c, another.address(), another.acks(t))
+	r.backTo("a few changes later, on another server", another, true)
+}
+
+func TestResumeThroughARelay(t *testing.T) {
+	c := newLargeCluster(t)
+	root := serve(t, &watch{cluster: c}, quietServer)
+	outer := serve(t, nil, quietServer, upstreamOf(root.address()))
+	inner := serve(t, nil, quietServer, upstreamOf(outer.address()))
+	r := newResumer(t, c, root.address())
+	for i, s := range []*server{outer, inner} {
+		name := []string{"a relay", "a relay's relay"}[i]
+		ready(t, c, s.address(), s.acks(t))
+		r.leave()
+		r.backTo("the same state, on "+name, s, false)
+		r.leave()
+		r.backTo("the same state, on the root again", root, false)
+		r.leave()
+		c.flip(c.some(5))
+		ready(t, c, s.address(), s.acks(t))
+		r.backTo("a few differences, on "+name, s, true)
+	}
+}
