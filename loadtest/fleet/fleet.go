@@ -24,9 +24,6 @@ import (
 // readBuffer is small because there are thousands: TLS has a buffer of its own, and most messages are short.
 const readBuffer = 4 << 10
 
-// ackInterval is the client's own between two acks.
-const ackInterval = time.Second
-
 // programmer is what nodes tell the server that they program.
 const programmer = "none (load test)"
 
@@ -121,7 +118,6 @@ func (f *Fleet) Run(ctx context.Context) {
 		n.connecting = places
 		n.started = time.Now()
 		running.Go(func() { _ = n.client.Run(ctx) }) // it returns nil when the context ends, and only then
-		running.Go(func() { n.program(ctx) })
 	}
 }
 
@@ -137,28 +133,9 @@ func (f *Fleet) observe(n *node, r *wire.Response) {
 			w.received(n.index, r.Update, time.Now())
 		}
 	}
-}
-
-// program acks what the cache holds until the context ends, as a real agent does what its kernel holds. The client sends no
-// more acks than that.
-func (n *node) program(ctx context.Context) {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-pause.C:
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.cache.Dirty():
-		}
-		if changes, ok := n.cache.Take(); ok && len(changes.Positions) > 0 {
-			n.client.Ack(changes.Epoch, changes.Positions)
-		}
-		pause.Reset(ackInterval)
+	// A real agent acks what its kernel holds; here that is what the cache holds.
+	if changes, ok := n.cache.Take(); ok && len(changes.Positions) > 0 {
+		n.client.Ack(changes.Epoch, changes.Positions)
 	}
 }
 

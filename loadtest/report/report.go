@@ -271,11 +271,11 @@ func (r *Report) WriteText(w io.Writer) error {
 		t.line("                of which the source was late by p99 %s, max %s", millis(c.SourceLag.P99), millis(c.SourceLag.Max))
 	}
 	if f := r.Floor; f != nil {
-		if c := f.Churn; c != nil {
-			t.line("raw TLS         server CPU %s a write of %d bytes, %d of them in %.1fs", c.ServerCPUMicrosPerWrite.text(), c.MessageBytes, c.Writes, c.Seconds)
-		}
-		t.line("                %s and %.0f bytes received for a handshake", f.HandshakeCPUMicros.text(), f.HandshakeBytes)
+		t.line("raw TLS         server CPU %s and %.0f bytes received for a handshake", f.HandshakeCPUMicros.text(), f.HandshakeBytes)
 		t.line("                %s for %s to a node; all of it in %.1fs", f.Cold.ServerCPUMicrosPerWrite.text(), size(f.Cold.MessageBytes), f.Cold.Seconds)
+		if c := f.Churn; c != nil {
+			t.line("                %s for a write of %d bytes, %d of them in %.1fs", c.ServerCPUMicrosPerWrite.text(), c.MessageBytes, c.Writes, c.Seconds)
+		}
 	}
 	if s := r.Restart; s != nil {
 		t.line("restart         %.0f bytes a node, of which %.0f in messages, at most %d; down for %.1fs, all in sync %.1fs after the kill; "+
