@@ -31,8 +31,8 @@ const (
 	maxHeaderBytes = 16 << 10
 	// handshakeTimeout is for TCP, TLS and HTTP/2 together, with a thousand others at the same time.
 	handshakeTimeout = 20 * time.Second
-	// maxIdle closes connections without a stream.
-	maxIdle = 5 * time.Minute
+	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle.
+	maxIdle, maxLeanIdle = 5 * time.Minute, 30 * time.Second
 	// pingInterval and pingTimeout find a dead client within half a minute.
 	pingInterval, pingTimeout = 20 * time.Second, 10 * time.Second
 	// minClientPing is how often clients may ping; one that does so more often is disconnected.

@@ -24,7 +24,7 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 			return s.hub.Open(leanTransport{stream, ctx}), nil
 		},
 		MaxReceive: maxReceived, MaxHeaderBytes: maxHeaderBytes, PingInterval: pingInterval, PingTimeout: pingTimeout,
-		MinClientPing: minClientPing, MaxIdle: maxIdle, Logger: c.Logger, Registerer: c.Registry,
+		MinClientPing: minClientPing, MaxIdle: maxLeanIdle, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.mux = h2.NewMux(h2.MuxOptions{
 		Listener: l, TLS: config, Server: s.lean, HandshakeTimeout: handshakeTimeout, Logger: c.Logger, Registerer: c.Registry,

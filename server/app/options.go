@@ -72,6 +72,7 @@ type Options struct {
 	MetricsBindAddress   string
 
 	Shards              uint32
+	Tombstones          int
 	HeartbeatInterval   time.Duration
 	DrainWindow         time.Duration
 	MaxBehindWait       time.Duration
@@ -120,6 +121,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		"address to serve /metrics on, with TLS for client certificates of slicecast:observers and system:masters; default: none")
 
 	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all replicas")
+	fs.IntVar(&o.Tombstones, "tombstones", store.DefaultTombstones,
+		"removals that each shard remembers; an agent that comes back after more of them compares the shard's content")
 	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")
 	fs.DurationVar(&o.DrainWindow, "drain-window", fanout.DefaultDrainWindow,
 		"time over which agents are asked to move to another server when this one stops")
@@ -168,6 +171,7 @@ func (o *Options) validate() error {
 	errs = append(errs, o.validateTLS())
 
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
+	wrong(o.Tombstones <= 0, "--tombstones is %d: use a positive number", o.Tombstones)
 	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
 	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
 	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
@@ -239,6 +243,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		HealthzBindAddress: o.HealthzBindAddress,
 		MetricsBindAddress: o.MetricsBindAddress,
 		Shards:             o.Shards,
+		Tombstones:         o.Tombstones,
 		HeartbeatInterval:  o.HeartbeatInterval,
 		DrainWindow:        o.DrainWindow,
 		MaxBehindWait:      o.MaxBehindWait,

@@ -69,6 +69,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"file source with tokens, no API server", [][]string{files,
 			{"--source=file", "--manifests=d", "--agent-service-account=a/b"}}, "add --kubeconfig"},
 		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
+		{"no tombstones", [][]string{plain, {"--tombstones=0"}}, "--tombstones is 0"},
 		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
 		{"no drain window", [][]string{plain, {"--drain-window=0"}}, "--drain-window is 0s"},
 		{"grace shorter than drain", [][]string{plain, {"--drain-window=1m"}}, "--shutdown-grace-period is 10s, less than --drain-window"},

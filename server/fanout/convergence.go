@@ -64,6 +64,7 @@ type early struct {
 type member struct {
 	nodes int
 	acked []uint64 // by shard; what was published before the stream joined counts as acked
+	told  []uint64 // by shard; what the stream has acknowledged itself
 }
 
 func newConvergence(shards uint32, m *metrics) *convergence {
@@ -98,7 +99,7 @@ func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
 
 // join makes a stream's nodes count for what is published from now on.
 func (c *convergence) join(nodes int) *member {
-	m := &member{nodes: nodes, acked: make([]uint64, len(c.shards))}
+	m := &member{nodes: nodes, acked: make([]uint64, len(c.shards)), told: make([]uint64, len(c.shards))}
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
@@ -109,10 +110,7 @@ func (c *convergence) join(nodes int) *member {
 	return m
 }
 
-// leave takes a stream's nodes out: nobody waits for them any more.
-func (c *convergence) leave(m *member) { c.resize(m, 0) }
-
-// resize changes the number of nodes that a stream stands for.
+// resize changes the number of nodes that a stream stands for; to 0 when it ends, so that nobody waits for them any more.
 func (c *convergence) resize(m *member, nodes int) {
 	by := nodes - m.nodes
 	if by == 0 {
@@ -148,6 +146,7 @@ func (c *convergence) resize(m *member, nodes int) {
 func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time) {
 	s := &c.shards[shard]
 	s.mu.Lock()
+	m.told[shard] = max(m.told[shard], sequence)
 	if sequence <= m.acked[shard] {
 		s.mu.Unlock()
 		return
@@ -235,11 +234,10 @@ func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind ti
 	return sequences, behind
 }
 
-// has tells whether a stream's nodes have a shard programmed up to a sequence. What came before the stream did counts only
-// as far as it was acked.
+// has tells whether a stream's nodes have a shard programmed up to a sequence, as far as they have said.
 func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return m.acked[shard] >= sequence
+	return m.told[shard] >= sequence
 }

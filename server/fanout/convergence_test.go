@@ -32,7 +32,7 @@ func TestAcksBeforeThePublisherTells(t *testing.T) {
 	c.ack(a, 0, 3, now)
 	c.ack(b, 0, 4, now)
 	c.resize(b, 6)
-	c.leave(a)
+	c.resize(a, 0)
 	c.published(0, 3, now.Add(1))
 	c.published(0, 4, now.Add(2))
 	require.Equal(t, 6, c.latest()[0].Programmed)

@@ -340,9 +340,16 @@ func (h *Hub) ownStreamsLocked() {
 	}
 }
 
+// maxOthers bounds the streams that are no agents': operators' and relays'.
+const maxOthers = 1024
+
 // register adds a stream. If it is a Node's agent, it takes the place of an older one.
-func (h *Hub) register(s *stream) {
+func (h *Hub) register(s *stream) error {
 	h.mu.Lock()
+	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && len(h.streams)-len(h.agents) >= maxOthers {
+		h.mu.Unlock()
+		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open, as many as this server serves: close some", maxOthers)
+	}
 	h.ownStreamsLocked()
 	s.index = len(h.streams)
 	h.streams = append(h.streams, s)
@@ -361,9 +368,11 @@ func (h *Hub) register(s *stream) {
 		h.replacedLogged.Do(func() {
 			h.log.Info("A newer stream of the same node ends an older one", "node", s.node, "from", s.peer, "older", old.peer)
 		})
+		old.leave()
 		old.end(status.Errorf(codes.Aborted, "a newer stream of node %q, from %s, has taken this one's place: "+
 			"if that was not this agent, two are running with the same node name", s.node, s.peer))
 	}
+	return nil
 }
 
 func (h *Hub) unregister(s *stream) {

@@ -452,7 +452,7 @@ func TestConvergence(t *testing.T) {
 	require.Equal(t, []uint64{1, 2}, done)
 	c.ack(relay, 0, 3, at(30))
 	require.Equal(t, []uint64{1, 2}, done, "a lacks it")
-	c.leave(a)
+	c.resize(a, 0)
 	require.Equal(t, []uint64{1, 2, 3}, done, "and is gone")
 	require.Len(t, c.latest(), 2)
 	require.Equal(t, 20*time.Millisecond, c.latest()[1].Times[2])
@@ -463,8 +463,11 @@ func TestConvergence(t *testing.T) {
 		c.published(0, uint64(4+n), at(50))
 	}
 	require.Len(t, c.shards[0].open, maxOpen)
-	c.leave(b)
-	c.leave(relay)
-	c.leave(late)
+	c.resize(b, 0)
+	c.resize(relay, 0)
+	c.resize(late, 0)
 	require.Empty(t, c.shards[0].open)
 }
+
+// End implements Transport.
+func (p *pipe) End(error) { p.cancel() }

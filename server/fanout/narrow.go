@@ -85,7 +85,10 @@ func (s *stream) startWanted(hello *pb.Hello) error {
 		snapshot := h.store.Snapshot(shard)
 		_, may := wanted[shard]
 		holds := len(hello.GetDigests()) > 0 && (!same || hello.GetDigests()[shard] != 0)
-		if !may && !holds || same && hello.GetEpoch() == h.store.Epoch() && hello.GetSequences()[shard] == snapshot.Sequence() {
+		// Position 0 says nothing of what the client holds; see follows.
+		at := same && hello.GetEpoch() == h.store.Epoch() && hello.GetSequences()[shard] > 0 &&
+			hello.GetSequences()[shard] == snapshot.Sequence()
+		if at || !may && !holds {
 			s.sequences[shard], s.passed[shard] = snapshot.Sequence(), snapshot.Sequence()
 			continue
 		}

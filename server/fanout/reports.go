@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,18 +17,27 @@ import (
 // maxNacks bounds the open nacks that are remembered of a stream.
 const maxNacks = 256
 
+// Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
+// all shards' buckets are; and requests for state, which cost more.
+const (
+	messagesPerSecond, messagesBurst = 200, 8192
+	resyncsPerSecond, resyncsBurst   = 10, 256
+)
+
 // reports are what a client tells of itself.
 type reports struct {
 	// What one client reports is logged a few times a minute at most; metrics count all. For the receiving side only.
 	greeted                    bool
 	nacksLogged, resyncsLogged rate.Sometimes
+	messages, resyncs          *rate.Limiter
 
 	sentBytes atomic.Uint64
 
 	mu sync.Mutex
 	// member is nil before the client is in sync, and for clients whose acks do not count.
 	member *member
-	left   bool
+	// left: the stream does not count any more, whatever it still says.
+	left bool
 	// reported: an Ack has come, so that what the client had in sync is programmed too.
 	reported bool
 	nacks    map[string]Nack // open ones, by object and node
@@ -57,6 +67,9 @@ func (s *stream) join() {
 	r := &s.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.left {
+		return
+	}
 	r.member = s.hub.convergence.join(nodes)
 	s.hub.nodes.Add(int64(nodes))
 	s.hub.tellNodes()
@@ -67,9 +80,10 @@ func (s *stream) leave() {
 	r := &s.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.left = true
 	if r.member != nil {
 		s.resizeLocked(0)
-		r.member, r.left = nil, true
+		r.member = nil
 	}
 }
 
@@ -123,19 +137,23 @@ func (s *stream) nack(m *pb.Nack) {
 	id := n.Node + " " + n.Object
 	r := &s.reports
 	r.mu.Lock()
-	if m.GetResolved() {
+	old, known := r.nacks[id]
+	news := known && (m.GetResolved() || old.Reason != n.Reason)
+	switch {
+	case m.GetResolved():
 		delete(r.nacks, id)
-	} else {
+	case known || len(r.nacks) < maxNacks:
 		if r.nacks == nil {
 			r.nacks = make(map[string]Nack)
 		}
-		if _, known := r.nacks[id]; known || len(r.nacks) < maxNacks {
-			r.nacks[id] = n
-		}
+		r.nacks[id] = n
+		news = news || !known
+	}
+	if !m.GetResolved() {
 		r.lastNack = n
 	}
 	r.mu.Unlock()
-	if h.options.Upstream != nil {
+	if news && h.options.Upstream != nil {
 		up := &pb.Nack{Key: m.GetKey(), Reason: n.Reason, NodeName: n.Node, Resolved: m.GetResolved()}
 		if up.NodeName == "" {
 			up.NodeName = s.node
@@ -156,7 +174,7 @@ func (s *stream) nack(m *pb.Nack) {
 func clip(s string) string {
 	const most = 512
 	if len(s) > most {
-		return s[:most] + "…"
+		return strings.ToValidUTF8(s[:most], "") + "…"
 	}
 	return s
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -308,7 +309,7 @@ func (s *stream) askBuckets(shards []uint32) error {
 		}
 		s.mu.Lock()
 		answers := s.resyncs
-		s.resyncs = nil
+		s.resyncs, s.waiting = nil, 0
 		s.mu.Unlock()
 		for _, r := range answers {
 			delete(waiting, r.GetShard())
@@ -390,6 +391,8 @@ func (s *stream) selected(snapshot *store.Snapshot, named []*pb.ObjectKey) (wire
 		}
 		keys = append(keys, key)
 	}
+	slices.SortFunc(keys, model.Key.Compare)
+	keys = slices.Compact(keys)
 	f, err := wire.EncodeUpdate(snapshot.Select(keys))
 	if err != nil {
 		return nil, status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)

@@ -11,17 +11,27 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
+// maxNodeName is the length of the longest name of a Node.
+const maxNodeName = 253
+
 // helloTimeout is how long a new stream may be silent.
 const helloTimeout = 10 * time.Second
 
-// maxResyncs is how many requests of one stream may wait to be answered; a client that asks for more has lost its way.
-const maxResyncs = 256
+const (
+	// maxKeys is how many objects a request may name; who lacks more asks for buckets, or the shard.
+	maxKeys = 1024
+	// maxWaiting bounds the bytes of a stream's requests that wait to be answered, beside one for each shard.
+	maxWaiting = 64 << 10
+	// resyncBytes is about what a request for a shard takes, with the digests of its buckets.
+	resyncBytes = 16 * store.Buckets
+)
 
 // stream is one client. Frames are sent to it by its own goroutine, or, while it keeps up, by the fan-out.
 type stream struct {
@@ -55,6 +65,7 @@ type stream struct {
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
 	resyncs   []*pb.Resync
+	waiting   int // bytes of resyncs
 	subscribe *pb.Subscription
 
 	reports reports
@@ -65,15 +76,27 @@ func (h *Hub) newStream(t Transport) *stream {
 		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan *pb.Hello, 1), ending: make(chan error, 1),
 		reports: reports{
 			nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
+			messages: rate.NewLimiter(messagesPerSecond, messagesBurst), resyncs: rate.NewLimiter(resyncsPerSecond, resyncsBurst),
 		},
 	}
 }
 
-// end ends the stream with a status, from any goroutine. The first one counts.
+// end ends the stream with a status, from any goroutine and whatever it waits for. The first one counts.
 func (s *stream) end(err error) {
 	select {
 	case s.ending <- err:
 	default:
+	}
+	s.transport.End(err)
+}
+
+// gone gives the status of a stream whose context is done.
+func (s *stream) gone() error {
+	select {
+	case err := <-s.ending:
+		return err
+	default:
+		return status.FromContextError(s.transport.Context().Err()).Err()
 	}
 }
 
@@ -98,7 +121,9 @@ func (s *stream) serve() error {
 	if err := s.admitted(); err != nil {
 		return err
 	}
-	h.register(s)
+	if err := h.register(s); err != nil {
+		return err
+	}
 	defer h.unregister(s)
 	defer s.leave()
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
@@ -134,7 +159,7 @@ func (s *stream) greeted() (*pb.Hello, error) {
 	case <-timeout.C:
 		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
 	case <-s.transport.Context().Done():
-		return nil, status.FromContextError(s.transport.Context().Err()).Err()
+		return nil, s.gone()
 	case <-s.hub.draining:
 		return nil, errDraining
 	}
@@ -168,10 +193,13 @@ func (s *stream) introduce(hello *pb.Hello) error {
 			n, len(hello.GetDigests()))
 	case kind == pb.ClientKind_CLIENT_KIND_AGENT && node == "", kind == pb.ClientKind_CLIENT_KIND_RELAY && node != "":
 		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, node)
+	case len(node) > maxNodeName:
+		return status.Errorf(codes.InvalidArgument, "hello with a node name of %d bytes: Kubernetes allows %d", len(node), maxNodeName)
 	case kind == pb.ClientKind_CLIENT_KIND_RELAY && hello.GetSubscription() != nil:
 		return status.Error(codes.InvalidArgument, "a relay wants everything: leave out the subscription")
 	}
-	s.node, s.kind, s.version, s.programmer, s.since = node, kind, hello.GetClientVersion(), hello.GetProgrammer(), time.Now()
+	s.node, s.kind, s.since = node, kind, time.Now()
+	s.version, s.programmer = clip(hello.GetClientVersion()), clip(hello.GetProgrammer())
 	if p, ok := peer.FromContext(s.transport.Context()); ok {
 		s.peer = p.Addr.String()
 	}
@@ -225,7 +253,7 @@ func (s *stream) run(hello *pb.Hello) error {
 		case <-end:
 			return errDraining
 		case <-ctx.Done():
-			return status.FromContextError(ctx.Err()).Err()
+			return s.gone()
 		}
 		s.own()
 	}
@@ -356,7 +384,7 @@ func (s *stream) send(frames ...wire.Frame) error {
 func (s *stream) answer() error {
 	s.mu.Lock()
 	resyncs, nodes, subscribe := s.resyncs, s.nodes, s.subscribe
-	s.resyncs, s.nodes, s.subscribe = nil, nil, nil
+	s.resyncs, s.waiting, s.nodes, s.subscribe = nil, 0, nil, nil
 	s.mu.Unlock()
 	for name := range nodes {
 		if err := s.sendNode(name); err != nil {
@@ -398,6 +426,9 @@ func (s *stream) take(r *pb.StreamRequest) error {
 		s.hello <- hello
 		return nil
 	}
+	if !s.reports.messages.Allow() {
+		return status.Errorf(codes.ResourceExhausted, "more than %d messages a second", messagesPerSecond)
+	}
 	switch m := r.GetMessage().(type) {
 	case *pb.StreamRequest_Ack:
 		return s.ack(m.Ack)
@@ -426,25 +457,35 @@ func (s *stream) closeSend() {
 // request takes a Resync.
 func (s *stream) request(r *pb.Resync) error {
 	shards := s.hub.store.Shards()
-	if r.GetShard() >= shards {
+	switch n := len(r.GetBucketDigests()); {
+	case r.GetShard() >= shards:
 		return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), shards)
+	case n != 0 && n != store.Buckets:
+		return status.Errorf(codes.InvalidArgument, "resync with %d bucket_digests: there are %d buckets", n, store.Buckets)
+	case len(r.GetKeys()) > maxKeys:
+		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard", len(r.GetKeys()), maxKeys)
 	}
 	// The answer to a BucketQuery is a Resync too, and no sign of trouble.
 	if s.synced.Load() {
+		if !s.reports.resyncs.Allow() {
+			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs a second: resume on a new stream instead", resyncsPerSecond)
+		}
 		s.hub.metrics.resyncs.Inc()
 		s.reports.resyncsLogged.Do(func() {
 			s.hub.log.Warn("A client asks for state again", "node", s.node, "shard", r.GetShard(),
-				"keys", len(r.GetKeys()), "reason", r.GetReason())
+				"keys", len(r.GetKeys()), "reason", clip(r.GetReason()))
 		})
 	}
-	full := false
+	r.Reason = ""
+	size, full := proto.Size(r)+resyncBytes/4, false
 	s.ask(func() {
-		if full = len(s.resyncs) >= max(maxResyncs, int(shards)); !full {
+		if full = s.waiting+size > maxWaiting+int(shards)*resyncBytes; !full {
 			s.resyncs = append(s.resyncs, r)
+			s.waiting += size
 		}
 	})
 	if full {
-		return status.Errorf(codes.ResourceExhausted, "%d resyncs wait already", max(maxResyncs, int(shards)))
+		return status.Error(codes.ResourceExhausted, "too many resyncs wait already: read what comes first")
 	}
 	return nil
 }
@@ -462,6 +503,6 @@ func (s *stream) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error
 	case <-s.hub.draining:
 		return false, errDraining
 	case <-ctx.Done():
-		return false, status.FromContextError(ctx.Err()).Err()
+		return false, s.gone()
 	}
 }

@@ -18,12 +18,14 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Transport carries one stream to its client. Its methods are called by one goroutine at a time.
+// Transport carries one stream to its client. All methods but End are called by one goroutine at a time.
 type Transport interface {
 	// Context ends with the stream, and says who the client is.
 	Context() context.Context
 	// Send sends the frames in their order. It waits as long as the client, or the network, takes no more.
 	Send(frames ...wire.Frame) error
+	// End ends the stream with a status, whatever it waits for. It may be called by any goroutine, more than once.
+	End(err error)
 	// TrySend sends all of the frames without waiting, or none and gives false.
 	TrySend(frames ...wire.Frame) (bool, error)
 }
@@ -51,7 +53,8 @@ func (s *Session) CloseSend() { s.s.closeSend() }
 
 // Stream implements the wire API over gRPC.
 func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
-	s := h.newStream(grpcTransport{g})
+	ended := make(chan error, 1)
+	s := h.newStream(grpcTransport{g, ended})
 	go func() { // ends with the stream
 		for {
 			r, err := g.Recv()
@@ -68,12 +71,23 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 			}
 		}
 	}()
-	return s.serve()
+	go func() { s.transport.End(s.serve()) }()
+	// A call that waits in SendMsg ends only when this handler does.
+	return <-ended
 }
 
 // grpcTransport is for those whom no leaner transport serves: a frame costs it some goroutine switches.
 type grpcTransport struct {
 	pb.DistributionService_StreamServer
+	ended chan<- error // takes the first one
+}
+
+// End implements Transport.
+func (t grpcTransport) End(err error) {
+	select {
+	case t.ended <- err:
+	default:
+	}
 }
 
 // Send implements Transport.

@@ -288,7 +288,8 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	}
 	c.lastID = id
 	if c.stream != nil || c.running == maxRunning {
-		return c.controlLocked(func(w *http2.Framer) error { return w.WriteRSTStream(id, http2.ErrCodeRefusedStream) })
+		return c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
+			"a connection has one stream at a time: open another connection"), f.StreamEnded())
 	}
 	r, refusal := parseRequest(f, c.server.options.Path)
 	if refusal != nil {

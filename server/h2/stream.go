@@ -309,3 +309,12 @@ func (s *Stream) finish(err error) {
 	}
 	c.endIfDrainedLocked()
 }
+
+// End ends the stream with a status: what waits in Send returns, the context is done, and so must the session be. It may be
+// called from any goroutine.
+func (s *Stream) End(err error) {
+	c := s.conn
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.failLocked(err)
+}

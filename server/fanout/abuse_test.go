@@ -1,0 +1,155 @@
+package fanout
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+func resyncOf(r *pb.Resync) *pb.StreamRequest {
+	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: r}}
+}
+
+// An object comes once, however often it is asked for.
+func TestAnObjectIsSentOnceHoweverOftenItIsNamed(t *testing.T) {
+	s := filled(t, 4)
+	f := start(t, s)
+	c := f.hello(&pb.Hello{})
+	c.inSync()
+	r := &pb.Resync{Shard: slice(1, 3).ServiceKey().Shard(2)}
+	for range maxKeys {
+		r.Keys = append(r.Keys, wire.KeyToProto(slice(1, 3).Key()))
+	}
+	c.send(resyncOf(r))
+	require.Len(t, c.update().GetSlices(), 1)
+	r.Keys = append(r.Keys, r.GetKeys()[0])
+	c.send(resyncOf(r))
+	end := c.ends()
+	require.Equal(t, codes.InvalidArgument, end.Code())
+	require.Contains(t, end.Message(), "ask for the shard")
+}
+
+// What a client asks for and does not read waits within bounds, and so does how much it says.
+func TestRequestsThatWaitAreBounded(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 4)})
+	for name, c := range map[string]struct {
+		message func(n int) *pb.StreamRequest
+		most    int
+		says    string
+	}{
+		"resyncs of long names": {func(int) *pb.StreamRequest {
+			return resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{{
+				Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: strings.Repeat("x", 4<<10),
+			}}})
+		}, 40, "too many resyncs wait"},
+		"resyncs":        {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
+		"empty messages": {func(int) *pb.StreamRequest { return &pb.StreamRequest{} }, 2 * messagesBurst, "messages a second"},
+		"nacks": {func(n int) *pb.StreamRequest {
+			return &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Reason: fmt.Sprint(n)}}}
+		}, 2 * messagesBurst, "messages a second"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+			defer p.cancel()
+			eventually(t, p.session.s.synced.Load)
+			p.set(false)
+			var err error
+			n := 0
+			for ; err == nil && n <= 2*messagesBurst+1000; n++ {
+				err = p.say(c.message(n))
+			}
+			require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
+			require.ErrorContains(t, err, c.says)
+			require.LessOrEqual(t, n, c.most+1000)
+			p.session.s.mu.Lock()
+			require.LessOrEqual(t, p.session.s.waiting, maxWaiting+2*resyncBytes)
+			p.session.s.mu.Unlock()
+			p.session.s.reports.mu.Lock()
+			require.LessOrEqual(t, len(p.session.s.reports.nacks), maxNacks)
+			p.session.s.reports.mu.Unlock()
+		})
+	}
+}
+
+// A stream whose client reads nothing ends too when its node opens another one, and does not count any more.
+func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
+	s := filled(t, 4)
+	f := start(t, s)
+	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
+	var old []*call
+	for range 5 {
+		c := f.hello(agent)
+		require.NotNil(t, c.recv().GetWelcome())
+		// More than the windows take: the server waits in Send.
+		for n := range 60 {
+			s.Upsert(slice(1, 100+n%2*3000), 0)
+			f.publish()
+		}
+		old = append(old, c)
+	}
+	last := f.hello(agent)
+	last.inSync()
+	eventually(t, func() bool { return len(f.Streams(nil)) == 1 })
+	require.EqualValues(t, 1, f.nodes.Load())
+	for _, c := range old {
+		require.Equal(t, codes.Aborted, c.ends().Code())
+	}
+}
+
+// What clients say of themselves is cut where it is too long, but not into something that can't be sent on.
+func TestWhatClientsSayStaysText(t *testing.T) {
+	for _, in := range []string{strings.Repeat("a", 511) + "é", strings.Repeat("é", 512), strings.Repeat("世", 400)} {
+		out := clip(in)
+		require.True(t, utf8.ValidString(out))
+		require.Less(t, len(out), 520)
+	}
+	f := start(t, filled(t, 1))
+	f.hello(&pb.Hello{NodeName: strings.Repeat("n", 254)})
+	end := f.hello(&pb.Hello{NodeName: strings.Repeat("n", 254)}).ends()
+	require.Equal(t, codes.InvalidArgument, end.Code())
+	f.hello(&pb.Hello{ClientVersion: strings.Repeat("v", 100_000)}).inSync()
+	require.Less(t, len(f.Streams(nil)[0].Version), 520)
+}
+
+// A narrowed client that holds something of a shard which is empty here is told so, also at position 0.
+func TestANarrowedClientAtNoPosition(t *testing.T) {
+	s := filled(t, 0)
+	f := start(t, s)
+	_, updates, _ := f.hello(&pb.Hello{
+		Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digests: []uint64{99, 99}, Subscription: &pb.Subscription{Namespaces: []string{"default"}},
+	}).inSync()
+	require.Len(t, updates, 2)
+	for _, u := range updates {
+		require.True(t, u.GetFull())
+	}
+}
+
+// A node that has not said that it has something lacks it, even if it was published just before the stream came.
+func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
+	s := filled(t, 10)
+	h := running(t, Options{Store: s})
+	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	key := model.ServiceKey{Namespace: "default", Name: "service-1"}
+	shard := key.Shard(2)
+	lacks := func() bool { return h.Streams(&key)[0].Lacks }
+	require.True(t, lacks())
+	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
+		Positions: []*pb.ShardPosition{{Shard: 1 - shard, Sequence: 1}},
+	}}}))
+	require.True(t, lacks(), "another shard")
+	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
+		Positions: []*pb.ShardPosition{{Shard: shard, Sequence: 1}},
+	}}}))
+	require.False(t, lacks())
+}
