@@ -9,7 +9,8 @@
 //   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
 //     holds, and gets what differs with the next one.
 //   - What is acknowledged upstream, all nodes behind the relay have programmed.
-//   - A relay does not feed on itself, through however many others.
+//   - A relay does not feed on itself, through however many others, but for a moment: it ends the streams of other relays when
+//     its own one ends, so that they see where the next one comes from.
 package upstream
 
 import (
@@ -50,6 +51,8 @@ type Source struct {
 	cache  *client.Cache
 	client *client.Client
 	sink   source.Sink
+	// lost is called when Path has become false.
+	lost func()
 
 	mu    sync.Mutex
 	path  []uint64 // nil as long as there is no stream that is in sync
@@ -62,10 +65,11 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New gives the source of a relay whose store it is; it connects when it runs.
-func New(o Options, s *store.Store) *Source {
+// New gives the source of a relay whose store it is; it connects when it runs. Each time that a stream has ended it calls
+// lost, which is fanout.Hub.UpstreamEnded of the hub whose Upstream the Source is.
+func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
-		store: s, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
+		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
 	}
 	u.client = client.New(client.Options{
 		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
@@ -101,8 +105,9 @@ func (u *Source) begin(path []uint64) error {
 
 func (u *Source) ended() {
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	u.path = nil
+	u.mu.Unlock()
+	u.lost()
 }
 
 // applied writes to the store what an Update did to the cache.
