@@ -156,7 +156,7 @@ func (o *Options) validate() error {
 	wrong(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
 	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
 	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig != "" && !o.takesTokens(),
+	wrong(o.Source != sourceKube && o.Kubeconfig != "" && !o.takesTokens(),
 		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
 	wrong(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
 		"--agent-service-account and --relay-service-account need an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
@@ -261,7 +261,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		return Config{}, err
 	}
 	var api *rest.Config
-	if o.Source == sourceKube || o.Kubeconfig != "" {
+	if o.Source == sourceKube || o.takesTokens() {
 		if api, err = kube.Config(o.Kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
