@@ -218,11 +218,11 @@ func (o *Options) takesTokens() bool {
 
 func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
 	for _, s := range list {
-		namespace, name, ok := strings.Cut(s, "/")
-		if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
+		key, ok := model.ParseServiceKey(s) // ServiceAccounts are named in the same way
+		if !ok || strings.Contains(s, ":") {
 			err = errors.Join(err, fmt.Errorf("%s is %q: use NAMESPACE/NAME", flag, s))
 		}
-		accounts = append(accounts, types.NamespacedName{Namespace: namespace, Name: name})
+		accounts = append(accounts, types.NamespacedName(key))
 	}
 	return accounts, err
 }
@@ -287,11 +287,11 @@ func (o *Options) serverService() (model.ServiceKey, error) {
 	if o.ServerService == "" {
 		return model.ServiceKey{}, nil
 	}
-	namespace, name, ok := strings.Cut(o.ServerService, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	key, ok := model.ParseServiceKey(o.ServerService)
+	if !ok {
 		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use NAMESPACE/NAME", o.ServerService)
 	}
-	return model.ServiceKey{Namespace: namespace, Name: name}, nil
+	return key, nil
 }
 
 func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
