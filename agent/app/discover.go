@@ -75,7 +75,7 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 		found = append(found, client.Server{Address: address, Name: f.serverName})
 	}
 	if len(found) == 0 {
-		return f.known, fmt.Errorf("Service %v has no ready endpoint with a port named %s: is slicecast-server running?", f.service, serverPortName)
+		return f.known, fmt.Errorf("no ready endpoint of Service %v has a port named %s: is slicecast-server running?", f.service, serverPortName)
 	}
 	f.known = found
 	return found, nil

@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -225,7 +226,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if o.full {
 		return nil, false, errNotReading
 	}
-	out, o.requests, o.relayed = append(o.requests, o.relayed...), nil, nil
+	out = slices.Concat(o.requests, o.relayed)
+	o.requests, o.relayed = nil, nil
 	for key, shard := range o.news {
 		f, failing := o.failing[key]
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
