@@ -2,13 +2,11 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source/kube"
 )
 
@@ -38,33 +37,33 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
-	return newFinder(k, o.ServerService, o.ServerName, log).servers, nil
+	service, _ := model.ParseServiceKey(o.ServerService) // it is valid
+	return newFinder(k, service, o.ServerName, log).servers, nil
 }
 
 // finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their
 // Service's virtual IP: it is the one who programs it.
 type finder struct {
-	api             kubernetes.Interface
-	namespace, name string
-	serverName      string // --server-name
-	log             *slog.Logger
-	known           []client.Server
+	api        kubernetes.Interface
+	service    model.ServiceKey
+	serverName string // --server-name
+	log        *slog.Logger
+	known      []client.Server
 }
 
-func newFinder(api kubernetes.Interface, service, serverName string, log *slog.Logger) *finder {
-	namespace, name, _ := strings.Cut(service, "/")
-	return &finder{api: api, namespace: namespace, name: name, serverName: serverName, log: log}
+func newFinder(api kubernetes.Interface, service model.ServiceKey, serverName string, log *slog.Logger) *finder {
+	return &finder{api: api, service: service, serverName: serverName, log: log}
 }
 
 // servers gives the servers that are ready. Where the API server can't tell, it gives the last ones.
 func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	list, err := f.api.DiscoveryV1().EndpointSlices(f.namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: discoveryv1.LabelServiceName + "=" + f.name,
+	list, err := f.api.DiscoveryV1().EndpointSlices(f.service.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + f.service.Name,
 	})
 	if err != nil {
-		err = fmt.Errorf("look up the endpoints of Service %s/%s: %w", f.namespace, f.name, err)
+		err = fmt.Errorf("look up the endpoints of Service %v: %w", f.service, err)
 		if len(f.known) == 0 {
 			return nil, err
 		}
@@ -76,8 +75,7 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 		found = append(found, client.Server{Address: address, Name: f.serverName})
 	}
 	if len(found) == 0 {
-		return f.known, errors.New("Service " + f.namespace + "/" + f.name + " has no ready endpoint with a port named " +
-			serverPortName + ": is slicecast-server running?")
+		return f.known, fmt.Errorf("no ready endpoint of Service %v has a port named %s: is slicecast-server running?", f.service, serverPortName)
 	}
 	f.known = found
 	return found, nil

@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 func slice(name, service string, ready *bool, ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv1.EndpointSlice {
@@ -45,7 +46,7 @@ func TestFinder(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	f := newFinder(api, "system/server", "server.example", slog.New(slog.DiscardHandler))
+	f := newFinder(api, model.ServiceKey{Namespace: "system", Name: "server"}, "server.example", slog.New(slog.DiscardHandler))
 	var want []client.Server
 	for _, address := range []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"} {
 		want = append(want, client.Server{Address: address, Name: "server.example"})
@@ -63,6 +64,6 @@ func TestFinder(t *testing.T) {
 	require.NoError(t, err, "the API server is away, but servers are known")
 	require.Equal(t, want, found)
 
-	_, err = newFinder(fake.NewClientset(), "system/none", "", slog.New(slog.DiscardHandler)).servers(t.Context())
+	_, err = newFinder(fake.NewClientset(), model.ServiceKey{Namespace: "system", Name: "none"}, "", slog.New(slog.DiscardHandler)).servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Names of the programmers.
@@ -127,6 +128,7 @@ func (o *Options) validate() error {
 func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerService == "" }
 
 func (o *Options) validateFeed() error {
+	_, isService := model.ParseServiceKey(o.ServerService)
 	switch {
 	case len(o.Servers) > 0 && o.ServerService != "":
 		return errors.New("--servers and --server-service are both given: use one of them")
@@ -136,7 +138,7 @@ func (o *Options) validateFeed() error {
 		return errors.New("--checkpoint is for an agent with servers: leave it out, or give --servers or --server-service")
 	case o.Kubeconfig != "" && o.ServerService == "" && o.Source != "kube":
 		return errors.New("--kubeconfig is for --server-service and --source=kube: leave it out")
-	case o.ServerService != "" && len(strings.Split(o.ServerService, "/")) != 2:
+	case o.ServerService != "" && !isService:
 		return fmt.Errorf("--server-service is %q: give namespace/name", o.ServerService)
 	case !o.standalone():
 		return o.validateServers()

@@ -48,6 +48,7 @@ func TestInvalidOptions(t *testing.T) {
 		"source with servers": {[]string{"--servers=a:1", "--source=kube", "--insecure-plaintext"}, "without servers"},
 		"server":              {[]string{"--servers=a:1,b", "--insecure-plaintext"}, `--servers has "b"`},
 		"service":             {[]string{"--server-service=name", "--insecure-plaintext"}, "namespace/name"},
+		"half a service":      {[]string{"--server-service=/name", "--insecure-plaintext"}, "namespace/name"},
 		"source":              {[]string{"--source=etcd"}, `--source is "etcd"`},
 		"file without folder": {[]string{"--source=file"}, "--manifests"},
 		"folder without file": {[]string{"--source=kube", "--manifests=x"}, "--source=file"},

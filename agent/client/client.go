@@ -214,7 +214,5 @@ func (c *Client) fail(key model.Key, f failure) {
 func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
 
 // Report passes on what one of a relay's nodes can't program, or can again. It is false, and nothing is sent, where the
-// stream is not in sync.
-func (c *Client) Report(n *pb.Nack) bool {
-	return c.outbox.report(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: n}})
-}
+// stream is not in sync, or too many wait already.
+func (c *Client) Report(n *pb.Nack) bool { return c.outbox.report(n) }

@@ -45,9 +45,13 @@ func (s *stream) learn(m *pb.Servers) {
 
 // considerMove decides whether and when the client moves. Where servers have come or gone, nodes move within moveWindow;
 // a node that is elsewhere for another reason, or has just moved, waits for returnAfter or up to twice as long, so that no
-// node goes to and fro.
+// node goes to and fro. Where servers tell of none, it goes by those that it was given.
 func (s *stream) considerMove() {
-	known := preference(s.options.Cache.knownServers(), s.choice.node)
+	known := s.options.Cache.knownServers()
+	if len(known) == 0 {
+		known = s.choice.given
+	}
+	known = preference(known, s.choice.node)
 	if len(known) == 0 || known[0].Address == s.server.Address || s.drained > 0 {
 		s.move.target.Store(nil)
 		s.move.timer.Stop()

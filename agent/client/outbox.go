@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +23,8 @@ const (
 	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
+	// maxRelayed bounds the nacks of a relay's nodes that wait.
+	maxRelayed = 1024
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
 )
@@ -40,9 +43,11 @@ type outbox struct {
 	synced   bool
 	requests []*pb.StreamRequest
 	// full: more requests have come than may wait.
-	full  bool
-	acks  map[uint32][]programmed
-	epoch uint64 // of acks
+	full bool
+	// relayed are the nacks of a relay's nodes.
+	relayed []*pb.StreamRequest
+	acks    map[uint32][]programmed
+	epoch   uint64 // of acks
 	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
 	nodes, toldNodes uint32
 	// failing are the objects that are not programmed as the server has them; news those, by shard, of which the server does
@@ -80,14 +85,16 @@ func (o *outbox) signal() {
 	}
 }
 
-// report queues a request of a relay, if the stream is in sync.
-func (o *outbox) report(r *pb.StreamRequest) bool {
+// report queues the nack of a relay's node, if the stream is in sync and not too many wait: what nodes say must not cost the
+// relay its stream.
+func (o *outbox) report(n *pb.Nack) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.synced {
+	if !o.synced || len(o.relayed) == maxRelayed {
 		return false
 	}
-	o.requestLocked(r)
+	o.relayed = append(o.relayed, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: n}})
+	o.signal()
 	return true
 }
 
@@ -95,7 +102,7 @@ func (o *outbox) report(r *pb.StreamRequest) bool {
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.news, o.toldNodes = false, nil, false, nil, 0
+	o.synced, o.requests, o.full, o.relayed, o.news, o.toldNodes = false, nil, false, nil, nil, 0
 	o.told, o.changing = o.wanted, false
 	return o.told
 }
@@ -147,10 +154,6 @@ func (o *outbox) tellLocked(key model.Key, f failure) {
 func (o *outbox) request(r *pb.StreamRequest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.requestLocked(r)
-}
-
-func (o *outbox) requestLocked(r *pb.StreamRequest) {
 	if len(o.requests) < maxRequests {
 		o.requests = append(o.requests, r)
 	} else {
@@ -223,7 +226,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if o.full {
 		return nil, false, errNotReading
 	}
-	out, o.requests = o.requests, nil
+	out = slices.Concat(o.requests, o.relayed)
+	o.requests, o.relayed = nil, nil
 	for key, shard := range o.news {
 		f, failing := o.failing[key]
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
@@ -251,7 +255,7 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 
 func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
-	a := &pb.Ack{Nodes: o.nodes, NodesProgrammed: o.nodes}
+	a := &pb.Ack{Nodes: o.nodes}
 	o.toldNodes = o.nodes
 	for shard, positions := range o.acks {
 		for _, p := range positions {

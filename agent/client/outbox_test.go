@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // What was programmed while an Ack waited goes with it, each position with its own time; of very many, the last ones as one.
@@ -32,4 +34,27 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	}
 	require.EqualValues(t, 2*maxPositions, positions[maxPositions-1].GetSequence())
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
+}
+
+// However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent.
+func TestRelayedNacksAreBounded(t *testing.T) {
+	o := newOutbox(NewCache(), nil)
+	o.newStream()
+	require.False(t, o.report(&pb.Nack{}), "not in sync yet")
+	o.inSync()
+	for range maxRelayed {
+		require.True(t, o.report(&pb.Nack{}))
+	}
+	require.False(t, o.report(&pb.Nack{}))
+	for range maxRequests {
+		o.request(&pb.StreamRequest{})
+	}
+	requests, _, err := o.take(true)
+	require.NoError(t, err)
+	require.Len(t, requests, maxRelayed+maxRequests)
+	require.True(t, o.report(&pb.Nack{}))
+	o.newStream()
+	requests, _, err = o.take(true)
+	require.NoError(t, err)
+	require.Empty(t, requests, "they were of the stream before")
 }

@@ -90,6 +90,8 @@ type choice struct {
 	node string
 	// resting are servers that are not to be tried before a time.
 	resting map[string]time.Time
+	// given are the servers that Options.Servers gave last.
+	given []Server
 	// lost is the address of the server that was lost last: it comes last.
 	lost string
 	// moved is when the client last left a server for a better one.
@@ -154,7 +156,7 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		pause := backoff/2 + rand.N(backoff/2)
 		if rested := c.choice.firstRested(); tried == 0 && rested > 0 {
-			pause = rested
+			pause = min(rested, c.times.maxBackoff) // there may be other servers then
 		} else {
 			backoff = min(2*backoff, c.times.maxBackoff)
 		}
@@ -184,6 +186,7 @@ func (c *Client) learned(context.Context) []Server { return c.options.Cache.know
 
 func (c *Client) bootstrap(ctx context.Context) []Server {
 	servers, err := c.options.Servers(ctx)
+	c.choice.given = servers
 	c.connection.found(servers)
 	if err != nil && ctx.Err() == nil {
 		c.connection.ended(err)
@@ -218,7 +221,7 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 		c.choice.lost = ""
 		return s.welcomed
 	}
-	c.logEnd(server.Address, err)
+	c.logEnd(server.Address, err, s.welcomed)
 	if !s.welcomed || time.Since(start) < c.times.settled {
 		return false
 	}
@@ -227,10 +230,12 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 	return true
 }
 
-func (c *Client) logEnd(server string, err error) {
-	switch status.Code(err) {
-	case codes.Unauthenticated, codes.PermissionDenied:
+func (c *Client) logEnd(server string, err error, welcomed bool) {
+	switch code := status.Code(err); {
+	case code == codes.Unauthenticated || code == codes.PermissionDenied:
 		c.log.Error("The server refuses this node; check its credentials. What was programmed stays", "server", server, "err", err)
+	case !welcomed:
+		c.log.Warn("Can't reach the server; what was programmed stays", "server", server, "err", err)
 	default:
 		c.log.Warn("Lost the server; what was programmed stays", "server", server, "err", err)
 	}

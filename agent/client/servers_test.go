@@ -1,11 +1,14 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -273,6 +276,79 @@ func TestReturn(t *testing.T) {
 	require.Equal(t, 1, servers[1].streams())
 	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
 }
+
+// So does one whose servers tell of no others.
+func TestReturnToAGivenServer(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 2)
+	servers[0].play = func(g pb.DistributionService_StreamServer) error {
+		if servers[0].streams() == 1 {
+			return status.Error(codes.Unavailable, "not now")
+		}
+		return oneShard(1)(g)
+	}
+	servers[1].play = oneShard(2)
+	c, _ := run(t, NewCache(), quiet(id, Options{Servers: Static(addresses...)}), func(t *times) {
+		t.returnAfter = 20 * time.Millisecond
+	})
+	servers[0].waitStreams(t, 2)
+	require.Equal(t, 1, servers[1].streams())
+	require.EqualValues(t, 1, testutil.ToFloat64(c.metrics.moves))
+}
+
+// While all servers that it knows have asked for time, a client hears of new ones.
+func TestNewServersWhileAllRest(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 2)
+	servers[0].play = says(hint(codes.Unavailable, time.Hour))
+	servers[1].play = oneShard(1)
+	var asked atomic.Int32
+	run(t, NewCache(), quiet(id, Options{Servers: func(context.Context) ([]Server, error) {
+		if asked.Add(1) < 4 {
+			return asServers(addresses[0]), nil
+		}
+		return asServers(addresses...), nil
+	}}))
+	servers[1].waitStreams(t, 1)
+	require.Equal(t, 1, servers[0].streams())
+}
+
+// The log tells a server that was lost from one that never answered.
+func TestLostOrOutOfReach(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 1)
+	servers[0].play = func(g pb.DistributionService_StreamServer) error {
+		if servers[0].streams() == 2 {
+			return oneShard(1, status.Error(codes.Unavailable, "welcomed"))(g)
+		}
+		return status.Error(codes.Unavailable, "not now")
+	}
+	var mu sync.Mutex
+	var log bytes.Buffer
+	o := quiet(id, Options{Servers: Static(addresses...)})
+	o.Logger = slog.New(slog.NewTextHandler(writer(func(b []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return log.Write(b)
+	}), nil))
+	_, stop := run(t, NewCache(), o)
+	servers[0].waitStreams(t, 4)
+	stop()
+	var ends []string
+	for line := range strings.Lines(log.String()) {
+		for _, end := range []string{"Can't reach the server", "Lost the server"} {
+			if strings.Contains(line, end) {
+				ends = append(ends, end)
+			}
+		}
+	}
+	require.Equal(t, []string{"Can't reach the server", "Lost the server", "Can't reach the server"}, ends[:3])
+}
+
+// writer is a function that is a Writer.
+type writer func([]byte) (int, error)
+
+func (w writer) Write(b []byte) (int, error) { return w(b) }
 
 // A server's certificate must have the name that it was announced with.
 func TestServerName(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -72,6 +73,12 @@ func (k Key) Bucket(count uint32) uint32 {
 type ServiceKey struct {
 	Namespace string
 	Name      string
+}
+
+// ParseServiceKey takes "namespace/name"; ok is false for all else.
+func ParseServiceKey(s string) (key ServiceKey, ok bool) {
+	key.Namespace, key.Name, _ = strings.Cut(s, "/")
+	return key, key.Namespace != "" && key.Name != "" && !strings.Contains(key.Name, "/")
 }
 
 // String gives "namespace/name".

@@ -159,7 +159,7 @@ func (o *Options) validate() error {
 	wrong(o.MaxColdSyncBytes <= 0, "--max-cold-sync-bytes is %d: use a positive number", o.MaxColdSyncBytes)
 	wrong(o.Source == sourceFile && o.Manifests == "", "--source=file needs a directory: add --manifests=DIRECTORY")
 	wrong(o.Source != sourceFile && o.Manifests != "", "--manifests is for the file source: add --source=file or leave it out")
-	wrong(o.Source == sourceFile && o.Kubeconfig != "" && !o.takesTokens(),
+	wrong(o.Source != sourceKube && o.Kubeconfig != "" && !o.takesTokens(),
 		"--kubeconfig is for the kube source and for token reviews: add --agent-service-account or leave it out")
 	wrong(o.Source == sourceFile && o.Kubeconfig == "" && o.takesTokens(),
 		"--agent-service-account and --relay-service-account need an API server to review tokens: add --kubeconfig, or use --client-ca-file instead")
@@ -222,11 +222,11 @@ func (o *Options) takesTokens() bool {
 
 func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
 	for _, s := range list {
-		namespace, name, ok := strings.Cut(s, "/")
-		if !ok || namespace == "" || name == "" || strings.ContainsAny(name, "/:") || strings.Contains(namespace, ":") {
+		key, ok := model.ParseServiceKey(s) // ServiceAccounts are named in the same way
+		if !ok || strings.Contains(s, ":") {
 			err = errors.Join(err, fmt.Errorf("%s is %q: use NAMESPACE/NAME", flag, s))
 		}
-		accounts = append(accounts, types.NamespacedName{Namespace: namespace, Name: name})
+		accounts = append(accounts, types.NamespacedName(key))
 	}
 	return accounts, err
 }
@@ -266,7 +266,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		return Config{}, err
 	}
 	var api *rest.Config
-	if o.Source == sourceKube || o.Kubeconfig != "" {
+	if o.Source == sourceKube || o.takesTokens() {
 		if api, err = kube.Config(o.Kubeconfig); err != nil {
 			return Config{}, fmt.Errorf("--kubeconfig: %w", err)
 		}
@@ -292,11 +292,11 @@ func (o *Options) serverService() (model.ServiceKey, error) {
 	if o.ServerService == "" {
 		return model.ServiceKey{}, nil
 	}
-	namespace, name, ok := strings.Cut(o.ServerService, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	key, ok := model.ParseServiceKey(o.ServerService)
+	if !ok {
 		return model.ServiceKey{}, fmt.Errorf("--server-service is %q: use NAMESPACE/NAME", o.ServerService)
 	}
-	return model.ServiceKey{Namespace: namespace, Name: name}, nil
+	return key, nil
 }
 
 func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {

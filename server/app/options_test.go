@@ -68,6 +68,10 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"file source with idle kubeconfig", [][]string{plain, {"--source=file", "--manifests=d", "--kubeconfig=k"}}, "--kubeconfig is for"},
 		{"file source with tokens, no API server", [][]string{files,
 			{"--source=file", "--manifests=d", "--agent-service-account=a/b"}}, "add --kubeconfig"},
+		{"relay with idle kubeconfig", [][]string{plain,
+			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--kubeconfig=k"}}, "--kubeconfig is for"},
+		{"relay with tokens", [][]string{files,
+			{"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext", "--agent-service-account=a/b"}}, ""},
 		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
 		{"no tombstones", [][]string{plain, {"--tombstones=0"}}, "--tombstones is 0"},
 		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
@@ -96,8 +100,18 @@ func TestAllThatIsWrongIsSaid(t *testing.T) {
 	}
 }
 
-func TestKubeSourceNeedsACluster(t *testing.T) {
+func TestWhatNeedsACluster(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	_, err := parse(t, "--insecure-plaintext").Config(slog.Default())
-	require.ErrorContains(t, err, "--kubeconfig")
+	for name, args := range map[string][]string{
+		"kube source": {"--insecure-plaintext"},
+		"relay with agents' tokens": {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext",
+			"--tls-cert-file=c", "--tls-private-key-file=k", "--agent-service-account=a/b"},
+		"relay with relays' tokens": {"--source=upstream", "--upstream-servers=a:1", "--upstream-insecure-plaintext",
+			"--tls-cert-file=c", "--tls-private-key-file=k", "--relay-service-account=a/b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parse(t, args...).Config(slog.Default())
+			require.ErrorContains(t, err, "--kubeconfig")
+		})
+	}
 }

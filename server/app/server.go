@@ -80,7 +80,7 @@ func New(c Config) (_ *Server, err error) {
 	}
 	about := debug.Options{Store: s.store, Source: c.SourceKind}
 	if c.Upstream != nil {
-		relay := upstream.New(*c.Upstream, s.store)
+		relay := upstream.New(*c.Upstream, s.store, func() { s.hub.UpstreamEnded() })
 		s.config.Source, options.Upstream, about.Upstream = relay, relay, relay.Connection
 	}
 	s.hub = fanout.New(options)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/show"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -118,11 +118,11 @@ func parseService(flag, s string) (*pb.ServiceName, error) {
 	if s == "" {
 		return nil, nil
 	}
-	namespace, name, ok := strings.Cut(s, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+	key, ok := model.ParseServiceKey(s)
+	if !ok {
 		return nil, fmt.Errorf("%s is %q: give namespace/name", flag, s)
 	}
-	return &pb.ServiceName{Namespace: namespace, Name: name}, nil
+	return &pb.ServiceName{Namespace: key.Namespace, Name: key.Name}, nil
 }
 
 func (o *statusOptions) dial() (*grpc.ClientConn, error) {

@@ -427,7 +427,7 @@ func TestRelay(t *testing.T) {
 	require.Equal(t, []uint64{7, 8}, f.status().GetUpstream().GetPath())
 
 	c := f.connect(relay, "")
-	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 70, NodesProgrammed: 70}}})
+	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: 70}}})
 	require.Eventually(t, func() bool { return f.status().GetNodes() == 70 }, patience, tick)
 	got := f.agents(&pb.ListAgentsRequest{})
 	require.Len(t, got, 1)

@@ -89,7 +89,8 @@ type Options struct {
 
 // Upstream is the stream that feeds a relay.
 type Upstream interface {
-	// Path is what Welcome.path said; ok is false while there is no stream, or not all has come on it.
+	// Path is what Welcome.path said; ok is false while there is no stream, or not all has come on it. Hub.UpstreamEnded must
+	// be called after it has become false.
 	Path() (path []uint64, ok bool)
 	// Mark gives how much of one of upstream's shards has been written to the store.
 	Mark(shard uint32) model.Position
@@ -363,6 +364,12 @@ func (h *Hub) register(s *stream) error {
 		h.agents[s.node] = s
 	}
 	h.mu.Unlock()
+	// Between the stream's admission and now UpstreamEnded did not find it.
+	if up := h.options.Upstream; up != nil && s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+		if _, ok := up.Path(); !ok {
+			s.end(errNoUpstream)
+		}
+	}
 	if old != nil {
 		h.metrics.replaced.Inc()
 		h.replacedLogged.Do(func() {

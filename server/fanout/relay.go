@@ -3,8 +3,26 @@ package fanout
 import (
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
+
+// errNoUpstream is what other relays are told of a relay's broken stream.
+var errNoUpstream = status.Error(codes.Unavailable,
+	"this relay has lost the stream from its own server, and does not feed others until it has one: use another server, or try again later")
+
+// UpstreamEnded ends the streams of other relays, after Upstream.Path has changed: they check the path that a stream begins
+// with, and a path that is no longer true hides a circle of relays that feed each other.
+func (h *Hub) UpstreamEnded() {
+	for _, s := range h.list() {
+		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+			s.end(errNoUpstream)
+		}
+	}
+}
 
 // marks are a relay's memory of which of its Updates brought which upstream positions, so that it can tell upstream when all
 // of its nodes have them.

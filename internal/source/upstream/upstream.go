@@ -9,7 +9,8 @@
 //   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
 //     holds, and gets what differs with the next one.
 //   - What is acknowledged upstream, all nodes behind the relay have programmed.
-//   - A relay does not feed on itself, through however many others.
+//   - A relay does not feed on itself, through however many others, but for a moment: it ends the streams of other relays when
+//     its own one ends, so that they see where the next one comes from.
 package upstream
 
 import (
@@ -21,6 +22,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
@@ -50,6 +52,9 @@ type Source struct {
 	cache  *client.Cache
 	client *client.Client
 	sink   source.Sink
+	// lost is called when Path has become false.
+	lost    func()
+	dropped prometheus.Counter
 
 	mu    sync.Mutex
 	path  []uint64 // nil as long as there is no stream that is in sync
@@ -62,10 +67,15 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New gives the source of a relay whose store it is; it connects when it runs.
-func New(o Options, s *store.Store) *Source {
+// New gives the source of a relay whose store it is; it connects when it runs. Each time that a stream has ended it calls
+// lost, which is fanout.Hub.UpstreamEnded of the hub whose Upstream the Source is.
+func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
-		store: s, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
+		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
+		dropped: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
+			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
+			Help: "Nacks of this relay's nodes that it did not pass on: it had no stream that was in sync, or too many waited already.",
+		}),
 	}
 	u.client = client.New(client.Options{
 		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
@@ -101,12 +111,16 @@ func (u *Source) begin(path []uint64) error {
 
 func (u *Source) ended() {
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	u.path = nil
+	u.mu.Unlock()
+	u.lost()
 }
 
-// applied writes to the store what an Update did to the cache.
+// applied writes to the store what an Update did to the cache. It holds the lock meanwhile, so that a publish which the writing
+// causes sees the marks that go with it: there may be no other one.
 func (u *Source) applied(a client.Applied) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	rv := func(kind model.Kind) uint64 {
 		if kind == model.KindService {
 			return a.ResourceVersions.Services
@@ -119,17 +133,15 @@ func (u *Source) applied(a client.Applied) {
 	for _, o := range a.Objects {
 		u.sink.Upsert(o, rv(o.Key().Kind))
 	}
-	u.moved()
+	u.movedLocked()
 }
 
-// moved notes the positions that the store has reached. The caller is the only one who moves the cache.
-func (u *Source) moved() {
+// movedLocked notes the positions that the store has reached. The caller is the only one who moves the cache.
+func (u *Source) movedLocked() {
 	changes, ok := u.cache.Take()
 	if !ok {
 		return
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
 	for shard, sequence := range changes.Positions {
 		u.marks[shard] = model.Position{Epoch: changes.Epoch, Sequence: sequence}
 	}
@@ -173,13 +185,13 @@ func (u *Source) inSync(s client.Synced) {
 			u.node(name, nil)
 		}
 	}
-	u.moved()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.movedLocked()
+	u.path = u.next
 	u.sink.Progress(model.KindService, s.ResourceVersions.Services)
 	u.sink.Progress(model.KindSlice, s.ResourceVersions.Slices)
 	u.sink.Synced()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.path = u.next
 }
 
 // Path is for fanout.Upstream.
@@ -209,5 +221,9 @@ func (u *Source) Programmed(shard uint32, m model.Position) {
 // Nodes is for fanout.Upstream.
 func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
 
-// Nack is for fanout.Upstream. What can't be sent now the node tells again, as long as it holds.
-func (u *Source) Nack(n *pb.Nack) { u.client.Report(n) }
+// Nack is for fanout.Upstream. What can't be sent now is dropped.
+func (u *Source) Nack(n *pb.Nack) {
+	if !u.client.Report(n) {
+		u.dropped.Inc()
+	}
+}

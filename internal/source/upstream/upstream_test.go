@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
 	"testing"
@@ -69,6 +70,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	if len(upstreams) > 0 {
 		c.Upstream = &upstream.Options{
 			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,
+			MaxBackoff: 100 * time.Millisecond,
 		}
 	}
 	app, err := serverapp.New(c)
@@ -282,15 +284,12 @@ func TestAcksOfARelaysNodes(t *testing.T) {
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 1 }, patience, time.Millisecond)
 }
 
-// A relay that would be fed by itself refuses, and says why.
+// A relay is not fed by itself, even if its own server is the only one that it has lost.
 func TestACycleIsRefused(t *testing.T) {
 	c := newCluster()
 	root := serve(t, "127.0.0.1:0", c)
 	<-c.ready
-	// The address of the last relay is known before it runs, so that the first one can be given it.
-	reserved := serve(t, "127.0.0.1:0", newCluster())
-	last := reserved.address
-	reserved.stop()
+	last := reserve(t)
 	first := serve(t, "127.0.0.1:0", nil, root.address, last)
 	middle := serve(t, "127.0.0.1:0", nil, first.address)
 	join(t, "node-1", nil, middle.address).stop()
@@ -298,9 +297,63 @@ func TestACycleIsRefused(t *testing.T) {
 	join(t, "node-2", nil, last).stop()
 
 	root.stop()
-	require.Eventually(t, func() bool { return contains(first.log, "fed by this relay") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return contains(first.log, "fed by this relay") || contains(first.log, "its own server")
+	}, patience, time.Millisecond)
+	waitAlone(t, first)
 	a := join(t, "node-1", nil, last)
 	a.has(1, 2)
+}
+
+// Three relays that could feed each other, two of which have servers of their own: one after the other loses them. What each
+// was told of the way to its server when its stream began is not true then.
+func TestACycleOfStalePaths(t *testing.T) {
+	c, c2 := newCluster(), newCluster()
+	root, root2 := serve(t, "127.0.0.1:0", c), serve(t, "127.0.0.1:0", c2)
+	<-c.ready
+	<-c2.ready
+	addressA, addressC := reserve(t), reserve(t)
+	// Each begins when its second server does not run yet, and so with the first.
+	relayX := serve(t, "127.0.0.1:0", nil, root2.address, addressA)
+	atX := join(t, "node-1", nil, relayX.address)
+	relayA := serve(t, addressA, nil, root.address, addressC)
+	join(t, "node-2", nil, relayA.address)
+	relayC := serve(t, addressC, nil, relayX.address)
+	atC := join(t, "node-3", nil, relayC.address)
+
+	root2.stop()
+	c.fill(3, 4, 7)
+	atX.has(3, 7)
+	atC.has(3, 7)
+	root.stop()
+	waitAlone(t, relayA, relayX, relayC)
+
+	again := newCluster()
+	serve(t, root.address, again)
+	<-again.ready
+	atC.has(3, 2) // as the cluster has it now
+}
+
+// reserve gives an address that nobody serves on yet.
+func reserve(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+// waitAlone waits until none of these relays has a server.
+func waitAlone(t *testing.T, relays ...*server) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		for _, r := range relays {
+			if r.metric("slicecast_upstream_connected") != 0 {
+				return false
+			}
+		}
+		return true
+	}, patience, time.Millisecond)
 }
 
 func contains(l *lines, s string) bool { return bytes.Contains([]byte(l.String()), []byte(s)) }

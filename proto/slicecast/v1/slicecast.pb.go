@@ -1104,9 +1104,7 @@ type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
-	// From a relay: how many of its agents have these positions, and how many it has. 0 from others.
-	NodesProgrammed uint32 `protobuf:"varint,2,opt,name=nodes_programmed,json=nodesProgrammed,proto3" json:"nodes_programmed,omitempty"`
-	// See nodes_programmed.
+	// From a relay: how many nodes it serves, all of which hold these positions. 0 from others.
 	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1147,13 +1145,6 @@ func (x *Ack) GetPositions() []*ShardPosition {
 		return x.Positions
 	}
 	return nil
-}
-
-func (x *Ack) GetNodesProgrammed() uint32 {
-	if x != nil {
-		return x.NodesProgrammed
-	}
-	return 0
 }
 
 func (x *Ack) GetNodes() uint32 {
@@ -2971,11 +2962,10 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"F\n" +
 	"\x10ResourceVersions\x12\x1a\n" +
 	"\bservices\x18\x01 \x01(\x04R\bservices\x12\x16\n" +
-	"\x06slices\x18\x02 \x01(\x04R\x06slices\"\x81\x01\n" +
+	"\x06slices\x18\x02 \x01(\x04R\x06slices\"n\n" +
 	"\x03Ack\x129\n" +
-	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12)\n" +
-	"\x10nodes_programmed\x18\x02 \x01(\rR\x0fnodesProgrammed\x12\x14\n" +
-	"\x05nodes\x18\x03 \x01(\rR\x05nodes\"X\n" +
+	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12\x14\n" +
+	"\x05nodes\x18\x03 \x01(\rR\x05nodesJ\x04\b\x02\x10\x03R\x10nodes_programmed\"X\n" +
 	"\rShardPosition\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x15\n" +

@@ -1,0 +1,18 @@
+package upstream
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/store"
+)
+
+// A relay refuses a stream that has come through itself, and says why.
+func TestAPathThroughThisRelay(t *testing.T) {
+	s, err := store.New(store.Options{})
+	require.NoError(t, err)
+	u := New(Options{}, s, func() {})
+	require.ErrorContains(t, u.begin([]uint64{s.Epoch() + 1, s.Epoch(), s.Epoch() + 2}), "fed by this relay")
+	require.NotContains(t, u.begin([]uint64{s.Epoch() + 1}).Error(), "fed by this relay", "only the shards are wrong here")
+}
