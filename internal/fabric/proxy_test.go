@@ -12,6 +12,9 @@ import (
 // unlimited is more than ever passes.
 const unlimited = 1 << 60
 
+// nowhere is an address at which nobody listens.
+const nowhere = "127.0.0.1:1"
+
 // proxy stands between one client and whatever server is its target.
 type proxy struct {
 	listener net.Listener

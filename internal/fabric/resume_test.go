@@ -54,7 +54,7 @@ func (r *resumer) start() {
 
 // leave makes the agent reach no server.
 func (r *resumer) leave() {
-	r.proxy.lead("127.0.0.1:1")
+	r.proxy.lead(nowhere)
 	r.proxy.cut()
 }
 
