@@ -49,6 +49,11 @@ func newProxy(t cleaner, target string) *proxy {
 	t.Cleanup(func() {
 		_ = l.Close()
 		p.cut()
+		if p.gate.TryRLock() {
+			p.gate.RUnlock()
+		} else { // the test has ended meanwhile
+			p.gate.Unlock()
+		}
 		p.running.Wait()
 	})
 	return p
