@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sync"
 	"testing"
 
@@ -68,22 +69,25 @@ func TestBytesOfOneChange(t *testing.T) {
 	require.Equal(t, slice.Name, delta.Name)
 	require.Len(t, delta.Conditions, 1)
 	require.Equal(t, 1, delta.Len(), "endpoints touched")
-	require.Equal(t, addressOf(t, &slice, "web-42"), delta.Conditions[0].Address)
+	require.Equal(t, placeOf(t, &slice, "web-42"), delta.Conditions[0].Index)
 	t.Logf("one endpoint of %d is no longer ready: %d bytes to each node; the API server's watch event: %d bytes, %d times as many",
 		replicas, size, event, event/size)
 	require.LessOrEqual(t, size, maxBytes)
 	require.GreaterOrEqual(t, event, leastGain*size)
 }
 
-func addressOf(t *testing.T, slice *discoveryv1.EndpointSlice, pod string) netip.Addr {
+// placeOf gives the place of a pod's endpoint among the slice's, by address.
+func placeOf(t *testing.T, slice *discoveryv1.EndpointSlice, pod string) (place uint32) {
 	t.Helper()
+	i := slices.IndexFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return e.TargetRef != nil && e.TargetRef.Name == pod })
+	require.GreaterOrEqual(t, i, 0, "no endpoint of %s", pod)
+	of := netip.MustParseAddr(slice.Endpoints[i].Addresses[0])
 	for _, e := range slice.Endpoints {
-		if e.TargetRef.Name == pod {
-			return netip.MustParseAddr(e.Addresses[0])
+		if netip.MustParseAddr(e.Addresses[0]).Less(of) {
+			place++
 		}
 	}
-	require.Fail(t, "no endpoint", "for pod %s", pod)
-	return netip.Addr{}
+	return place
 }
 
 // watchBytes watches a slice as kube-proxy does, in protobuf, and gives the size in bytes of the next event.

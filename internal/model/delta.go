@@ -20,15 +20,16 @@ type SliceDelta struct {
 	Service       string
 	Base, Version Version
 	Endpoints     []Endpoint           // new, or changed in more than conditions; ascending by address
-	Conditions    []EndpointConditions // changed in conditions only; ascending by address
+	Conditions    []EndpointConditions // changed in conditions only; ascending by index
 	Removed       []netip.Addr         // ascending
 	// LastChangeTriggerTimeMS is that of the new version; see Slice.
 	LastChangeTriggerTimeMS int64
 }
 
-// EndpointConditions are new conditions for the endpoint with this address.
+// EndpointConditions are new conditions for the endpoint at this place of the base, from 0: a number of one or two bytes on
+// the wire where the address would be the largest part of the most frequent change there is.
 type EndpointConditions struct {
-	Address    netip.Addr
+	Index      uint32
 	Conditions Conditions
 }
 
@@ -48,13 +49,13 @@ func Diff(a, b *Slice) *SliceDelta {
 		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Before: a, Base: a.version, Version: b.version,
 		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
 	}
-	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
+	walk(a.Endpoints, b.Endpoints, func(i int, old, now *Endpoint) {
 		switch {
 		case now == nil:
 			d.Removed = append(d.Removed, old.Address)
 		case old != nil && old.Equal(now):
 		case old != nil && old.sameButConditions(now):
-			d.Conditions = append(d.Conditions, EndpointConditions{now.Address, now.Conditions})
+			d.Conditions = append(d.Conditions, EndpointConditions{uint32(i), now.Conditions})
 		default:
 			d.Endpoints = append(d.Endpoints, *now)
 		}
@@ -69,7 +70,7 @@ func Diff(a, b *Slice) *SliceDelta {
 // may not any more: what nodes must hear of first.
 func Worse(a, b *Slice) bool {
 	worse := false
-	walk(a.Endpoints, b.Endpoints, func(old, now *Endpoint) {
+	walk(a.Endpoints, b.Endpoints, func(_ int, old, now *Endpoint) {
 		switch {
 		case old == nil:
 		case now == nil, old.Conditions.Ready && !now.Conditions.Ready, old.Conditions.Serving && !now.Conditions.Serving:
@@ -79,8 +80,8 @@ func Worse(a, b *Slice) bool {
 	return worse
 }
 
-// walk visits the union of two lists that are ascending by address, with nil for the side that lacks it.
-func walk(a, b []Endpoint, visit func(a, b *Endpoint)) {
+// walk visits the union of two lists that are ascending by address, with nil for the side that lacks it, and the place in a.
+func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 	i, j := 0, 0
 	for i < len(a) || j < len(b) {
 		var c int
@@ -94,13 +95,13 @@ func walk(a, b []Endpoint, visit func(a, b *Endpoint)) {
 		}
 		switch {
 		case c < 0:
-			visit(&a[i], nil)
+			visit(i, &a[i], nil)
 			i++
 		case c > 0:
-			visit(nil, &b[j])
+			visit(i, nil, &b[j])
 			j++
 		default:
-			visit(&a[i], &b[j])
+			visit(i, &a[i], &b[j])
 			i++
 			j++
 		}
@@ -130,7 +131,7 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 			n.sum -= e.hash()
 			n.add(changed[0])
 			changed = changed[1:]
-		case len(conditions) > 0 && conditions[0].Address == e.Address:
+		case len(conditions) > 0 && conditions[0].Index == uint32(i):
 			n.sum -= e.hash()
 			with := *e
 			with.Conditions = conditions[0].Conditions

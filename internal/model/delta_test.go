@@ -70,7 +70,7 @@ func TestDiff(t *testing.T) {
 	}
 
 	d := model.Diff(base, change(func(s *model.Slice) { s.Endpoints[7].Conditions = model.Conditions{Terminating: true} }))
-	require.Equal(t, []model.EndpointConditions{{modeltest.WebEndpoint(7).Address, model.Conditions{Terminating: true}}}, d.Conditions)
+	require.Equal(t, []model.EndpointConditions{{7, model.Conditions{Terminating: true}}}, d.Conditions)
 	require.Equal(t, 1, d.Len())
 
 	d = model.Diff(base, change(func(s *model.Slice) { s.Endpoints[7] = modeltest.WebEndpoint(99) }))
@@ -109,7 +109,7 @@ func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
 			return base
 		},
 		"conditions of an endpoint that is not there": func(d *model.SliceDelta) *model.Slice {
-			d.Conditions = append(d.Conditions, model.EndpointConditions{Address: modeltest.WebEndpoint(70).Address})
+			d.Conditions = append(d.Conditions, model.EndpointConditions{Index: 70})
 			return base
 		},
 		"another result": func(d *model.SliceDelta) *model.Slice {
@@ -185,11 +185,12 @@ func checkDelta(t *testing.T, base, endpoints, conditions, removed []byte, twice
 	}
 	d := &model.SliceDelta{Name: "s", Base: have.ContentVersion()}
 	for _, b := range conditions {
-		c := model.EndpointConditions{Address: address(b), Conditions: model.Conditions{Terminating: true}}
+		c := model.EndpointConditions{Index: uint32(b), Conditions: model.Conditions{Terminating: true}}
 		d.Conditions = append(d.Conditions, c)
-		if e, ok := naive[c.Address]; ok {
+		if int(b) < len(have.Endpoints) {
+			e := have.Endpoints[b]
 			e.Conditions = c.Conditions
-			naive[c.Address] = e
+			naive[e.Address] = e
 		}
 	}
 	for _, b := range removed {

@@ -241,13 +241,13 @@ func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 	d.name(p.GetName())
 	for _, c := range p.GetConditions() {
 		m.Conditions = append(m.Conditions, model.EndpointConditions{
-			Address:    d.addr("address", c.GetAddress()),
+			Index:      c.GetIndex(),
 			Conditions: model.Conditions{Ready: c.GetReady(), Serving: c.GetServing(), Terminating: c.GetTerminating()},
 		})
 	}
 	// Apply relies on the order.
 	slices.SortFunc(m.Endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
-	slices.SortFunc(m.Conditions, func(a, b model.EndpointConditions) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(m.Conditions, func(a, b model.EndpointConditions) int { return cmp.Compare(a.Index, b.Index) })
 	slices.SortFunc(m.Removed, netip.Addr.Compare)
 	d.version(p.GetVersion())
 	return m, d.err

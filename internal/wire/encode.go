@@ -154,7 +154,7 @@ func deltaToProto(d *model.SliceDelta) *pb.SliceDelta {
 	}
 	for _, c := range d.Conditions {
 		p.Conditions = append(p.Conditions, &pb.EndpointConditions{
-			Address: c.Address.String(), Ready: c.Conditions.Ready, Serving: c.Conditions.Serving, Terminating: c.Conditions.Terminating,
+			Index: c.Index, Ready: c.Conditions.Ready, Serving: c.Conditions.Serving, Terminating: c.Conditions.Terminating,
 		})
 	}
 	return p

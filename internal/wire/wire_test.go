@@ -200,7 +200,6 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 
 		"delta without version": {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Version = 0 }, "no version"},
 		"delta of endpoints":    {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Endpoints = []*pb.Endpoint{{Address: "x"}} }, "address"},
-		"delta of conditions":   {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Conditions = []*pb.EndpointConditions{{}} }, "address"},
 		"delta of removals":     {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"x"} }, "removed"},
 
 		"kind of removed": {func(u *pb.ShardUpdate) { u.Removed[1].Kind = 0 }, "unknown kind"},
@@ -240,14 +239,14 @@ func TestDeltaIsSorted(t *testing.T) {
 	u, problems := UpdateFromProto(&pb.ShardUpdate{SliceDeltas: []*pb.SliceDelta{{
 		Name: "s", BaseVersion: 1, Version: 2, Removed: []string{"10.0.0.9", "10.0.0.10", "10.0.0.1"},
 		Endpoints:  []*pb.Endpoint{{Address: "10.0.0.3"}, {Address: "10.0.0.2"}},
-		Conditions: []*pb.EndpointConditions{{Address: "10.0.0.5"}, {Address: "10.0.0.4"}},
+		Conditions: []*pb.EndpointConditions{{Index: 5}, {Index: 4}},
 	}}})
 	require.Empty(t, problems)
 	a := netip.MustParseAddr
 	d := u.Deltas[0]
 	require.Equal(t, []netip.Addr{a("10.0.0.1"), a("10.0.0.9"), a("10.0.0.10")}, d.Removed)
 	require.Equal(t, a("10.0.0.2"), d.Endpoints[0].Address)
-	require.Equal(t, a("10.0.0.4"), d.Conditions[0].Address)
+	require.EqualValues(t, 4, d.Conditions[0].Index)
 }
 
 // A change of one endpoint costs a node a frame of at most 200 bytes, however large the slice is.

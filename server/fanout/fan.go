@@ -11,22 +11,34 @@ import (
 // fanChunk is how many streams a goroutine of the fan-out takes at a time.
 const fanChunk = 16
 
-// fan sends what is added to the ring to the streams that keep up, and wakes the others.
+// fan sends what is added to the ring to the streams that keep up, and wakes the others. After each pass over the streams it
+// leaves the CPUs to others for half as long as that took, so that under load more goes with each pass, and clients on the same
+// machine, or behind the same network, get on.
 func (h *Hub) fan(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-h.work:
 		}
-		begin := time.Now()
+		var took time.Duration
 		for {
-			head := h.ring.head.Load()
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+			head, begin := h.ring.head.Load(), time.Now()
 			h.pass()
+			pass := time.Since(begin)
+			took += pass
+			pause.Reset(min(pass/2, maxCoalesce/2))
 			h.mu.Lock()
 			done := h.ring.head.Load() == head
 			if done {
-				h.restLocked(time.Since(begin))
+				h.restLocked(took)
 			}
 			h.mu.Unlock()
 			if done {

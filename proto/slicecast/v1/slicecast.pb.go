@@ -2752,8 +2752,8 @@ func (x *SliceDelta) GetLastChangeTriggerTimeMs() int64 {
 // EndpointConditions changes the conditions of an endpoint that the base has.
 type EndpointConditions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address.
-	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Place of the endpoint in the base, whose endpoints are ascending by address, IPv4 and IPv6 addresses as numbers; from 0.
+	Index uint32 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
 	// As in Endpoint.
 	Ready bool `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
 	// As in Endpoint.
@@ -2794,11 +2794,11 @@ func (*EndpointConditions) Descriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
 }
 
-func (x *EndpointConditions) GetAddress() string {
+func (x *EndpointConditions) GetIndex() uint32 {
 	if x != nil {
-		return x.Address
+		return x.Index
 	}
-	return ""
+	return 0
 }
 
 func (x *EndpointConditions) GetReady() bool {
@@ -3092,12 +3092,12 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"conditions\x18\x06 \x03(\v2 .slicecast.v1.EndpointConditionsR\n" +
 	"conditions\x12\x18\n" +
 	"\aremoved\x18\a \x03(\tR\aremoved\x12<\n" +
-	"\x1blast_change_trigger_time_ms\x18\b \x01(\x03R\x17lastChangeTriggerTimeMs\"\x80\x01\n" +
-	"\x12EndpointConditions\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x1blast_change_trigger_time_ms\x18\b \x01(\x03R\x17lastChangeTriggerTimeMs\"\x8b\x01\n" +
+	"\x12EndpointConditions\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\rR\x05index\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x03 \x01(\bR\aserving\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminating\"\x9b\x02\n" +
+	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\x9b\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
 	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12!\n" +
