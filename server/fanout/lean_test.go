@@ -295,7 +295,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 			},
 			"join": func(t *rapid.T) {
 				if len(clients) == 5 {
-					t.Skip("enough")
+					return
 				}
 				hello := &pb.Hello{NodeName: fmt.Sprint("node-", len(clients)), Kind: pb.ClientKind_CLIENT_KIND_AGENT}
 				if rapid.Bool().Draw(t, "narrowed") {
@@ -310,7 +310,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 			},
 			"leave": func(t *rapid.T) {
 				if len(clients) == 0 {
-					t.Skip("nobody")
+					return
 				}
 				last := len(clients) - 1
 				_ = clients[last].close()
@@ -318,13 +318,13 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 			},
 			"shut": func(t *rapid.T) {
 				if len(clients) == 0 {
-					t.Skip("nobody")
+					return
 				}
 				clients[rapid.IntRange(0, len(clients)-1).Draw(t, "client")].set(false)
 			},
 			"change of mind": func(t *rapid.T) {
 				if len(clients) == 0 {
-					t.Skip("nobody")
+					return
 				}
 				settle()
 				c := clients[rapid.IntRange(0, len(clients)-1).Draw(t, "client")]
