@@ -63,18 +63,28 @@ func TestBytesOfAChange(t *testing.T) {
 	id.client = append(id.client, grpc.WithContextDialer(counting.dial))
 	cache := NewCache()
 	a := connect(t, id, cache, nil, server.address)
-	waitHolds(t, cache, s)
+	a.waitInSync(t, 1) // what came before is counted
+	// to makes the slice another one, and waits until the agent has counted that it is.
+	to := func(slice *model.Slice) {
+		if cacheHas(cache, slice) {
+			return
+		}
+		before, _, _, _ := a.counts()
+		s.Upsert(slice, 0)
+		require.Eventually(t, func() bool {
+			after, _, _, _ := a.counts()
+			return after > before && cacheHas(cache, slice)
+		}, patience, tick)
+	}
 
 	for name, change := range map[string]func(*model.Slice){
 		"an endpoint's readiness flips": unready(40),
 		"an endpoint is replaced":       func(s *model.Slice) { s.Endpoints[40] = modeltest.WebEndpoint(140) },
 	} {
-		s.Upsert(web(func(*model.Slice) {}), 0)
-		require.Eventually(t, func() bool { return cacheHas(cache, web(func(*model.Slice) {})) }, patience, tick)
+		to(web(func(*model.Slice) {}))
 		updates, before, _, _ := a.counts()
 		onTheConnection := counting.read.Load()
-		s.Upsert(web(change), 0)
-		require.Eventually(t, func() bool { return cacheHas(cache, web(change)) }, patience, tick)
+		to(web(change))
 		onTheConnection = counting.read.Load() - onTheConnection
 		after, bytes, _, _ := a.counts()
 		t.Logf("%s: %d bytes on the stream; %d on the TCP connection", name, bytes-before, onTheConnection)
