@@ -2,8 +2,11 @@ package wire
 
 import (
 	"errors"
+	"fmt"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // maxDecompressed bounds what a compressed frame may become: a shard with a Service of a million endpoints.
@@ -25,3 +28,30 @@ func newDecoder() *zstd.Decoder {
 }
 
 func decompress(b []byte) ([]byte, error) { return zstdDecoder.DecodeAll(b, nil) }
+
+// compressAbove is the size from which a frame is worth compressing.
+const compressAbove = 1 << 10
+
+var encoder = sync.OnceValues(func() (*zstd.Encoder, error) {
+	// One block at a time and a window of the size of a large shard: what is compressed is compressed once, for many.
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1),
+		zstd.WithWindowSize(1<<20), zstd.WithEncoderCRC(false))
+})
+
+// Compress gives the frame that holds another one compressed; the same one, where that pays nothing.
+func Compress(f Frame) (Frame, error) {
+	if len(f) < compressAbove {
+		return f, nil
+	}
+	e, err := encoder()
+	if err != nil {
+		return nil, fmt.Errorf("zstd: %w", err)
+	}
+	b := e.EncodeAll(f, nil)
+	if len(b) >= len(f) {
+		return f, nil
+	}
+	out := make(Frame, 0, len(b)+10)
+	out = protowire.AppendTag(out, responseZstd, protowire.BytesType)
+	return protowire.AppendBytes(out, b), nil
+}

@@ -134,16 +134,16 @@ type Hub struct {
 	listed  bool
 	byNode  map[string]map[*stream]struct{}
 	agents  map[string]*stream
+	others  int // streams that are no agents'
 	// reached is closed, and made anew, with each publish.
 	reached chan struct{}
 	// servers are what clients are told, replicas what it says.
 	servers  wire.Frame
 	replicas []*pb.Server
 
-	// drainBegun ends when the hub begins to drain; draining is its Done.
+	// drainBegun ends when the hub begins to drain.
 	drainBegun context.Context
 	drain      context.CancelFunc
-	draining   <-chan struct{}
 
 	replacedLogged, behindLogged rate.Sometimes
 }
@@ -165,7 +165,6 @@ func New(o Options) *Hub {
 		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
-	h.draining = h.drainBegun.Done()
 	h.metrics = newMetrics(o.Registerer, h)
 	h.convergence = newConvergence(o.Store.Shards(), h.metrics)
 	if o.Upstream != nil {
@@ -347,7 +346,7 @@ const maxOthers = 1024
 // register adds a stream. If it is a Node's agent, it takes the place of an older one.
 func (h *Hub) register(s *stream) error {
 	h.mu.Lock()
-	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && len(h.streams)-len(h.agents) >= maxOthers {
+	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others == maxOthers {
 		h.mu.Unlock()
 		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open, as many as this server serves: close some", maxOthers)
 	}
@@ -362,6 +361,8 @@ func (h *Hub) register(s *stream) error {
 	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
 		old = h.agents[s.node]
 		h.agents[s.node] = s
+	} else {
+		h.others++
 	}
 	h.mu.Unlock()
 	// Between the stream's admission and now UpstreamEnded did not find it.
@@ -395,7 +396,9 @@ func (h *Hub) unregister(s *stream) {
 	if len(h.byNode[s.node]) == 0 {
 		delete(h.byNode, s.node)
 	}
-	if h.agents[s.node] == s {
+	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT {
+		h.others--
+	} else if h.agents[s.node] == s {
 		delete(h.agents, s.node)
 	}
 }

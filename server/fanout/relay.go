@@ -10,9 +10,9 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// errNoUpstream is what other relays are told of a relay's broken stream.
+// errNoUpstream is what a relay that has no stream, or has lost it, tells other relays.
 var errNoUpstream = status.Error(codes.Unavailable,
-	"this relay has lost the stream from its own server, and does not feed others until it has one: use another server, or try again later")
+	"this relay has no stream from its own server, and does not feed others until it has one: use another server, or try again later")
 
 // UpstreamEnded ends the streams of other relays, after Upstream.Path has changed: they check the path that a stream begins
 // with, and a path that is no longer true hides a circle of relays that feed each other.

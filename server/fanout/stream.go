@@ -135,7 +135,7 @@ func (s *stream) serve() error {
 // ready tells whether the hub takes streams.
 func (h *Hub) ready() error {
 	select {
-	case <-h.draining:
+	case <-h.drainBegun.Done():
 		return status.Error(codes.Unavailable, "the server is draining: use another one, or try again later")
 	default:
 	}
@@ -160,7 +160,7 @@ func (s *stream) greeted() (*pb.Hello, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
 	case <-s.transport.Context().Done():
 		return nil, s.gone()
-	case <-s.hub.draining:
+	case <-s.hub.drainBegun.Done():
 		return nil, errDraining
 	}
 }
@@ -173,7 +173,7 @@ func (s *stream) admitted() error {
 	}
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {
 		if _, ok := o.Upstream.Path(); !ok {
-			return status.Error(codes.Unavailable, "this relay has no stream from its own server now, and does not feed others: try again later")
+			return errNoUpstream
 		}
 	}
 	return nil
@@ -222,7 +222,7 @@ func (s *stream) run(hello *pb.Hello) error {
 		return err
 	}
 	ctx := s.transport.Context()
-	draining := s.hub.draining
+	draining := s.hub.drainBegun.Done()
 	var end <-chan time.Time
 	var b batch
 	for {
@@ -500,7 +500,7 @@ func (s *stream) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error
 		return false, nil
 	case err := <-s.ending:
 		return false, err
-	case <-s.hub.draining:
+	case <-s.hub.drainBegun.Done():
 		return false, errDraining
 	case <-ctx.Done():
 		return false, s.gone()

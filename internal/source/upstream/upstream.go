@@ -51,7 +51,6 @@ type Source struct {
 	store  *store.Store
 	cache  *client.Cache
 	client *client.Client
-	sink   source.Sink
 	// lost is called when Path has become false.
 	lost    func()
 	dropped prometheus.Counter
@@ -60,9 +59,6 @@ type Source struct {
 	path  []uint64 // nil as long as there is no stream that is in sync
 	next  []uint64 // of a stream that is not in sync yet
 	marks []model.Position
-	nodes map[string]*model.Node
-	// digest is the sum of the nodes' versions.
-	digest uint64
 }
 
 var _ source.Source = (*Source)(nil)
@@ -71,7 +67,7 @@ var _ source.Source = (*Source)(nil)
 // lost, which is fanout.Hub.UpstreamEnded of the hub whose Upstream the Source is.
 func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
-		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), nodes: make(map[string]*model.Node),
+		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()),
 		dropped: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
 			Help: "Nacks of this relay's nodes that it did not pass on: it had no stream that was in sync, or too many waited already.",
@@ -87,11 +83,8 @@ func New(o Options, s *store.Store, lost func()) *Source {
 	return u
 }
 
-// Run implements source.Source.
-func (u *Source) Run(ctx context.Context, sink source.Sink) error {
-	u.sink = sink
-	return u.client.Run(ctx)
-}
+// Run implements source.Source. The sink is the store.
+func (u *Source) Run(ctx context.Context, _ source.Sink) error { return u.client.Run(ctx) }
 
 // begin checks a new stream: it must not come from this relay, and must divide the state as this relay does.
 func (u *Source) begin(path []uint64) error {
@@ -128,10 +121,10 @@ func (u *Source) applied(a client.Applied) {
 		return a.ResourceVersions.Slices
 	}
 	for _, key := range a.Removed {
-		u.sink.Remove(key, rv(key.Kind))
+		u.store.Remove(key, rv(key.Kind))
 	}
 	for _, o := range a.Objects {
-		u.sink.Upsert(o, rv(o.Key().Kind))
+		u.store.Upsert(o, rv(o.Key().Kind))
 	}
 	u.movedLocked()
 }
@@ -148,51 +141,40 @@ func (u *Source) movedLocked() {
 }
 
 func (u *Source) nodesDigest() uint64 {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.digest
+	_, digest := u.store.Nodes()
+	return digest
 }
 
 // node takes a Node; nil: it is gone.
 func (u *Source) node(name string, n *model.Node) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if old := u.nodes[name]; old != nil {
-		u.digest -= uint64(old.ContentVersion())
-		delete(u.nodes, name)
-	}
 	if n == nil {
-		u.sink.Remove(model.Key{Kind: model.KindNode, Name: name}, 0)
+		u.store.Remove(model.Key{Kind: model.KindNode, Name: name}, 0)
 		return
 	}
-	u.nodes[name] = n
-	u.digest += uint64(n.ContentVersion())
-	u.sink.Upsert(n, 0)
+	u.store.Upsert(n, 0)
 }
 
 // inSync completes the state that a stream begins with.
 func (u *Source) inSync(s client.Synced) {
 	if s.Nodes != nil {
-		u.mu.Lock()
-		var gone []string
-		for name := range u.nodes {
-			if _, ok := s.Nodes[name]; !ok {
-				gone = append(gone, name)
+		nodes, _ := u.store.Nodes()
+		for _, n := range nodes {
+			if _, ok := s.Nodes[n.Name]; !ok {
+				u.node(n.Name, nil)
 			}
-		}
-		u.mu.Unlock()
-		for _, name := range gone {
-			u.node(name, nil)
 		}
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.movedLocked()
 	u.path = u.next
-	u.sink.Progress(model.KindService, s.ResourceVersions.Services)
-	u.sink.Progress(model.KindSlice, s.ResourceVersions.Slices)
-	u.sink.Synced()
+	u.store.Progress(model.KindService, s.ResourceVersions.Services)
+	u.store.Progress(model.KindSlice, s.ResourceVersions.Slices)
+	u.store.Synced()
 }
+
+// Connection tells how the relay stands with its servers.
+func (u *Source) Connection() client.Connection { return u.client.Connection() }
 
 // Path is for fanout.Upstream.
 func (u *Source) Path() ([]uint64, bool) {
