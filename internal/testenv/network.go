@@ -107,7 +107,12 @@ func (n *Network) startRouter() (err error) {
 	if err := n.router.links.LinkSetUp(n.bridge); err != nil {
 		return fmt.Errorf("set the bridge up: %w", err)
 	}
+	// An address of the nodes' network may be a client's, which does not hear nodes ask for it.
+	err = n.router.Do(func() error {
+		return setSysctls(map[string]string{"net/ipv4/conf/nodes/proxy_arp": "1", "net/ipv4/neigh/nodes/proxy_delay": "0"})
+	})
 	return errors.Join(
+		err,
 		n.router.addAddr(n.bridge, netip.PrefixFrom(routerIPv4, nodeNetwork4.Bits())),
 		n.router.addAddr(n.bridge, netip.PrefixFrom(routerIPv6, nodeNetwork6.Bits())),
 		n.addVoid(),
