@@ -58,7 +58,7 @@ type Server struct {
 	failures prometheus.Counter
 
 	mu     sync.Mutex // guards what is below
-	checks map[model.ServiceKey]view.HealthCheck
+	checks map[view.HealthCheckID]view.HealthCheck
 	node   view.Node
 }
 
@@ -75,7 +75,7 @@ func New(o Options) *Server {
 }
 
 // Sync tells which Services have a healthCheckNodePort, and what is to be answered there. It does not wait.
-func (s *Server) Sync(checks map[model.ServiceKey]view.HealthCheck, node view.Node) {
+func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.checks, s.node = checks, node
@@ -170,14 +170,14 @@ type serviceHealth struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// serviceHandler answers for a Service, whatever the path is.
-func (s *Server) serviceHandler(key model.ServiceKey) http.HandlerFunc {
+// serviceHandler answers for a Service in one family, whatever the path is.
+func (s *Server) serviceHandler(id view.HealthCheckID) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
-		count := s.checks[key].LocalEndpoints
+		count := s.checks[id].LocalEndpoints
 		s.mu.Unlock()
 		h := serviceHealth{LocalEndpoints: count, ServiceProxyHealthy: s.health().Healthy}
-		h.Service.Namespace, h.Service.Name = key.Namespace, key.Name
+		h.Service.Namespace, h.Service.Name = id.Service.Namespace, id.Service.Name
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
 		body, _ := json.MarshalIndent(h, "", "\t") // can't fail on these types
 		answer(w, count > 0 && h.ServiceProxyHealthy, body)

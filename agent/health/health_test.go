@@ -92,34 +92,40 @@ func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
 	return s, k, l
 }
 
-// get asks; nil: nobody listens there, or, with a body, not any more.
-func get(t *testing.T, url string) (*http.Response, string) {
+// answered is what a health check got.
+type answered struct {
+	status int // refused: nobody listens there; 0: nobody does any more, or there was no answer
+	header http.Header
+	body   string
+}
+
+const refused = -1
+
+func get(t *testing.T, url string) answered {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get(url)
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return nil, ""
+		return answered{status: refused}
 	}
-	if errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF) {
-		return nil, "closed"
+	if err != nil {
+		return answered{}
 	}
-	require.NoError(t, err)
 	defer func() { require.NoError(t, r.Body.Close()) }()
 	body, err := io.ReadAll(r.Body)
 	require.NoError(t, err)
-	return r, string(body)
+	return answered{r.StatusCode, r.Header, string(body)}
 }
 
-// eventually waits for a status; 0: nobody listens there.
-func eventually(t *testing.T, url string, status int) (*http.Response, string) {
+// eventually waits for a status.
+func eventually(t *testing.T, url string, status int) answered {
 	t.Helper()
-	var r *http.Response
-	var body string
+	var a answered
 	require.Eventually(t, func() bool {
-		r, body = get(t, url)
-		return r == nil && body == "" && status == 0 || r != nil && r.StatusCode == status
+		a = get(t, url)
+		return a.status == status
 	}, 30*time.Second, 5*time.Millisecond, url)
-	return r, body
+	return a
 }
 
 // giveAddresses gives this namespace addresses.
@@ -146,8 +152,9 @@ func prefixes(list ...string) []netip.Prefix {
 
 var (
 	everywhere = view.Node{NodePorts: prefixes("0.0.0.0/0", "::/0")}
-	web        = model.ServiceKey{Namespace: "ns1", Name: "web"}
-	api        = model.ServiceKey{Namespace: "ns1", Name: "api"}
+	web        = view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: "web"}, Family: model.IPv4}
+	web6       = view.HealthCheckID{Service: web.Service, Family: model.IPv6}
+	api        = view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: "api"}, Family: model.IPv4}
 )
 
 func TestNodeHealth(t *testing.T) {
@@ -175,12 +182,12 @@ func TestNodeHealth(t *testing.T) {
 			k.set(c.since, c.last, c.node)
 			for path, want := range map[string]int{"/healthz": c.healthz, "/livez": c.livez} {
 				begin := time.Now()
-				r, body := get(t, "http://127.0.0.1:10256"+path)
-				require.Equal(t, want, r.StatusCode, path)
-				require.Equal(t, "application/json", r.Header.Get("Content-Type"))
-				require.Equal(t, "nosniff", r.Header.Get("X-Content-Type-Options"))
+				r := get(t, "http://127.0.0.1:10256"+path)
+				require.Equal(t, want, r.status, path)
+				require.Equal(t, "application/json", r.header.Get("Content-Type"))
+				require.Equal(t, "nosniff", r.header.Get("X-Content-Type-Options"))
 				var h nodeHealth
-				d := json.NewDecoder(strings.NewReader(body))
+				d := json.NewDecoder(strings.NewReader(r.body))
 				d.DisallowUnknownFields()
 				require.NoError(t, d.Decode(&h))
 				require.Equal(t, c.healthy, h.Healthy)
@@ -191,33 +198,33 @@ func TestNodeHealth(t *testing.T) {
 					require.Equal(t, c.last, h.LastUpdated)
 				}
 				if path == "/livez" {
-					require.NotContains(t, body, "nodeEligible")
+					require.NotContains(t, r.body, "nodeEligible")
 				} else {
 					require.Equal(t, c.eligible, *h.NodeEligible)
 				}
 				if c.last.IsZero() {
-					require.NotContains(t, body, "status")
+					require.NotContains(t, r.body, "status")
 				} else {
 					both := familyHealth{LastUpdated: c.last, Healthy: c.healthy}
 					require.Equal(t, map[string]familyHealth{"IPv4": both, "IPv6": both}, h.Status)
 				}
 			}
-			r, _ := get(t, "http://127.0.0.1:10256/readyz")
-			require.Equal(t, c.readyz, r.StatusCode)
+			r := get(t, "http://127.0.0.1:10256/readyz")
+			require.Equal(t, c.readyz, r.status)
 		})
 	}
-	r, _ := get(t, "http://127.0.0.1:10256/else")
-	require.Equal(t, http.StatusNotFound, r.StatusCode)
+	r := get(t, "http://127.0.0.1:10256/else")
+	require.Equal(t, http.StatusNotFound, r.status)
 }
 
 func TestServiceHealth(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	s, k, _ := start(t)
-	s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 2}, api: {Port: 31802}}, everywhere)
-	r, body := eventually(t, "http://127.0.0.1:31801/any/path", http.StatusOK)
-	require.Equal(t, []string{"application/json"}, r.Header["Content-Type"])
-	require.Equal(t, []string{"nosniff"}, r.Header["X-Content-Type-Options"])
-	require.Equal(t, []string{"2"}, r.Header["X-Load-Balancing-Endpoint-Weight"])
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 2}, api: {Port: 31802}}, everywhere)
+	r := eventually(t, "http://127.0.0.1:31801/any/path", http.StatusOK)
+	require.Equal(t, []string{"application/json"}, r.header["Content-Type"])
+	require.Equal(t, []string{"nosniff"}, r.header["X-Content-Type-Options"])
+	require.Equal(t, []string{"2"}, r.header["X-Load-Balancing-Endpoint-Weight"])
 	require.Equal(t, `{
 	"service": {
 		"namespace": "ns1",
@@ -225,29 +232,29 @@ func TestServiceHealth(t *testing.T) {
 	},
 	"localEndpoints": 2,
 	"serviceProxyHealthy": true
-}`, body)
-	r, body = eventually(t, "http://127.0.0.1:31802/", http.StatusServiceUnavailable)
-	require.Equal(t, "0", r.Header.Get("X-Load-Balancing-Endpoint-Weight"))
-	require.Contains(t, body, `"localEndpoints": 0`)
+}`, r.body)
+	r = eventually(t, "http://127.0.0.1:31802/", http.StatusServiceUnavailable)
+	require.Equal(t, "0", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	require.Contains(t, r.body, `"localEndpoints": 0`)
 
 	k.set(time.Now().Add(-2*maxPending), time.Now(), k.Node())
-	r, body = get(t, "http://127.0.0.1:31801/")
-	require.Equal(t, http.StatusServiceUnavailable, r.StatusCode)
-	require.Contains(t, body, `"serviceProxyHealthy": false`)
-	require.Equal(t, "2", r.Header.Get("X-Load-Balancing-Endpoint-Weight"))
+	r = get(t, "http://127.0.0.1:31801/")
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Contains(t, r.body, `"serviceProxyHealthy": false`)
+	require.Equal(t, "2", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
 	k.set(time.Time{}, time.Now(), nil)
 	eventually(t, "http://127.0.0.1:31801/", http.StatusOK) // that the node is going is not the Service's business
 
-	s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
 	eventually(t, "http://127.0.0.1:31801/", http.StatusServiceUnavailable)
 	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
 	// One goes, and the other takes its port.
-	s.Sync(map[model.ServiceKey]view.HealthCheck{api: {Port: 31801, LocalEndpoints: 1}}, everywhere)
-	_, body = eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
-	require.Contains(t, body, `"name": "api"`)
-	eventually(t, "http://127.0.0.1:31802/", 0)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{api: {Port: 31801, LocalEndpoints: 1}}, everywhere)
+	r = eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
+	require.Contains(t, r.body, `"name": "api"`)
+	eventually(t, "http://127.0.0.1:31802/", refused)
 	s.Sync(nil, everywhere)
-	eventually(t, "http://127.0.0.1:31801/", 0)
+	eventually(t, "http://127.0.0.1:31801/", refused)
 }
 
 // TestAddresses: health checks are where NodePorts are.
@@ -267,9 +274,9 @@ func TestAddresses(t *testing.T) {
 		{"nowhere", view.Node{}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}}, c.node)
+			s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, web6: {Port: 31801, LocalEndpoints: 1}}, c.node)
 			for _, a := range all {
-				want := 0
+				want := refused
 				for _, on := range c.on {
 					if a == on {
 						want = http.StatusOK
@@ -279,10 +286,23 @@ func TestAddresses(t *testing.T) {
 			}
 		})
 	}
-	s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}}, view.Node{NodePorts: prefixes("192.168.5.0/24")})
-	eventually(t, "http://192.168.0.2:31801/", 0)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, web6: {Port: 31801, LocalEndpoints: 1}}, view.Node{NodePorts: prefixes("192.168.5.0/24")})
+	eventually(t, "http://192.168.0.2:31801/", refused)
 	giveAddresses(t, "192.168.5.2/32")
 	eventually(t, "http://192.168.5.2:31801/", http.StatusOK)
+}
+
+// TestFamilies: each family of a Service is counted by itself.
+func TestFamilies(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
+	s, _, _ := start(t)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 2}, web6: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
+	r := eventually(t, "http://192.168.0.2:31801/", http.StatusOK)
+	require.Equal(t, "2", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	r = eventually(t, "http://[2001:db8::1]:31801/", http.StatusServiceUnavailable)
+	require.Equal(t, "0", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	eventually(t, "http://192.168.0.2:31802/", http.StatusOK)
+	eventually(t, "http://[2001:db8::1]:31802/", refused)
 }
 
 // TestPortsThatAreTaken are logged once and tried again.
@@ -293,10 +313,10 @@ func TestPortsThatAreTaken(t *testing.T) {
 	require.NoError(t, err)
 	s, _, log := start(t, "127.0.0.1:10256", "127.0.0.1:10257")
 	node := view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true}
-	s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802, LocalEndpoints: 1}}, node)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802, LocalEndpoints: 1}}, node)
 	eventually(t, "http://127.0.0.1:10257/livez", http.StatusOK)
 	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
-	s.Sync(map[model.ServiceKey]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802}}, node)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802}}, node)
 	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 4 }, 30*time.Second, time.Millisecond)
 	require.Equal(t, 2, log.count("level=ERROR"))
 	require.Equal(t, 1, log.count(`for=ns1/web address=127.0.0.1:31801`))

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -30,7 +29,7 @@ const (
 // listenerKey is something to listen on, and for whom.
 type listenerKey struct {
 	network, address string
-	service          model.ServiceKey // zero: the node
+	check            view.HealthCheckID // zero: the node
 }
 
 // listeners are what is listened on now.
@@ -87,13 +86,15 @@ func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	for service, check := range checks {
-		for _, address := range listenAddresses(node, addresses) {
-			key := listenerKey{network: "tcp4", address: net.JoinHostPort(address.String(), strconv.Itoa(int(check.Port))), service: service}
-			if address.Is6() {
-				key.network = "tcp6"
+	for _, address := range listenAddresses(node, addresses) {
+		network, family := "tcp4", model.IPv4
+		if address.Is6() {
+			network, family = "tcp6", model.IPv6
+		}
+		for id, check := range checks {
+			if id.Family == family {
+				wanted[listenerKey{network, netip.AddrPortFrom(address, check.Port).String(), id}] = l.serviceHandler(id)
 			}
-			wanted[key] = l.serviceHandler(service)
 		}
 	}
 	return wanted, nil
@@ -149,10 +150,10 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 
 // subject says for whom, in logs.
 func (k listenerKey) subject() string {
-	if k.service == (model.ServiceKey{}) {
+	if k.check == (view.HealthCheckID{}) {
 		return "the node"
 	}
-	return k.service.String()
+	return k.check.Service.String()
 }
 
 // close closes all, and waits until nothing is answered any more.

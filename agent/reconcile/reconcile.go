@@ -57,8 +57,9 @@ type Flows interface {
 
 // Health hears what health checks are to answer.
 type Health interface {
-	// Sync gives all of them whenever one has changed and what it tells of is programmed. It returns at once.
-	Sync(checks map[view.HealthCheckID]view.HealthCheck)
+	// Sync gives all of them, and the node that they are on, whenever one or the node has changed and what it tells of is
+	// programmed. It returns at once.
+	Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node)
 }
 
 // Options set up a Reconciler. The first four are required.
@@ -300,7 +301,7 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 		}
 	}
 	if checks, changed := r.View.HealthChecks(); changed && r.Health != nil {
-		r.Health.Sync(checks)
+		r.Health.Sync(checks, r.View.State().Node)
 	}
 }
 

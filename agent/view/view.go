@@ -93,7 +93,9 @@ func (v *View) SetNode(n *model.Node) {
 	if now.equal(&v.node) {
 		return
 	}
-	v.nodeChanged = v.nodeChanged || !now.programmed.equal(v.node.programmed)
+	if !now.programmed.equal(v.node.programmed) {
+		v.nodeChanged, v.healthChanged = true, true
+	}
 	v.node = now
 	for _, s := range v.services {
 		v.touch(s)
@@ -158,8 +160,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 // Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
-// HealthChecks gives all health checks as of the last Changes, and whether any of them has changed since the last call; if none
-// has, it gives nothing.
+// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
+// call; if none has, it gives nothing.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false
