@@ -21,7 +21,8 @@ func (id ServicePortID) String() string {
 	return id.Service.String() + ":" + id.Port + "/" + id.Protocol.String() + "/" + id.Family.String()
 }
 
-// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable.
+// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable. A list that
+// a change leaves as it was is the same slice Before and After, so that comparing both costs nothing.
 type ServicePort struct {
 	ID ServicePortID
 	// Frontends are the addresses that traffic comes to, in a fixed order, each (address, port) once. No other Service
@@ -170,16 +171,23 @@ func (c Change) ID() ServicePortID {
 	return c.Before.ID
 }
 
-// HealthCheck is what a Service's healthCheckNodePort tells load balancers (KEP: externalTrafficPolicy Local).
+// HealthCheckID names what answers on a Service's healthCheckNodePort in one IP family. The families of a Service are
+// counted by themselves, as in kube-proxy: a pod with two addresses has the weight of one.
+type HealthCheckID struct {
+	Service model.ServiceKey
+	Family  model.Family
+}
+
+// HealthCheck is what a Service's healthCheckNodePort tells load balancers (KEP-27, externalTrafficPolicy Local).
 type HealthCheck struct {
 	Port uint16
-	// LocalEndpoints counts the ready endpoints on this node, by address.
+	// LocalEndpoints counts the ready endpoints on this node, by address, whichever of the Service's ports they serve.
 	LocalEndpoints int
 }
 
-// Problem is something in a Service that this node cannot serve as it is written.
+// Problem is what of a Service this node cannot serve as it is written.
 type Problem struct {
 	Service model.ServiceKey
-	// Reason says what, and what is done instead.
+	// Reason says what, and why; it is the same as long as nothing about that changes.
 	Reason string
 }
