@@ -33,19 +33,24 @@ const (
 // half of Kubernetes' component base along.
 type kubeProxy struct {
 	metav1.TypeMeta    `json:",inline"`
-	HostnameOverride   string                  `json:"hostnameOverride"`
-	BindAddress        string                  `json:"bindAddress"`
-	HealthzBindAddress string                  `json:"healthzBindAddress"`
-	Mode               string                  `json:"mode"`
-	IPTables           kubeProxyMode           `json:"iptables"`
-	IPVS               kubeProxyMode           `json:"ipvs"`
-	NFTables           kubeProxyMode           `json:"nftables"`
-	DetectLocalMode    string                  `json:"detectLocalMode"`
-	DetectLocal        DetectLocal             `json:"detectLocal"`
-	ClusterCIDR        string                  `json:"clusterCIDR"`
-	NodePortAddresses  []string                `json:"nodePortAddresses"`
-	Conntrack          Conntrack               `json:"conntrack"`
-	Logging            struct{ Format string } `json:"logging"`
+	HostnameOverride   string           `json:"hostnameOverride"`
+	BindAddress        string           `json:"bindAddress"`
+	HealthzBindAddress string           `json:"healthzBindAddress"`
+	Mode               string           `json:"mode"`
+	IPTables           kubeProxyMode    `json:"iptables"`
+	IPVS               kubeProxyMode    `json:"ipvs"`
+	NFTables           kubeProxyMode    `json:"nftables"`
+	DetectLocalMode    string           `json:"detectLocalMode"`
+	DetectLocal        DetectLocal      `json:"detectLocal"`
+	ClusterCIDR        string           `json:"clusterCIDR"`
+	NodePortAddresses  []string         `json:"nodePortAddresses"`
+	Conntrack          Conntrack        `json:"conntrack"`
+	Logging            kubeProxyLogging `json:"logging"`
+}
+
+// kubeProxyLogging is how kube-proxy logs.
+type kubeProxyLogging struct {
+	Format string `json:"format"`
 }
 
 // kubeProxyMode has what of the sections of kube-proxy's modes has an equal here.
@@ -247,7 +252,7 @@ func (m *migration) others() {
 	}
 	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
 		"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout")
-	if m.given["metricsBindAddress"] == nil {
+	if saysNothing(m.given["metricsBindAddress"]) {
 		m.note("metricsBindAddress", "kube-proxy serves metrics on 127.0.0.1:10249; here "+reasons["metricsBindAddress"])
 	}
 }
