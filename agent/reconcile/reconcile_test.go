@@ -115,7 +115,7 @@ func (k *kernel) Cleanup(context.Context) error { return nil }
 func (k *kernel) names() []string {
 	var out []string
 	for id, p := range k.ports {
-		out = append(out, fmt.Sprintf("%s=%d", id.Service.Name, len(p.Backends)))
+		out = append(out, fmt.Sprintf("%s=%d", id.Service.Name, len(p.Cluster)))
 	}
 	slices.Sort(out)
 	return out
@@ -197,12 +197,15 @@ func run(t *testing.T, test func(t *testing.T, n *node)) {
 	})
 }
 
+// clusterIP gives each Service its own, by the first letter of its name.
+func clusterIP(name string) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, 0, name[0]}) }
+
 // write writes Services with so many backends, -1: removed, in one publish, and waits until all is still.
 func (n *node) write(backends map[string]int) {
 	n.t.Helper()
 	for name, count := range backends {
 		service := model.NewService(model.Service{
-			Namespace: "default", Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+			Namespace: "default", Name: name, Type: model.ClusterIP, ClusterIPs: []netip.Addr{clusterIP(name)},
 			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
 		})
 		slice := model.Slice{
