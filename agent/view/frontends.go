@@ -107,9 +107,9 @@ func (v *View) frontends(s *service, family model.Family, clusterIP netip.Addr, 
 		if f.Kind == LoadBalancer {
 			f.Sources = sources
 		}
-		i := slices.IndexFunc(out, func(o Frontend) bool { return o.Address == f.Address && o.Kind != NodePort })
+		i := slices.IndexFunc(out, func(o Frontend) bool { return o.Address == f.Address })
 		switch {
-		case i < 0 || f.Kind == NodePort:
+		case i < 0:
 			out = append(out, f)
 		case out[i].Kind == ClusterIP:
 			s.problem("%s is the cluster IP and nothing else", c)

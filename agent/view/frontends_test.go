@@ -75,6 +75,8 @@ func TestRoutes(t *testing.T) {
 			"pods cluster+, node cluster+, others cluster+", "pods cluster, node cluster+, others local"},
 		"masquerade-all, internal Local": {masqueradeAll, service(web, all, internalLocal), both,
 			"pods local+, node local+, others local+", "pods cluster+, node cluster+, others cluster+"},
+		"masquerade-all, pods are not told": {view.Options{NodeName: here, MasqueradeAll: true}, service(web, all), both,
+			"pods cluster+, node cluster+, others cluster+", "pods cluster+, node cluster+, others cluster+"},
 		"pods are not told: cluster IPs are not masqueraded": {none, service(web, all), both,
 			"pods cluster, node cluster, others cluster", "pods cluster+, node cluster+, others cluster+"},
 		"pods are not told: they have no short circuit": {none, service(web, all, externalLocal), both,
