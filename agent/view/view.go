@@ -157,7 +157,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 	v.dirty = v.dirty[:0]
 	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
 	node = !v.told.equal(v.node.programmed)
-	v.told = v.node.programmed
+	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
 }
 
@@ -165,8 +165,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 // Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
-// HealthChecks gives all health checks as of the last Changes, and whether any of them has changed since the last call; if none
-// has, it gives nothing.
+// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
+// call; if none has, it gives nothing.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false
