@@ -20,6 +20,7 @@ import (
 type follower struct {
 	heard  []string
 	checks map[view.HealthCheckID]view.HealthCheck
+	node   view.Node
 	syncs  int
 }
 
@@ -31,8 +32,8 @@ func (f *follower) Changed(changes []view.Change, _ view.Node) {
 
 func (f *follower) Replaced(view.State) { f.heard = append(f.heard, "replaced") }
 
-func (f *follower) Sync(checks map[view.HealthCheckID]view.HealthCheck, _ view.Node) {
-	f.checks = checks
+func (f *follower) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node) {
+	f.checks, f.node = checks, node
 	f.syncs++
 }
 
@@ -86,6 +87,12 @@ func TestHealthChecksFollowTheKernel(t *testing.T) {
 		require.Equal(t, 2, f.syncs)
 		n.write(map[string]int{"a": 2})
 		require.Equal(t, 2, f.syncs)
+
+		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
+		synctest.Wait()
+		require.Equal(t, 3, f.syncs, "they are on the addresses that NodePorts are on")
+		require.Equal(t, n.kernel.node, f.node)
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000, LocalEndpoints: 1}}, f.checks)
 	}, func(o *Options) { o.Health = f })
 }
 

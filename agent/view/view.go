@@ -100,7 +100,6 @@ func (v *View) SetNode(n *model.Node) {
 	if now.equal(&v.node) {
 		return
 	}
-	v.healthChanged = v.healthChanged || !now.programmed.equal(v.node.programmed)
 	v.node = now
 	for _, s := range v.services {
 		v.touch(s)
@@ -156,9 +155,9 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
+	clear(v.endpointSpace) // it would keep slices that are gone
 	node = !v.told.equal(v.node.programmed)
-	v.told = v.node.programmed
+	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
 }
 

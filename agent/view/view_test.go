@@ -175,6 +175,14 @@ func TestHealthChecks(t *testing.T) {
 		require.True(t, changed)
 	}
 	require.Len(t, given, 2, "what was given out stays as it was")
+
+	// They are on the addresses that NodePorts are on, so that a change of these counts too.
+	v.SetNode(thisNode)
+	_, changed = set(lb, endpoints)
+	require.True(t, changed)
+	v.SetNode(&model.Node{InternalIPs: thisNode.InternalIPs, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}})
+	_, changed = set(lb, endpoints)
+	require.False(t, changed)
 }
 
 // TestManyProblems: what is told of a Service is bounded.
