@@ -96,7 +96,9 @@ func TestLocalhostNodePorts(t *testing.T) {
 			}))
 			return strings.TrimSpace(string(is))
 		}
-		to := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 2}), port) }
+		to := func(port uint16) netip.AddrPort {
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 2}), port)
+		}
 		node := func(tr transport, port uint16) testenv.Result {
 			return c.a.Probe(t.Context(), tr.probe, to(port), 30, patient)
 		}
