@@ -57,12 +57,8 @@ func TestTraffic(t *testing.T) {
 				ID: serviceID("plain", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 3))}, Cluster: web.Cluster,
 			})
 			node := c.a.Addr(family == model.IPv6)
-			for _, to := range []netip.AddrPort{
-				netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(node, 30001), netip.AddrPortFrom(vip(family, 2), servicePort),
-				netip.AddrPortFrom(node, 30002), netip.AddrPortFrom(vip(family, 3), servicePort),
-			} {
-				addresses = append(addresses, to)
-			}
+			addresses = append(addresses, netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(node, 30001),
+				netip.AddrPortFrom(vip(family, 2), servicePort), netip.AddrPortFrom(node, 30002), netip.AddrPortFrom(vip(family, 3), servicePort))
 		}
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		for _, to := range addresses {
