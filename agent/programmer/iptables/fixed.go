@@ -37,20 +37,20 @@ const (
 	checkChain = prefix + "CHECK"
 )
 
-// hooks gives the rules in the kernel's base chains, each put at the head.
+// hooks gives the rules in the kernel's base chains, in their order, each put at the head.
 func (d *dialect) hooks() []hook {
-	hooks := []hook{
+	var hooks []hook
+	if d.localnet {
+		hooks = append(hooks, hook{filter, "-A INPUT -d " + d.loopback + " ! -i lo -j " + localnetChain})
+	}
+	return append(hooks, []hook{
 		{nat, "-A PREROUTING -j " + servicesChain},
 		{nat, "-A OUTPUT -j " + servicesChain},
 		{nat, "-A POSTROUTING -j " + postroutingChain},
 		{filter, "-A INPUT -m conntrack --ctstate NEW -j " + inputChain},
 		{filter, "-A FORWARD -j " + forwardChain},
 		{filter, "-A OUTPUT -m conntrack --ctstate NEW -j " + rejectChain},
-	}
-	if d.localnet {
-		hooks = append(hooks, hook{filter, "-A INPUT -d " + d.loopback + " ! -i lo -j " + localnetChain})
-	}
-	return hooks
+	}...)
 }
 
 // protocols in the order of rules.

@@ -225,12 +225,11 @@ func cleanup(ctx context.Context, name string, run runner) error {
 	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
 		return nil // so nothing was made with it
 	}
+	var output []byte
 	t, err := newTool(name, run)
-	if err != nil {
-		return err
+	if err == nil {
+		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
 	}
-	// Asking for a table by name would make the legacy variant load it.
-	output, err := t.save(ctx)
 	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
 		return nil
 	}

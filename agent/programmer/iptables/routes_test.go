@@ -141,9 +141,9 @@ func TestRoutes(t *testing.T) {
 				}
 				require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 				c.requireFresh(t)
+				var sights []sight
 				for _, family := range families {
 					for _, tr := range transports {
-						var sights []sight
 						for i, routes := range cases {
 							if detection == "none" {
 								routes.pods = routes.others
@@ -158,9 +158,9 @@ func TestRoutes(t *testing.T) {
 									sight{what, c.a.Host, netip.Addr{}, tr, to, expect(routes.node)})
 							}
 						}
-						c.see(t, sights)
 					}
 				}
+				c.see(t, sights)
 			})
 		}
 	})
@@ -199,11 +199,11 @@ func TestSources(t *testing.T) {
 		stranger.RouteVia(c.a, testenv.ServiceCIDRs()...)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		c.requireFresh(t)
+		var sights []sight
 		for _, family := range families {
 			// One of the addresses is the node's, too.
 			c.a.AddAddress(vip(family, 2))
 			for _, tr := range transports {
-				var sights []sight
 				for i, f := range routes {
 					what := fmt.Sprintf("routes %d", i)
 					to := netip.AddrPortFrom(vip(family, byte(i)), servicePort)
@@ -215,8 +215,8 @@ func TestSources(t *testing.T) {
 						// The cluster IP is open.
 						sight{what, c.pods[1].Host, netip.Addr{}, tr, netip.AddrPortFrom(vip(family, byte(100+i)), servicePort), outcome{to: view.Cluster}})
 				}
-				c.see(t, sights)
 			}
 		}
+		c.see(t, sights)
 	})
 }

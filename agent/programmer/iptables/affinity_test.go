@@ -1,0 +1,159 @@
+package iptables
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// sticky gives a Service port with affinity that all pods can be backends of: by a cluster IP to the cluster set, by an
+// external IP and a nodePort, from outside, to the local set.
+func (c *cluster) sticky(family model.Family, tr transport, timeout time.Duration, cluster, local []int) *view.ServicePort {
+	return &view.ServicePort{
+		ID: serviceID("sticky", tr.protocol, family),
+		Frontends: []view.Frontend{
+			clusterIP(vip(family, 1)), localPolicy(external(vip(family, 2))), localPolicy(nodePort(30001)), external(vip(family, 3)),
+		},
+		Cluster: c.backends(family, tr.port, cluster...), Local: c.backends(family, tr.port, local...),
+		Affinity: timeout,
+	}
+}
+
+// TestAffinity holds that a client stays with its backend over all frontends and whatever else changes, as long as the
+// set has it, and that others do not stay with it.
+func TestAffinity(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		both := []int{0, 1, 2, 3}
+		sources := map[model.Family][]netip.Addr{}
+		for i := range byte(40) {
+			a := netip.AddrFrom4([4]byte{198, 51, 100, i})
+			b := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 5: 5, 15: 1 + i})
+			sources[model.IPv4], sources[model.IPv6] = append(sources[model.IPv4], a), append(sources[model.IPv6], b)
+			c.client.AddAddress(a)
+			c.client.AddAddress(b)
+		}
+		c.each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+			// What the changes below do not touch: enough for groups, whose choice must be remembered as well.
+			big := c.sticky(family, tr, time.Hour, both, []int{1})
+			big.ID = serviceID("big", tr.protocol, family)
+			big.Frontends = []view.Frontend{clusterIP(vip(family, 9))}
+			big.Local = nil
+			for port := range uint16(maxPlain) {
+				big.Cluster = append(big.Cluster, c.backends(family, 20000+port, 0)...)
+			}
+			slices.SortFunc(big.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+			var ports []uint16
+			for port := range uint16(maxPlain) {
+				ports = append(ports, 20000+port)
+			}
+			defer c.pods[0].Serve(tr.probe, ports...).Close()
+
+			port := c.sticky(family, tr, time.Hour, both, []int{1})
+			c.set(port, big)
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			c.requireFresh(t)
+			// one gives the one backend that a client comes to.
+			one := func(from *testenv.Host, to netip.Addr, port uint16) netip.AddrPort {
+				t.Helper()
+				r := probe(from, to, port, 8)
+				require.True(t, r.All(testenv.Answered), "%v", r)
+				require.Len(t, r.Servers(), 1, "%v", r)
+				for server := range r.Servers() {
+					return server
+				}
+				return netip.AddrPort{}
+			}
+			node := c.a.Addr(family == model.IPv6)
+			apply := func(after *view.ServicePort) {
+				t.Helper()
+				require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.state.Ports[after.ID], After: after}}))
+				c.set(after)
+			}
+
+			// The pod comes to the cluster set by all of them.
+			ofPod, ofBig := one(c.pods[0].Host, vip(family, 1), servicePort), one(c.client.Host, vip(family, 9), servicePort)
+			require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 2), servicePort))
+			require.Equal(t, ofPod, one(c.pods[0].Host, node, 30001))
+			require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 3), servicePort))
+			// The client does by the cluster IP, and by another one to what is local, where it then stays.
+			one(c.client.Host, vip(family, 1), servicePort)
+			local := one(c.client.Host, vip(family, 2), servicePort)
+			require.Equal(t, c.backends(family, tr.port, 1)[0].Address, local)
+			require.Equal(t, local, one(c.client.Host, vip(family, 1), servicePort), "where its last connection went")
+			require.Equal(t, local, one(c.client.Host, node, 30001))
+
+			// Another Service port, another process, a backend more or less: the rest is as it was.
+			other := c.web("other", family, 20, 2)
+			c.set(other)
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{After: other}}))
+			c.inHost = newInHost(t, c.a.Host, c.options)
+			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			i := slices.IndexFunc(port.Cluster, func(b view.Backend) bool { return b.Address == ofPod })
+			without := slices.DeleteFunc(slices.Clone(both), func(j int) bool { return j == i })
+			for _, left := range [][]int{{1, i}, {i}, both} {
+				apply(c.sticky(family, tr, time.Hour, left, []int{1}))
+				require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 1), servicePort))
+			}
+			// Its backend goes, and comes back.
+			apply(c.sticky(family, tr, time.Hour, without, []int{1}))
+			next := one(c.pods[0].Host, vip(family, 1), servicePort)
+			require.NotEqual(t, ofPod, next)
+			apply(port)
+			require.Equal(t, next, one(c.pods[0].Host, vip(family, 1), servicePort))
+			require.Equal(t, ofBig, one(c.client.Host, vip(family, 9), servicePort))
+
+			// 40 clients have one and the same of four backends with a chance of 4^-39.
+			seen := map[string]int{}
+			for _, source := range sources[family] {
+				r := c.client.Probe(t.Context(), tr.probe, netip.AddrPortFrom(vip(family, 1), servicePort), 3, testenv.ProbeOptions{Timeout: patient.Timeout, Source: netip.AddrPortFrom(source, 0)})
+				require.Len(t, r.Backends(), 1, "%v", r)
+				for name := range r.Backends() {
+					seen[name]++
+				}
+			}
+			require.Greater(t, len(seen), 1)
+		})
+	})
+}
+
+// TestAffinityEnds holds that a client may go elsewhere a while after its last connection, and not a while after its first.
+func TestAffinityEnds(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		const timeout = 2 * time.Second
+		c.set(c.sticky(model.IPv4, transports[0], timeout, []int{0, 1, 2, 3}, []int{1}))
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		next := func() string {
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 1, patient)
+			require.True(t, r.All(testenv.Answered), "%v", r)
+			for name := range r.Backends() {
+				return name
+			}
+			return ""
+		}
+		first := next()
+		tick := time.NewTicker(timeout / 4)
+		defer tick.Stop()
+		for range 8 { // twice as long
+			require.Equal(t, first, next())
+			<-tick.C
+		}
+		tick.Reset(timeout + timeout/4)
+		// The same one again each time has a chance of 4^-12.
+		for range 12 {
+			<-tick.C
+			if next() != first {
+				return
+			}
+		}
+		require.Fail(t, "stayed with its backend")
+	})
+}

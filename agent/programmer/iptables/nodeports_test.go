@@ -1,0 +1,146 @@
+package iptables
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestNodePortAddresses holds that nodePorts, those that are rejected too, are on the wanted addresses of the node and on
+// no other.
+func TestNodePortAddresses(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		second := map[model.Family]netip.Addr{
+			model.IPv4: netip.MustParseAddr("192.168.1.2"), model.IPv6: netip.MustParseAddr("2001:db8:1::2"),
+		}
+		c.a.Serve(testenv.TCP, 30001, 30002)
+		c.a.Serve(testenv.UDP, 30001, 30002)
+		for _, family := range families {
+			c.a.AddAddress(second[family])
+			for _, tr := range transports {
+				web := &view.ServicePort{
+					ID: serviceID("web", tr.protocol, family), Frontends: []view.Frontend{nodePort(30001)}, Cluster: c.backends(family, tr.port, 2),
+				}
+				c.set(web, &view.ServicePort{ID: serviceID("none", tr.protocol, family), Frontends: []view.Frontend{rejected(nodePort(30002))}})
+			}
+		}
+		for name, test := range map[string]struct {
+			prefixes      []netip.Prefix
+			first, second bool
+		}{
+			"all":    {everywhere, true, true},
+			"first":  {[]netip.Prefix{netip.MustParsePrefix("192.168.0.2/32"), netip.MustParsePrefix("2001:db8::/64")}, true, false},
+			"second": {[]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("192.168.1.0/24"), netip.MustParsePrefix("10.0.0.0/8")}, false, true},
+			"none":   {nil, false, false},
+		} {
+			t.Run(name, func(t *testing.T) {
+				c.state.Node.NodePorts = test.prefixes
+				require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+				c.requireFresh(t)
+				c.each(t, func(t *testing.T, family model.Family, _ transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+					for _, from := range []*testenv.Host{c.client.Host, c.pods[0].Host, c.a.Host} {
+						for to, on := range map[netip.Addr]bool{
+							c.a.Addr(family == model.IPv6): test.first, second[family]: test.second, loopback(family): false,
+						} {
+							if to.IsLoopback() && from != c.a.Host {
+								continue
+							}
+							r := probe(from, to, 30001, 1)
+							if on {
+								require.Equal(t, map[string]int{"pod2": 1}, r.Backends(), "%s to %v: %v", from.Name, to, r)
+							} else {
+								require.Equal(t, map[string]int{"a": 1}, r.Backends(), "%s to %v: %v", from.Name, to, r)
+							}
+							r = probe(from, to, 30002, 1)
+							require.Equal(t, on, r.All(testenv.Refused), "%s to %v: %v", from.Name, to, r)
+						}
+					}
+				})
+			})
+		}
+	})
+}
+
+// TestLocalhostNodePorts holds that nodePorts are on IPv4 loopback addresses where that is asked for, for the node itself
+// only, and that its neighbours do not reach what listens there.
+func TestLocalhostNodePorts(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for _, tr := range transports {
+			for _, family := range families {
+				c.set(
+					&view.ServicePort{ID: serviceID("web", tr.protocol, family), Frontends: []view.Frontend{nodePort(30001)}, Cluster: c.backends(family, tr.port, 0, 2)},
+					&view.ServicePort{
+						ID: serviceID("local", tr.protocol, family), Frontends: []view.Frontend{localPolicy(nodePort(30002))},
+						Cluster: c.backends(family, tr.port, 2), Local: c.backends(family, tr.port, 0),
+					},
+					&view.ServicePort{ID: serviceID("none", tr.protocol, family), Frontends: []view.Frontend{rejected(nodePort(30003))}})
+			}
+			c.a.Serve(tr.probe, 30001, 30004)
+		}
+		routeLocalnet := func() string {
+			t.Helper()
+			var is []byte
+			require.NoError(t, c.a.Do(func() (err error) {
+				is, err = os.ReadFile(routeLocalnetPath)
+				return err
+			}))
+			return strings.TrimSpace(string(is))
+		}
+		to := func(port uint16) netip.AddrPort {
+			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 2}), port)
+		}
+		node := func(tr transport, port uint16) testenv.Result {
+			return c.a.Probe(t.Context(), tr.probe, to(port), 30, patient)
+		}
+
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.Equal(t, "0", routeLocalnet(), "nobody asked for it")
+		c.state.Node.LocalhostNodePorts = true
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.Equal(t, "1", routeLocalnet())
+		c.requireFresh(t)
+		for _, tr := range transports {
+			require.Len(t, node(tr, 30001).Backends(), 2, "or else a chance of 2^-29")
+			require.Equal(t, map[string]int{"pod2": 30}, node(tr, 30002).Backends())
+			require.True(t, node(tr, 30003).All(testenv.Refused))
+			require.Equal(t, map[string]int{"a": 30}, node(tr, 30004).Backends())
+			r := c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(netip.IPv6Loopback(), 30001), 1, patient)
+			require.Equal(t, map[string]int{"a": 1}, r.Backends(), "not for IPv6: %v", r)
+		}
+
+		// Node b takes the loopback address of node a for one that node a has the way to.
+		for _, command := range []string{
+			"sysctl -qw net.ipv4.conf.all.route_localnet=1", "ip rule add pref 2 lookup local", "ip rule del pref 0",
+			"ip rule add pref 1 to 127.0.0.2 lookup 99", "ip route add 127.0.0.2 via 192.168.0.2 table 99",
+		} {
+			words := strings.Fields(command)
+			_, err := c.b.Run(t.Context(), words[0], words[1:]...)
+			require.NoError(t, err, command)
+		}
+		neighbour := func(port uint16) testenv.Result {
+			return c.b.Probe(t.Context(), testenv.UDP, to(port), 1, testenv.ProbeOptions{Timeout: 300 * time.Millisecond})
+		}
+		require.True(t, neighbour(30001).All(testenv.TimedOut))
+		require.True(t, neighbour(30004).All(testenv.TimedOut))
+		_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-F", localnetChain)
+		require.NoError(t, err)
+		require.Equal(t, map[string]int{"a": 1}, neighbour(30004).Backends(), "without the guard it would be reached")
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.True(t, neighbour(30004).All(testenv.TimedOut))
+
+		c.state.Node.LocalhostNodePorts = false
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), localnetChain)
+		c.requireFresh(t)
+	})
+}
