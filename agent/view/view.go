@@ -100,6 +100,7 @@ func (v *View) SetNode(n *model.Node) {
 	if now.equal(&v.node) {
 		return
 	}
+	v.healthChanged = v.healthChanged || !now.programmed.equal(v.node.programmed)
 	v.node = now
 	for _, s := range v.services {
 		v.touch(s)
@@ -156,10 +157,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
 	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
-	if node = !v.told.equal(v.node.programmed); node {
-		v.told = v.node.programmed
-		v.healthChanged = v.healthChanged || len(v.health) > 0
-	}
+	node = !v.told.equal(v.node.programmed)
+	v.told = v.node.programmed
 	return changes, node
 }
 
@@ -167,8 +166,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 // Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
-// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node that they are on, has
-// changed since the last call; if none has, it gives nothing.
+// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
+// call; if none has, it gives nothing.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false

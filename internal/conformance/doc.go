@@ -1,0 +1,2 @@
+// Package conformance
+package conformance
