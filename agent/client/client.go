@@ -114,7 +114,7 @@ type Options struct {
 	Subscription *pb.Subscription
 	// Relay, if set, is told what a relay needs to know.
 	Relay *Relay
-	// Decode decodes frames; nil: wire.Decode. A process with many clients may share results, which are immutable.
+	// Decode decodes frames, whose memory it must not keep; nil: wire.Decode. A process with many clients may share results, which are immutable.
 	Decode func(wire.Frame) (*wire.Response, error)
 	// Apply applies deltas, as model.SliceDelta.Apply does, which it is if nil; the same process may share results here too.
 	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)

@@ -15,6 +15,9 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
+// maxReused bounds the memory, in bytes, that a stream keeps for the next frame: most are short.
+const maxReused = 4 << 10
+
 var errSilent = errors.New("the server has been silent for too long")
 
 // stream is one stream, from its Hello to its end.
@@ -76,8 +79,11 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 			}
 		})
 	}
+	var f wire.Frame
 	for {
-		var f wire.Frame
+		if cap(f) > maxReused {
+			f = nil
+		}
 		if err := s.grpc.RecvMsg(&f); err != nil {
 			return s, causeOf(ctx, err)
 		}

@@ -10,11 +10,11 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,7 +30,7 @@ import (
 // largest clusters.
 const stepTimeout = 5 * time.Minute
 
-// Pauses before a failed programming is tried again.
+// Pauses before a failed programming is tried again; the first is also the pause between two repairs of what others removed.
 const (
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
@@ -40,18 +40,40 @@ const (
 type Reporter interface {
 	// Ack tells that the kernel holds these positions of the epoch.
 	Ack(epoch uint64, positions map[uint32]uint64)
-	// Nack tells that something of this Service could not be programmed; once for each reason.
+	// Nack tells that something of this Service is not programmed; once for each reason.
 	Nack(service model.ServiceKey, reason string)
-	// Resolve tells that nothing of a Service that was nacked waits to be programmed any more.
+	// Resolve tells that all of a Service that was nacked is programmed, or that it is gone.
 	Resolve(service model.ServiceKey)
 }
 
-// Options set up a Reconciler. All are required but Logger and Registerer.
+// Flows hears what the kernel holds now, so that flows which lead elsewhere can be removed. It returns at once. A Service port
+// that could not be programmed counts as if it were.
+type Flows interface {
+	// Changed follows a programmed difference.
+	Changed(changes []view.Change, node view.Node)
+	// Replaced follows a programming of everything. The map of Service ports is to be read before it returns.
+	Replaced(state view.State)
+}
+
+// Health hears what health checks are to answer.
+type Health interface {
+	// Sync gives all of them, and the node that they are on, whenever one or the node has changed and what it tells of is
+	// programmed. It returns at once.
+	Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node)
+}
+
+// Options set up a Reconciler. The first four are required.
 type Options struct {
 	Cache      *client.Cache
 	View       *view.View
 	Programmer programmer.Programmer
 	Reporter   Reporter
+	// MinSyncPeriod is the least time from the beginning of one programming to that of the next; changes gather meanwhile.
+	MinSyncPeriod time.Duration
+	// SyncPeriod is the time after which everything is programmed anew, whatever else there was; 0: never.
+	SyncPeriod time.Duration
+	Flows      Flows                 // nil: nobody hears of flows
+	Health     Health                // nil: nobody hears of health checks
 	Logger     *slog.Logger          // nil: slog's default
 	Registerer prometheus.Registerer // nil: no metrics
 }
@@ -61,21 +83,29 @@ type Reconciler struct {
 	Options
 	// replace: the kernel's state is not known, so the next step is a Replace.
 	replace bool
+	// began is when the last step began, replaced when the last Replace did.
+	began, replaced time.Time
+	// retryAt is when what has failed is tried again, repairAt when what others removed is programmed anew; zero: never.
+	retryAt, repairAt time.Time
+	retry             time.Duration
 	// unacked are the positions that were taken from the cache and are not programmed yet.
 	unacked map[uint32]uint64
 	epoch   uint64
-	retry   time.Duration
 	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
-	// of them.
+	// of them, and of what the view can't serve.
 	failed map[view.ServicePortID]string
 	nacked map[model.ServiceKey]string
+	// lost gets a reason when others have removed something.
+	lost chan string
 	// programmed is closed after the first success.
 	programmed chan struct{}
 	status     status
 
 	seconds *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
+	repairs prometheus.Counter
 	ports   prometheus.Gauge
+	nacks   prometheus.Gauge
 }
 
 // New makes a Reconciler.
@@ -85,71 +115,148 @@ func New(o Options) *Reconciler {
 	}
 	f := promauto.With(o.Registerer)
 	return &Reconciler{
-		Options: o, replace: true, unacked: make(map[uint32]uint64), programmed: make(chan struct{}),
+		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1), programmed: make(chan struct{}),
 		failed: make(map[view.ServicePortID]string), nacked: make(map[model.ServiceKey]string),
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
 			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
 		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
 			Help: "Times that the kernel could not be programmed, by operation."}, []string{"operation"}),
+		repairs: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "repairs_total",
+			Help: "Times that everything was programmed anew because others had removed or changed some of it."}),
 		ports: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "service_ports",
 			Help: "Service ports that the node serves, one for each port and IP family."}),
+		nacks: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "failed_services",
+			Help: "Services of which something is not programmed at present; the log and the status command say what, and why."}),
 	}
 }
 
 // Programmed is closed once the kernel has held the whole state.
 func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
 
+// monitor is a Programmer that notices what others do to what it has programmed.
+type monitor interface {
+	// Watch calls lost when some of it was removed or changed, and returns when the context ends.
+	Watch(ctx context.Context, lost func(reason string))
+}
+
 // Run programs until the context ends. What is programmed stays.
 func (r *Reconciler) Run(ctx context.Context) {
-	var retry <-chan time.Time
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	if m, ok := r.Programmer.(monitor); ok {
+		watching.Go(func() { r.watch(ctx, m) })
+	}
 	for {
-		dirty := r.Cache.Dirty()
-		if r.replace && retry != nil {
-			dirty = nil // a Replace has failed: changes wait for the next one
+		var due <-chan time.Time
+		if at, ok := r.due(); ok {
+			due = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-dirty:
-		case <-retry:
-			retry, r.replace = nil, true
-		}
-		err := r.step(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil && retry == nil:
-			r.retry = min(max(2*r.retry, minRetry), maxRetry)
-			retry = time.After(r.retry)
-			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", r.retry, "err", err)
-		case err != nil:
-			r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "err", err)
-		case retry == nil: // else a Service port of an earlier change still waits for its retry
-			r.retry = 0
+		case <-r.Cache.Dirty():
+			r.status.queued()
+		case reason := <-r.lost:
+			if r.repairAt.IsZero() {
+				r.Logger.Warn("Others have changed what was programmed; programming everything anew", "reason", reason)
+				r.repairs.Inc()
+				r.repairAt = r.replaced.Add(minRetry)
+			}
+		case now := <-due:
+			r.run(ctx, now)
 		}
 	}
 }
 
-// step brings the kernel to what the cache holds now. It ends what it has begun: an agent that stops leaves no half-done
-// change behind.
+// watch has a monitor watch once there is something to watch.
+func (r *Reconciler) watch(ctx context.Context, m monitor) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-r.programmed:
+	}
+	m.Watch(ctx, func(reason string) {
+		select {
+		case r.lost <- reason:
+		default: // one reason to program everything is enough
+		}
+	})
+}
+
+// due tells when the next step is to begin, if there is anything to do.
+func (r *Reconciler) due() (at time.Time, ok bool) {
+	consider := func(t time.Time) {
+		if !ok || t.Before(at) {
+			at, ok = t, true
+		}
+	}
+	if !r.retryAt.IsZero() {
+		consider(r.retryAt)
+		if r.replace {
+			return at, ok // a Replace has failed: all else waits for the next one
+		}
+	}
+	if !r.repairAt.IsZero() {
+		consider(r.repairAt)
+	}
+	if r.SyncPeriod > 0 && !r.replaced.IsZero() {
+		consider(r.replaced.Add(r.SyncPeriod))
+	}
+	if _, pending := r.Pending(); pending {
+		consider(r.began.Add(r.MinSyncPeriod))
+	}
+	return at, ok
+}
+
+// run makes a step, and plans the next one where this one failed.
+func (r *Reconciler) run(ctx context.Context, now time.Time) {
+	reached := func(t time.Time) bool { return !t.IsZero() && !t.After(now) }
+	if reached(r.retryAt) {
+		r.replace, r.retryAt = true, time.Time{}
+	}
+	if reached(r.repairAt) || r.SyncPeriod > 0 && reached(r.replaced.Add(r.SyncPeriod)) {
+		r.replace = true
+	}
+	err := r.step(ctx)
+	switch {
+	case err == nil && len(r.failed) == 0:
+		r.retry, r.retryAt = 0, time.Time{}
+		return
+	case r.retryAt.IsZero(): // else what failed earlier still waits for its time
+		r.retry = min(max(2*r.retry, minRetry), maxRetry)
+		r.retryAt = time.Now().Add(r.retry)
+	}
+	if err != nil {
+		r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", time.Until(r.retryAt), "err", err)
+	}
+}
+
+// step brings the kernel to what the cache holds now, as far as it takes it: r.failed has the rest. It ends what it has begun: an
+// agent that stops leaves no half-done change behind.
 func (r *Reconciler) step(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
 	taken, ok := r.Cache.Take()
 	if !ok {
+		r.status.idle()
 		return nil
 	}
+	r.began = time.Now()
 	if taken.Epoch != r.epoch {
 		clear(r.unacked)
 		r.epoch = taken.Epoch
 	}
 	maps.Copy(r.unacked, taken.Positions)
-	var changes []view.Change
+	r.setNode()
 	for _, key := range taken.Services {
 		service, endpointSlices := r.Cache.Service(key)
-		changes = append(changes, r.View.Update(key, service, endpointSlices)...)
+		r.View.Set(key, service, endpointSlices)
 	}
-	err := r.program(ctx, changes)
+	changes, node := r.View.Changes()
+	r.replace = r.replace || node
+	replaced, err := r.program(ctx, changes)
 	failed, partly := programmer.PortErrors(err)
 	if !partly {
 		r.status.failed(err)
@@ -167,18 +274,43 @@ func (r *Reconciler) step(ctx context.Context) error {
 	for _, f := range failed {
 		r.failed[f.ID] = f.Error()
 	}
+	r.tell(changes, replaced)
 	r.report()
 	r.Reporter.Ack(r.epoch, r.unacked)
 	r.unacked = make(map[uint32]uint64)
-	if len(failed) > 0 {
-		return fmt.Errorf("%d Service ports failed: %w", len(failed), err)
-	}
 	return nil
 }
 
-// report tells the Reporter what is news about the Service ports that fail.
+// setNode gives the view the Node. A server sends it before it lets a cache be in sync, so if there is none at first, the cluster
+// has none.
+func (r *Reconciler) setNode() {
+	n := r.Cache.Node()
+	if n == nil && r.replaced.IsZero() {
+		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown, and NodePorts are on all addresses")
+	}
+	r.View.SetNode(n)
+}
+
+// tell tells those who follow the kernel's state what it is now.
+func (r *Reconciler) tell(changes []view.Change, replaced bool) {
+	if r.Flows != nil {
+		if state := r.View.State(); replaced {
+			r.Flows.Replaced(state)
+		} else if len(changes) > 0 {
+			r.Flows.Changed(changes, state.Node)
+		}
+	}
+	if checks, changed := r.View.HealthChecks(); changed && r.Health != nil {
+		r.Health.Sync(checks, r.View.State().Node)
+	}
+}
+
+// report logs, and tells the Reporter, what is news about Services of which something is not programmed.
 func (r *Reconciler) report() {
 	reasons := make(map[model.ServiceKey][]string)
+	for _, p := range r.View.Problems() {
+		reasons[p.Service] = append(reasons[p.Service], p.Reason)
+	}
 	for id, reason := range r.failed {
 		reasons[id.Service] = append(reasons[id.Service], reason)
 	}
@@ -186,6 +318,7 @@ func (r *Reconciler) report() {
 		slices.Sort(list)
 		if reason := strings.Join(list, "; "); r.nacked[service] != reason {
 			r.nacked[service] = reason
+			r.Logger.Warn("Some of a Service is not programmed; the rest is", "service", service.String(), "reason", reason)
 			r.status.fails(service, reason)
 			r.Reporter.Nack(service, reason)
 		}
@@ -197,31 +330,33 @@ func (r *Reconciler) report() {
 			r.Reporter.Resolve(service)
 		}
 	}
+	r.nacks.Set(float64(len(r.nacked)))
 }
 
-// program applies the changes, or replaces everything where the kernel's state is not known.
-func (r *Reconciler) program(ctx context.Context, changes []view.Change) error {
+// program applies the changes, or replaces everything where the kernel's state is not known, and tells which.
+func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replaced bool, err error) {
 	if !r.replace {
 		if len(changes) == 0 {
-			return nil
+			return false, nil
 		}
 		err := r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
 		if _, partly := programmer.PortErrors(err); partly {
 			for _, c := range changes {
 				delete(r.failed, c.ID())
 			}
-			return err
+			return false, err
 		}
 		r.Logger.Warn("A change could not be applied; programming everything", "err", err)
 		r.replace = true
 	}
-	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
+	r.replaced, r.repairAt = time.Now(), time.Time{}
+	err = r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	if _, partly := programmer.PortErrors(err); partly {
 		r.replace = false
 		clear(r.failed)
-		return err
+		return true, err
 	}
-	return errors.Join(errNothing, err)
+	return true, errors.Join(errNothing, err)
 }
 
 var errNothing = errors.New("nothing of it is known to be programmed")

@@ -45,11 +45,43 @@ func (r *Reconciler) Status() Status {
 	return out
 }
 
+// Pending tells whether changes wait to be programmed, and since when at least one does.
+func (r *Reconciler) Pending() (since time.Time, pending bool) {
+	r.status.mu.Lock()
+	defer r.status.mu.Unlock()
+	return r.status.pending, !r.status.pending.IsZero()
+}
+
+// LastProgrammed tells when the kernel last had everything that there was; zero: never.
+func (r *Reconciler) LastProgrammed() time.Time {
+	r.status.mu.Lock()
+	defer r.status.mu.Unlock()
+	return r.status.programmed
+}
+
 // status takes note of what the loop does.
 type status struct {
 	mu       sync.Mutex
 	now      Status // without Failures
 	failures map[model.ServiceKey]Failure
+	// pending is since when changes wait, zero: none do; programmed is when the last were programmed.
+	pending, programmed time.Time
+}
+
+// queued takes note that there is something to program.
+func (s *status) queued() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.pending.IsZero() {
+		s.pending = time.Now()
+	}
+}
+
+// idle takes note that there is nothing to program after all.
+func (s *status) idle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending = time.Time{}
 }
 
 // ran takes note of an operation of the programmer.
@@ -75,6 +107,7 @@ func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int) {
 	}
 	maps.Copy(s.now.Positions, positions)
 	s.now.ServicePorts, s.now.Err = ports, nil
+	s.pending, s.programmed = time.Time{}, time.Now()
 }
 
 // fails takes note of a Service that fails, for a reason that may be new.

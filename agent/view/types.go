@@ -2,6 +2,8 @@ package view
 
 import (
 	"net/netip"
+	"slices"
+	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -19,14 +21,22 @@ func (id ServicePortID) String() string {
 	return id.Service.String() + ":" + id.Port + "/" + id.Protocol.String() + "/" + id.Family.String()
 }
 
-// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable.
+// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable. A list that
+// a change leaves as it was is the same slice Before and After, so that comparing both costs nothing.
 type ServicePort struct {
 	ID ServicePortID
-	// Frontends are the addresses that traffic comes to, in a fixed order, each (address, port) once.
+	// Frontends are the addresses that traffic comes to, in a fixed order, each (address, port) once. No other Service
+	// port has one of them.
 	Frontends []Frontend
-	// Backends are where new connections go, each with the same probability; ascending by address, each once.
-	// None: new connections are rejected (ICMP port unreachable, TCP reset where the programmer can).
-	Backends []Backend
+	// Cluster and Local are the sets of backends that Routes lead to; within each, every backend gets a new connection with
+	// the same probability. They are ascending by address, each once. A set that no Route leads to is empty.
+	Cluster, Local []Backend
+	// Affinity is how long new connections of a client's address go to the backend that its last one went to, over all
+	// Frontends, as long as the set that its Route leads to holds that backend; 0: no affinity.
+	Affinity time.Duration
+	// Serving are, for UDP, all endpoints that serve, whether they get new connections or not: flows that lead elsewhere
+	// are stale (conntrack). Ascending.
+	Serving []netip.AddrPort
 }
 
 // FrontendKind tells what kind of address a frontend is.
@@ -34,41 +44,77 @@ type FrontendKind uint8
 
 // The kinds of frontends.
 const (
-	ClusterIP FrontendKind = iota + 1 // Address and Port are matched
-	NodePort                          // Port is matched on the node's own addresses; Address is not set
+	ClusterIP FrontendKind = iota + 1
+	ExternalIP
+	LoadBalancer // an ingress IP of the Service's load balancer
+	NodePort     // Port is matched on the node's own addresses, see Node.NodePorts; Address is not set
 )
 
-// String gives the name for rule comments: "clusterIP", "nodePort".
+// String gives the name for rule comments: "clusterIP", "externalIP", "loadBalancer", "nodePort".
 func (k FrontendKind) String() string {
 	switch k {
 	case ClusterIP:
 		return "clusterIP"
+	case ExternalIP:
+		return "externalIP"
+	case LoadBalancer:
+		return "loadBalancer"
 	case NodePort:
 		return "nodePort"
 	}
 	return "unknown"
 }
 
-// Masquerade tells which connections through a frontend get the node's address as their source. Whatever it says, a
-// connection that is sent back to the address it came from (hairpin) is masqueraded.
-type Masquerade uint8
+// Target tells what becomes of a new connection.
+type Target uint8
 
-// The choices of masquerading.
+// The targets.
 const (
-	// MasqueradeNever keeps the source.
-	MasqueradeNever Masquerade = iota
-	// MasqueradeNonLocal masquerades what does not come from a pod, as State.LocalPods tells pods.
-	MasqueradeNonLocal
-	// MasqueradeAlways masquerades everything.
-	MasqueradeAlways
+	Reject  Target = iota + 1 // refused at once: ICMP port unreachable, or a TCP reset where that does better
+	Drop                      // not answered
+	Cluster                   // to one of ServicePort.Cluster, which is not empty then
+	Local                     // to one of ServicePort.Local, which is not empty then
 )
+
+// String gives the name: "reject", "drop", "cluster", "local".
+func (t Target) String() string {
+	switch t {
+	case Reject:
+		return "reject"
+	case Drop:
+		return "drop"
+	case Cluster:
+		return "cluster"
+	case Local:
+		return "local"
+	}
+	return "unknown"
+}
+
+// Route is where new connections lead, and how.
+type Route struct {
+	To Target
+	// Masquerade gives them the node's address as their source. Whatever it says, a connection that a backend on this node
+	// makes to itself (hairpin) is masqueraded.
+	Masquerade bool
+}
 
 // Frontend is one address and port of a Service port.
 type Frontend struct {
-	Kind       FrontendKind
-	Address    netip.Addr // not set for NodePort
-	Port       uint16
-	Masquerade Masquerade
+	Kind    FrontendKind
+	Address netip.Addr // not set for NodePort
+	Port    uint16
+	// Sources are the addresses that may use it; new connections of others are dropped before all else. Empty: all may.
+	Sources []netip.Prefix
+	// Pods is for what comes from pods, as Node.Pods tells them; Node for what else comes from this node itself, from
+	// whichever of its addresses; Others for the rest. Where Node.Pods tells no pods, Pods is as Others.
+	Pods, Node, Others Route
+}
+
+// Equal tells whether both are the same in everything.
+func (f Frontend) Equal(o Frontend) bool {
+	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port && slices.Equal(f.Sources, o.Sources) &&
+		f.Pods == o.Pods && f.Node == o.Node && f.Others == o.Others
 }
 
 // Backend is one endpoint that traffic goes to.
@@ -86,9 +132,30 @@ type State struct {
 
 // Node is what programmers need to know of the node; it changes seldom, and then the whole state is programmed anew.
 type Node struct {
-	// LocalPods are the source addresses that count as pods for MasqueradeNonLocal. A family without any has no
-	// detection, and MasqueradeNonLocal masquerades nothing in it, as in kube-proxy.
-	LocalPods []netip.Prefix
+	Pods PodDetector
+	// NodePorts tells on which of the node's own addresses NodePorts are: those in one of the prefixes of their family. A
+	// zero-length prefix means all. Without any of a family there are none in it.
+	NodePorts []netip.Prefix
+	// LocalhostNodePorts has IPv4 NodePorts on loopback addresses too, where NodePorts (the prefixes) holds them. It needs
+	// the sysctl route_localnet, and a guard against packets from outside that claim to be from loopback.
+	LocalhostNodePorts bool
+}
+
+// PodDetector tells new connections of pods from others, by one of its fields: kube-proxy's detect-local. With none set
+// (or no prefix of a family) nothing counts as from pods.
+type PodDetector struct {
+	// Prefixes are the addresses that pods have.
+	Prefixes []netip.Prefix
+	// Interface is the bridge that pods' traffic comes in by.
+	Interface string
+	// InterfacePrefix is what the names of the interfaces begin with that pods' traffic comes in by.
+	InterfacePrefix string
+}
+
+// Of tells whether any pod can be told in this family.
+func (d PodDetector) Of(family model.Family) bool {
+	return d.Interface != "" || d.InterfacePrefix != "" ||
+		slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family })
 }
 
 // Change is the difference in one Service port. Before is nil for a new one, After for one that is gone.
@@ -102,4 +169,25 @@ func (c Change) ID() ServicePortID {
 		return c.After.ID
 	}
 	return c.Before.ID
+}
+
+// HealthCheckID names what answers on a Service's healthCheckNodePort in one IP family. The families of a Service are
+// counted by themselves, as in kube-proxy: a pod with two addresses has the weight of one.
+type HealthCheckID struct {
+	Service model.ServiceKey
+	Family  model.Family
+}
+
+// HealthCheck is what a Service's healthCheckNodePort tells load balancers (KEP-27, externalTrafficPolicy Local).
+type HealthCheck struct {
+	Port uint16
+	// LocalEndpoints counts the ready endpoints on this node, by address, whichever of the Service's ports they serve.
+	LocalEndpoints int
+}
+
+// Problem is what of a Service this node cannot serve as it is written.
+type Problem struct {
+	Service model.ServiceKey
+	// Reason says what, and why; it is the same as long as nothing about that changes.
+	Reason string
 }

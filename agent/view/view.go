@@ -1,134 +1,305 @@
 // Package view decides what this node does for each Service. It is the only place with Service semantics: programmers
 // get virtual addresses, backends and policies already decided. It is pure: objects in, Service ports out.
+//
+// What it decides is what kube-proxy 1.36 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
+// Service ports ever have the same address and port: where several Services ask for it, the oldest has it, and the others
+// get it in their turn.
+//
+// It is incremental: a Service that is set costs as much as that Service is large, however many there are, and what becomes of
+// a sequence of calls of Set is what a new view would make of the last of them.
 package view
 
 import (
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Options are the node's settings that decide how Services look from it.
-type Options struct {
-	// NodeName tells which endpoints are local.
-	NodeName string
-	// ClusterCIDRs are the pods' addresses, for telling traffic from pods from other traffic (kube-proxy's detect-local
-	// mode ClusterCIDR).
-	ClusterCIDRs []netip.Prefix
-}
-
 // View holds the Service ports of this node. It is for one goroutine.
 type View struct {
-	options Options
-	ports   map[ServicePortID]*ServicePort
-	// of tells the ports of each Service that has any.
-	of map[model.ServiceKey][]ServicePortID
+	options  Options
+	object   *model.Node
+	node     node
+	services map[model.ServiceKey]*service
+	claims   claims
+	ports    map[ServicePortID]*ServicePort
+	health   map[HealthCheckID]HealthCheck
+	// dirty are the Services to look at in the next Changes, each once.
+	dirty []*service
+	// problematic are the Services with problems.
+	problematic map[model.ServiceKey]*service
+	// told is State().Node as of the last Changes.
+	told Node
+	// healthChanged: HealthChecks has something new to tell.
+	healthChanged bool
+
+	// Space for what is under way.
+	endpointSpace []endpoint
+	backendSpace  []Backend
+	idSpace       []ServicePortID
 }
 
-// New makes an empty view.
+// service is a Service that there is, or was when Changes was last called.
+type service struct {
+	key model.ServiceKey
+	// object and slices are as they were last set; no object: there is none.
+	object *model.Service
+	slices []*model.Slice
+	// claimed is the object whose claims are in View.claims.
+	claimed *model.Service
+	dirty   bool
+	// ids are its ports in View.ports.
+	ids      []ServicePortID
+	problems []string
+}
+
+// maxProblems bounds what is told of one Service: a hundred ports may each have one.
+const maxProblems = 5
+
+func (s *service) problem(format string, args ...any) {
+	if len(s.problems) > maxProblems {
+		return
+	}
+	text := fmt.Sprintf(format, args...)
+	if slices.Contains(s.problems, text) {
+		return
+	}
+	if len(s.problems) == maxProblems {
+		text = "and more"
+	}
+	s.problems = append(s.problems, text)
+}
+
+// New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
+	nodeless := o.node(nil)
 	return &View{
-		options: o,
-		ports:   make(map[ServicePortID]*ServicePort),
-		of:      make(map[model.ServiceKey][]ServicePortID),
+		options:     o,
+		node:        nodeless,
+		told:        nodeless.programmed,
+		services:    make(map[model.ServiceKey]*service),
+		claims:      newClaims(),
+		ports:       make(map[ServicePortID]*ServicePort),
+		health:      make(map[HealthCheckID]HealthCheck),
+		problematic: make(map[model.ServiceKey]*service),
 	}
 }
 
-// State is what a programmer should hold now. The map is the view's own: it is to be read before the next Update.
-func (v *View) State() State {
-	return State{Node: Node{LocalPods: v.options.ClusterCIDRs}, Ports: v.ports}
+// SetNode takes the Node; nil: there is none.
+func (v *View) SetNode(n *model.Node) {
+	if n == v.object {
+		return
+	}
+	v.object = n
+	now := v.options.node(n)
+	if now.equal(&v.node) {
+		return
+	}
+	v.healthChanged = v.healthChanged || !now.programmed.equal(v.node.programmed)
+	v.node = now
+	for _, s := range v.services {
+		v.touch(s)
+	}
 }
 
-// Update recomputes one Service from its object (nil: there is none) and its slices, and gives the Service ports that
-// differ. The slices are those that name the Service, of any family.
-func (v *View) Update(key model.ServiceKey, service *model.Service, endpointSlices []*model.Slice) []Change {
-	var changes []Change
-	var ids []ServicePortID
-	for _, p := range v.compute(service, endpointSlices) {
-		before := v.ports[p.ID]
-		ids = append(ids, p.ID)
-		if before != nil && before.equal(p) {
+// Set takes a Service, nil: there is none, and the slices that name it, of any family. It keeps both. They count with the next
+// Changes.
+func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices []*model.Slice) {
+	s := v.services[key]
+	if s == nil {
+		if object == nil {
+			return
+		}
+		s = &service{key: key}
+		v.services[key] = s
+	}
+	s.object, s.slices = object, endpointSlices
+	v.touch(s)
+}
+
+func (v *View) touch(s *service) {
+	if !s.dirty {
+		s.dirty = true
+		v.dirty = append(v.dirty, s)
+	}
+}
+
+// Changes gives the difference that SetNode and Set have made since the last call, one Change for each Service port that
+// differs. An address that goes from one Service to another is a Change of both. node tells that State().Node differs: then
+// everything is to be programmed anew.
+func (v *View) Changes() (changes []Change, node bool) {
+	// First who has what: that may touch others, which are looked at too.
+	for i := 0; i < len(v.dirty); i++ {
+		s := v.dirty[i]
+		if s.claimed == s.object {
 			continue
 		}
-		v.ports[p.ID] = p
-		changes = append(changes, Change{before, p})
+		for c := range claimed(s.claimed) {
+			v.claims.release(c, s, v.touch)
+		}
+		s.claimed = s.object
+		for c := range claimed(s.claimed) {
+			v.claims.take(c, s, v.touch)
+		}
 	}
-	for _, id := range v.of[key] {
+	for _, s := range v.dirty {
+		changes = v.update(s, changes)
+		s.dirty = false
+		if s.object == nil {
+			delete(v.services, s.key)
+		}
+	}
+	clear(v.dirty)
+	v.dirty = v.dirty[:0]
+	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
+	node = !v.told.equal(v.node.programmed)
+	v.told = v.node.programmed
+	return changes, node
+}
+
+// State is what a programmer should hold, as of the last Changes. The map is the view's own: it is to be read before the next
+// Changes.
+func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
+
+// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
+// call; if none has, it gives nothing.
+func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
+	if !v.healthChanged {
+		return nil, false
+	}
+	v.healthChanged = false
+	return maps.Clone(v.health), true
+}
+
+// Problems gives the Services with problems as of the last Changes, in no order, each once.
+func (v *View) Problems() []Problem {
+	out := make([]Problem, 0, len(v.problematic))
+	for key, s := range v.problematic {
+		out = append(out, Problem{key, strings.Join(s.problems, "; ")})
+	}
+	return out
+}
+
+// update brings what there is of a Service up to date, and appends what differs.
+func (v *View) update(s *service, changes []Change) []Change {
+	ids := v.idSpace[:0]
+	s.problems = nil
+	if s.object != nil {
+		for family, ip := range families(s.object) {
+			served := 0
+			for port := range servedPorts(s.object) {
+				served++
+				id := ServicePortID{s.key, port.Name, port.Protocol, family}
+				before := v.ports[id]
+				p := v.port(s, id, ip, port, before)
+				if p == nil {
+					continue
+				}
+				ids = append(ids, id)
+				if p != before {
+					v.ports[id] = p
+					changes = append(changes, Change{before, p})
+				}
+			}
+			if served < len(s.object.Ports) {
+				s.problem("some of its ports have the same name and protocol: the first one counts")
+			}
+		}
+	}
+	v.idSpace = ids
+	for _, id := range s.ids {
 		if !slices.Contains(ids, id) {
 			changes = append(changes, Change{Before: v.ports[id]})
 			delete(v.ports, id)
 		}
 	}
-	if len(ids) == 0 {
-		delete(v.of, key)
+	s.ids = keep(s.ids, ids)
+	v.check(s)
+	if len(s.problems) == 0 {
+		delete(v.problematic, s.key)
 	} else {
-		v.of[key] = ids
+		v.problematic[s.key] = s
 	}
 	return changes
 }
 
-func (p *ServicePort) equal(o *ServicePort) bool {
-	return p.ID == o.ID && slices.Equal(p.Frontends, o.Frontends) && slices.Equal(p.Backends, o.Backends)
-}
-
-// compute gives the Service ports of a Service: for each of its cluster IPs' families, each of its ports.
-func (v *View) compute(service *model.Service, endpointSlices []*model.Slice) []*ServicePort {
-	if service == nil {
+// port gives a Service port as it is now, before if that is the same; nil: it is nowhere to be reached.
+func (v *View) port(s *service, id ServicePortID, clusterIP netip.Addr, port *model.ServicePort, before *ServicePort) *ServicePort {
+	p := &ServicePort{
+		ID: id, Frontends: v.frontends(s, id.Family, clusterIP, port),
+		Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second,
+	}
+	if len(p.Frontends) == 0 {
 		return nil
 	}
-	var out []*ServicePort
-	for _, ip := range service.ClusterIPs {
-		family := model.FamilyOf(ip)
-		for _, port := range service.Ports {
-			p := &ServicePort{
-				ID:        ServicePortID{service.ServiceKey(), port.Name, port.Protocol, family},
-				Frontends: []Frontend{{ClusterIP, ip, port.Port, MasqueradeNonLocal}},
-				Backends:  v.backends(family, port, endpointSlices),
-			}
-			if port.NodePort != 0 {
-				p.Frontends = append(p.Frontends, Frontend{Kind: NodePort, Port: port.NodePort, Masquerade: MasqueradeAlways})
-			}
-			if !slices.ContainsFunc(out, func(o *ServicePort) bool { return o.ID == p.ID }) {
-				out = append(out, p) // the API server takes no two ports of one name and protocol
-			}
-		}
+	old := before
+	if old == nil {
+		old = &ServicePort{}
 	}
-	return out
+	of := v.endpoints(s.slices, id.Family, port.Name, port.Protocol)
+	cluster, local := uses(s.object, p.Frontends)
+	if cluster {
+		p.Cluster = v.clusterSet(of, old.Cluster)
+	}
+	if local {
+		p.Local = v.localSet(of, old.Local)
+	}
+	if port.Protocol == model.UDP {
+		p.Serving = serving(of, old.Serving)
+	}
+	v.route(p, s.object, usable(of))
+	if !slices.EqualFunc(p.Frontends, old.Frontends, Frontend.Equal) {
+		return p
+	}
+	p.Frontends = old.Frontends
+	if p.Affinity == old.Affinity && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
+		return before
+	}
+	return p
 }
 
-// backends gives the endpoints of a family that take traffic for a port: ready (which publishNotReadyAddresses may make
-// of a terminating one too, as in kube-proxy), joined by the port's name and protocol.
-func (v *View) backends(family model.Family, port model.ServicePort, endpointSlices []*model.Slice) []Backend {
-	var out []Backend
-	for _, s := range endpointSlices {
-		if s.Family != family {
+// same tells whether a, a list that keep gave, is b, the list that was before.
+func same[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// check brings the health checks of a Service up to date.
+func (v *View) check(s *service) {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		id := HealthCheckID{s.key, family}
+		before, had := v.health[id]
+		now, has := v.healthCheck(s, family)
+		switch {
+		case has && now != before:
+			v.health[id] = now
+		case !has && had:
+			delete(v.health, id)
+		default:
 			continue
 		}
-		for _, p := range s.Ports {
-			if p.Name != port.Name || p.Protocol != port.Protocol || p.Port == 0 {
-				continue
-			}
-			for i := range s.Endpoints {
-				if e := &s.Endpoints[i]; e.Conditions.Ready {
-					out = append(out, Backend{
-						Address: netip.AddrPortFrom(e.Address, p.Port),
-						Local:   e.NodeName != "" && e.NodeName == v.options.NodeName,
-					})
-				}
+		v.healthChanged = true
+	}
+}
+
+func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, ok bool) {
+	o := s.object
+	if o == nil || o.HealthCheckNodePort == 0 || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
+		!slices.ContainsFunc(o.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {
+		return HealthCheck{}, false
+	}
+	var counted []netip.Addr
+	for name, protocol := range slicePorts(s.slices, family) {
+		for _, e := range v.endpoints(s.slices, family, name, protocol) {
+			if e.local && e.ready() {
+				counted = append(counted, e.Address)
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b Backend) int {
-		if c := a.Address.Compare(b.Address); c != 0 {
-			return c
-		}
-		if a.Local == b.Local {
-			return 0
-		} else if a.Local {
-			return -1
-		}
-		return 1
-	})
-	return slices.CompactFunc(out, func(a, b Backend) bool { return a.Address == b.Address })
+	slices.SortFunc(counted, netip.Addr.Compare)
+	return HealthCheck{Port: o.HealthCheckNodePort, LocalEndpoints: len(slices.Compact(counted))}, true
 }

@@ -1,276 +1,195 @@
 package view_test
 
 import (
-	"maps"
-	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
-
-var key = model.ServiceKey{Namespace: "default", Name: "web"}
-
-func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
-
-func service(ips []string, ports ...model.ServicePort) *model.Service {
-	s := model.Service{Namespace: key.Namespace, Name: key.Name, Type: model.ClusterIP, Ports: ports}
-	for _, ip := range ips {
-		s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr(ip))
-	}
-	return model.NewService(s)
-}
-
-func slice(name string, ports []model.SlicePort, endpoints ...model.Endpoint) *model.Slice {
-	family := model.IPv4
-	if len(endpoints) > 0 {
-		family = model.FamilyOf(endpoints[0].Address)
-	}
-	return model.NewSlice(model.Slice{
-		Namespace: key.Namespace, Name: name, Service: key.Name, Family: family, Ports: ports, Endpoints: endpoints,
-	})
-}
-
-func ready(address, node string) model.Endpoint {
-	return model.Endpoint{
-		Address: netip.MustParseAddr(address), NodeName: node, Conditions: model.Conditions{Ready: true, Serving: true},
-	}
-}
-
-func id(port string, protocol model.Protocol, family model.Family) view.ServicePortID {
-	return view.ServicePortID{Service: key, Port: port, Protocol: protocol, Family: family}
-}
-
-var (
-	one     = []string{"10.96.0.1"}
-	both    = []string{"10.96.0.1", "fd00::1"}
-	http80  = model.ServicePort{Name: "http", Protocol: model.TCP, Port: 80}
-	http81  = []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}}
-	unnamed = model.ServicePort{Protocol: model.TCP, Port: 80}
-	tcp4    = id("http", model.TCP, model.IPv4)
-	tcp6    = id("http", model.TCP, model.IPv6)
-)
-
-func TestBackends(t *testing.T) {
-	notReady := ready("10.0.0.9", "")
-	notReady.Conditions.Ready = false
-	terminating := ready("10.0.0.8", "")
-	terminating.Conditions = model.Conditions{Serving: true, Terminating: true}
-	published := ready("10.0.0.7", "")
-	published.Conditions.Terminating = true
-
-	type backends map[view.ServicePortID][]view.Backend
-	at := func(address string) view.Backend { return view.Backend{Address: ap(address)} }
-	for name, c := range map[string]struct {
-		service *model.Service
-		slices  []*model.Slice
-		want    backends
-	}{
-		"no Service": {nil, []*model.Slice{slice("s", http81, ready("10.0.0.1", ""))}, backends{}},
-		"no slice":   {service(one, http80), nil, backends{tcp4: nil}},
-		"no cluster IP of the family": {service(one, http80), []*model.Slice{slice("s", http81, ready("fd00::9", ""))},
-			backends{tcp4: nil}},
-		"several slices, in the order of addresses, each once": {service(one, http80), []*model.Slice{
-			slice("s1", http81, ready("10.0.0.10", ""), ready("10.0.0.9", "")),
-			slice("s2", http81, ready("10.0.0.2", ""), ready("10.0.0.9", "")),
-		}, backends{tcp4: {at("10.0.0.2:8080"), at("10.0.0.9:8080"), at("10.0.0.10:8080")}}},
-		"both families": {service(both, http80), []*model.Slice{
-			slice("s1", http81, ready("10.0.0.1", "")), slice("s2", http81, ready("fd00::9", "")),
-		}, backends{tcp4: {at("10.0.0.1:8080")}, tcp6: {at("[fd00::9]:8080")}}},
-		"only ready ones": {service(one, http80), []*model.Slice{
-			slice("s", http81, ready("10.0.0.1", ""), notReady, terminating),
-		}, backends{tcp4: {at("10.0.0.1:8080")}}},
-		"ready though terminating (publishNotReadyAddresses)": {service(one, http80), []*model.Slice{slice("s", http81, published)},
-			backends{tcp4: {at("10.0.0.7:8080")}}},
-		"ports joined by name, never by number": {
-			service(one, http80, model.ServicePort{Name: "metrics", Protocol: model.TCP, Port: 8080}),
-			[]*model.Slice{
-				slice("s1", http81, ready("10.0.0.1", "")),
-				slice("s2", []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 9999}}, ready("10.0.0.1", "")),
-				slice("s3", []model.SlicePort{{Protocol: model.TCP, Port: 80}}, ready("10.0.0.3", "")),
-			},
-			backends{tcp4: {at("10.0.0.1:8080"), at("10.0.0.1:9999")}, id("metrics", model.TCP, model.IPv4): nil},
-		},
-		"a port without a name": {service(one, unnamed), []*model.Slice{
-			slice("s1", []model.SlicePort{{Protocol: model.TCP, Port: 8080}}, ready("10.0.0.1", "")),
-			slice("s2", http81, ready("10.0.0.2", "")),
-		}, backends{id("", model.TCP, model.IPv4): {at("10.0.0.1:8080")}}},
-		"TCP and UDP on one number": {
-			service(one, model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}, model.ServicePort{Name: "dns", Protocol: model.TCP, Port: 53}),
-			[]*model.Slice{
-				slice("s1", []model.SlicePort{{Name: "dns", Protocol: model.UDP, Port: 5353}}, ready("10.0.0.1", "")),
-				slice("s2", []model.SlicePort{{Name: "dns", Protocol: model.TCP, Port: 53}}, ready("10.0.0.2", "")),
-			},
-			backends{id("dns", model.UDP, model.IPv4): {at("10.0.0.1:5353")}, id("dns", model.TCP, model.IPv4): {at("10.0.0.2:53")}},
-		},
-		"a slice port without a number": {service(one, http80), []*model.Slice{
-			slice("s", []model.SlicePort{{Name: "http", Protocol: model.TCP}}, ready("10.0.0.1", "")),
-		}, backends{tcp4: nil}},
-		"local ones": {service(one, http80), []*model.Slice{
-			slice("s1", http81, ready("10.0.0.1", "node-1"), ready("10.0.0.2", "node-2"), ready("10.0.0.3", "")),
-			slice("s2", http81, ready("10.0.0.2", "node-1")), // of two that say different things, the local one
-		}, backends{tcp4: {
-			{Address: ap("10.0.0.1:8080"), Local: true}, {Address: ap("10.0.0.2:8080"), Local: true}, at("10.0.0.3:8080"),
-		}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := view.New(view.Options{NodeName: "node-1"})
-			changes := v.Update(key, c.service, c.slices)
-			got := backends{}
-			for _, change := range changes {
-				require.Nil(t, change.Before)
-				got[change.ID()] = change.After.Backends
-			}
-			require.Equal(t, c.want, got)
-			require.Len(t, v.State().Ports, len(c.want))
-		})
-	}
-
-	// A node without a name has no local endpoints, not even those without a node.
-	v := view.New(view.Options{})
-	changes := v.Update(key, service(one, http80), []*model.Slice{slice("s", http81, ready("10.0.0.1", ""))})
-	require.False(t, changes[0].After.Backends[0].Local)
-}
-
-func TestFrontends(t *testing.T) {
-	cidrs := []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")}
-	v := view.New(view.Options{ClusterCIDRs: cidrs})
-	v.Update(key, service(both, model.ServicePort{Name: "http", Protocol: model.TCP, Port: 80, NodePort: 30080},
-		model.ServicePort{Name: "admin", Protocol: model.TCP, Port: 81}), nil)
-	state := v.State()
-	require.Equal(t, cidrs, state.Node.LocalPods)
-	got := map[view.ServicePortID][]view.Frontend{}
-	for id, p := range state.Ports {
-		require.Equal(t, id, p.ID)
-		got[id] = p.Frontends
-	}
-	nodePort := view.Frontend{Kind: view.NodePort, Port: 30080, Masquerade: view.MasqueradeAlways}
-	clusterIP := func(address string, port uint16) view.Frontend {
-		return view.Frontend{Kind: view.ClusterIP, Address: netip.MustParseAddr(address), Port: port, Masquerade: view.MasqueradeNonLocal}
-	}
-	require.Equal(t, map[view.ServicePortID][]view.Frontend{
-		tcp4:                               {clusterIP("10.96.0.1", 80), nodePort},
-		tcp6:                               {clusterIP("fd00::1", 80), nodePort},
-		id("admin", model.TCP, model.IPv4): {clusterIP("10.96.0.1", 81)},
-		id("admin", model.TCP, model.IPv6): {clusterIP("fd00::1", 81)},
-	}, got)
-}
 
 func TestOnlyWhatDiffersChanges(t *testing.T) {
-	v := view.New(view.Options{NodeName: "node-1"})
-	dns := model.ServicePort{Name: "dns", Protocol: model.UDP, Port: 53}
-	s1 := slice("s1", http81, ready("10.0.0.1", ""))
-	require.Len(t, v.Update(key, service(one, http80, dns), []*model.Slice{s1}), 2)
-	first := v.State().Ports[tcp4]
-	require.Empty(t, v.Update(key, service(one, http80, dns), []*model.Slice{s1}), "nothing")
+	v := view.New(options)
+	v.SetNode(thisNode)
+	_, node := v.Changes()
+	require.True(t, node, "NodePorts are on the Node's addresses now")
 
-	notReady := ready("10.0.0.2", "")
-	notReady.Conditions.Ready = false
-	require.Empty(t, v.Update(key, service(one, http80, dns), []*model.Slice{s1, slice("s2", http81, notReady)}), "nothing that counts")
+	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalLocal)
+	both := []model.SlicePort{http8080, dns5353}
+	four := sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.1"))
+	v.Set(web, s, []*model.Slice{four})
+	changes, node := v.Changes()
+	require.False(t, node)
+	require.Len(t, changes, 2)
+	first := v.State().Ports[id(http, model.IPv4)]
 
-	changes := v.Update(key, service(one, http80, dns), []*model.Slice{slice("s1", http81, ready("10.0.0.1", "node-1"))})
-	require.Len(t, changes, 1, "the other port is as it was")
-	require.Equal(t, tcp4, changes[0].ID())
-	require.Same(t, first, changes[0].Before)
-	require.Len(t, first.Backends, 1)
-	require.False(t, first.Backends[0].Local, "what was given out stays as it was")
-	require.True(t, changes[0].After.Backends[0].Local)
+	none := func() {
+		t.Helper()
+		changes, node := v.Changes()
+		require.Empty(t, changes)
+		require.False(t, node)
+	}
+	none()
+	v.Set(web, s, []*model.Slice{four})
+	none()
+	v.Set(web, s, []*model.Slice{four, sliceOf("5", both, endpoint("10.180.1.9", unready))})
+	none()
+	v.Set(web, service(web), nil)
+	v.Set(web, s, []*model.Slice{four})
+	none()
+	v.SetNode(&model.Node{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-z", "other": "label"},
+		InternalIPs: thisNode.InternalIPs, Deleting: true})
+	none()
+	require.Same(t, first, v.State().Ports[id(http, model.IPv4)])
 
-	changes = v.Update(key, service(one, dns), nil)
-	require.Len(t, changes, 1)
-	require.Nil(t, changes[0].After)
-	require.Equal(t, tcp4, changes[0].ID())
+	// What a change leaves as it was is shared.
+	v.Set(web, s, []*model.Slice{sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.2"))})
+	changes, _ = v.Changes()
+	require.Len(t, changes, 2)
+	for _, c := range changes {
+		require.Same(t, &c.Before.Frontends[0], &c.After.Frontends[0])
+		require.Same(t, &c.Before.Local[0], &c.After.Local[0])
+		require.NotSame(t, &c.Before.Cluster[0], &c.After.Cluster[0])
+	}
+	require.Equal(t, at("10.180.0.1* 10.180.1.1"), first.Cluster, "what was given out stays as it was")
 
-	other := model.ServiceKey{Namespace: "default", Name: "other"}
-	require.Empty(t, v.Update(other, nil, nil))
-	changes = v.Update(key, nil, []*model.Slice{s1})
-	require.Len(t, changes, 1)
-	require.Nil(t, changes[0].After)
+	v.Set(web, nil, []*model.Slice{four})
+	changes, _ = v.Changes()
+	require.Len(t, changes, 2)
+	for _, c := range changes {
+		require.Nil(t, c.After)
+	}
 	require.Empty(t, v.State().Ports)
+	v.Set(api, nil, nil)
+	none()
 }
 
-// Whatever the history: what the changes lead to is what a view would give that sees the end only.
-func TestIncrementsEqualRecompute(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		options := view.Options{NodeName: "node-1"}
-		v := view.New(options)
-		services := map[model.ServiceKey]*model.Service{}
-		held := map[model.Key]*model.Slice{}
-		of := func(key model.ServiceKey) []*model.Slice {
-			var out []*model.Slice
-			for _, s := range held {
-				if s.ServiceKey() == key {
-					out = append(out, s)
-				}
-			}
-			slices.SortFunc(out, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
-			return out
-		}
-		followed := map[view.ServicePortID]*view.ServicePort{}
-		touch := func(keys ...model.ServiceKey) {
-			for _, key := range keys {
-				seen := map[view.ServicePortID]bool{}
-				for _, c := range v.Update(key, services[key], of(key)) {
-					require.False(t, seen[c.ID()], "one change for each Service port")
-					seen[c.ID()] = true
-					require.Same(t, followed[c.ID()], c.Before)
-					require.NotEqual(t, c.Before, c.After)
-					if c.After == nil {
-						delete(followed, c.ID())
-					} else {
-						followed[c.ID()] = c.After
-					}
-				}
-			}
-		}
-		t.Repeat(map[string]func(*rapid.T){
-			"service": func(t *rapid.T) {
-				key := modeltest.ServiceKey(t)
-				services[key] = modeltest.Service(t, key)
-				touch(key)
-			},
-			"no service": func(t *rapid.T) {
-				key := modeltest.ServiceKey(t)
-				delete(services, key)
-				touch(key)
-			},
-			"slice": func(t *rapid.T) {
-				key := modeltest.SliceKey(t)
-				before := held[key]
-				if before == nil {
-					held[key] = modeltest.Slice(t, key)
-					touch(held[key].ServiceKey())
-				} else {
-					held[key] = modeltest.Changed(t, before)
-					touch(before.ServiceKey(), held[key].ServiceKey())
-				}
-			},
-			"no slice": func(t *rapid.T) {
-				if s := held[modeltest.SliceKey(t)]; s != nil {
-					delete(held, s.Key())
-					touch(s.ServiceKey())
-				}
-			},
-			"": func(t *rapid.T) {
-				fresh := view.New(options)
-				for key, s := range services {
-					fresh.Update(key, s, of(key))
-				}
-				require.Empty(t, modeltest.Diff(fresh.State().Ports, v.State().Ports))
-				require.True(t, maps.Equal(followed, v.State().Ports))
-			},
-		})
-	})
+// TestServiceChanges covers types, families, cluster IPs and ports that change at run time.
+func TestServiceChanges(t *testing.T) {
+	f := newFight(t)
+	f.set(web, loadBalancer("192.0.2.1"), dualStack)
+	f.change()
+	for _, c := range []struct {
+		edit []func(*model.Service)
+		want []string
+	}{
+		{[]func(*model.Service){externalIP("203.0.113.1")}, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}},
+		{[]func(*model.Service){clusterIP("fd00:96::1")}, []string{"clusterIP fd00:96::1:80/TCP"}},
+		{[]func(*model.Service){clusterIP("fd00:96::2")}, []string{"clusterIP fd00:96::2:80/TCP"}},
+		{[]func(*model.Service){dualStack, loadBalancer("192.0.2.2")}, []string{"clusterIP 10.96.0.1:80/TCP", "clusterIP fd00:96::1:80/TCP",
+			"loadBalancer 192.0.2.2:80/TCP", "nodePort 30080/TCP/IPv4", "nodePort 30080/TCP/IPv6"}},
+		{[]func(*model.Service){ports(dns)}, []string{"clusterIP 10.96.0.1:53/UDP"}},
+		{[]func(*model.Service){clusterIP()}, []string{}},
+		{[]func(*model.Service){}, []string{}},
+	} {
+		f.set(web, c.edit...)
+		f.change()
+		require.Equal(t, c.want, f.has(web))
+	}
 }
 
-func TestNames(t *testing.T) {
-	require.Equal(t, "default/web:http/TCP/IPv4", tcp4.String())
-	require.Equal(t, "default/web:/UDP/IPv6", id("", model.UDP, model.IPv6).String())
-	require.Equal(t, "clusterIP", view.ClusterIP.String())
-	require.Equal(t, "nodePort", view.NodePort.String())
+// TestNodeChanges covers what the Node's addresses and pod CIDRs decide.
+func TestNodeChanges(t *testing.T) {
+	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
+	v.Set(web, service(web, loadBalancer("192.0.2.1"), ranges("192.168.0.0/24"), externalLocal), []*model.Slice{slice("s", endpoint("10.180.1.1"))})
+	vip := func() view.Frontend { return v.State().Ports[id(http, model.IPv4)].Frontends[1] }
+	change := func(n *model.Node) (changed, node bool) {
+		v.SetNode(n)
+		changes, node := v.Changes()
+		return len(changes) > 0, node
+	}
+	changed, node := change(nil)
+	require.True(t, changed)
+	require.False(t, node)
+	require.Equal(t, view.Drop, vip().Pods.To)
+	require.Equal(t, prefixes("192.168.0.0/24"), vip().Sources)
+
+	changed, node = change(thisNode)
+	require.True(t, changed)
+	require.True(t, node)
+	require.Equal(t, view.Cluster, vip().Pods.To)
+	require.Equal(t, prefixes("192.0.2.1/32", "192.168.0.0/24"), vip().Sources)
+	require.Equal(t, thisNode.PodCIDRs, v.State().Node.Pods.Prefixes)
+
+	// Another address that is not primary may be the node's source.
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.0.2", "192.168.7.7", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.False(t, node)
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.True(t, node, "NodePorts are elsewhere")
+
+	// There and back again is no change.
+	v.SetNode(nil)
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.False(t, node)
+}
+
+func TestHealthChecks(t *testing.T) {
+	healthCheck := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
+	four, six := view.HealthCheckID{Service: web, Family: model.IPv4}, view.HealthCheckID{Service: web, Family: model.IPv6}
+	v := view.New(options)
+	checks, changed := v.HealthChecks()
+	require.False(t, changed)
+	require.Empty(t, checks)
+	set := func(s *model.Service, endpointSlices ...*model.Slice) (map[view.HealthCheckID]view.HealthCheck, bool) {
+		v.Set(web, s, endpointSlices)
+		v.Changes()
+		return v.HealthChecks()
+	}
+	is := func(port uint16, endpoints int) view.HealthCheck {
+		return view.HealthCheck{Port: port, LocalEndpoints: endpoints}
+	}
+
+	lb := service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck)
+	endpoints := sliceOf("s", []model.SlicePort{http8080, dns5353}, endpoint("10.180.0.1", local), endpoint("10.180.0.2", local),
+		endpoint("10.180.0.3", local, terminating), endpoint("10.180.0.4", local, unready), endpoint("10.180.1.1"))
+	other := sliceOf("o", []model.SlicePort{{Name: "other", Protocol: model.TCP, Port: 1}}, endpoint("10.180.0.1", local), endpoint("10.180.0.9", local))
+	portless := sliceOf("p", nil, endpoint("10.180.0.10", local))
+	checks, changed = set(lb, endpoints, other, portless, slice("6", endpoint("fd00:180::1", local)))
+	require.True(t, changed)
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 3)}, checks, "each address once, whatever its port; families are apart")
+	_, changed = set(lb, endpoints, other)
+	require.False(t, changed)
+
+	// Ready ones only, though terminating ones get traffic.
+	checks, _ = set(lb, slice("s", endpoint("10.180.0.3", local, terminating), endpoint("10.180.1.1")))
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 0)}, checks)
+	checks, _ = set(lb)
+	require.Nil(t, checks, "it was 0 already")
+	checks, _ = set(service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck, dualStack), endpoints, slice("6", endpoint("fd00:180::1", local)))
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 2), six: is(31000, 1)}, checks)
+	given := checks
+
+	// Only for LoadBalancers with externalTrafficPolicy Local.
+	for _, s := range []*model.Service{
+		service(web, loadBalancer("192.0.2.1"), healthCheck), service(web, externalLocal, healthCheck),
+		service(web, externalLocal, healthCheck, loadBalancer(), func(s *model.Service) { s.Type = model.NodePort }), service(web, loadBalancer("192.0.2.1"), externalLocal), nil,
+	} {
+		checks, changed = set(s, endpoints)
+		require.True(t, changed)
+		require.Empty(t, checks)
+		_, changed = set(lb, endpoints)
+		require.True(t, changed)
+	}
+	require.Len(t, given, 2, "what was given out stays as it was")
+}
+
+// TestManyProblems: what is told of a Service is bounded.
+func TestManyProblems(t *testing.T) {
+	f := newFight(t)
+	many := func(s *model.Service) {
+		s.Ports = nil
+		for i := range uint16(100) {
+			s.Ports = append(s.Ports, model.ServicePort{Name: string(rune('a' + i)), Protocol: model.TCP, Port: 1000 + i})
+		}
+	}
+	f.set(web, many, created(1))
+	f.set(api, many, created(2))
+	f.change()
+	require.Len(t, f.Problems(), 1)
+	require.Less(t, len(f.Problems()[0].Reason), 500)
+	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }

@@ -320,7 +320,7 @@ func (c *traffic) reset() {
 // dialOptions are for a client whose connections are counted.
 func (c *traffic) dialOptions(name string) []grpc.DialOption {
 	config := &tls.Config{
-		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.clients[name]}, MinVersion: tls.VersionTLS13,
+		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.client(name)}, MinVersion: tls.VersionTLS13,
 		NextProtos: []string{wire.Protocol},
 	}
 	return []grpc.DialOption{

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -45,14 +46,31 @@ type pki struct {
 	dir    string
 	ca     *testca.CA
 	server tlsfiles.Files
+
+	mu sync.Mutex
 	// clients are the certificates of nodes, by name, and of relays and observers.
 	clients map[string]tls.Certificate
+}
+
+// client gives the certificate of relays, of observers, or else of the node of that name.
+func (p *pki) client(name string) tls.Certificate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, ok := p.clients[name]
+	if !ok {
+		var err error
+		if c, err = p.ca.Node(name); err != nil {
+			panic(err) // it worked for the others
+		}
+		p.clients[name] = c
+	}
+	return c
 }
 
 // relay and observer name the certificates of all relays and observers.
 const relay, observer = "relay", "observer"
 
-// nodes are the names of all nodes that there are certificates for.
+// nodes are the names of the cluster's Nodes.
 var nodes = []string{"node-1", "node-2", "node-3", "node-4"}
 
 func newPKI(dir string) (*pki, error) {
@@ -73,11 +91,6 @@ func newPKI(dir string) (*pki, error) {
 	}
 	for name, group := range map[string]string{relay: "slicecast:relays", observer: "slicecast:observers"} {
 		if p.clients[name], err = ca.Client(name, group); err != nil {
-			return nil, err
-		}
-	}
-	for _, node := range nodes {
-		if p.clients[node], err = ca.Node(node); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -93,9 +94,13 @@ func (n *Network) startRouter() (err error) {
 	if n.router, err = newHost(n.t, "router", routerSysctls); err != nil {
 		return err
 	}
-	// Snooping would hold back neighbour discovery until a multicast querier has been heard.
+	// Snooping would hold back neighbour discovery until a multicast querier has been heard. And a bridge without an address of
+	// its own takes the lowest one of its ports: when that is gone with its node, hosts would go on sending there, for seconds.
 	snooping := false
-	n.bridge = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "nodes"}, MulticastSnooping: &snooping}
+	n.bridge = &netlink.Bridge{
+		LinkAttrs:         netlink.LinkAttrs{Name: "nodes", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+		MulticastSnooping: &snooping,
+	}
 	if err := n.router.links.LinkAdd(n.bridge); err != nil {
 		return fmt.Errorf("add a bridge: %w", err)
 	}

@@ -21,9 +21,9 @@ func benchmarkPort(service, backends, variant int) *view.ServicePort {
 	p.Frontends = []view.Frontend{clusterIP(address)}
 	for i := range backends {
 		a := netip.AddrFrom4([4]byte{10, byte(128 + i>>8), byte(service), byte(i)})
-		p.Backends = append(p.Backends, view.Backend{Address: netip.AddrPortFrom(a, uint16(8080+service>>8))})
+		p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(a, uint16(8080+service>>8))})
 	}
-	last := &p.Backends[backends-1]
+	last := &p.Cluster[backends-1]
 	last.Address = netip.AddrPortFrom(last.Address.Addr(), uint16(9000+variant))
 	return p
 }
@@ -63,7 +63,7 @@ func measure(b *testing.B, name string, before, operation func(b *testing.B)) {
 func BenchmarkProgrammer(b *testing.B) {
 	for _, size := range []struct{ services, backends int }{{1000, 50}, {10000, 5}} {
 		state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}
-		state.Node.LocalPods = []netip.Prefix{netip.MustParsePrefix("10.128.0.0/9")}
+		state.Node.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.128.0.0/9")}
 		for i := range size.services {
 			p := benchmarkPort(i, size.backends, 0)
 			state.Ports[p.ID] = p

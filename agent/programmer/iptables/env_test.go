@@ -132,7 +132,9 @@ type cluster struct {
 	pods   []*testenv.Pod // of a: 0 and 1, of b: 2 and 3
 	client *testenv.Client
 	state  view.State
-	inHost *inHost
+
+	options Options
+	inHost  *inHost
 }
 
 const (
@@ -143,7 +145,7 @@ const (
 func newCluster(t *testing.T, options Options) *cluster {
 	t.Helper()
 	n := testenv.NewNetwork(t)
-	c := &cluster{Network: n, a: n.AddNode("a"), b: n.AddNode("b")}
+	c := &cluster{Network: n, a: n.AddNode("a"), b: n.AddNode("b"), options: options}
 	for i, node := range []*testenv.Node{c.a, c.a, c.b, c.b} {
 		pod := node.AddPod(fmt.Sprint("pod", i))
 		pod.Serve(testenv.TCP, tcpPort)
@@ -153,7 +155,7 @@ func newCluster(t *testing.T, options Options) *cluster {
 	c.client = n.AddClient("client")
 	c.client.RouteVia(c.a, testenv.ServiceCIDRs()...)
 	c.state = view.State{
-		Node:  view.Node{LocalPods: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}},
+		Node:  view.Node{Pods: view.PodDetector{Prefixes: podCIDRs}, NodePorts: everywhere},
 		Ports: map[view.ServicePortID]*view.ServicePort{},
 	}
 	c.inHost = newInHost(t, c.a.Host, options)
@@ -185,13 +187,44 @@ func serviceID(name string, protocol model.Protocol, family model.Family) view.S
 	return view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "p", Protocol: protocol, Family: family}
 }
 
+// podCIDRs are the addresses of all pods of a cluster, everywhere has nodePorts on all of a node's addresses.
+var (
+	podCIDRs   = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
+	everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+)
+
+// clusterIP is a frontend that leads to the cluster set, and is masqueraded for all but pods.
 func clusterIP(addr netip.Addr) view.Frontend {
-	return view.Frontend{Kind: view.ClusterIP, Address: addr, Port: servicePort, Masquerade: view.MasqueradeNonLocal}
+	return view.Frontend{
+		Kind: view.ClusterIP, Address: addr, Port: servicePort,
+		Pods: view.Route{To: view.Cluster}, Node: view.Route{To: view.Cluster, Masquerade: true}, Others: view.Route{To: view.Cluster, Masquerade: true},
+	}
 }
 
-func nodePort(port uint16) view.Frontend {
-	return view.Frontend{Kind: view.NodePort, Port: port, Masquerade: view.MasqueradeAlways}
+// everyone gives a frontend one route for all.
+func everyone(f view.Frontend, r view.Route) view.Frontend {
+	f.Pods, f.Node, f.Others = r, r, r
+	return f
 }
+
+// external is a frontend that leads to the cluster set, and is masqueraded.
+func external(addr netip.Addr) view.Frontend {
+	return everyone(view.Frontend{Kind: view.ExternalIP, Address: addr, Port: servicePort}, view.Route{To: view.Cluster, Masquerade: true})
+}
+
+// nodePort is the same on the node's addresses.
+func nodePort(port uint16) view.Frontend {
+	return everyone(view.Frontend{Kind: view.NodePort, Port: port}, view.Route{To: view.Cluster, Masquerade: true})
+}
+
+// localPolicy gives a frontend the routes of externalTrafficPolicy Local.
+func localPolicy(f view.Frontend) view.Frontend {
+	f.Pods, f.Node, f.Others = view.Route{To: view.Cluster}, view.Route{To: view.Cluster, Masquerade: true}, view.Route{To: view.Local}
+	return f
+}
+
+// rejected has all of a frontend's connections rejected.
+func rejected(f view.Frontend) view.Frontend { return everyone(f, view.Route{To: view.Reject}) }
 
 // patient waits for answers even on a busy machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
@@ -204,3 +237,11 @@ type transport struct {
 }
 
 var transports = []transport{{testenv.TCP, model.TCP, tcpPort}, {testenv.UDP, model.UDP, udpPort}}
+
+// requireFresh holds that a new process finds nothing to write: the kernel prints each rule as it was written.
+func (c *cluster) requireFresh(t *testing.T) {
+	t.Helper()
+	again := newInHost(t, c.a.Host, c.options)
+	require.NoError(t, again.Replace(t.Context(), c.state))
+	require.Empty(t, string(slices.Concat(again.restored...)))
+}

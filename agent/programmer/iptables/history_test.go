@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -18,28 +19,89 @@ import (
 // the trees fork.
 func drawPort(t *rapid.T, id view.ServicePortID) *view.ServicePort {
 	p := &view.ServicePort{ID: id}
-	masquerade := rapid.SampledFrom([]view.Masquerade{view.MasqueradeNever, view.MasqueradeNonLocal, view.MasqueradeAlways})
+	route := func(label string) view.Route {
+		return view.Route{
+			To:         rapid.SampledFrom([]view.Target{view.Reject, view.Drop, view.Cluster, view.Local}).Draw(t, label),
+			Masquerade: rapid.Bool().Draw(t, label+" masquerade"),
+		}
+	}
 	for range rapid.IntRange(1, 3).Draw(t, "frontends") {
-		f := view.Frontend{Kind: view.ClusterIP, Port: 80, Masquerade: masquerade.Draw(t, "masquerade")}
-		if rapid.IntRange(0, 3).Draw(t, "kind") == 0 {
-			f.Kind, f.Port = view.NodePort, uint16(30000+rapid.IntRange(0, 60).Draw(t, "nodePort"))
+		f := view.Frontend{Kind: rapid.SampledFrom([]view.FrontendKind{view.ClusterIP, view.ClusterIP, view.ExternalIP, view.LoadBalancer, view.NodePort}).Draw(t, "kind"), Port: 80}
+		if f.Kind == view.NodePort {
+			f.Port = uint16(30000 + rapid.IntRange(0, 200).Draw(t, "nodePort"))
 		} else {
 			f.Address = vip(id.Family, byte(rapid.IntRange(0, 79).Draw(t, "vip")))
+		}
+		switch rapid.IntRange(0, 5).Draw(t, "routes") {
+		case 0:
+			f.Pods, f.Node, f.Others = route("pods"), route("node"), route("others")
+		case 1:
+			f = localPolicy(f)
+		case 2:
+			f = rejected(f)
+		case 3:
+			f = everyone(f, view.Route{To: view.Cluster, Masquerade: true})
+		default:
+			usual := clusterIP(f.Address)
+			f.Pods, f.Node, f.Others = usual.Pods, usual.Node, usual.Others
+		}
+		if f.Kind == view.LoadBalancer {
+			for range rapid.IntRange(0, 2).Draw(t, "sources") {
+				bits := rapid.IntRange(1, 24).Draw(t, "bits")
+				f.Sources = append(f.Sources, netip.PrefixFrom(vip(id.Family, 9), bits).Masked())
+			}
 		}
 		if !slices.ContainsFunc(p.Frontends, func(o view.Frontend) bool { return o.Address == f.Address && o.Port == f.Port }) {
 			p.Frontends = append(p.Frontends, f)
 		}
 	}
-	count := rapid.SampledFrom([]int{0, 0, 1, 1, 1, 2, 2, 3, 3, maxPlain + 1, 150}).Draw(t, "backends")
-	for i := range count {
-		address := netip.AddrFrom4([4]byte{10, 180, byte(i % 3), byte(i)})
-		if id.Family == model.IPv6 {
-			address = netip.AddrFrom16([16]byte{0xfd, 14: byte(i % 3), 15: byte(i)})
-		}
-		p.Backends = append(p.Backends, view.Backend{Address: netip.AddrPortFrom(address, 8080), Local: i%3 == 0})
+	if rapid.IntRange(0, 4).Draw(t, "affinity") == 0 {
+		p.Affinity = time.Duration(rapid.IntRange(1, 86400).Draw(t, "seconds")) * time.Second
 	}
-	slices.SortFunc(p.Backends, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+	leadsTo := func(set view.Target) bool {
+		return slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Pods.To == set || f.Node.To == set || f.Others.To == set })
+	}
+	draw := func(label string) (backends []view.Backend) {
+		count := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3, 3, 7, maxPlain + 1, 150}).Draw(t, label)
+		first := rapid.IntRange(0, 3).Draw(t, label+" first")
+		for i := range count {
+			i += first
+			address := netip.AddrFrom4([4]byte{10, 180, byte(i % 3), byte(i)})
+			if id.Family == model.IPv6 {
+				address = netip.AddrFrom16([16]byte{0xfd, 14: byte(i % 3), 15: byte(i)})
+			}
+			backends = append(backends, view.Backend{Address: netip.AddrPortFrom(address, 8080), Local: i%3 == 0})
+		}
+		slices.SortFunc(backends, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+		return backends
+	}
+	if leadsTo(view.Cluster) {
+		p.Cluster = draw("cluster")
+	}
+	if leadsTo(view.Local) {
+		p.Local = draw("local")
+	}
 	return p
+}
+
+// drawNode draws what depends on the node.
+func drawNode(t *rapid.T) (n view.Node) {
+	switch rapid.IntRange(0, 3).Draw(t, "pods by") {
+	case 0:
+		n.Pods.Prefixes = podCIDRs
+	case 1:
+		n.Pods.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.180.7.0/24"), netip.MustParsePrefix("10.180.1.0/24")}
+	case 2:
+		n.Pods.Interface = "cni0"
+	case 3:
+		n.Pods.InterfacePrefix = "veth"
+	}
+	n.NodePorts = rapid.SampledFrom([][]netip.Prefix{
+		nil, everywhere, {netip.MustParsePrefix("192.168.0.2/32"), netip.MustParsePrefix("2001:db8::/64")},
+		{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8")},
+	}).Draw(t, "nodePort addresses")
+	n.LocalhostNodePorts = rapid.Bool().Draw(t, "localhost")
+	return n
 }
 
 // TestHistories holds that any history of Apply leaves the same rules as a Replace with the final state on a clean node,
@@ -56,7 +118,7 @@ func TestHistories(t *testing.T) {
 		}
 		rapid.Check(t, func(rt *rapid.T) {
 			state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}
-			state.Node.LocalPods = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")}
+			state.Node = drawNode(rt)
 			for range rapid.IntRange(0, 60).Draw(rt, "at first") {
 				p := drawPort(rt, id(rt))
 				state.Ports[p.ID] = p
@@ -81,7 +143,12 @@ func TestHistories(t *testing.T) {
 						state.Ports[id] = c.After
 					}
 				}
-				require.NoError(rt, h.Apply(t.Context(), all))
+				if rapid.IntRange(0, 3).Draw(rt, "how") == 0 {
+					state.Node = drawNode(rt)
+					require.NoError(rt, h.Replace(t.Context(), state))
+				} else {
+					require.NoError(rt, h.Apply(t.Context(), all))
+				}
 			}
 
 			h.restoredBytes()

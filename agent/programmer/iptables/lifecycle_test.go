@@ -64,7 +64,15 @@ func (c *cluster) web(name string, family model.Family, last byte, pods ...int) 
 	return &view.ServicePort{
 		ID:        serviceID(name, model.TCP, family),
 		Frontends: []view.Frontend{clusterIP(vip(family, last)), nodePort(30000 + uint16(last))},
-		Backends:  c.backends(family, tcpPort, pods...),
+		Cluster:   c.backends(family, tcpPort, pods...),
+	}
+}
+
+// none gives the same without pods.
+func none(name string, family model.Family, last byte) *view.ServicePort {
+	return &view.ServicePort{
+		ID:        serviceID(name, model.TCP, family),
+		Frontends: []view.Frontend{rejected(clusterIP(vip(family, last))), rejected(nodePort(30000 + uint16(last)))},
 	}
 }
 
@@ -88,7 +96,7 @@ func TestNeighbours(t *testing.T) {
 		before := map[model.Family]string{}
 		for _, family := range families {
 			before[family] = c.inHost.rules(t, family, variant)
-			c.set(c.web("web", family, 1, 0, 1), c.web("none", family, 2))
+			c.set(c.web("web", family, 1, 0, 1), none("none", family, 2))
 		}
 		untouched := func(step string) {
 			t.Helper()
@@ -156,11 +164,11 @@ func TestRestart(t *testing.T) {
 		for _, family := range families {
 			// Enough for forks in the trees, and a Service port with groups.
 			for i := range byte(40) {
-				c.set(c.web(string('a'+rune(i)), family, i, int(i)%4, (int(i)+1)%4), c.web(string('A'+rune(i)), family, 100+i))
+				c.set(c.web(string('a'+rune(i)), family, i, int(i)%4, (int(i)+1)%4), none(string('A'+rune(i)), family, 100+i))
 			}
 			big := c.web("big", family, 200)
 			for i := range uint16(3 * maxPlain) {
-				big.Backends = append(big.Backends, c.backends(family, 9000+i, 1)...)
+				big.Cluster = append(big.Cluster, c.backends(family, 9000+i, 1)...)
 			}
 			c.set(big)
 		}
@@ -224,7 +232,7 @@ func TestApplyWritesLittle(t *testing.T) {
 		}
 		big := c.web("big", model.IPv4, 200)
 		for i := range uint16(5000) {
-			big.Backends = append(big.Backends, c.backends(model.IPv4, 9000+i, 1)...)
+			big.Cluster = append(big.Cluster, c.backends(model.IPv4, 9000+i, 1)...)
 		}
 		c.set(big)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
@@ -236,7 +244,7 @@ func TestApplyWritesLittle(t *testing.T) {
 		c.inHost.restoredBytes()
 
 		less := *big
-		less.Backends = append(append([]view.Backend{}, big.Backends[:70]...), big.Backends[71:]...)
+		less.Cluster = append(append([]view.Backend{}, big.Cluster[:70]...), big.Cluster[71:]...)
 		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: big, After: &less}}))
 		require.Len(t, c.inHost.restored, 1)
 		rules := bytes.Count(c.inHost.restored[0], []byte("-A "))
@@ -288,7 +296,7 @@ func TestTraffic(t *testing.T) {
 			}
 			require.NoError(t, c.inHost.Apply(t.Context(), changes))
 			if i%4 == 0 {
-				c.state.Node.LocalPods = append(c.state.Node.LocalPods, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16, i, 0}), 24))
+				c.state.Node.Pods.Prefixes = append(c.state.Node.Pods.Prefixes, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16, i, 0}), 24))
 				c.inHost = newInHost(t, c.a.Host, Options{Variant: variant})
 				require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 			}
@@ -321,7 +329,7 @@ func TestRejectedPort(t *testing.T) {
 			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, patient)
 		}
 		bad := func(p *view.ServicePort) *view.ServicePort {
-			p.Backends = append(p.Backends, c.backends(model.IPv6, tcpPort, 2)...)
+			p.Cluster = append(p.Cluster, c.backends(model.IPv6, tcpPort, 2)...)
 			return p
 		}
 		for i := range byte(20) {

@@ -49,17 +49,17 @@ func TestPackets(t *testing.T) {
 				c.set(
 					&view.ServicePort{
 						ID:        serviceID("web", tr.protocol, family),
-						Frontends: []view.Frontend{clusterIP(vip(family, 1)), nodePort(30001)},
-						Backends:  c.backends(family, tr.port, 0, 1, 2, 3),
+						Frontends: []view.Frontend{clusterIP(vip(family, 1)), external(vip(family, 101)), nodePort(30001)},
+						Cluster:   c.backends(family, tr.port, 0, 1, 2, 3),
 					},
 					&view.ServicePort{
 						ID:        serviceID("own", tr.protocol, family),
 						Frontends: []view.Frontend{clusterIP(vip(family, 2))},
-						Backends:  c.backends(family, tr.port, 0),
+						Cluster:   c.backends(family, tr.port, 0),
 					},
 					&view.ServicePort{
 						ID:        serviceID("none", tr.protocol, family),
-						Frontends: []view.Frontend{clusterIP(vip(family, 3)), nodePort(30003)},
+						Frontends: []view.Frontend{rejected(clusterIP(vip(family, 3))), rejected(external(vip(family, 103))), rejected(nodePort(30003))},
 					})
 			}
 		}
@@ -78,9 +78,12 @@ func TestPackets(t *testing.T) {
 				require.Len(t, viaVIP.Backends(), 4, "%s: %v", name, viaVIP)
 				viaNode := probe(from, ip(c.a.Host), 30001, 60)
 				require.Len(t, viaNode.Backends(), 4, "%s: %v", name, viaNode)
+				viaExternal := probe(from, vip(family, 101), servicePort, 60)
+				require.Len(t, viaExternal.Backends(), 4, "%s: %v", name, viaExternal)
 				for i, pod := range c.pods {
 					if from != c.a.Host { // whose address it is that masquerading gives
 						require.NotContains(t, viaNode.Clients(pod.Name), ip(from), "%s to %s by nodePort: %v", name, pod.Name, viaNode)
+						require.NotContains(t, viaExternal.Clients(pod.Name), ip(from), "%s to %s by external IP: %v", name, pod.Name, viaExternal)
 					}
 					switch {
 					case from != c.pods[0].Host && i >= 2:
@@ -91,7 +94,9 @@ func TestPackets(t *testing.T) {
 						require.Equal(t, kept, viaVIP.Clients(pod.Name), "%s to %s: %v", name, pod.Name, viaVIP)
 					}
 				}
-				for _, rejected := range []netip.AddrPort{netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(ip(c.a.Host), 30003)} {
+				for _, rejected := range []netip.AddrPort{
+					netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(vip(family, 103), servicePort), netip.AddrPortFrom(ip(c.a.Host), 30003),
+				} {
 					r := probe(from, rejected.Addr(), rejected.Port(), 3)
 					if tr.probe == testenv.UDP && name == "node" && rejected.Port() == servicePort {
 						// The sender is told twice, by its system call (EPERM) and by ICMP.
@@ -115,64 +120,6 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// TestMasquerade holds every policy on every kind of frontend to the sources that backends see.
-func TestMasquerade(t *testing.T) {
-	eachVariant(t, func(t *testing.T, variant Variant) {
-		// Another bit, and pods of two networks.
-		c := newCluster(t, Options{Variant: variant, MasqueradeMark: 1 << 20})
-		c.state.Node.LocalPods = []netip.Prefix{
-			netip.MustParsePrefix("10.180.7.0/24"), netip.MustParsePrefix("10.180.0.0/24"),
-			netip.MustParsePrefix("fd00:10:180:7::/64"), netip.MustParsePrefix("fd00:10:180::/64"),
-		}
-		policies := []view.Masquerade{view.MasqueradeNever, view.MasqueradeNonLocal, view.MasqueradeAlways}
-		for _, family := range families {
-			for _, tr := range transports {
-				for _, m := range policies {
-					c.set(&view.ServicePort{
-						ID: serviceID(string('a'+rune(m)), tr.protocol, family),
-						Frontends: []view.Frontend{
-							{Kind: view.ClusterIP, Address: vip(family, byte(m)), Port: servicePort, Masquerade: m},
-							{Kind: view.NodePort, Port: 30000 + uint16(m), Masquerade: m},
-						},
-						Backends: c.backends(family, tr.port, 0),
-					})
-				}
-			}
-		}
-		check := func(t *testing.T, kept func(m view.Masquerade, from *testenv.Host) bool) {
-			c.each(t, func(t *testing.T, family model.Family, _ transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
-				for _, m := range policies {
-					for _, from := range []*testenv.Host{c.pods[1].Host, c.client.Host} {
-						source := from.Addr(family == model.IPv6)
-						for _, r := range []testenv.Result{
-							probe(from, vip(family, byte(m)), servicePort, 2),
-							probe(from, c.a.Addr(family == model.IPv6), 30000+uint16(m), 2),
-						} {
-							require.True(t, r.All(testenv.Answered), "policy %d from %s: %v", m, from.Name, r)
-							if kept(m, from) {
-								require.Equal(t, []netip.Addr{source}, r.Clients("pod0"), "policy %d from %s: %v", m, from.Name, r)
-							} else {
-								require.NotContains(t, r.Clients("pod0"), source, "policy %d from %s: %v", m, from.Name, r)
-							}
-						}
-					}
-				}
-			})
-		}
-		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-		t.Run("detection", func(t *testing.T) {
-			check(t, func(m view.Masquerade, from *testenv.Host) bool {
-				return m == view.MasqueradeNever || m == view.MasqueradeNonLocal && from == c.pods[1].Host
-			})
-		})
-		c.state.Node.LocalPods = nil
-		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-		t.Run("no detection", func(t *testing.T) {
-			check(t, func(m view.Masquerade, _ *testenv.Host) bool { return m != view.MasqueradeAlways })
-		})
-	})
-}
-
 // TestUniformChoice counts where connections go, for a Service port with plain backends and one with groups of them.
 func TestUniformChoice(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
@@ -190,7 +137,7 @@ func TestUniformChoice(t *testing.T) {
 			}
 			for _, pod := range []int{0, 2} {
 				for _, p := range ports[:n] {
-					port.Backends = append(port.Backends, c.backends(model.IPv4, p, pod)...)
+					port.Cluster = append(port.Cluster, c.backends(model.IPv4, p, pod)...)
 				}
 			}
 			c.set(port)

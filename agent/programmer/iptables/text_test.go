@@ -2,10 +2,12 @@ package iptables
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,90 +23,101 @@ import (
 func somePort(n int) *view.ServicePort {
 	p := &view.ServicePort{ID: serviceID("web", model.TCP, model.IPv4), Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 1))}}
 	for i := range n {
-		p.Backends = append(p.Backends, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 180, byte(i >> 8), byte(i)}), 8080)})
+		p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 180, byte(i >> 8), byte(i)}), 8080)})
 	}
 	return p
 }
 
-var jump = regexp.MustCompile(`^-A (\S+)(?: -p \S+)?(?: -m statistic --mode random --probability (\S+))? (?:-g (\S+)|-j DNAT --to-destination (\S+))\n$`)
+var jump = regexp.MustCompile(`^-A (\S+)(?: -d \S+)?(?: -p \S+)?(?: -m tcp --dport \d+)?(?: -m comment --comment "[^"]*")?` +
+	`(?: -m statistic --mode random --probability (\S+))? (?:-[gj] (SLICECAST\S+)|-j DNAT --to-destination (\S+))\n$`)
 
-// TestExactlyUniform works out the chance of each backend from the rules.
+// rulesOf gives the rules of chains.
+func rulesOf(chains []portChain) string {
+	var b bytes.Buffer
+	for _, c := range chains {
+		c.write(&b)
+	}
+	return b.String()
+}
+
+// TestExactlyUniform works out the chance of each backend from the rules, for a Service port that has chains for its
+// backends, and for one whose rules stand among others' if they are few.
 func TestExactlyUniform(t *testing.T) {
+	d := newDialect(model.IPv4, DefaultMasqueradeMark, true)
 	for _, n := range []int{1, 2, 3, 7, 10, maxPlain, maxPlain + 1, 100, 1000, 5000} {
-		port := somePort(n)
-		x := newTransaction(newChainHashes())
-		portChains(x, nil, port)
-		left := map[string]float64{portChain(port.ID): 1} // of each chain: the chance to come to its next rule
-		chances := map[string]float64{}
-		var rules []string
-		for _, chains := range []string{portChainPrefix, groupChainPrefix} { // so that a chain comes after what leads to it
-			for line := range strings.Lines(x.parts[nat].rules.String()) {
-				if strings.HasPrefix(line, "-A "+chains) {
-					rules = append(rules, line)
+		for _, frontends := range []int{1, 3} {
+			port := somePort(n)
+			for i := range frontends - 1 {
+				port.Frontends = append(port.Frontends, external(vip(model.IPv4, byte(2+i))))
+			}
+			var first bytes.Buffer
+			d.natRules(&first, vipsChain, []frontend{{port, 0}})
+			rules := slices.Collect(strings.Lines(first.String() + rulesOf(d.chainsOf(port))))
+			left := map[string]float64{vipsChain: 1} // of each chain: the chance to come to its next rule
+			chances := map[string]float64{}
+			for _, line := range rules {
+				m := jump.FindStringSubmatch(line)
+				require.NotNil(t, m, line)
+				p := 1.0
+				if m[2] != "" {
+					var err error
+					p, err = strconv.ParseFloat(m[2], 64)
+					require.NoError(t, err)
 				}
+				if m[3] != "" {
+					left[m[3]] = left[m[1]] * p
+				} else {
+					chances[m[4]] += left[m[1]] * p
+				}
+				left[m[1]] *= 1 - p
 			}
-		}
-		for _, line := range rules {
-			m := jump.FindStringSubmatch(line)
-			require.NotNil(t, m, line)
-			p := 1.0
-			if m[2] != "" {
-				var err error
-				p, err = strconv.ParseFloat(m[2], 64)
-				require.NoError(t, err)
+			require.Len(t, chances, n)
+			for backend, chance := range chances {
+				require.InEpsilon(t, 1/float64(n), chance, 1e-4, "%v of %d", backend, n)
 			}
-			if m[3] != "" {
-				left[m[3]] = left[m[1]] * p
-			} else {
-				chances[m[4]] += left[m[1]] * p
+			for chain, rest := range left {
+				require.Zero(t, rest, "a connection falls out of %s", chain)
 			}
-			left[m[1]] *= 1 - p
-		}
-		require.Len(t, chances, n)
-		for backend, chance := range chances {
-			require.InEpsilon(t, 1/float64(n), chance, 1e-4, "%v of %d", backend, n)
-		}
-		for chain, rest := range left {
-			require.Zero(t, rest, "a connection falls out of %s", chain)
 		}
 	}
 }
 
-// TestTreeShape holds that the chains depend on the keys alone, and that no chain is long.
+// TestTreeShape holds that the chains depend on the entries alone, and that no chain is long.
 func TestTreeShape(t *testing.T) {
 	d := newDialect(model.IPv4, DefaultMasqueradeMark, true)
-	build := func() *tree[netip.Addr] {
-		return newTree(nat, vipsChain, addressDigit, d.matchAddress, netip.Addr.Compare, d.frontendRules(view.MasqueradeNonLocal))
+	build := func() *tree[netip.Addr, frontend] {
+		return newTree(nat, vipsChain, addressBit, d.matchAddress, netip.Addr.Compare, d.natWeight, d.natRules)
 	}
-	text := func(tr *tree[netip.Addr], all bool, held chainHashes) (*transaction, string) {
+	text := func(tr *tree[netip.Addr, frontend], all bool, held chainHashes) (*transaction, string) {
 		x := newTransaction(held)
 		tr.write(x, all)
 		return x, string(x.text())
 	}
-	entryOf := func(i int) (netip.Addr, entry) {
-		p := &view.ServicePort{ID: serviceID(fmt.Sprint(i), model.TCP, model.IPv4)}
-		a := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
-		return a, entry{p, view.Frontend{Kind: view.ClusterIP, Address: a, Port: 80}}
-	}
-	entries := make([]entry, 3000)
-	for i := range entries {
-		_, entries[i] = entryOf(i)
-	}
 	random := rand.New(rand.NewPCG(1, 2))
+	entries := make([]frontend, 3000)
+	for i := range entries {
+		p := &view.ServicePort{ID: serviceID(fmt.Sprint(i), model.TCP, model.IPv4), Cluster: somePort(random.IntN(40)).Cluster}
+		a := netip.AddrFrom4([4]byte{10, 96, byte(random.IntN(256)), byte(i)})
+		if len(p.Cluster) > 0 {
+			p.Frontends = []view.Frontend{clusterIP(a)}
+		} else {
+			p.Frontends = []view.Frontend{everyone(clusterIP(a), view.Route{To: view.Local})}
+		}
+		entries[i] = frontend{p, 0}
+	}
 	once, twice := build(), build()
-	for i, e := range entries[:2000] {
-		_ = i
-		once.add(e.frontend.Address, e)
+	for _, e := range entries[:2000] {
+		once.add(e.get().Address, e)
 	}
 	for _, i := range random.Perm(len(entries)) {
-		twice.add(entries[i].frontend.Address, entries[i])
+		twice.add(entries[i].get().Address, entries[i])
 	}
 	held := newChainHashes()
 	x, _ := text(twice, false, held)
 	x.done()
 	for _, i := range random.Perm(len(entries)) {
 		if i >= 2000 {
-			twice.remove(entries[i].frontend.Address, entries[i])
+			twice.remove(entries[i].get().Address, entries[i])
 		}
 	}
 	x, _ = text(twice, false, held)
@@ -114,108 +127,52 @@ func TestTreeShape(t *testing.T) {
 	require.Equal(t, want, got)
 	_, rest := text(once, true, held)
 	require.Empty(t, rest, "what was written by and by is what is wanted")
-	lengths := map[string]int{}
+	rules := map[string]int{}
+	keys := map[string]map[string]bool{}
 	for line := range strings.Lines(want) {
-		if strings.HasPrefix(line, "-A ") {
-			lengths[strings.Fields(line)[1]]++
+		if fields := strings.Fields(line); fields[0] == "-A" {
+			rules[fields[1]]++
+			if keys[fields[1]] == nil {
+				keys[fields[1]] = map[string]bool{}
+			}
+			keys[fields[1]][fields[3]] = true
 		}
 	}
-	for chain, n := range lengths {
-		require.LessOrEqual(t, n, leafKeys, chain)
+	for chain, n := range rules {
+		require.True(t, n <= leafRules || len(keys[chain]) <= leafKeys, "%s: %d rules", chain, n)
 		require.LessOrEqual(t, len(chain), 28)
 	}
 	for _, e := range entries[:2000] {
-		once.remove(e.frontend.Address, e)
+		once.remove(e.get().Address, e)
 	}
 	_, empty := text(once, true, newChainHashes())
 	require.Equal(t, "*nat\n:SLICECAST-VIPS - [0:0]\nCOMMIT\n", empty)
 }
 
-// TestRulesReadWell shows what a node's rules look like.
-func TestRulesReadWell(t *testing.T) {
+// newFamily gives a family that has no kernel.
+func newFamily(node view.Node) *kernelFamily {
 	f := &kernelFamily{dialect: newDialect(model.IPv4, DefaultMasqueradeMark, true), held: &saved{chains: newChainHashes()}}
-	f.reset([]netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00::/64")})
-	port := somePort(2)
-	port.Frontends = append(port.Frontends, nodePort(30080))
-	port.Backends[0].Local = true
-	f.set(port.ID, port)
-	none := serviceID(`ev"il`+"\n"+strings.Repeat("x", 300), model.UDP, model.IPv4)
-	f.set(none, &view.ServicePort{ID: none, Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 2))}})
-	got := string(f.transaction(true).text())
-	chain := portChain(port.ID)
-	want := `*nat
-:SLICECAST-DISPATCH - [0:0]
-:SLICECAST-HAIRPIN - [0:0]
-:SLICECAST-NODEPORTS - [0:0]
-:SLICECAST-NODEPORTS-SCTP - [0:0]
-:SLICECAST-NODEPORTS-TCP - [0:0]
-:SLICECAST-NODEPORTS-UDP - [0:0]
-:SLICECAST-NONLOCAL - [0:0]
-:` + chain + ` - [0:0]
-:SLICECAST-POSTROUTING - [0:0]
-:SLICECAST-SERVICES - [0:0]
-:SLICECAST-VIPS - [0:0]
--A SLICECAST-SERVICES -m mark --mark 0x4000/0x4000 -g SLICECAST-DISPATCH
--A SLICECAST-SERVICES -j SLICECAST-NONLOCAL
--A SLICECAST-SERVICES -j SLICECAST-DISPATCH
--A SLICECAST-SERVICES -j MARK --set-xmark 0x0/0x4000
--A SLICECAST-DISPATCH -j SLICECAST-VIPS
--A SLICECAST-DISPATCH ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j SLICECAST-NODEPORTS
--A SLICECAST-NODEPORTS -j MARK --set-xmark 0x4000/0x4000
--A SLICECAST-NODEPORTS -p tcp -j SLICECAST-NODEPORTS-TCP
--A SLICECAST-NODEPORTS -p udp -j SLICECAST-NODEPORTS-UDP
--A SLICECAST-NODEPORTS -p sctp -j SLICECAST-NODEPORTS-SCTP
--A SLICECAST-NONLOCAL -j MARK --set-xmark 0x0/0x4000
--A SLICECAST-NONLOCAL -s 10.180.0.0/16 -j RETURN
--A SLICECAST-NONLOCAL -j MARK --set-xmark 0x4000/0x4000
--A SLICECAST-POSTROUTING -m mark ! --mark 0x4000/0x4000 -m conntrack --ctstate DNAT -j SLICECAST-HAIRPIN
--A SLICECAST-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
--A SLICECAST-POSTROUTING -j MARK --set-xmark 0x0/0x4000
--A SLICECAST-POSTROUTING -j MASQUERADE --random-fully
--A ` + chain + ` -p tcp -m statistic --mode random --probability 0.50000000000 -j DNAT --to-destination 10.180.0.0:8080
--A ` + chain + ` -p tcp -j DNAT --to-destination 10.180.0.1:8080
--A SLICECAST-VIPS -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -m comment --comment "default/web:p/TCP/IPv4 clusterIP" -j ` + chain + `
--A SLICECAST-HAIRPIN -s 10.180.0.0/32 -d 10.180.0.0/32 -j MASQUERADE --random-fully
--A SLICECAST-NODEPORTS-TCP -p tcp -m tcp --dport 30080 -m comment --comment "default/web:p/TCP/IPv4 nodePort" -j ` + chain + `
-COMMIT
-*filter
-:SLICECAST-FORWARD - [0:0]
-:SLICECAST-INPUT - [0:0]
-:SLICECAST-REJECT - [0:0]
-:SLICECAST-REJECT-NODEPORTS - [0:0]
-:SLICECAST-REJECT-SCTP - [0:0]
-:SLICECAST-REJECT-TCP - [0:0]
-:SLICECAST-REJECT-UDP - [0:0]
--A SLICECAST-INPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j SLICECAST-REJECT-NODEPORTS
--A SLICECAST-REJECT-NODEPORTS -p tcp -j SLICECAST-REJECT-TCP
--A SLICECAST-REJECT-NODEPORTS -p udp -j SLICECAST-REJECT-UDP
--A SLICECAST-REJECT-NODEPORTS -p sctp -j SLICECAST-REJECT-SCTP
--A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP
--A SLICECAST-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
--A SLICECAST-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A SLICECAST-FORWARD -m conntrack --ctstate NEW -j SLICECAST-REJECT
--A SLICECAST-REJECT -d 10.96.0.2/32 -p udp -m udp --dport 80 -m comment --comment "default/ev_il_` + strings.Repeat("x", 216) + ` clusterIP" -j REJECT --reject-with icmp-port-unreachable
-COMMIT
-`
-	require.Equal(t, want, got)
-
-	// What is read back from it is what was written.
-	x := newTransaction(parseSave([]byte(got)).chains)
-	f.held = &saved{chains: x.held}
-	require.Empty(t, f.transaction(true).text())
+	f.reset(node)
+	return f
 }
 
-// TestRuleCount holds the package comment to its numbers.
+// TestRuleCount holds the package comment, and docs/iptables.md, to their numbers.
 func TestRuleCount(t *testing.T) {
-	for _, want := range []struct{ services, backends, rules int }{{0, 0, 31}, {1000, 50, 51_300}, {10_000, 5, 64_400}} {
-		f := &kernelFamily{dialect: newDialect(model.IPv4, DefaultMasqueradeMark, true), held: &saved{chains: newChainHashes()}}
-		f.reset([]netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")})
-		for i := range want.services {
-			p := benchmarkPort(i, want.backends, 0)
-			f.set(p.ID, p)
+	node := view.Node{Pods: view.PodDetector{Prefixes: podCIDRs}, NodePorts: everywhere}
+	for _, want := range []struct{ services, backends, rules int }{{0, 0, 34}, {1000, 50, 50_350}, {10_000, 5, 51_400}} {
+		for _, scattered := range []bool{false, true} {
+			f := newFamily(node)
+			for i := range want.services {
+				p := benchmarkPort(i, want.backends, 0)
+				if scattered {
+					b := sha256.Sum256([]byte{byte(i), byte(i >> 8)})
+					p.Frontends[0].Address = netip.AddrFrom4([4]byte{10, 96, b[0], b[1]})
+				}
+				f.set(p.ID, p)
+			}
+			rules := len(f.hooks()) + bytes.Count(f.transaction(true).text(), []byte("\n-A "))
+			require.InEpsilon(t, want.rules, rules, 0.003)
 		}
-		rules := len(hooks) + bytes.Count(f.transaction(true).text(), []byte("\n-A "))
-		require.InEpsilon(t, want.rules, rules, 0.001)
 	}
 }
 

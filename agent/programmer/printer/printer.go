@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -30,10 +31,11 @@ func New(out io.Writer) *Programmer { return &Programmer{out: out} }
 func (p *Programmer) Replace(_ context.Context, state view.State) error {
 	backends := 0
 	for _, port := range state.Ports {
-		backends += len(port.Backends)
+		backends += len(port.Cluster) + len(port.Local)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s\n", len(state.Ports), backends, join(state.Node.LocalPods))
+	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s\n", len(state.Ports), backends,
+		pods(state.Node.Pods), nodePorts(state.Node))
 	for _, id := range slices.SortedFunc(maps.Keys(state.Ports), compareIDs) {
 		writePort(&b, "", state.Ports[id])
 	}
@@ -51,9 +53,8 @@ func (p *Programmer) Apply(_ context.Context, changes []view.Change) error {
 		case c.After == nil:
 			fmt.Fprintf(&b, "- %v\n", c.ID())
 		default:
-			fmt.Fprintf(&b, "  %v: %d → %d backends\n", c.ID(), len(c.Before.Backends), len(c.After.Backends))
-			writeDifference(&b, frontends(c.Before), frontends(c.After))
-			writeDifference(&b, backends(c.Before), backends(c.After))
+			fmt.Fprintf(&b, "  %v:\n", c.ID())
+			writeDifference(&b, lines(c.Before), lines(c.After))
 		}
 	}
 	return p.write(&b)
@@ -73,20 +74,37 @@ func (p *Programmer) write(b *bytes.Buffer) error {
 
 func compareIDs(a, b view.ServicePortID) int { return strings.Compare(a.String(), b.String()) }
 
-func join[T fmt.Stringer](items []T) string {
-	if len(items) == 0 {
-		return "not told apart"
+// pods tells how connections of pods are told from others.
+func pods(d view.PodDetector) string {
+	switch {
+	case d.Interface != "":
+		return "behind " + d.Interface
+	case d.InterfacePrefix != "":
+		return "behind " + d.InterfacePrefix + "*"
+	case len(d.Prefixes) > 0:
+		return join(d.Prefixes)
 	}
-	texts := make([]string, len(items))
-	for i, item := range items {
-		texts[i] = item.String()
+	return "not told apart"
+}
+
+func nodePorts(n view.Node) string {
+	if n.LocalhostNodePorts {
+		return join(n.NodePorts) + " and localhost"
+	}
+	return join(n.NodePorts)
+}
+
+func join(prefixes []netip.Prefix) string {
+	texts := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		texts[i] = p.String()
 	}
 	return strings.Join(texts, ", ")
 }
 
 func writePort(b *bytes.Buffer, sign string, port *view.ServicePort) {
-	fmt.Fprintf(b, "%s%v: %d backends\n", sign, port.ID, len(port.Backends))
-	for _, line := range slices.Concat(frontends(port), backends(port)) {
+	fmt.Fprintf(b, "%s%v:\n", sign, port.ID)
+	for _, line := range lines(port) {
 		fmt.Fprintf(b, "    %s\n", line)
 	}
 }
@@ -108,36 +126,65 @@ func writeDifference(b *bytes.Buffer, before, after []string) {
 	write("+", after, before)
 }
 
-// frontends gives a line for each frontend.
-func frontends(port *view.ServicePort) []string {
-	lines := make([]string, len(port.Frontends))
-	for i, f := range port.Frontends {
-		where := fmt.Sprint(f.Port)
-		if f.Address.IsValid() {
-			where = fmt.Sprintf("%v port %d", f.Address, f.Port)
-		}
-		lines[i] = fmt.Sprintf("%v %s", f.Kind, where)
-		switch f.Masquerade {
-		case view.MasqueradeNonLocal:
-			lines[i] += ", masquerade unless from a pod"
-		case view.MasqueradeAlways:
-			lines[i] += ", masquerade"
+// lines says what a Service port is: a line for each frontend, then for each backend.
+func lines(port *view.ServicePort) []string {
+	var out []string
+	for i := range port.Frontends {
+		out = append(out, frontend(&port.Frontends[i]))
+	}
+	if port.Affinity > 0 {
+		out = append(out, fmt.Sprintf("affinity of clients for %v", port.Affinity))
+	}
+	known := map[netip.AddrPort]bool{}
+	for _, b := range slices.Concat(port.Cluster, port.Local) {
+		known[b.Address] = true
+	}
+	out = append(out, backends(view.Cluster, port.Cluster)...)
+	out = append(out, backends(view.Local, port.Local)...)
+	for _, a := range port.Serving {
+		if !known[a] {
+			out = append(out, fmt.Sprintf("flows to %v stay", a))
 		}
 	}
-	return lines
+	return out
 }
 
-// backends gives a line for each backend, or one that says that connections are rejected.
-func backends(port *view.ServicePort) []string {
-	if len(port.Backends) == 0 {
-		return []string{"→ rejected, as there is no backend"}
+func frontend(f *view.Frontend) string {
+	where := fmt.Sprint(f.Port)
+	if f.Address.IsValid() {
+		where = fmt.Sprintf("%v port %d", f.Address, f.Port)
 	}
-	lines := make([]string, len(port.Backends))
-	for i, b := range port.Backends {
-		lines[i] = fmt.Sprintf("→ %v", b.Address)
+	line := fmt.Sprintf("%v %s", f.Kind, where)
+	switch {
+	case f.Pods == f.Node && f.Node == f.Others:
+		line += " → " + route(f.Others)
+	case f.Node == f.Others:
+		line += fmt.Sprintf(": pods → %s, others → %s", route(f.Pods), route(f.Others))
+	case f.Pods == f.Others:
+		line += fmt.Sprintf(": this node → %s, others → %s", route(f.Node), route(f.Others))
+	default:
+		line += fmt.Sprintf(": pods → %s, this node → %s, others → %s", route(f.Pods), route(f.Node), route(f.Others))
+	}
+	if len(f.Sources) > 0 {
+		line += "; only from " + join(f.Sources)
+	}
+	return line
+}
+
+func route(r view.Route) string {
+	if r.Masquerade {
+		return r.To.String() + " masqueraded"
+	}
+	return r.To.String()
+}
+
+func backends(target view.Target, set []view.Backend) []string {
+	out := make([]string, len(set))
+	for i, b := range set {
+		out[i] = fmt.Sprintf("%v → %v", target, b.Address)
 		if b.Local {
-			lines[i] += " on this node"
+			out[i] += " on this node"
 		}
 	}
-	return lines
+	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,15 +14,19 @@ import (
 )
 
 func servicePort(name string, backends ...string) *view.ServicePort {
+	cluster, masqueraded := view.Route{To: view.Cluster}, view.Route{To: view.Cluster, Masquerade: true}
 	p := &view.ServicePort{
 		ID: view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "http", Protocol: model.TCP, Family: model.IPv4},
 		Frontends: []view.Frontend{
-			{Kind: view.ClusterIP, Address: netip.MustParseAddr("10.96.0.1"), Port: 80, Masquerade: view.MasqueradeNonLocal},
-			{Kind: view.NodePort, Port: 30080, Masquerade: view.MasqueradeAlways},
+			{
+				Kind: view.ClusterIP, Address: netip.MustParseAddr("10.96.0.1"), Port: 80,
+				Pods: cluster, Node: masqueraded, Others: masqueraded,
+			},
+			{Kind: view.NodePort, Port: 30080, Pods: masqueraded, Node: masqueraded, Others: masqueraded},
 		},
 	}
 	for i, b := range backends {
-		p.Backends = append(p.Backends, view.Backend{Address: netip.MustParseAddrPort(b), Local: i == 0})
+		p.Cluster = append(p.Cluster, view.Backend{Address: netip.MustParseAddrPort(b), Local: i == 0})
 	}
 	return p
 }
@@ -29,27 +34,63 @@ func servicePort(name string, backends ...string) *view.ServicePort {
 func TestReplace(t *testing.T) {
 	var out bytes.Buffer
 	p := New(&out)
-	state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}
-	state.Node.LocalPods = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00::/64")}
-	for _, port := range []*view.ServicePort{servicePort("web", "10.180.0.1:8080", "10.180.1.1:8080"), servicePort("api")} {
+	local := servicePort("local", "10.180.0.1:8080")
+	local.Affinity = 3 * time.Hour
+	local.Local = local.Cluster
+	local.Serving = []netip.AddrPort{netip.MustParseAddrPort("10.180.0.1:8080"), netip.MustParseAddrPort("10.180.0.9:8080")}
+	local.Frontends = []view.Frontend{
+		{
+			Kind: view.ExternalIP, Address: netip.MustParseAddr("192.0.2.1"), Port: 80,
+			Pods: view.Route{To: view.Local}, Node: view.Route{To: view.Cluster, Masquerade: true}, Others: view.Route{To: view.Local},
+		},
+		{
+			Kind: view.LoadBalancer, Address: netip.MustParseAddr("192.0.2.2"), Port: 80,
+			Sources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24")},
+			Pods:    view.Route{To: view.Cluster}, Node: view.Route{To: view.Cluster, Masquerade: true}, Others: view.Route{To: view.Drop},
+		},
+	}
+	empty := servicePort("empty")
+	empty.Frontends[0].Pods, empty.Frontends[0].Node, empty.Frontends[0].Others = view.Route{To: view.Reject}, view.Route{To: view.Reject}, view.Route{To: view.Reject}
+	state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}, Node: view.Node{
+		Pods:      view.PodDetector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00::/64")}},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32"), netip.MustParsePrefix("::/0")},
+	}}
+	for _, port := range []*view.ServicePort{servicePort("web", "10.180.0.1:8080", "10.180.1.1:8080"), local, empty} {
 		state.Ports[port.ID] = port
 	}
 	require.NoError(t, p.Replace(t.Context(), state))
-	require.NoError(t, p.Replace(t.Context(), view.State{}))
 	require.NoError(t, p.Cleanup(t.Context()))
-	require.Equal(t, `replace: 2 service ports, 2 backends; pods are 10.180.0.0/16, fd00::/64
-default/api:http/TCP/IPv4: 0 backends
-    clusterIP 10.96.0.1 port 80, masquerade unless from a pod
-    nodePort 30080, masquerade
-    → rejected, as there is no backend
-default/web:http/TCP/IPv4: 2 backends
-    clusterIP 10.96.0.1 port 80, masquerade unless from a pod
-    nodePort 30080, masquerade
-    → 10.180.0.1:8080 on this node
-    → 10.180.1.1:8080
-replace: 0 service ports, 0 backends; pods are not told apart
+	require.Equal(t, `replace: 3 service ports, 4 backends; pods are 10.180.0.0/16, fd00::/64; node ports are on 192.168.0.2/32, ::/0
+default/empty:http/TCP/IPv4:
+    clusterIP 10.96.0.1 port 80 → reject
+    nodePort 30080 → cluster masqueraded
+default/local:http/TCP/IPv4:
+    externalIP 192.0.2.1 port 80: this node → cluster masqueraded, others → local
+    loadBalancer 192.0.2.2 port 80: pods → cluster, this node → cluster masqueraded, others → drop; only from 192.0.2.0/24, 198.51.100.0/24
+    affinity of clients for 3h0m0s
+    cluster → 10.180.0.1:8080 on this node
+    local → 10.180.0.1:8080 on this node
+    flows to 10.180.0.9:8080 stay
+default/web:http/TCP/IPv4:
+    clusterIP 10.96.0.1 port 80: pods → cluster, others → cluster masqueraded
+    nodePort 30080 → cluster masqueraded
+    cluster → 10.180.0.1:8080 on this node
+    cluster → 10.180.1.1:8080
 cleanup: nothing was programmed
 `, out.String())
+}
+
+func TestNode(t *testing.T) {
+	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	for want, node := range map[string]view.Node{
+		"pods are not told apart; node ports are on 0.0.0.0/0, ::/0 and localhost\n": {NodePorts: all, LocalhostNodePorts: true},
+		"pods are behind cni0; node ports are on 0.0.0.0/0, ::/0\n":                  {NodePorts: all, Pods: view.PodDetector{Interface: "cni0"}},
+		"pods are behind veth*; node ports are on 0.0.0.0/0, ::/0\n":                 {NodePorts: all, Pods: view.PodDetector{InterfacePrefix: "veth"}},
+	} {
+		var out bytes.Buffer
+		require.NoError(t, New(&out).Replace(t.Context(), view.State{Node: node}))
+		require.Equal(t, "replace: 0 service ports, 0 backends; "+want, out.String())
+	}
 }
 
 func TestApply(t *testing.T) {
@@ -62,16 +103,16 @@ func TestApply(t *testing.T) {
 		{After: servicePort("new", "10.180.0.1:8080")},
 	}))
 	require.Equal(t, `apply: 3 service ports
-+ default/new:http/TCP/IPv4: 1 backends
-    clusterIP 10.96.0.1 port 80, masquerade unless from a pod
-    nodePort 30080, masquerade
-    → 10.180.0.1:8080 on this node
++ default/new:http/TCP/IPv4:
+    clusterIP 10.96.0.1 port 80: pods → cluster, others → cluster masqueraded
+    nodePort 30080 → cluster masqueraded
+    cluster → 10.180.0.1:8080 on this node
 - default/old:http/TCP/IPv4
-  default/web:http/TCP/IPv4: 2 → 3 backends
-  - nodePort 30080, masquerade
-  - → 10.180.1.1:8080
-  + → 10.180.1.2:8080
-  + → 10.180.1.3:8080
+  default/web:http/TCP/IPv4:
+  - nodePort 30080 → cluster masqueraded
+  - cluster → 10.180.1.1:8080
+  + cluster → 10.180.1.2:8080
+  + cluster → 10.180.1.3:8080
 `, out.String())
 }
 
