@@ -24,8 +24,8 @@ type cluster struct {
 	rest rest.Interface
 }
 
-func newCluster() *cluster {
-	return &cluster{shared.Client(), shared.Client().Discovery().RESTClient()}
+func newCluster(api kubernetes.Interface) *cluster {
+	return &cluster{api, api.Discovery().RESTClient()}
 }
 
 // Apply makes the objects as they are given: what they had besides is gone.

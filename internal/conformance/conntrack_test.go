@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -30,11 +31,14 @@ func (c *conntrack) Inject(entries []ConntrackEntry) error {
 	}
 	return c.node.Do(func() error {
 		for _, e := range entries {
-			flow := &netlink.ConntrackFlow{
-				FamilyType: familyOf(e.Orig.Dst.Addr), TimeOut: entryTimeout,
-				Forward: e.Orig.kernel(e.Proto), Reverse: e.Reply.kernel(e.Proto),
+			family := netlink.InetFamily(unix.AF_INET)
+			if e.Orig.Dst.Is6() {
+				family = unix.AF_INET6
 			}
-			if err := netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(flow.FamilyType), flow); err != nil {
+			flow := &netlink.ConntrackFlow{
+				FamilyType: uint8(family), TimeOut: entryTimeout, Forward: e.Orig.kernel(e.Proto), Reverse: e.Reply.kernel(e.Proto),
+			}
+			if err := netlink.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
 				return fmt.Errorf("make the conntrack entry %s: %w", e.ID, err)
 			}
 			c.entries[e.ID] = e
@@ -68,26 +72,35 @@ func (c *conntrack) Await(ctx context.Context, want ExpectConntrack) error {
 	})
 }
 
-// list gives the keys of what the kernel has.
+// list gives the keys of what the kernel has. The command reads what the netlink package does not: SCTP's ports.
 func (c *conntrack) list() (map[string]bool, error) {
 	there := map[string]bool{}
-	err := c.node.Do(func() error {
-		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
-			if err != nil {
-				return err
-			}
-			for _, flow := range flows {
-				there[fmt.Sprint(flow.Forward.Protocol, tupleOf(flow.Forward), tupleOf(flow.Reverse))] = true
-			}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		out, err := c.node.Command(context.Background(), "conntrack", "-L", "-f", family).Output()
+		if err != nil {
+			return nil, fmt.Errorf("conntrack -L: %w", err)
 		}
-		return nil
-	})
-	return there, err
+		for line := range strings.Lines(string(out)) {
+			key, _, _ := strings.Cut(line, " ")
+			for field := range strings.FieldsSeq(line) {
+				name, value, _ := strings.Cut(field, "=")
+				if slices.Contains([]string{"src", "dst", "sport", "dport"}, name) {
+					key += " " + value
+				}
+			}
+			there[key] = true
+		}
+	}
+	return there, nil
 }
 
+// key is the protocol and the two tuples, in the command's order.
 func (e ConntrackEntry) key() string {
-	return fmt.Sprint(protocolNumbers[e.Proto], tupleOf(e.Orig.kernel(e.Proto)), tupleOf(e.Reply.kernel(e.Proto)))
+	key := strings.ToLower(string(e.Proto))
+	for _, t := range []Tuple{e.Orig, e.Reply} {
+		key += fmt.Sprintf(" %s %s %d %d", t.Src, t.Dst, t.Sport, t.Dport)
+	}
+	return key
 }
 
 func (t Tuple) kernel(proto Proto) netlink.IPTuple {
@@ -95,17 +108,4 @@ func (t Tuple) kernel(proto Proto) netlink.IPTuple {
 		Protocol: protocolNumbers[proto],
 		SrcIP:    t.Src.AsSlice(), SrcPort: t.Sport, DstIP: t.Dst.AsSlice(), DstPort: t.Dport,
 	}
-}
-
-func tupleOf(t netlink.IPTuple) [2]netip.AddrPort {
-	src, _ := netip.AddrFromSlice(t.SrcIP)
-	dst, _ := netip.AddrFromSlice(t.DstIP)
-	return [2]netip.AddrPort{netip.AddrPortFrom(src.Unmap(), t.SrcPort), netip.AddrPortFrom(dst.Unmap(), t.DstPort)}
-}
-
-func familyOf(addr netip.Addr) uint8 {
-	if addr.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
 }

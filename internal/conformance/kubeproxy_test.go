@@ -16,8 +16,10 @@ import (
 
 // TestKubeProxy holds the runner to the truth: a real kube-proxy passes every case.
 func TestKubeProxy(t *testing.T) {
+	t.Parallel()
 	cases, _ := loadAll(t)
 	eachVariant(t, *kubeProxies, func(t *testing.T, mode Mode, iptables string) {
+		t.Parallel()
 		s := newStage(t)
 		s.subject = newKubeProxy(t, s, mode, iptables)
 		s.play(t, cases, nil)
@@ -41,7 +43,7 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 	require.NoError(t, err)
 	k := &kubeProxy{
 		process: newProcess(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
-		kubeconfig: shared.Kubeconfig(t, shared.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
+		kubeconfig: s.control.Kubeconfig(t, s.control.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
 	}
 	if iptables != "" {
 		commands, err := iptablesCommands(t, iptables)

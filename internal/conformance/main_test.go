@@ -23,24 +23,16 @@ var (
 	slicecasts     = flag.String("conformance.slicecast", "", "what of Slicecast to run the cases against: iptables-nft, iptables-legacy, several with commas")
 )
 
-var (
-	// network has one node at a time.
-	network *testenv.Network
-	// shared is the API server of all tests.
-	shared *controlplane.ControlPlane
-)
-
 func TestMain(m *testing.M) {
 	flag.Parse()
 	testenv.Isolate(prepare)
-	if err := takeBinaries(); err != nil {
+	if err := takeCommands(); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		os.Exit(1)
 	}
 	// The API server warns of what it would rather not have in Services.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
-	network = testenv.NewNetwork(forever{})
-	goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{Address: network.World.IPv4}, &shared))
+	goleak.VerifyTestMain(m)
 }
 
 // prepare gets what the tests will need, while there still is a network.
@@ -51,19 +43,7 @@ func prepare() error {
 		errs = append(errs, err)
 	}
 	if *slicecasts != "" {
-		errs = append(errs, build())
+		errs = append(errs, buildCommands())
 	}
 	return errors.Join(errs...)
 }
-
-// forever is the testenv.TB of what lasts as long as the process.
-type forever struct{}
-
-func (forever) Helper() {}
-
-func (forever) Fatalf(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "conformance: "+format+"\n", args...)
-	os.Exit(1)
-}
-
-func (forever) Cleanup(func()) {}

@@ -13,12 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// stage is a node with a subject on it, and two places for all others: its pods, and everything outside of it. Both have
-// all the addresses that cases speak of; see testenv.Wire.
+// stage is an API server, and a node with a subject on it and two places for all others: its pods, and everything outside
+// of it. Both have all the addresses that cases speak of; see testenv.Wire.
 type stage struct {
+	control *controlplane.ControlPlane
 	cluster *cluster
+	network *testenv.Network
 	node    *testenv.Node
 	pods    *testenv.Pod
 	outside *testenv.Client
@@ -46,34 +49,22 @@ var (
 	everything       = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 )
 
-// theNode and theOutside are the hosts of all stages, one after the other: the cases' node is a network's first one.
-var (
-	theNode    *testenv.Node
-	theOutside *testenv.Client
-)
-
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	if theNode == nil {
-		theNode = network.AddNode("node1")
-		theOutside = network.AddClient("outside", outsideAddresses...)
-		theOutside.Attract(everything...)
-		theOutside.RouteVia(theNode, everything...)
+	network := testenv.NewNetwork(t)
+	s := &stage{
+		control: controlplane.Start(t, controlplane.Options{Address: network.World.IPv4}),
+		network: network,
+		// The first one of a network has the addresses that the cases' node has.
+		node:    network.AddNode("node1"),
+		outside: network.AddClient("outside", outsideAddresses...),
 	}
-	s := &stage{cluster: newCluster(), node: theNode, outside: theOutside}
-	s.pods = theNode.AddPod("pods", podsAddresses...)
-	t.Cleanup(s.pods.Delete)
-	s.pods.Attract(theNode.PodCIDR4, theNode.PodCIDR6)
-	s.wire = testenv.NewWire(t, theNode, s.pods.Host, s.outside.Host)
-	t.Cleanup(func() {
-		ctx := context.Background()
-		require.NoError(t, s.cluster.Clear(ctx))
-		// What an agent leaves behind is no other's.
-		require.NoError(t, s.flush(ctx, "nft"))
-		require.NoError(t, s.flush(ctx, "legacy"))
-		_, err := theNode.Run(ctx, "nft", "flush", "ruleset")
-		require.NoError(t, err)
-	})
+	s.cluster = newCluster(s.control.Client())
+	s.pods = s.node.AddPod("pods", podsAddresses...)
+	s.pods.Attract(s.node.PodCIDR4, s.node.PodCIDR6)
+	s.outside.Attract(everything...)
+	s.outside.RouteVia(s.node, everything...)
+	s.wire = testenv.NewWire(t, s.node, s.pods.Host, s.outside.Host)
 	return s
 }
 
