@@ -4,18 +4,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// exceptions are the flows in which one of our programmers does what kube-proxy does in that mode, and not what is best.
+// exceptions are the flows in which one of our programmers does what kube-proxy does in that mode, and not what is best;
+// and sessions of which it groups by GroupIPVS, where it can't be seen whether the exception is needed: groups may reach
+// the same backend by chance.
 type exceptions []*exception
 
 type exception struct {
 	// Programmer is the mode.
 	Programmer Mode
-	// Case is a file without its extension, Step a step's name, empty for the beginning, and Flow a flow's.
+	// Case is a file without its extension, Step a step's name, empty for the beginning, and Flow a flow's or session's.
 	Case, Step, Flow string
 	// Reason why the kernel's interface leaves no choice.
 	Reason string
@@ -51,10 +54,12 @@ func (e *exception) validate(cases []*Case) error {
 			continue
 		}
 		for _, step := range c.All(e.Programmer) {
-			for i := range step.Flows {
-				if step.Name == e.Step && step.Flows[i].Name == e.Flow {
-					return nil
-				}
+			if step.Name != e.Step {
+				continue
+			}
+			if slices.ContainsFunc(step.Flows, func(f Flow) bool { return f.Name == e.Flow }) ||
+				slices.ContainsFunc(step.Sessions, func(s Session) bool { return s.Name == e.Flow && s.GroupIPVS != "" }) {
+				return nil
 			}
 		}
 	}

@@ -234,8 +234,9 @@ func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
 func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 	switch e.Verdict {
 	case Reject:
-		if f.At != nil || !f.PortUnreachable() {
-			return "not refused with an ICMP port unreachable"
+		// A TCP reset tells the client the same, at once.
+		if f.At != nil || !f.PortUnreachable() && !f.Answered {
+			return "not refused at once"
 		}
 		return ""
 	case Drop:

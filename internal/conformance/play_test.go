@@ -52,7 +52,7 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 			report("the agent's health check "+step.ProxyHealth[i].URL, s.checkHealth(ctx, &step.ProxyHealth[i]))
 		}
 		cancel()
-		s.checkSessions(t, step, report)
+		s.checkSessions(t, c, step, exceptions, report)
 	}
 }
 

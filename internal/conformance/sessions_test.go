@@ -13,7 +13,7 @@ import (
 )
 
 // checkSessions makes the connections of a step's sessions. Those with pauses in between go on beside the others.
-func (s *stage) checkSessions(t *testing.T, step *Step, report func(string, error)) {
+func (s *stage) checkSessions(t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
 	t.Helper()
 	reached := make([][]netip.AddrPort, len(step.Sessions))
 	errs := make([]error, len(step.Sessions))
@@ -37,7 +37,8 @@ func (s *stage) checkSessions(t *testing.T, step *Step, report func(string, erro
 		}
 		report(name, errs[i])
 		group := session.Group
-		if s.subject.Mode() == IPVS && s.subject.Reference() && session.GroupIPVS != "" {
+		if s.subject.Mode() == IPVS && session.GroupIPVS != "" &&
+			(s.subject.Reference() || exceptions.find(IPVS, c.ID, step.Name, session.Name) != nil) {
 			group = session.GroupIPVS
 		}
 		if errs[i] != nil || group == "" {
