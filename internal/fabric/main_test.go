@@ -82,7 +82,7 @@ func newPKI(dir string) (*pki, error) {
 	if p.server.CA, err = ca.WriteCA(dir); err != nil {
 		return nil, err
 	}
-	server, err := ca.Server("127.0.0.1")
+	server, err := ca.Server("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", serversName)
 	if err != nil {
 		return nil, err
 	}
