@@ -94,5 +94,8 @@ func newPKI(dir string) (*pki, error) {
 			return nil, err
 		}
 	}
+	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil { // for processes
+		return nil, err
+	}
 	return p, nil
 }
