@@ -242,11 +242,11 @@ func (s *stream) update(r *wire.Response) error {
 	}
 	for i, o := range r.Update.Unreadable {
 		if o.Version != 0 {
-			s.fail(o.Key, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
+			s.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
 		}
 	}
 	for _, key := range out.readable {
-		s.outbox.resolve(key)
+		s.outbox.resolve(subject{key: key})
 	}
 	if out.applied != nil {
 		s.options.Relay.Applied(*out.applied)

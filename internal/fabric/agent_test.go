@@ -57,8 +57,9 @@ type agentOptions struct {
 	// checkpoint is the path of the file to begin with and to save to; "": none.
 	checkpoint   string
 	subscription *pb.Subscription
-	// servers are the addresses of servers or proxies.
+	// servers are the addresses of servers or proxies; find, if it is set, finds them.
 	servers []string
+	find    func(context.Context) ([]client.Server, error)
 	// before, if any, sees each frame before it is decoded.
 	before func(wire.Frame)
 	logs   *logs
@@ -86,8 +87,11 @@ func follow(t cleaner, o agentOptions) *agent {
 		})
 		require.NoError(t, err)
 	}
+	if o.find == nil {
+		o.find = client.Static(o.servers...)
+	}
 	a.client = client.New(client.Options{
-		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
+		Servers: o.find, NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
 		DialOptions: append(a.traffic.dialOptions(cmp.Or(o.node, observer)), o.dial...), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },

@@ -82,7 +82,7 @@ func newPKI(dir string) (*pki, error) {
 	if p.server.CA, err = ca.WriteCA(dir); err != nil {
 		return nil, err
 	}
-	server, err := ca.Server("127.0.0.1")
+	server, err := ca.Server("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", serversName)
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +93,9 @@ func newPKI(dir string) (*pki, error) {
 		if p.clients[name], err = ca.Client(name, group); err != nil {
 			return nil, err
 		}
+	}
+	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil { // for processes
+		return nil, err
 	}
 	return p, nil
 }

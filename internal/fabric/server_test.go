@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/source"
@@ -64,9 +65,13 @@ func (s *server) address() string { return s.Addresses().GRPC.String() }
 
 // upstreamOf makes a server a relay.
 func upstreamOf(address string) func(*app.Config) {
+	return upstreamBy(address, (&traffic{}).dialOptions(relay)...)
+}
+
+func upstreamBy(address string, dial ...grpc.DialOption) func(*app.Config) {
 	return func(c *app.Config) {
 		c.Upstream = &upstream.Options{
-			Servers: client.Static(address), DialOptions: (&traffic{}).dialOptions(relay), MaxBackoff: 20 * time.Millisecond,
+			Servers: client.Static(address), DialOptions: dial, MaxBackoff: 20 * time.Millisecond,
 			Logger: c.Logger, Metrics: c.Registry,
 		}
 	}

@@ -98,7 +98,7 @@ type Upstream interface {
 	Programmed(shard uint32, mark model.Position)
 	// Nodes tells how many nodes the relay serves. It must not wait.
 	Nodes(count int)
-	// Nack passes on what a node can't program.
+	// Nack passes on what a node can't program, or what it can again, or has taken with it. It must not wait.
 	Nack(*pb.Nack)
 }
 

@@ -8,7 +8,7 @@
 //     agents move freely between both.
 //   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
 //     holds, and gets what differs with the next one.
-//   - What is acknowledged upstream, all nodes behind the relay have programmed.
+//   - What is acknowledged upstream, all nodes behind the relay have programmed; each upstream server hears what they can't.
 //   - A relay does not feed on itself, through however many others, but for a moment: it ends the streams of other relays when
 //     its own one ends, so that they see where the next one comes from.
 package upstream
@@ -70,7 +70,7 @@ func New(o Options, s *store.Store, lost func()) *Source {
 		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()),
 		dropped: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
-			Help: "Nacks of this relay's nodes that it did not pass on: it had no stream that was in sync, or too many waited already.",
+			Help: "Nacks of this relay's nodes that it did not pass on, as too many stood already or they named no object.",
 		}),
 	}
 	u.client = client.New(client.Options{
@@ -203,7 +203,7 @@ func (u *Source) Programmed(shard uint32, m model.Position) {
 // Nodes is for fanout.Upstream.
 func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
 
-// Nack is for fanout.Upstream. What can't be sent now is dropped.
+// Nack is for fanout.Upstream. Each upstream server hears of what stands.
 func (u *Source) Nack(n *pb.Nack) {
 	if !u.client.Report(n) {
 		u.dropped.Inc()

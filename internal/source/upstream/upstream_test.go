@@ -284,6 +284,38 @@ func TestAcksOfARelaysNodes(t *testing.T) {
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 1 }, patience, time.Millisecond)
 }
 
+// What a relay's nodes can't program each of its servers hears, as long as it stands.
+func TestNacksOutliveTheServer(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	relay := serve(t, "127.0.0.1:0", nil, root.address)
+	<-c.ready
+	a, b := join(t, "node-1", nil, relay.address), join(t, "node-2", nil, relay.address)
+	nacks := func(s *server) float64 { return s.metric("slicecast_server_nacks_total") }
+	for i := range 3 {
+		a.Nack(model.ServiceKey{Namespace: "default", Name: fmt.Sprint("service-", i)}, "no room")
+	}
+	b.Nack(model.ServiceKey{Namespace: "default", Name: "service-1"}, "no room")
+	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
+	root.stop()
+	require.Eventually(t, func() bool { return relay.metric("slicecast_upstream_connected") == 0 }, patience, time.Millisecond)
+	a.Resolve(model.ServiceKey{Namespace: "default", Name: "service-2"})
+	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-3"}, "no room")
+	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-4"}, "no room")
+	require.Eventually(t, func() bool { return nacks(relay) == 6 }, patience, time.Millisecond)
+	b.stop() // it may be with another server now
+	require.Eventually(t, func() bool { return relay.metric("slicecast_server_streams") == 1 }, patience, time.Millisecond)
+
+	again := newCluster()
+	root = serve(t, root.address, again)
+	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
+	require.Equal(t, 4, bytes.Count([]byte(root.log.String()), []byte("behind=node-1")), root.log)
+	for _, service := range []string{"service-0", "service-1", "service-3", "service-4"} {
+		require.Contains(t, root.log.String(), service)
+	}
+	require.Zero(t, relay.metric("slicecast_upstream_dropped_nacks_total"))
+}
+
 // A relay is not fed by itself, even if its own server is the only one that it has lost.
 func TestACycleIsRefused(t *testing.T) {
 	c := newCluster()
