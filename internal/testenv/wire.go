@@ -122,7 +122,7 @@ func (w *Wire) addStation(host *Host) error {
 
 // tapEdge sees all that arrives on eth0.
 func (w *Wire) tapEdge(s *station) error {
-	every := uint16(unix.ETH_P_ALL>>8 | unix.ETH_P_ALL&0xff<<8)
+	const every = unix.ETH_P_ALL << 8 // in network byte order
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
