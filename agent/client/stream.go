@@ -190,13 +190,8 @@ func (s *stream) apply(r *wire.Response) error {
 		s.node(r.Node)
 	case r.InSync != nil:
 		return s.inSync(r.InSync)
-	case r.Heartbeat != nil && s.synced:
-		for _, shard := range s.options.Cache.diverged(r.Heartbeat, s.repairs.Allow) {
-			s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
-			if err := s.resync(shard, "digest", "the digest differs"); err != nil {
-				return err
-			}
-		}
+	case r.Heartbeat != nil:
+		return s.heartbeat(r.Heartbeat)
 	case r.Drain != nil:
 		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
 		s.log.Info("The server drains", "server", s.server.Address)
@@ -273,6 +268,22 @@ func (s *stream) resync(shard uint32, label, reason string) error {
 	return nil
 }
 
+func (s *stream) heartbeat(m *pb.Heartbeat) error {
+	if relay := s.options.Relay; relay != nil && m.GetResourceVersions() != nil {
+		relay.Reached(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
+	}
+	if !s.synced {
+		return nil
+	}
+	for _, shard := range s.options.Cache.diverged(m, s.repairs.Allow) {
+		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
+		if err := s.resync(shard, "digest", "the digest differs"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *stream) node(n *wire.NodeUpdate) {
 	switch relay := s.options.Relay; {
 	case relay == nil && !n.Unreadable:
@@ -303,12 +314,12 @@ func (s *stream) inSync(m *pb.InSync) error {
 	}
 	s.outbox.inSync()
 	if s.options.Relay != nil {
-		synced := Synced{ResourceVersions: wire.ResourceVersionsFromProto(m.GetResourceVersions())}
-		if m.GetAllNodes() {
-			synced.Nodes = s.nodes
+		nodes := s.nodes
+		if !m.GetAllNodes() {
+			nodes = nil
 		}
 		s.nodes = nil
-		s.options.Relay.InSync(synced)
+		s.options.Relay.InSync(nodes)
 	}
 	return nil
 }

@@ -170,6 +170,25 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
+// How far everything has come follows from what is given, unless that is in no order; and is told when it is published.
+func TestReached(t *testing.T) {
+	for _, relayed := range []bool{false, true} {
+		s := synced(t, Options{Relayed: relayed})
+		s.Upsert(slice("web-1", "web", 1), 10)
+		require.Zero(t, s.Reached())
+		u := only(t, s.Publish())
+		require.EqualValues(t, 10, u.ResourceVersions.Slices)
+		if relayed {
+			require.Zero(t, s.Reached(), "others may be missing")
+		} else {
+			require.EqualValues(t, 10, s.Reached().Slices)
+		}
+		s.Progress(model.KindSlice, 20)
+		require.Empty(t, s.Publish().Updates)
+		require.Equal(t, model.ResourceVersions{Slices: 20}, s.Reached())
+	}
+}
+
 func TestReplace(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	objects := func(list ...source.Object) []source.Object { return list }

@@ -171,6 +171,7 @@ func New(o Options) *Hub {
 		h.marks = &marks{upstream: o.Upstream, shards: make([]shardMarks, o.Store.Shards())}
 		h.convergence.done = h.marks.programmed
 	}
+	h.ring.reach(o.Store.Reached())
 	h.announce(o.Servers)
 	return h
 }
@@ -272,6 +273,13 @@ func (h *Hub) publish() {
 	}
 	if len(e.updates) > 0 {
 		h.add(e)
+	}
+	h.ring.reach(h.store.Reached())
+	h.mu.Lock()
+	relays := h.relaysLocked()
+	h.mu.Unlock()
+	for _, s := range relays {
+		notify(s.pokes)
 	}
 	h.announceReplicas(p.Updates)
 	for _, name := range p.Nodes {
@@ -410,11 +418,7 @@ func (h *Hub) nodeChanged(name string) {
 	for s := range h.byNode[name] {
 		to = append(to, s)
 	}
-	for s := range h.byNode[""] {
-		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-			to = append(to, s)
-		}
-	}
+	to = append(to, h.relaysLocked()...)
 	h.mu.Unlock()
 	for _, s := range to {
 		s.ask(func() {
@@ -424,6 +428,15 @@ func (h *Hub) nodeChanged(name string) {
 			s.nodes[name] = struct{}{}
 		})
 	}
+}
+
+func (h *Hub) relaysLocked() (relays []*stream) {
+	for s := range h.byNode[""] {
+		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+			relays = append(relays, s)
+		}
+	}
+	return relays
 }
 
 // Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New

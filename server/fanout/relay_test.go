@@ -83,3 +83,72 @@ func TestNacksArePassedOn(t *testing.T) {
 	_ = again.close()
 	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
 }
+
+// A relay hears how far everything has come, after what it comes to, and nobody else does.
+func TestARelayHearsWhatIsReached(t *testing.T) {
+	s := filled(t, 4)
+	h := start(t, s).Hub
+	relay, other := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY}), connect(t, h, &pb.Hello{})
+	defer relay.cancel()
+	defer other.cancel()
+	slices := func(version uint64) model.ResourceVersions {
+		return model.ResourceVersions{Services: 1, Slices: version}
+	}
+	// next gives what comes up to the next word of what is reached: the number of updates.
+	var came []*wire.Response
+	next := func(reached model.ResourceVersions) (updates int) {
+		t.Helper()
+		var at int
+		eventually(t, func() bool {
+			came = append(came, relay.read(t)...)
+			for i, r := range came {
+				if r.Heartbeat != nil {
+					at = i
+					return true
+				}
+			}
+			return false
+		})
+		require.Equal(t, reached, wire.ResourceVersionsFromProto(came[at].Heartbeat.GetResourceVersions()))
+		require.Empty(t, came[at].Heartbeat.GetDigests())
+		for _, r := range came[:at] {
+			if r.Update != nil {
+				updates++
+			}
+		}
+		came = came[at+1:]
+		return updates
+	}
+	require.Equal(t, 2, next(slices(2)))
+	eventually(t, func() bool { came = append(came, relay.read(t)...); return len(came) == 1 && came[0].InSync != nil })
+
+	for i := range 4 { // of both shards
+		s.Upsert(slice(i, 7), uint64(10+i))
+	}
+	h.publish()
+	require.Equal(t, 2, next(slices(13)))
+	s.Progress(model.KindSlice, 20) // nothing has changed
+	h.publish()
+	require.Zero(t, next(slices(20)))
+
+	relay.set(false)
+	s.Upsert(slice(0, 8), 30)
+	h.publish()
+	eventually(t, relay.waiting)
+	for i := range 4 {
+		s.Upsert(slice(i, 9), uint64(31+i))
+		h.publish()
+	}
+	relay.set(true)
+	require.Positive(t, next(slices(34)), "not before it has all of it")
+	eventually(t, func() bool {
+		var to uint64
+		for _, r := range other.read(t) {
+			require.Nil(t, r.Heartbeat)
+			if r.Update != nil {
+				to = max(to, r.Update.ResourceVersions.Slices)
+			}
+		}
+		return to == 34
+	})
+}

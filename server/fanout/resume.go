@@ -28,8 +28,8 @@ const (
 	admissionHold = 30 * time.Second
 )
 
-// start sends the initial state: what differs from what the client holds.
-func (s *stream) start(hello *pb.Hello) error {
+// start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
+func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	h := s.hub
 	if err := s.welcome(); err != nil {
 		return err
@@ -53,6 +53,9 @@ func (s *stream) start(hello *pb.Hello) error {
 		return err
 	}
 	s.join()
+	if err := s.sendReached(reached); err != nil {
+		return err
+	}
 	var seen model.ResourceVersions
 	for shard := range h.store.Shards() {
 		seen = seen.Max(h.store.Snapshot(shard).ResourceVersions())

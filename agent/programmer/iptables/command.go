@@ -46,7 +46,15 @@ func (e *commandError) Error() string { return fmt.Sprintf("%s: %v: %s", e.name,
 func (e *commandError) Unwrap() error { return e.exit }
 
 // locked tells that another program held the xtables lock for too long, so that the rules were not looked at.
-func (e *commandError) locked() bool { return strings.Contains(e.said, "xtables lock") }
+func locked(err error) bool { return strings.Contains(err.Error(), "xtables lock") }
+
+// lockAdvice adds what to do about that, if that is the error.
+func lockAdvice(err error) error {
+	if locked(err) {
+		return fmt.Errorf("%w; find and stop the program that keeps /run/xtables.lock locked", err)
+	}
+	return err
+}
 
 // unsupported tells that the kernel lacks what the program needs.
 func (e *commandError) unsupported() bool { return strings.Contains(e.said, "not supported") }
@@ -74,8 +82,8 @@ func restoreError(err error, input []byte) error {
 	if !errors.As(err, &command) {
 		return err
 	}
-	if command.locked() {
-		return fmt.Errorf("%w; find and stop the program that keeps /run/xtables.lock locked", err)
+	if locked(err) {
+		return lockAdvice(err)
 	}
 	rejected := &rejectedError{command: command}
 	if m := lineNumber.FindStringSubmatch(command.said); m != nil {

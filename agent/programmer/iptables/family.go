@@ -205,15 +205,20 @@ func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[vi
 	for id, port := range ports {
 		f.set(id, port)
 	}
-	f.held = nil
-	if err := f.load(ctx); err != nil {
-		return err
-	}
-	if err := f.hook(); err != nil {
+	err := func() error {
 		f.held = nil
-		return err
+		if err := f.load(ctx); err != nil {
+			return err
+		}
+		if err := f.hook(); err != nil {
+			return err
+		}
+		return f.writeOrReject(ctx, true, ports, last)
+	}()
+	if _, written := programmer.PortErrors(err); !written {
+		f.held, f.ports = nil, last // what was written last
 	}
-	return f.writeOrReject(ctx, true, ports, last)
+	return err
 }
 
 // apply changes some Service ports. It returns PortErrors for those that the kernel does not take, which stay as they
@@ -222,22 +227,27 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	if f.held == nil {
 		return errors.New("what the kernel holds is not known: call Replace first")
 	}
-	ports := map[view.ServicePortID]*view.ServicePort{}
+	last, ports := map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
 	for _, c := range changes {
-		ports[c.ID()] = c.After
+		last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
 		f.set(c.ID(), c.After)
 	}
-	return f.writeOrReject(ctx, false, ports, maps.Clone(f.changed))
+	err := f.writeOrReject(ctx, false, ports, last)
+	if _, written := programmer.PortErrors(err); !written {
+		f.held = nil
+		for id, p := range last { // what was written last
+			if f.ports[id] = p; p == nil {
+				delete(f.ports, id)
+			}
+		}
+	}
+	return err
 }
 
 // writeOrReject is write, and if that is rejected it finds the Service ports to blame, sets them back to what they were
 // last, and writes the rest.
 func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last map[view.ServicePortID]*view.ServicePort) error {
 	err := f.write(ctx, all)
-	if err == nil {
-		return nil
-	}
-	f.held = nil
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
 	}
@@ -245,25 +255,73 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last 
 	if checkErr != nil {
 		return fmt.Errorf("%w; no Service port is known to be the cause: %w", err, checkErr)
 	}
-	if len(bad) == 0 {
-		return err
-	}
-	for _, b := range bad {
-		before := last[b.ID]
-		if before != nil && f.check(ctx, []*view.ServicePort{before}) != nil {
-			before = nil // it was wanted, but cannot have been programmed either
-		}
-		f.set(b.ID, before)
-	}
 	// Of the tables in the rejected input some may have been written.
 	if err := f.load(ctx); err != nil {
 		return err
 	}
+	if len(bad) == 0 || len(bad) == len(ports) && len(bad) > 1 {
+		if !all {
+			return err
+		}
+		return f.writeSome(ctx, ports, last, err)
+	}
+	for _, b := range bad {
+		f.set(b.ID, last[b.ID])
+	}
 	if err := f.write(ctx, true); err != nil {
-		f.held = nil
 		return err
 	}
 	return joinPortErrors(bad)
+}
+
+// writeSome is for a kernel that takes each Service port, but not all of them, as it does where memory or anything else is
+// limited: it writes as many as it takes, or a few less, those first that were there before. why is what the kernel said.
+func (f *kernelFamily) writeSome(ctx context.Context, ports, last map[view.ServicePortID]*view.ServicePort, why error) error {
+	ids := slices.SortedFunc(maps.Keys(ports), func(a, b view.ServicePortID) int {
+		if old := last[a] != nil; old != (last[b] != nil) {
+			if old {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.String(), b.String())
+	})
+	wanted := len(ids)
+	try := func(count int) error {
+		for ; wanted > count; wanted-- {
+			f.set(ids[wanted-1], nil)
+		}
+		for ; wanted < count; wanted++ {
+			f.set(ids[wanted], ports[ids[wanted]])
+		}
+		return f.write(ctx, true)
+	}
+	if err := try(len(ids)); err == nil {
+		return nil // it was something that has passed
+	}
+	fits, tooMany := 0, len(ids)
+	for tooMany-fits > 1+len(ids)/100 {
+		middle := (fits + tooMany) / 2
+		switch err := try(middle); {
+		case err == nil:
+			fits = middle
+		case errors.As(err, new(*rejectedError)):
+			tooMany = middle
+			if err := f.load(ctx); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+	if err := try(fits); err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range ids[fits:] {
+		errs = append(errs, &programmer.PortError{ID: id, Err: fmt.Errorf("the kernel takes the rules of %d of %d Service ports: %w", fits, len(ids), why)})
+	}
+	return errors.Join(errs...)
 }
 
 // findRejected tells which Service ports the kernel does not take, by trying their rules in chains that nothing refers

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -341,6 +342,51 @@ func TestKernelRefuses(t *testing.T) {
 	c.inHost.refuse = nil
 	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 	require.NoError(t, c.inHost.Apply(t.Context(), change))
+}
+
+// TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
+func TestLimit(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		const limit = 12
+		limited := func(input []byte) string {
+			if bytes.Count(input, []byte("-A "+vipsChain+" -d")) > limit {
+				return "iptables-restore: line 99 failed: Memory allocation problem."
+			}
+			return ""
+		}
+		state := func(names string) view.State {
+			s := view.State{Node: c.state.Node, Ports: map[view.ServicePortID]*view.ServicePort{}}
+			for _, name := range []byte(names) {
+				p := c.web(string(name), model.IPv4, name, 0)
+				s.Ports[p.ID] = p
+			}
+			return s
+		}
+		programmed := func() (names string) {
+			for _, m := range regexp.MustCompile(`default/(\w):p/TCP/IPv4 clusterIP`).FindAllStringSubmatch(c.inHost.rules(t, model.IPv4, variant), -1) {
+				names += m[1]
+			}
+			return names
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), state("efghij")))
+		c.inHost.refuse = limited
+		for range 2 {
+			errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("abcdefghijklmnopqrst")))
+			require.True(t, ok)
+			require.Len(t, errs, 8)
+			require.ErrorContains(t, errs[0], "the kernel takes the rules of 12 of 20 Service ports")
+			require.ErrorContains(t, errs[0], "Memory allocation problem")
+			require.Equal(t, "abcdefghijkl", programmed())
+		}
+		errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("ABCefghijklmnopqrst")))
+		require.True(t, ok)
+		require.Len(t, errs, 7)
+		require.Equal(t, "ABCefghijklm", programmed(), "what was there, and the first others")
+		c.inHost.refuse = nil
+		require.NoError(t, c.inHost.Replace(t.Context(), state("ABCefghijklmnopqrst")))
+		require.Equal(t, "ABCefghijklmnopqrst", programmed())
+	})
 }
 
 // TestLock holds that a lock held for a while is waited for, and that one held for ever is not blamed on Service ports.

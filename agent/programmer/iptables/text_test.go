@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/stretchr/testify/require"
@@ -154,6 +156,37 @@ func newFamily(node view.Node) *kernelFamily {
 	f := &kernelFamily{dialect: newDialect(model.IPv4, DefaultMasqueradeMark, true), held: &saved{chains: newChainHashes()}}
 	f.reset(node)
 	return f
+}
+
+// TestRulesInDocs holds the example in docs/iptables.md to what is written for these Services.
+func TestRulesInDocs(t *testing.T) {
+	f := newFamily(view.Node{Pods: view.PodDetector{Prefixes: podCIDRs}, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}})
+	web := somePort(2)
+	web.Cluster[0].Local = true
+	lb := &view.ServicePort{
+		ID:        serviceID("lb", model.TCP, model.IPv4),
+		Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 2)), localPolicy(external(netip.MustParseAddr("198.51.100.4"))), localPolicy(nodePort(30002))},
+		Cluster:   web.Cluster, Local: web.Cluster[:1], Affinity: 3 * time.Hour,
+	}
+	lb.Frontends[1].Kind, lb.Frontends[1].Sources = view.LoadBalancer, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	none := serviceID("none", model.UDP, model.IPv4)
+	for _, p := range []*view.ServicePort{web, lb, {ID: none, Frontends: []view.Frontend{rejected(clusterIP(vip(model.IPv4, 3)))}}} {
+		f.set(p.ID, p)
+	}
+	got := string(f.transaction(true).text())
+	page, err := os.ReadFile("../../../docs/iptables.md")
+	require.NoError(t, err)
+	_, example, _ := strings.Cut(string(page), "```text\n")
+	example, _, _ = strings.Cut(example, "```")
+	require.Equal(t, example, regexp.MustCompile(`(?m)^:.*\n`).ReplaceAllString(got, ""))
+
+	// What is read back from it is what was written.
+	f.held = &saved{chains: parseSave([]byte(got)).chains}
+	require.Empty(t, f.transaction(true).text())
+
+	// Names from a cluster do no harm.
+	evil := frontend{&view.ServicePort{ID: serviceID("ev\"il\n -j X"+strings.Repeat("x", 300), model.TCP, model.IPv4), Frontends: web.Frontends}, 0}
+	require.Equal(t, `-m comment --comment "default/ev_il__-j_X`+strings.Repeat("x", 211)+` clusterIP"`, comment(evil))
 }
 
 // TestRuleCount holds the package comment, and docs/iptables.md, to their numbers.

@@ -105,13 +105,13 @@ func (t *tool) restore(ctx context.Context, input []byte) error {
 func (t *tool) hook(h hook, newChain bool) error {
 	if newChain {
 		if err := t.base.NewChain(h.table.String(), h.target()); err != nil {
-			return fmt.Errorf("add the chain %s to table %v: %w", h.target(), h.table, err)
+			return lockAdvice(fmt.Errorf("add the chain %s to table %v: %w", h.target(), h.table, err))
 		}
 		t.commits++
 	}
 	words := strings.Fields(h.rule)
 	if err := t.base.Insert(h.table.String(), words[1], 1, words[2:]...); err != nil {
-		return fmt.Errorf("add the rule %q to table %v: %w", h.rule, h.table, err)
+		return lockAdvice(fmt.Errorf("add the rule %q to table %v: %w", h.rule, h.table, err))
 	}
 	t.commits++
 	return nil

@@ -77,7 +77,8 @@ func New(o Options, s *store.Store, lost func()) *Source {
 		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
 		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
 		Relay: &client.Relay{
-			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, InSync: u.inSync, Ended: u.ended,
+			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,
+			InSync: u.inSync, Ended: u.ended,
 		},
 	})
 	return u
@@ -154,12 +155,18 @@ func (u *Source) node(name string, n *model.Node) {
 	u.store.Upsert(n, 0)
 }
 
+// reached takes how far everything has come. No single update tells that: those of other shards may be on their way.
+func (u *Source) reached(v model.ResourceVersions) {
+	u.store.Progress(model.KindService, v.Services)
+	u.store.Progress(model.KindSlice, v.Slices)
+}
+
 // inSync completes the state that a stream begins with.
-func (u *Source) inSync(s client.Synced) {
-	if s.Nodes != nil {
+func (u *Source) inSync(names map[string]struct{}) {
+	if names != nil {
 		nodes, _ := u.store.Nodes()
 		for _, n := range nodes {
-			if _, ok := s.Nodes[n.Name]; !ok {
+			if _, ok := names[n.Name]; !ok {
 				u.node(n.Name, nil)
 			}
 		}
@@ -168,8 +175,6 @@ func (u *Source) inSync(s client.Synced) {
 	defer u.mu.Unlock()
 	u.movedLocked()
 	u.path = u.next
-	u.store.Progress(model.KindService, s.ResourceVersions.Services)
-	u.store.Progress(model.KindSlice, s.ResourceVersions.Slices)
 	u.store.Synced()
 }
 

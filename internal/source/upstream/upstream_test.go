@@ -65,7 +65,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry()}
 	c := serverapp.Config{
 		Source: from, BindAddress: address, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
-		Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
+		MaxBehindWait: patience, Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
 	}
 	if len(upstreams) > 0 {
 		c.Upstream = &upstream.Options{

@@ -1,0 +1,72 @@
+package xtables
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// in runs commands on a host.
+func in(t *testing.T, host *testenv.Host, commands ...string) {
+	t.Helper()
+	for _, c := range commands {
+		words := strings.Fields(c)
+		_, err := host.Run(t.Context(), words[0], words[1:]...)
+		require.NoError(t, err, c)
+	}
+}
+
+func TestGeneration(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	generation := func() (g uint32) {
+		require.NoError(t, host.Do(func() (err error) {
+			g, err = Generation()
+			return err
+		}))
+		return g
+	}
+	in(t, host, "iptables-nft -t nat -N CHAIN")
+	before := generation()
+	require.Equal(t, before, generation())
+	in(t, host, "iptables-nft -t nat -A CHAIN -j RETURN", "ip6tables-nft -N CHAIN")
+	require.Equal(t, before+2, generation())
+	in(t, host, "nft flush ruleset", "iptables-nft-save")
+	require.Equal(t, before+3, generation())
+}
+
+func TestSize(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	size := func(family model.Family, table string) (s Size) {
+		require.NoError(t, host.Do(func() (err error) {
+			s, err = SizeOf(family, table)
+			return err
+		}))
+		return s
+	}
+	for program, family := range map[string]model.Family{"iptables-legacy": model.IPv4, "ip6tables-legacy": model.IPv6} {
+		empty, other := size(family, "nat"), size(family, "filter")
+		require.Zero(t, empty.Base)
+		require.NotZero(t, empty.Bytes)
+		in(t, host, program+" -t nat -N CHAIN", program+" -t nat -A CHAIN -j RETURN")
+		chain := size(family, "nat")
+		require.Equal(t, empty.Entries+3, chain.Entries)
+		require.Zero(t, chain.Base)
+		in(t, host, program+" -t nat -A OUTPUT -j CHAIN")
+		hooked := size(family, "nat")
+		require.Greater(t, hooked.Bytes, chain.Bytes)
+		require.NotZero(t, hooked.Base[3])
+		require.Equal(t, [5]uint32{3: hooked.Base[3]}, hooked.Base)
+		require.Equal(t, other, size(family, "filter"))
+	}
+	require.NoError(t, host.Do(func() error {
+		_, err := SizeOf(model.IPv4, "nothing")
+		require.ErrorContains(t, err, "IPv4 table nothing")
+		return nil
+	}))
+}
