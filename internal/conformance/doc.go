@@ -4,9 +4,9 @@
 //
 // # Running
 //
-//	go test ./internal/conformance                                          the reference: kube-proxy, nftables
+//	go test ./internal/conformance                                          the reference (kube-proxy, nftables), and Slicecast in all it has
 //	go test ./internal/conformance -run TestKubeProxy -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy
-//	go test ./internal/conformance -run TestSlicecast -conformance.slicecast=iptables-nft,iptables-legacy
+//	go test ./internal/conformance -run TestSlicecast -conformance.slicecast=iptables-nft
 //	go test ./internal/conformance -run 'TestKubeProxy/nftables/etp-local$' -v
 //
 // One way of working takes about two and a quarter minutes, of which 98 seconds are one case's pauses, and two ways go on
@@ -14,7 +14,7 @@
 //
 //	-conformance.dir          folder of cases; also others' in the same format
 //	-conformance.kube-proxy   ways of kube-proxy to play them with: nftables, iptables-nft, iptables-legacy
-//	-conformance.slicecast    the same of Slicecast; none by default
+//	-conformance.slicecast    the same of Slicecast; both iptables variants by default
 //	-conformance.exceptions   what our programmers may do otherwise in these cases; empty for none
 //
 // On a machine without Go or a network, such as a VM, the compiled test (go test -c) runs in this package's folder with
