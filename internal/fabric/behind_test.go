@@ -61,6 +61,69 @@ func TestNoTimeTravel(t *testing.T) {
 	require.Zero(t, replica.metric(t, caughtUp, "gave_up"))
 }
 
+// An agent that holds the same as a server which is behind gets nothing of what leads from there to where it was: a change, and
+// the one that undid it.
+func TestNoTimeTravelByWayOfTheSameState(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind := &watch{cluster: c}
+	ahead := serve(t, &watch{cluster: c})
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
+	p := newProxy(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}, count: true})
+	fresh := follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}})
+	a.waitEquals(t, c)
+	fresh.waitEquals(t, c)
+
+	behind.hold()
+	for _, endpoints := range []int{2, 1} {
+		c.upsert(web(endpoints))
+		a.waitEquals(t, c)
+	}
+	inSyncs, updates := a.inSyncs.Load(), a.came()
+	p.lead(replica.address())
+	p.cut()
+	require.Eventually(t, func() bool { return a.inSyncs.Load() > inSyncs }, patience, tick)
+	behind.next()
+	fresh.waitEndpoints(t, 2)
+	require.Equal(t, 1, a.endpoints())
+	behind.release()
+	fresh.waitEndpoints(t, 1)
+	a.waitEquals(t, c)
+	// It follows again, and has never been elsewhere.
+	require.LessOrEqual(t, a.came(), updates+1)
+	c.upsert(web(3))
+	a.waitEquals(t, c)
+	require.LessOrEqual(t, a.came(), updates+2)
+	require.Zero(t, replica.metric(t, "slicecast_server_behind_waits_total"))
+}
+
+// A client that was cut off while it waited is no other one when it comes again.
+func TestNoTimeTravelAfterACut(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind := &watch{cluster: c}
+	ahead := serve(t, &watch{cluster: c})
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
+	p := newProxy(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}, count: true})
+	a.waitEquals(t, c)
+	follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}}).waitEquals(t, c)
+	behind.hold()
+	c.upsert(web(2))
+	a.waitEquals(t, c)
+	updates := a.came()
+	p.lead(replica.address())
+	for n := range 3 {
+		p.cut()
+		require.Eventually(t, func() bool {
+			return replica.metric(t, "slicecast_server_stream_starts_total", "resume") > float64(n)
+		}, patience, tick)
+	}
+	behind.release()
+	require.Eventually(t, func() bool { return replica.metric(t, "slicecast_server_behind_waits_total", "caught_up") == 1 }, patience, tick)
+	a.waitEquals(t, c)
+	require.Equal(t, updates, a.came())
+}
+
 // The wait is bounded: better an old state than none that changes.
 func TestTimeTravelAfterAWait(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
