@@ -2,16 +2,13 @@ package fanout
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -189,22 +186,13 @@ func (s *stream) admit(size int64) (release func(), err error) {
 			return nil, errDraining
 		}
 		h.metrics.starts.WithLabelValues("refused").Inc()
-		return nil, retryLater(codes.ResourceExhausted, admissionWait/2+rand.N(admissionWait),
-			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait)
+		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
+			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait),
+			admissionWait/2+rand.N(admissionWait))
 	}
 	once := sync.OnceFunc(func() { h.cold.Release(size) })
 	late := time.AfterFunc(admissionHold, once)
 	return func() { late.Stop(); once() }, nil
-}
-
-// retryLater gives a status that says when to come back.
-func retryLater(code codes.Code, after time.Duration, format string, args ...any) error {
-	s := status.New(code, fmt.Sprintf(format, args...)+fmt.Sprintf(": try again in %v", after.Round(time.Second)))
-	with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
-	if err != nil {
-		return s.Err() // the delay is in the message too
-	}
-	return with.Err()
 }
 
 // resume brings a client that holds something to the present. ahead: it holds what the store does and has seen newer versions, so
