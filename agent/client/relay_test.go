@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -80,10 +81,10 @@ func TestRelay(t *testing.T) {
 	circle := &scripted{play: says(welcome(&pb.Welcome{Epoch: 9, ShardCount: 1, Path: []uint64{7, 9}}))}
 	first, second := serve(t, id, circle, fanout.ServerOption()), serve(t, id, server, fanout.ServerOption())
 	h := &heard{}
-	p := newProxy(t, first.address)
-	run(t, NewCache(), Options{Servers: Static(p.address()), DialOptions: id.client, Relay: h.relay(), Logger: slog.New(slog.DiscardHandler)})
+	p := proxytest.New(t, first.address)
+	run(t, NewCache(), Options{Servers: Static(p.Address()), DialOptions: id.client, Relay: h.relay(), Logger: slog.New(slog.DiscardHandler)})
 	require.Equal(t, []any{[]uint64{7, 9}, []uint64{7, 9}}, h.wait(t, 2)[:2], "it tries again")
-	p.target.Store(&second.address)
+	p.Lead(second.address)
 	hellos, _ := circle.seen()
 	require.Equal(t, pb.ClientKind_CLIENT_KIND_RELAY, hellos[0].GetKind())
 	require.EqualValues(t, 99, hellos[0].GetNodesDigest())

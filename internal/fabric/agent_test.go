@@ -21,6 +21,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -70,7 +71,7 @@ type agentOptions struct {
 }
 
 // follow runs a client until the test, or stop, ends it.
-func follow(t cleaner, o agentOptions) *agent {
+func follow(t proxytest.T, o agentOptions) *agent {
 	t.Helper()
 	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
@@ -301,7 +302,7 @@ func eventually(is func() bool) bool {
 }
 
 // waitEquals waits until the agent holds what the cluster does.
-func (a *agent) waitEquals(t cleaner, c *cluster) {
+func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	t.Helper()
 	want := c.state()
 	var err error

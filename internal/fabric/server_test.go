@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/server/app"
@@ -34,7 +35,7 @@ type server struct {
 }
 
 // serve runs a server until the test, or stop, ends it.
-func serve(t cleaner, s source.Source, set ...func(*app.Config)) *server {
+func serve(t proxytest.T, s source.Source, set ...func(*app.Config)) *server {
 	t.Helper()
 	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
 	c := app.Config{

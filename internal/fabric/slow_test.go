@@ -14,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -229,12 +230,12 @@ func TestHalfOpenConnection(t *testing.T) {
 	t.Parallel()
 	c := newCluster(modeltest.Web(), web(1))
 	s := serve(t, &watch{cluster: c}, quietServer)
-	p := newProxy(t, s.address())
-	gone := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}})
+	p := proxytest.New(t, s.address())
+	gone := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}})
 	there := follow(t, agentOptions{node: nodes[1], servers: []string{s.address()}})
 	gone.waitEquals(t, c)
 	there.waitEquals(t, c)
-	p.dead.Store(true)
+	p.Die()
 	c.upsert(web(2))
 	there.waitEquals(t, c)
 	require.EqualValues(t, 2, s.metric(t, "slicecast_server_streams"))

@@ -45,6 +45,7 @@ type stream struct {
 
 	// What the hello said; set when it comes.
 	node, peer          string
+	user                string // as whom it is admitted
 	kind                pb.ClientKind
 	version, programmer string
 	since               time.Time
@@ -171,7 +172,8 @@ func (s *stream) greeted() (*pb.Hello, error) {
 // admitted tells whether the client may be what it says.
 func (s *stream) admitted() error {
 	o := s.hub.options
-	if err := o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+	var err error
+	if s.user, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
 		return err
 	}
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {

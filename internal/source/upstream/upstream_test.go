@@ -103,11 +103,19 @@ func (s *server) metric(name string) (sum float64) {
 
 // cluster is a source that the test writes to.
 type cluster struct {
-	ready chan struct{}
-	sink  source.Sink
+	ready   chan struct{}
+	sink    source.Sink
+	version uint64 // of the last write
 }
 
 func newCluster() *cluster { return &cluster{ready: make(chan struct{})} }
+
+// again gives the cluster as it was at first, at a later time.
+func (c *cluster) again() *cluster {
+	n := newCluster()
+	n.version = c.version
+	return n
+}
 
 func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 	c.sink = sink
@@ -125,14 +133,15 @@ func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 func (c *cluster) fill(from, to, endpoints int) {
 	for i := from; i < to; i++ {
 		name := fmt.Sprint("service-", i)
-		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), uint64(100+i))
+		c.version += 2
+		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), c.version-1)
 		s := model.Slice{Namespace: "default", Name: name, Service: name, Family: model.IPv4}
 		for e := range endpoints {
 			s.Endpoints = append(s.Endpoints, model.Endpoint{
 				Address: netip.AddrFrom4([4]byte{10, byte(i), 0, byte(e)}), Conditions: model.Conditions{Ready: true, Serving: true},
 			})
 		}
-		c.sink.Upsert(model.NewSlice(s), uint64(200+i))
+		c.sink.Upsert(model.NewSlice(s), c.version)
 	}
 }
 
@@ -215,7 +224,8 @@ func TestThreeLevels(t *testing.T) {
 	c.fill(3, 4, 7)
 	a.has(3, 7)
 	b.has(3, 7)
-	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, 300)
+	c.version++
+	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, c.version)
 	c.sink.Upsert(&model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, 0)
 	require.Eventually(t, func() bool {
 		_, slices := a.cache.Service(model.ServiceKey{Namespace: "default", Name: "service-4"})
@@ -238,7 +248,7 @@ func TestThreeLevels(t *testing.T) {
 	a.has(3, 7)
 	third := serve(t, "127.0.0.1:0", nil, first.address)
 	require.Eventually(t, func() bool { return contains(third.log, "has no stream from its own server") }, patience, time.Millisecond)
-	again := newCluster()
+	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
 	a.has(3, 2) // as the cluster has it now
@@ -306,7 +316,7 @@ func TestNacksOutliveTheServer(t *testing.T) {
 	b.stop() // it may be with another server now
 	require.Eventually(t, func() bool { return relay.metric("slicecast_server_streams") == 1 }, patience, time.Millisecond)
 
-	again := newCluster()
+	again := c.again()
 	root = serve(t, root.address, again)
 	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
 	require.Equal(t, 4, bytes.Count([]byte(root.log.String()), []byte("behind=node-1")), root.log)
@@ -360,7 +370,7 @@ func TestACycleOfStalePaths(t *testing.T) {
 	root.stop()
 	waitAlone(t, relayA, relayX, relayC)
 
-	again := newCluster()
+	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
 	atC.has(3, 2) // as the cluster has it now
