@@ -28,6 +28,8 @@ const (
 // start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
 func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	h := s.hub
+	s.beats = time.NewTicker(h.options.Heartbeat)
+	defer s.beats.Stop()
 	if err := s.welcome(); err != nil {
 		return err
 	}
@@ -175,15 +177,25 @@ func (s *stream) admit(size int64) (release func(), err error) {
 	h := s.hub
 	h.metrics.admissionWaiting.Inc()
 	defer h.metrics.admissionWaiting.Dec()
-	ctx, cancel := context.WithTimeout(s.transport.Context(), admissionWait)
+	ctx, cancel := context.WithCancel(s.transport.Context())
 	defer cancel()
-	defer context.AfterFunc(h.drainBegun, cancel)()
-	if err := h.cold.Acquire(ctx, size); err != nil {
-		switch {
-		case s.transport.Context().Err() != nil:
-			return nil, status.FromContextError(s.transport.Context().Err()).Err()
-		case h.drainBegun.Err() != nil:
-			return nil, errDraining
+	var late error // it did not get its turn
+	turn := make(chan struct{})
+	go func() { late = h.cold.Acquire(ctx, size); close(turn) }()
+	timeout := time.NewTimer(admissionWait)
+	defer timeout.Stop()
+	_, err = s.wait(turn, timeout.C)
+	cancel()
+	<-turn
+	if err != nil {
+		if late == nil {
+			h.cold.Release(size)
+		}
+		return nil, err
+	}
+	if late != nil {
+		if s.transport.Context().Err() != nil {
+			return nil, s.gone()
 		}
 		h.metrics.starts.WithLabelValues("refused").Inc()
 		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
@@ -191,8 +203,8 @@ func (s *stream) admit(size int64) (release func(), err error) {
 			admissionWait/2+rand.N(admissionWait))
 	}
 	once := sync.OnceFunc(func() { h.cold.Release(size) })
-	late := time.AfterFunc(admissionHold, once)
-	return func() { late.Stop(); once() }, nil
+	held := time.AfterFunc(admissionHold, once)
+	return func() { held.Stop(); once() }, nil
 }
 
 // resume brings a client that holds something to the present. ahead: it holds what the store does and has seen newer versions, so

@@ -66,6 +66,9 @@ type stream struct {
 	// reached is what a relay was told last; see tellReached. The goroutine's.
 	reached model.ResourceVersions
 
+	// beats tell when a client that waits for its initial state is due a sign of life. The goroutine's.
+	beats *time.Ticker
+
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
 	resyncs   []*pb.Resync
@@ -499,19 +502,26 @@ func (s *stream) request(r *pb.Resync) error {
 	return nil
 }
 
-// wait waits, at the beginning of a stream, for a channel. It gives false if the timeout comes first.
+// wait waits, at the beginning of a stream, for a channel. It gives false if the timeout comes first. The client gets signs of life
+// meanwhile, as it goes elsewhere when it hears nothing.
 func (s *stream) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error) {
 	ctx := s.transport.Context()
-	select {
-	case <-on:
-		return true, nil
-	case <-timeout:
-		return false, nil
-	case err := <-s.ending:
-		return false, err
-	case <-s.hub.drainBegun.Done():
-		return false, errDraining
-	case <-ctx.Done():
-		return false, s.gone()
+	for {
+		select {
+		case <-on:
+			return true, nil
+		case <-timeout:
+			return false, nil
+		case <-s.beats.C:
+			if err := s.send(lifeSign); err != nil {
+				return false, err
+			}
+		case err := <-s.ending:
+			return false, err
+		case <-s.hub.drainBegun.Done():
+			return false, errDraining
+		case <-ctx.Done():
+			return false, s.gone()
+		}
 	}
 }

@@ -1,0 +1,62 @@
+package fanout
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// hears waits for signs of life, and for what the test looks for beside them.
+func (p *pipe) hears(t require.TestingT, beats int, other func(*wire.Response) bool) {
+	found := other == nil
+	eventually(t, func() bool {
+		for _, r := range p.read(t) {
+			require.Nil(t, r.InSync)
+			if r.Heartbeat != nil {
+				beats--
+			} else if other != nil && other(r) {
+				found = true
+			}
+		}
+		return beats <= 0 && found
+	})
+}
+
+// A client that waits for its state hears that the server lives: else it would go elsewhere, and wait there.
+func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
+	options := func(n int) Options {
+		return Options{Store: filled(t, n), Heartbeat: time.Millisecond, MaxBehindWait: time.Hour, ColdBytes: 1}
+	}
+	t.Run("until the server is not behind", func(t *testing.T) {
+		o := options(1)
+		p := connect(t, running(t, o), &pb.Hello{
+			Sequences: []uint64{1, 1}, Digests: []uint64{5, 5}, ResourceVersions: &pb.ResourceVersions{Services: 9},
+		})
+		defer p.cancel()
+		// Publishes while it waits do not put it off.
+		for n := range 3 {
+			o.Store.Upsert(slice(0, 4+n), 0)
+			p.hears(t, 2, nil)
+		}
+	})
+	t.Run("until it is its turn", func(t *testing.T) {
+		h := running(t, options(1))
+		require.True(t, h.cold.TryAcquire(1))
+		p := connect(t, h, &pb.Hello{})
+		defer p.cancel()
+		p.hears(t, 3, nil)
+		h.cold.Release(1)
+		eventually(t, p.session.s.synced.Load)
+	})
+	t.Run("until it has answered", func(t *testing.T) {
+		p := connect(t, running(t, options(1)), &pb.Hello{
+			Sequences: []uint64{0, 0}, Digests: []uint64{5, 5}, Capabilities: []pb.Capability{pb.Capability_CAPABILITY_BUCKETS},
+		})
+		defer p.cancel()
+		p.hears(t, 3, func(r *wire.Response) bool { return r.BucketQuery != nil })
+	})
+}
