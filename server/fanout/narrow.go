@@ -71,12 +71,6 @@ func (s *subscription) shards(count uint32) map[uint32]struct{} {
 // at the present position, or where there is nothing on either side.
 func (s *stream) startWanted(hello *pb.Hello) error {
 	h := s.hub
-	h.metrics.starts.WithLabelValues("narrowed").Inc()
-	if !holdsNothing(hello) {
-		if err := s.awaitVersions(hello, func() bool { return false }); err != nil {
-			return err
-		}
-	}
 	count := h.store.Shards()
 	wanted := s.wanted.shards(count)
 	same := uint32(len(hello.GetSequences())) == count

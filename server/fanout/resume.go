@@ -40,17 +40,24 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	if err != nil {
 		return err
 	}
-	ahead := false
+	how, begin := "resume", s.resume
 	switch {
 	case s.wanted != nil:
-		err = s.startWanted(hello)
+		how, begin = "narrowed", s.startWanted
 	case holdsNothing(hello):
-		err = s.startCold()
-	default:
-		ahead, err = s.resume(hello)
+		how, begin = "cold", s.startCold
 	}
-	if err != nil {
+	h.metrics.starts.WithLabelValues(how).Inc()
+	// ahead: it holds what the store does and has seen newer versions, so that it is in sync, but what the store gets until it is
+	// there is of the client's past: a change, and the one that undid it.
+	ahead := false
+	if err := s.awaitVersions(hello, func() bool { ahead = s.wanted == nil && s.confirm(hello); return ahead }); err != nil {
 		return err
+	}
+	if !ahead {
+		if err := begin(hello); err != nil {
+			return err
+		}
 	}
 	s.join()
 	if err := s.sendReached(reached); err != nil {
@@ -129,9 +136,8 @@ func holdsNothing(hello *pb.Hello) bool {
 }
 
 // startCold sends everything, when it is this client's turn.
-func (s *stream) startCold() error {
+func (s *stream) startCold(*pb.Hello) error {
 	h := s.hub
-	h.metrics.starts.WithLabelValues("cold").Inc()
 	shards := h.store.Shards()
 	size, err := h.snapshotBytes(s.compressed)
 	if err != nil {
@@ -207,14 +213,9 @@ func (s *stream) admit(size int64) (release func(), err error) {
 	return func() { held.Stop(); once() }, nil
 }
 
-// resume brings a client that holds something to the present. ahead: it holds what the store does and has seen newer versions, so
-// that it is in sync, but what the store gets until it is there is of the client's past: a change, and the one that undid it.
-func (s *stream) resume(hello *pb.Hello) (ahead bool, err error) {
+// resume brings a client that holds something to the present.
+func (s *stream) resume(hello *pb.Hello) error {
 	h := s.hub
-	h.metrics.starts.WithLabelValues("resume").Inc()
-	if err := s.awaitVersions(hello, func() bool { ahead = s.confirm(hello); return ahead }); err != nil || ahead {
-		return ahead, err
-	}
 	var ask []uint32
 	for shard := range h.store.Shards() {
 		snapshot := h.store.Snapshot(shard)
@@ -224,17 +225,17 @@ func (s *stream) resume(hello *pb.Hello) (ahead bool, err error) {
 			s.sequences[shard] = snapshot.Sequence()
 		case known && s.follows(hello, snapshot):
 			if err := s.sendUpTo(snapshot, hello.GetSequences()[shard]); err != nil {
-				return false, err
+				return err
 			}
 		case known && s.buckets && hello.GetDigests()[shard] != 0:
 			ask = append(ask, shard)
 		default: // the whole shard, empty or not
 			if err := s.sendUpTo(snapshot, 0); err != nil {
-				return false, err
+				return err
 			}
 		}
 	}
-	return false, s.askBuckets(ask)
+	return s.askBuckets(ask)
 }
 
 // follows tells whether a client's position in a shard is in this store's history, so that what has changed since is known.
