@@ -1,11 +1,13 @@
 package fanout
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -78,6 +80,32 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 			p.session.s.reports.mu.Unlock()
 		})
 	}
+}
+
+// What a client says before it is known to be who it says is not taken, whether it comes with the hello or while it is looked into.
+func TestOnlyAHelloIsTakenOfStrangers(t *testing.T) {
+	asked, answer := make(chan struct{}), make(chan struct{})
+	up := &told{}
+	h := running(t, Options{
+		Store: filled(t, 1), Upstream: up,
+		Authorize: func(context.Context, pb.ClientKind, string) (string, error) {
+			asked <- struct{}{}
+			<-answer
+			return "", status.Error(codes.PermissionDenied, "who are you?")
+		},
+	})
+	nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+		Key: wire.KeyToProto(service(0).Key()), Reason: "no room",
+	}}}
+	p := connect(t, h, &pb.Hello{NodeName: "victim", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	require.Equal(t, codes.InvalidArgument, status.Code(p.say(nack)))
+	<-asked
+	require.Equal(t, codes.InvalidArgument, status.Code(p.say(nack)))
+	close(answer)
+	require.Equal(t, codes.PermissionDenied, status.Code(<-p.done))
+	require.Equal(t, codes.InvalidArgument, status.Code(p.say(nack)))
+	require.Zero(t, testutil.ToFloat64(h.metrics.nacks))
+	require.Empty(t, up.nacks)
 }
 
 // A stream whose client reads nothing ends too when its node opens another one, and does not count any more.

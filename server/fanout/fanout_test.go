@@ -73,7 +73,10 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			call := f.open()
-			for _, r := range c.requests {
+			for i, r := range c.requests {
+				if i > 0 {
+					require.NotNil(t, call.recv().GetWelcome())
+				}
 				call.send(r)
 			}
 			end := call.ends()

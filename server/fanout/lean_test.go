@@ -334,6 +334,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 				p := wanted(t)
 				synced := c.copy.inSyncs
 				c.set(true)
+				eventually(t, c.session.s.admitted.Load)
 				require.NoError(t, c.say(&pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: p}}))
 				c.copy.before, c.copy.changing = c.copy.wanted, true
 				c.copy.wanted, err = newSubscription(p)

@@ -144,7 +144,7 @@ func (s *stream) startCold(*pb.Hello) error {
 		return err
 	}
 	size = min(size, h.options.ColdBytes)
-	release, err := s.admit(size)
+	release, err := s.awaitTurn(size)
 	if err != nil {
 		return err
 	}
@@ -178,21 +178,21 @@ func (h *Hub) snapshotBytes(compressed bool) (size int64, err error) {
 	return size, nil
 }
 
-// admit waits for the client's turn to get so many bytes. Those who wait too long are asked to come back later.
-func (s *stream) admit(size int64) (release func(), err error) {
+// awaitTurn waits for the client's turn to get so many bytes. Those who wait too long are asked to come back later.
+func (s *stream) awaitTurn(size int64) (release func(), err error) {
 	h := s.hub
 	h.metrics.admissionWaiting.Inc()
 	defer h.metrics.admissionWaiting.Dec()
 	ctx, cancel := context.WithCancel(s.transport.Context())
 	defer cancel()
 	var late error // it did not get its turn
-	turn := make(chan struct{})
-	go func() { late = h.cold.Acquire(ctx, size); close(turn) }()
+	acquired := make(chan struct{})
+	go func() { late = h.cold.Acquire(ctx, size); close(acquired) }()
 	timeout := time.NewTimer(admissionWait)
 	defer timeout.Stop()
-	_, err = s.wait(turn, timeout.C)
+	_, err = s.wait(acquired, timeout.C)
 	cancel()
-	<-turn
+	<-acquired
 	if err != nil {
 		if late == nil {
 			h.cold.Release(size)

@@ -50,6 +50,8 @@ type stream struct {
 	version, programmer string
 	since               time.Time
 	compressed, buckets bool
+	// admitted: the client is who it says, so that what it says counts.
+	admitted atomic.Bool
 
 	// mu orders the goroutine and the fan-out.
 	mu sync.Mutex
@@ -125,7 +127,7 @@ func (s *stream) serve() error {
 	if err != nil {
 		return err
 	}
-	if err := s.admitted(); err != nil {
+	if err := s.admit(); err != nil {
 		return err
 	}
 	if err := h.register(s); err != nil {
@@ -133,6 +135,7 @@ func (s *stream) serve() error {
 	}
 	defer h.unregister(s)
 	defer s.leave()
+	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
 	err = s.run(hello)
 	h.log.Debug("Stream closed", "node", s.node, "reason", err)
@@ -172,8 +175,8 @@ func (s *stream) greeted() (*pb.Hello, error) {
 	}
 }
 
-// admitted tells whether the client may be what it says.
-func (s *stream) admitted() error {
+// admit tells whether the client may be what it says.
+func (s *stream) admit() error {
 	o := s.hub.options
 	var err error
 	if s.user, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
@@ -437,6 +440,9 @@ func (s *stream) take(r *pb.StreamRequest) error {
 		}
 		s.hello <- hello
 		return nil
+	}
+	if !s.admitted.Load() {
+		return status.Error(codes.InvalidArgument, "a message before welcome: hello is all that the server takes until then")
 	}
 	if !s.reports.messages.Allow() {
 		return status.Errorf(codes.ResourceExhausted, "more than %d messages a second", messagesPerSecond)

@@ -16,7 +16,7 @@
 //	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
-// Hello is the first message, exactly once. A server that has not synced with its source answers UNAVAILABLE and serves
+// Hello is the first message, exactly once, and the only one before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
 // nothing. A client may close its sending side: the server goes on sending, so that a stream can be followed with grpcurl.
 //
 // # State
