@@ -53,7 +53,10 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 				Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Name: strings.Repeat("x", 4<<10),
 			}}})
 		}, 40, "too many resyncs wait"},
-		"resyncs":        {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
+		"resyncs": {func(int) *pb.StreamRequest { return resyncOf(&pb.Resync{}) }, resyncsBurst, "resyncs"},
+		"subscriptions": {func(int) *pb.StreamRequest {
+			return &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: only("service-0")}}
+		}, resyncsBurst, "subscriptions"},
 		"empty messages": {func(int) *pb.StreamRequest { return &pb.StreamRequest{} }, 2 * messagesBurst, "messages a second"},
 		"nacks": {func(n int) *pb.StreamRequest {
 			return &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Reason: fmt.Sprint(n)}}}

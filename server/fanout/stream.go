@@ -458,6 +458,10 @@ func (s *stream) take(r *pb.StreamRequest) error {
 		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 			return status.Error(codes.InvalidArgument, "a relay wants everything: it can't subscribe")
 		}
+		if !s.reports.resyncs.Allow() {
+			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs and subscriptions a second: subscribe on a new stream instead",
+				resyncsPerSecond)
+		}
 		s.ask(func() { s.subscribe = m.Subscribe })
 	case *pb.StreamRequest_Hello:
 		return status.Error(codes.InvalidArgument, "a second hello: open a new stream instead")
@@ -486,7 +490,7 @@ func (s *stream) request(r *pb.Resync) error {
 	// The answer to a BucketQuery is a Resync too, and no sign of trouble.
 	if s.synced.Load() {
 		if !s.reports.resyncs.Allow() {
-			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs a second: resume on a new stream instead", resyncsPerSecond)
+			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs and subscriptions a second: resume on a new stream instead", resyncsPerSecond)
 		}
 		s.hub.metrics.resyncs.Inc()
 		s.reports.resyncsLogged.Do(func() {
