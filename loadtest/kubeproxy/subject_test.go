@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/testenv"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // clusterCIDR has the addresses of pods, for whom cluster IPs are not masqueraded.
@@ -67,6 +69,25 @@ func (p *process) awaitOK(b *testing.B, url string, timeout time.Duration) {
 		}
 		return nil
 	})
+}
+
+// cpu gives the CPU time of the process and of the programs that it has run, once none runs any more.
+func (p *process) cpu(b *testing.B) time.Duration {
+	b.Helper()
+	testenv.Eventually(b, programTimeout, func() error {
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		for _, stat := range stats {
+			text, _ := os.ReadFile(stat) // it may have ended
+			_, after, _ := strings.Cut(string(text), ") ")
+			if fields := strings.Fields(after); len(fields) > 1 && fields[1] == strconv.Itoa(p.Process.Pid) {
+				return fmt.Errorf("a program that process %d has started still runs: %s", p.Process.Pid, text)
+			}
+		}
+		return err
+	})
+	spent, err := usage.FamilyCPUOf(p.Process.Pid)
+	require.NoError(b, err)
+	return spent.Total()
 }
 
 // startSubject starts who is measured on a node.
