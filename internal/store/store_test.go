@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -217,6 +218,13 @@ func TestReplace(t *testing.T) {
 	require.ElementsMatch(t, []string{"n1", "n2", "n3"}, p.Nodes)
 	require.Nil(t, s.Node("n1"))
 	require.True(t, s.Node("n2").Deleting)
+
+	// Relays go by the digest, so whatever a Node says counts in it.
+	_, before := s.Nodes()
+	s.Upsert(&model.Node{Name: "n3", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, 8)
+	require.Equal(t, []string{"n3"}, s.Publish().Nodes)
+	_, after := s.Nodes()
+	require.NotEqual(t, before, after)
 
 	s.Remove(model.Key{Kind: model.KindNode, Name: "n3"}, 8)
 	s.Remove(model.Key{Kind: model.KindNode, Name: "never there"}, 8)
