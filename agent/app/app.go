@@ -101,7 +101,8 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		if err := o.Node.validate(); err != nil {
 			return o.named(err)
 		}
-		return o.Node.Conntrack.Apply(logger)
+		o.Node.tune(logger)
+		return nil
 	}
 	if err := o.validate(); err != nil {
 		return o.named(err)

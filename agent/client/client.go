@@ -114,7 +114,7 @@ type Options struct {
 	Subscription *pb.Subscription
 	// Relay, if set, is told what a relay needs to know.
 	Relay *Relay
-	// Decode decodes frames; nil: wire.Decode. A process with many clients may share results, which are immutable.
+	// Decode decodes frames, whose memory it must not keep; nil: wire.Decode. A process with many clients may share results, which are immutable.
 	Decode func(wire.Frame) (*wire.Response, error)
 	// Apply applies deltas, as model.SliceDelta.Apply does, which it is if nil; the same process may share results here too.
 	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
@@ -194,18 +194,20 @@ func (c *Client) Ack(epoch uint64, positions map[uint32]uint64) { c.outbox.ack(e
 
 // Nack tells the server, and each one that comes after it, that something of a Service could not be programmed.
 func (c *Client) Nack(service model.ServiceKey, reason string) {
-	c.fail(serviceKey(service), failure{reason: reason})
+	c.fail(subject{key: serviceKey(service)}, failure{reason: reason})
 }
 
 // Resolve takes a Nack back: all of the Service is programmed.
-func (c *Client) Resolve(service model.ServiceKey) { c.outbox.resolve(serviceKey(service)) }
+func (c *Client) Resolve(service model.ServiceKey) {
+	c.outbox.resolve(subject{key: serviceKey(service)})
+}
 
 func serviceKey(s model.ServiceKey) model.Key {
 	return model.Key{Kind: model.KindService, Namespace: s.Namespace, Name: s.Name}
 }
 
-func (c *Client) fail(key model.Key, f failure) {
-	if c.outbox.fail(key, f) {
+func (c *Client) fail(s subject, f failure) {
+	if c.outbox.fail(s, f) {
 		c.metrics.nacks.Inc()
 	}
 }
@@ -213,6 +215,6 @@ func (c *Client) fail(key model.Key, f failure) {
 // SetNodes tells the server how many nodes a relay stands for: an Ack is of all of them.
 func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
 
-// Report passes on what one of a relay's nodes can't program, or can again. It is false, and nothing is sent, where the
-// stream is not in sync, or too many wait already.
+// Report tells the server, and each one that comes after it as long as it stands, what one of a relay's nodes can't program, or
+// can again. It is false, and nothing is told, where too many stand already, or none is named.
 func (c *Client) Report(n *pb.Nack) bool { return c.outbox.report(n) }

@@ -25,12 +25,17 @@ func (frameCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return b, nil
 }
 
-// Unmarshal implements encoding.CodecV2.
+// Unmarshal implements encoding.CodecV2. It uses the memory that the frame has.
 func (frameCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	f, ok := v.(*wire.Frame)
 	if !ok {
 		return fmt.Errorf("unmarshal into %T: only frames are received", v)
 	}
-	*f = data.Materialize()
+	if size := data.Len(); cap(*f) < size {
+		*f = make(wire.Frame, size)
+	} else {
+		*f = (*f)[:size]
+	}
+	data.CopyTo(*f)
 	return nil
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"log/slog"
 	"net"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -86,7 +84,7 @@ func serveStore(t *testing.T, id identity, s *store.Store, heartbeat time.Durati
 	t.Helper()
 	hub := fanout.New(fanout.Options{
 		Store: s, Heartbeat: heartbeat, DrainWindow: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
-		Authorize: func(context.Context, pb.ClientKind, string) error { return nil },
+		Authorize: func(context.Context, pb.ClientKind, string) (string, error) { return "", nil },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -231,105 +229,4 @@ func rehash(s *model.Slice) *model.Slice {
 func waitHolds(t *testing.T, c *Cache, s *store.Store) {
 	t.Helper()
 	require.Eventually(t, func() bool { return holds(c, s) }, patience, tick)
-}
-
-// proxy stands between one client and whatever server is set, and cuts connections.
-type proxy struct {
-	listener net.Listener
-	target   atomic.Pointer[string]
-	// left is how many more bytes may come from the server before all connections are cut.
-	left atomic.Int64
-	// passed counts the bytes from the server.
-	passed  atomic.Int64
-	running sync.WaitGroup
-
-	mu    sync.Mutex
-	conns map[net.Conn]struct{}
-}
-
-const unlimited = 1 << 60
-
-func newProxy(t *testing.T, target string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	p := &proxy{listener: l, conns: make(map[net.Conn]struct{})}
-	p.target.Store(&target)
-	p.left.Store(unlimited)
-	p.running.Go(p.accept)
-	t.Cleanup(func() {
-		_ = l.Close()
-		p.cut()
-		p.running.Wait()
-	})
-	return p
-}
-
-func (p *proxy) address() string { return p.listener.Addr().String() }
-
-func (p *proxy) accept() {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp", *p.target.Load())
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		p.mu.Lock()
-		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
-		p.mu.Unlock()
-		p.running.Go(func() {
-			_, _ = io.Copy(server, client)
-			p.close(client, server)
-		})
-		p.running.Go(func() {
-			p.pass(client, server)
-			p.close(client, server)
-		})
-	}
-}
-
-// pass copies what the server sends, up to the last byte that it may.
-func (p *proxy) pass(client, server net.Conn) {
-	buf := make([]byte, 4096)
-	for {
-		n, err := server.Read(buf)
-		if err != nil {
-			return
-		}
-		p.passed.Add(int64(n))
-		left := p.left.Add(-int64(n))
-		if left < 0 {
-			n = max(n+int(left), 0)
-		}
-		if _, err := client.Write(buf[:n]); err != nil {
-			return
-		}
-		if left < 0 {
-			p.left.Store(unlimited)
-			p.cut()
-			return
-		}
-	}
-}
-
-func (p *proxy) close(conns ...net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range conns {
-		delete(p.conns, c)
-		_ = c.Close()
-	}
-}
-
-// cut closes all connections.
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for c := range p.conns {
-		_ = c.Close()
-	}
 }

@@ -3,7 +3,6 @@ package client
 import (
 	"errors"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +22,7 @@ const (
 	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
-	// maxRelayed bounds the nacks of a relay's nodes that wait.
+	// maxRelayed bounds the nacks of a relay's nodes that stand.
 	maxRelayed = 1024
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
@@ -43,17 +42,15 @@ type outbox struct {
 	synced   bool
 	requests []*pb.StreamRequest
 	// full: more requests have come than may wait.
-	full bool
-	// relayed are the nacks of a relay's nodes.
-	relayed []*pb.StreamRequest
-	acks    map[uint32][]programmed
-	epoch   uint64 // of acks
+	full  bool
+	acks  map[uint32][]programmed
+	epoch uint64 // of acks
 	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
 	nodes, toldNodes uint32
-	// failing are the objects that are not programmed as the server has them; news those, by shard, of which the server does
-	// not know that they are failing, or no longer failing.
-	failing map[model.Key]failure
-	news    map[model.Key]uint32
+	// failing is what is not programmed as the server has it; news that, by shard, of which the server does not know that it is
+	// failing, or no longer failing.
+	failing map[subject]failure
+	news    map[subject]uint32
 	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
 	// ends the change to told.
 	wanted, told *pb.Subscription
@@ -64,6 +61,12 @@ type outbox struct {
 type programmed struct {
 	sequence uint64
 	at       time.Time
+}
+
+// subject is an object, and where it is not programmed: empty, or one of a relay's nodes.
+type subject struct {
+	key  model.Key
+	node string
 }
 
 // failure is why an object is not programmed.
@@ -85,16 +88,25 @@ func (o *outbox) signal() {
 	}
 }
 
-// report queues the nack of a relay's node, if the stream is in sync and not too many wait: what nodes say must not cost the
-// relay its stream.
+// report notes what one of a relay's nodes can't program, or can again. It is false where too much is failing already: what
+// nodes say must not cost the relay its stream.
 func (o *outbox) report(n *pb.Nack) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.synced || len(o.relayed) == maxRelayed {
+	key, err := wire.KeyFromProto(n.GetKey())
+	if err != nil {
 		return false
 	}
-	o.relayed = append(o.relayed, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: n}})
-	o.signal()
+	s := subject{key, n.GetNodeName()}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, known := o.failing[s]
+	switch {
+	case n.GetResolved():
+		o.resolveLocked(s)
+	case !known && len(o.failing) >= maxRelayed:
+		return false
+	default:
+		o.failLocked(s, failure{reason: n.GetReason()})
+	}
 	return true
 }
 
@@ -102,7 +114,7 @@ func (o *outbox) report(n *pb.Nack) bool {
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.relayed, o.news, o.toldNodes = false, nil, false, nil, nil, 0
+	o.synced, o.requests, o.full, o.news, o.toldNodes = false, nil, false, nil, 0
 	o.told, o.changing = o.wanted, false
 	return o.told
 }
@@ -126,27 +138,27 @@ func (o *outbox) inSync() {
 		return
 	}
 	o.synced = true
-	for key, f := range o.failing {
-		if f.unreadable && !o.cache.isUnreadable(f.shard, key) {
-			delete(o.failing, key) // it was, in another number of shards
+	for s, f := range o.failing {
+		if f.unreadable && !o.cache.isUnreadable(f.shard, s.key) {
+			delete(o.failing, s) // it was, in another number of shards
 			continue
 		}
-		o.tellLocked(key, f)
+		o.tellLocked(s, f)
 	}
 	o.signal()
 }
 
-func (o *outbox) tellLocked(key model.Key, f failure) {
+func (o *outbox) tellLocked(s subject, f failure) {
 	if !o.synced {
 		return
 	}
 	if !f.unreadable {
-		f.shard = o.cache.shardNumber(model.ServiceKey{Namespace: key.Namespace, Name: key.Name})
+		f.shard = o.cache.shardNumber(model.ServiceKey{Namespace: s.key.Namespace, Name: s.key.Name})
 	}
 	if o.news == nil {
-		o.news = make(map[model.Key]uint32)
+		o.news = make(map[subject]uint32)
 	}
-	o.news[key] = f.shard
+	o.news[s] = f.shard
 	o.signal()
 }
 
@@ -193,28 +205,36 @@ func (o *outbox) setNodes(n uint32) {
 }
 
 // fail notes that an object is not programmed as the server has it. It is false where that is no news.
-func (o *outbox) fail(key model.Key, f failure) bool {
-	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+func (o *outbox) fail(s subject, f failure) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if had, ok := o.failing[key]; ok && had == f {
+	return o.failLocked(s, f)
+}
+
+func (o *outbox) failLocked(s subject, f failure) bool {
+	f.reason = strings.ToValidUTF8(f.reason[:min(len(f.reason), maxReason)], "")
+	if had, ok := o.failing[s]; ok && had == f {
 		return false
 	}
 	if o.failing == nil {
-		o.failing = make(map[model.Key]failure)
+		o.failing = make(map[subject]failure)
 	}
-	o.failing[key] = f
-	o.tellLocked(key, f)
+	o.failing[s] = f
+	o.tellLocked(s, f)
 	return true
 }
 
 // resolve notes that an object is programmed now.
-func (o *outbox) resolve(key model.Key) {
+func (o *outbox) resolve(s subject) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if f, ok := o.failing[key]; ok {
-		delete(o.failing, key)
-		o.tellLocked(key, f)
+	o.resolveLocked(s)
+}
+
+func (o *outbox) resolveLocked(s subject) {
+	if f, ok := o.failing[s]; ok {
+		delete(o.failing, s)
+		o.tellLocked(s, f)
 	}
 }
 
@@ -226,12 +246,12 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if o.full {
 		return nil, false, errNotReading
 	}
-	out = slices.Concat(o.requests, o.relayed)
-	o.requests, o.relayed = nil, nil
-	for key, shard := range o.news {
-		f, failing := o.failing[key]
+	out, o.requests = o.requests, nil
+	for s, shard := range o.news {
+		f, failing := o.failing[s]
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
-			Shard: shard, Sequence: o.cache.sequence(shard), Key: wire.KeyToProto(key), Reason: f.reason, Resolved: !failing,
+			Shard: shard, Sequence: o.cache.sequence(shard), Key: wire.KeyToProto(s.key), Reason: f.reason, NodeName: s.node,
+			Resolved: !failing,
 		}}})
 	}
 	o.news = nil

@@ -1,11 +1,14 @@
 package client
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -36,25 +39,55 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
 }
 
-// However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent.
-func TestRelayedNacksAreBounded(t *testing.T) {
+// However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent. Each server hears of
+// those that stand.
+func TestNacksOfARelaysNodes(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
-	o.newStream()
-	require.False(t, o.report(&pb.Nack{}), "not in sync yet")
-	o.inSync()
-	for range maxRelayed {
-		require.True(t, o.report(&pb.Nack{}))
+	nack := func(node int) *pb.Nack {
+		return &pb.Nack{Key: wire.KeyToProto(named("web", "web", 1).Key()), NodeName: fmt.Sprint("node-", node), Reason: "no room"}
 	}
-	require.False(t, o.report(&pb.Nack{}))
+	resolved := func(node int) *pb.Nack {
+		n := nack(node)
+		n.Reason, n.Resolved = "", true
+		return n
+	}
+	take := func() (nacks []*pb.Nack) {
+		requests, _, err := o.take(true)
+		require.NoError(t, err)
+		for _, r := range requests {
+			if r.GetNack() != nil {
+				nacks = append(nacks, r.GetNack())
+			}
+		}
+		return nacks
+	}
+	o.newStream()
+	for i := range maxRelayed {
+		require.True(t, o.report(nack(i)))
+	}
+	require.False(t, o.report(nack(maxRelayed)))
+	require.False(t, o.report(&pb.Nack{}), "of what?")
+	require.True(t, o.report(nack(0)), "it is known")
 	for range maxRequests {
 		o.request(&pb.StreamRequest{})
 	}
-	requests, _, err := o.take(true)
-	require.NoError(t, err)
-	require.Len(t, requests, maxRelayed+maxRequests)
-	require.True(t, o.report(&pb.Nack{}))
+	require.Empty(t, take(), "not in sync yet")
+	o.inSync()
+	require.Len(t, take(), maxRelayed)
+	require.True(t, o.report(nack(1)))
+	require.Empty(t, take(), "it was told")
+	for i := range maxRelayed - 1 {
+		require.True(t, o.report(resolved(i)))
+	}
+	require.Len(t, take(), maxRelayed-1)
+
 	o.newStream()
-	requests, _, err = o.take(true)
-	require.NoError(t, err)
-	require.Empty(t, requests, "they were of the stream before")
+	o.inSync()
+	got := take()
+	require.Len(t, got, 1, "the others do not stand any more")
+	require.True(t, proto.Equal(nack(maxRelayed-1), got[0]), got[0])
+	o.newStream()
+	require.True(t, o.report(resolved(maxRelayed-1)))
+	o.inSync()
+	require.Empty(t, take())
 }

@@ -15,15 +15,9 @@ type Relay struct {
 	Node func(name string, n *model.Node)
 	// Ended hears that a stream that was welcomed has ended.
 	Ended func()
-	// InSync hears that everything has come that differs from what the relay held.
-	InSync func(Synced)
-}
-
-// Synced is what a relay hears at the end of the state that a stream begins with.
-type Synced struct {
-	// Nodes are the names of all Nodes: others no longer exist. nil: the relay's digest of Nodes was right, and nothing of
-	// the kind is said.
-	Nodes map[string]struct{}
-	// ResourceVersions that the state reflects.
-	ResourceVersions model.ResourceVersions
+	// Reached hears up to which resource versions everything has come, in all shards.
+	Reached func(model.ResourceVersions)
+	// InSync hears that everything has come that differs from what the relay held. The names are those of all Nodes: others no
+	// longer exist. nil: the relay's digest of Nodes was right, and nothing of the kind is said.
+	InSync func(nodes map[string]struct{})
 }

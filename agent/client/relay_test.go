@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -52,7 +53,8 @@ func (h *heard) relay() *Relay {
 		},
 		Applied: func(a Applied) { h.add(a) },
 		Node:    func(name string, n *model.Node) { h.add([2]any{name, n}) },
-		InSync:  func(s Synced) { h.add(s) },
+		Reached: func(v model.ResourceVersions) { h.add(v) },
+		InSync:  func(nodes map[string]struct{}) { h.add(nodes) },
 		Ended:   func() {},
 	}
 }
@@ -67,20 +69,22 @@ func TestRelay(t *testing.T) {
 	shardUpdate := func(u *model.Update) *pb.StreamResponse { return update(wire.UpdateToProto(u)) }
 	all := inSync(1)
 	all.GetInSync().AllNodes = true
-	all.GetInSync().ResourceVersions = &pb.ResourceVersions{Services: 5}
+	reached := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		ResourceVersions: &pb.ResourceVersions{Services: 5},
+	}}}
 	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, Path: []uint64{4, 5}}),
 		nodeUpdate("a", &pb.Node{Name: "a"}), nodeUpdate("b", &pb.Node{Name: "b", InternalIps: []string{"x"}}), nodeUpdate("c", nil),
-		shardUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{web, other}}), all,
+		shardUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{web, other}}), reached, all,
 		shardUpdate(&model.Update{From: 1, To: 2, Deltas: []*model.SliceDelta{model.Diff(web, named("web", "web", 3))},
 			Removed: []model.Key{other.Key()}, ResourceVersions: model.ResourceVersions{Slices: 6}}),
 		nodeUpdate("a", nil), inSync(2))}
 	circle := &scripted{play: says(welcome(&pb.Welcome{Epoch: 9, ShardCount: 1, Path: []uint64{7, 9}}))}
 	first, second := serve(t, id, circle, fanout.ServerOption()), serve(t, id, server, fanout.ServerOption())
 	h := &heard{}
-	p := newProxy(t, first.address)
-	run(t, NewCache(), Options{Servers: Static(p.address()), DialOptions: id.client, Relay: h.relay(), Logger: slog.New(slog.DiscardHandler)})
+	p := proxytest.New(t, first.address)
+	run(t, NewCache(), Options{Servers: Static(p.Address()), DialOptions: id.client, Relay: h.relay(), Logger: slog.New(slog.DiscardHandler)})
 	require.Equal(t, []any{[]uint64{7, 9}, []uint64{7, 9}}, h.wait(t, 2)[:2], "it tries again")
-	p.target.Store(&second.address)
+	p.Lead(second.address)
 	hellos, _ := circle.seen()
 	require.Equal(t, pb.ClientKind_CLIENT_KIND_RELAY, hellos[0].GetKind())
 	require.EqualValues(t, 99, hellos[0].GetNodesDigest())
@@ -91,18 +95,19 @@ func TestRelay(t *testing.T) {
 		for len(events) > 0 && events[0].([]uint64)[0] == 7 {
 			events = events[1:]
 		}
-		return len(events) == 8
+		return len(events) == 9
 	}, patience, tick)
 	require.Equal(t, []any{
 		[]uint64{4, 5},
 		[2]any{"a", &model.Node{Name: "a"}},
 		[2]any{"c", (*model.Node)(nil)},
 		Applied{Objects: []model.Object{web, other}},
-		Synced{Nodes: map[string]struct{}{"a": {}, "b": {}}, ResourceVersions: model.ResourceVersions{Services: 5}},
+		model.ResourceVersions{Services: 5},
+		map[string]struct{}{"a": {}, "b": {}},
 		Applied{Objects: []model.Object{named("web", "web", 3)}, Removed: []model.Key{other.Key()},
 			ResourceVersions: model.ResourceVersions{Slices: 6}},
 		[2]any{"a", (*model.Node)(nil)},
-		Synced{},
+		map[string]struct{}(nil),
 	}, events)
 }
 

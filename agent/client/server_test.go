@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -150,14 +151,14 @@ func TestServerThatLies(t *testing.T) {
 			liar := &scripted{play: says(script...)}
 			bad := serve(t, id, liar, fanout.ServerOption())
 			good := serveStore(t, id, s, noHeartbeat)
-			p := newProxy(t, good.address)
+			p := proxytest.New(t, good.address)
 			cache := NewCache()
-			a := connect(t, id, cache, nil, p.address())
+			a := connect(t, id, cache, nil, p.Address())
 			a.waitInSync(t, 1)
 			_, before := cache.Digests()
 
-			p.target.Store(&bad.address)
-			p.cut()
+			p.Lead(bad.address)
+			p.Cut()
 			require.Eventually(t, func() bool { hellos, _ := liar.seen(); return len(hellos) >= 2 }, patience, tick)
 			_, now := cache.Digests()
 			require.Equal(t, before, now)
@@ -166,8 +167,8 @@ func TestServerThatLies(t *testing.T) {
 			require.Equal(t, before, hellos[0].GetDigests())
 			require.Equal(t, s.Epoch(), hellos[0].GetEpoch())
 
-			p.target.Store(&good.address)
-			p.cut()
+			p.Lead(good.address)
+			p.Cut()
 			a.waitInSync(t, 2)
 			waitHolds(t, cache, s)
 			require.GreaterOrEqual(t, testutil.ToFloat64(a.metrics.disconnects), 2.0)
@@ -252,9 +253,9 @@ func TestReportsReachTheServer(t *testing.T) {
 		return says(inSync(3, 4))(g)
 	}
 	i := serve(t, id, server, fanout.ServerOption())
-	p := newProxy(t, i.address)
+	p := proxytest.New(t, i.address)
 	cache := NewCache()
-	a := connect(t, id, cache, nil, p.address())
+	a := connect(t, id, cache, nil, p.Address())
 	require.Eventually(t, func() bool { return cache.currentEpoch() == 5 }, patience, tick)
 	// Two acks become one; one of another epoch means nothing here; a nack is for its Service's shard, and said once.
 	a.Ack(4, map[uint32]uint64{0: 99, 1: 99})
@@ -268,7 +269,6 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.Resolve(fixed)
 	a.Resolve(fixed)
 	a.Nack(service, "no room\xff"+strings.Repeat(".", 2*maxReason))
-	require.False(t, a.Report(&pb.Nack{}), "not in sync yet")
 	_, requests := server.seen()
 	require.Empty(t, requests, "not in sync yet")
 	close(ready)
@@ -290,16 +290,16 @@ func TestReportsReachTheServer(t *testing.T) {
 
 	// The same again is no news; another server has to be told.
 	a.Nack(service, nack.GetReason())
-	p.cut()
+	p.Cut()
 	requests = server.waitRequests(t, 3)
 	require.Empty(t, cmp.Diff(nack, requests[2].GetNack(), protocmp.Transform()))
 	a.Resolve(service)
 	requests = server.waitRequests(t, 4)
 	require.True(t, requests[3].GetNack().GetResolved())
-	relayed := &pb.Nack{NodeName: "node-7", Reason: "no room"}
-	require.True(t, a.Report(relayed))
+	require.True(t, a.Report(&pb.Nack{NodeName: "node-7", Reason: nack.GetReason(), Key: nack.GetKey()}))
 	requests = server.waitRequests(t, 5)
-	require.True(t, proto.Equal(relayed, requests[4].GetNack()))
+	nack.NodeName = "node-7"
+	require.Empty(t, cmp.Diff(nack, requests[4].GetNack(), protocmp.Transform()))
 	a.SetNodes(7)
 	requests = server.waitRequests(t, 6)
 	require.True(t, proto.Equal(&pb.Ack{Nodes: 7}, requests[5].GetAck()))

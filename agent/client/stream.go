@@ -15,6 +15,9 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
+// maxReused bounds the memory, in bytes, that a stream keeps for the next frame: most are short.
+const maxReused = 4 << 10
+
 var errSilent = errors.New("the server has been silent for too long")
 
 // stream is one stream, from its Hello to its end.
@@ -76,8 +79,11 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 			}
 		})
 	}
+	var f wire.Frame
 	for {
-		var f wire.Frame
+		if cap(f) > maxReused {
+			f = nil
+		}
 		if err := s.grpc.RecvMsg(&f); err != nil {
 			return s, causeOf(ctx, err)
 		}
@@ -184,13 +190,8 @@ func (s *stream) apply(r *wire.Response) error {
 		s.node(r.Node)
 	case r.InSync != nil:
 		return s.inSync(r.InSync)
-	case r.Heartbeat != nil && s.synced:
-		for _, shard := range s.options.Cache.diverged(r.Heartbeat, s.repairs.Allow) {
-			s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
-			if err := s.resync(shard, "digest", "the digest differs"); err != nil {
-				return err
-			}
-		}
+	case r.Heartbeat != nil:
+		return s.heartbeat(r.Heartbeat)
 	case r.Drain != nil:
 		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
 		s.log.Info("The server drains", "server", s.server.Address)
@@ -236,11 +237,11 @@ func (s *stream) update(r *wire.Response) error {
 	}
 	for i, o := range r.Update.Unreadable {
 		if o.Version != 0 {
-			s.fail(o.Key, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
+			s.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
 		}
 	}
 	for _, key := range out.readable {
-		s.outbox.resolve(key)
+		s.outbox.resolve(subject{key: key})
 	}
 	if out.applied != nil {
 		s.options.Relay.Applied(*out.applied)
@@ -264,6 +265,22 @@ func (s *stream) resync(shard uint32, label, reason string) error {
 	s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
 		Shard: shard, BucketDigests: digests, Reason: reason,
 	}}})
+	return nil
+}
+
+func (s *stream) heartbeat(m *pb.Heartbeat) error {
+	if relay := s.options.Relay; relay != nil && m.GetResourceVersions() != nil {
+		relay.Reached(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
+	}
+	if !s.synced {
+		return nil
+	}
+	for _, shard := range s.options.Cache.diverged(m, s.repairs.Allow) {
+		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
+		if err := s.resync(shard, "digest", "the digest differs"); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -297,12 +314,12 @@ func (s *stream) inSync(m *pb.InSync) error {
 	}
 	s.outbox.inSync()
 	if s.options.Relay != nil {
-		synced := Synced{ResourceVersions: wire.ResourceVersionsFromProto(m.GetResourceVersions())}
-		if m.GetAllNodes() {
-			synced.Nodes = s.nodes
+		nodes := s.nodes
+		if !m.GetAllNodes() {
+			nodes = nil
 		}
 		s.nodes = nil
-		s.options.Relay.InSync(synced)
+		s.options.Relay.InSync(nodes)
 	}
 	return nil
 }

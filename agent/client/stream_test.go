@@ -16,6 +16,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -108,20 +109,19 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 200)
 	server := serveStore(t, id, s, noHeartbeat)
-	p := newProxy(t, server.address)
+	p := proxytest.New(t, server.address)
 	cache := NewCache()
-	a := connect(t, id, cache, nil, p.address())
+	a := connect(t, id, cache, nil, p.Address())
 	waitHolds(t, cache, s)
 	a.waitInSync(t, 1)
 	_, cold, _, _ := a.counts()
 
 	// The same server: what changed meanwhile.
 	updates, bytes, other, _ := a.counts()
-	nowhere := "127.0.0.1:1"
-	p.target.Store(&nowhere)
-	p.cut()
+	p.Lead(proxytest.Nowhere)
+	p.Cut()
 	s.Upsert(named("slice-7", "service-7", 11), 0)
-	p.target.Store(&server.address)
+	p.Lead(server.address)
 	a.waitInSync(t, 2)
 	waitHolds(t, cache, s)
 	require.Eventually(t, func() bool { return cacheHas(cache, named("slice-7", "service-7", 11)) }, patience, tick)
@@ -135,9 +135,9 @@ func TestResumeCostsWhatChanged(t *testing.T) {
 	replica.Upsert(named("slice-7", "service-7", 11), 0)
 	replica.Publish()
 	second := serveStore(t, id, replica, noHeartbeat)
-	p.target.Store(&second.address)
+	p.Lead(second.address)
 	updates, _, other, _ = a.counts()
-	p.cut()
+	p.Cut()
 	a.waitInSync(t, 3)
 	nowUpdates, _, nowOther, _ = a.counts()
 	require.Equal(t, updates, nowUpdates)
@@ -210,13 +210,13 @@ func TestOnlyServerDrainsAndComesBack(t *testing.T) {
 	id := newIdentity(t)
 	s := filled(t, 5)
 	server := serveStore(t, id, s, noHeartbeat)
-	p := newProxy(t, server.address)
+	p := proxytest.New(t, server.address)
 	cache := NewCache()
-	a := connect(t, id, cache, nil, p.address())
+	a := connect(t, id, cache, nil, p.Address())
 	a.waitInSync(t, 1)
 	server.hub.Drain()
 	successor := serveStore(t, id, s, noHeartbeat)
-	p.target.Store(&successor.address)
+	p.Lead(successor.address)
 	a.waitInSync(t, 2)
 	waitHolds(t, cache, s)
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
@@ -46,10 +47,10 @@ func TestSubscription(t *testing.T) {
 		return says(shard(&model.Update{From: 90, To: 95, Slices: []*model.Slice{b}, Removed: []model.Key{a.Key()}}), inSync(95))(g)
 	}
 	i := serve(t, id, server, fanout.ServerOption())
-	p := newProxy(t, i.address)
+	p := proxytest.New(t, i.address)
 	cache := NewCache()
 	wanted := only("a")
-	c, _ := run(t, cache, quiet(id, Options{Servers: Static(p.address()), Subscription: wanted}))
+	c, _ := run(t, cache, quiet(id, Options{Servers: Static(p.Address()), Subscription: wanted}))
 	wanted.Services[0].Name = "the caller's"
 	require.Eventually(t, func() bool { return cacheHas(cache, named("a", "a", 3)) }, patience, tick)
 	hellos, _ := server.seen()
@@ -75,7 +76,7 @@ func TestSubscription(t *testing.T) {
 	}
 	require.Equal(t, 2, subscriptions)
 
-	p.cut()
+	p.Cut()
 	server.waitStreams(t, 2)
 	hellos, _ = server.seen()
 	requireSubscription(t, only("d"), hellos[1].GetSubscription())

@@ -4,8 +4,9 @@
 //
 // What is stale goes by kube-proxy 1.36 (pkg/proxy/conntrack), and a little further:
 //
-//   - A flow to an address of a Service port that does not lead to one of its endpoints that serve, be it that it leads to
-//     another one or nowhere else, is stale, if any endpoint serves: a flow stays as long as the client has nowhere better to go.
+//   - A flow to an address of a Service port that does not lead to one of its endpoints that serve or get new flows, be it that it
+//     leads to another one or nowhere else, is stale, if any endpoint serves: a flow stays as long as the client has nowhere better
+//     to go.
 //   - A flow to an external IP, load balancer IP or NodePort that is no Service's any more, but leads to an endpoint, is stale.
 //     (Those to a cluster IP that is gone stay, as connections do.)
 //

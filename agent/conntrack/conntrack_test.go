@@ -247,6 +247,24 @@ func TestFirstEndpoint(t *testing.T) {
 	require.Equal(t, []string{"new"}, left(t, list))
 }
 
+// TestEndpointsThatGetNewFlows keep those they have, although they do not serve.
+func TestEndpointsThatGetNewFlows(t *testing.T) {
+	list := map[string]kernelFlow{
+		"serves":        udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"gets new ones": udp("10.180.0.9:40002", "10.96.16.1:53", "10.180.0.3:53"),
+		"on the node":   udp("10.180.0.9:40003", "10.96.16.1:53", "10.180.0.5:53"),
+		"neither":       udp("10.180.0.9:40004", "10.96.16.1:53", "10.180.0.6:53"),
+	}
+	inject(t, list)
+	p := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")
+	p.Cluster = []view.Backend{{Address: netip.MustParseAddrPort("10.180.0.3:53")}, {Address: netip.MustParseAddrPort("10.180.0.4:53")}}
+	p.Local = []view.Backend{{Address: netip.MustParseAddrPort("10.180.0.5:53"), Local: true}}
+	r := newCleaner(t)
+	r.Changed([]view.Change{{After: p}}, everywhere)
+	r.clean()
+	require.Equal(t, []string{"gets new ones", "on the node", "serves"}, left(t, list))
+}
+
 // TestFrontendsThatCome: a client has sent to an address before it was a Service's.
 func TestFrontendsThatCome(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")

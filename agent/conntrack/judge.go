@@ -18,8 +18,8 @@ type judge struct {
 
 // frontend is what is known of where a flow is to.
 type frontend struct {
-	// serving are the endpoints that flows to it may lead to, ascending. Empty: flows may lead anywhere.
-	serving []netip.AddrPort
+	// endpoints are those that flows to it may lead to, ascending. Empty: flows may lead anywhere.
+	endpoints []netip.AddrPort
 	// gone: it was a Service's; flows to it should lead to none of its endpoints.
 	gone bool
 }
@@ -41,8 +41,9 @@ func (c *Cleaner) judge(changes ...*work) judge {
 			if port == nil || len(port.Serving) == 0 {
 				continue
 			}
+			to := frontend{endpoints: endpoints(port)}
 			for _, f := range port.Frontends {
-				j.frontends[key(f)] = frontend{serving: port.Serving}
+				j.frontends[key(f)] = to
 			}
 		}
 	}
@@ -50,6 +51,19 @@ func (c *Cleaner) judge(changes ...*work) judge {
 		j.nodePorts = j.nodePorts || !k.Addr().IsValid()
 	}
 	return j
+}
+
+// endpoints gives those that serve, and those that get new flows: an endpoint may be ready by decree (publishNotReadyAddresses)
+// and not serve.
+func endpoints(port *view.ServicePort) []netip.AddrPort {
+	out := slices.Clone(port.Serving)
+	for _, set := range [][]view.Backend{port.Cluster, port.Local} {
+		for _, b := range set {
+			out = append(out, b.Address)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out)
 }
 
 // is tells whether a flow is stale.
@@ -64,9 +78,9 @@ func (j *judge) is(f flow) bool {
 	switch {
 	case !ok:
 		return false
-	case len(to.serving) > 0:
-		_, serves := slices.BinarySearchFunc(to.serving, f.reply, netip.AddrPort.Compare)
-		return !serves
+	case len(to.endpoints) > 0:
+		_, fine := slices.BinarySearchFunc(to.endpoints, f.reply, netip.AddrPort.Compare)
+		return !fine
 	default:
 		return to.gone && f.reply != f.original
 	}

@@ -34,9 +34,11 @@ var images = map[string]func() *cobra.Command{
 
 // container is how a process is confined. It starts in a mount namespace of its own.
 type container struct {
-	Mounts       []mount
-	UID, GID     int
-	FSGroup      int
+	Mounts   []mount
+	UID, GID int
+	FSGroup  int
+	// Privileged: with all capabilities, and a /proc/sys that is writable.
+	Privileged   bool
 	Capabilities []string
 	NoNewPrivs   bool
 }
@@ -78,6 +80,9 @@ func (c *container) confine() error {
 	if err := c.mount(); err != nil {
 		return err
 	}
+	if c.Privileged {
+		return nil
+	}
 	if err := c.dropCapabilities(); err != nil {
 		return err
 	}
@@ -97,7 +102,7 @@ func (c *container) confine() error {
 	return err
 }
 
-// mount mounts what the container has and makes the rest of the file system read-only, /proc/sys too.
+// mount mounts what the container has and makes the rest of the file system read-only, /proc/sys too unless it is privileged.
 func (c *container) mount() error {
 	for _, m := range c.Mounts {
 		// As container runtimes do: one volume may be mounted below another.
@@ -112,9 +117,12 @@ func (c *container) mount() error {
 			return fmt.Errorf("mount %s on %s: %w", m.Source, m.Target, err)
 		}
 	}
-	readOnly := []string{"/", "/run", "/proc/sys"}
-	if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("mount /proc/sys: %w", err)
+	readOnly := []string{"/", "/run"}
+	if !c.Privileged {
+		readOnly = append(readOnly, "/proc/sys")
+		if err := unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount /proc/sys: %w", err)
+		}
 	}
 	for _, m := range c.Mounts {
 		if m.ReadOnly {

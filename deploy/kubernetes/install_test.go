@@ -43,7 +43,9 @@ func TestInstall(t *testing.T) {
 	endpoint := netip.MustParseAddrPort(cluster.URL()[len("https://"):])
 	settings.Data["apiServerHost"] = endpoint.Addr().String()
 	settings.Data["apiServerPort"] = fmt.Sprint(endpoint.Port())
-	settings.Data["clusterCIDR"] = node.PodCIDR4.String() + "," + node.PodCIDR6.String()
+	const pods = "clusterCIDR: 10.244.0.0/16"
+	require.Contains(t, settings.Data["agent.yaml"], pods)
+	settings.Data["agent.yaml"] = strings.ReplaceAll(settings.Data["agent.yaml"], pods, "clusterCIDR: "+node.PodCIDR4.String()+","+node.PodCIDR6.String())
 	_, err = client.ConfigMaps(namespace).Update(ctx, settings, metav1.UpdateOptions{})
 	require.NoError(t, err)
 	certificates := t.TempDir()
@@ -55,8 +57,12 @@ func TestInstall(t *testing.T) {
 	server.awaitReady()
 	serverPod.setReady()
 	agentPod := newPod(t, template(t, objects, "DaemonSet"), "slicecast-agent-0", node.Name, node.Host)
+	sysctls := agentPod.start(agentPod.Spec.InitContainers[0])
+	require.NoError(t, sysctls.wait())
+	require.Contains(t, sysctls.logs.String(), "nf_conntrack_tcp_timeout_established")
 	agent := agentPod.start(agentPod.Spec.Containers[0])
 	agent.awaitReady()
+	require.NotContains(t, agent.logs.String(), "sysctl", "all that it may not do is done")
 
 	address := createService(t, node.AddPod("web"))
 	testenv.Eventually(t, deadline, func() error {

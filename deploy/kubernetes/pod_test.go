@@ -176,13 +176,16 @@ func (p *pod) confinement(c corev1.Container) container {
 	p.t.Helper()
 	s, ps := c.SecurityContext, p.Spec.SecurityContext
 	require.True(p.t, ptr.Deref(s.ReadOnlyRootFilesystem, false))
-	require.Equal(p.t, []corev1.Capability{"ALL"}, s.Capabilities.Drop)
 	out := container{
 		UID: int(ptr.Deref(s.RunAsUser, ptr.Deref(ps.RunAsUser, 0))), GID: int(ptr.Deref(ps.RunAsGroup, 0)),
-		FSGroup: int(ptr.Deref(ps.FSGroup, 0)), NoNewPrivs: !*s.AllowPrivilegeEscalation,
+		FSGroup: int(ptr.Deref(ps.FSGroup, 0)), Privileged: ptr.Deref(s.Privileged, false),
 	}
-	for _, name := range s.Capabilities.Add {
-		out.Capabilities = append(out.Capabilities, string(name))
+	if !out.Privileged {
+		require.Equal(p.t, []corev1.Capability{"ALL"}, s.Capabilities.Drop)
+		out.NoNewPrivs = !*s.AllowPrivilegeEscalation
+		for _, name := range s.Capabilities.Add {
+			out.Capabilities = append(out.Capabilities, string(name))
+		}
 	}
 	for _, m := range c.VolumeMounts {
 		for _, v := range p.Spec.Volumes {

@@ -28,9 +28,10 @@ const (
 type feed string
 
 const (
-	fromServer feed = "server" // a slicecast-server that watches the API server
-	fromKube   feed = "kube"   // the API server, standalone
-	fromFile   feed = "file"   // a folder of manifests, standalone; see exporter
+	fromServer   feed = "server"   // a slicecast-server that watches the API server
+	fromReplicas feed = "replicas" // several of them, in pods of a Service; see replicas
+	fromKube     feed = "kube"     // the API server, standalone
+	fromFile     feed = "file"     // a folder of manifests, standalone; see exporter
 )
 
 // cluster is two nodes with an agent each, and a Kubernetes namespace for the objects of one test.
@@ -51,6 +52,8 @@ type cluster struct {
 	server      *process
 	debugSocket string
 	serverCA    string
+	// replicas, if they are the feed.
+	replicas *replicas
 	// export, if manifests are the feed.
 	export *exporter
 }
@@ -80,6 +83,8 @@ func startCluster(t *testing.T, cp *controlplane.ControlPlane, feed feed) *clust
 	switch feed {
 	case fromServer:
 		c.startServer()
+	case fromReplicas:
+		c.replicas = newReplicas(c)
 	case fromFile:
 		c.export = newExporter(c)
 	}
@@ -141,6 +146,10 @@ func (c *cluster) agentArgs(n *node) []string {
 		"--node-name=" + n.Name, "--programmer=iptables", "--iptables-variant=" + n.variant, "--cluster-cidr=" + clusterCIDRs,
 	}
 	switch c.feed {
+	case fromReplicas:
+		cert, key := writeClientCertificate(c.t, c.dir, n.Name, c.cp.ConfigFor("system:node:"+n.Name, "system:nodes"))
+		args = append(args, "--server-service="+c.replicas.service(), "--server-name="+replicaName, "--kubeconfig="+c.replicas.kubeconfig(),
+			"--ca-file="+c.serverCA, "--client-cert-file="+cert, "--client-key-file="+key)
 	case fromServer:
 		cert, key := writeClientCertificate(c.t, c.dir, n.Name, c.cp.ConfigFor("system:node:"+n.Name, "system:nodes"))
 		args = append(args, fmt.Sprintf("--servers=%s:%d", network.World.IPv4, serverPort),

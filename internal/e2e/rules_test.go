@@ -161,10 +161,16 @@ func (n *node) Saved(t *testing.T) []string {
 	return lines
 }
 
-// portChain begins the names of the chains that hold a Service port's backends.
-const portChain = "SLICECAST-P-"
+// refusals are the targets of frontends without backends.
+var refusals = []string{"REJECT", "DROP"}
 
-// leads reads from the node's rules where frontends lead.
+// ownChain tells whether a chain is one Service port's: of its backends, its routes or its sources.
+func ownChain(name string) bool {
+	return slices.ContainsFunc([]string{"P-", "L-", "R-", "S-"}, func(s string) bool { return strings.HasPrefix(name, "SLICECAST-"+s) })
+}
+
+// leads reads from the node's rules where frontends lead: the rules that match a port number and translate, lead to a chain
+// of the Service port, or refuse.
 func (n *node) leads(ctx context.Context) (leads, error) {
 	lines, err := n.saved(ctx, n.variant)
 	if err != nil {
@@ -176,29 +182,35 @@ func (n *node) leads(ctx context.Context) (leads, error) {
 			chains[chainOf(line)] = append(chains[chainOf(line)], rule)
 		}
 	}
-	found := leads{}
+	found := map[frontend][]string{}
 	for chain, rules := range chains {
 		family, _, _ := strings.Cut(chain, " ")
 		for _, rule := range rules {
-			target := rule["-j"]
-			if target != "REJECT" && !strings.HasPrefix(target, portChain) {
+			target, to := rule["-j"], rule["--to-destination"]
+			if rule["--dport"] == "" || to == "" && !slices.Contains(refusals, target) && !ownChain(target) {
 				continue
 			}
 			f, err := frontendOf(family, rule)
 			if err != nil {
 				return nil, fmt.Errorf("%s: rule %v: %w", n.Name, rule, err)
 			}
-			if _, twice := found[f]; twice {
+			before, again := found[f]
+			if again && (to == "" || len(before) == 0) {
 				return nil, fmt.Errorf("%s: two rules for %s", n.Name, f)
 			}
-			var backends []string
-			if target != "REJECT" {
-				backends = collect(chains, family, target)
+			switch {
+			case to != "":
+				found[f] = append(before, to)
+			default:
+				found[f] = collect(chains, family, target)
 			}
-			found[f] = newLead(backends)
 		}
 	}
-	return found, nil
+	out := leads{}
+	for f, backends := range found {
+		out[f] = newLead(backends)
+	}
+	return out, nil
 }
 
 // collect gives the destinations in a chain and in those that it leads to.

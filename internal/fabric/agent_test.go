@@ -21,6 +21,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -57,8 +58,9 @@ type agentOptions struct {
 	// checkpoint is the path of the file to begin with and to save to; "": none.
 	checkpoint   string
 	subscription *pb.Subscription
-	// servers are the addresses of servers or proxies.
+	// servers are the addresses of servers or proxies; find, if it is set, finds them.
 	servers []string
+	find    func(context.Context) ([]client.Server, error)
 	// before, if any, sees each frame before it is decoded.
 	before func(wire.Frame)
 	logs   *logs
@@ -69,7 +71,7 @@ type agentOptions struct {
 }
 
 // follow runs a client until the test, or stop, ends it.
-func follow(t cleaner, o agentOptions) *agent {
+func follow(t proxytest.T, o agentOptions) *agent {
 	t.Helper()
 	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
 	if o.logs == nil {
@@ -86,8 +88,11 @@ func follow(t cleaner, o agentOptions) *agent {
 		})
 		require.NoError(t, err)
 	}
+	if o.find == nil {
+		o.find = client.Static(o.servers...)
+	}
 	a.client = client.New(client.Options{
-		Servers: client.Static(o.servers...), NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
+		Servers: o.find, NodeName: o.node, Subscription: o.subscription, Cache: a.cache,
 		DialOptions: append(a.traffic.dialOptions(cmp.Or(o.node, observer)), o.dial...), MaxBackoff: 20 * time.Millisecond, Logger: logger, Registerer: a.registry,
 		Decode:  func(f wire.Frame) (*wire.Response, error) { return a.decode(f, o.before) },
 		Observe: func(r *wire.Response, _ int) { a.observe(r) },
@@ -297,7 +302,7 @@ func eventually(is func() bool) bool {
 }
 
 // waitEquals waits until the agent holds what the cluster does.
-func (a *agent) waitEquals(t cleaner, c *cluster) {
+func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	t.Helper()
 	want := c.state()
 	var err error
@@ -320,7 +325,7 @@ func (c *traffic) reset() {
 // dialOptions are for a client whose connections are counted.
 func (c *traffic) dialOptions(name string) []grpc.DialOption {
 	config := &tls.Config{
-		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.clients[name]}, MinVersion: tls.VersionTLS13,
+		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.client(name)}, MinVersion: tls.VersionTLS13,
 		NextProtos: []string{wire.Protocol},
 	}
 	return []grpc.DialOption{

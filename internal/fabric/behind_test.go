@@ -8,6 +8,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/server/app"
 )
 
@@ -29,8 +30,8 @@ func TestNoTimeTravel(t *testing.T) {
 	behind, caughtUp := &watch{cluster: c}, "slicecast_server_behind_waits_total"
 	ahead := serve(t, &watch{cluster: c})
 	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
-	p := newProxy(t, ahead.address())
-	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}, count: true})
+	p := proxytest.New(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}, count: true})
 	a.waitEquals(t, c)
 	// Whoever holds nothing may have what the replica has.
 	fresh := follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}})
@@ -41,8 +42,8 @@ func TestNoTimeTravel(t *testing.T) {
 	a.waitEquals(t, c)
 	streams := replica.metric(t, "slicecast_server_stream_starts_total", "resume")
 	inSyncs, updates := a.inSyncs.Load(), a.came()
-	p.lead(replica.address())
-	p.cut()
+	p.Lead(replica.address())
+	p.Cut()
 	require.Eventually(t, func() bool {
 		return replica.metric(t, "slicecast_server_stream_starts_total", "resume") > streams
 	}, patience, tick)
@@ -61,6 +62,69 @@ func TestNoTimeTravel(t *testing.T) {
 	require.Zero(t, replica.metric(t, caughtUp, "gave_up"))
 }
 
+// An agent that holds the same as a server which is behind gets nothing of what leads from there to where it was: a change, and
+// the one that undid it.
+func TestNoTimeTravelByWayOfTheSameState(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind := &watch{cluster: c}
+	ahead := serve(t, &watch{cluster: c})
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
+	p := proxytest.New(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}, count: true})
+	fresh := follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}})
+	a.waitEquals(t, c)
+	fresh.waitEquals(t, c)
+
+	behind.hold()
+	for _, endpoints := range []int{2, 1} {
+		c.upsert(web(endpoints))
+		a.waitEquals(t, c)
+	}
+	inSyncs, updates := a.inSyncs.Load(), a.came()
+	p.Lead(replica.address())
+	p.Cut()
+	require.Eventually(t, func() bool { return a.inSyncs.Load() > inSyncs }, patience, tick)
+	behind.next()
+	fresh.waitEndpoints(t, 2)
+	require.Equal(t, 1, a.endpoints())
+	behind.release()
+	fresh.waitEndpoints(t, 1)
+	a.waitEquals(t, c)
+	// It follows again, and has never been elsewhere.
+	require.LessOrEqual(t, a.came(), updates+1)
+	c.upsert(web(3))
+	a.waitEquals(t, c)
+	require.LessOrEqual(t, a.came(), updates+2)
+	require.Zero(t, replica.metric(t, "slicecast_server_behind_waits_total"))
+}
+
+// A client that was cut off while it waited is no other one when it comes again.
+func TestNoTimeTravelAfterACut(t *testing.T) {
+	c := newCluster(modeltest.Web(), web(1))
+	behind := &watch{cluster: c}
+	ahead := serve(t, &watch{cluster: c})
+	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = patience })
+	p := proxytest.New(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}, count: true})
+	a.waitEquals(t, c)
+	follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}}).waitEquals(t, c)
+	behind.hold()
+	c.upsert(web(2))
+	a.waitEquals(t, c)
+	updates := a.came()
+	p.Lead(replica.address())
+	for n := range 3 {
+		p.Cut()
+		require.Eventually(t, func() bool {
+			return replica.metric(t, "slicecast_server_stream_starts_total", "resume") > float64(n)
+		}, patience, tick)
+	}
+	behind.release()
+	require.Eventually(t, func() bool { return replica.metric(t, "slicecast_server_behind_waits_total", "caught_up") == 1 }, patience, tick)
+	a.waitEquals(t, c)
+	require.Equal(t, updates, a.came())
+}
+
 // The wait is bounded: better an old state than none that changes.
 func TestTimeTravelAfterAWait(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
@@ -69,15 +133,15 @@ func TestTimeTravelAfterAWait(t *testing.T) {
 	const wait = 200 * time.Millisecond
 	replica := serve(t, behind, func(c *app.Config) { c.MaxBehindWait = wait })
 	follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}}).waitEquals(t, c)
-	p := newProxy(t, ahead.address())
-	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.address()}})
+	p := proxytest.New(t, ahead.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}})
 	a.waitEquals(t, c)
 	behind.hold()
 	c.upsert(web(2))
 	a.waitEquals(t, c)
 	begin := time.Now()
-	p.lead(replica.address())
-	p.cut()
+	p.Lead(replica.address())
+	p.Cut()
 	a.waitEndpoints(t, 1)
 	require.Greater(t, time.Since(begin), wait)
 	require.EqualValues(t, 1, replica.metric(t, "slicecast_server_behind_waits_total", "gave_up"))

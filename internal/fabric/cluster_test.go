@@ -120,10 +120,22 @@ func (w *watch) hold() {
 func (w *watch) release() {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
-	for _, event := range w.waiting {
-		event(w.sink)
+	for len(w.waiting) > 0 {
+		w.nextLocked()
 	}
-	w.held, w.waiting = false, nil
+	w.held = false
+}
+
+// next tells the server of the first of what has happened meanwhile.
+func (w *watch) next() {
+	w.cluster.mu.Lock()
+	defer w.cluster.mu.Unlock()
+	w.nextLocked()
+}
+
+func (w *watch) nextLocked() {
+	w.waiting[0](w.sink)
+	w.waiting = w.waiting[1:]
 }
 
 func (w *watch) isHeld() bool {

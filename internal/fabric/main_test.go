@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -45,14 +46,31 @@ type pki struct {
 	dir    string
 	ca     *testca.CA
 	server tlsfiles.Files
+
+	mu sync.Mutex
 	// clients are the certificates of nodes, by name, and of relays and observers.
 	clients map[string]tls.Certificate
+}
+
+// client gives the certificate of relays, of observers, or else of the node of that name.
+func (p *pki) client(name string) tls.Certificate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, ok := p.clients[name]
+	if !ok {
+		var err error
+		if c, err = p.ca.Node(name); err != nil {
+			panic(err) // it worked for the others
+		}
+		p.clients[name] = c
+	}
+	return c
 }
 
 // relay and observer name the certificates of all relays and observers.
 const relay, observer = "relay", "observer"
 
-// nodes are the names of all nodes that there are certificates for.
+// nodes are the names of the cluster's Nodes.
 var nodes = []string{"node-1", "node-2", "node-3", "node-4"}
 
 func newPKI(dir string) (*pki, error) {
@@ -64,7 +82,7 @@ func newPKI(dir string) (*pki, error) {
 	if p.server.CA, err = ca.WriteCA(dir); err != nil {
 		return nil, err
 	}
-	server, err := ca.Server("127.0.0.1")
+	server, err := ca.Server("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", serversName)
 	if err != nil {
 		return nil, err
 	}
@@ -76,10 +94,8 @@ func newPKI(dir string) (*pki, error) {
 			return nil, err
 		}
 	}
-	for _, node := range nodes {
-		if p.clients[node], err = ca.Node(node); err != nil {
-			return nil, err
-		}
+	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil { // for processes
+		return nil, err
 	}
 	return p, nil
 }

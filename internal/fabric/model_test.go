@@ -16,6 +16,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/app"
@@ -54,7 +55,7 @@ const rootShards = 4
 type replica struct {
 	*server
 	watch *watch
-	proxy *proxy
+	proxy *proxytest.Proxy
 	// upstream is the replica that the proxy leads to.
 	upstream int
 }
@@ -62,7 +63,7 @@ type replica struct {
 // follower is a client, with what its test has done to it.
 type follower struct {
 	*agent
-	proxy *proxy
+	proxy *proxytest.Proxy
 	// replica that its connections go to.
 	replica int
 	stalled bool
@@ -89,7 +90,7 @@ func newWorld(t *rapid.T) *world {
 	// Relays that are fed by the first replica, or each other: up to three levels in all.
 	upstream := 0
 	for range rapid.SampledFrom([]int{1, 2, 0}).Draw(t, "relays") {
-		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: newProxy(t, w.replicas[upstream].address())})
+		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: proxytest.New(t, w.replicas[upstream].address())})
 		w.startReplica(len(w.replicas) - 1)
 		if rapid.Bool().Draw(t, "deeper") {
 			upstream = len(w.replicas) - 1
@@ -97,7 +98,7 @@ func newWorld(t *rapid.T) *world {
 	}
 	for i, node := range nodes[:rapid.IntRange(2, 4).Draw(t, "clients")] {
 		f := &follower{replica: i % len(w.replicas), narrowed: i == 1}
-		f.proxy = newProxy(t, w.replicas[f.replica].address())
+		f.proxy = proxytest.New(t, w.replicas[f.replica].address())
 		if f.narrowed {
 			f.subscription = w.subscription()
 		}
@@ -124,17 +125,17 @@ func (w *world) startReplica(i int) {
 		c.Shards, c.Tombstones, c.MaxBehindWait = shards, tombstones, wait
 		c.HeartbeatInterval = 300 * time.Millisecond
 		if r.proxy != nil {
-			upstreamOf(r.proxy.address())(c)
+			upstreamOf(r.proxy.Address())(c)
 		}
 	})
 	for _, p := range w.proxiesTo(i) {
-		p.lead(r.address())
+		p.Lead(r.address())
 	}
 	w.did("replica %d starts: relay of %d: %v, %d shards, %d tombstones", i, r.upstream, r.proxy != nil, shards, tombstones)
 }
 
 // proxiesTo gives the proxies that lead to a replica.
-func (w *world) proxiesTo(i int) (out []*proxy) {
+func (w *world) proxiesTo(i int) (out []*proxytest.Proxy) {
 	for _, f := range w.clients {
 		if f.replica == i {
 			out = append(out, f.proxy)
@@ -149,7 +150,7 @@ func (w *world) proxiesTo(i int) (out []*proxy) {
 }
 
 func (w *world) startClient(f *follower, node string) {
-	o := agentOptions{node: node, servers: []string{f.proxy.address()}, subscription: f.subscription}
+	o := agentOptions{node: node, servers: []string{f.proxy.Address()}, subscription: f.subscription}
 	if !f.narrowed {
 		o.checkpoint = w.checkpointOf(node)
 	}
@@ -195,8 +196,8 @@ func (w *world) move(f *follower, i int) {
 	if i == f.replica {
 		i = (i + 1) % len(w.replicas)
 	}
-	f.proxy.lead(nowhere)
-	f.proxy.cut()
+	f.proxy.Lead(proxytest.Nowhere)
+	f.proxy.Cut()
 	w.did("%s leaves", f.node)
 	w.writes(0, 4)
 	if rapid.Bool().Draw(w.t, "it is cut off again") {
@@ -204,7 +205,7 @@ func (w *world) move(f *follower, i int) {
 	}
 	w.did("%s comes to replica %d", f.node, i)
 	f.replica = i
-	f.proxy.lead(w.replicas[i].address())
+	f.proxy.Lead(w.replicas[i].address())
 }
 
 // moveBack makes a client go to a server that is behind what the client has seen.
@@ -246,17 +247,17 @@ func (w *world) toggleHeld(i int) {
 func (f *follower) cutAfter(w *world, n int) {
 	w.did("%s is cut off after %d bytes", f.node, n)
 	if n == 0 {
-		f.proxy.cut()
+		f.proxy.Cut()
 		return
 	}
-	f.proxy.left.Store(int64(n))
+	f.proxy.CutAfter(n)
 }
 
 func (w *world) cutRelay(i int) {
 	if p := w.replicas[i].proxy; p != nil {
 		n := rapid.IntRange(0, 4000).Draw(w.t, "bytes")
 		w.did("relay %d is cut off after %d bytes", i, n)
-		p.left.Store(int64(n))
+		p.CutAfter(n)
 	}
 }
 
@@ -273,8 +274,8 @@ func (w *world) restart(i int) {
 	w.did("replica %d ends, abruptly: %v", i, abrupt)
 	if abrupt {
 		for _, p := range w.proxiesTo(i) {
-			p.lead(nowhere)
-			p.cut()
+			p.Lead(proxytest.Nowhere)
+			p.Cut()
 		}
 	}
 	w.replicas[i].stop()
@@ -286,10 +287,10 @@ func (w *world) restart(i int) {
 func (f *follower) toggleStalled(w *world) {
 	if f.stalled {
 		w.did("%s gets what has come", f.node)
-		f.proxy.gate.Unlock()
+		f.proxy.Release()
 	} else {
 		w.did("%s gets nothing", f.node)
-		f.proxy.gate.Lock()
+		f.proxy.Hold()
 	}
 	f.stalled = !f.stalled
 }
@@ -344,7 +345,7 @@ func (w *world) resubscribe() {
 			w.did("%s follows everything", f.node)
 			f.subscription = nil
 			f.client.Subscribe(nil)
-			f.proxy.cut()
+			f.proxy.Cut()
 		}
 	}
 }

@@ -16,38 +16,35 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/internal/tlsfiles"
+	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// serveVariable holds the directory of the certificates in the environment of a process that is a server. flipsVariable holds
-// in how many slices the state that it serves differs from large.
+// serveVariable holds the directory of the certificates in the environment of a process that is a server. upstreamVariable holds
+// the address of the server whose relay it is; else flipsVariable holds in how many slices the state that it serves differs
+// from large.
 const (
-	serveVariable = "SLICECAST_FABRIC_SERVE"
-	flipsVariable = "SLICECAST_FABRIC_FLIPS"
+	serveVariable    = "SLICECAST_FABRIC_SERVE"
+	upstreamVariable = "SLICECAST_FABRIC_UPSTREAM"
+	flipsVariable    = "SLICECAST_FABRIC_FLIPS"
 )
 
 // serveProcess is the server's process: it writes its address, and then how many acknowledgements have come, again and again.
 func serveProcess() error {
 	dir := os.Getenv(serveVariable)
-	flips, err := strconv.Atoi(os.Getenv(flipsVariable))
-	if err != nil {
-		return err
-	}
-	objects, err := large()
-	if err != nil {
-		return err
-	}
-	c := newCluster(objects...)
-	c.flip(c.some(flips))
 	registry := prometheus.NewRegistry()
 	config := app.Config{
-		Source: &watch{cluster: c}, SourceKind: "test", BindAddress: "127.0.0.1:0", GracePeriod: time.Second,
+		SourceKind: "test", BindAddress: "127.0.0.1:0", GracePeriod: time.Second,
 		TLS:    &tlsfiles.Files{CA: dir + "/ca.crt", Certificate: dir + "/server.crt", PrivateKey: dir + "/server.key"},
 		Logger: slog.New(slog.DiscardHandler), Registry: registry,
 	}
 	quietServer(&config)
+	if err := feed(&config, dir); err != nil {
+		return err
+	}
 	s, err := app.New(config)
 	if err != nil {
 		return err
@@ -70,6 +67,31 @@ func serveProcess() error {
 	return s.Run(ctx)
 }
 
+// feed gives the process's server its source.
+func feed(config *app.Config, dir string) error {
+	if address := os.Getenv(upstreamVariable); address != "" {
+		files, err := tlsfiles.Follow(
+			tlsfiles.Files{CA: dir + "/ca.crt", Certificate: dir + "/relay.crt", PrivateKey: dir + "/relay.key"}, config.Logger)
+		if err != nil {
+			return err
+		}
+		upstreamBy(address, grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol)))(config)
+		return nil
+	}
+	flips, err := strconv.Atoi(os.Getenv(flipsVariable))
+	if err != nil {
+		return err
+	}
+	objects, err := large()
+	if err != nil {
+		return err
+	}
+	c := newCluster(objects...)
+	c.flip(c.some(flips))
+	config.Source = &watch{cluster: c}
+	return nil
+}
+
 // process is a server in a process of its own.
 type process struct {
 	address string
@@ -77,10 +99,11 @@ type process struct {
 	kill    func()
 }
 
-func startProcess(t *testing.T, flips int) *process {
+// startProcess starts a server; what it is fed by is a variable and its value.
+func startProcess(t *testing.T, variable string, value any) *process {
 	t.Helper()
 	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), serveVariable+"="+identities.dir, fmt.Sprint(flipsVariable, "=", flips))
+	command.Env = append(os.Environ(), serveVariable+"="+identities.dir, fmt.Sprint(variable, "=", value))
 	command.Stderr = os.Stderr
 	output, err := command.StdoutPipe()
 	require.NoError(t, err)
@@ -116,17 +139,33 @@ func startProcess(t *testing.T, flips int) *process {
 // The server is killed, and comes back with what the cluster has become.
 func TestResumeOnARestartedServer(t *testing.T) {
 	c := newLargeCluster(t)
-	first := startProcess(t, 0)
+	first := startProcess(t, flipsVariable, 0)
 	r := newResumer(t, c, first.address)
 	first.kill()
-	second := startProcess(t, 0)
+	second := startProcess(t, flipsVariable, 0)
 	ready(t, c, second.address, second.acked)
 	r.back("nothing has changed", second.address, second.acked, false)
 	second.kill()
 	c.flip(c.some(7))
-	third := startProcess(t, 7)
+	third := startProcess(t, flipsVariable, 7)
 	ready(t, c, third.address, third.acked)
 	r.back("the cluster has changed", third.address, third.acked, true)
+}
+
+// A relay is killed, and comes back: what was below it finds the same digests there.
+func TestResumeOnARestartedRelay(t *testing.T) {
+	c := newLargeCluster(t)
+	root := serve(t, &watch{cluster: c}, quietServer)
+	relay := startProcess(t, upstreamVariable, root.address())
+	r := newResumer(t, c, relay.address)
+	for _, flips := range []int{0, 7} {
+		relay.kill()
+		c.flip(c.some(flips))
+		relay = startProcess(t, upstreamVariable, root.address())
+		ready(t, c, relay.address, relay.acked)
+		r.back(fmt.Sprint(flips, " slices have changed"), relay.address, relay.acked, flips > 0)
+	}
+	require.Zero(t, root.metric(t, "slicecast_server_stream_starts_total", "resume"), "the relay held nothing, and agents did not come here")
 }
 
 func (p *process) acked() int { return int(p.acks.Load()) }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/server/app"
@@ -32,7 +33,7 @@ type resumer struct {
 	*agent
 	t       *testing.T
 	cluster *cluster
-	proxy   *proxy
+	proxy   *proxytest.Proxy
 	// held is what the cluster was when the agent was last in sync.
 	held map[model.Key]source.Object
 	path string
@@ -40,7 +41,7 @@ type resumer struct {
 
 func newResumer(t *testing.T, c *cluster, address string) *resumer {
 	t.Helper()
-	r := &resumer{t: t, cluster: c, proxy: newProxy(t, address), path: filepath.Join(t.TempDir(), "checkpoint")}
+	r := &resumer{t: t, cluster: c, proxy: proxytest.New(t, address), path: filepath.Join(t.TempDir(), "checkpoint")}
 	r.start()
 	r.waitEquals(t, c)
 	r.held = c.state()
@@ -49,13 +50,13 @@ func newResumer(t *testing.T, c *cluster, address string) *resumer {
 }
 
 func (r *resumer) start() {
-	r.agent = follow(r.t, agentOptions{node: nodes[0], servers: []string{r.proxy.address()}, checkpoint: r.path})
+	r.agent = follow(r.t, agentOptions{node: nodes[0], servers: []string{r.proxy.Address()}, checkpoint: r.path})
 }
 
 // leave makes the agent reach no server.
 func (r *resumer) leave() {
-	r.proxy.lead(nowhere)
-	r.proxy.cut()
+	r.proxy.Lead(proxytest.Nowhere)
+	r.proxy.Cut()
 }
 
 // back leads the agent to a server, and checks what it got: what differs, and no more. byBuckets tells that what differs is
@@ -78,7 +79,7 @@ func (r *resumer) back(what string, address string, acks func() int, byBuckets b
 
 	before := acks()
 	r.traffic.reset()
-	r.proxy.lead(address)
+	r.proxy.Lead(address)
 	r.waitEquals(r.t, r.cluster)
 	require.Eventually(r.t, func() bool { return acks() > before }, patience, tick)
 	got := r.traffic.bytes()

@@ -11,8 +11,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/server/app"
@@ -33,7 +35,7 @@ type server struct {
 }
 
 // serve runs a server until the test, or stop, ends it.
-func serve(t cleaner, s source.Source, set ...func(*app.Config)) *server {
+func serve(t proxytest.T, s source.Source, set ...func(*app.Config)) *server {
 	t.Helper()
 	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
 	c := app.Config{
@@ -64,9 +66,13 @@ func (s *server) address() string { return s.Addresses().GRPC.String() }
 
 // upstreamOf makes a server a relay.
 func upstreamOf(address string) func(*app.Config) {
+	return upstreamBy(address, (&traffic{}).dialOptions(relay)...)
+}
+
+func upstreamBy(address string, dial ...grpc.DialOption) func(*app.Config) {
 	return func(c *app.Config) {
 		c.Upstream = &upstream.Options{
-			Servers: client.Static(address), DialOptions: (&traffic{}).dialOptions(relay), MaxBackoff: 20 * time.Millisecond,
+			Servers: client.Static(address), DialOptions: dial, MaxBackoff: 20 * time.Millisecond,
 			Logger: c.Logger, Metrics: c.Registry,
 		}
 	}

@@ -45,12 +45,16 @@ type Options struct {
 	Shards uint32
 	// Tombstones is how many removals each shard remembers; 0: DefaultTombstones.
 	Tombstones int
+	// Relayed: what the source gives comes shard by shard, and so not in the order of its versions, of which then only Progress
+	// tells up to which everything has come.
+	Relayed bool
 }
 
 // Store is the state. Its zero value is not usable; see New.
 type Store struct {
-	epoch  uint64
-	shards []*shard
+	epoch   uint64
+	shards  []*shard
+	relayed bool
 
 	// mu guards what is pending. It is held for map operations only.
 	mu sync.Mutex
@@ -87,6 +91,7 @@ func New(o Options) (*Store, error) {
 	}
 	s := &Store{
 		epoch:        newEpoch(),
+		relayed:      o.Relayed,
 		pending:      make([]map[model.Key]model.Object, o.Shards),
 		held:         make(map[model.Key]model.ServiceKey),
 		pendingNodes: make(map[string]struct{}),
@@ -249,7 +254,9 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	s.seen = s.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
-	s.reached = s.reached.Max(s.seen)
+	if !s.relayed {
+		s.reached = s.reached.Max(s.seen)
+	}
 	s.signal()
 }
 

@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -170,6 +171,25 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
+// How far everything has come follows from what is given, unless that is in no order; and is told when it is published.
+func TestReached(t *testing.T) {
+	for _, relayed := range []bool{false, true} {
+		s := synced(t, Options{Relayed: relayed})
+		s.Upsert(slice("web-1", "web", 1), 10)
+		require.Zero(t, s.Reached())
+		u := only(t, s.Publish())
+		require.EqualValues(t, 10, u.ResourceVersions.Slices)
+		if relayed {
+			require.Zero(t, s.Reached(), "others may be missing")
+		} else {
+			require.EqualValues(t, 10, s.Reached().Slices)
+		}
+		s.Progress(model.KindSlice, 20)
+		require.Empty(t, s.Publish().Updates)
+		require.Equal(t, model.ResourceVersions{Slices: 20}, s.Reached())
+	}
+}
+
 func TestReplace(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	objects := func(list ...source.Object) []source.Object { return list }
@@ -198,6 +218,13 @@ func TestReplace(t *testing.T) {
 	require.ElementsMatch(t, []string{"n1", "n2", "n3"}, p.Nodes)
 	require.Nil(t, s.Node("n1"))
 	require.True(t, s.Node("n2").Deleting)
+
+	// Relays go by the digest, so whatever a Node says counts in it.
+	_, before := s.Nodes()
+	s.Upsert(&model.Node{Name: "n3", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, 8)
+	require.Equal(t, []string{"n3"}, s.Publish().Nodes)
+	_, after := s.Nodes()
+	require.NotEqual(t, before, after)
 
 	s.Remove(model.Key{Kind: model.KindNode, Name: "n3"}, 8)
 	s.Remove(model.Key{Kind: model.KindNode, Name: "never there"}, 8)

@@ -31,8 +31,9 @@ type Host struct {
 	t     TB
 	links *netlink.Handle
 	eth0  netlink.Link
-	// attract makes the host's neighbour router deliver an address to it. Nil for the world.
-	attract func(netip.Addr) error
+	// attract makes the host's neighbour router deliver a network to it, by way of an address of the host unless the
+	// network is itself one. Nil for the world.
+	attract func(dst netip.Prefix, via netip.Addr) error
 	// world marks the process's own namespace. It may be in several networks with the same addresses: what it sends
 	// reaches the one whose address of the world it has as source.
 	world bool

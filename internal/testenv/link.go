@@ -158,8 +158,8 @@ func attach(h, router *Host, portName string) (err error) {
 	if h.eth0, port, err = veth(h, "eth0", router, portName); err != nil {
 		return err
 	}
-	h.attract = func(addr netip.Addr) error {
-		return router.addRoute(route{dst: netip.PrefixFrom(addr, addr.BitLen()), link: port})
+	h.attract = func(dst netip.Prefix, via netip.Addr) error {
+		return router.addRoute(route{dst: dst, link: port, via: via})
 	}
 	for _, gateway := range []struct {
 		addr netip.Addr
@@ -177,7 +177,8 @@ func attach(h, router *Host, portName string) (err error) {
 		}
 	}
 	for _, addr := range []netip.Addr{h.IPv4, h.IPv6} {
-		if err := errors.Join(h.addAddr(h.eth0, netip.PrefixFrom(addr, addr.BitLen())), h.attract(addr)); err != nil {
+		single := netip.PrefixFrom(addr, addr.BitLen())
+		if err := errors.Join(h.addAddr(h.eth0, single), h.attract(single, netip.Addr{})); err != nil {
 			return err
 		}
 	}
@@ -196,10 +197,23 @@ func (h *Host) addAddress(addr netip.Addr) error {
 	if h.world {
 		return errors.New("the world has no other addresses than its first ones")
 	}
-	if err := h.addAddr(h.eth0, netip.PrefixFrom(addr, addr.BitLen())); err != nil {
+	single := netip.PrefixFrom(addr, addr.BitLen())
+	if err := h.addAddr(h.eth0, single); err != nil {
 		return err
 	}
-	return errors.Join(h.attract(addr), h.awaitReady(h.eth0))
+	return errors.Join(h.attract(single, netip.Addr{}), h.awaitReady(h.eth0))
+}
+
+// Attract has the network deliver to a pod or a client what is sent to any address of some networks, in place of who
+// had them before: a pod can have those of its node's pod CIDRs, a client any, also all that nobody else has. The host's
+// kernel does not take these addresses for its own and ignores what comes for them; a [Wire] sees it.
+func (h *Host) Attract(networks ...netip.Prefix) {
+	h.t.Helper()
+	for _, network := range networks {
+		if err := h.attract(network, h.Addr(network.Addr().Is6())); err != nil {
+			h.t.Fatalf("testenv: deliver %s to %s: %v", network, h.Name, err)
+		}
+	}
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

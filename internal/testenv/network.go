@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -93,16 +94,25 @@ func (n *Network) startRouter() (err error) {
 	if n.router, err = newHost(n.t, "router", routerSysctls); err != nil {
 		return err
 	}
-	// Snooping would hold back neighbour discovery until a multicast querier has been heard.
+	// Snooping would hold back neighbour discovery until a multicast querier has been heard. And a bridge without an address of
+	// its own takes the lowest one of its ports: when that is gone with its node, hosts would go on sending there, for seconds.
 	snooping := false
-	n.bridge = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "nodes"}, MulticastSnooping: &snooping}
+	n.bridge = &netlink.Bridge{
+		LinkAttrs:         netlink.LinkAttrs{Name: "nodes", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+		MulticastSnooping: &snooping,
+	}
 	if err := n.router.links.LinkAdd(n.bridge); err != nil {
 		return fmt.Errorf("add a bridge: %w", err)
 	}
 	if err := n.router.links.LinkSetUp(n.bridge); err != nil {
 		return fmt.Errorf("set the bridge up: %w", err)
 	}
+	// An address of the nodes' network may be a client's, which does not hear nodes ask for it.
+	err = n.router.Do(func() error {
+		return setSysctls(map[string]string{"net/ipv4/conf/nodes/proxy_arp": "1", "net/ipv4/neigh/nodes/proxy_delay": "0"})
+	})
 	return errors.Join(
+		err,
 		n.router.addAddr(n.bridge, netip.PrefixFrom(routerIPv4, nodeNetwork4.Bits())),
 		n.router.addAddr(n.bridge, netip.PrefixFrom(routerIPv6, nodeNetwork6.Bits())),
 		n.addVoid(),

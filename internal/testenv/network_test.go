@@ -54,6 +54,21 @@ func TestEveryHostReachesEveryOtherWithItsOwnAddress(t *testing.T) {
 	})
 }
 
+// Nodes come and go, whose links have any hardware address, and what goes through the router goes on.
+func TestNodesComeAndGo(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	network.World.Serve(testenv.TCP, 8080)
+	for i := range 8 {
+		node := network.AddNode(fmt.Sprint("node-", i))
+		pod := node.AddPod(fmt.Sprint("pod-", i))
+		eachFamily(t, func(t *testing.T, ipv6 bool) {
+			result := pod.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(network.World.Addr(ipv6), 8080), 2, testenv.ProbeOptions{})
+			require.True(t, result.All(testenv.Answered), result)
+		})
+		node.Delete()
+	}
+}
+
 func TestParallelNetworksDoNotMeet(t *testing.T) {
 	for i := range 3 {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {

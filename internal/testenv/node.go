@@ -78,7 +78,7 @@ func (n *Network) addNode(name string) (*Node, error) {
 		return nil, err
 	}
 	host.eth0 = eth0
-	host.attract = func(addr netip.Addr) error { return n.routeTo(node, netip.PrefixFrom(addr, addr.BitLen()), 0) }
+	host.attract = func(dst netip.Prefix, _ netip.Addr) error { return n.routeTo(node, dst, 0) }
 	return node, errors.Join(
 		host.addRoute(route{dst: anyIPv4, link: eth0, via: routerIPv4}),
 		host.addRoute(route{dst: anyIPv6, link: eth0, via: routerIPv6}),
@@ -154,7 +154,9 @@ func (node *Node) addPod(name string, addrs []netip.Addr) (*Pod, error) {
 	}
 	// The router knows where the node's pod CIDRs are, but not where addresses are that come later.
 	toNode := host.attract
-	host.attract = func(addr netip.Addr) error { return errors.Join(toNode(addr), node.attract(addr)) }
+	host.attract = func(dst netip.Prefix, via netip.Addr) error {
+		return errors.Join(toNode(dst, via), node.attract(dst, via))
+	}
 	return pod, nil
 }
 

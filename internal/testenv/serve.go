@@ -18,10 +18,11 @@ import (
 // Proto is a transport protocol.
 type Proto string
 
-// The protocols that servers and probes speak.
+// The protocols that servers and probes speak, and one that only a [Wire] does: kernels may lack it.
 const (
-	TCP Proto = "tcp"
-	UDP Proto = "udp"
+	TCP  Proto = "tcp"
+	UDP  Proto = "udp"
+	SCTP Proto = "sctp"
 )
 
 // Reply is what a server says to a line of text or a datagram: one line of JSON.

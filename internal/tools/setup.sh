@@ -6,6 +6,6 @@ cd "$(dirname "$0")/../.."
 # The race detector needs a C compiler.
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl
 internal/tools/etcd.sh >/dev/null
-for component in kube-apiserver kube-controller-manager; do
+for component in kube-apiserver kube-controller-manager kube-proxy; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null
 done

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -56,7 +57,7 @@ It fails if at the end a node does not hold exactly the true state.`,
 				return err
 			}
 			slog.SetDefault(logger)
-			if err := spendMemory(); err != nil {
+			if err := collectLess(); err != nil {
 				return err
 			}
 			return Run(c.Context(), *o, logger, c.OutOrStdout(), c.ErrOrStderr())
@@ -66,17 +67,27 @@ It fails if at the end a node does not hold exactly the true state.`,
 	return c
 }
 
-// spendMemory has garbage collected less often, as long as there is room for it: the caches of thousands of nodes are long to
+// collectLess has garbage collected less often, as long as there is room for it: the caches of thousands of nodes are long to
 // scan, and the CPU time is needed.
-func spendMemory() error {
-	const percent, share = 400, 2
+func collectLess() error {
+	const share = 2
 	machine, err := usage.ThisMachine()
 	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(percent)
+	debug.SetGCPercent(garbagePercent)
 	debug.SetMemoryLimit(machine.Memory / share)
 	return nil
+}
+
+const garbagePercent = 400
+
+// pauseCollection collects garbage for the last time until resume is called, as long as there is room for what comes: each of
+// a thousand nodes would else wait for what is collected of the others, as nodes with a machine of their own do not.
+func pauseCollection() (resume func()) {
+	runtime.GC()
+	debug.SetGCPercent(-1)
+	return func() { debug.SetGCPercent(garbagePercent) }
 }
 
 func newShowCommand() *cobra.Command {

@@ -274,6 +274,7 @@ func (r *run) churn(ctx context.Context, result *report.Report) error {
 		}
 	}
 	warmedUp := r.churned
+	defer pauseCollection()()
 	before, err := r.meter.read()
 	if err != nil {
 		return err
@@ -295,6 +296,7 @@ func (r *run) churn(ctx context.Context, result *report.Report) error {
 
 // observe measures whatever comes.
 func (r *run) observe(ctx context.Context, result *report.Report) error {
+	defer pauseCollection()()
 	before, err := r.meter.read()
 	if err != nil {
 		return err

@@ -74,7 +74,7 @@ func sleepUntil(ctx context.Context, t time.Time) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timer.C:
-		return nil
+		return ctx.Err() // with both at hand, select takes either
 	}
 }
 

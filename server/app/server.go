@@ -65,7 +65,7 @@ func New(c Config) (_ *Server, err error) {
 			}
 		}
 	}()
-	if s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones}); err != nil {
+	if s.store, err = store.New(store.Options{Shards: c.Shards, Tombstones: c.Tombstones, Relayed: c.Upstream != nil}); err != nil {
 		return nil, fmt.Errorf("--shards: %w", err)
 	}
 	hostname, err := os.Hostname()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -94,7 +96,12 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 			"the API server could not be asked about the token: try again later: %v", err)
 	}
 	if verdict.refusal != "" {
-		return Identity{}, a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
+		err := a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
+		if verdict.reason == reasonTooManyReviews {
+			// Until then there is a new share for many; not all come at the same time.
+			err = wire.RetryLater(err, shareFills/2+rand.N(shareFills))
+		}
+		return Identity{}, err
 	}
 	return verdict.identity, nil
 }
@@ -107,12 +114,16 @@ func bearerToken(header string) (string, bool) {
 }
 
 // Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as an observer, be it one
-// that follows a node's Node. Its error is a gRPC status.
-func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) error {
+// that follows a node's Node, and who that is. Its error is a gRPC status.
+func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, err error) {
 	i, ok := identityOf(ctx)
 	if !ok { // a method that no interceptor guards would be a bug here; refuse rather than serve
-		return a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
+		return "", a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
 	}
+	return i.User, a.stream(ctx, i, kind, nodeName)
+}
+
+func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeName string) error {
 	switch kind {
 	case pb.ClientKind_CLIENT_KIND_AGENT:
 		if i.Operator || i.Node != "" && i.Node == nodeName {

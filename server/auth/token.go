@@ -41,6 +41,8 @@ const (
 	// A node needs one each time it connects. Where many share an address (behind a NAT), this is how fast they come back.
 	reviewsPerAddress      = 10
 	reviewsPerAddressBurst = 100
+	// shareFills is how long a share takes to be whole again.
+	shareFills = reviewsPerAddressBurst * time.Second / reviewsPerAddress
 	// addresses is for how many of them shares are kept.
 	addresses = 16384
 )
@@ -104,7 +106,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
 		if !r.mayAsk(ctx) {
 			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, refusal: "too many tokens came from this address " +
-				"for the API server to be asked about them all: try again in some seconds"}, nil
+				"for the API server to be asked about them all"}, nil
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()

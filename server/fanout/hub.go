@@ -61,9 +61,9 @@ const maxCoalesce = 50 * time.Millisecond
 type Options struct {
 	// Store is what is served.
 	Store *store.Store
-	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node. Its error goes to
-	// the client as it is, so it is a gRPC status. Required.
-	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) error
+	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node, and who it is. Its
+	// error goes to the client as it is, so it is a gRPC status. Required.
+	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, err error)
 	// ServerName and ServerVersion are told to clients.
 	ServerName, ServerVersion string
 	// Heartbeat is the interval between heartbeats; 0: DefaultHeartbeat.
@@ -98,7 +98,7 @@ type Upstream interface {
 	Programmed(shard uint32, mark model.Position)
 	// Nodes tells how many nodes the relay serves. It must not wait.
 	Nodes(count int)
-	// Nack passes on what a node can't program.
+	// Nack passes on what a node can't program, or what it can again, or has taken with it. It must not wait.
 	Nack(*pb.Nack)
 }
 
@@ -134,7 +134,7 @@ type Hub struct {
 	listed  bool
 	byNode  map[string]map[*stream]struct{}
 	agents  map[string]*stream
-	others  int // streams that are no agents'
+	others  map[string]int // streams that are no agents', by who is on them
 	// reached is closed, and made anew, with each publish.
 	reached chan struct{}
 	// servers are what clients are told, replicas what it says.
@@ -161,7 +161,7 @@ func New(o Options) *Hub {
 		options: o, log: o.Logger, store: o.Store, started: time.Now(),
 		frames: newFrameCache(frameCacheBytes), cold: semaphore.NewWeighted(o.ColdBytes),
 		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
-		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream),
+		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream), others: make(map[string]int),
 		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
@@ -171,6 +171,7 @@ func New(o Options) *Hub {
 		h.marks = &marks{upstream: o.Upstream, shards: make([]shardMarks, o.Store.Shards())}
 		h.convergence.done = h.marks.programmed
 	}
+	h.ring.reach(o.Store.Reached())
 	h.announce(o.Servers)
 	return h
 }
@@ -273,6 +274,13 @@ func (h *Hub) publish() {
 	if len(e.updates) > 0 {
 		h.add(e)
 	}
+	h.ring.reach(h.store.Reached())
+	h.mu.Lock()
+	relays := h.relaysLocked()
+	h.mu.Unlock()
+	for _, s := range relays {
+		notify(s.pokes)
+	}
 	h.announceReplicas(p.Updates)
 	for _, name := range p.Nodes {
 		h.nodeChanged(name)
@@ -340,15 +348,16 @@ func (h *Hub) ownStreamsLocked() {
 	}
 }
 
-// maxOthers bounds the streams that are no agents': operators' and relays'.
-const maxOthers = 1024
+// maxOthers bounds the streams of one identity that are no agents': observers', operators' and relays'. A node's agent has one.
+const maxOthers = 256
 
 // register adds a stream. If it is a Node's agent, it takes the place of an older one.
 func (h *Hub) register(s *stream) error {
 	h.mu.Lock()
-	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others == maxOthers {
+	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others[s.user] == maxOthers {
 		h.mu.Unlock()
-		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open, as many as this server serves: close some", maxOthers)
+		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open for %q, as many as one may have: close some",
+			maxOthers, s.user)
 	}
 	h.ownStreamsLocked()
 	s.index = len(h.streams)
@@ -362,7 +371,7 @@ func (h *Hub) register(s *stream) error {
 		old = h.agents[s.node]
 		h.agents[s.node] = s
 	} else {
-		h.others++
+		h.others[s.user]++
 	}
 	h.mu.Unlock()
 	// Between the stream's admission and now UpstreamEnded did not find it.
@@ -397,7 +406,9 @@ func (h *Hub) unregister(s *stream) {
 		delete(h.byNode, s.node)
 	}
 	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT {
-		h.others--
+		if h.others[s.user]--; h.others[s.user] == 0 {
+			delete(h.others, s.user)
+		}
 	} else if h.agents[s.node] == s {
 		delete(h.agents, s.node)
 	}
@@ -410,11 +421,7 @@ func (h *Hub) nodeChanged(name string) {
 	for s := range h.byNode[name] {
 		to = append(to, s)
 	}
-	for s := range h.byNode[""] {
-		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-			to = append(to, s)
-		}
-	}
+	to = append(to, h.relaysLocked()...)
 	h.mu.Unlock()
 	for _, s := range to {
 		s.ask(func() {
@@ -424,6 +431,15 @@ func (h *Hub) nodeChanged(name string) {
 			s.nodes[name] = struct{}{}
 		})
 	}
+}
+
+func (h *Hub) relaysLocked() (relays []*stream) {
+	for s := range h.byNode[""] {
+		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+			relays = append(relays, s)
+		}
+	}
+	return relays
 }
 
 // Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New

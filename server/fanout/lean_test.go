@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
@@ -134,7 +135,9 @@ func running(t *testing.T, o Options) *Hub {
 
 func run(t require.TestingT, o Options) (h *Hub, stop func()) {
 	o.Logger = slog.New(slog.DiscardHandler)
-	o.Authorize = func(context.Context, pb.ClientKind, string) error { return nil }
+	if o.Authorize == nil {
+		o.Authorize = func(context.Context, pb.ClientKind, string) (string, error) { return "", nil }
+	}
 	h = New(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
@@ -399,6 +402,34 @@ func TestANodesNewestStreamCounts(t *testing.T) {
 	_ = observer.close()
 	_ = second.close()
 	require.Eventually(t, func() bool { return h.nodes.Load() == 0 && len(h.Streams(nil)) == 0 }, patience, tick)
+}
+
+// One observer, or relay, can't take the place of others.
+func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, error) {
+		return node, nil
+	}})
+	observe := func(as string) *pipe { return connect(t, h, &pb.Hello{NodeName: as}) }
+	var pipes []*pipe
+	for range maxOthers {
+		pipes = append(pipes, observe("greedy"))
+	}
+	require.Eventually(t, func() bool { return len(h.Streams(nil)) == maxOthers }, patience, tick)
+	err := <-observe("greedy").done
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.ErrorContains(t, err, `for "greedy"`)
+	modest := observe("modest")
+	eventually(t, modest.session.s.synced.Load)
+	_ = pipes[0].close()
+	pipes[0] = observe("greedy")
+	eventually(t, pipes[0].session.s.synced.Load)
+	for _, p := range append(pipes, modest) {
+		_ = p.close()
+	}
+	require.Eventually(t, func() bool { return len(h.Streams(nil)) == 0 }, patience, tick)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Empty(t, h.others)
 }
 
 // What one stream that takes nothing costs does not grow with what it misses.

@@ -73,7 +73,7 @@ func (s *stream) startWanted(hello *pb.Hello) error {
 	h := s.hub
 	h.metrics.starts.WithLabelValues("narrowed").Inc()
 	if !holdsNothing(hello) {
-		if err := s.awaitVersions(hello); err != nil {
+		if err := s.awaitVersions(hello, func() bool { return false }); err != nil {
 			return err
 		}
 	}

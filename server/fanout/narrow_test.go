@@ -1,19 +1,25 @@
 package fanout
 
 import (
+	"bytes"
+	"slices"
 	"testing"
+	"unsafe"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
+
+func only(name string) *pb.Subscription {
+	return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: "default", Name: name}}}
+}
 
 // TestResubscribeWhileAnUpdateIsOnItsWay: what the old subscription wanted, and is removed by an update that the stream has not
 // been sent yet, is told to be gone.
 func TestResubscribeWhileAnUpdateIsOnItsWay(t *testing.T) {
-	only := func(name string) *pb.Subscription {
-		return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: "default", Name: name}}}
-	}
 	for _, first := range []*pb.Subscription{nil, only("service-0")} {
 		s := filled(t, 1)
 		f := start(t, s)
@@ -31,4 +37,99 @@ func TestResubscribeWhileAnUpdateIsOnItsWay(t *testing.T) {
 		require.Empty(t, u.GetServices())
 		require.NotNil(t, c.recv().GetInSync())
 	}
+}
+
+// raw takes the frames that have come.
+func (p *pipe) raw() []wire.Frame {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	frames := p.frames
+	p.frames = nil
+	return frames
+}
+
+// TestANarrowedStreamCostsTheOthersNothing: those that want everything get the same bytes out of the same memory, by the
+// fan-out, whether or not others are narrowed; and nothing is encoded for these, but cut out of the same bytes.
+func TestANarrowedStreamCostsTheOthersNothing(t *testing.T) {
+	const changes = 20
+	type result struct {
+		sent []wire.Frame // to each that wants everything
+		// frames and bytes were sent in all, shared frames built.
+		frames, bytes, shared float64
+	}
+	// stamp marks what is encoded, so that what is cut out can be told from what would be encoded anew.
+	stamp := func(f wire.Frame) wire.Frame {
+		require.True(t, bytes.Contains(f, []byte("10.180.")))
+		return bytes.ReplaceAll(f, []byte("10.180."), []byte("10.181."))
+	}
+	run := func(subscriptions ...*pb.Subscription) (r result, cut [][]wire.Frame) {
+		s := filled(t, 4)
+		h := start(t, s).Hub
+		pipes := []*pipe{connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{}), connect(t, h, &pb.Hello{})}
+		everything := len(pipes)
+		for _, wanted := range subscriptions {
+			pipes = append(pipes, connect(t, h, &pb.Hello{Subscription: wanted}))
+		}
+		for _, p := range pipes {
+			defer p.cancel()
+			eventually(t, func() bool {
+				return slices.ContainsFunc(p.read(t), func(r *wire.Response) bool { return r.InSync != nil })
+			})
+		}
+		for _, p := range pipes[:everything] {
+			eventually(t, func() bool {
+				p.session.s.mu.Lock()
+				defer p.session.s.mu.Unlock()
+				return p.session.s.live
+			})
+		}
+		r.frames, r.bytes = -testutil.ToFloat64(h.metrics.sentFrames), -testutil.ToFloat64(h.metrics.sentBytes)
+		cut = make([][]wire.Frame, len(pipes)-everything)
+		for n := range changes {
+			s.Upsert(slice(1, 4+n), 0)
+			s.Upsert(slice(2, 4+n), 0)
+			e := entry{}
+			for _, u := range s.Publish().Updates {
+				f, err := wire.EncodeUpdate(u)
+				require.NoError(t, err)
+				e.add(u, stamp(f))
+			}
+			h.add(e)
+			for i, p := range pipes {
+				var got []wire.Frame
+				want := e.frames
+				if i >= everything {
+					want = want[:1] // one of both Services
+				}
+				eventually(t, func() bool { got = append(got, p.raw()...); return len(got) == len(want) })
+				if i >= everything {
+					cut[i-everything] = append(cut[i-everything], got...)
+					continue
+				}
+				for j, f := range got {
+					require.Same(t, unsafe.SliceData(want[j]), unsafe.SliceData(f))
+				}
+			}
+			r.sent = append(r.sent, e.frames...)
+		}
+		for _, p := range pipes[:everything] {
+			require.Equal(t, changes, p.tried, "all by the fan-out")
+		}
+		r.shared = testutil.ToFloat64(h.metrics.catchUps)
+		r.frames += testutil.ToFloat64(h.metrics.sentFrames)
+		r.bytes += testutil.ToFloat64(h.metrics.sentBytes)
+		return r, cut
+	}
+	alone, _ := run()
+	beside, cut := run(only("service-1"), only("service-1"), only("service-2"))
+	for _, frames := range cut {
+		require.Len(t, frames, changes)
+		for _, f := range frames {
+			require.Contains(t, string(f), "10.181.", "cut out, not encoded")
+			require.NotContains(t, string(f), "10.180.")
+			beside.frames--
+			beside.bytes -= float64(len(f))
+		}
+	}
+	require.Equal(t, alone, beside)
 }

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -22,6 +23,26 @@ func (h *Hub) UpstreamEnded() {
 			s.end(errNoUpstream)
 		}
 	}
+}
+
+// tellReached tells a relay how far the cluster's changes have come with all that it was sent: updates are of one shard each, and
+// say nothing of the others.
+func (s *stream) tellReached() error {
+	head, reached := s.hub.ring.now()
+	if s.position != head {
+		return nil
+	}
+	return s.sendReached(reached)
+}
+
+func (s *stream) sendReached(v model.ResourceVersions) error {
+	if s.kind != pb.ClientKind_CLIENT_KIND_RELAY || v == s.reached {
+		return nil
+	}
+	s.reached = v
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
+		ResourceVersions: wire.ResourceVersionsToProto(v),
+	}}}))
 }
 
 // marks are a relay's memory of which of its Updates brought which upstream positions, so that it can tell upstream when all

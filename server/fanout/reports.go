@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"cmp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -10,12 +11,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream.
-const maxNacks = 256
+// maxNacks bounds the open nacks that are remembered of a stream, maxNackKey the names in those that a relay passes on.
+const maxNacks, maxNackKey = 256, 512
 
 // Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
 // all shards' buckets are; and requests for state, which cost more.
@@ -40,8 +42,14 @@ type reports struct {
 	left bool
 	// reported: an Ack has come, so that what the client had in sync is programmed too.
 	reported bool
-	nacks    map[string]Nack // open ones, by object and node
+	nacks    map[string]openNack // by object and node
 	lastNack Nack
+}
+
+// openNack is a nack that stands.
+type openNack struct {
+	Nack
+	key model.Key
 }
 
 // Nack is an object that a node could not program.
@@ -75,11 +83,14 @@ func (s *stream) join() {
 	s.hub.tellNodes()
 }
 
-// leave takes the stream's nodes out.
+// leave takes the stream's nodes out. Whether they can program something is not for this server to say any more.
 func (s *stream) leave() {
 	r := &s.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, n := range r.nacks {
+		s.passOnLocked(n, true)
+	}
 	r.left = true
 	if r.member != nil {
 		s.resizeLocked(0)
@@ -133,33 +144,32 @@ func (s *stream) ack(a *pb.Ack) error {
 // nack takes a Nack.
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
-	n := Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), Node: clip(m.GetNodeName()), At: time.Now()}
+	key, _ := wire.KeyFromProto(m.GetKey()) // keyString says what is wrong
+	n := openNack{Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key}
+	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
+		n.Node = clip(m.GetNodeName())
+	}
 	id := n.Node + " " + n.Object
 	r := &s.reports
 	r.mu.Lock()
 	old, known := r.nacks[id]
-	news := known && (m.GetResolved() || old.Reason != n.Reason)
 	switch {
-	case m.GetResolved():
+	case m.GetResolved() && known:
 		delete(r.nacks, id)
-	case known || len(r.nacks) < maxNacks:
+		s.passOnLocked(old, true)
+	case !m.GetResolved() && (known || len(r.nacks) < maxNacks):
 		if r.nacks == nil {
-			r.nacks = make(map[string]Nack)
+			r.nacks = make(map[string]openNack)
 		}
 		r.nacks[id] = n
-		news = news || !known
+		if old.Reason != n.Reason || !known {
+			s.passOnLocked(n, false)
+		}
 	}
 	if !m.GetResolved() {
-		r.lastNack = n
+		r.lastNack = n.Nack
 	}
 	r.mu.Unlock()
-	if news && h.options.Upstream != nil {
-		up := &pb.Nack{Key: m.GetKey(), Reason: n.Reason, NodeName: n.Node, Resolved: m.GetResolved()}
-		if up.NodeName == "" {
-			up.NodeName = s.node
-		}
-		h.options.Upstream.Nack(up)
-	}
 	if m.GetResolved() {
 		return
 	}
@@ -167,6 +177,19 @@ func (s *stream) nack(m *pb.Nack) {
 	s.reports.nacksLogged.Do(func() {
 		h.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason, "behind", n.Node,
 			"shard", m.GetShard(), "sequence", m.GetSequence())
+	})
+}
+
+// passOnLocked tells upstream, on a relay, of a nack that stands or does not stand any more. An observer programs nothing that
+// would count there.
+func (s *stream) passOnLocked(n openNack, resolved bool) {
+	up := s.hub.options.Upstream
+	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || len(n.key.Namespace)+len(n.key.Name) > maxNackKey {
+		return
+	}
+	up.Nack(&pb.Nack{
+		// What a relay itself can't make sense of has its address.
+		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: cmp.Or(n.Node, s.node, s.peer), Resolved: resolved,
 	})
 }
 

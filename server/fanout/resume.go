@@ -2,16 +2,13 @@ package fanout
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
@@ -28,8 +25,8 @@ const (
 	admissionHold = 30 * time.Second
 )
 
-// start sends the initial state: what differs from what the client holds.
-func (s *stream) start(hello *pb.Hello) error {
+// start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
+func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	h := s.hub
 	if err := s.welcome(); err != nil {
 		return err
@@ -41,23 +38,34 @@ func (s *stream) start(hello *pb.Hello) error {
 	if err != nil {
 		return err
 	}
+	ahead := false
 	switch {
 	case s.wanted != nil:
 		err = s.startWanted(hello)
 	case holdsNothing(hello):
 		err = s.startCold()
 	default:
-		err = s.resume(hello)
+		ahead, err = s.resume(hello)
 	}
 	if err != nil {
 		return err
 	}
 	s.join()
+	if err := s.sendReached(reached); err != nil {
+		return err
+	}
 	var seen model.ResourceVersions
 	for shard := range h.store.Shards() {
 		seen = seen.Max(h.store.Snapshot(shard).ResourceVersions())
 	}
-	return s.inSync(seen, allNodes)
+	if err := s.inSync(seen, allNodes); err != nil || !ahead {
+		return err
+	}
+	if err := s.awaitVersions(hello, func() bool { return false }); err != nil {
+		return err
+	}
+	s.position, _ = h.ring.now()
+	return s.overtaken()
 }
 
 func (s *stream) welcome() error {
@@ -178,30 +186,22 @@ func (s *stream) admit(size int64) (release func(), err error) {
 			return nil, errDraining
 		}
 		h.metrics.starts.WithLabelValues("refused").Inc()
-		return nil, retryLater(codes.ResourceExhausted, admissionWait/2+rand.N(admissionWait),
-			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait)
+		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
+			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait),
+			admissionWait/2+rand.N(admissionWait))
 	}
 	once := sync.OnceFunc(func() { h.cold.Release(size) })
 	late := time.AfterFunc(admissionHold, once)
 	return func() { late.Stop(); once() }, nil
 }
 
-// retryLater gives a status that says when to come back.
-func retryLater(code codes.Code, after time.Duration, format string, args ...any) error {
-	s := status.New(code, fmt.Sprintf(format, args...)+fmt.Sprintf(": try again in %v", after.Round(time.Second)))
-	with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
-	if err != nil {
-		return s.Err() // the delay is in the message too
-	}
-	return with.Err()
-}
-
-// resume brings a client that holds something to the present.
-func (s *stream) resume(hello *pb.Hello) error {
+// resume brings a client that holds something to the present. ahead: it holds what the store does and has seen newer versions, so
+// that it is in sync, but what the store gets until it is there is of the client's past: a change, and the one that undid it.
+func (s *stream) resume(hello *pb.Hello) (ahead bool, err error) {
 	h := s.hub
 	h.metrics.starts.WithLabelValues("resume").Inc()
-	if err := s.awaitVersions(hello); err != nil {
-		return err
+	if err := s.awaitVersions(hello, func() bool { ahead = s.confirm(hello); return ahead }); err != nil || ahead {
+		return ahead, err
 	}
 	var ask []uint32
 	for shard := range h.store.Shards() {
@@ -212,17 +212,17 @@ func (s *stream) resume(hello *pb.Hello) error {
 			s.sequences[shard] = snapshot.Sequence()
 		case known && s.follows(hello, snapshot):
 			if err := s.sendUpTo(snapshot, hello.GetSequences()[shard]); err != nil {
-				return err
+				return false, err
 			}
 		case known && s.buckets && hello.GetDigests()[shard] != 0:
 			ask = append(ask, shard)
 		default: // the whole shard, empty or not
 			if err := s.sendUpTo(snapshot, 0); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	return s.askBuckets(ask)
+	return false, s.askBuckets(ask)
 }
 
 // follows tells whether a client's position in a shard is in this store's history, so that what has changed since is known.
@@ -233,12 +233,12 @@ func (s *stream) follows(hello *pb.Hello, snapshot *store.Snapshot) bool {
 	return hello.GetEpoch() == s.hub.store.Epoch() && at < snapshot.Sequence() && snapshot.Knows(at)
 }
 
-// awaitVersions waits, for a while, until the store has come as far as the client has seen, if the client holds anything
-// else than the store and comes from another one.
-func (s *stream) awaitVersions(hello *pb.Hello) error {
+// awaitVersions waits, for a while, until the store has come as far as the client has seen, or until it is enough. That the client
+// was here before says nothing: it may have been cut off while it waited.
+func (s *stream) awaitVersions(hello *pb.Hello, enough func() bool) error {
 	h := s.hub
 	want := wire.ResourceVersionsFromProto(hello.GetResourceVersions())
-	if hello.GetEpoch() == h.store.Epoch() || h.store.Reached() == (model.ResourceVersions{}) {
+	if h.store.Reached() == (model.ResourceVersions{}) { // the source has none
 		return nil
 	}
 	timeout := time.NewTimer(h.options.MaxBehindWait)
@@ -248,8 +248,8 @@ func (s *stream) awaitVersions(hello *pb.Hello) error {
 		reached := h.reached
 		h.mu.Unlock()
 		have := h.store.Reached()
-		if have.Max(want) == have || h.equals(hello) {
-			if waited {
+		if have.Max(want) == have || enough() {
+			if waited && !s.synced.Load() {
 				h.metrics.behindWaits.WithLabelValues("caught_up").Inc()
 			}
 			return nil
@@ -257,6 +257,9 @@ func (s *stream) awaitVersions(hello *pb.Hello) error {
 		ok, err := s.wait(reached, timeout.C)
 		if err != nil {
 			return err
+		}
+		if !ok && s.atPresent() {
+			return nil // on a quiet cluster versions are ahead that brought nothing
 		}
 		if !ok {
 			h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
@@ -270,13 +273,28 @@ func (s *stream) awaitVersions(hello *pb.Hello) error {
 	}
 }
 
-// equals tells whether a client holds exactly what the store does.
-func (h *Hub) equals(hello *pb.Hello) bool {
-	if uint32(len(hello.GetDigests())) != h.store.Shards() {
+// confirm tells whether the client holds exactly what the store does, and if so takes note of it.
+func (s *stream) confirm(hello *pb.Hello) bool {
+	digests := hello.GetDigests()
+	sequences := make([]uint64, len(s.sequences))
+	if len(digests) != len(sequences) {
 		return false
 	}
-	for shard, digest := range hello.GetDigests() {
-		if digest != h.store.Snapshot(uint32(shard)).Digest() {
+	for shard := range sequences {
+		snapshot := s.hub.store.Snapshot(uint32(shard))
+		if digests[shard] != snapshot.Digest() {
+			return false
+		}
+		sequences[shard] = snapshot.Sequence()
+	}
+	s.sequences = sequences
+	return true
+}
+
+// atPresent tells whether the client has been sent everything.
+func (s *stream) atPresent() bool {
+	for shard, sequence := range s.sequences {
+		if s.hub.store.Snapshot(uint32(shard)).Sequence() != sequence {
 			return false
 		}
 	}

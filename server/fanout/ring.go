@@ -69,6 +69,22 @@ type ring struct {
 	held    int
 	// head is the position of the next entry.
 	head atomic.Uint64
+	// reached are the resource versions up to which everything is before the head.
+	reached model.ResourceVersions
+}
+
+// reach notes what the entries so far come to.
+func (r *ring) reach(v model.ResourceVersions) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reached = v
+}
+
+// now gives the head, and the resource versions that are reached there.
+func (r *ring) now() (head uint64, reached model.ResourceVersions) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.head.Load(), r.reached
 }
 
 // add appends an entry, and drops the oldest ones beyond the bounds.

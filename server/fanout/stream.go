@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -44,6 +45,7 @@ type stream struct {
 
 	// What the hello said; set when it comes.
 	node, peer          string
+	user                string // as whom it is admitted
 	kind                pb.ClientKind
 	version, programmer string
 	since               time.Time
@@ -61,6 +63,8 @@ type stream struct {
 	wanted *subscription
 	// passed is how far a narrowed stream has come in each shard, be it that it was sent nothing of that. The goroutine's.
 	passed []uint64
+	// reached is what a relay was told last; see tellReached. The goroutine's.
+	reached model.ResourceVersions
 
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
@@ -168,7 +172,8 @@ func (s *stream) greeted() (*pb.Hello, error) {
 // admitted tells whether the client may be what it says.
 func (s *stream) admitted() error {
 	o := s.hub.options
-	if err := o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+	var err error
+	if s.user, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
 		return err
 	}
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {
@@ -213,9 +218,10 @@ func (s *stream) introduce(hello *pb.Hello) error {
 // run serves the client from its hello on.
 func (s *stream) run(hello *pb.Hello) error {
 	// The position in the ring comes before the snapshots: what is published between is skipped by its sequence.
-	s.position = s.hub.ring.head.Load()
+	position, reached := s.hub.ring.now()
+	s.position = position
 	s.sequences = make([]uint64, s.hub.store.Shards())
-	if err := s.start(hello); err != nil {
+	if err := s.start(hello, reached); err != nil {
 		if errors.Is(err, errDraining) {
 			_ = s.sendDrain() // the status says it too
 		}
@@ -229,6 +235,9 @@ func (s *stream) run(hello *pb.Hello) error {
 		err := s.answer()
 		if err == nil {
 			b, err = s.follow(b)
+		}
+		if err == nil {
+			err = s.tellReached()
 		}
 		if err != nil {
 			return err
@@ -285,7 +294,7 @@ func (s *stream) rest() bool {
 	if s.position != s.hub.ring.head.Load() || len(s.resyncs) > 0 || len(s.nodes) > 0 || s.subscribe != nil {
 		return false
 	}
-	s.live = s.wanted == nil
+	s.live = s.wanted == nil && s.kind != pb.ClientKind_CLIENT_KIND_RELAY
 	return true
 }
 

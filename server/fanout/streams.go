@@ -49,7 +49,7 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 		r.mu.Lock()
 		i.Reported, i.LastNack = r.reported, r.lastNack
 		for _, n := range r.nacks {
-			i.Nacks = append(i.Nacks, n)
+			i.Nacks = append(i.Nacks, n.Nack)
 		}
 		if r.member != nil {
 			i.Nodes = r.member.nodes

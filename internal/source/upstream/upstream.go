@@ -8,7 +8,7 @@
 //     agents move freely between both.
 //   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
 //     holds, and gets what differs with the next one.
-//   - What is acknowledged upstream, all nodes behind the relay have programmed.
+//   - What is acknowledged upstream, all nodes behind the relay have programmed; each upstream server hears what they can't.
 //   - A relay does not feed on itself, through however many others, but for a moment: it ends the streams of other relays when
 //     its own one ends, so that they see where the next one comes from.
 package upstream
@@ -70,14 +70,15 @@ func New(o Options, s *store.Store, lost func()) *Source {
 		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()),
 		dropped: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
-			Help: "Nacks of this relay's nodes that it did not pass on: it had no stream that was in sync, or too many waited already.",
+			Help: "Nacks of this relay's nodes that it did not pass on, as too many stood already or they named no object.",
 		}),
 	}
 	u.client = client.New(client.Options{
 		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
 		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
 		Relay: &client.Relay{
-			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, InSync: u.inSync, Ended: u.ended,
+			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,
+			InSync: u.inSync, Ended: u.ended,
 		},
 	})
 	return u
@@ -154,12 +155,18 @@ func (u *Source) node(name string, n *model.Node) {
 	u.store.Upsert(n, 0)
 }
 
+// reached takes how far everything has come. No single update tells that: those of other shards may be on their way.
+func (u *Source) reached(v model.ResourceVersions) {
+	u.store.Progress(model.KindService, v.Services)
+	u.store.Progress(model.KindSlice, v.Slices)
+}
+
 // inSync completes the state that a stream begins with.
-func (u *Source) inSync(s client.Synced) {
-	if s.Nodes != nil {
+func (u *Source) inSync(names map[string]struct{}) {
+	if names != nil {
 		nodes, _ := u.store.Nodes()
 		for _, n := range nodes {
-			if _, ok := s.Nodes[n.Name]; !ok {
+			if _, ok := names[n.Name]; !ok {
 				u.node(n.Name, nil)
 			}
 		}
@@ -168,8 +175,6 @@ func (u *Source) inSync(s client.Synced) {
 	defer u.mu.Unlock()
 	u.movedLocked()
 	u.path = u.next
-	u.store.Progress(model.KindService, s.ResourceVersions.Services)
-	u.store.Progress(model.KindSlice, s.ResourceVersions.Slices)
 	u.store.Synced()
 }
 
@@ -203,7 +208,7 @@ func (u *Source) Programmed(shard uint32, m model.Position) {
 // Nodes is for fanout.Upstream.
 func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
 
-// Nack is for fanout.Upstream. What can't be sent now is dropped.
+// Nack is for fanout.Upstream. Each upstream server hears of what stands.
 func (u *Source) Nack(n *pb.Nack) {
 	if !u.client.Report(n) {
 		u.dropped.Inc()

@@ -65,7 +65,7 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry()}
 	c := serverapp.Config{
 		Source: from, BindAddress: address, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
-		Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
+		MaxBehindWait: patience, Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
 	}
 	if len(upstreams) > 0 {
 		c.Upstream = &upstream.Options{
@@ -103,11 +103,19 @@ func (s *server) metric(name string) (sum float64) {
 
 // cluster is a source that the test writes to.
 type cluster struct {
-	ready chan struct{}
-	sink  source.Sink
+	ready   chan struct{}
+	sink    source.Sink
+	version uint64 // of the last write
 }
 
 func newCluster() *cluster { return &cluster{ready: make(chan struct{})} }
+
+// again gives the cluster as it was at first, at a later time.
+func (c *cluster) again() *cluster {
+	n := newCluster()
+	n.version = c.version
+	return n
+}
 
 func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 	c.sink = sink
@@ -125,14 +133,15 @@ func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 func (c *cluster) fill(from, to, endpoints int) {
 	for i := from; i < to; i++ {
 		name := fmt.Sprint("service-", i)
-		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), uint64(100+i))
+		c.version += 2
+		c.sink.Upsert(model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}), c.version-1)
 		s := model.Slice{Namespace: "default", Name: name, Service: name, Family: model.IPv4}
 		for e := range endpoints {
 			s.Endpoints = append(s.Endpoints, model.Endpoint{
 				Address: netip.AddrFrom4([4]byte{10, byte(i), 0, byte(e)}), Conditions: model.Conditions{Ready: true, Serving: true},
 			})
 		}
-		c.sink.Upsert(model.NewSlice(s), uint64(200+i))
+		c.sink.Upsert(model.NewSlice(s), c.version)
 	}
 }
 
@@ -215,11 +224,13 @@ func TestThreeLevels(t *testing.T) {
 	c.fill(3, 4, 7)
 	a.has(3, 7)
 	b.has(3, 7)
-	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, 300)
-	c.sink.Upsert(&model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, 0)
+	c.version++
+	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, c.version)
+	node := &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+	c.sink.Upsert(node, 0)
 	require.Eventually(t, func() bool {
 		_, slices := a.cache.Service(model.ServiceKey{Namespace: "default", Name: "service-4"})
-		return len(slices) == 0 && a.cache.Node().Labels["zone"] == "b"
+		return len(slices) == 0 && a.cache.Node().Equal(node)
 	}, patience, time.Millisecond)
 
 	// Between root and relays nothing is sent again, and resource versions are those of the cluster.
@@ -238,7 +249,7 @@ func TestThreeLevels(t *testing.T) {
 	a.has(3, 7)
 	third := serve(t, "127.0.0.1:0", nil, first.address)
 	require.Eventually(t, func() bool { return contains(third.log, "has no stream from its own server") }, patience, time.Millisecond)
-	again := newCluster()
+	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
 	a.has(3, 2) // as the cluster has it now
@@ -282,6 +293,38 @@ func TestAcksOfARelaysNodes(t *testing.T) {
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nacks_total") == 1 }, patience, time.Millisecond)
 	b.stop()
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nodes") == 1 }, patience, time.Millisecond)
+}
+
+// What a relay's nodes can't program each of its servers hears, as long as it stands.
+func TestNacksOutliveTheServer(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	relay := serve(t, "127.0.0.1:0", nil, root.address)
+	<-c.ready
+	a, b := join(t, "node-1", nil, relay.address), join(t, "node-2", nil, relay.address)
+	nacks := func(s *server) float64 { return s.metric("slicecast_server_nacks_total") }
+	for i := range 3 {
+		a.Nack(model.ServiceKey{Namespace: "default", Name: fmt.Sprint("service-", i)}, "no room")
+	}
+	b.Nack(model.ServiceKey{Namespace: "default", Name: "service-1"}, "no room")
+	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
+	root.stop()
+	require.Eventually(t, func() bool { return relay.metric("slicecast_upstream_connected") == 0 }, patience, time.Millisecond)
+	a.Resolve(model.ServiceKey{Namespace: "default", Name: "service-2"})
+	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-3"}, "no room")
+	a.Nack(model.ServiceKey{Namespace: "default", Name: "service-4"}, "no room")
+	require.Eventually(t, func() bool { return nacks(relay) == 6 }, patience, time.Millisecond)
+	b.stop() // it may be with another server now
+	require.Eventually(t, func() bool { return relay.metric("slicecast_server_streams") == 1 }, patience, time.Millisecond)
+
+	again := c.again()
+	root = serve(t, root.address, again)
+	require.Eventually(t, func() bool { return nacks(root) == 4 }, patience, time.Millisecond)
+	require.Equal(t, 4, bytes.Count([]byte(root.log.String()), []byte("behind=node-1")), root.log)
+	for _, service := range []string{"service-0", "service-1", "service-3", "service-4"} {
+		require.Contains(t, root.log.String(), service)
+	}
+	require.Zero(t, relay.metric("slicecast_upstream_dropped_nacks_total"))
 }
 
 // A relay is not fed by itself, even if its own server is the only one that it has lost.
@@ -328,7 +371,7 @@ func TestACycleOfStalePaths(t *testing.T) {
 	root.stop()
 	waitAlone(t, relayA, relayX, relayC)
 
-	again := newCluster()
+	again := c.again()
 	serve(t, root.address, again)
 	<-again.ready
 	atC.has(3, 2) // as the cluster has it now

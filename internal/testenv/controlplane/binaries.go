@@ -11,14 +11,24 @@ import (
 	"strings"
 )
 
+// BinariesVariable is an environment variable. It names a folder that has etcd and the Kubernetes components ready, for
+// machines where they can't be built.
+const BinariesVariable = "SLICECAST_BINARIES"
+
 // KubernetesBinary returns the path of kube-apiserver, kube-controller-manager or kube-proxy, as
 // pinned in internal/testenv/kubernetes. The first use on a machine builds it, which takes
 // minutes and says so on standard error.
 func KubernetesBinary(ctx context.Context, component string) (string, error) {
+	if dir := os.Getenv(BinariesVariable); dir != "" {
+		return filepath.Join(dir, component), nil
+	}
 	return script(ctx, "internal/testenv/kubernetes/build.sh", component)
 }
 
 func etcdBinary(ctx context.Context) (string, error) {
+	if dir := os.Getenv(BinariesVariable); dir != "" {
+		return filepath.Join(dir, "etcd"), nil
+	}
 	return script(ctx, "internal/tools/etcd.sh")
 }
 

@@ -1232,7 +1232,7 @@ type Nack struct {
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// From a relay: the node that it was.
 	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// The object, nacked before, is programmed now.
+	// The object, nacked before, is programmed now. From a relay: or its node has gone.
 	Resolved      bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1896,9 +1896,12 @@ type Heartbeat struct {
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
 	// Digest of every shard at that position. A client that is at the same position and has another digest asks for the
 	// shard with Resync.
-	Digests       []uint64 `protobuf:"fixed64,2,rep,packed,name=digests,proto3" json:"digests,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Digests []uint64 `protobuf:"fixed64,2,rep,packed,name=digests,proto3" json:"digests,omitempty"`
+	// To a relay, between heartbeats too and then alone: resource versions up to which everything has been sent before on this
+	// stream. Those of an update say nothing of other shards.
+	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -1941,6 +1944,13 @@ func (x *Heartbeat) GetSequences() []uint64 {
 func (x *Heartbeat) GetDigests() []uint64 {
 	if x != nil {
 		return x.Digests
+	}
+	return nil
+}
+
+func (x *Heartbeat) GetResourceVersions() *ResourceVersions {
+	if x != nil {
+		return x.ResourceVersions
 	}
 	return nil
 }
@@ -2822,7 +2832,7 @@ func (x *EndpointConditions) GetTerminating() bool {
 	return false
 }
 
-// Node is what a node needs to know of itself.
+// Node is what a node needs to know of itself and its cluster.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name.
@@ -2837,8 +2847,10 @@ type Node struct {
 	Deleting bool `protobuf:"varint,5,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	// The cluster autoscaler has tainted the node for deletion (ToBeDeletedByClusterAutoscaler).
 	TaintedForDeletion bool `protobuf:"varint,6,opt,name=tainted_for_deletion,json=taintedForDeletion,proto3" json:"tainted_for_deletion,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Ranges that the cluster's cluster IPs come from (its ServiceCIDRs); none: not known. They may overlap.
+	ServiceCidrs  []string `protobuf:"bytes,7,rep,name=service_cidrs,json=serviceCidrs,proto3" json:"service_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -2911,6 +2923,13 @@ func (x *Node) GetTaintedForDeletion() bool {
 		return x.TaintedForDeletion
 	}
 	return false
+}
+
+func (x *Node) GetServiceCidrs() []string {
+	if x != nil {
+		return x.ServiceCidrs
+	}
+	return nil
 }
 
 var File_slicecast_v1_slicecast_proto protoreflect.FileDescriptor
@@ -3020,10 +3039,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
 	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
-	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"C\n" +
+	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\x90\x01\n" +
 	"\tHeartbeat\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12\x18\n" +
-	"\adigests\x18\x02 \x03(\x06R\adigests\"7\n" +
+	"\adigests\x18\x02 \x03(\x06R\adigests\x12K\n" +
+	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"7\n" +
 	"\x05Drain\x12.\n" +
 	"\x13reconnect_within_ms\x18\x01 \x01(\rR\x11reconnectWithinMs\"k\n" +
 	"\tObjectKey\x12,\n" +
@@ -3097,14 +3117,15 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05index\x18\x05 \x01(\rR\x05index\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x03 \x01(\bR\aserving\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\x9b\x02\n" +
+	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\xc0\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
 	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12!\n" +
 	"\finternal_ips\x18\x03 \x03(\tR\vinternalIps\x12\x1b\n" +
 	"\tpod_cidrs\x18\x04 \x03(\tR\bpodCidrs\x12\x1a\n" +
 	"\bdeleting\x18\x05 \x01(\bR\bdeleting\x120\n" +
-	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x1a9\n" +
+	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x12#\n" +
+	"\rservice_cidrs\x18\a \x03(\tR\fserviceCidrs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*U\n" +
@@ -3228,27 +3249,28 @@ var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	12, // 26: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
 	35, // 27: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
 	12, // 28: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	2,  // 29: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	4,  // 30: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	28, // 31: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	29, // 32: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	5,  // 33: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	5,  // 34: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	3,  // 35: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	6,  // 36: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	31, // 37: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	32, // 38: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	3,  // 39: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	32, // 40: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	34, // 41: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	36, // 42: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	7,  // 43: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	8,  // 44: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	44, // [44:45] is the sub-list for method output_type
-	43, // [43:44] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	12, // 29: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	2,  // 30: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	4,  // 31: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	28, // 32: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	29, // 33: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	5,  // 34: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	5,  // 35: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	3,  // 36: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	6,  // 37: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	31, // 38: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	32, // 39: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	3,  // 40: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	32, // 41: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	34, // 42: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	36, // 43: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	7,  // 44: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	8,  // 45: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	45, // [45:46] is the sub-list for method output_type
+	44, // [44:45] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }

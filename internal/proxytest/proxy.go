@@ -1,4 +1,6 @@
-package fabric
+// Package proxytest is a proxy for tests, between a client and whatever server they choose: it cuts connections in the middle of a
+// message, stops what they carry, or lets them go silent.
+package proxytest
 
 import (
 	"io"
@@ -12,11 +14,11 @@ import (
 // unlimited is more than ever passes.
 const unlimited = 1 << 60
 
-// nowhere is an address at which nobody listens.
-const nowhere = "127.0.0.1:1"
+// Nowhere is an address at which nobody listens.
+const Nowhere = "127.0.0.1:1"
 
-// proxy stands between one client and whatever server is its target.
-type proxy struct {
+// Proxy stands between one client and whatever server is its target.
+type Proxy struct {
 	listener net.Listener
 	target   atomic.Pointer[string]
 	// left is how many more bytes may come from the server before all connections are cut.
@@ -31,24 +33,25 @@ type proxy struct {
 	conns map[net.Conn]struct{}
 }
 
-// cleaner is a *testing.T or *rapid.T.
-type cleaner interface {
+// T is a *testing.T or *rapid.T.
+type T interface {
 	require.TestingT
 	Helper()
 	Cleanup(func())
 }
 
-func newProxy(t cleaner, target string) *proxy {
+// New runs a proxy until the test ends.
+func New(t T, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &proxy{listener: l, conns: make(map[net.Conn]struct{})}
+	p := &Proxy{listener: l, conns: make(map[net.Conn]struct{})}
 	p.target.Store(&target)
 	p.left.Store(unlimited)
 	p.running.Go(p.accept)
 	t.Cleanup(func() {
 		_ = l.Close()
-		p.cut()
+		p.Cut()
 		if p.gate.TryRLock() {
 			p.gate.RUnlock()
 		} else { // the test has ended meanwhile
@@ -59,12 +62,13 @@ func newProxy(t cleaner, target string) *proxy {
 	return p
 }
 
-func (p *proxy) address() string { return p.listener.Addr().String() }
+// Address that the client connects to.
+func (p *Proxy) Address() string { return p.listener.Addr().String() }
 
-// lead makes connections go to another server from now on.
-func (p *proxy) lead(target string) { p.target.Store(&target) }
+// Lead makes connections go to another server from now on.
+func (p *Proxy) Lead(target string) { p.target.Store(&target) }
 
-func (p *proxy) accept() {
+func (p *Proxy) accept() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
@@ -90,7 +94,7 @@ func (p *proxy) accept() {
 }
 
 // fromServer waits for the gate, and gives how many of n bytes may pass.
-func (p *proxy) fromServer(n int) int {
+func (p *Proxy) fromServer(n int) int {
 	p.gate.RLock()
 	defer p.gate.RUnlock()
 	left := p.left.Add(-int64(n))
@@ -98,7 +102,7 @@ func (p *proxy) fromServer(n int) int {
 }
 
 // pass copies as much as may gives, which ends it where that is not all.
-func (p *proxy) pass(to io.Writer, from io.Reader, may func(int) int) {
+func (p *Proxy) pass(to io.Writer, from io.Reader, may func(int) int) {
 	buf := make([]byte, 4096)
 	for {
 		n, err := from.Read(buf)
@@ -114,13 +118,13 @@ func (p *proxy) pass(to io.Writer, from io.Reader, may func(int) int) {
 		}
 		if passes < n {
 			p.left.Store(unlimited)
-			p.cut()
+			p.Cut()
 			return
 		}
 	}
 }
 
-func (p *proxy) close(conns ...net.Conn) {
+func (p *Proxy) close(conns ...net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range conns {
@@ -129,8 +133,20 @@ func (p *proxy) close(conns ...net.Conn) {
 	}
 }
 
-// cut closes all connections.
-func (p *proxy) cut() {
+// CutAfter closes all connections when so many bytes more have come from the server.
+func (p *Proxy) CutAfter(bytes int) { p.left.Store(int64(bytes)) }
+
+// Hold keeps what the server sends from the client, until Release.
+func (p *Proxy) Hold() { p.gate.Lock() }
+
+// Release ends a Hold.
+func (p *Proxy) Release() { p.gate.Unlock() }
+
+// Die swallows what comes from either side from now on; nobody hears of anything.
+func (p *Proxy) Die() { p.dead.Store(true) }
+
+// Cut closes all connections.
+func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.conns {

@@ -1,0 +1,177 @@
+package beside
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// proxyName is the service-proxy-name that Slicecast has.
+const proxyName = "slicecast"
+
+const clusterCIDRs = "10.180.0.0/16,fd00:10:180::/48"
+
+// node has both on it.
+type node struct {
+	*testenv.Node
+	t          *testing.T
+	mode       string // kube-proxy's
+	kubeconfig string
+	client     *testenv.Pod
+	proxy      *process
+	agent      *process
+}
+
+// newNode makes a node with a pod, and its Node object.
+func newNode(t *testing.T, network *testenv.Network, control *controlplane.ControlPlane, name, mode string) *node {
+	t.Helper()
+	n := &node{Node: network.AddNode(name), t: t, mode: mode, kubeconfig: control.Kubeconfig(t, control.AdminConfig())}
+	n.client = n.AddPod("client-" + name)
+	_, err := control.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: n.IPv4.String()}, {Type: corev1.NodeInternalIP, Address: n.IPv6.String()},
+		}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return n
+}
+
+// startProxy starts kube-proxy.
+func (n *node) startProxy(more ...string) *process {
+	n.t.Helper()
+	binary, err := controlplane.KubernetesBinary(n.t.Context(), "kube-proxy")
+	require.NoError(n.t, err)
+	config, err := json.Marshal(map[string]any{
+		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+		"mode": n.mode, "hostnameOverride": n.Name, "clusterCIDR": clusterCIDRs,
+		"clientConnection": map[string]any{"kubeconfig": n.kubeconfig},
+		// Only the first network namespace may set these.
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+		// Sooner than by default, to see that it leaves things alone.
+		n.mode: map[string]any{"minSyncPeriod": "10ms", "syncPeriod": "1s"},
+	})
+	require.NoError(n.t, err)
+	file := filepath.Join(n.t.TempDir(), "config")
+	require.NoError(n.t, os.WriteFile(file, config, 0o600))
+	return start(n.t, n.Host, "kube-proxy on "+n.Name, []string{"PATH=" + nftCommands(n.t) + ":" + os.Getenv("PATH")}, binary,
+		append(more, "--config="+file, "--v=2")...)
+}
+
+// nftCommands makes a folder for PATH in which iptables is its nft variant.
+func nftCommands(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, command := range []string{"iptables", "ip6tables"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			require.NoError(t, os.Symlink("/usr/sbin/"+command+"-nft"+suffix, filepath.Join(dir, command+suffix)))
+		}
+	}
+	return dir
+}
+
+// startAgent starts Slicecast.
+func (n *node) startAgent() *process {
+	n.t.Helper()
+	return start(n.t, n.Host, "slicecast-agent on "+n.Name, []string{agentVariable + "=1"}, "/proc/self/exe",
+		"--node-name="+n.Name, "--source=kube", "--kubeconfig="+n.kubeconfig, "--service-proxy-name="+proxyName,
+		"--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
+}
+
+// cleanUp runs "slicecast-agent cleanup".
+func (n *node) cleanUp() {
+	n.t.Helper()
+	c := n.Command(n.t.Context(), "/proc/self/exe", "cleanup")
+	c.Env = append(os.Environ(), agentVariable+"=1")
+	out, err := c.CombinedOutput()
+	require.NoError(n.t, err, "%s", out)
+}
+
+// rules gives what is programmed: kube-proxy's and Slicecast's, each as lines in their order.
+func (n *node) rules() (proxys, slicecasts []string) {
+	n.t.Helper()
+	run := func(name string, args ...string) []string {
+		out, err := n.Run(n.t.Context(), name, args...)
+		require.NoError(n.t, err)
+		return strings.Split(out, "\n")
+	}
+	for _, command := range []string{"iptables", "ip6tables"} {
+		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+			for _, line := range run(command+"-nft-save", "-t", table) {
+				line, _, _ = strings.Cut(line, " [") // counters of chains
+				line = command + " " + table + ": " + line
+				switch {
+				case strings.Contains(line, "KUBE-"):
+					proxys = append(proxys, line)
+				case strings.Contains(line, "SLICECAST-"):
+					slicecasts = append(slicecasts, line)
+				}
+			}
+		}
+	}
+	for _, line := range run("nft", "list", "tables") {
+		if family, ok := strings.CutSuffix(line, " kube-proxy"); ok {
+			for _, rule := range run("nft", append([]string{"-s", "list"}, strings.Fields(family+" kube-proxy")...)...) {
+				proxys = append(proxys, line+": "+rule)
+			}
+		}
+	}
+	slices.Sort(proxys)
+	slices.Sort(slicecasts)
+	return proxys, slicecasts
+}
+
+// servedBy tells who has rules for an address: "kube-proxy", "slicecast", both, or nobody.
+func (n *node) servedBy(address netip.Addr) string {
+	n.t.Helper()
+	proxys, slicecasts := n.rules()
+	has := func(rules []string) bool {
+		return slices.ContainsFunc(rules, func(rule string) bool {
+			return slices.Contains(strings.FieldsFunc(rule, func(r rune) bool { return strings.ContainsRune(" /,{}", r) }), address.String())
+		})
+	}
+	var who []string
+	if has(proxys) {
+		who = append(who, "kube-proxy")
+	}
+	if has(slicecasts) {
+		who = append(who, "slicecast")
+	}
+	return strings.Join(who, " and ")
+}
+
+// serves tells whether a Service answers to a pod, which keeps its address, to the node, and to who is outside, at the node port.
+func (n *node) serves(s *corev1.Service, outside *testenv.Client, backends []string) error {
+	ctx := n.t.Context()
+	cluster := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), uint16(s.Spec.Ports[0].Port))
+	nodePort := netip.AddrPortFrom(n.IPv4, uint16(s.Spec.Ports[0].NodePort))
+	for _, way := range []struct {
+		from *testenv.Host
+		to   netip.AddrPort
+	}{{n.client.Host, cluster}, {n.Host, cluster}, {outside.Host, nodePort}} {
+		result := way.from.Probe(ctx, testenv.TCP, way.to, 20, testenv.ProbeOptions{})
+		if !result.All(testenv.Answered) || len(result.Backends()) != len(backends) {
+			return fmt.Errorf("on %s: %s from %s to %s: %v", n.Name, s.Name, way.from.Name, way.to, result)
+		}
+		for _, backend := range backends {
+			for _, client := range result.Clients(backend) {
+				if masqueraded := client != way.from.IPv4; masqueraded != (way.from == outside.Host) && way.from != n.Host {
+					return fmt.Errorf("on %s: %s from %s to %s came from %s", n.Name, s.Name, way.from.Name, way.to, client)
+				}
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package conformance
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+const (
+	canaryNamespace = "conformance-canary"
+	// syncTimeout is how long an agent may take to program a change, or to start and program what there is, on a busy machine.
+	syncTimeout = 60 * time.Second
+)
+
+// canaryObjects are a Service and its slices, whose port is the number of the change. The Service's addresses and the
+// endpoints are nobody else's.
+const canaryObjects = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: ` + canaryNamespace + `}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: canary, namespace: ` + canaryNamespace + `}
+spec:
+  clusterIP: 10.96.255.1
+  clusterIPs: [10.96.255.1, "fd00:10:96::ff01"]
+  ipFamilyPolicy: RequireDualStack
+  ipFamilies: [IPv4, IPv6]
+  ports:
+    - {port: %[1]d, protocol: TCP}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: canary-v4, namespace: ` + canaryNamespace + `, labels: {kubernetes.io/service-name: canary}}
+addressType: IPv4
+ports:
+  - {name: '', port: %[1]d, protocol: TCP}
+endpoints:
+  - addresses: [10.180.255.1]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: canary-v6, namespace: ` + canaryNamespace + `, labels: {kubernetes.io/service-name: canary}}
+addressType: IPv6
+ports:
+  - {name: '', port: %[1]d, protocol: TCP}
+endpoints:
+  - addresses: ["fd00:10:180:ff::1"]
+`
+
+// AwaitSync returns when the agent has programmed every change of Services and slices made before: when it has programmed
+// a later one of each. It waits for two of them: of changes that it got at once it may program the canary's first, but
+// then it is through with them when it begins with the second.
+func (s *stage) AwaitSync(t *testing.T) {
+	t.Helper()
+	for range 2 {
+		s.canary++
+		port := uint16(10000 + s.canary%50000)
+		objects, err := parseObjects(fmt.Sprintf(canaryObjects, port))
+		require.NoError(t, err)
+		require.NoError(t, s.cluster.Apply(t.Context(), objects))
+		openings := []testenv.Opening{
+			{From: s.pods.Host, Proto: testenv.TCP, Src: anyPort("10.180.0.200"), Dst: addrPort("10.96.255.1", port)},
+			{From: s.pods.Host, Proto: testenv.TCP, Src: anyPort("fd00:10:180::200"), Dst: addrPort("fd00:10:96::ff01", port)},
+		}
+		testenv.Eventually(t, syncTimeout, func() error {
+			require.NoError(t, s.subject.Check())
+			fates, err := s.wire.Open(t.Context(), openings, 20*time.Millisecond)
+			require.NoError(t, err)
+			for i := range fates {
+				if f := &fates[i]; f.At != s.outside.Host || f.SeenDst == f.Dst {
+					return fmt.Errorf("%s does not see a change: %s", s.subject.Name(), describe(fates))
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func anyPort(addr string) netip.AddrPort { return addrPort(addr, 0) }
+
+func addrPort(addr string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.MustParseAddr(addr), port)
+}

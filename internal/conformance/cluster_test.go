@@ -1,0 +1,127 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// manager owns the fields of what is applied.
+const manager = "conformance"
+
+// cluster is the API server with the objects of one case at a time.
+type cluster struct {
+	api  kubernetes.Interface
+	rest rest.Interface
+}
+
+func newCluster(api kubernetes.Interface) *cluster {
+	return &cluster{api, api.Discovery().RESTClient()}
+}
+
+// Apply makes the objects as they are given: what they had besides is gone.
+func (c *cluster) Apply(ctx context.Context, objects Objects) error {
+	for _, object := range objects {
+		r := Reference{object.GetKind(), object.GetNamespace(), object.GetName()}
+		data, err := object.MarshalJSON()
+		if err != nil {
+			return err
+		}
+		err = c.rest.Patch(types.ApplyPatchType).AbsPath(r.path()).Param("fieldManager", manager).Param("force", "true").
+			Param("fieldValidation", "Strict").Body(data).Do(ctx).Error()
+		if err != nil {
+			return fmt.Errorf("apply %s: %w", r, err)
+		}
+	}
+	return nil
+}
+
+// Patch applies a merge patch to an object or, if subresource is "status", to its status.
+func (c *cluster) Patch(ctx context.Context, r Reference, patch map[string]any, subresource ...string) error {
+	data, err := json.Marshal(patch)
+	if err != nil {
+		return err
+	}
+	err = c.rest.Patch(types.MergePatchType).AbsPath(append([]string{r.path()}, subresource...)...).
+		Param("fieldValidation", "Strict").Body(data).Do(ctx).Error()
+	if err != nil {
+		return fmt.Errorf("patch %s: %w", r, err)
+	}
+	return nil
+}
+
+// Delete deletes an object.
+func (c *cluster) Delete(ctx context.Context, r Reference) error {
+	if err := c.rest.Delete().AbsPath(r.path()).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("delete %s: %w", r, err)
+	}
+	return nil
+}
+
+// Clear deletes the Services and slices of all cases.
+func (c *cluster) Clear(ctx context.Context) error {
+	services, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range services.Items {
+		s := &services.Items[i]
+		if s.Namespace == canaryNamespace || s.Namespace == metav1.NamespaceDefault {
+			continue // ours, and the API's own
+		}
+		if err := c.Delete(ctx, Reference{"Service", s.Namespace, s.Name}); err != nil {
+			return err
+		}
+	}
+	slices, err := c.api.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range slices.Items {
+		s := &slices.Items[i]
+		if s.Namespace == canaryNamespace {
+			continue
+		}
+		if err := c.Delete(ctx, Reference{"EndpointSlice", s.Namespace, s.Name}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetNode makes the Node what a case begins with.
+func (c *cluster) SetNode(t *testing.T, want Node) {
+	t.Helper()
+	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
+	node, err := nodes.Get(ctx, want.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		node, err = nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: want.Name}}, metav1.CreateOptions{})
+	}
+	require.NoError(t, err)
+	node.Labels = map[string]string{corev1.LabelHostname: want.Name}
+	if want.Zone != nil {
+		node.Labels[corev1.LabelTopologyZone] = *want.Zone
+	}
+	node.Annotations, node.Spec.Taints = nil, nil
+	node.Spec.PodCIDR, node.Spec.PodCIDRs = want.PodCIDR.String(), nil
+	for _, cidr := range want.PodCIDRs {
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, cidr.String())
+	}
+	node, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	node.Status.Addresses = nil
+	for _, ip := range want.IPs {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
+	}
+	_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+}

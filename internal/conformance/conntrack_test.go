@@ -1,0 +1,111 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// conntrack is the node's memory of connections, with the entries that a case has put there.
+type conntrack struct {
+	node    *testenv.Host
+	entries map[string]ConntrackEntry
+}
+
+// entryTimeout is how long an entry lives, in seconds: longer than a case.
+const entryTimeout = 3600
+
+var protocolNumbers = map[Proto]uint8{TCP: unix.IPPROTO_TCP, UDP: unix.IPPROTO_UDP, SCTP: unix.IPPROTO_SCTP}
+
+// Inject makes entries.
+func (c *conntrack) Inject(entries []ConntrackEntry) error {
+	if c.entries == nil {
+		c.entries = map[string]ConntrackEntry{}
+	}
+	return c.node.Do(func() error {
+		for _, e := range entries {
+			family := netlink.InetFamily(unix.AF_INET)
+			if e.Orig.Dst.Is6() {
+				family = unix.AF_INET6
+			}
+			flow := &netlink.ConntrackFlow{
+				FamilyType: uint8(family), TimeOut: entryTimeout, Forward: e.Orig.kernel(e.Proto), Reverse: e.Reply.kernel(e.Proto),
+			}
+			if err := netlink.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
+				return fmt.Errorf("make the conntrack entry %s: %w", e.ID, err)
+			}
+			c.entries[e.ID] = e
+		}
+		return nil
+	})
+}
+
+// Await waits until those entries are there that must be, and no others.
+func (c *conntrack) Await(ctx context.Context, want ExpectConntrack) error {
+	if len(want.Deleted)+len(want.Kept) == 0 {
+		return nil
+	}
+	return testenv.WaitFor(ctx, func() error {
+		there, err := c.list()
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, id := range want.Kept {
+			if !there[c.entries[id].key()] {
+				errs = append(errs, fmt.Errorf("%s is gone", id))
+			}
+		}
+		for _, id := range want.Deleted {
+			if there[c.entries[id].key()] {
+				errs = append(errs, fmt.Errorf("%s is still there", id))
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// list gives the keys of what the kernel has. The command reads what the netlink package does not: SCTP's ports.
+func (c *conntrack) list() (map[string]bool, error) {
+	there := map[string]bool{}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		out, err := c.node.Command(context.Background(), "conntrack", "-L", "-f", family).Output()
+		if err != nil {
+			return nil, fmt.Errorf("conntrack -L: %w", err)
+		}
+		for line := range strings.Lines(string(out)) {
+			key, _, _ := strings.Cut(line, " ")
+			for field := range strings.FieldsSeq(line) {
+				name, value, _ := strings.Cut(field, "=")
+				if slices.Contains([]string{"src", "dst", "sport", "dport"}, name) {
+					key += " " + value
+				}
+			}
+			there[key] = true
+		}
+	}
+	return there, nil
+}
+
+// key is the protocol and the two tuples, in the command's order.
+func (e ConntrackEntry) key() string {
+	key := strings.ToLower(string(e.Proto))
+	for _, t := range []Tuple{e.Orig, e.Reply} {
+		key += fmt.Sprintf(" %s %s %d %d", t.Src, t.Dst, t.Sport, t.Dport)
+	}
+	return key
+}
+
+func (t Tuple) kernel(proto Proto) netlink.IPTuple {
+	return netlink.IPTuple{
+		Protocol: protocolNumbers[proto],
+		SrcIP:    t.Src.AsSlice(), SrcPort: t.Sport, DstIP: t.Dst.AsSlice(), DstPort: t.Dport,
+	}
+}

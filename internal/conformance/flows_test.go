@@ -1,0 +1,306 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+const (
+	// leastConnections are made for each flow, and for each backend so many that one which is never reached is none.
+	leastConnections = 40
+	perBackend       = 24
+	// silence is how long nothing must be seen of a dropped packet.
+	silence = 200 * time.Millisecond
+	// retryInterval is the pause before flows that are not right yet are tried again.
+	retryInterval = 50 * time.Millisecond
+)
+
+// defaultSources are where connections come from if the case does not say: IPv4, IPv6. The node's own kernel chooses.
+var defaultSources = map[Origin][2]netip.Addr{
+	PodLocal:  {netip.MustParseAddr("10.180.0.200"), netip.MustParseAddr("fd00:10:180::200")},
+	PodRemote: {netip.MustParseAddr("10.180.1.200"), netip.MustParseAddr("fd00:10:180:1::200")},
+	External:  {netip.MustParseAddr("203.0.113.2"), netip.MustParseAddr("2001:db8:cafe::2")},
+	FromNode:  {},
+}
+
+var protocols = map[Proto]testenv.Proto{TCP: testenv.TCP, UDP: testenv.UDP, SCTP: testenv.SCTP}
+
+// hostOf is where connections of an origin begin.
+func (s *stage) hostOf(origin Origin) *testenv.Host {
+	switch origin {
+	case PodLocal:
+		return s.pods.Host
+	case FromNode:
+		return s.node.Host
+	default:
+		return s.outside.Host
+	}
+}
+
+// openings are n connections.
+func (s *stage) openings(c *Connections, n int) []testenv.Opening {
+	sources := c.SrcRange.All()
+	if len(sources) == 0 {
+		src := c.Src.Addr
+		if !src.IsValid() {
+			src = defaultSources[c.From][0]
+			if c.Dst.Is6() {
+				src = defaultSources[c.From][1]
+			}
+		}
+		sources = []netip.Addr{src}
+	}
+	var list []testenv.Opening
+	for i := range n {
+		list = append(list, testenv.Opening{
+			From: s.hostOf(c.From), Proto: protocols[c.Proto],
+			Src: netip.AddrPortFrom(sources[i%len(sources)], c.Sport), Dst: netip.AddrPortFrom(c.Dst.Addr, c.Port),
+		})
+	}
+	return list
+}
+
+// checkFlows tries a step's flows, all at once, until each leads where it must. A flow with a source port is tried once:
+// the second time the kernel would remember it.
+func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
+	t.Helper()
+	var single, pending []*check
+	for i := range step.Flows {
+		f := &step.Flows[i]
+		k := &check{flow: f, node: c.Node, want: f.targets(s.subject.Mode(), s.subject.Reference())}
+		if !s.subject.Reference() {
+			k.exception = exceptions.find(s.subject.Mode(), c.ID, step.Name, f.Name)
+		}
+		if k.exception != nil {
+			k.excused = f.expected(s.subject.Mode())
+		}
+		if f.Sport != 0 {
+			single = append(single, k)
+		} else {
+			pending = append(pending, k)
+		}
+	}
+	s.try(t, single)
+	report = reporter(report)
+	for _, k := range single {
+		report(k.flow.Name, k.err)
+	}
+	for {
+		s.try(t, pending)
+		pending = slices.DeleteFunc(pending, func(k *check) bool { return k.err == nil })
+		if len(pending) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			for _, k := range pending {
+				report(k.flow.Name, k.err)
+			}
+			return
+		case <-time.After(retryInterval):
+		}
+	}
+}
+
+// reporter prefixes what is reported.
+func reporter(report func(string, error)) func(string, error) {
+	return func(name string, err error) { report(fmt.Sprintf("flow %q", name), err) }
+}
+
+// check is a flow that is tried.
+type check struct {
+	flow *Flow
+	node Node
+	// want are the results of which one must come.
+	want []Expectation
+	// exception allows excused in their place.
+	exception *exception
+	excused   Expectation
+	err       error
+}
+
+// try makes the connections of flows and judges each.
+func (s *stage) try(t *testing.T, checks []*check) {
+	t.Helper()
+	var openings []testenv.Opening
+	counts := make([]int, len(checks))
+	for i, k := range checks {
+		counts[i] = k.connections()
+		openings = append(openings, s.openings(&k.flow.Connections, counts[i])...)
+	}
+	fates, err := s.wire.Open(t.Context(), openings, silence)
+	require.NoError(t, err)
+	for i, k := range checks {
+		k.err = k.judge(fates[:counts[i]])
+		fates = fates[counts[i]:]
+	}
+}
+
+func (k *check) connections() int {
+	if k.flow.Sport != 0 {
+		return 1
+	}
+	n := leastConnections
+	for _, want := range k.want {
+		n = max(n, perBackend*len(want.Backends))
+	}
+	return n
+}
+
+// judge says what is wrong with what became of the connections.
+func (k *check) judge(fates []testenv.Fate) error {
+	var reasons []string
+	for i := range k.want {
+		reason := k.want[i].differs(fates, k.node)
+		if reason == "" {
+			if k.exception != nil {
+				return fmt.Errorf("is right: the exception is not needed any more (%s)", k.exception.Reason)
+			}
+			return nil
+		}
+		reasons = append(reasons, fmt.Sprintf("want %s: %s", k.want[i], reason))
+	}
+	if k.exception != nil && k.excused.differs(fates, k.node) == "" {
+		return nil
+	}
+	return fmt.Errorf("%s; seen: %s", strings.Join(reasons, "; or "), describe(fates))
+}
+
+// targets are the results of which one must come: of kube-proxy what it does in this mode, of ours what is best, in every
+// mode.
+func (f *Flow) targets(mode Mode, reference bool) []Expectation {
+	want := f.Expect
+	if reference {
+		want = f.expected(mode)
+	} else if f.ExpectNFTables != nil {
+		want = *f.ExpectNFTables
+	}
+	return append([]Expectation{want}, f.Accept...)
+}
+
+// expected is what kube-proxy does in a mode.
+func (f *Flow) expected(mode Mode) Expectation {
+	switch {
+	case mode == NFTables && f.ExpectNFTables != nil:
+		return *f.ExpectNFTables
+	case mode == IPVS && f.ExpectIPVS != nil:
+		return *f.ExpectIPVS
+	default:
+		return f.Expect
+	}
+}
+
+func (e Expectation) String() string {
+	if e.Verdict != "" {
+		return string(e.Verdict)
+	}
+	var backends []string
+	for _, b := range e.Backends {
+		backends = append(backends, b.String())
+	}
+	return fmt.Sprintf("%s, masquerade %s", strings.Join(backends, " "), e.Masquerade)
+}
+
+// differs says in which way connections did not become what is expected; "" if they did.
+func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
+	reached := map[netip.AddrPort]bool{}
+	for i := range fates {
+		f := &fates[i]
+		if reason := e.differsOne(f, node); reason != "" {
+			return reason
+		}
+		reached[f.SeenDst] = true
+	}
+	if e.Verdict == "" && len(fates) > 1 {
+		for _, b := range e.Backends {
+			if !reached[b.AddrPort] {
+				return fmt.Sprintf("%s is not reached", b)
+			}
+		}
+	}
+	return ""
+}
+
+func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
+	switch e.Verdict {
+	case Reject:
+		// A TCP reset tells the client the same, at once.
+		if f.At != nil || !f.PortUnreachable() && !f.Answered {
+			return "not refused at once"
+		}
+		return ""
+	case Drop:
+		if f.At != nil || f.Answered || f.Refused != "" {
+			return "not dropped in silence"
+		}
+		return ""
+	case Accept:
+		if f.At == nil || f.SeenDst != f.Dst || f.SeenSrc.Addr() != f.Src.Addr() {
+			return "not delivered unchanged"
+		}
+		return ""
+	}
+	if f.At == nil || !slices.Contains(e.Backends, AddrPort{f.SeenDst}) {
+		return "it does not reach one of these"
+	}
+	if !f.Answered {
+		return fmt.Sprintf("the answer of %s does not come back from %s", f.SeenDst, f.Dst)
+	}
+	want := e.Masquerade
+	if want == HairpinOnly {
+		want = SourceKept
+		if f.SeenDst.Addr() == f.Src.Addr() {
+			want = Masqueraded
+		}
+	}
+	seen := Addr{f.SeenSrc.Addr()}
+	if want == Masqueraded && !slices.Contains(node.IPs, seen) && !slices.Contains(node.ExtraIPs, seen) {
+		return "the source is not rewritten to an address of the node"
+	}
+	if want == SourceKept && seen.Addr != f.Src.Addr() {
+		return "the source is not kept"
+	}
+	return ""
+}
+
+// describe summarises what became of connections, in a line.
+func describe(fates []testenv.Fate) string {
+	counts := map[string]int{}
+	for i := range fates {
+		counts[describeOne(&fates[i])]++
+	}
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%d× %s", counts[what], what))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func describeOne(f *testenv.Fate) string {
+	switch {
+	case f.At != nil:
+		text := fmt.Sprintf("%s → %s arrives at %s as %s → %s", f.Src.Addr(), f.Dst, f.At.Name, f.SeenSrc.Addr(), f.SeenDst)
+		if !f.Answered {
+			text += ", and no answer comes back"
+		}
+		return text
+	case f.Refused != "":
+		return f.Refused
+	case f.Answered:
+		return "reset"
+	case f.Denied != nil:
+		return "not let out: " + f.Denied.Error()
+	default:
+		return "silence"
+	}
+}

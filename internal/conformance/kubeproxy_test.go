@@ -1,0 +1,103 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// TestKubeProxy holds the runner to the truth: a real kube-proxy passes every case.
+func TestKubeProxy(t *testing.T) {
+	t.Parallel()
+	cases, _ := loadAll(t)
+	eachVariant(t, *kubeProxies, func(t *testing.T, mode Mode, iptables string) {
+		t.Parallel()
+		s := newStage(t)
+		s.subject = newKubeProxy(t, s, mode, iptables)
+		s.play(t, cases, nil)
+	})
+}
+
+// kubeProxy is a kube-proxy.
+type kubeProxy struct {
+	*process
+	mode       Mode
+	iptables   string
+	binary     string
+	kubeconfig string
+	configFile string
+	env        []string
+}
+
+func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy {
+	t.Helper()
+	binary, err := controlplane.KubernetesBinary(t.Context(), "kube-proxy")
+	require.NoError(t, err)
+	k := &kubeProxy{
+		process: newProcess(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
+		kubeconfig: s.control.Kubeconfig(t, s.control.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
+	}
+	if iptables != "" {
+		commands, err := iptablesCommands(t, iptables)
+		require.NoError(t, err)
+		k.env = []string{"PATH=" + commands + string(filepath.ListSeparator) + os.Getenv("PATH")}
+	}
+	return k
+}
+
+func (k *kubeProxy) Name() string {
+	return strings.TrimSuffix(fmt.Sprintf("kube-proxy, %s %s", k.mode, k.iptables), " ")
+}
+
+func (k *kubeProxy) Mode() Mode { return k.mode }
+
+func (k *kubeProxy) Reference() bool { return true }
+
+func (k *kubeProxy) Flush(ctx context.Context, s *stage) error { return flush(ctx, s, k.iptables) }
+
+func (k *kubeProxy) Start(s settings) error {
+	config := map[string]any{
+		"apiVersion":         "kubeproxy.config.k8s.io/v1alpha1",
+		"kind":               "KubeProxyConfiguration",
+		"mode":               k.mode,
+		"hostnameOverride":   s.Node,
+		"clientConnection":   map[string]any{"kubeconfig": k.kubeconfig, "qps": 1000, "burst": 1000},
+		"healthzBindAddress": "0.0.0.0:10256",
+		"nodePortAddresses":  s.NodePortAddresses,
+		// Only the first network namespace may set these.
+		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+		// Sooner than by default, to see changes at once, and that rules were flushed.
+		string(k.mode): k.modeConfig(s),
+	}
+	switch s.detectLocalMode() {
+	case ClusterCIDR:
+		config["detectLocalMode"] = ClusterCIDR
+		config["clusterCIDR"] = strings.Join(s.clusterCIDRs(), ",")
+	case NodeCIDR:
+		config["detectLocalMode"] = NodeCIDR
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(k.configFile, text, 0o600); err != nil {
+		return err
+	}
+	return k.process.Start(k.env, k.binary, "--config="+k.configFile, "--v=2")
+}
+
+func (k *kubeProxy) modeConfig(s settings) map[string]any {
+	config := map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms", "syncPeriod": "5s"}
+	if k.mode == IPTables && s.LocalhostNodePorts != nil {
+		config["localhostNodePorts"] = *s.LocalhostNodePorts
+	}
+	return config
+}

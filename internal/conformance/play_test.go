@@ -1,0 +1,91 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// settleTimeout is how long a check may fail after the agent has programmed what it is about: for what agents do then,
+// such as health checks and the conntrack table. A case may give it more time.
+const settleTimeout = 5 * time.Second
+
+// play runs the cases that are for the subject's mode, those with the same configuration together.
+func (s *stage) play(t *testing.T, cases []*Case, exceptions exceptions) {
+	t.Helper()
+	cases = slices.Clone(cases)
+	slices.SortStableFunc(cases, func(a, b *Case) int { return cmp.Compare(a.Config.key(), b.Config.key()) })
+	for _, c := range cases {
+		if c.In(s.subject.Mode()) {
+			t.Run(c.ID, func(t *testing.T) { s.playCase(t, c, exceptions) })
+		}
+	}
+}
+
+func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
+	t.Helper()
+	s.setUp(t, c)
+	conntrack := &conntrack{node: s.node.Host}
+	for _, step := range c.All(s.subject.Mode()) {
+		s.change(t, step, conntrack)
+		report := func(what string, err error) {
+			if err != nil {
+				t.Errorf("step %q: %s: %v", step.Name, what, err)
+			}
+		}
+		limit := settleTimeout
+		if step.WithinSeconds > 0 {
+			limit = time.Duration(step.WithinSeconds) * time.Second
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		// First, for flows may be of connections that these entries are of.
+		report("conntrack", conntrack.Await(ctx, step.ExpectConntrack))
+		s.checkFlows(ctx, t, c, step, exceptions, report)
+		for i := range step.HealthChecks {
+			report("health check "+step.HealthChecks[i].URL, s.checkHealth(ctx, &step.HealthChecks[i]))
+		}
+		for i := range step.ProxyHealth {
+			report("the agent's health check "+step.ProxyHealth[i].URL, s.checkHealth(ctx, &step.ProxyHealth[i]))
+		}
+		cancel()
+		s.checkSessions(t, c, step, exceptions, report)
+	}
+}
+
+// change does what a step does, and waits for the agent.
+func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
+	t.Helper()
+	ctx := t.Context()
+	for _, prefix := range step.AddLocalAddresses {
+		s.addAddress(t, "lo", prefix.Prefix)
+	}
+	require.NoError(t, conntrack.Inject(step.InjectConntrack))
+	if step.Action == StopAgentApplyStart {
+		require.NoError(t, s.subject.Stop())
+	}
+	for _, r := range step.Delete {
+		require.NoError(t, s.cluster.Delete(ctx, r))
+	}
+	require.NoError(t, s.cluster.Apply(ctx, step.Apply))
+	for _, p := range step.Patch {
+		require.NoError(t, s.cluster.Patch(ctx, p.Reference, p.Patch))
+	}
+	for _, status := range step.Status {
+		require.NoError(t, s.cluster.Patch(ctx, status.Reference, map[string]any{"status": status.Status}, "status"))
+	}
+	switch step.Action {
+	case RestartAgent:
+		require.NoError(t, s.subject.Stop())
+		require.NoError(t, s.subject.Start(*s.running))
+	case StopAgentApplyStart:
+		require.NoError(t, s.subject.Start(*s.running))
+	case FlushKubeRules:
+		require.NoError(t, s.subject.Flush(ctx, s))
+		return // the agent must find out by itself
+	}
+	s.AwaitSync(t)
+}

@@ -1,0 +1,93 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// checkSessions makes the connections of a step's sessions. Those with pauses in between go on beside the others.
+func (s *stage) checkSessions(t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
+	t.Helper()
+	reached := make([][]netip.AddrPort, len(step.Sessions))
+	errs := make([]error, len(step.Sessions))
+	var long sync.WaitGroup
+	for i := range step.Sessions {
+		session := &step.Sessions[i]
+		run := func() { reached[i], errs[i] = s.runSession(t.Context(), session) }
+		if session.IntervalSeconds > 0 {
+			long.Go(run)
+		} else {
+			run()
+		}
+	}
+	long.Wait()
+	groups := map[string]netip.AddrPort{}
+	for i := range step.Sessions {
+		session := &step.Sessions[i]
+		name := fmt.Sprintf("session %q", session.Name)
+		if errs[i] == nil {
+			errs[i] = session.judge(reached[i])
+		}
+		report(name, errs[i])
+		group := session.Group
+		if s.subject.Mode() == IPVS && session.GroupIPVS != "" &&
+			(s.subject.Reference() || exceptions.find(IPVS, c.ID, step.Name, session.Name) != nil) {
+			group = session.GroupIPVS
+		}
+		if errs[i] != nil || group == "" {
+			continue
+		}
+		if first, ok := groups[group]; ok && first != reached[i][0] {
+			report(name, fmt.Errorf("it reaches %s, and the group %s before it %s", reached[i][0], group, first))
+		}
+		groups[group] = reached[i][0]
+	}
+}
+
+// runSession makes the connections one after the other and gives where they arrived.
+func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrPort, error) {
+	var reached []netip.AddrPort
+	for i, o := range s.openings(&session.Connections, session.Count) {
+		if i > 0 && session.IntervalSeconds > 0 {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(session.Interval()):
+			}
+		}
+		fates, err := s.wire.Open(ctx, []testenv.Opening{o}, silence)
+		if err != nil {
+			return nil, err
+		}
+		if fates[0].At == nil || !fates[0].Answered {
+			return nil, fmt.Errorf("connection %d: %s", i, describe(fates))
+		}
+		reached = append(reached, fates[0].SeenDst)
+	}
+	return reached, nil
+}
+
+// judge says what is wrong with where a session's connections arrived.
+func (s *Session) judge(reached []netip.AddrPort) error {
+	distinct := map[netip.AddrPort]bool{}
+	for i, r := range reached {
+		if !slices.Contains(s.Expect.Backends, AddrPort{r}) {
+			return fmt.Errorf("connection %d reaches %s: want one of %s", i, r, s.Expect.Backends)
+		}
+		distinct[r] = true
+	}
+	if n := s.Expect.Distinct; n > 0 && len(distinct) != n {
+		return fmt.Errorf("%d backends are reached, want %d: %s", len(distinct), n, reached)
+	}
+	if n := s.Expect.DistinctMin; len(distinct) < n {
+		return fmt.Errorf("%d backends are reached, want at least %d: %s", len(distinct), n, reached)
+	}
+	return nil
+}

@@ -1,0 +1,161 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestSlicecast plays the cases against a slicecast-server and a slicecast-agent.
+func TestSlicecast(t *testing.T) {
+	t.Parallel()
+	cases, exceptions := loadAll(t)
+	eachVariant(t, *slicecasts, func(t *testing.T, mode Mode, iptables string) {
+		t.Parallel()
+		s := newStage(t)
+		s.subject = newSlicecast(t, s, mode, iptables)
+		s.play(t, cases, exceptions)
+	})
+}
+
+// slicecast is an agent, with a server that runs all the time.
+type slicecast struct {
+	*process
+	mode     Mode
+	iptables string
+	// feed are the flags that say where the server is and who the agent is.
+	feed func(node string) ([]string, error)
+}
+
+// Ports of the server.
+const (
+	serverPort       = 8472
+	serverHealthPort = 8473
+)
+
+func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast {
+	t.Helper()
+	dir, world := t.TempDir(), s.network.World
+	authority, err := testca.New()
+	require.NoError(t, err)
+	ca, err := authority.WriteCA(dir)
+	require.NoError(t, err)
+	serving, err := authority.Server(world.IPv4.String())
+	require.NoError(t, err)
+	cert, key, err := testca.Write(dir, "server", serving)
+	require.NoError(t, err)
+	// Agents show the certificates that kubelets have.
+	clients := filepath.Join(dir, "clients.crt")
+	require.NoError(t, os.WriteFile(clients, s.control.AdminConfig().CAData, 0o600))
+
+	server := newProcess(t, world, "slicecast-server")
+	require.NoError(t, server.Start(nil, command(serverCommand),
+		"--kubeconfig="+s.control.Kubeconfig(t, s.control.AdminConfig()),
+		fmt.Sprintf("--bind-address=%s:%d", world.IPv4, serverPort),
+		fmt.Sprintf("--healthz-bind-address=%s:%d", world.IPv4, serverHealthPort),
+		"--tls-cert-file="+cert, "--tls-private-key-file="+key, "--client-ca-file="+clients,
+		"--drain-window=100ms", "--log-level=debug",
+	))
+	awaitReady(t, server, fmt.Sprintf("http://%s:%d/readyz", world.IPv4, serverHealthPort))
+
+	return &slicecast{
+		process: newProcess(t, s.node.Host, "slicecast-agent"), mode: mode, iptables: iptables,
+		feed: func(node string) ([]string, error) {
+			identity := s.control.ConfigFor("system:node:"+node, "system:nodes")
+			cert, key := filepath.Join(dir, "node.crt"), filepath.Join(dir, "node.key")
+			for file, content := range map[string][]byte{cert: identity.CertData, key: identity.KeyData} {
+				if err := os.WriteFile(file, content, 0o600); err != nil {
+					return nil, err
+				}
+			}
+			return []string{
+				fmt.Sprintf("--servers=%s:%d", world.IPv4, serverPort),
+				"--ca-file=" + ca, "--client-cert-file=" + cert, "--client-key-file=" + key,
+			}, nil
+		},
+	}
+}
+
+// awaitReady waits until a URL of a process answers.
+func awaitReady(t *testing.T, p *process, url string) {
+	t.Helper()
+	client := http.Client{
+		Timeout:   requestTimeout,
+		Transport: &http.Transport{DialContext: p.host.DialContext, DisableKeepAlives: true},
+	}
+	testenv.Eventually(t, syncTimeout, func() error {
+		require.NoError(t, p.Check())
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s: %s", url, response.Status)
+		}
+		return nil
+	})
+}
+
+func (a *slicecast) Name() string { return a.name }
+
+func (a *slicecast) Mode() Mode { return a.mode }
+
+func (a *slicecast) Reference() bool { return false }
+
+func (a *slicecast) Flush(ctx context.Context, s *stage) error { return flush(ctx, s, a.iptables) }
+
+func (a *slicecast) Start(s settings) error {
+	feed, err := a.feed(s.Node)
+	if err != nil {
+		return err
+	}
+	return a.process.Start(nil, command(agentCommand), append(feed, a.flags(s)...)...)
+}
+
+// flags are the agent's for a case's settings. What a case leaves open keeps the agent's default, but for the cluster's
+// CIDRs, of which it has none.
+func (a *slicecast) flags(s settings) []string {
+	flags := []string{
+		"--node-name=" + s.Node,
+		"--programmer=" + string(a.mode),
+		"--healthz-bind-address=0.0.0.0:10256",
+		"--log-level=debug",
+	}
+	if a.iptables != "" {
+		flags = append(flags, "--iptables-variant="+a.iptables)
+	}
+	switch s.detectLocalMode() {
+	case ClusterCIDR:
+		flags = append(flags, "--cluster-cidr="+strings.Join(s.clusterCIDRs(), ","))
+	case NodeCIDR:
+		flags = append(flags, "--detect-local-mode=NodeCIDR")
+	}
+	if s.NodePortAddresses != nil {
+		var cidrs []string
+		for _, cidr := range s.NodePortAddresses {
+			cidrs = append(cidrs, cidr.String())
+		}
+		flags = append(flags, "--nodeport-addresses="+strings.Join(cidrs, ","))
+	}
+	if s.LocalhostNodePorts != nil {
+		flags = append(flags, fmt.Sprintf("--iptables-localhost-nodeports=%t", *s.LocalhostNodePorts))
+	}
+	if s.MasqueradeAll {
+		flags = append(flags, "--masquerade-all")
+	}
+	return flags
+}

@@ -1,0 +1,156 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// stage is an API server, and a node with a subject on it and two places for all others: its pods, and everything outside
+// of it. Both have all the addresses that cases speak of; see testenv.Wire.
+type stage struct {
+	control *controlplane.ControlPlane
+	cluster *cluster
+	network *testenv.Network
+	node    *testenv.Node
+	pods    *testenv.Pod
+	outside *testenv.Client
+	wire    *testenv.Wire
+	subject subject
+	// canary counts the changes of the canary.
+	canary int
+	// running is what the subject was started with.
+	running *settings
+}
+
+// settings are what a subject is started with.
+type settings struct {
+	Config
+	Node string
+}
+
+// key is the same for equal settings.
+func (s *settings) key() string { return s.Node + s.Config.key() }
+
+// Where a stage's hosts are, which is no address that cases have.
+var (
+	podsAddresses    = []netip.Addr{netip.MustParseAddr("10.180.0.254"), netip.MustParseAddr("fd00:10:180::fe")}
+	outsideAddresses = []netip.Addr{netip.MustParseAddr("203.0.113.254"), netip.MustParseAddr("2001:db8:cafe::fe")}
+	everything       = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+)
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	network := testenv.NewNetwork(t)
+	s := &stage{
+		control: controlplane.Start(t, controlplane.Options{Address: network.World.IPv4}),
+		network: network,
+		// The first one of a network has the addresses that the cases' node has.
+		node:    network.AddNode("node1"),
+		outside: network.AddClient("outside", outsideAddresses...),
+	}
+	s.cluster = newCluster(s.control.Client())
+	s.pods = s.node.AddPod("pods", podsAddresses...)
+	s.pods.Attract(s.node.PodCIDR4, s.node.PodCIDR6)
+	s.outside.Attract(everything...)
+	s.outside.RouteVia(s.node, everything...)
+	s.wire = testenv.NewWire(t, s.node, s.pods.Host, s.outside.Host)
+	return s
+}
+
+// flush removes all rules of a variant of iptables.
+func (s *stage) flush(ctx context.Context, variant string) error {
+	for _, command := range []string{"iptables-" + variant, "ip6tables-" + variant} {
+		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+			for _, what := range []string{"-F", "-X"} {
+				if _, err := s.node.Run(ctx, command, "-w", "10", "-t", table, what); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// setUp makes the stage that a case begins on, and has t tidy up.
+func (s *stage) setUp(t *testing.T, c *Case) {
+	t.Helper()
+	require.NoError(t, s.possible(c))
+	t.Cleanup(func() { require.NoError(t, s.cluster.Clear(context.Background())) })
+	s.cluster.SetNode(t, c.Node)
+	for _, addr := range c.Node.ExtraIPs {
+		s.addAddress(t, "eth0", netip.PrefixFrom(addr.Addr, addr.BitLen()))
+	}
+	for _, addr := range s.neighbours(c) {
+		s.outside.Attract(netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	require.NoError(t, s.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+	want := &settings{c.Config, c.Node.Name}
+	if s.running != nil && s.running.key() == want.key() && s.subject.Check() == nil {
+		return
+	}
+	s.running = nil
+	require.NoError(t, s.subject.Stop())
+	require.NoError(t, s.subject.Start(*want))
+	s.running = want
+}
+
+// possible says why this stage can't be a case's, if it can't.
+func (s *stage) possible(c *Case) error {
+	for _, ip := range c.Node.IPs {
+		if ip.Addr != s.node.Addr(ip.Is6()) {
+			return fmt.Errorf("node.ips has %s: the node of this test has %s and %s", ip, s.node.IPv4, s.node.IPv6)
+		}
+	}
+	for _, cidr := range append(slices.Clone(c.Node.PodCIDRs), c.Node.PodCIDR) {
+		if cidr.Prefix != s.node.PodCIDR4 && cidr.Prefix != s.node.PodCIDR6 {
+			return fmt.Errorf("node.podCIDRs has %s: the pods of this test have %s and %s", cidr, s.node.PodCIDR4, s.node.PodCIDR6)
+		}
+	}
+	return nil
+}
+
+// neighbours are the addresses in the node's own network that a case has packets sent to and that are not the node's.
+func (s *stage) neighbours(c *Case) []netip.Addr {
+	network := netip.PrefixFrom(s.node.IPv4, 24).Masked()
+	var neighbours []netip.Addr
+	for _, step := range c.All("") {
+		for i := range step.Flows {
+			dst := step.Flows[i].Dst.Addr
+			if network.Contains(dst) && dst != s.node.IPv4 && !slices.Contains(c.Node.ExtraIPs, step.Flows[i].Dst) {
+				neighbours = append(neighbours, dst)
+			}
+		}
+	}
+	return neighbours
+}
+
+// addAddress gives the node an address until the end of t.
+func (s *stage) addAddress(t *testing.T, device string, prefix netip.Prefix) {
+	t.Helper()
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}}
+	if prefix.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	change := func(f func(netlink.Link, *netlink.Addr) error) error {
+		return s.node.Do(func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			return f(link, addr)
+		})
+	}
+	require.NoError(t, change(netlink.AddrAdd), "add %s to %s", prefix, device)
+	t.Cleanup(func() { require.NoError(t, change(netlink.AddrDel), "remove %s from %s", prefix, device) })
+}

@@ -1,0 +1,150 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// validate finds what the types allow and the format does not.
+func (c *Case) validate() error {
+	v := &validator{ids: map[string]bool{}}
+	v.check(c.Name != "", "name is missing")
+	v.modes("modes", c.Modes)
+	if mode := c.Config.DetectLocalMode; mode != nil {
+		oneOf(v, "config.detectLocalMode", *mode, ClusterCIDR, NodeCIDR, NoDetection)
+	}
+	v.check(c.Node.Name != "", "node.name is missing")
+	v.check(len(c.Objects) > 0, "objects is empty")
+	v.changes("", nil, c.Status)
+	v.checks("", &c.Checks)
+	for i := range c.Steps {
+		v.step(fmt.Sprintf("steps[%d]", i), &c.Steps[i])
+	}
+	return errors.Join(v.errs...)
+}
+
+// validator collects what is wrong, with the path of its field.
+type validator struct {
+	errs []error
+	// ids are those of conntrack entries.
+	ids map[string]bool
+}
+
+func (v *validator) check(ok bool, format string, args ...any) {
+	if !ok {
+		v.errs = append(v.errs, fmt.Errorf(format, args...))
+	}
+}
+
+func oneOf[T ~string](v *validator, path string, value T, allowed ...T) {
+	v.check(slices.Contains(allowed, value), "%s is %q: want one of %q", path, value, allowed)
+}
+
+func (v *validator) modes(path string, modes []Mode) {
+	for _, mode := range modes {
+		oneOf(v, path, mode, IPTables, NFTables, IPVS)
+	}
+}
+
+func (v *validator) step(path string, s *Step) {
+	v.check(s.Name != "", "%s.name is missing", path)
+	v.modes(path+".modes", s.Modes)
+	oneOf(v, path+".action", s.Action, "", RestartAgent, StopAgentApplyStart, FlushKubeRules)
+	v.check(s.WithinSeconds >= 0, "%s.withinSeconds is negative", path)
+	for i, entry := range s.InjectConntrack {
+		at := fmt.Sprintf("%s.injectConntrack[%d]", path, i)
+		oneOf(v, at+".proto", entry.Proto, TCP, UDP, SCTP)
+		v.check(entry.ID != "" && !v.ids[entry.ID], "%s.id is %q: want one that no other has", at, entry.ID)
+		for _, tuple := range []Tuple{entry.Orig, entry.Reply} {
+			v.check(tuple.Src.IsValid() && tuple.Dst.IsValid(), "%s: src or dst is missing", at)
+		}
+		v.ids[entry.ID] = true
+	}
+	for _, id := range append(slices.Clone(s.ExpectConntrack.Deleted), s.ExpectConntrack.Kept...) {
+		v.check(v.ids[id], "%s.expectConntrack: there is no entry %q", path, id)
+	}
+	for i, r := range s.Delete {
+		err := r.validate()
+		v.check(err == nil, "%s.delete[%d]: %w", path, i, err)
+	}
+	v.changes(path, s.Patch, s.Status)
+	v.checks(path, &s.Checks)
+}
+
+func (v *validator) changes(path string, patches []Patch, statuses []Status) {
+	for i, p := range patches {
+		err := p.validate()
+		v.check(err == nil, "%s.patch[%d]: %w", path, i, err)
+		oneOf(v, fmt.Sprintf("%s.patch[%d].type", path, i), p.Type, "merge")
+	}
+	for i, s := range statuses {
+		err := s.validate()
+		v.check(err == nil, "%s.status[%d]: %w", path, i, err)
+	}
+}
+
+func (v *validator) checks(path string, c *Checks) {
+	for i := range c.Flows {
+		f := &c.Flows[i]
+		at := fmt.Sprintf("%s.flows[%d] (%s)", path, i, f.Name)
+		v.connections(at, &f.Connections)
+		v.expectation(at+".expect", &f.Expect)
+		for name, e := range map[string]*Expectation{".expectNftables": f.ExpectNFTables, ".expectIpvs": f.ExpectIPVS} {
+			if e != nil {
+				v.expectation(at+name, e)
+			}
+		}
+		for i := range f.Accept {
+			v.expectation(fmt.Sprintf("%s.accept[%d]", at, i), &f.Accept[i])
+		}
+	}
+	for i := range c.Sessions {
+		s := &c.Sessions[i]
+		at := fmt.Sprintf("%s.sessions[%d] (%s)", path, i, s.Name)
+		v.connections(at, &s.Connections)
+		v.check(s.Count > 0, "%s.connections is missing", at)
+		v.check(s.Sport == 0, "%s.sport: a session is of several connections", at)
+		v.check(s.IntervalSeconds >= 0, "%s.intervalSeconds is negative", at)
+		v.check((s.Expect.Distinct > 0) != (s.Expect.DistinctMin > 0), "%s.expect: want distinct or distinctMin", at)
+		v.check(len(s.Expect.Backends) > 0, "%s.expect.backends is empty", at)
+	}
+	for i := range c.HealthChecks {
+		at := fmt.Sprintf("%s.healthChecks[%d]", path, i)
+		oneOf(v, at+".from", c.HealthChecks[i].From, PodLocal, External, FromNode)
+		v.health(at, &c.HealthChecks[i])
+	}
+	for i := range c.ProxyHealth {
+		at := fmt.Sprintf("%s.proxyHealth[%d]", path, i)
+		v.check(c.ProxyHealth[i].From == "", "%s.from: it is always asked from the node", at)
+		v.health(at, &c.ProxyHealth[i])
+	}
+}
+
+func (v *validator) connections(path string, c *Connections) {
+	v.check(c.Name != "", "%s.name is missing", path)
+	oneOf(v, path+".from", c.From, PodLocal, PodRemote, External, FromNode)
+	oneOf(v, path+".proto", c.Proto, TCP, UDP, SCTP)
+	v.check(c.Dst.IsValid(), "%s.dst is missing", path)
+	v.check(c.Port != 0, "%s.port is missing", path)
+	v.check(!c.Src.IsValid() || !c.SrcRange.First.IsValid(), "%s has both src and srcRange", path)
+	for _, src := range []netip.Addr{c.Src.Addr, c.SrcRange.First} {
+		v.check(!src.IsValid() || src.Is4() == c.Dst.Is4(), "%s: src and dst are of different families", path)
+	}
+}
+
+func (v *validator) expectation(path string, e *Expectation) {
+	if len(e.Backends) == 0 {
+		oneOf(v, path+".verdict", e.Verdict, Reject, Drop, Accept)
+		v.check(e.Masquerade == "", "%s: masquerade without backends", path)
+		return
+	}
+	v.check(e.Verdict == "", "%s has both backends and a verdict", path)
+	oneOf(v, path+".masquerade", e.Masquerade, Masqueraded, SourceKept, HairpinOnly, MasqueradedAny)
+}
+
+func (v *validator) health(path string, h *HealthCheck) {
+	v.check(h.URL != "", "%s.url is missing", path)
+	v.check(h.Expect.Refused != (h.Expect.Status != 0), "%s.expect: want a status or refused", path)
+}

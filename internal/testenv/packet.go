@@ -1,0 +1,211 @@
+package testenv
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// packet is what a [Wire] sends and sees: the first packet of a connection, an answer to one, or an ICMP error about one.
+// Its token is the same in all three, and no translation of addresses and ports changes it.
+type packet struct {
+	kind     packetKind
+	proto    Proto
+	src, dst netip.AddrPort
+	token    uint32
+	// icmp says which error it is.
+	icmp string
+}
+
+type packetKind byte
+
+const (
+	opening   packetKind = 'o'
+	answer    packetKind = 'a'
+	icmpError packetKind = 'e'
+)
+
+// portUnreachable is the ICMP error that says that nobody listens.
+const portUnreachable = "ICMP port unreachable"
+
+// protocols are by their IP protocol number.
+var protocols = map[Proto]byte{TCP: unix.IPPROTO_TCP, UDP: unix.IPPROTO_UDP, SCTP: unix.IPPROTO_SCTP}
+
+// ipv4HeaderLen and ipv6HeaderLen are without options.
+const (
+	ipv4HeaderLen = 20
+	ipv6HeaderLen = 40
+)
+
+// encode gives an opening or an answer as an IP packet, whose IPv4 checksum the kernel fills in.
+func (p packet) encode() []byte {
+	var segment []byte
+	switch p.proto {
+	case TCP:
+		segment = make([]byte, 20)
+		if p.kind == opening {
+			binary.BigEndian.PutUint32(segment[4:], p.token)
+			segment[13] = 0x02 // SYN
+		} else {
+			binary.BigEndian.PutUint32(segment[8:], p.token+1)
+			segment[13] = 0x14 // RST, ACK
+		}
+		segment[12] = 5 << 4 // header length in words
+		binary.BigEndian.PutUint16(segment[14:], 64240)
+	case UDP:
+		segment = make([]byte, 8+5)
+		binary.BigEndian.PutUint16(segment[4:], uint16(len(segment)))
+		binary.BigEndian.PutUint32(segment[8:], p.token)
+		segment[12] = byte(p.kind)
+	case SCTP:
+		if p.kind == opening { // INIT
+			segment = make([]byte, 12+20)
+			segment[12], segment[15] = 1, 20
+			binary.BigEndian.PutUint32(segment[16:], p.token)
+			binary.BigEndian.PutUint32(segment[20:], 65536)
+			binary.BigEndian.PutUint16(segment[24:], 1)
+			binary.BigEndian.PutUint16(segment[26:], 1)
+		} else { // ABORT
+			segment = make([]byte, 12+4)
+			binary.BigEndian.PutUint32(segment[4:], p.token)
+			segment[12], segment[15] = 6, 4
+		}
+	}
+	binary.BigEndian.PutUint16(segment[0:], p.src.Port())
+	binary.BigEndian.PutUint16(segment[2:], p.dst.Port())
+	switch p.proto {
+	case TCP:
+		binary.BigEndian.PutUint16(segment[16:], p.checksum(segment))
+	case UDP:
+		binary.BigEndian.PutUint16(segment[6:], p.checksum(segment))
+	case SCTP:
+		binary.LittleEndian.PutUint32(segment[8:], crc32.Checksum(segment, crc32.MakeTable(crc32.Castagnoli)))
+	}
+	return append(p.header(len(segment)), segment...)
+}
+
+// header is the IP header.
+func (p packet) header(length int) []byte {
+	src, dst := p.src.Addr().AsSlice(), p.dst.Addr().AsSlice()
+	var header []byte
+	if p.src.Addr().Is4() {
+		header = make([]byte, ipv4HeaderLen-8, 128)
+		header[0] = 4<<4 | ipv4HeaderLen/4
+		binary.BigEndian.PutUint16(header[2:], uint16(ipv4HeaderLen+length))
+		header[8], header[9] = 64, protocols[p.proto]
+	} else {
+		header = make([]byte, ipv6HeaderLen-32, 128)
+		header[0] = 6 << 4
+		binary.BigEndian.PutUint16(header[4:], uint16(length))
+		header[6], header[7] = protocols[p.proto], 64
+	}
+	return append(append(header, src...), dst...)
+}
+
+// checksum is that of TCP and UDP, over a segment whose own checksum is zero.
+func (p packet) checksum(segment []byte) uint16 {
+	pseudo := append(p.src.Addr().AsSlice(), p.dst.Addr().AsSlice()...)
+	pseudo = append(pseudo, 0, protocols[p.proto])
+	pseudo = binary.BigEndian.AppendUint16(pseudo, uint16(len(segment)))
+	sum := uint32(0)
+	for _, bytes := range [][]byte{pseudo, segment} {
+		for i, b := range bytes {
+			if i%2 == 0 {
+				sum += uint32(b) << 8
+			} else {
+				sum += uint32(b)
+			}
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	if sum == 0xffff {
+		return 0xffff // 0 would say that there is none
+	}
+	return ^uint16(sum)
+}
+
+// decodeIP reads a packet, of which the end may be missing. It is false for what no [Wire] has sent or caused.
+func decodeIP(data []byte) (packet, bool) {
+	switch {
+	case len(data) >= ipv4HeaderLen && data[0]>>4 == 4:
+		length := int(data[0]&0xf) * 4
+		if length < ipv4HeaderLen || len(data) < length {
+			return packet{}, false
+		}
+		src, dst := netip.AddrFrom4([4]byte(data[12:16])), netip.AddrFrom4([4]byte(data[16:20]))
+		return decodeSegment(data[9], src, dst, data[length:])
+	case len(data) >= ipv6HeaderLen && data[0]>>4 == 6:
+		src, dst := netip.AddrFrom16([16]byte(data[8:24])), netip.AddrFrom16([16]byte(data[24:40]))
+		return decodeSegment(data[6], src, dst, data[ipv6HeaderLen:])
+	}
+	return packet{}, false
+}
+
+// decodeSegment reads what follows an IP header. Of a TCP segment and a datagram, eight bytes and the token are enough.
+func decodeSegment(protocol byte, src, dst netip.Addr, segment []byte) (packet, bool) {
+	if len(segment) < 8 {
+		return packet{}, false
+	}
+	if protocol == unix.IPPROTO_ICMP || protocol == unix.IPPROTO_ICMPV6 {
+		return decodeICMP(protocol, segment)
+	}
+	p := packet{
+		src: netip.AddrPortFrom(src, binary.BigEndian.Uint16(segment[0:])),
+		dst: netip.AddrPortFrom(dst, binary.BigEndian.Uint16(segment[2:])),
+	}
+	switch protocol {
+	case unix.IPPROTO_TCP:
+		p.proto, p.kind, p.token = TCP, opening, binary.BigEndian.Uint32(segment[4:])
+		if len(segment) < 14 { // as quoted
+			return p, true
+		}
+		if segment[13]&0x04 != 0 { // RST
+			p.kind, p.token = answer, binary.BigEndian.Uint32(segment[8:])-1
+			return p, true
+		}
+		return p, segment[13]&0x12 == 0x02 // SYN, not ACK
+	case unix.IPPROTO_UDP:
+		if len(segment) < 13 {
+			return packet{}, false
+		}
+		p.proto, p.kind, p.token = UDP, packetKind(segment[12]), binary.BigEndian.Uint32(segment[8:])
+		return p, p.kind == opening || p.kind == answer
+	case unix.IPPROTO_SCTP:
+		switch {
+		case len(segment) >= 20 && segment[12] == 1: // INIT
+			p.proto, p.kind, p.token = SCTP, opening, binary.BigEndian.Uint32(segment[16:])
+		case len(segment) >= 16 && segment[12] == 6: // ABORT
+			p.proto, p.kind, p.token = SCTP, answer, binary.BigEndian.Uint32(segment[4:])
+		default:
+			return packet{}, false
+		}
+		return p, true
+	}
+	return packet{}, false
+}
+
+// decodeICMP reads an error message, which quotes the packet that it is about.
+func decodeICMP(protocol byte, message []byte) (packet, bool) {
+	kind, code := message[0], message[1]
+	unreachable, port := byte(3), byte(3)
+	if protocol == unix.IPPROTO_ICMPV6 {
+		unreachable, port = 1, 4
+	}
+	if kind != unreachable {
+		return packet{}, false
+	}
+	p, ok := decodeIP(message[8:])
+	if !ok || p.kind != opening {
+		return packet{}, false
+	}
+	p.kind, p.icmp = icmpError, portUnreachable
+	if code != port {
+		p.icmp = fmt.Sprintf("ICMP destination unreachable, code %d", code)
+	}
+	return p, true
+}

@@ -1,0 +1,154 @@
+package fanout
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// told is an upstream that remembers what it was told.
+type told struct {
+	mu    sync.Mutex
+	nacks []string
+}
+
+func (*told) Path() ([]uint64, bool)            { return []uint64{1}, true }
+func (*told) Mark(uint32) (p model.Position)    { return p }
+func (*told) Programmed(uint32, model.Position) {}
+func (*told) Nodes(int)                         {}
+
+func (u *told) Nack(n *pb.Nack) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if n.GetResolved() {
+		n.Reason = "resolved"
+	}
+	u.nacks = append(u.nacks, n.GetNodeName()+": "+n.GetKey().GetName()+": "+n.GetReason())
+}
+
+// take waits until so much was told.
+func (u *told) take(t *testing.T, n int) (nacks []string) {
+	t.Helper()
+	eventually(t, func() bool {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if len(u.nacks) < n {
+			return false
+		}
+		nacks, u.nacks = u.nacks, nil
+		return true
+	})
+	return nacks
+}
+
+// Upstream hears of nacks that stand, once, and when they don't any more: as something is programmed, or its node has gone.
+func TestNacksArePassedOn(t *testing.T) {
+	up := &told{}
+	h := running(t, Options{Store: filled(t, 2), Upstream: up})
+	nack := func(p *pipe, node, reason string) {
+		t.Helper()
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key: wire.KeyToProto(service(1).Key()), NodeName: node, Reason: reason, Resolved: reason == "",
+		}}}))
+	}
+	open := func(hello *pb.Hello) *pipe {
+		p := connect(t, h, hello)
+		eventually(t, p.session.s.synced.Load)
+		return p
+	}
+	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
+	a, relay := open(agent), open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	observer := open(&pb.Hello{NodeName: "a"})
+	nack(observer, "", "it has no kernel")
+	for _, reason := range []string{"", "no room", "no room", "no luck", "", "", "no room"} {
+		nack(a, "somebody-else", reason)
+	}
+	nack(relay, "b", "no room")
+	require.Equal(t, []string{
+		"a: service-1: no room", "a: service-1: no luck", "a: service-1: resolved", "a: service-1: no room", "b: service-1: no room",
+	}, up.take(t, 5))
+
+	_ = relay.close()
+	require.Equal(t, []string{"b: service-1: resolved"}, up.take(t, 1))
+	again := open(agent)
+	require.Equal(t, []string{"a: service-1: resolved"}, up.take(t, 1), "before the new stream says anything")
+	nack(a, "", "from the past")
+	nack(again, "", "no room")
+	_ = observer.close()
+	_ = again.close()
+	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
+}
+
+// A relay hears how far everything has come, after what it comes to, and nobody else does.
+func TestARelayHearsWhatIsReached(t *testing.T) {
+	s := filled(t, 4)
+	h := start(t, s).Hub
+	relay, other := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY}), connect(t, h, &pb.Hello{})
+	defer relay.cancel()
+	defer other.cancel()
+	slices := func(version uint64) model.ResourceVersions {
+		return model.ResourceVersions{Services: 1, Slices: version}
+	}
+	// next gives what comes up to the next word of what is reached: the number of updates.
+	var came []*wire.Response
+	next := func(reached model.ResourceVersions) (updates int) {
+		t.Helper()
+		var at int
+		eventually(t, func() bool {
+			came = append(came, relay.read(t)...)
+			for i, r := range came {
+				if r.Heartbeat != nil {
+					at = i
+					return true
+				}
+			}
+			return false
+		})
+		require.Equal(t, reached, wire.ResourceVersionsFromProto(came[at].Heartbeat.GetResourceVersions()))
+		require.Empty(t, came[at].Heartbeat.GetDigests())
+		for _, r := range came[:at] {
+			if r.Update != nil {
+				updates++
+			}
+		}
+		came = came[at+1:]
+		return updates
+	}
+	require.Equal(t, 2, next(slices(2)))
+	eventually(t, func() bool { came = append(came, relay.read(t)...); return len(came) == 1 && came[0].InSync != nil })
+
+	for i := range 4 { // of both shards
+		s.Upsert(slice(i, 7), uint64(10+i))
+	}
+	h.publish()
+	require.Equal(t, 2, next(slices(13)))
+	s.Progress(model.KindSlice, 20) // nothing has changed
+	h.publish()
+	require.Zero(t, next(slices(20)))
+
+	relay.set(false)
+	s.Upsert(slice(0, 8), 30)
+	h.publish()
+	eventually(t, relay.waiting)
+	for i := range 4 {
+		s.Upsert(slice(i, 9), uint64(31+i))
+		h.publish()
+	}
+	relay.set(true)
+	require.Positive(t, next(slices(34)), "not before it has all of it")
+	eventually(t, func() bool {
+		var to uint64
+		for _, r := range other.read(t) {
+			require.Nil(t, r.Heartbeat)
+			if r.Update != nil {
+				to = max(to, r.Update.ResourceVersions.Slices)
+			}
+		}
+		return to == 34
+	})
+}
