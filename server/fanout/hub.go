@@ -249,9 +249,14 @@ func (h *Hub) publish() {
 	if h.marks != nil {
 		positions = h.marks.before()
 	}
-	p := h.store.Publish()
+	p := h.store.Publish(func(u *model.Update) { // before any client can acknowledge it
+		if h.marks != nil {
+			h.marks.updated(u.Shard, u.To, positions[u.Shard])
+		}
+		h.convergence.published(u.Shard, u.To, start)
+	})
 	if h.marks != nil {
-		h.marks.after(positions, p.Updates)
+		h.marks.after(positions)
 	}
 	h.mu.Lock()
 	close(h.reached)
@@ -266,7 +271,6 @@ func (h *Hub) publish() {
 			h.metrics.encodeErrors.Inc()
 			continue
 		}
-		h.convergence.published(u.Shard, u.To, start)
 		e.add(u, f)
 		h.metrics.updates.Inc()
 		h.metrics.updateBytes.Observe(float64(len(f)))
