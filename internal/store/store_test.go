@@ -171,6 +171,20 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
+// Whoever hears of an Update hears of it before it can be seen.
+func TestUpdatesAreHeardOfFirst(t *testing.T) {
+	s := synced(t, Options{})
+	s.Upsert(slice("web-1", "web", 1), 1)
+	s.Upsert(slice("other-1", inShard(DefaultShards, "web", false), 1), 1)
+	var heard []*model.Update
+	p := s.Publish(func(u *model.Update) {
+		require.Zero(t, s.Snapshot(u.Shard).Sequence())
+		heard = append(heard, u)
+	})
+	require.Len(t, p.Updates, 2)
+	require.Equal(t, p.Updates, heard)
+}
+
 // How far everything has come follows from what is given, unless that is in no order; and is told when it is published.
 func TestReached(t *testing.T) {
 	for _, relayed := range []bool{false, true} {
