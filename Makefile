@@ -5,7 +5,7 @@ COMMANDS := server agent loadtest
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: build
 build: ## build the commands into bin/
@@ -36,6 +36,11 @@ test: setup lint verify ## all checks and all tests, under the race detector, as
 .PHONY: bench
 bench: build ## the figures of docs/performance.md, on a machine that has nothing else to do; reports in bin/bench
 	internal/tools/bench.sh
+
+.PHONY: bench-iptables
+bench-iptables: ## a node's figures beside a real kube-proxy's, on a machine that has nothing else to do; about half an hour
+	mkdir -p bin/bench
+	go test -run '^$$' -bench Node -benchtime 1x -timeout 4h ./loadtest/kubeproxy | tee bin/bench/kubeproxy.txt
 
 FUZZTIME ?= 1m
 

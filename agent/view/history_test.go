@@ -56,6 +56,7 @@ func drawNode(t *rapid.T) *model.Node {
 	return rapid.SampledFrom([]*model.Node{
 		nil, thisNode, {Name: here}, {Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}, InternalIPs: addrs("198.51.100.1")},
 		{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": ""}, PodCIDRs: prefixes("10.180.0.0/24")},
+		{Name: here, ServiceCIDRs: prefixes("10.96.0.0/16")},
 	}).Draw(t, "node")
 }
 

@@ -57,7 +57,7 @@ func (n *node) equal(o *node) bool {
 func (n Node) equal(o Node) bool {
 	return n.Pods.Interface == o.Pods.Interface && n.Pods.InterfacePrefix == o.Pods.InterfacePrefix &&
 		slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
-		n.LocalhostNodePorts == o.LocalhostNodePorts
+		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs)
 }
 
 // node gives what the Node makes of the options; nil: there is none.
@@ -66,6 +66,7 @@ func (o *Options) node(n *model.Node) node {
 		n = &model.Node{}
 	}
 	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
+	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {
 	case ByNodeCIDR:
@@ -109,6 +110,18 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	}
 	slices.SortFunc(out, model.ComparePrefix)
 	return slices.Compact(out)
+}
+
+// disjoint gives prefixes as canonical does, without those within another.
+func disjoint(prefixes []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range canonical(prefixes) {
+		// A prefix comes before those within it.
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // ofFamily gives the prefixes of a family, as canonical does.

@@ -139,6 +139,9 @@ type Node struct {
 	// LocalhostNodePorts has IPv4 NodePorts on loopback addresses too, where NodePorts (the prefixes) holds them. It needs
 	// the sysctl route_localnet, and a guard against packets from outside that claim to be from loopback.
 	LocalhostNodePorts bool
+	// ServiceCIDRs are the ranges that cluster IPs come from, ascending, none within another. Their addresses that no frontend has are
+	// unused, or of Services that another proxy serves. Empty: not known.
+	ServiceCIDRs []netip.Prefix
 }
 
 // PodDetector tells new connections of pods from others, by one of its fields: kube-proxy's detect-local. With none set

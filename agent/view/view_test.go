@@ -1,6 +1,7 @@
 package view_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -125,6 +126,26 @@ func TestNodeChanges(t *testing.T) {
 	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
+}
+
+func TestServiceCIDRs(t *testing.T) {
+	v := view.New(options)
+	is := func(why string, changed bool, want []netip.Prefix, ranges ...string) {
+		t.Helper()
+		v.SetNode(&model.Node{Name: here, InternalIPs: thisNode.InternalIPs, ServiceCIDRs: prefixes(ranges...)})
+		_, node := v.Changes()
+		require.Equal(t, changed, node, why)
+		require.Equal(t, want, v.State().Node.ServiceCIDRs, why)
+	}
+	is("the Node's addresses are new", true, nil)
+	both := prefixes("10.96.0.0/16", "fd00:10:96::/112")
+	is("ranges are new", true, both, "10.96.0.0/16", "fd00:10:96::/112")
+	is("another order", false, both, "fd00:10:96::/112", "10.96.0.0/16", "10.96.0.0/16")
+	is("some are within others, and the host's bits do not count", false, both,
+		"10.96.0.0/20", "10.96.255.0/24", "10.96.0.7/16", "fd00:10:96::/120", "fd00:10:96::/112")
+	is("neighbours", true, prefixes("10.96.0.0/16", "10.97.0.0/16"), "10.97.0.0/16", "10.96.0.0/16")
+	is("a wider one", true, prefixes("10.96.0.0/12"), "10.97.0.0/16", "10.96.0.0/12", "10.96.0.0/16")
+	is("none", true, nil)
 }
 
 func TestHealthChecks(t *testing.T) {

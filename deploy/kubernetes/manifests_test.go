@@ -137,7 +137,7 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	}
 	// The authorizer learns of new roles by a watch.
 	require.Eventually(t, func() bool {
-		return may("slicecast-server", "watch", "", "services", "") &&
+		return may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
 			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", namespace)
 	}, deadline, pollInterval)
 	for _, resource := range []string{"secrets", "pods", "configmaps"} {

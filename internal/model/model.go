@@ -17,11 +17,13 @@ import (
 // Kind tells the kinds of objects apart.
 type Kind uint8
 
-// The kinds of objects. Services and Slices are sharded and go to every node; a Node goes to its own agent only.
+// The kinds of objects. Services and Slices are sharded and go to every node; a Node goes to its own agent only. ServiceCIDRs
+// go to nobody: sources see them, and put what they say into each Node.
 const (
 	KindService Kind = iota + 1
 	KindSlice
 	KindNode
+	KindServiceCIDR
 )
 
 // String gives the Kubernetes name of the kind.
@@ -33,11 +35,13 @@ func (k Kind) String() string {
 		return "EndpointSlice"
 	case KindNode:
 		return "Node"
+	case KindServiceCIDR:
+		return "ServiceCIDR"
 	}
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Key names an object. Namespace is empty for Nodes.
+// Key names an object. Namespace is empty for Nodes and ServiceCIDRs.
 type Key struct {
 	Kind      Kind
 	Namespace string
@@ -278,7 +282,7 @@ func (s *Slice) ContentVersion() Version { return s.version }
 // Key names the Node.
 func (n *Node) Key() Key { return Key{Kind: KindNode, Name: n.Name} }
 
-// Node is what a node needs to know of itself.
+// Node is what a node needs to know of itself and its cluster.
 type Node struct {
 	Name        string
 	Labels      map[string]string
@@ -287,4 +291,6 @@ type Node struct {
 	Deleting    bool // the Node object is being deleted
 	// TaintedForDeletion: the cluster autoscaler's taint ToBeDeletedByClusterAutoscaler is set.
 	TaintedForDeletion bool
+	// ServiceCIDRs are the ranges that the cluster's cluster IPs come from, ascending, each once; they may overlap. None: not known.
+	ServiceCIDRs []netip.Prefix
 }

@@ -249,6 +249,10 @@ func (n *Node) ContentVersion() Version {
 	}
 	h.bool(8, n.Deleting)
 	h.bool(9, n.TaintedForDeletion)
+	for _, p := range n.ServiceCIDRs {
+		h.addr(10, p.Addr())
+		h.num(11, uint64(p.Bits()+1))
+	}
 	return mix(h.sum())
 }
 
@@ -259,7 +263,7 @@ func (n *Node) Equal(o *Node) bool {
 	}
 	if n.Name != o.Name || n.Deleting != o.Deleting || n.TaintedForDeletion != o.TaintedForDeletion ||
 		!slices.Equal(n.InternalIPs, o.InternalIPs) || !slices.Equal(n.PodCIDRs, o.PodCIDRs) ||
-		len(n.Labels) != len(o.Labels) {
+		!slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) || len(n.Labels) != len(o.Labels) {
 		return false
 	}
 	for k, v := range n.Labels {

@@ -202,9 +202,10 @@ func TestNodeEqual(t *testing.T) {
 	require.False(t, (&model.Node{}).Equal(nil))
 	for _, o := range []model.Node{
 		{Name: "x"}, {Deleting: true}, {TaintedForDeletion: true}, {InternalIPs: []netip.Addr{addr("10.0.0.1")}},
-		{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
+		{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}, {ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
 	} {
 		require.False(t, (&model.Node{}).Equal(&o), "%+v", o)
+		require.NotEqual(t, (&model.Node{}).ContentVersion(), o.ContentVersion(), "%+v", o)
 	}
 }
 

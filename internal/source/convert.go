@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	netutils "k8s.io/utils/net"
 	"k8s.io/utils/ptr"
@@ -42,8 +43,8 @@ func NewConverter(serviceProxyName string) *Converter {
 	return &Converter{proxyName: serviceProxyName}
 }
 
-// Convert makes a model object of a Service, an EndpointSlice or a Node; any other type is a bug and panics. The object is
-// nil where all of it is left out; the skips tell why that is so, or which parts are left out.
+// Convert makes a model object of a Service, an EndpointSlice, a Node or a ServiceCIDR; any other type is a bug and panics. The
+// object is nil where all of it is left out; the skips tell why that is so, or which parts are left out.
 func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	switch o := o.(type) {
 	case *corev1.Service:
@@ -63,6 +64,9 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	case *corev1.Node:
 		n, skips := c.FromNode(o)
 		return n.Key(), textual(n, &skips), skips
+	case *networkingv1.ServiceCIDR:
+		s, skips := c.FromServiceCIDR(o)
+		return s.Key(), s, skips
 	}
 	panic(fmt.Sprintf("no conversion of %T", o))
 }

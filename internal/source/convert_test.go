@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -332,6 +333,20 @@ func TestFromNode(t *testing.T) {
 	})
 	require.True(t, got.Equal(&model.Node{Name: "n2", PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.3.0.0/24")}}), "%+v", got)
 	require.Empty(t, skips)
+}
+
+func TestFromServiceCIDR(t *testing.T) {
+	deleted := metav1.Now()
+	in := &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", DeletionTimestamp: &deleted},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "10.96.0.0", "fd00:10:96::1/112"}},
+	}
+	key, got, skips := NewConverter("").Convert(in)
+	require.Equal(t, "ServiceCIDR kubernetes", key.String())
+	require.Equal(t, &ServiceCIDR{
+		Name: "kubernetes", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")},
+	}, got)
+	require.Equal(t, []Skip{{InvalidRange, "spec.cidrs[1]", `"10.96.0.0" is no CIDR`}}, skips)
 }
 
 func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {

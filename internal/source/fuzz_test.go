@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -32,11 +33,12 @@ func FuzzConvert(f *testing.F) {
 	f.Add(uint8(1), []byte(`{"metadata": {"name": "f", "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "FQDN"}`))
 	f.Add(uint8(2), []byte(`{"metadata": {"name": "node-1", "labels": {"a": "b"}}, "spec": {"podCIDRs": ["10.1.0.0/24", "fd00::/64"],
 		"taints": [{"key": "ToBeDeletedByClusterAutoscaler"}]}, "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}}`))
+	f.Add(uint8(3), []byte(`{"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16", "::ffff:10.0.0.0/104", "fd00::/112", "x"]}}`))
 	f.Fuzz(checkConvert)
 }
 
 func checkConvert(t *testing.T, kind uint8, data []byte) {
-	object := []metav1.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Node{}}[kind%3]
+	object := []metav1.Object{&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Node{}, &networkingv1.ServiceCIDR{}}[kind%4]
 	if json.Unmarshal(data, object) != nil || object.GetName() == "" {
 		return // the API server accepts no object without a name
 	}
@@ -53,6 +55,9 @@ func checkConvert(t *testing.T, kind uint8, data []byte) {
 	_, again, _ := NewConverter("").Convert(object)
 	require.Empty(t, modeltest.Diff(converted, again))
 	u := &model.Update{}
+	if s, ok := converted.(*ServiceCIDR); ok {
+		converted = &model.Node{Name: "n", ServiceCIDRs: s.CIDRs} // as it travels
+	}
 	switch o := converted.(type) {
 	case *model.Node:
 		frame, err := wire.EncodeNode(o.Name, o)

@@ -24,7 +24,7 @@ type Sink interface {
 	Synced()
 }
 
-// Object is a *model.Service, *model.Slice or *model.Node.
+// Object is a *model.Service, *model.Slice or *model.Node; or a *ServiceCIDR, which only a Sink of WithServiceCIDRs takes.
 type Object = model.Keyed
 
 // Source watches one place where state is kept.

@@ -61,7 +61,7 @@ func newShard(number uint32, maxTombstones int) *shard {
 }
 
 // publish applies objects (nil: removed) and gives the Update that says the same, nil if nothing differs.
-func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceVersions) *model.Update {
+func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceVersions, hear []func(*model.Update)) *model.Update {
 	old := s.snapshot.Load()
 	next := *old
 	next.sequence++
@@ -127,6 +127,9 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	}
 	s.forget(&next)
 	sortUpdate(u)
+	for _, f := range hear {
+		f(u)
+	}
 	s.snapshot.Store(&next)
 	return u
 }

@@ -190,7 +190,8 @@ func (s *Store) Upsert(o model.Keyed, resourceVersion uint64) {
 	s.seenLocked(o.Key().Kind, resourceVersion)
 }
 
-// worse tells whether an object takes traffic from an endpoint that is published.
+// worse tells whether an object takes traffic from an endpoint that is published. Publish compares both again for the delta: to make
+// that here would cost more than this does, and be in vain for each change that a later one overtakes before the publish.
 func (s *Store) worse(o model.Keyed) bool {
 	now, ok := o.(*model.Slice)
 	if !ok {
@@ -323,8 +324,9 @@ type Publication struct {
 	Nodes []string
 }
 
-// Publish makes visible what is pending. Before the source has synced it does nothing.
-func (s *Store) Publish() Publication {
+// Publish makes visible what is pending. Before the source has synced it does nothing. Each of hear hears of each Update before
+// anybody can see it.
+func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	select {
 	case <-s.synced:
 	default:
@@ -351,7 +353,7 @@ func (s *Store) Publish() Publication {
 		if len(objects) == 0 {
 			continue
 		}
-		if u := s.shards[i].publish(objects, seen); u != nil {
+		if u := s.shards[i].publish(objects, seen, hear); u != nil {
 			p.Updates = append(p.Updates, u)
 		}
 	}

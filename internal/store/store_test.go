@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -170,6 +171,20 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
+// Whoever hears of an Update hears of it before it can be seen.
+func TestUpdatesAreHeardOfFirst(t *testing.T) {
+	s := synced(t, Options{})
+	s.Upsert(slice("web-1", "web", 1), 1)
+	s.Upsert(slice("other-1", inShard(DefaultShards, "web", false), 1), 1)
+	var heard []*model.Update
+	p := s.Publish(func(u *model.Update) {
+		require.Zero(t, s.Snapshot(u.Shard).Sequence())
+		heard = append(heard, u)
+	})
+	require.Len(t, p.Updates, 2)
+	require.Equal(t, p.Updates, heard)
+}
+
 // How far everything has come follows from what is given, unless that is in no order; and is told when it is published.
 func TestReached(t *testing.T) {
 	for _, relayed := range []bool{false, true} {
@@ -217,6 +232,13 @@ func TestReplace(t *testing.T) {
 	require.ElementsMatch(t, []string{"n1", "n2", "n3"}, p.Nodes)
 	require.Nil(t, s.Node("n1"))
 	require.True(t, s.Node("n2").Deleting)
+
+	// Relays go by the digest, so whatever a Node says counts in it.
+	_, before := s.Nodes()
+	s.Upsert(&model.Node{Name: "n3", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, 8)
+	require.Equal(t, []string{"n3"}, s.Publish().Nodes)
+	_, after := s.Nodes()
+	require.NotEqual(t, before, after)
 
 	s.Remove(model.Key{Kind: model.KindNode, Name: "n3"}, 8)
 	s.Remove(model.Key{Kind: model.KindNode, Name: "never there"}, 8)

@@ -262,6 +262,7 @@ func nodeFromProto(p *pb.Node) (*model.Node, error) {
 		Name: p.GetName(), Labels: p.GetLabels(), InternalIPs: d.addrs("internal_ips", p.GetInternalIps()),
 		PodCIDRs: d.prefixes("pod_cidrs", p.GetPodCidrs()),
 		Deleting: p.GetDeleting(), TaintedForDeletion: p.GetTaintedForDeletion(),
+		ServiceCIDRs: d.prefixes("service_cidrs", p.GetServiceCidrs()),
 	}
 	d.name(p.GetName())
 	if d.err != nil {

@@ -171,6 +171,9 @@ func nodeToProto(n *model.Node) *pb.Node {
 	for _, c := range n.PodCIDRs {
 		p.PodCidrs = append(p.PodCidrs, c.String())
 	}
+	for _, c := range n.ServiceCIDRs {
+		p.ServiceCidrs = append(p.ServiceCidrs, c.String())
+	}
 	return p
 }
 

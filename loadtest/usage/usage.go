@@ -3,7 +3,6 @@ package usage
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -27,22 +26,35 @@ func (c CPU) Sub(earlier CPU) CPU { return CPU{c.User - earlier.User, c.System -
 
 // CPUOf reads what a process, with all its threads, has used so far.
 func CPUOf(pid int) (CPU, error) {
+	own, _, err := cpuOf(pid)
+	return own, err
+}
+
+// FamilyCPUOf reads what a process and the processes that it has started, and that have ended, have used so far.
+func FamilyCPUOf(pid int) (CPU, error) {
+	own, children, err := cpuOf(pid)
+	return CPU{own.User + children.User, own.System + children.System}, err
+}
+
+func cpuOf(pid int) (own, children CPU, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
 	}
 	// The second field is the command's name in parentheses, which may hold anything; see proc_pid_stat(5).
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-	const utime, stime = 14 - 3, 15 - 3
-	if len(fields) <= stime {
-		return CPU{}, fmt.Errorf("CPU time of process %d: /proc has %d fields", pid, len(fields))
+	const utime, cstime = 14 - 3, 17 - 3
+	if len(fields) <= cstime {
+		return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: /proc has %d fields", pid, len(fields))
 	}
-	user, err1 := strconv.ParseInt(fields[utime], 10, 64)
-	system, err2 := strconv.ParseInt(fields[stime], 10, 64)
-	if err := errors.Join(err1, err2); err != nil {
-		return CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
+	for i, into := range []*time.Duration{&own.User, &own.System, &children.User, &children.System} {
+		ticks, err := strconv.ParseInt(fields[utime+i], 10, 64)
+		if err != nil {
+			return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		}
+		*into = time.Duration(ticks) * tick
 	}
-	return CPU{time.Duration(user) * tick, time.Duration(system) * tick}, nil
+	return own, children, nil
 }
 
 // MachineCPU reads what everything on the machine has used so far.

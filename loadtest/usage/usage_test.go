@@ -2,6 +2,7 @@ package usage
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -32,6 +33,17 @@ func TestOwnUsage(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, m.Resident, int64(1<<20))
 	require.GreaterOrEqual(t, m.Peak, m.Resident)
+}
+
+func TestFamilyUsage(t *testing.T) {
+	before, err := FamilyCPUOf(os.Getpid())
+	require.NoError(t, err)
+	child := exec.CommandContext(t.Context(), "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+	require.NoError(t, child.Run())
+	spent := child.ProcessState.UserTime() + child.ProcessState.SystemTime()
+	after, err := FamilyCPUOf(os.Getpid())
+	require.NoError(t, err)
+	require.Greater(t, after.Sub(before).Total(), spent/2)
 }
 
 func TestNoSuchProcess(t *testing.T) {

@@ -49,15 +49,6 @@ type shardConvergence struct {
 	last  uint64 // sequence of the latest Update
 	// open are the Updates that some node does not have, oldest first.
 	open []*Convergence
-	// early are the streams that acknowledged more than last: a stream that catches up from a snapshot may get an Update, and
-	// its node program it, before the publisher comes to tell of it here.
-	early []early
-}
-
-// early is a stream that was faster than the publisher, with its nodes.
-type early struct {
-	*member
-	nodes int
 }
 
 // member is a stream's part in it. A relay stands for all of its nodes.
@@ -71,29 +62,22 @@ func newConvergence(shards uint32, m *metrics) *convergence {
 	return &convergence{metrics: m, shards: make([]shardConvergence, shards), done: func(uint32, uint64) {}}
 }
 
-// published tells of an Update.
+// published tells of an Update, before any client can have it.
 func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	s.last = sequence
-	waits := s.nodes > 0
-	done := sequence
-	p := &Convergence{Shard: shard, Sequence: sequence, Published: at, Nodes: s.nodes}
-	for _, e := range s.early {
-		p.Programmed += e.nodes
-	}
-	s.early = slices.DeleteFunc(s.early, func(e early) bool { return e.acked[shard] <= sequence })
-	if waits {
-		s.open = append(s.open, p)
+	nobody := s.nodes == 0
+	if !nobody {
+		s.open = append(s.open, &Convergence{Shard: shard, Sequence: sequence, Published: at, Nodes: s.nodes})
 		if len(s.open) > maxOpen {
 			s.open = slices.Delete(s.open, 0, 1)
 			c.metrics.unconverged.Inc()
 		}
-		done = c.settle(s, time.Now())
 	}
 	s.mu.Unlock()
-	if done > 0 {
-		c.done(shard, done)
+	if nobody {
+		c.done(shard, sequence)
 	}
 }
 
@@ -127,12 +111,6 @@ func (c *convergence) resize(m *member, nodes int) {
 				p.Programmed += by
 			}
 		}
-		s.early = slices.DeleteFunc(s.early, func(e early) bool { return e.member == m && nodes == 0 })
-		for j := range s.early {
-			if s.early[j].member == m {
-				s.early[j].nodes = nodes
-			}
-		}
 		done := c.settle(s, now)
 		s.mu.Unlock()
 		if done > 0 {
@@ -155,9 +133,6 @@ func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time
 		if p.Sequence > m.acked[shard] && p.Sequence <= sequence {
 			p.Programmed += m.nodes
 		}
-	}
-	if sequence > s.last && m.acked[shard] <= s.last {
-		s.early = append(s.early, early{m, m.nodes})
 	}
 	m.acked[shard] = sequence
 	done := c.settle(s, at)

@@ -1,44 +1,45 @@
 package fanout
 
 import (
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestAcksBeforeThePublisherTells: a node that catches up from a snapshot may be faster than the publisher.
-func TestAcksBeforeThePublisherTells(t *testing.T) {
-	told := map[uint64]int{}
-	c := newConvergence(1, newMetrics(nil, nil))
-	c.done = func(_ uint32, sequence uint64) { told[sequence]++ }
-	now := time.Now()
-	a, b := c.join(1), c.join(3)
-	c.ack(a, 0, 2, now)
-	c.published(0, 1, now)
-	c.resize(b, 4)
-	c.ack(b, 0, 2, now)
-	require.Equal(t, 1, told[1])
-	c.published(0, 2, now)
-	require.Equal(t, 1, told[2], "both had it before")
-	latest := c.latest()
-	require.Len(t, latest, 2)
-	for _, p := range latest {
-		require.Equal(t, 5, p.Nodes)
-		require.Equal(t, 5, p.Programmed)
-		require.Positive(t, p.Times[len(shares)-1])
+// A stream that catches up from a snapshot may be sent an Update, and its node program it, before the publisher comes to send it:
+// it counts nevertheless.
+func TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen(t *testing.T) {
+	const publishes = 1000
+	s := filled(t, 1)
+	h := start(t, s).Hub
+	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	shard := slice(0, 1).ServiceKey().Shard(2)
+	first := s.Snapshot(shard).Sequence()
+	var acking sync.WaitGroup
+	acking.Go(func() {
+		for at := first; at < first+publishes; {
+			if now := s.Snapshot(shard).Sequence(); now > at {
+				at = now
+				if err := p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
+					Positions: []*pb.ShardPosition{{Shard: shard, Sequence: at}},
+				}}}); err != nil {
+					panic(err)
+				}
+			}
+		}
+	})
+	for n := range publishes {
+		s.Upsert(slice(0, 1+n%50), 0)
+		h.publish()
 	}
-
-	c.ack(a, 0, 3, now)
-	c.ack(b, 0, 4, now)
-	c.resize(b, 6)
-	c.resize(a, 0)
-	c.published(0, 3, now.Add(1))
-	c.published(0, 4, now.Add(2))
-	require.Equal(t, 6, c.latest()[0].Programmed)
-	require.Equal(t, 1, told[4])
-	require.Empty(t, c.shards[0].early)
-	c.published(0, 5, now.Add(3))
-	require.Zero(t, told[5])
-	require.Zero(t, c.latest()[0].Programmed)
+	acking.Wait()
+	require.Empty(t, h.convergence.shards[shard].open)
+	for _, c := range h.Convergences() {
+		require.Equal(t, 1, c.Programmed)
+	}
 }

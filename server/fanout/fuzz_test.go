@@ -118,7 +118,6 @@ func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 		s := &h.convergence.shards[i]
 		require.Zero(t, s.nodes)
 		require.Empty(t, s.open)
-		require.Empty(t, s.early)
 	}
 }
 

@@ -249,9 +249,14 @@ func (h *Hub) publish() {
 	if h.marks != nil {
 		positions = h.marks.before()
 	}
-	p := h.store.Publish()
+	p := h.store.Publish(func(u *model.Update) { // before any client can acknowledge it
+		if h.marks != nil {
+			h.marks.updated(u.Shard, u.To, positions[u.Shard])
+		}
+		h.convergence.published(u.Shard, u.To, start)
+	})
 	if h.marks != nil {
-		h.marks.after(positions, p.Updates)
+		h.marks.after(positions)
 	}
 	h.mu.Lock()
 	close(h.reached)
@@ -266,7 +271,6 @@ func (h *Hub) publish() {
 			h.metrics.encodeErrors.Inc()
 			continue
 		}
-		h.convergence.published(u.Shard, u.To, start)
 		e.add(u, f)
 		h.metrics.updates.Inc()
 		h.metrics.updateBytes.Observe(float64(len(f)))
@@ -448,64 +452,3 @@ func (h *Hub) Drain() { h.drain() }
 
 // drainDelay is a random part of the first half of the window.
 func (h *Hub) drainDelay() time.Duration { return rand.N(h.options.DrainWindow/2 + 1) }
-
-// catchUp gives the frame that leads from a sequence to a snapshot; 0: the whole shard.
-func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) (wire.Frame, error) {
-	if !snapshot.Knows(from) {
-		from = 0
-	}
-	return h.shared(frameKey{snapshot.Shard(), from, snapshot.Sequence(), 0, compressed}, func() *model.Update {
-		return h.since(snapshot, from)
-	})
-}
-
-// since gives what leads from a sequence to a snapshot: each object once, and as a delta where the ring still has what the
-// client holds.
-func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
-	u := snapshot.Since(from)
-	if u.Full {
-		return u
-	}
-	bases := h.ring.bases(snapshot.Shard(), from)
-	u.Slices = slices.DeleteFunc(u.Slices, func(s *model.Slice) bool {
-		base := bases[s.Key()]
-		if base == nil {
-			return false
-		}
-		d := model.Diff(base, s)
-		if d != nil && d.Len() > 0 {
-			u.Deltas = append(u.Deltas, d)
-		}
-		return d != nil // without a change it has become what it was
-	})
-	return u
-}
-
-// inBuckets gives the frame that holds some of a snapshot's buckets.
-func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (wire.Frame, error) {
-	key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), compressed: compressed}
-	for _, b := range buckets {
-		key.buckets |= 1 << b
-	}
-	return h.shared(key, func() *model.Update { return snapshot.InBuckets(buckets) })
-}
-
-// shared gives a frame that many may want.
-func (h *Hub) shared(key frameKey, update func() *model.Update) (wire.Frame, error) {
-	return h.frames.get(key, func() (wire.Frame, error) {
-		if key.compressed {
-			key.compressed = false
-			f, err := h.shared(key, update)
-			if err != nil {
-				return nil, err
-			}
-			return wire.Compress(f)
-		}
-		h.metrics.catchUps.Inc()
-		f, err := wire.EncodeUpdate(update())
-		if err != nil {
-			return nil, status.Errorf(codes.Internal, "shard %d: %v", key.shard, err)
-		}
-		return f, nil
-	})
-}

@@ -74,25 +74,25 @@ func (m *marks) before() []model.Position {
 	return out
 }
 
-// after takes what came of the publish.
-func (m *marks) after(positions []model.Position, updates []*model.Update) {
+// updated takes an Update of the publish.
+func (m *marks) updated(shard uint32, sequence uint64, position model.Position) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	updated := make([]uint64, len(positions))
-	for _, u := range updates {
-		updated[u.Shard] = u.To
+	s := &m.shards[shard]
+	if len(s.open) == maxOpen {
+		s.open = append(s.open[:0], s.open[1:]...)
 	}
+	s.open = append(s.open, mark{sequence, position})
+}
+
+// after takes the positions of shards to which the publish brought nothing new: they come after what did.
+func (m *marks) after(positions []model.Position) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for i, position := range positions {
-		s := &m.shards[i]
-		switch {
-		case updated[i] > 0:
-			if len(s.open) == maxOpen {
-				s.open = append(s.open[:0], s.open[1:]...)
-			}
-			s.open = append(s.open, mark{updated[i], position})
-		case len(s.open) > 0: // it brought nothing new, but comes after what did
+		if s := &m.shards[i]; len(s.open) > 0 {
 			s.open[len(s.open)-1].upstream = position
-		default:
+		} else {
 			m.tellLocked(uint32(i), position)
 		}
 	}

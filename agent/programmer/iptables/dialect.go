@@ -1,8 +1,10 @@
 package iptables
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -23,6 +25,8 @@ type dialect struct {
 	nodePorts []netip.Prefix
 	// localnet: loopback addresses have nodePorts, too.
 	localnet bool
+	// liberal: conntrack is told to take TCP segments outside of the window for valid.
+	liberal bool
 }
 
 func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect {
@@ -36,6 +40,9 @@ func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect 
 // setNode takes over what depends on the node.
 func (d *dialect) setNode(node view.Node) {
 	d.pods, d.nodePorts, d.localnet = nil, nil, false
+	// Who sets this has packets of connections go ways that conntrack does not see, and wants none dropped for that.
+	liberal, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	d.liberal = string(bytes.TrimSpace(liberal)) == "1"
 	switch {
 	case node.Pods.Interface != "":
 		d.pods = []match{{in: "-i " + node.Pods.Interface}}

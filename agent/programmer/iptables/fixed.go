@@ -118,8 +118,12 @@ func (d *dialect) fixedChains(x *transaction) {
 
 	// A packet that conntrack finds invalid would pass untranslated, e.g. a pod's reply to a client that knows only the
 	// Service's address, and the client would reset the connection.
+	invalid := only("-m conntrack --ctstate INVALID")
+	if d.liberal {
+		invalid = nil
+	}
 	chain(filter, forwardChain,
-		part{"-j DROP", only("-m conntrack --ctstate INVALID")},
+		part{"-j DROP", invalid},
 		part{"-j ACCEPT", only("-m mark " + d.marked())},
 		part{"-j ACCEPT", only("-m conntrack --ctstate RELATED,ESTABLISHED")},
 		part{"-j " + rejectChain, only("-m conntrack --ctstate NEW")})

@@ -148,6 +148,18 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
+// TestInvalid holds that what conntrack finds invalid is dropped, unless conntrack is told to be liberal.
+func TestInvalid(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	const rule = "-A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP"
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.Contains(t, c.inHost.rules(t, model.IPv6, NFT), rule)
+	_, err := c.a.Run(t.Context(), "sysctl", "-w", "net.netfilter.nf_conntrack_tcp_be_liberal=1")
+	require.NoError(t, err)
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.NotContains(t, c.inHost.rules(t, model.IPv6, NFT), rule)
+}
+
 // TestCleanupFails holds that Cleanup tells if something stays.
 func TestCleanupFails(t *testing.T) {
 	c := newCluster(t, Options{Variant: Legacy})

@@ -171,7 +171,7 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) {
 			other = NFT
 		}
 		if err := cleanup(ctx, programName(family, other), p.run); err != nil {
-			p.log.Error("rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent --cleanup",
+			p.log.Error("Rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup, which stops Services until the agent runs again",
 				"family", family, "variant", other, "err", err)
 		}
 	}
@@ -191,7 +191,7 @@ func (p *Programmer) routeLocalnet() {
 		return
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
+		p.log.Error("NodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
 	}
 }
 

@@ -77,15 +77,15 @@ func (t *tool) save(ctx context.Context, args ...string) ([]byte, error) {
 
 // saved reads what the kernel holds of ours.
 func (t *tool) saved(ctx context.Context) (saved, error) {
-	var output []byte
+	s := saved{chains: newChainHashes()}
 	for table := range tables {
-		part, err := t.save(ctx, "-t", table.String())
+		output, err := t.save(ctx, "-t", table.String())
 		if err != nil {
 			return saved{}, err
 		}
-		output = append(output, part...)
+		s.parse(output)
 	}
-	return parseSave(output), nil
+	return s, nil
 }
 
 // restore changes what the input names, each table at once. The error is a rejectedError if the input was not taken.

@@ -106,6 +106,7 @@ func (x *transaction) unhook(h hook) {
 // text gives the input for iptables-restore --noflush; nil if nothing is to be done.
 func (x *transaction) text() []byte {
 	var out bytes.Buffer
+	out.Grow(x.parts[nat].rules.Len() + x.parts[filter].rules.Len() + 40*(len(x.parts[nat].declare)+len(x.parts[filter].declare)))
 	for t := range x.parts {
 		p := &x.parts[t]
 		if len(p.declare) == 0 && len(p.unhook) == 0 {
@@ -162,6 +163,11 @@ type saved struct {
 // parseSave reads the output of iptables-save, of one or several tables. What is not ours is left out.
 func parseSave(output []byte) saved {
 	s := saved{chains: newChainHashes()}
+	s.parse(output)
+	return s
+}
+
+func (s *saved) parse(output []byte) {
 	current := tables // none of interest
 	var hashes map[string]*xxhash.Digest
 	end := func() {
@@ -194,5 +200,4 @@ func parseSave(output []byte) saved {
 		}
 	}
 	end()
-	return s
 }

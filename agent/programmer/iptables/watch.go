@@ -58,7 +58,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			p.log.Warn("can't tell whether others changed the rules of Services; trying again", "err", err)
+			p.log.Warn("Can't tell whether others have changed the rules of Services; trying again", "err", err)
 			next = time.Now().Add(time.Minute)
 		case reason != "":
 			lost(reason)

@@ -34,8 +34,12 @@ func (p *Programmer) Replace(_ context.Context, state view.State) error {
 		backends += len(port.Cluster) + len(port.Local)
 	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s\n", len(state.Ports), backends,
+	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s", len(state.Ports), backends,
 		pods(state.Node.Pods), nodePorts(state.Node))
+	if len(state.Node.ServiceCIDRs) > 0 {
+		fmt.Fprintf(&b, "; cluster IPs are in %s", join(state.Node.ServiceCIDRs))
+	}
+	b.WriteByte('\n')
 	for _, id := range slices.SortedFunc(maps.Keys(state.Ports), compareIDs) {
 		writePort(&b, "", state.Ports[id])
 	}

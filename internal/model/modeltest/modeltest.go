@@ -176,6 +176,9 @@ func Node(t *rapid.T, name string) *model.Node {
 		n.InternalIPs = append(n.InternalIPs, a)
 		n.PodCIDRs = append(n.PodCIDRs, netip.PrefixFrom(a, 32))
 	}
+	for range rapid.IntRange(0, 2).Draw(t, "service CIDRs") {
+		n.ServiceCIDRs = append(n.ServiceCIDRs, netip.PrefixFrom(Address(t, model.IPv4), 24).Masked())
+	}
 	return n
 }
 

@@ -235,6 +235,42 @@ func TestDirectoryDeletedAndMadeAgain(t *testing.T) {
 	r.holds("more")
 }
 
+func TestNodesHaveTheServiceCIDRs(t *testing.T) {
+	dir := t.TempDir()
+	nodes, ranges := filepath.Join(dir, "nodes.yaml"), filepath.Join(dir, "ranges.yaml")
+	node := func(name string) string { return "apiVersion: v1\nkind: Node\nmetadata: {name: " + name + "}\n---\n" }
+	cidr := func(name, list string) string {
+		return "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: " + name + "}\nspec: {cidrs: [" + list + "]}\n---\n"
+	}
+	write(t, nodes, node("n1"))
+	write(t, ranges, cidr("kubernetes", "10.96.0.0/16"))
+	r := start(t, dir)
+	is := func(want string, names ...string) {
+		t.Helper()
+		r.eventually(want, func() bool {
+			for _, name := range names {
+				n, ok := r.Get(model.Key{Kind: model.KindNode, Name: name}).(*model.Node)
+				if !ok || fmt.Sprint(n.ServiceCIDRs) != want {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	is("[10.96.0.0/16]", "n1")
+	write(t, nodes, node("n1")+node("n2"))
+	is("[10.96.0.0/16]", "n1", "n2")
+	write(t, ranges, cidr("kubernetes", "10.96.0.0/16")+cidr("more", "10.64.0.0/16"))
+	is("[10.64.0.0/16 10.96.0.0/16]", "n1", "n2")
+	r.Changes()
+	write(t, ranges, cidr("renamed", "10.96.0.0/16")+cidr("more", "10.64.0.0/16")+"---\n"+service("web"))
+	r.holds("web")
+	require.Equal(t, []string{"add Service default/web"}, r.Changes(), "the same ranges")
+	require.NoError(t, os.Remove(ranges))
+	is("[]", "n1", "n2")
+	require.Zero(t, r.problems())
+}
+
 func TestMissingDirectoryIsAnError(t *testing.T) {
 	_, err := New(Options{Directory: filepath.Join(t.TempDir(), "none"), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	require.ErrorIs(t, err, os.ErrNotExist)

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -214,6 +215,10 @@ func (f *fileParser) item(value []byte, d *document, path string) {
 		if !f.object(value, &corev1.Node{}, o, d, path) {
 			return
 		}
+	case "networking.k8s.io/v1 ServiceCIDR":
+		if !f.object(value, &networkingv1.ServiceCIDR{}, o, d, path) {
+			return
+		}
 	case "v1 Endpoints":
 		var e corev1.Endpoints
 		if !f.object(value, &e, o, d, path) {
@@ -230,6 +235,8 @@ func (f *fileParser) item(value []byte, d *document, path string) {
 			f.bad(line, noObject)
 		case head.Kind == "EndpointSlice" && strings.HasPrefix(head.APIVersion, discoveryv1.GroupName+"/"):
 			f.bad(line, "apiVersion %s of EndpointSlice is not supported: use %s", head.APIVersion, discoveryv1.SchemeGroupVersion)
+		case head.Kind == "ServiceCIDR" && strings.HasPrefix(head.APIVersion, networkingv1.GroupName+"/"):
+			f.bad(line, "apiVersion %s of ServiceCIDR is not supported: use %s", head.APIVersion, networkingv1.SchemeGroupVersion)
 		default:
 			f.log.Debug("ignoring a manifest of a kind that is not used",
 				"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
@@ -249,9 +256,10 @@ func (f *fileParser) object(value []byte, into metav1.Object, o *object, d *docu
 		return false
 	}
 	o.id = objectID{kindOf(into), into.GetNamespace(), into.GetName()}
-	if o.id.kind == "Node" {
+	switch {
+	case o.id.kind == "Node" || o.id.kind == "ServiceCIDR":
 		o.id.namespace = ""
-	} else if o.id.namespace == "" {
+	case o.id.namespace == "":
 		o.id.namespace = metav1.NamespaceDefault
 	}
 	into.SetNamespace(o.id.namespace)
@@ -321,6 +329,8 @@ func kindOf(o metav1.Object) string {
 		return model.KindSlice.String()
 	case *corev1.Node:
 		return model.KindNode.String()
+	case *networkingv1.ServiceCIDR:
+		return model.KindServiceCIDR.String()
 	}
 	return "Endpoints"
 }

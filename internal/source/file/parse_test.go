@@ -90,6 +90,14 @@ func TestParseReportsTheLine(t *testing.T) {
 			text:    "kind: EndpointSlice\napiVersion: discovery.k8s.io/v1beta1\nmetadata: {name: web-1}\n",
 			problem: "x.yaml:1: apiVersion discovery.k8s.io/v1beta1 of EndpointSlice is not supported: use discovery.k8s.io/v1",
 		},
+		"old version of a ServiceCIDR": {
+			text:    "kind: ServiceCIDR\napiVersion: networking.k8s.io/v1beta1\nmetadata: {name: kubernetes}\n",
+			problem: "x.yaml:1: apiVersion networking.k8s.io/v1beta1 of ServiceCIDR is not supported: use networking.k8s.io/v1",
+		},
+		"no range": {
+			text:    "kind: ServiceCIDR\napiVersion: networking.k8s.io/v1\nmetadata: {name: kubernetes}\nspec:\n  cidrs:\n  - 10.96.0.0/16\n  - \"fd00::\"\n",
+			problem: `x.yaml:7: ServiceCIDR kubernetes: spec.cidrs[1]: "fd00::" is no CIDR`,
+		},
 		"endpoints": {
 			text:    "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n- notReadyAddresses:\n  - ip: 10.0.0.1\n  - ip: nowhere\n  ports: [{port: 1}]\n",
 			problem: `x.yaml:7: Endpoints default/web: subsets[0].notReadyAddresses[1].ip: "nowhere" is no IP address`,
@@ -162,12 +170,13 @@ items:
 - apiVersion: v1
   kind: Endpoints
   metadata: {name: web}
+- {apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: kubernetes}, spec: {cidrs: [10.96.0.0/16]}}
 ---
 {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "headless"}, "spec": {"clusterIP": "None"}}
 `)
 	require.Empty(t, problems)
 	require.Equal(t, []string{
-		"5 Service default/good", "22 Node n1", "23 EndpointSlice prod/web-1", "28 Endpoints default/web", "32 Service default/headless",
+		"5 Service default/good", "22 Node n1", "23 EndpointSlice prod/web-1", "28 Endpoints default/web", "31 ServiceCIDR kubernetes", "33 Service default/headless",
 	}, objects)
 }
 

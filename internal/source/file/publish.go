@@ -16,7 +16,7 @@ type state struct {
 	problems []problem
 }
 
-var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode}
+var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode, model.KindServiceCIDR}
 
 // assemble puts together what is in the files. Of objects that occur more than once the first counts.
 func (s *Source) assemble() state {

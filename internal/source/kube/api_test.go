@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
@@ -60,6 +61,8 @@ func resourceOf(o runtime.Object) string {
 		return "services"
 	case *discoveryv1.EndpointSlice:
 		return "endpointslices"
+	case *networkingv1.ServiceCIDR:
+		return "servicecidrs"
 	}
 	return "nodes"
 }
@@ -177,6 +180,7 @@ var listKinds = map[string]metav1.TypeMeta{
 	"services":       {APIVersion: "v1", Kind: "ServiceList"},
 	"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSliceList"},
 	"nodes":          {APIVersion: "v1", Kind: "NodeList"},
+	"servicecidrs":   {APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDRList"},
 }
 
 func lastSegment(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
@@ -262,6 +266,8 @@ func bookmark(resource string, rv uint64) runtime.Object {
 		return &corev1.Service{ObjectMeta: meta}
 	case "endpointslices":
 		return &discoveryv1.EndpointSlice{ObjectMeta: meta}
+	case "servicecidrs":
+		return &networkingv1.ServiceCIDR{ObjectMeta: meta}
 	}
 	return &corev1.Node{ObjectMeta: meta}
 }
@@ -273,6 +279,8 @@ func typed(o any) any {
 		o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
 	case *discoveryv1.EndpointSlice:
 		o.TypeMeta = metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
+	case *networkingv1.ServiceCIDR:
+		o.TypeMeta = metav1.TypeMeta{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}
 	case *corev1.Node:
 		o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
 	}

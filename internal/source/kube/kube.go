@@ -13,9 +13,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	networkingv1client "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -33,8 +35,9 @@ type Options struct {
 	Metrics          prometheus.Registerer
 }
 
-// Source watches the Services, EndpointSlices and Nodes of a cluster. Its ServiceAccount or user needs to list and
-// watch them in all namespaces.
+// Source watches the Services, EndpointSlices, Nodes and ServiceCIDRs of a cluster. Its ServiceAccount or user needs to list
+// and watch them in all namespaces. Clusters before Kubernetes 1.33 have no ServiceCIDRs, and who may not see them is served as
+// if there were none.
 type Source struct {
 	client    *http.Client
 	resources []*resource
@@ -53,6 +56,11 @@ func New(o Options) (*Source, error) {
 		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
 	}
 	discovery, err := discoveryv1client.NewForConfigAndClient(o.Config, client)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
+	}
+
+	networking, err := networkingv1client.NewForConfigAndClient(o.Config, client)
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
 	}
@@ -76,18 +84,22 @@ func New(o Options) (*Source, error) {
 	}
 	// The selectors are kube-proxy's: they spare the transfer of what the converter would leave out. Slices are not
 	// selected by proxy name: on them the label may be missing, or late.
+	cidrs := add(model.KindServiceCIDR, networking.RESTClient(), "servicecidrs", &networkingv1.ServiceCIDR{}, "", "")
+	cidrs.optional = true
 	return &Source{client: client, resources: []*resource{
 		add(model.KindService, core.RESTClient(), "services", &corev1.Service{},
 			proxy+",!"+corev1.IsHeadlessService, "spec.clusterIP!="+corev1.ClusterIPNone),
 		add(model.KindSlice, discovery.RESTClient(), "endpointslices", &discoveryv1.EndpointSlice{},
 			"!"+corev1.IsHeadlessService, ""),
 		add(model.KindNode, core.RESTClient(), "nodes", &corev1.Node{}, "", ""),
+		cidrs,
 	}}, nil
 }
 
 // Run implements source.Source. There is no failure that it does not retry.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	defer s.client.CloseIdleConnections()
+	sink = source.WithServiceCIDRs(sink)
 	var missing atomic.Int32
 	missing.Store(int32(len(s.resources)))
 	synced := func() {

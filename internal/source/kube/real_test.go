@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,7 +52,8 @@ func (c *churn) step(ctx context.Context) error {
 		name += "-stays"
 	}
 	services, slices, nodes := c.client.CoreV1().Services("default"), c.client.DiscoveryV1().EndpointSlices("default"), c.client.CoreV1().Nodes()
-	switch c.random.IntN(8) {
+	cidrs := c.client.NetworkingV1().ServiceCIDRs()
+	switch c.random.IntN(9) {
 	case 0:
 		return c.createService(ctx, name)
 	case 1:
@@ -93,6 +96,11 @@ func (c *churn) step(ctx context.Context) error {
 			return errStays
 		}
 		return slices.Delete(ctx, name, metav1.DeleteOptions{})
+	case 7:
+		if _, err := cidrs.Create(ctx, serviceCIDR(name, fmt.Sprintf("10.%d.0.0/16", 128+n)), metav1.CreateOptions{}); err == nil || n < 5 {
+			return err
+		}
+		return cidrs.Delete(ctx, name, metav1.DeleteOptions{})
 	default:
 		node, err := nodes.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -141,19 +149,31 @@ func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key
 	for i := range services.Items {
 		add(&services.Items[i])
 	}
-	slices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+	endpointSlices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
-	for i := range slices.Items {
-		add(&slices.Items[i])
+	for i := range endpointSlices.Items {
+		add(&endpointSlices.Items[i])
 	}
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
+	cidrs, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	ranges := map[netip.Prefix]bool{}
+	for i := range cidrs.Items {
+		for _, cidr := range cidrs.Items[i].Spec.CIDRs {
+			ranges[netip.MustParsePrefix(cidr)] = true
+		}
+	}
 	for i := range nodes.Items {
 		add(&nodes.Items[i])
+		key := model.Key{Kind: model.KindNode, Name: nodes.Items[i].Name}
+		objects[key].(*model.Node).ServiceCIDRs = slices.SortedFunc(maps.Keys(ranges), model.ComparePrefix)
 	}
 	return objects, nil
 }

@@ -27,6 +27,9 @@ var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 
 // backoffReset is how long after the last failure the back-off starts anew.
 const backoffReset = time.Minute
 
+// absence is how often an API server that does not have an optional kind, or does not let it be seen, is asked again.
+var absence = time.Minute
+
 type shared struct {
 	converter *source.Converter
 	skips     *source.Skips
@@ -41,8 +44,11 @@ type resource struct {
 	example metav1.Object
 	server  *cache.ListWatch
 	log     *slog.Logger
+	// optional: the sync waits for the API server's first answer only, whatever it is.
+	optional bool
 
 	failing atomic.Bool // the last request failed, and that was reported
+	absent  atomic.Bool // it was reported that the API server does not have this kind, or does not let it be seen
 
 	// The rest belongs to the reflector's goroutine.
 	sink    source.Sink
@@ -59,10 +65,30 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 		r.example, r, cache.ReflectorOptions{Name: r.kind.String(), Backoff: &backoff})
 	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		// What fails in here are requests and Replace, which have reported it.
-		_ = reflector.ListAndWatchWithContext(ctx)
+		err := reflector.ListAndWatchWithContext(ctx)
+		if answer := apierrors.APIStatus(nil); r.optional && errors.As(err, &answer) {
+			r.done()
+			if isAbsence(err) {
+				select {
+				case <-ctx.Done():
+				case <-time.After(absence):
+				}
+			}
+		}
 		return false, nil
 	})
 }
+
+// done tells, once, that the sync need not wait for this kind any longer.
+func (r *resource) done() {
+	if r.synced != nil {
+		r.synced()
+		r.synced = nil
+	}
+}
+
+// isAbsence tells whether an API server does not have the kind asked for, or does not let it be seen.
+func isAbsence(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 
 // list is the reflector's way to the API server for servers that do not stream lists.
 func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -104,6 +130,16 @@ func (r *resource) report(ctx context.Context, operation string, o metav1.ListOp
 	case apierrors.IsResourceExpired(err), apierrors.IsGone(err),
 		apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge):
 		r.log.Debug("the API server cannot go on from what is known, taking a new list", "operation", operation, "error", err)
+	case r.optional && isAbsence(err):
+		switch {
+		case !r.absent.CompareAndSwap(false, true):
+		case apierrors.IsForbidden(err):
+			r.log.Warn("ServiceCIDRs may not be seen, going on without: nodes are not told the ranges of cluster IPs; allow list "+
+				"and watch of servicecidrs.networking.k8s.io, as deploy/kubernetes/server-rbac.yaml does", "error", err)
+		default:
+			r.log.Info("the API server has no ServiceCIDRs, going on without: nodes are not told the ranges of cluster IPs, "+
+				"which takes Kubernetes 1.33", "error", err)
+		}
 	default:
 		r.metrics.errors.WithLabelValues(r.kind.String(), operation).Inc()
 		level := slog.LevelDebug

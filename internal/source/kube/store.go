@@ -109,10 +109,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	r.sink.Replace(r.kind, objects, rv)
 	r.metrics.lists.WithLabelValues(r.kind.String()).Inc()
 	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
-	if r.synced != nil {
-		r.synced()
-		r.synced = nil
-	}
+	r.done()
 	return nil
 }
 

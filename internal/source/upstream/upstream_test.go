@@ -226,10 +226,11 @@ func TestThreeLevels(t *testing.T) {
 	b.has(3, 7)
 	c.version++
 	c.sink.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "service-4"}, c.version)
-	c.sink.Upsert(&model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, 0)
+	node := &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+	c.sink.Upsert(node, 0)
 	require.Eventually(t, func() bool {
 		_, slices := a.cache.Service(model.ServiceKey{Namespace: "default", Name: "service-4"})
-		return len(slices) == 0 && a.cache.Node().Labels["zone"] == "b"
+		return len(slices) == 0 && a.cache.Node().Equal(node)
 	}, patience, time.Millisecond)
 
 	// Between root and relays nothing is sent again, and resource versions are those of the cluster.

@@ -2832,7 +2832,7 @@ func (x *EndpointConditions) GetTerminating() bool {
 	return false
 }
 
-// Node is what a node needs to know of itself.
+// Node is what a node needs to know of itself and its cluster.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name.
@@ -2847,8 +2847,10 @@ type Node struct {
 	Deleting bool `protobuf:"varint,5,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	// The cluster autoscaler has tainted the node for deletion (ToBeDeletedByClusterAutoscaler).
 	TaintedForDeletion bool `protobuf:"varint,6,opt,name=tainted_for_deletion,json=taintedForDeletion,proto3" json:"tainted_for_deletion,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Ranges that the cluster's cluster IPs come from (its ServiceCIDRs); none: not known. They may overlap.
+	ServiceCidrs  []string `protobuf:"bytes,7,rep,name=service_cidrs,json=serviceCidrs,proto3" json:"service_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -2921,6 +2923,13 @@ func (x *Node) GetTaintedForDeletion() bool {
 		return x.TaintedForDeletion
 	}
 	return false
+}
+
+func (x *Node) GetServiceCidrs() []string {
+	if x != nil {
+		return x.ServiceCidrs
+	}
+	return nil
 }
 
 var File_slicecast_v1_slicecast_proto protoreflect.FileDescriptor
@@ -3108,14 +3117,15 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05index\x18\x05 \x01(\rR\x05index\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x03 \x01(\bR\aserving\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\x9b\x02\n" +
+	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\xc0\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
 	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12!\n" +
 	"\finternal_ips\x18\x03 \x03(\tR\vinternalIps\x12\x1b\n" +
 	"\tpod_cidrs\x18\x04 \x03(\tR\bpodCidrs\x12\x1a\n" +
 	"\bdeleting\x18\x05 \x01(\bR\bdeleting\x120\n" +
-	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x1a9\n" +
+	"\x14tainted_for_deletion\x18\x06 \x01(\bR\x12taintedForDeletion\x12#\n" +
+	"\rservice_cidrs\x18\a \x03(\tR\fserviceCidrs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*U\n" +

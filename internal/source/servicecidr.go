@@ -1,0 +1,142 @@
+package source
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// ServiceCIDR is an object that gives the cluster ranges for its cluster IPs (KEP-1880).
+type ServiceCIDR struct {
+	Name  string
+	CIDRs []netip.Prefix
+}
+
+// Key names the ServiceCIDR.
+func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindServiceCIDR, Name: s.Name} }
+
+// FromServiceCIDR never gives nil. As in kube-proxy a ServiceCIDR counts from when it is there until it is gone, whatever its
+// conditions are: Services may keep addresses in it.
+func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
+	var skips skipList
+	s := &ServiceCIDR{Name: o.Name}
+	for i, cidr := range o.Spec.CIDRs {
+		if p, ok := parsePrefix(cidr); ok {
+			s.CIDRs = append(s.CIDRs, p)
+		} else {
+			skips.add(InvalidRange, fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR", cidr)
+		}
+	}
+	return s, skips
+}
+
+// WithServiceCIDRs gives a Sink that takes ServiceCIDRs too. The given one gets the ranges of all of them with each Node, and
+// all Nodes anew when these change: nodes have no other way to learn of them.
+func WithServiceCIDRs(sink Sink) Sink {
+	return &nodeSink{Sink: sink, nodes: map[model.Key]*model.Node{}, ranges: map[model.Key][]netip.Prefix{}}
+}
+
+type nodeSink struct {
+	Sink
+
+	// mu is held while the Sink is told of Nodes, as Nodes and ServiceCIDRs may come at the same time.
+	mu     sync.Mutex
+	nodes  map[model.Key]*model.Node    // as they came
+	ranges map[model.Key][]netip.Prefix // by ServiceCIDR
+	all    []netip.Prefix               // of all ServiceCIDRs, ascending, each once
+}
+
+func (s *nodeSink) Upsert(o Object, resourceVersion uint64) {
+	switch o := o.(type) {
+	case *model.Node:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.nodes[o.Key()] = o
+		s.Sink.Upsert(s.withRangesLocked(o), resourceVersion)
+	case *ServiceCIDR:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.ranges[o.Key()] = o.CIDRs
+		s.changedLocked(resourceVersion)
+	default:
+		s.Sink.Upsert(o, resourceVersion)
+	}
+}
+
+func (s *nodeSink) Remove(key model.Key, resourceVersion uint64) {
+	switch key.Kind {
+	case model.KindNode:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.nodes, key)
+		s.Sink.Remove(key, resourceVersion)
+	case model.KindServiceCIDR:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.ranges, key)
+		s.changedLocked(resourceVersion)
+	default:
+		s.Sink.Remove(key, resourceVersion)
+	}
+}
+
+func (s *nodeSink) Replace(kind model.Kind, objects []Object, resourceVersion uint64) {
+	switch kind {
+	case model.KindNode:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		clear(s.nodes)
+		nodes := make([]Object, 0, len(objects))
+		for _, o := range objects {
+			n := o.(*model.Node) // by the kind
+			s.nodes[n.Key()] = n
+			nodes = append(nodes, s.withRangesLocked(n))
+		}
+		s.Sink.Replace(kind, nodes, resourceVersion)
+	case model.KindServiceCIDR:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		clear(s.ranges)
+		for _, o := range objects {
+			s.ranges[o.Key()] = o.(*ServiceCIDR).CIDRs // by the kind
+		}
+		s.changedLocked(resourceVersion)
+	default:
+		s.Sink.Replace(kind, objects, resourceVersion)
+	}
+}
+
+func (s *nodeSink) Progress(kind model.Kind, resourceVersion uint64) {
+	if kind != model.KindServiceCIDR {
+		s.Sink.Progress(kind, resourceVersion)
+	}
+}
+
+// changedLocked gives all Nodes anew if the ranges are others now.
+func (s *nodeSink) changedLocked(resourceVersion uint64) {
+	var all []netip.Prefix
+	for _, r := range s.ranges {
+		all = append(all, r...)
+	}
+	slices.SortFunc(all, model.ComparePrefix)
+	all = slices.Compact(all)
+	if slices.Equal(s.all, all) {
+		return
+	}
+	s.all = all
+	for _, n := range s.nodes {
+		s.Sink.Upsert(s.withRangesLocked(n), resourceVersion)
+	}
+}
+
+// withRangesLocked gives a copy, as the Node may be with the Sink's readers without them.
+func (s *nodeSink) withRangesLocked(n *model.Node) *model.Node {
+	out := *n
+	out.ServiceCIDRs = s.all
+	return &out
+}

@@ -1,0 +1,162 @@
+// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in iptables mode, on the same API
+// server and the same kernel.
+package kubeproxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/loadtest/usage"
+)
+
+const (
+	// programTimeout is for the first programming: kube-proxy takes minutes for large clusters.
+	programTimeout = 30 * time.Minute
+	changeTimeout  = 5 * time.Minute
+	// between is the time from one change to the next: more than kube-proxy's shortest time between two of its rounds.
+	between = 1500 * time.Millisecond
+)
+
+// BenchmarkNode starts an agent or a kube-proxy on a new node, once. It tells
+//
+//   - program-s: the time from the start of the process to the first connection by a cluster IP; program-cpu-s: CPU time meanwhile,
+//     of the process and the programs that it runs;
+//   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
+//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service;
+//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of nat and filter;
+//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules, one after the other:
+//     the median rate of ten turns, and the median and the 99th percentile of the time that each took.
+func BenchmarkNode(b *testing.B) {
+	for text := range strings.SplitSeq(*sizesFlag, ",") {
+		size, err := parseSize(text)
+		require.NoError(b, err)
+		b.Run(text, func(b *testing.B) {
+			c := newCluster(b, size)
+			nodes := 0
+			for variant := range strings.SplitSeq(*variantsFlag, ",") {
+				for subject := range strings.SplitSeq(*subjectsFlag, ",") {
+					b.Run(variant+"/"+subject, func(b *testing.B) {
+						nodes++
+						c.measure(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), variant))
+					})
+				}
+			}
+		})
+	}
+}
+
+func (c *cluster) measure(b *testing.B, subject string, n *node) {
+	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), c.ordinary.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
+	require.NoError(b, err)
+	to := netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+	before, err := n.stamp()
+	require.NoError(b, err)
+
+	began := time.Now()
+	p := c.startSubject(b, subject, n)
+	b.ResetTimer()
+	ctx, cancel := context.WithTimeout(b.Context(), programTimeout)
+	defer cancel()
+	for {
+		if _, err = n.dial(to, 1, 20*time.Millisecond); err == nil {
+			break
+		}
+		require.NoError(b, ctx.Err(), "%v", err)
+	}
+	b.StopTimer()
+	b.ReportMetric(time.Since(began).Seconds(), "program-s")
+	_, err = n.awaitChange(ctx, before) // the other table, too
+	require.NoError(b, err)
+	b.ReportMetric(p.cpu(b).Seconds(), "program-cpu-s")
+
+	c.measureChanges(b, p, n, c.ordinary, "change")
+	if c.large != nil {
+		c.measureChanges(b, p, n, c.large, "large")
+	}
+	memory, err := usage.MemoryOf(p.Process.Pid)
+	require.NoError(b, err)
+	b.ReportMetric(float64(memory.Resident)/(1<<20), "rss-MiB")
+	b.ReportMetric(float64(memory.Peak)/(1<<20), "peak-MiB")
+
+	rules := n.rules(b)
+	b.ReportMetric(float64(len(rules)), "rules")
+	n.measureConnections(b, rules)
+}
+
+// measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
+func (c *cluster) measureChanges(b *testing.B, p *process, n *node, s *discoveryv1.EndpointSlice, what string) {
+	b.Helper()
+	var times []time.Duration
+	before := p.cpu(b)
+	ticker := time.NewTicker(between)
+	defer ticker.Stop()
+	for range *changesFlag / 2 * 2 {
+		ctx, cancel := context.WithTimeout(b.Context(), changeTimeout)
+		stamp, err := n.stamp()
+		require.NoError(b, err)
+		start := time.Now()
+		c.flip(b, s)
+		end, err := n.awaitChange(ctx, stamp)
+		cancel()
+		require.NoError(b, err)
+		times = append(times, end.Sub(start))
+		<-ticker.C
+	}
+	spent := p.cpu(b) - before
+	slices.Sort(times)
+	millis := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(millis(times[len(times)/2]), what+"-ms")
+	b.ReportMetric(millis(times[len(times)-1]), what+"-max-ms")
+	b.ReportMetric(millis(spent/time.Duration(len(times))), what+"-cpu-ms")
+}
+
+// clusterIPRule is a rule that leads to what a cluster IP stands for.
+var clusterIPRule = regexp.MustCompile(`^-A (?:KUBE-SERVICES|SLICECAST-VIPS\S*) -d (10\.96\.\d+\.\d+)/32 .*--dport 80 `)
+
+// ends gives the cluster IPs that packets find first and last.
+func ends(rules []string) (first, last netip.AddrPort) {
+	for _, rule := range rules {
+		if m := clusterIPRule.FindStringSubmatch(rule); m != nil {
+			last = netip.AddrPortFrom(netip.MustParseAddr(m[1]), 80)
+			if !first.IsValid() {
+				first = last
+			}
+		}
+	}
+	return first, last
+}
+
+// measureConnections makes connections to both ends in turns, so that what else the machine does meets both.
+func (n *node) measureConnections(b *testing.B, rules []string) {
+	b.Helper()
+	const turns = 10
+	first, last := ends(rules)
+	times, rates := map[string][]time.Duration{}, map[string][]float64{}
+	for range 1 + turns { // one to warm up
+		for what, to := range map[string]netip.AddrPort{"first": first, "last": last} {
+			start := time.Now()
+			some, err := n.dial(to, *dialsFlag/turns, time.Second)
+			require.NoError(b, err)
+			times[what] = append(times[what], some...)
+			rates[what] = append(rates[what], float64(len(some))/time.Since(start).Seconds())
+		}
+	}
+	for what, all := range times {
+		slices.Sort(all)
+		slices.Sort(rates[what])
+		micros := func(q float64) float64 { return float64(all[int(q*float64(len(all)-1))].Nanoseconds()) / 1000 }
+		b.ReportMetric(rates[what][len(rates[what])/2], what+"-conn/s")
+		b.ReportMetric(micros(0.5), what+"-p50-µs")
+		b.ReportMetric(micros(0.99), what+"-p99-µs")
+	}
+}

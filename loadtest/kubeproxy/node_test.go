@@ -1,0 +1,183 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/xtables"
+)
+
+// node is a node with a pod that has the addresses of all endpoints, and one that is a client.
+type node struct {
+	*testenv.Node
+	client  *testenv.Pod
+	variant string // of iptables
+}
+
+func (c *cluster) addNode(b *testing.B, name, variant string) *node {
+	b.Helper()
+	n := &node{Node: c.network.AddNode(name), variant: variant}
+	b.Cleanup(n.Delete)
+	sink := n.AddPod("endpoints")
+	n.client = n.AddPod("client")
+	run := func(h *testenv.Host, command string) {
+		words := strings.Fields(command)
+		_, err := h.Run(b.Context(), words[0], words[1:]...)
+		require.NoError(b, err)
+	}
+	run(sink.Host, fmt.Sprintf("ip route add local %v dev lo", endpointCIDR))
+	run(n.Host, fmt.Sprintf("ip route add %v via %v dev pod1 onlink", endpointCIDR, sink.IPv4))
+	listener, err := sink.Listen(b.Context(), "tcp4", fmt.Sprintf("0.0.0.0:%d", endpointPort))
+	require.NoError(b, err)
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		accept(listener)
+	}()
+	b.Cleanup(func() {
+		_ = listener.Close()
+		<-served
+	})
+
+	nodes := c.control.Client().CoreV1().Nodes()
+	created, err := nodes.Create(b.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: n.PodCIDR4.String(), PodCIDRs: []string{n.PodCIDR4.String()}},
+	}, metav1.CreateOptions{})
+	require.NoError(b, err)
+	created.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: n.IPv4.String()}}
+	_, err = nodes.UpdateStatus(b.Context(), created, metav1.UpdateOptions{})
+	require.NoError(b, err)
+	return n
+}
+
+// accept accepts connections, and closes them; it is the client that resets them.
+func accept(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			_ = conn.Close()
+		}
+	}
+}
+
+// rules gives the rules of the tables nat and filter.
+func (n *node) rules(b *testing.B) []string {
+	b.Helper()
+	var rules []string
+	for _, table := range []string{"nat", "filter"} {
+		out, err := n.Run(b.Context(), "iptables-"+n.variant+"-save", "-t", table)
+		require.NoError(b, err)
+		for line := range strings.Lines(out) {
+			if strings.HasPrefix(line, "-A ") {
+				rules = append(rules, line)
+			}
+		}
+	}
+	return rules
+}
+
+// stamp changes when the tables do.
+func (n *node) stamp() (stamp any, err error) {
+	err = n.Do(func() (err error) {
+		if n.variant == "nft" {
+			stamp, err = xtables.Generation()
+		} else {
+			stamp, err = xtables.SizeOf(model.IPv4, "nat")
+		}
+		return err
+	})
+	return stamp, err
+}
+
+// awaitChange waits until the tables differ from a stamp, and then have not changed for a while. It gives the time of the
+// last change.
+func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
+	const (
+		look  = time.Millisecond
+		quiet = 300 * time.Millisecond
+	)
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	var last time.Time
+	for now := from; ; {
+		select {
+		case <-ctx.Done():
+			return last, context.Cause(ctx)
+		case <-ticker.C:
+		}
+		next, err := n.stamp()
+		if err != nil {
+			return last, err
+		}
+		if next != now {
+			now, last = next, time.Now()
+		}
+		if now != from && time.Since(last) > quiet {
+			return last, nil
+		}
+	}
+}
+
+// dial makes connections from the client, one after the other, and gives the time that each took.
+func (n *node) dial(to netip.AddrPort, count int, timeout time.Duration) (times []time.Duration, err error) {
+	err = n.client.Do(func() error {
+		for range count {
+			start := time.Now()
+			if err := connect(to, timeout); err != nil {
+				return fmt.Errorf("connect to %v: %w", to, err)
+			}
+			times = append(times, time.Since(start))
+		}
+		return nil
+	})
+	return times, err
+}
+
+// connect makes a connection, without anything of Go's runtime in between, and resets it.
+func connect(to netip.AddrPort, timeout time.Duration) error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	if err := unix.SetsockoptLinger(socket, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return err
+	}
+	err = unix.Connect(socket, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+	if !errors.Is(err, unix.EINPROGRESS) {
+		return err
+	}
+	limit := unix.NsecToTimespec(timeout.Nanoseconds())
+	for {
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLOUT}}, &limit, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return unix.ETIMEDOUT
+		default:
+			code, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && code != 0 {
+				err = unix.Errno(code)
+			}
+			return err
+		}
+	}
+}
