@@ -129,7 +129,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.MaxBehindWait, "max-behind-wait", fanout.DefaultMaxBehindWait,
 		"how long an agent that has seen newer state than this server waits for it to catch up, before it is served nonetheless")
 	fs.Int64Var(&o.MaxColdSyncBytes, "max-cold-sync-bytes", fanout.DefaultColdBytes,
-		"bytes that may be on their way at a time to agents that held nothing; others of them wait for their turn")
+		"bytes that may be on their way at a time to agents that need all of the state, or of shards; others of them wait for their turn")
 	fs.DurationVar(&o.ShutdownGracePeriod, "shutdown-grace-period", defaultGracePeriod,
 		"how long the server waits, when it stops, for calls to end; at least --drain-window")
 

@@ -3,11 +3,14 @@ package fanout
 import (
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -84,4 +87,55 @@ func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	p.set(true)
 	eventually(t, func() bool { c.take(t, p.read(t)); return c.sequences[shard] == s.Snapshot(shard).Sequence() })
 	require.True(t, c.equals(s))
+}
+
+// A server with another number of shards asks for buckets too: what the client holds is the same, elsewhere.
+func TestOtherShardsAreComparedByBuckets(t *testing.T) {
+	s := filled(t, 40)
+	f := start(t, s)
+	hello := resuming(s)
+	hello.Sequences, hello.Digests = make([]uint64, 4), []uint64{1, 2, 3, 4}
+	c := f.hello(hello)
+	require.NotNil(t, c.recv().GetWelcome())
+	require.Equal(t, []uint32{0, 1}, c.recv().GetBucketQuery().GetShards())
+	c.send(digestsOf(s.Snapshot(0)))
+	c.send(digestsOf(s.Snapshot(1), 7))
+	require.Equal(t, []uint32{7}, c.update().GetFullBuckets())
+	require.NotNil(t, c.recv().GetInSync())
+}
+
+// Whoever needs whole shards waits for its turn, though it holds something; who does not does not.
+func TestWholeShardsAreSentInTurn(t *testing.T) {
+	s := filled(t, 40)
+	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
+	require.True(t, h.cold.TryAcquire(1))
+	byShard, byBuckets, same := resuming(s), resuming(s), holding(s)
+	byShard.Capabilities = nil
+	all := make([]uint32, store.Buckets)
+	for i := range all {
+		all[i] = uint32(i)
+	}
+	var waiting []*pipe
+	for _, hello := range []*pb.Hello{byShard, byBuckets} {
+		p := connect(t, h, hello)
+		defer p.cancel()
+		if len(hello.GetCapabilities()) > 0 {
+			p.hears(t, 0, func(r *wire.Response) bool { return r.BucketQuery != nil })
+			for shard := range s.Shards() {
+				require.NoError(t, p.say(digestsOf(s.Snapshot(shard), all...)))
+			}
+		}
+		waiting = append(waiting, p)
+	}
+	eventually(t, func() bool { return testutil.ToFloat64(h.metrics.admissionWaiting) == 2 })
+	for _, p := range waiting {
+		p.hears(t, 2, nil)
+	}
+	quick := connect(t, h, same)
+	defer quick.cancel()
+	eventually(t, quick.session.s.synced.Load)
+	h.cold.Release(1)
+	for _, p := range waiting {
+		eventually(t, p.session.s.synced.Load)
+	}
 }

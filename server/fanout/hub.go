@@ -73,7 +73,7 @@ type Options struct {
 	// MaxBehindWait is how long a client that has seen newer resource versions than this server waits for it to catch up,
 	// before it is served nonetheless; 0: DefaultMaxBehindWait.
 	MaxBehindWait time.Duration
-	// ColdBytes bounds the bytes that are on their way to clients that held nothing; 0: DefaultColdBytes.
+	// ColdBytes bounds the bytes that are on their way to clients that need whole shards to begin with; 0: DefaultColdBytes.
 	ColdBytes int64
 	// Servers are told to clients as where else to connect; with a ServerService they are that Service's ready endpoints, as
 	// the store has them.

@@ -19,7 +19,7 @@ import (
 const (
 	// bucketTimeout is how long a client may take to tell its buckets' digests.
 	bucketTimeout = 30 * time.Second
-	// admissionWait is how long a client that holds nothing waits for its turn before it is asked to come back later.
+	// admissionWait is how long a client that needs whole shards waits for its turn before it is asked to come back later.
 	admissionWait = 30 * time.Second
 	// admissionHold is how long a client that does not take its snapshot counts as taking it.
 	admissionHold = 30 * time.Second
@@ -56,6 +56,9 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	}
 	if !ahead {
 		if err := begin(hello); err != nil {
+			return err
+		}
+		if err := s.sendWhole(); err != nil {
 			return err
 		}
 	}
@@ -135,47 +138,45 @@ func holdsNothing(hello *pb.Hello) bool {
 	return true
 }
 
-// startCold sends everything, when it is this client's turn.
+// startCold has everything sent.
 func (s *stream) startCold(*pb.Hello) error {
-	h := s.hub
-	shards := h.store.Shards()
-	size, err := h.snapshotBytes(s.compressed)
-	if err != nil {
-		return err
-	}
-	size = min(size, h.options.ColdBytes)
-	release, err := s.awaitTurn(size)
-	if err != nil {
-		return err
-	}
-	defer release()
-	for shard := range shards {
-		snapshot := h.store.Snapshot(shard)
+	for shard := range s.hub.store.Shards() {
+		snapshot := s.hub.store.Snapshot(shard)
 		if snapshot.Len() == 0 {
 			s.sequences[shard] = snapshot.Sequence()
 			continue
 		}
-		if err := s.sendUpTo(snapshot, 0); err != nil {
-			return err
-		}
+		s.whole = append(s.whole, shard)
 	}
 	return nil
 }
 
-// snapshotBytes is how much a client that holds nothing is sent.
-func (h *Hub) snapshotBytes(compressed bool) (size int64, err error) {
-	for shard := range h.store.Shards() {
-		snapshot := h.store.Snapshot(shard)
-		if snapshot.Len() == 0 {
-			continue
-		}
-		f, err := h.catchUp(snapshot, 0, compressed)
+// sendWhole sends the shards that the client is to get whole, when it is its turn.
+func (s *stream) sendWhole() error {
+	h := s.hub
+	if len(s.whole) == 0 {
+		return nil
+	}
+	var size int64
+	for _, shard := range s.whole {
+		f, err := h.catchUp(h.store.Snapshot(shard), 0, s.compressed)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		size += int64(len(f))
 	}
-	return size, nil
+	release, err := s.awaitTurn(min(size, h.options.ColdBytes))
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, shard := range s.whole {
+		if err := s.sendUpTo(h.store.Snapshot(shard), 0); err != nil {
+			return err
+		}
+	}
+	s.whole = nil
+	return nil
 }
 
 // awaitTurn waits for the client's turn to get so many bytes. Those who wait too long are asked to come back later.
@@ -205,7 +206,7 @@ func (s *stream) awaitTurn(size int64) (release func(), err error) {
 		}
 		h.metrics.starts.WithLabelValues("refused").Inc()
 		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
-			"too many nodes without any state ask for all of it at once: this one has waited for %v", admissionWait),
+			"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
 			admissionWait/2+rand.N(admissionWait))
 	}
 	once := sync.OnceFunc(func() { h.cold.Release(size) })
@@ -219,7 +220,7 @@ func (s *stream) resume(hello *pb.Hello) error {
 	var ask []uint32
 	for shard := range h.store.Shards() {
 		snapshot := h.store.Snapshot(shard)
-		known := uint32(len(hello.GetSequences())) == h.store.Shards() // else it holds something, in other shards
+		known := uint32(len(hello.GetSequences())) == h.store.Shards() // else it holds something, and had it in other shards
 		switch {
 		case known && hello.GetDigests()[shard] == snapshot.Digest():
 			s.sequences[shard] = snapshot.Sequence()
@@ -227,12 +228,10 @@ func (s *stream) resume(hello *pb.Hello) error {
 			if err := s.sendUpTo(snapshot, hello.GetSequences()[shard]); err != nil {
 				return err
 			}
-		case known && s.buckets && hello.GetDigests()[shard] != 0:
+		case s.buckets && (!known || hello.GetDigests()[shard] != 0):
 			ask = append(ask, shard)
-		default: // the whole shard, empty or not
-			if err := s.sendUpTo(snapshot, 0); err != nil {
-				return err
-			}
+		default: // empty or not
+			s.whole = append(s.whole, shard)
 		}
 	}
 	return s.askBuckets(ask)
@@ -394,6 +393,10 @@ func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []uint64) error {
 		}
 	}
 	if len(differ) > store.Buckets/2 {
+		if !s.synced.Load() {
+			s.whole = append(s.whole, snapshot.Shard())
+			return nil
+		}
 		return s.sendUpTo(snapshot, 0)
 	}
 	// The client may have been sent what was undone since: it has then moved on from digests that are the snapshot's again.

@@ -68,6 +68,8 @@ type stream struct {
 	// reached is what a relay was told last; see tellReached. The goroutine's.
 	reached model.ResourceVersions
 
+	// whole are the shards that the client gets whole before it is in sync. The goroutine's.
+	whole []uint32
 	// beats tell when a client that waits for its initial state is due a sign of life. The goroutine's.
 	beats *time.Ticker
 

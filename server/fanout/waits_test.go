@@ -10,12 +10,13 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// hears waits for signs of life, and for what the test looks for beside them.
+// hears waits for signs of life, and for what the test looks for beside them; state does not come meanwhile.
 func (p *pipe) hears(t require.TestingT, beats int, other func(*wire.Response) bool) {
 	found := other == nil
 	eventually(t, func() bool {
 		for _, r := range p.read(t) {
 			require.Nil(t, r.InSync)
+			require.Nil(t, r.Update)
 			if r.Heartbeat != nil {
 				beats--
 			} else if other != nil && other(r) {
