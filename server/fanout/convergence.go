@@ -1,6 +1,7 @@
 package fanout
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -111,7 +112,7 @@ func (c *convergence) resize(m *member, nodes int) {
 				p.Programmed += by
 			}
 		}
-		done := c.settle(s, now)
+		done := c.settle(s, 0, len(s.open), now)
 		s.mu.Unlock()
 		if done > 0 {
 			c.done(uint32(i), done)
@@ -129,22 +130,29 @@ func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time
 		s.mu.Unlock()
 		return
 	}
-	for _, p := range s.open {
-		if p.Sequence > m.acked[shard] && p.Sequence <= sequence {
-			p.Programmed += m.nodes
-		}
+	// A node that is stuck keeps many open, of which the acks of all others touch few.
+	from, to := s.after(m.acked[shard]), s.after(sequence)
+	for _, p := range s.open[from:to] {
+		p.Programmed += m.nodes
 	}
 	m.acked[shard] = sequence
-	done := c.settle(s, at)
+	done := c.settle(s, from, to, at)
 	s.mu.Unlock()
 	if done > 0 {
 		c.done(shard, done)
 	}
 }
 
-// settle takes the times that can be taken, and closes what all nodes have. It gives the highest sequence closed.
-func (c *convergence) settle(s *shardConvergence, at time.Time) (done uint64) {
-	s.open = slices.DeleteFunc(s.open, func(p *Convergence) bool {
+// after gives the index of the first open Update that is later than a sequence.
+func (s *shardConvergence) after(sequence uint64) int {
+	i, _ := slices.BinarySearchFunc(s.open, sequence+1, func(p *Convergence, sequence uint64) int { return cmp.Compare(p.Sequence, sequence) })
+	return i
+}
+
+// settle looks at some of the open Updates: it takes the times that can be taken, and closes what all nodes have. It gives the
+// highest sequence closed.
+func (c *convergence) settle(s *shardConvergence, from, to int, at time.Time) (done uint64) {
+	left := slices.DeleteFunc(s.open[from:to], func(p *Convergence) bool {
 		for i := range shares {
 			if p.Times[i] == 0 && p.Programmed >= int(math.Ceil(shares[i].share*float64(p.Nodes))) && p.Nodes > 0 {
 				p.Times[i] = max(at.Sub(p.Published), 1)
@@ -160,6 +168,7 @@ func (c *convergence) settle(s *shardConvergence, at time.Time) (done uint64) {
 		}
 		return true
 	})
+	s.open = slices.Delete(s.open, from+len(left), to)
 	return done
 }
 

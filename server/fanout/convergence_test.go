@@ -3,6 +3,7 @@ package fanout
 import (
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -41,5 +42,37 @@ func TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen(t *testing.T) {
 	require.Empty(t, h.convergence.shards[shard].open)
 	for _, c := range h.Convergences() {
 		require.Equal(t, 1, c.Programmed)
+	}
+}
+
+// BenchmarkAck is the cost of one node's ack of one position, also while another node acknowledges nothing.
+func BenchmarkAck(b *testing.B) {
+	for name, stuck := range map[string]int{"all follow": 0, "one is stuck": 1} {
+		b.Run(name, func(b *testing.B) {
+			const nodes = 100
+			c := newConvergence(1, newMetrics(nil, &Hub{}))
+			c.join(stuck)
+			var members []*member
+			for range nodes {
+				members = append(members, c.join(1))
+			}
+			at := time.Now()
+			sequence := uint64(0)
+			round := func() {
+				sequence++
+				c.published(0, sequence, at)
+				for _, m := range members {
+					c.ack(m, 0, sequence, at)
+				}
+			}
+			for range maxOpen {
+				round()
+			}
+			for b.Loop() {
+				round()
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/nodes, "ns/ack")
+			require.Len(b, c.shards[0].open, stuck*maxOpen)
+		})
 	}
 }
