@@ -43,9 +43,9 @@ func newSleepers(t *testing.T, c *cluster, s *server, count int) *sleepers {
 	t.Helper()
 	z := &sleepers{gate: make(chan struct{})}
 	z.open = sync.OnceFunc(func() { close(z.gate) })
-	for range count {
+	for i := range count {
 		z.agents = append(z.agents, follow(t, agentOptions{
-			servers: []string{s.address()}, count: true,
+			node: fmt.Sprint("slow-", i), servers: []string{s.address()}, count: true,
 			dial: []grpc.DialOption{grpc.WithStaticStreamWindowSize(slowWindow), grpc.WithStaticConnWindowSize(slowWindow)},
 			before: func(wire.Frame) {
 				if z.shut.Load() {
