@@ -31,6 +31,8 @@ const (
 	maxHeaderBytes = 16 << 10
 	// handshakeTimeout is for TCP, TLS and HTTP/2 together, with a thousand others at the same time.
 	handshakeTimeout = 20 * time.Second
+	// maxStrangers is enough for thousands of nodes that come at once, maxStrangersPerAddress for many behind one address.
+	maxStrangers, maxStrangersPerAddress = 4096, 1024
 	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle.
 	maxIdle, maxLeanIdle = 5 * time.Minute, 30 * time.Second
 	// pingInterval and pingTimeout find a dead client within half a minute.

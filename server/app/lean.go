@@ -27,7 +27,8 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		MinClientPing: minClientPing, MaxIdle: maxLeanIdle, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.mux = h2.NewMux(h2.MuxOptions{
-		Listener: l, TLS: config, Server: s.lean, HandshakeTimeout: handshakeTimeout, Logger: c.Logger, Registerer: c.Registry,
+		Listener: l, TLS: config, Server: s.lean, HandshakeTimeout: handshakeTimeout,
+		MaxStrangers: maxStrangers, MaxStrangersPerAddress: maxStrangersPerAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, authentication.Credentials))
 	s.parts = append(s.parts, part{"TLS", l, func(context.Context, net.Listener) error {

@@ -52,6 +52,7 @@ type conn struct {
 	secure net.Conn // TLS over socket
 	socket *socket
 	peer   *peer.Peer
+	known  func()        // to be called when the client has shown who it is, or is gone
 	framer *http2.Framer // only reads
 	frames frameBudget
 	// lastRead is when the client was last heard of, on the clock of now.
@@ -72,9 +73,9 @@ type conn struct {
 	pings      pings
 }
 
-func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer) *conn {
+func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, known func()) *conn {
 	c := &conn{
-		server: s, secure: secure, socket: under, peer: p, framer: http2.NewFramer(nil, secure),
+		server: s, secure: secure, socket: under, peer: p, known: known, framer: http2.NewFramer(nil, secure),
 		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
 	}
 	c.changed.L = &c.mu

@@ -40,7 +40,7 @@ func FuzzServer(f *testing.F) {
 		require.NoError(t, err)
 		s := &socket{Conn: here}
 		deadline := time.Now().Add(patience)
-		require.NoError(t, fixture.server.serve(s, s, credentials.TLSInfo{}, deadline))
+		require.NoError(t, fixture.server.serve(s, s, credentials.TLSInfo{}, deadline, func() {}))
 		require.NoError(t, there.SetDeadline(deadline))
 		go func() {
 			if greeted {

@@ -327,6 +327,23 @@ func TestConnectionWithoutAStreamEnds(t *testing.T) {
 	}
 }
 
+// A connection on which nobody is let in is idle, however often that is tried.
+func TestRefusedStreamsKeepNoConnection(t *testing.T) {
+	f := start(t, echo, func(o *Options) {
+		o.Open = func(*Stream) (Session, error) { return nil, status.Error(codes.Unauthenticated, "who are you?") }
+	})
+	client := f.dial(ours)
+	idle := func() (since time.Duration) {
+		f.each(func(c *conn) { since = c.pings.idle })
+		return since
+	}
+	require.Equal(t, codes.Unauthenticated, status.Code(open(t.Context(), t, client).end()))
+	before := idle()
+	require.NotZero(t, before)
+	require.Equal(t, codes.Unauthenticated, status.Code(open(t.Context(), t, client).end()))
+	require.Equal(t, before, idle())
+}
+
 // each calls do for each connection, under its lock.
 func (f *fixture) each(do func(*conn)) {
 	f.server.mu.Lock()

@@ -110,6 +110,8 @@ type fixture struct {
 	ca      *testca.CA
 	inner   *tls.Config  // of the server, but for its protocols
 	other   atomic.Value // the context of the last stream of the grpc.Server
+	// anonymous clients have no certificate.
+	anonymous bool
 }
 
 // start serves sessions with serve; adjust may change the options.
@@ -159,7 +161,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 func (f *fixture) muxOptions(l net.Listener, handshakeTimeout time.Duration) MuxOptions {
 	return MuxOptions{
 		Listener: l, Server: f.server, HandshakeTimeout: handshakeTimeout, Logger: f.server.options.Logger,
-		Registerer: prometheus.NewRegistry(),
+		Registerer: prometheus.NewRegistry(), MaxStrangers: 10_000, MaxStrangersPerAddress: 10_000,
 		TLS: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.inner, nil },
@@ -169,12 +171,13 @@ func (f *fixture) muxOptions(l net.Listener, handshakeTimeout time.Duration) Mux
 
 // tls gives a client's configuration that offers the protocols.
 func (f *fixture) tls(protocols ...string) *tls.Config {
-	node, err := f.ca.Node("node-1")
-	require.NoError(f.t, err)
-	return &tls.Config{
-		RootCAs: f.ca.Pool(), Certificates: []tls.Certificate{node}, NextProtos: protocols, ServerName: "127.0.0.1",
-		MinVersion: tls.VersionTLS13,
+	config := &tls.Config{RootCAs: f.ca.Pool(), NextProtos: protocols, ServerName: "127.0.0.1", MinVersion: tls.VersionTLS13}
+	if !f.anonymous {
+		node, err := f.ca.Node("node-1")
+		require.NoError(f.t, err)
+		config.Certificates = []tls.Certificate{node}
 	}
+	return config
 }
 
 // dial gives a grpc-go client that offers the protocols.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"runtime"
 	"sync"
 	"time"
@@ -41,8 +42,11 @@ type MuxOptions struct {
 	Server *Server
 	// HandshakeTimeout is for TLS and the first frame of HTTP/2 together, counted from accept.
 	HandshakeTimeout time.Duration
-	Logger           *slog.Logger
-	Registerer       prometheus.Registerer
+	// MaxStrangers bounds the connections of clients that have not shown yet who they are, MaxStrangersPerAddress those from one
+	// address. More are closed as they come.
+	MaxStrangers, MaxStrangersPerAddress int
+	Logger                               *slog.Logger
+	Registerer                           prometheus.Registerer
 }
 
 // Mux accepts TLS connections for two servers on one listener: those that speak Protocol are served by a Server, others go
@@ -59,24 +63,34 @@ type Mux struct {
 	cancel  context.CancelFunc
 	mu      sync.Mutex     // guards what wait counts, against the cancel
 	wait    sync.WaitGroup // for the handshakes
+	strange strangers
 	warn    rate.Sometimes
 	errors  prometheus.Counter
+	refused prometheus.Counter
+
+	refusalLogged rate.Sometimes
 }
 
 // NewMux makes a Mux; it accepts while Serve runs.
 func NewMux(o MuxOptions) *Mux {
 	m := &Mux{
-		options: o,
-		tls:     credentials.NewTLS(withProtocols(o.TLS)),
-		slots:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
-		grpc:    handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
-		warn:    rate.Sometimes{Interval: logInterval},
+		options:       o,
+		tls:           credentials.NewTLS(withProtocols(o.TLS)),
+		slots:         make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+		grpc:          handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
+		refusalLogged: rate.Sometimes{Interval: logInterval},
+		warn:          rate.Sometimes{Interval: logInterval},
+		strange:       strangers{most: o.MaxStrangers, mostOfOne: o.MaxStrangersPerAddress, byAddress: make(map[netip.Addr]int)},
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
 			Help: "Connections that ended before the TLS handshake did.",
 		}),
 	}
-	o.Registerer.MustRegister(m.errors)
+	m.refused = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "slicecast_server_refused_connections_total",
+		Help: "Connections that were closed at once, as too many clients had not shown yet who they are.",
+	})
+	o.Registerer.MustRegister(m.errors, m.refused)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
@@ -133,11 +147,21 @@ func (m *Mux) start(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	m.wait.Go(func() { m.handshake(conn) })
+	known, ok := m.strange.enter(conn.RemoteAddr())
+	if !ok {
+		m.refused.Inc()
+		m.refusalLogged.Do(func() {
+			m.options.Logger.Warn("Connection refused: too many clients have not shown who they are; more are only counted for a while",
+				"client", conn.RemoteAddr().String(), "interval", logInterval)
+		})
+		conn.Close()
+		return
+	}
+	m.wait.Go(func() { m.handshake(conn, known) })
 }
 
-// handshake brings one connection to the server that it is for.
-func (m *Mux) handshake(raw net.Conn) {
+// handshake brings one connection to the server that it is for. known is called when the client is no stranger any more, or gone.
+func (m *Mux) handshake(raw net.Conn, known func()) {
 	deadline := time.Now().Add(m.options.HandshakeTimeout)
 	stop := context.AfterFunc(m.ctx, func() { _ = raw.Close() }) // ends the handshake, whose error is counted
 	defer stop()
@@ -148,19 +172,25 @@ func (m *Mux) handshake(raw net.Conn) {
 		m.errors.Inc()
 		m.options.Logger.Debug("TLS handshake failed", "client", raw.RemoteAddr().String(), "err", err)
 		raw.Close()
+		known()
 		return
 	}
+	if len(info.State.VerifiedChains) > 0 {
+		known()
+	}
 	if info.State.NegotiatedProtocol != Protocol {
+		handed := &handedOver{conn, info, known}
 		select {
-		case m.grpc.conns <- &handedOver{conn, info}:
+		case m.grpc.conns <- handed:
 		case <-m.grpc.closed:
-			raw.Close()
+			handed.Close()
 		case <-m.ctx.Done():
-			raw.Close()
+			handed.Close()
 		}
 		return
 	}
-	if err := m.options.Server.serve(conn, s, info, deadline); err != nil {
+	if err := m.options.Server.serve(conn, s, info, deadline, known); err != nil {
+		known()
 		m.options.Logger.Debug("Connection not served", "client", raw.RemoteAddr().String(), "err", err)
 		raw.Close()
 	}
@@ -225,6 +255,13 @@ func (h *handover) Addr() net.Addr { return h.address }
 type handedOver struct {
 	net.Conn
 	info credentials.TLSInfo
+	gone func()
+}
+
+// Close implements net.Conn.
+func (h *handedOver) Close() error {
+	h.gone()
+	return h.Conn.Close()
 }
 
 // handedOverCredentials takes what a handover gives.
@@ -239,7 +276,7 @@ func (handedOverCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.
 	if !ok {
 		return nil, nil, fmt.Errorf("a connection of type %T: serve the listener of a Mux with these credentials", c)
 	}
-	return h.Conn, h.info, nil
+	return h, h.info, nil
 }
 
 // ClientHandshake implements credentials.TransportCredentials.

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"net/netip"
 	"runtime"
 	"syscall"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // listen gives a listener on the loopback interface.
@@ -103,6 +106,66 @@ func TestProtocolsOfTLS(t *testing.T) {
 		require.Equal(t, len(test.want) > 0, err == nil, "%v", test.offered)
 	}
 	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.errors) == 2 }, patience, tick)
+}
+
+// Clients that do not show who they are can't have more than so many connections, of which those that do have none.
+func TestStrangersAreBounded(t *testing.T) {
+	letIn := make(chan bool, 1)
+	f := start(t, until, func(o *Options) {
+		accept := o.Open
+		o.Open = func(s *Stream) (Session, error) {
+			if <-letIn {
+				return accept(s)
+			}
+			return nil, status.Error(codes.Unauthenticated, "who are you?")
+		}
+	})
+	l := listen(t)
+	o := f.muxOptions(l, patience)
+	o.MaxStrangersPerAddress = 2
+	m := NewMux(o)
+	run(t, m)
+	f.address = l.Addr().String()
+	f.anonymous = true
+	count := func() int {
+		m.strange.mu.Lock()
+		defer m.strange.mu.Unlock()
+		require.Equal(t, m.strange.count, m.strange.byAddress[netip.MustParseAddr("127.0.0.1")])
+		return m.strange.count
+	}
+	refused := func() {
+		t.Helper()
+		before := testutil.ToFloat64(m.refused)
+		c, err := net.Dial("tcp", f.address)
+		require.NoError(t, err)
+		defer c.Close()
+		require.Eventually(t, func() bool { return testutil.ToFloat64(m.refused) > before }, patience, tick)
+	}
+	first, second := f.raw(t), f.raw(t)
+	require.Equal(t, 2, count())
+	refused()
+	letIn <- false
+	first.request(1)
+	first.expectStatus(codes.Unauthenticated)
+	refused()
+	letIn <- true
+	first.request(3)
+	require.Eventually(t, func() bool { return count() == 1 }, patience, tick)
+	third, err := tls.Dial("tcp", f.address, f.tls("h2"))
+	require.NoError(t, err)
+	defer third.Close()
+	handed, err := m.GRPC().Accept()
+	require.NoError(t, err)
+	refused()
+	require.NoError(t, handed.Close())
+	require.NoError(t, second.conn.Close())
+	require.Eventually(t, func() bool { return count() == 0 }, patience, tick)
+	f.anonymous = false
+	for range 3 { // with certificates
+		f.raw(t)
+	}
+	require.Zero(t, count())
+	require.Empty(t, m.strange.byAddress)
 }
 
 // failing is a listener that has trouble before it works.

@@ -94,14 +94,15 @@ func New(o Options) *Server {
 	return s
 }
 
-// serve takes over a connection, which is TLS over the socket. The client has until the deadline to begin.
-func (s *Server) serve(secure net.Conn, under *socket, info credentials.TLSInfo, deadline time.Time) error {
+// serve takes over a connection, which is TLS over the socket. The client has until the deadline to begin. known is
+// called when it has shown who it is, or is gone.
+func (s *Server) serve(secure net.Conn, under *socket, info credentials.TLSInfo, deadline time.Time, known func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
 		return errStopped
 	}
-	c := newConn(s, secure, under, &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info})
+	c := newConn(s, secure, under, &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info}, known)
 	if err := c.start(deadline); err != nil {
 		return err
 	}
@@ -114,6 +115,7 @@ func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
+	c.known()
 }
 
 // end is for all connections, and there will be no more of them.

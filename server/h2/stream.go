@@ -155,6 +155,7 @@ func (m *messages) appendTo(b []byte, n int) []byte {
 func (s *Stream) run() {
 	session, err := s.conn.server.options.Open(s)
 	if err == nil {
+		s.conn.known()
 		s.begin(session)
 		err = session.Serve()
 	}
@@ -275,10 +276,12 @@ func (s *Stream) dropLocked(err error) {
 	s.goneLocked()
 }
 
-// goneLocked makes room for another stream.
+// goneLocked makes room for another stream. One that was never let in does not make the connection any less idle.
 func (s *Stream) goneLocked() {
 	s.conn.stream = nil
-	s.conn.pings.idle = now()
+	if s.session != nil {
+		s.conn.pings.idle = now()
+	}
 }
 
 // finish ends the stream when the session has returned.
