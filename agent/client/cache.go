@@ -353,6 +353,19 @@ func (c *Cache) isUnreadable(shard uint32, key model.Key) bool {
 	return ok
 }
 
+// changedUnreadable gives, by shard, objects that did not decode and that have changed since.
+func (c *Cache) changedUnreadable() map[uint32][]model.Key {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make(map[uint32][]model.Key)
+	for i := range c.shards {
+		if len(c.shards[i].changed) > 0 {
+			out[uint32(i)] = slices.Collect(maps.Keys(c.shards[i].changed))
+		}
+	}
+	return out
+}
+
 // diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position, each
 // once for a digest and stream, and only as long as allow lets it.
 func (c *Cache) diverged(m *pb.Heartbeat, allow func() bool) []uint32 {
