@@ -16,8 +16,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream, maxNackKey the names in those that a relay passes on.
-const maxNacks, maxNackKey = 256, 512
+// maxNacks bounds the open nacks that are remembered of a stream, maxNackKey the names in each: Kubernetes' are not longer.
+const maxNacks, maxNackKey = 256, 63 + 253
 
 // Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
 // all shards' buckets are; and requests for state, which cost more.
@@ -49,7 +49,7 @@ type reports struct {
 // openNack is a nack that stands.
 type openNack struct {
 	Nack
-	key model.Key
+	key model.Key // without a name where the client's makes no sense
 }
 
 // Nack is an object that a node could not program.
@@ -145,6 +145,9 @@ func (s *stream) ack(a *pb.Ack) error {
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
 	key, _ := wire.KeyFromProto(m.GetKey()) // keyString says what is wrong
+	if len(key.Namespace)+len(key.Name) > maxNackKey {
+		key = model.Key{}
+	}
 	n := openNack{Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key}
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 		n.Node = clip(m.GetNodeName())
@@ -184,7 +187,7 @@ func (s *stream) nack(m *pb.Nack) {
 // would count there.
 func (s *stream) passOnLocked(n openNack, resolved bool) {
 	up := s.hub.options.Upstream
-	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || len(n.key.Namespace)+len(n.key.Name) > maxNackKey {
+	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER {
 		return
 	}
 	up.Nack(&pb.Nack{
