@@ -182,4 +182,20 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 		Positions: []*pb.ShardPosition{{Shard: shard, Sequence: 1}},
 	}}}))
 	require.False(t, lacks())
+
+	// What was nacked is not programmed, though its shard's position is acknowledged.
+	for _, key := range []model.Key{service(1).Key(), slice(1, 3).Key()} {
+		nack := func(key model.Key, resolved bool) {
+			t.Helper()
+			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+				Key: wire.KeyToProto(key), Reason: "no room", Resolved: resolved,
+			}}}))
+		}
+		nack(model.Key{Kind: key.Kind, Namespace: key.Namespace, Name: "another"}, false)
+		require.False(t, lacks())
+		nack(key, false)
+		require.True(t, lacks())
+		nack(key, true)
+		require.False(t, lacks())
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -50,6 +51,15 @@ type reports struct {
 type openNack struct {
 	Nack
 	key model.Key // without a name where the client's makes no sense
+}
+
+// of tells whether it is of a Service, or of one of its slices in a snapshot.
+func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
+	if n.key.Kind == model.KindService {
+		return n.key.Namespace == service.Namespace && n.key.Name == service.Name
+	}
+	slice := in.Get(n.key)
+	return slice != nil && slice.ServiceKey() == service
 }
 
 // Nack is an object that a node could not program.

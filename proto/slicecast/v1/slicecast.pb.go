@@ -1099,7 +1099,8 @@ func (x *ResourceVersions) GetSlices() uint64 {
 	return 0
 }
 
-// Ack tells that the kernel holds everything up to these positions. Acks are coalesced: one may cover many updates.
+// Ack tells that the kernel holds everything up to these positions, but for objects whose Nack is not resolved. Acks are
+// coalesced: one may cover many updates.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
