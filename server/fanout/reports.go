@@ -17,7 +17,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream, maxNackKey the names in each: Kubernetes' are not longer.
+// maxNacks bounds the open nacks that are remembered of a stream that is no relay's; see wire.MaxRelayedNacks. maxNackKey bounds the
+// names in each: Kubernetes' are not longer.
 const maxNacks, maxNackKey = 256, 63 + 253
 
 // Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
@@ -45,12 +46,16 @@ type reports struct {
 	reported bool
 	nacks    map[string]openNack // by object and node
 	lastNack Nack
+	// dropped: there were too many nacks to remember them all.
+	dropped bool
 }
 
 // openNack is a nack that stands.
 type openNack struct {
 	Nack
 	key model.Key // without a name where the client's makes no sense
+	// untold: upstream had no room for it.
+	untold bool
 }
 
 // of tells whether it is of a Service, or of one of its slices in a snapshot.
@@ -154,13 +159,15 @@ func (s *stream) ack(a *pb.Ack) error {
 // nack takes a Nack.
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
-	key, _ := wire.KeyFromProto(m.GetKey()) // keyString says what is wrong
-	if len(key.Namespace)+len(key.Name) > maxNackKey {
+	key, err := wire.KeyFromProto(m.GetKey())
+	if err != nil || len(key.Namespace)+len(key.Name) > maxNackKey {
 		key = model.Key{}
 	}
-	n := openNack{Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key}
+	n := openNack{Nack: Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key: key}
+	most := maxNacks
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 		n.Node = clip(m.GetNodeName())
+		most = wire.MaxRelayedNacks
 	}
 	id := n.Node + " " + n.Object
 	r := &s.reports
@@ -170,14 +177,19 @@ func (s *stream) nack(m *pb.Nack) {
 	case m.GetResolved() && known:
 		delete(r.nacks, id)
 		s.passOnLocked(old, true)
-	case !m.GetResolved() && (known || len(r.nacks) < maxNacks):
+	case m.GetResolved():
+	case !known && len(r.nacks) >= most:
+		r.dropped = true
+		h.metrics.droppedNacks.Inc()
+	default:
 		if r.nacks == nil {
 			r.nacks = make(map[string]openNack)
 		}
-		r.nacks[id] = n
+		n.untold = old.untold
 		if old.Reason != n.Reason || !known {
-			s.passOnLocked(n, false)
+			n.untold = !s.passOnLocked(n, false)
 		}
+		r.nacks[id] = n
 	}
 	if !m.GetResolved() {
 		r.lastNack = n.Nack
@@ -194,16 +206,48 @@ func (s *stream) nack(m *pb.Nack) {
 }
 
 // passOnLocked tells upstream, on a relay, of a nack that stands or does not stand any more. An observer programs nothing that
-// would count there.
-func (s *stream) passOnLocked(n openNack, resolved bool) {
+// would count there. It is false where upstream has no room; Hub.retell tries again.
+func (s *stream) passOnLocked(n openNack, resolved bool) bool {
 	up := s.hub.options.Upstream
-	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER {
-		return
+	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
+		return true
 	}
-	up.Nack(&pb.Nack{
+	told := up.Nack(&pb.Nack{
 		// What a relay itself can't make sense of has its address.
 		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: cmp.Or(n.Node, s.node, s.peer), Resolved: resolved,
 	})
+	if !told {
+		s.hub.untold.Store(true)
+	}
+	return told
+}
+
+// retell tells upstream of nacks that it had no room for.
+func (h *Hub) retell() {
+	if !h.untold.Swap(false) {
+		return
+	}
+	for _, s := range h.list() {
+		if !s.retell() {
+			return
+		}
+	}
+}
+
+// retell is false once upstream has no room.
+func (s *stream) retell() bool {
+	r := &s.reports
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, n := range r.nacks {
+		if n.untold {
+			if n.untold = !s.passOnLocked(n, false); n.untold {
+				return false
+			}
+			r.nacks[id] = n
+		}
+	}
+	return true
 }
 
 // clip bounds what a client says.

@@ -49,7 +49,7 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 		r := &s.reports
 		r.mu.Lock()
 		i.Reported, i.LastNack = r.reported, r.lastNack
-		nacked := false
+		nacked := r.dropped // it may be of this Service
 		for _, n := range r.nacks {
 			i.Nacks = append(i.Nacks, n.Nack)
 			nacked = nacked || service != nil && n.of(*service, snapshot)
