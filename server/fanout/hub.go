@@ -96,7 +96,7 @@ type Upstream interface {
 	Mark(shard uint32) model.Position
 	// Programmed tells that all nodes have a shard programmed up to a Mark. It must not wait.
 	Programmed(shard uint32, mark model.Position)
-	// Nodes tells how many nodes the relay serves. It must not wait.
+	// Nodes tells how many nodes the relay serves that hold what Programmed has told. It must not wait.
 	Nodes(count int)
 	// Nack passes on what a node can't program, or what it can again, or has taken with it. It is false where too much stands
 	// already, and is tried again with each heartbeat. It must not wait.
@@ -119,6 +119,8 @@ type Hub struct {
 
 	// marks is nil but on a relay.
 	marks *marks
+	// programmed is how many nodes Upstream knows of.
+	programmed atomic.Int64
 	// untold: Upstream had no room for some nack.
 	untold atomic.Bool
 

@@ -18,12 +18,18 @@ type told struct {
 	mu    sync.Mutex
 	nacks []string
 	full  bool
+	nodes int
 }
 
 func (*told) Path() ([]uint64, bool)            { return []uint64{1}, true }
 func (*told) Mark(uint32) (p model.Position)    { return p }
 func (*told) Programmed(uint32, model.Position) {}
-func (*told) Nodes(int)                         {}
+
+func (u *told) Nodes(count int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.nodes = count
+}
 
 func (u *told) Nack(n *pb.Nack) bool {
 	u.mu.Lock()
@@ -89,6 +95,45 @@ func TestNacksArePassedOn(t *testing.T) {
 	_ = observer.close()
 	_ = again.close()
 	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
+}
+
+// A relay does not acknowledge for a node that has come until it has what others have.
+func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
+	up := &told{}
+	s := filled(t, 4)
+	h := startWith(t, Options{Store: s, Upstream: up}).Hub
+	nodes := func() int {
+		up.mu.Lock()
+		defer up.mu.Unlock()
+		return up.nodes
+	}
+	ack := func(p *pipe, nodes uint32, positions ...*pb.ShardPosition) {
+		t.Helper()
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: nodes, Positions: positions}}}))
+	}
+	change := func(endpoints int) { // in both shards
+		for i := range 4 {
+			s.Upsert(slice(i, endpoints), 3)
+		}
+		h.publish()
+	}
+	change(5)
+	agent := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	relay := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	eventually(t, func() bool { return agent.session.s.synced.Load() && relay.session.s.synced.Load() })
+	require.EqualValues(t, 1, h.nodes.Load(), "it is served")
+	ack(relay, 5)
+	require.Equal(t, 5, nodes())
+	ack(agent, 0, &pb.ShardPosition{Shard: 0, Sequence: 2})
+	require.Equal(t, 5, nodes(), "it lacks the other shard")
+	ack(agent, 0, &pb.ShardPosition{Shard: 1, Sequence: 2})
+	require.Equal(t, 6, nodes())
+	change(7)
+	require.Equal(t, 6, nodes(), "what comes later is waited for")
+	_ = agent.close()
+	require.Equal(t, 5, nodes())
+	_ = relay.close()
+	require.Zero(t, nodes())
 }
 
 // What upstream had no room for it hears once there is room, if it still stands.

@@ -40,6 +40,8 @@ type reports struct {
 	mu sync.Mutex
 	// member is nil before the client is in sync, and for clients whose acks do not count.
 	member *member
+	// told is how many of its nodes upstream knows of, on a relay.
+	told int
 	// left: the stream does not count any more, whatever it still says.
 	left bool
 	// reported: an Ack has come, so that what the client had in sync is programmed too.
@@ -95,7 +97,7 @@ func (s *stream) join() {
 	}
 	r.member = s.hub.convergence.join(nodes)
 	s.hub.nodes.Add(int64(nodes))
-	s.hub.tellNodes()
+	s.tellNodesLocked()
 }
 
 // leave takes the stream's nodes out. Whether they can program something is not for this server to say any more.
@@ -109,6 +111,7 @@ func (s *stream) leave() {
 	r.left = true
 	if r.member != nil {
 		s.resizeLocked(0)
+		s.tellNodesLocked()
 		r.member = nil
 	}
 }
@@ -118,15 +121,22 @@ func (s *stream) resizeLocked(nodes int) {
 	if by != 0 {
 		s.hub.convergence.resize(s.reports.member, nodes)
 		s.hub.nodes.Add(int64(by))
-		s.hub.tellNodes()
 	}
 }
 
-// tellNodes tells upstream, on a relay, how many nodes there are.
-func (h *Hub) tellNodes() {
-	if h.options.Upstream != nil {
-		h.options.Upstream.Nodes(int(h.nodes.Load()))
+// tellNodesLocked tells upstream, on a relay, how many nodes hold what the relay acknowledges. An agent that has come waits
+// with nobody until it has what was published before; other relays count their nodes likewise.
+func (s *stream) tellNodesLocked() {
+	r, h := &s.reports, s.hub
+	if h.options.Upstream == nil || r.member.nodes == r.told {
+		return
 	}
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT && r.member.nodes > 0 && !h.convergence.caughtUp(r.member) {
+		return
+	}
+	h.programmed.Add(int64(r.member.nodes - r.told))
+	r.told = r.member.nodes
+	h.options.Upstream.Nodes(int(h.programmed.Load()))
 }
 
 // ack takes an Ack.
@@ -153,6 +163,7 @@ func (s *stream) ack(a *pb.Ack) error {
 		at := now.Add(-time.Duration(p.GetAgeMs()) * time.Millisecond)
 		s.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at)
 	}
+	s.tellNodesLocked()
 	return nil
 }
 

@@ -1105,7 +1105,8 @@ type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
-	// From a relay: how many nodes it serves, all of which hold these positions. 0 from others.
+	// From a relay: how many nodes it serves, all of which hold these positions: one that has come to it counts once it has
+	// what was there before. 0 from others.
 	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
