@@ -260,10 +260,14 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	}
 	out = append(out, nacks...)
 	o.news = nil
-	if o.synced && !o.changing && o.wanted != nil && !proto.Equal(o.wanted, o.told) {
+	if o.synced && !o.changing && !proto.Equal(o.wanted, o.told) {
 		o.told, o.changing = o.wanted, true
 		o.cache.resubscribe(o.told)
-		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
+		subscribe := o.told
+		if subscribe == nil {
+			subscribe = &pb.Subscription{Everything: true}
+		}
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: subscribe}})
 	}
 	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
