@@ -175,7 +175,8 @@ func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
 	c.touched[slice.ServiceKey()] = struct{}{}
 }
 
-// applyDeltasLocked gives the slices that a delta does not fit.
+// applyDeltasLocked gives the slices that a delta does not fit, but for those that did not decode: to ask for such a one with each
+// of its changes would cost the server a whole slice each time, so they wait for the next heartbeat.
 func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (missing []model.Key, err error) {
 	for _, d := range deltas {
 		have := s.slices[d.Key()]
@@ -192,6 +193,10 @@ func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (mi
 			if !errors.Is(err, model.ErrBase) {
 				return nil, err
 			}
+		}
+		if _, ok := s.unreadable[d.Key()]; ok {
+			s.setChanged(d.Key(), d.Version)
+			continue
 		}
 		missing = append(missing, d.Key())
 		s.setMissing(d.Key())

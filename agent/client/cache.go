@@ -211,7 +211,8 @@ func (c *Cache) hello(h *pb.Hello) {
 // maxShards bounds the number of shards that a server may have.
 const maxShards = 4096
 
-// welcome makes the cache ready for the server's epoch and number of shards. What it holds stays.
+// welcome makes the cache ready for the server's epoch and number of shards. What it holds stays. What was missing in the stream
+// before is not any more: its shards had no position in the Hello, so that this stream brings what differs.
 func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > maxShards {
 		return fmt.Errorf("%w: welcome with epoch %d and %d shards", errProtocol, epoch, shards)
@@ -222,6 +223,12 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	clear(c.asked)
 	if uint32(len(c.shards)) != shards {
 		c.reshardLocked(shards)
+	}
+	for i := range c.shards {
+		if s := &c.shards[i]; len(s.missing) > 0 {
+			s.sequence, s.missing = 0, nil
+			delete(c.moved, uint32(i))
+		}
 	}
 	if c.epoch != epoch {
 		c.epoch = epoch
@@ -284,9 +291,6 @@ func (c *Cache) synced(m *pb.InSync) error {
 	for i, sequence := range m.GetSequences() {
 		c.shards[i].sequence = sequence
 		c.moved[uint32(i)] = struct{}{}
-		if !c.resubscribing { // a stream has begun: what was missing in the one before has come, or is as it was again
-			clear(c.shards[i].missing)
-		}
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	c.inSync, c.stale, c.resubscribing = true, false, false
@@ -347,6 +351,19 @@ func (c *Cache) isUnreadable(shard uint32, key model.Key) bool {
 	}
 	_, ok := c.shards[shard].unreadable[key]
 	return ok
+}
+
+// changedUnreadable gives, by shard, objects that did not decode and that have changed since.
+func (c *Cache) changedUnreadable() map[uint32][]model.Key {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make(map[uint32][]model.Key)
+	for i := range c.shards {
+		if len(c.shards[i].changed) > 0 {
+			out[uint32(i)] = slices.Collect(maps.Keys(c.shards[i].changed))
+		}
+	}
+	return out
 }
 
 // diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position, each

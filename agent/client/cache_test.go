@@ -225,6 +225,41 @@ func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 	require.Equal(t, map[uint32]uint64{0: 4}, changes.Positions)
 }
 
+// What a stream finds missing before it is in sync is missing until it comes, however the stream ends.
+func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
+	delta := func() *model.Update {
+		return &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Base: 1, Version: 2}}}
+	}
+	positions := func() map[uint32]uint64 {
+		changes, ok := c.Take()
+		require.True(t, ok)
+		return changes.Positions
+	}
+	held := func() uint64 {
+		var h pb.Hello
+		c.hello(&h)
+		return h.GetSequences()[0]
+	}
+	require.Equal(t, map[uint32]uint64{0: 2}, positions())
+	require.NoError(t, c.welcome(epoch, 1))
+	require.Len(t, apply(t, c, delta()), 1)
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}}))
+	require.Empty(t, positions())
+	require.Zero(t, held())
+
+	// The stream breaks before the answer, and so does the next one before it says anything.
+	require.NoError(t, c.welcome(epoch, 1))
+	require.Empty(t, positions())
+	require.Zero(t, held())
+	require.NoError(t, c.welcome(epoch, 1))
+	apply(t, c, &model.Update{To: 3, Full: true, Slices: []*model.Slice{named("s", "web", 2)}})
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}}))
+	require.Equal(t, map[uint32]uint64{0: 3}, positions())
+	require.EqualValues(t, 3, held())
+}
+
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	c := welcomed(t, 2)
 	beat := func(sequence, digest uint64) []uint32 {

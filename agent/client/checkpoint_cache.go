@@ -8,7 +8,7 @@ import (
 
 // contents is what a cache holds at one moment.
 type contents struct {
-	// hello has the positions and digests, the epoch and the resource versions.
+	// hello has the positions and digests, the subscription that they are of, the epoch and the resource versions.
 	hello *pb.Hello
 	node  *model.Node
 	// servers are those that the last stream told of.
@@ -26,7 +26,7 @@ func (c *Cache) contents(changed func(shard uint32, digest uint64) bool) *conten
 		return nil
 	}
 	out := &contents{
-		hello:   &pb.Hello{Epoch: c.epoch, ResourceVersions: wire.ResourceVersionsToProto(c.seen)},
+		hello:   &pb.Hello{Epoch: c.epoch, ResourceVersions: wire.ResourceVersionsToProto(c.seen), Subscription: c.subscription},
 		node:    c.node,
 		servers: &pb.Servers{},
 		shards:  make(map[uint32]*model.Update),
@@ -39,6 +39,9 @@ func (c *Cache) contents(changed func(shard uint32, digest uint64) bool) *conten
 		sequence, digest := s.sequence, s.digest
 		if len(s.missing) > 0 || len(s.unreadable) > 0 {
 			sequence, digest = 0, s.wholeDigest() // the digest decides, as in a Hello
+		}
+		if c.resubscribing {
+			sequence = 0
 		}
 		out.hello.Sequences = append(out.hello.Sequences, sequence)
 		out.hello.Digests = append(out.hello.Digests, digest)
@@ -80,6 +83,7 @@ func (c *Cache) restore(from *Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.epoch, c.shards, c.seen, c.node, c.servers = from.epoch, from.shards, from.seen, from.node, from.servers
+	c.subscription = from.subscription
 	c.nodeMoved = c.node != nil
 	for i := range c.shards {
 		for key := range c.shards[i].services {

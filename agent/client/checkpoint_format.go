@@ -193,6 +193,7 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 	}
 	out.cache.epoch, out.cache.node = hello.GetEpoch(), update.Node.Node
 	out.cache.seen = wire.ResourceVersionsFromProto(hello.GetResourceVersions())
+	out.cache.subscription = hello.GetSubscription()
 	out.cache.reshardLocked(uint32(len(hello.GetSequences())))
 	for i := range out.cache.shards {
 		if err := r.shard(out.cache, uint32(i)); err != nil {

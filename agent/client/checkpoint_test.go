@@ -553,6 +553,36 @@ func TestAHangingDiskHoldsUpNothing(t *testing.T) {
 }
 
 // TestResumeFromACheckpoint: an agent that starts with a checkpoint gets what differs, from the same server and from another.
+// A checkpoint's positions are of the subscription that it was written with.
+func TestCheckpointOfASubscription(t *testing.T) {
+	sequences := func(c *Cache, s *pb.Subscription) []uint64 {
+		t.Helper()
+		d, err := decodeCheckpoint(encoded(t, c), "node-1")
+		require.NoError(t, err)
+		restored := NewCache()
+		restored.restore(d.cache)
+		restored.subscribe(s)
+		sequences, digests := restored.Digests()
+		_, want := c.Digests()
+		require.Equal(t, want, digests, "it does hold something")
+		return sequences
+	}
+	everything := small(t)
+	positions, _ := everything.Digests()
+	nothing := make([]uint64, len(positions))
+	require.NotEqual(t, nothing, positions)
+	require.Equal(t, positions, sequences(everything, nil))
+	require.Equal(t, nothing, sequences(everything, only("web")))
+
+	narrowed := small(t)
+	narrowed.subscription = only("web")
+	require.Equal(t, positions, sequences(narrowed, only("web")))
+	require.Equal(t, nothing, sequences(narrowed, only("other")))
+	require.Equal(t, nothing, sequences(narrowed, nil))
+	narrowed.resubscribe(only("other"))
+	require.Equal(t, nothing, sequences(narrowed, only("other")), "the change was not complete")
+}
+
 func TestResumeFromACheckpoint(t *testing.T) {
 	id := newIdentity(t)
 	path := filepath.Join(t.TempDir(), "checkpoint")

@@ -185,7 +185,7 @@ func New(o Options) *Client {
 }
 
 // Subscribe changes what the client follows. It returns at once; what falls out of the subscription leaves the cache, and
-// what is new to it comes, on the stream that is open or on the next one. nil, everything, counts from the next stream on.
+// what is new to it comes, on the stream that is open or on the next one. nil is everything.
 func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneOf(s)) }
 
 // Ack tells the server that these positions, in this epoch, are programmed. It returns at once; what can't be sent

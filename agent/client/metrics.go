@@ -33,8 +33,8 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 		retryHints:    counter("retry_hints_total", "Attempts that were answered with a time before which the server is not to be tried again."),
 		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
 		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "resyncs_total",
-			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), resume " +
-				"(the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
+			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), " +
+				"unreadable (what did not decode has changed), resume (the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
 		server: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "server_info",
 			Help: "1 for the server that the last stream was with."}, []string{"address", "name", "version"}),
 	}

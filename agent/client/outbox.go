@@ -22,8 +22,6 @@ const (
 	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
-	// maxRelayed bounds the nacks of a relay's nodes that stand.
-	maxRelayed = 1024
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
 )
@@ -102,7 +100,7 @@ func (o *outbox) report(n *pb.Nack) bool {
 	switch {
 	case n.GetResolved():
 		o.resolveLocked(s)
-	case !known && len(o.failing) >= maxRelayed:
+	case !known && len(o.failing) >= wire.MaxRelayedNacks:
 		return false
 	default:
 		o.failLocked(s, failure{reason: n.GetReason()})
@@ -247,18 +245,29 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		return nil, false, errNotReading
 	}
 	out, o.requests = o.requests, nil
+	var nacks []*pb.StreamRequest
 	for s, shard := range o.news {
 		f, failing := o.failing[s]
-		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Shard: shard, Sequence: o.cache.sequence(shard), Key: wire.KeyToProto(s.key), Reason: f.reason, NodeName: s.node,
 			Resolved: !failing,
-		}}})
+		}}}
+		if failing {
+			nacks = append(nacks, nack)
+		} else { // first: it makes room
+			out = append(out, nack)
+		}
 	}
+	out = append(out, nacks...)
 	o.news = nil
-	if o.synced && !o.changing && o.wanted != nil && !proto.Equal(o.wanted, o.told) {
+	if o.synced && !o.changing && !proto.Equal(o.wanted, o.told) {
 		o.told, o.changing = o.wanted, true
 		o.cache.resubscribe(o.told)
-		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: o.told}})
+		subscribe := o.told
+		if subscribe == nil {
+			subscribe = &pb.Subscription{Everything: true}
+		}
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: subscribe}})
 	}
 	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil

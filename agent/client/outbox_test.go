@@ -62,10 +62,10 @@ func TestNacksOfARelaysNodes(t *testing.T) {
 		return nacks
 	}
 	o.newStream()
-	for i := range maxRelayed {
+	for i := range wire.MaxRelayedNacks {
 		require.True(t, o.report(nack(i)))
 	}
-	require.False(t, o.report(nack(maxRelayed)))
+	require.False(t, o.report(nack(wire.MaxRelayedNacks)))
 	require.False(t, o.report(&pb.Nack{}), "of what?")
 	require.True(t, o.report(nack(0)), "it is known")
 	for range maxRequests {
@@ -73,21 +73,26 @@ func TestNacksOfARelaysNodes(t *testing.T) {
 	}
 	require.Empty(t, take(), "not in sync yet")
 	o.inSync()
-	require.Len(t, take(), maxRelayed)
+	require.Len(t, take(), wire.MaxRelayedNacks)
 	require.True(t, o.report(nack(1)))
 	require.Empty(t, take(), "it was told")
-	for i := range maxRelayed - 1 {
+	for i := range wire.MaxRelayedNacks - 1 {
 		require.True(t, o.report(resolved(i)))
 	}
-	require.Len(t, take(), maxRelayed-1)
+	require.True(t, o.report(nack(wire.MaxRelayedNacks)), "there is room again")
+	got := take()
+	require.Len(t, got, wire.MaxRelayedNacks)
+	require.False(t, got[len(got)-1].GetResolved(), "on the server too, by then")
+	require.True(t, o.report(resolved(wire.MaxRelayedNacks)))
+	require.Len(t, take(), 1)
 
 	o.newStream()
 	o.inSync()
-	got := take()
+	got = take()
 	require.Len(t, got, 1, "the others do not stand any more")
-	require.True(t, proto.Equal(nack(maxRelayed-1), got[0]), got[0])
+	require.True(t, proto.Equal(nack(wire.MaxRelayedNacks-1), got[0]), got[0])
 	o.newStream()
-	require.True(t, o.report(resolved(maxRelayed-1)))
+	require.True(t, o.report(resolved(wire.MaxRelayedNacks-1)))
 	o.inSync()
 	require.Empty(t, take())
 }

@@ -192,7 +192,7 @@ func (s *scripted) waitRequests(t *testing.T, n int) []*pb.StreamRequest {
 }
 
 // An object that does not decode stays as it was, also when it is in a whole shard. The server hears of it, and when a
-// good version has come; the digest is the server's all the time.
+// good version has come; the digest is the server's all the time. Its changes are noted, and asked for with the next heartbeat only.
 func TestObjectThatDoesNotDecode(t *testing.T) {
 	id := newIdentity(t)
 	old, other := web(func(*model.Slice) {}), named("other", "web", 4)
@@ -205,10 +205,16 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
 		switch {
 		case len(r.GetResync().GetKeys()) > 0: // the object is asked for, and comes in a form that decodes
-			return g.Send(update(wire.UpdateToProto(&model.Update{From: 3, To: 3, Slices: []*model.Slice{web(unready(2))}})))
-		case r.GetResync() != nil: // a delta that can't be applied to what the client holds
-			return g.Send(update(wire.UpdateToProto(&model.Update{From: 2, To: 3,
-				Deltas: []*model.SliceDelta{model.Diff(web(unready(1)), web(unready(2)))}})))
+			return g.Send(update(wire.UpdateToProto(&model.Update{From: 4, To: 4, Slices: []*model.Slice{web(unready(2))}})))
+		case r.GetResync() != nil: // deltas that can't be applied to what the client holds
+			a, b, c := web(unready(1)), web(unready(3)), web(unready(2))
+			delta := func(to uint64, old, now *model.Slice) *pb.StreamResponse {
+				return update(wire.UpdateToProto(&model.Update{From: to - 1, To: to, Deltas: []*model.SliceDelta{model.Diff(old, now)}}))
+			}
+			digest := uint64(c.ContentVersion()) + uint64(other.ContentVersion())
+			return says(delta(3, a, b), delta(4, b, c), &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{
+				Heartbeat: &pb.Heartbeat{Sequences: []uint64{4}, Digests: []uint64{digest}},
+			}})(g)
 		}
 		return nil
 	}
@@ -228,13 +234,13 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 		}
 	}
 	require.Len(t, nacks, 2)
-	for i, sequence := range []uint64{2, 3} {
+	for i, sequence := range []uint64{2, 4} {
 		require.Equal(t, old.Name, nacks[i].GetKey().GetName())
 		require.Equal(t, sequence, nacks[i].GetSequence())
 		require.Equal(t, i == 1, nacks[i].GetResolved())
 	}
 	require.Contains(t, nacks[0].GetReason(), "address_type: unknown value 99")
-	require.Len(t, resyncs, 2, "the shard once for its digest, and the object whose delta does not fit")
+	require.Len(t, resyncs, 2, "the shard once for its digest, and the object once for its changes")
 	require.Empty(t, resyncs[0].GetKeys())
 	require.Empty(t, resyncs[0].GetBucketDigests(), "the server has none")
 	require.Len(t, resyncs[1].GetKeys(), 1)

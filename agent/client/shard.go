@@ -19,6 +19,8 @@ type cacheShard struct {
 	// unreadable are objects that the server has in these versions, and that did not decode. What was held of them before
 	// stays; in digests they count as the server has them, so that the rest of the shard can still be compared.
 	unreadable map[model.Key]model.Version
+	// changed are those of them that deltas have changed since: they may be readable now.
+	changed map[model.Key]struct{}
 }
 
 // cachedService is a Service and its slices; one of both may be missing.
@@ -109,6 +111,7 @@ func (s *cacheShard) setSlice(slice *model.Slice) {
 	key := slice.Key()
 	s.digest += uint64(slice.ContentVersion()) - s.counted(key)
 	delete(s.unreadable, key)
+	delete(s.changed, key)
 	delete(s.missing, key)
 	if old := s.slices[key]; old != nil && old.Service != slice.Service {
 		s.unlink(old)
@@ -126,11 +129,21 @@ func (s *cacheShard) setSlice(slice *model.Slice) {
 // setUnreadable notes what the server has and this software can't read.
 func (s *cacheShard) setUnreadable(key model.Key, version model.Version) {
 	s.digest += uint64(version) - s.counted(key)
+	delete(s.changed, key)
 	delete(s.missing, key)
 	if s.unreadable == nil {
 		s.unreadable = make(map[model.Key]model.Version)
 	}
 	s.unreadable[key] = version
+}
+
+// setChanged notes that a delta has changed what this software can't read, to another version.
+func (s *cacheShard) setChanged(key model.Key, version model.Version) {
+	s.setUnreadable(key, version)
+	if s.changed == nil {
+		s.changed = make(map[model.Key]struct{})
+	}
+	s.changed[key] = struct{}{}
 }
 
 func (s *cacheShard) setMissing(key model.Key) {
@@ -144,6 +157,7 @@ func (s *cacheShard) setMissing(key model.Key) {
 func (s *cacheShard) remove(key model.Key) model.Object {
 	s.digest -= s.counted(key)
 	delete(s.unreadable, key)
+	delete(s.changed, key)
 	delete(s.missing, key)
 	o := s.object(key)
 	switch o := o.(type) {

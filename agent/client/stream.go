@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -246,13 +247,21 @@ func (s *stream) update(r *wire.Response) error {
 	if out.applied != nil {
 		s.options.Relay.Applied(*out.applied)
 	}
-	if len(out.missing) > 0 {
-		s.metrics.resyncs.WithLabelValues("base").Inc()
+	s.again(r.Update.Shard, out.missing, "base", model.ErrBase.Error())
+	return nil
+}
+
+// maxKeys is how many objects a Resync may name.
+const maxKeys = 1024
+
+// again asks for objects.
+func (s *stream) again(shard uint32, keys []model.Key, label, reason string) {
+	for some := range slices.Chunk(keys, maxKeys) {
+		s.metrics.resyncs.WithLabelValues(label).Inc()
 		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
-			Shard: r.Update.Shard, Keys: keysToProto(out.missing), Reason: model.ErrBase.Error(),
+			Shard: shard, Keys: keysToProto(some), Reason: reason,
 		}}})
 	}
-	return nil
 }
 
 // resync asks for what differs in a shard.
@@ -280,6 +289,9 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 		if err := s.resync(shard, "digest", "the digest differs"); err != nil {
 			return err
 		}
+	}
+	for shard, keys := range s.options.Cache.changedUnreadable() {
+		s.again(shard, keys, "unreadable", "it did not decode, and has changed since")
 	}
 	return nil
 }

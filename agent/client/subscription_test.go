@@ -1,10 +1,12 @@
 package client
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/testing/protocmp"
 
@@ -83,6 +85,34 @@ func TestSubscription(t *testing.T) {
 	require.EqualValues(t, 5, hellos[1].GetEpoch())
 	require.Equal(t, []uint64{0}, hellos[1].GetSequences(), "positions of another subscription mean nothing")
 	require.Equal(t, []uint64{uint64(b.ContentVersion())}, hellos[1].GetDigests(), "but it does hold something")
+}
+
+// A stream can be narrowed and widened again, to everything.
+func TestSubscribeToEverything(t *testing.T) {
+	id := newIdentity(t)
+	s := filled(t, 20)
+	server := serveStore(t, id, s, noHeartbeat)
+	cache := NewCache()
+	a := connect(t, id, cache, nil, server.address)
+	a.waitInSync(t, 1)
+	waitHolds(t, cache, s)
+	a.Subscribe(only("service-1"))
+	a.waitInSync(t, 2)
+	require.Len(t, cache.Services(), 1)
+	s.Upsert(named("slice-1", "service-1", 11), 0)
+	s.Upsert(named("slice-2", "service-2", 11), 0)
+	require.Eventually(t, func() bool { return cacheHas(cache, named("slice-1", "service-1", 11)) }, patience, tick)
+
+	a.Subscribe(nil)
+	a.waitInSync(t, 3)
+	waitHolds(t, cache, s)
+	for i := range 20 {
+		s.Upsert(named(fmt.Sprint("slice-", i), fmt.Sprint("service-", i), 12), 0)
+	}
+	require.Eventually(t, func() bool {
+		return holds(cache, s) && cacheHas(cache, named("slice-19", "service-19", 12)) && cacheHas(cache, named("slice-0", "service-0", 12))
+	}, patience, tick)
+	require.Zero(t, testutil.ToFloat64(a.metrics.disconnects), "all of it on one stream")
 }
 
 func TestPositionsAreOfASubscription(t *testing.T) {

@@ -418,7 +418,7 @@ func (u *upstream) Path() (path []uint64, ok bool)    { return []uint64{7, 8}, u
 func (u *upstream) Mark(uint32) model.Position        { return model.Position{} }
 func (u *upstream) Programmed(uint32, model.Position) {}
 func (u *upstream) Nodes(int)                         {}
-func (u *upstream) Nack(*pb.Nack)                     {}
+func (u *upstream) Nack(*pb.Nack) bool                { return true }
 
 func TestRelay(t *testing.T) {
 	f := start(t, fanout.Options{Upstream: &upstream{connected: true}})

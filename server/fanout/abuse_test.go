@@ -151,6 +151,36 @@ func TestWhatClientsSayStaysText(t *testing.T) {
 	require.Less(t, len(f.Streams(nil)[0].Version), 520)
 }
 
+// However long the names in nacks are: little is kept of each.
+func TestNamesInNacksAreBounded(t *testing.T) {
+	up := &told{}
+	h := running(t, Options{Store: filled(t, 1), Upstream: up})
+	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	long := strings.Repeat("n", 64<<10)
+	for n := range maxNacks {
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key:    &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: fmt.Sprint(n), Name: long},
+			Reason: long, NodeName: long,
+		}}}))
+	}
+	kept := 0
+	r := &p.session.s.reports
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	require.Len(t, r.nacks, maxNacks)
+	for id, n := range r.nacks {
+		kept += len(id) + len(n.Object) + len(n.Reason) + len(n.Node) + len(n.key.Namespace) + len(n.key.Name)
+	}
+	require.Less(t, kept, maxNacks*2000)
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	for _, n := range up.nacks {
+		require.Less(t, len(n), 2000)
+	}
+}
+
 // A narrowed client that holds something of a shard which is empty here is told so, also at position 0.
 func TestANarrowedClientAtNoPosition(t *testing.T) {
 	s := filled(t, 0)
@@ -183,4 +213,20 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 		Positions: []*pb.ShardPosition{{Shard: shard, Sequence: 1}},
 	}}}))
 	require.False(t, lacks())
+
+	// What was nacked is not programmed, though its shard's position is acknowledged.
+	for _, key := range []model.Key{service(1).Key(), slice(1, 3).Key()} {
+		nack := func(key model.Key, resolved bool) {
+			t.Helper()
+			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+				Key: wire.KeyToProto(key), Reason: "no room", Resolved: resolved,
+			}}}))
+		}
+		nack(model.Key{Kind: key.Kind, Namespace: key.Namespace, Name: "another"}, false)
+		require.False(t, lacks())
+		nack(key, false)
+		require.True(t, lacks())
+		nack(key, true)
+		require.False(t, lacks())
+	}
 }

@@ -225,3 +225,17 @@ func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 	defer s.mu.Unlock()
 	return m.told[shard] >= sequence
 }
+
+// caughtUp tells whether a stream's nodes have said that they have what was published before the stream joined.
+func (c *convergence) caughtUp(m *member) bool {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		behind := m.told[i] < m.acked[i]
+		s.mu.Unlock()
+		if behind {
+			return false
+		}
+	}
+	return true
+}

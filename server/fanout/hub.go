@@ -96,10 +96,11 @@ type Upstream interface {
 	Mark(shard uint32) model.Position
 	// Programmed tells that all nodes have a shard programmed up to a Mark. It must not wait.
 	Programmed(shard uint32, mark model.Position)
-	// Nodes tells how many nodes the relay serves. It must not wait.
+	// Nodes tells how many nodes the relay serves that hold what Programmed has told. It must not wait.
 	Nodes(count int)
-	// Nack passes on what a node can't program, or what it can again, or has taken with it. It must not wait.
-	Nack(*pb.Nack)
+	// Nack passes on what a node can't program, or what it can again, or has taken with it. It is false where too much stands
+	// already, and is tried again with each heartbeat. It must not wait.
+	Nack(*pb.Nack) bool
 }
 
 // Hub publishes the store's changes and serves them to streams.
@@ -118,6 +119,10 @@ type Hub struct {
 
 	// marks is nil but on a relay.
 	marks *marks
+	// programmed is how many nodes Upstream knows of.
+	programmed atomic.Int64
+	// untold: Upstream had no room for some nack.
+	untold atomic.Bool
 
 	ring ring
 	// work tells the fan-out that the ring has grown.
@@ -314,6 +319,7 @@ func notify(c chan struct{}) {
 
 // beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digests include.
 func (h *Hub) beat() {
+	h.retell()
 	m := &pb.Heartbeat{}
 	for i := range h.store.Shards() {
 		snapshot := h.store.Snapshot(i)

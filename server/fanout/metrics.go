@@ -19,6 +19,7 @@ type metrics struct {
 	sentBytes        prometheus.Counter
 	acks             prometheus.Counter
 	nacks            prometheus.Counter
+	droppedNacks     prometheus.Counter
 	resyncs          prometheus.Counter
 	starts           *prometheus.CounterVec
 	behindWaits      *prometheus.CounterVec
@@ -63,6 +64,7 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 		sentBytes:    counter("sent_bytes_total", "Bytes of frames sent, before TLS and HTTP/2."),
 		acks:         counter("acks_total", "Acks received."),
 		nacks:        counter("nacks_total", "Nacks received: objects that a node could not program."),
+		droppedNacks: counter("dropped_nacks_total", "Nacks that are not remembered, as too many of the same client stood already."),
 		resyncs:      counter("resyncs_total", "Requests for state to be sent again, from clients that were in sync."),
 		starts: counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), resume (something), "+
 			"narrowed (it has a subscription); refused: cold ones that were asked to come back later.", "start",

@@ -21,9 +21,9 @@ type subscription struct {
 	services   map[model.ServiceKey]struct{}
 }
 
-// newSubscription gives nil, which wants everything, for nil.
+// newSubscription gives nil, which wants everything, for nil and where it says so.
 func newSubscription(p *pb.Subscription) (*subscription, error) {
-	if p == nil {
+	if p == nil || p.GetEverything() {
 		return nil, nil
 	}
 	if n := len(p.GetNamespaces()) + len(p.GetServices()); n > maxSubscription {

@@ -1,9 +1,11 @@
 package fanout
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -15,20 +17,31 @@ import (
 type told struct {
 	mu    sync.Mutex
 	nacks []string
+	full  bool
+	nodes int
 }
 
 func (*told) Path() ([]uint64, bool)            { return []uint64{1}, true }
 func (*told) Mark(uint32) (p model.Position)    { return p }
 func (*told) Programmed(uint32, model.Position) {}
-func (*told) Nodes(int)                         {}
 
-func (u *told) Nack(n *pb.Nack) {
+func (u *told) Nodes(count int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.nodes = count
+}
+
+func (u *told) Nack(n *pb.Nack) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if n.GetResolved() {
 		n.Reason = "resolved"
 	}
+	if u.full && !n.GetResolved() {
+		return false
+	}
 	u.nacks = append(u.nacks, n.GetNodeName()+": "+n.GetKey().GetName()+": "+n.GetReason())
+	return true
 }
 
 // take waits until so much was told.
@@ -82,6 +95,95 @@ func TestNacksArePassedOn(t *testing.T) {
 	_ = observer.close()
 	_ = again.close()
 	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
+}
+
+// A relay does not acknowledge for a node that has come until it has what others have.
+func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
+	up := &told{}
+	s := filled(t, 4)
+	h := startWith(t, Options{Store: s, Upstream: up}).Hub
+	nodes := func() int {
+		up.mu.Lock()
+		defer up.mu.Unlock()
+		return up.nodes
+	}
+	ack := func(p *pipe, nodes uint32, positions ...*pb.ShardPosition) {
+		t.Helper()
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: nodes, Positions: positions}}}))
+	}
+	change := func(endpoints int) { // in both shards
+		for i := range 4 {
+			s.Upsert(slice(i, endpoints), 3)
+		}
+		h.publish()
+	}
+	change(5)
+	agent := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	relay := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	eventually(t, func() bool { return agent.session.s.synced.Load() && relay.session.s.synced.Load() })
+	require.EqualValues(t, 1, h.nodes.Load(), "it is served")
+	ack(relay, 5)
+	require.Equal(t, 5, nodes())
+	ack(agent, 0, &pb.ShardPosition{Shard: 0, Sequence: 2})
+	require.Equal(t, 5, nodes(), "it lacks the other shard")
+	ack(agent, 0, &pb.ShardPosition{Shard: 1, Sequence: 2})
+	require.Equal(t, 6, nodes())
+	change(7)
+	require.Equal(t, 6, nodes(), "what comes later is waited for")
+	_ = agent.close()
+	require.Equal(t, 5, nodes())
+	_ = relay.close()
+	require.Zero(t, nodes())
+}
+
+// What upstream had no room for it hears once there is room, if it still stands.
+func TestNacksThatUpstreamHadNoRoomFor(t *testing.T) {
+	up := &told{full: true}
+	h := running(t, Options{Store: filled(t, 3), Upstream: up})
+	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	eventually(t, p.session.s.synced.Load)
+	for _, i := range []int{0, 1, 2, -1} {
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key: wire.KeyToProto(service(max(i, 0)).Key()), Reason: "no room", Resolved: i < 0,
+		}}}))
+	}
+	require.Equal(t, []string{"a: service-0: resolved"}, up.take(t, 1))
+	h.retell()
+	up.mu.Lock()
+	require.Empty(t, up.nacks)
+	up.full = false
+	up.mu.Unlock()
+	for range 2 {
+		h.retell()
+	}
+	require.ElementsMatch(t, []string{"a: service-1: no room", "a: service-2: no room"}, up.take(t, 2))
+	_ = p.close()
+	require.ElementsMatch(t, []string{"a: service-1: resolved", "a: service-2: resolved"}, up.take(t, 2))
+}
+
+// As many nacks as a relay passes on are remembered of it; what is more is counted, and its nodes may lack anything.
+func TestNacksOfARelayAreRemembered(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 1)})
+	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{
+		Positions: []*pb.ShardPosition{{Shard: service(0).ServiceKey().Shard(2), Sequence: 1}},
+	}}}))
+	key := service(0).ServiceKey()
+	for n := range wire.MaxRelayedNacks + 1 {
+		if n == wire.MaxRelayedNacks {
+			require.Zero(t, testutil.ToFloat64(h.metrics.droppedNacks))
+			require.False(t, h.Streams(&key)[0].Lacks)
+		}
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key: wire.KeyToProto(service(1).Key()), NodeName: fmt.Sprint("node-", n), Reason: "no room",
+		}}}))
+	}
+	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.droppedNacks))
+	at := h.Streams(&key)[0]
+	require.Len(t, at.Nacks, wire.MaxRelayedNacks)
+	require.True(t, at.Lacks)
 }
 
 // A relay hears how far everything has come, after what it comes to, and nobody else does.

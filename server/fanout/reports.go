@@ -12,12 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream, maxNackKey the names in those that a relay passes on.
-const maxNacks, maxNackKey = 256, 512
+// maxNacks bounds the open nacks that are remembered of a stream that is no relay's; see wire.MaxRelayedNacks. maxNackKey bounds the
+// names in each: Kubernetes' are not longer.
+const maxNacks, maxNackKey = 256, 63 + 253
 
 // Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
 // all shards' buckets are; and requests for state, which cost more.
@@ -38,18 +40,33 @@ type reports struct {
 	mu sync.Mutex
 	// member is nil before the client is in sync, and for clients whose acks do not count.
 	member *member
+	// told is how many of its nodes upstream knows of, on a relay.
+	told int
 	// left: the stream does not count any more, whatever it still says.
 	left bool
 	// reported: an Ack has come, so that what the client had in sync is programmed too.
 	reported bool
 	nacks    map[string]openNack // by object and node
 	lastNack Nack
+	// dropped: there were too many nacks to remember them all.
+	dropped bool
 }
 
 // openNack is a nack that stands.
 type openNack struct {
 	Nack
-	key model.Key
+	key model.Key // without a name where the client's makes no sense
+	// untold: upstream had no room for it.
+	untold bool
+}
+
+// of tells whether it is of a Service, or of one of its slices in a snapshot.
+func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
+	if n.key.Kind == model.KindService {
+		return n.key.Namespace == service.Namespace && n.key.Name == service.Name
+	}
+	slice := in.Get(n.key)
+	return slice != nil && slice.ServiceKey() == service
 }
 
 // Nack is an object that a node could not program.
@@ -80,7 +97,7 @@ func (s *stream) join() {
 	}
 	r.member = s.hub.convergence.join(nodes)
 	s.hub.nodes.Add(int64(nodes))
-	s.hub.tellNodes()
+	s.tellNodesLocked()
 }
 
 // leave takes the stream's nodes out. Whether they can program something is not for this server to say any more.
@@ -94,6 +111,7 @@ func (s *stream) leave() {
 	r.left = true
 	if r.member != nil {
 		s.resizeLocked(0)
+		s.tellNodesLocked()
 		r.member = nil
 	}
 }
@@ -103,15 +121,22 @@ func (s *stream) resizeLocked(nodes int) {
 	if by != 0 {
 		s.hub.convergence.resize(s.reports.member, nodes)
 		s.hub.nodes.Add(int64(by))
-		s.hub.tellNodes()
 	}
 }
 
-// tellNodes tells upstream, on a relay, how many nodes there are.
-func (h *Hub) tellNodes() {
-	if h.options.Upstream != nil {
-		h.options.Upstream.Nodes(int(h.nodes.Load()))
+// tellNodesLocked tells upstream, on a relay, how many nodes hold what the relay acknowledges. An agent that has come waits
+// with nobody until it has what was published before; other relays count their nodes likewise.
+func (s *stream) tellNodesLocked() {
+	r, h := &s.reports, s.hub
+	if h.options.Upstream == nil || r.member.nodes == r.told {
+		return
 	}
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT && r.member.nodes > 0 && !h.convergence.caughtUp(r.member) {
+		return
+	}
+	h.programmed.Add(int64(r.member.nodes - r.told))
+	r.told = r.member.nodes
+	h.options.Upstream.Nodes(int(h.programmed.Load()))
 }
 
 // ack takes an Ack.
@@ -138,16 +163,22 @@ func (s *stream) ack(a *pb.Ack) error {
 		at := now.Add(-time.Duration(p.GetAgeMs()) * time.Millisecond)
 		s.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at)
 	}
+	s.tellNodesLocked()
 	return nil
 }
 
 // nack takes a Nack.
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
-	key, _ := wire.KeyFromProto(m.GetKey()) // keyString says what is wrong
-	n := openNack{Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key}
+	key, err := wire.KeyFromProto(m.GetKey())
+	if err != nil || len(key.Namespace)+len(key.Name) > maxNackKey {
+		key = model.Key{}
+	}
+	n := openNack{Nack: Nack{Object: keyString(m.GetKey()), Reason: clip(m.GetReason()), At: time.Now()}, key: key}
+	most := maxNacks
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 		n.Node = clip(m.GetNodeName())
+		most = wire.MaxRelayedNacks
 	}
 	id := n.Node + " " + n.Object
 	r := &s.reports
@@ -157,14 +188,19 @@ func (s *stream) nack(m *pb.Nack) {
 	case m.GetResolved() && known:
 		delete(r.nacks, id)
 		s.passOnLocked(old, true)
-	case !m.GetResolved() && (known || len(r.nacks) < maxNacks):
+	case m.GetResolved():
+	case !known && len(r.nacks) >= most:
+		r.dropped = true
+		h.metrics.droppedNacks.Inc()
+	default:
 		if r.nacks == nil {
 			r.nacks = make(map[string]openNack)
 		}
-		r.nacks[id] = n
+		n.untold = old.untold
 		if old.Reason != n.Reason || !known {
-			s.passOnLocked(n, false)
+			n.untold = !s.passOnLocked(n, false)
 		}
+		r.nacks[id] = n
 	}
 	if !m.GetResolved() {
 		r.lastNack = n.Nack
@@ -181,16 +217,48 @@ func (s *stream) nack(m *pb.Nack) {
 }
 
 // passOnLocked tells upstream, on a relay, of a nack that stands or does not stand any more. An observer programs nothing that
-// would count there.
-func (s *stream) passOnLocked(n openNack, resolved bool) {
+// would count there. It is false where upstream has no room; Hub.retell tries again.
+func (s *stream) passOnLocked(n openNack, resolved bool) bool {
 	up := s.hub.options.Upstream
-	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || len(n.key.Namespace)+len(n.key.Name) > maxNackKey {
-		return
+	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
+		return true
 	}
-	up.Nack(&pb.Nack{
+	told := up.Nack(&pb.Nack{
 		// What a relay itself can't make sense of has its address.
 		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: cmp.Or(n.Node, s.node, s.peer), Resolved: resolved,
 	})
+	if !told {
+		s.hub.untold.Store(true)
+	}
+	return told
+}
+
+// retell tells upstream of nacks that it had no room for.
+func (h *Hub) retell() {
+	if !h.untold.Swap(false) {
+		return
+	}
+	for _, s := range h.list() {
+		if !s.retell() {
+			return
+		}
+	}
+}
+
+// retell is false once upstream has no room.
+func (s *stream) retell() bool {
+	r := &s.reports
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, n := range r.nacks {
+		if n.untold {
+			if n.untold = !s.passOnLocked(n, false); n.untold {
+				return false
+			}
+			r.nacks[id] = n
+		}
+	}
+	return true
 }
 
 // clip bounds what a client says.

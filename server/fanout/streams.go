@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/store"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -26,17 +27,17 @@ type Stream struct {
 	// Nacks are open, oldest first; LastNack may be one that was resolved since.
 	Nacks    []Nack
 	LastNack Nack
-	// Lacks: it does not have the Service asked for as the server does.
+	// Lacks: it does not have the Service asked for as the server does, or something of it is nacked.
 	Lacks bool
 }
 
 // Streams gives all clients, by node name. With a service they say whether they lack its latest state.
 func (h *Hub) Streams(service *model.ServiceKey) []Stream {
-	var shard uint32
+	var snapshot *store.Snapshot
 	var changed uint64
 	if service != nil {
-		shard = service.Shard(h.store.Shards())
-		changed = h.store.Snapshot(shard).ChangedAt(*service)
+		snapshot = h.store.Snapshot(service.Shard(h.store.Shards()))
+		changed = snapshot.ChangedAt(*service)
 	}
 	now := time.Now()
 	var out []Stream
@@ -48,13 +49,15 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 		r := &s.reports
 		r.mu.Lock()
 		i.Reported, i.LastNack = r.reported, r.lastNack
+		nacked := r.dropped // it may be of this Service
 		for _, n := range r.nacks {
 			i.Nacks = append(i.Nacks, n.Nack)
+			nacked = nacked || service != nil && n.of(*service, snapshot)
 		}
 		if r.member != nil {
 			i.Nodes = r.member.nodes
 			i.LagSequences, i.Lag = h.convergence.lag(r.member, now)
-			i.Lacks = service != nil && (!r.reported || !h.convergence.has(r.member, shard, changed))
+			i.Lacks = service != nil && (!r.reported || nacked || !h.convergence.has(r.member, snapshot.Shard(), changed))
 		} else { // it has not been sent everything yet, or programs nothing
 			i.Lacks = service != nil && s.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 		}

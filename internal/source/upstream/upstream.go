@@ -53,7 +53,7 @@ type Source struct {
 	client *client.Client
 	// lost is called when Path has become false.
 	lost    func()
-	dropped prometheus.Counter
+	refused prometheus.Counter
 
 	mu    sync.Mutex
 	path  []uint64 // nil as long as there is no stream that is in sync
@@ -68,9 +68,9 @@ var _ source.Source = (*Source)(nil)
 func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
 		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()),
-		dropped: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
+		refused: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
-			Help: "Nacks of this relay's nodes that it did not pass on, as too many stood already or they named no object.",
+			Help: "Times that a nack of this relay's nodes could not be passed on, as too many stood already; it is tried again with each heartbeat.",
 		}),
 	}
 	u.client = client.New(client.Options{
@@ -209,8 +209,10 @@ func (u *Source) Programmed(shard uint32, m model.Position) {
 func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
 
 // Nack is for fanout.Upstream. Each upstream server hears of what stands.
-func (u *Source) Nack(n *pb.Nack) {
-	if !u.client.Report(n) {
-		u.dropped.Inc()
+func (u *Source) Nack(n *pb.Nack) bool {
+	if u.client.Report(n) {
+		return true
 	}
+	u.refused.Inc()
+	return false
 }

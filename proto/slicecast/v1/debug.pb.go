@@ -426,7 +426,8 @@ func (x *StreamCount) GetCount() uint32 {
 	return 0
 }
 
-// Convergence is how long the nodes that were connected took to have a publish programmed.
+// Convergence is how long the nodes that were connected took to have a publish programmed. A node that has nacked some of it
+// counts as having it, as the rest is: its nacks say what is not.
 type Convergence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shard that was published.
@@ -635,7 +636,8 @@ type ListAgentsRequest struct {
 	OnlyBehind bool `protobuf:"varint,2,opt,name=only_behind,json=onlyBehind,proto3" json:"only_behind,omitempty"`
 	// Only clients that can't program something now.
 	OnlyWithErrors bool `protobuf:"varint,3,opt,name=only_with_errors,json=onlyWithErrors,proto3" json:"only_with_errors,omitempty"`
-	// Only agents that don't have the latest state of this Service programmed, and relays of whose agents some don't.
+	// Only agents that don't have the latest state of this Service programmed or have nacked something of it, and relays of
+	// whose agents some don't or have.
 	// Observers program nothing, and agents that are not connected are not known.
 	Lacks         *ServiceName `protobuf:"bytes,4,opt,name=lacks,proto3" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -939,7 +939,9 @@ type Subscription struct {
 	// All Services of these namespaces.
 	Namespaces []string `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// These Services.
-	Services      []*ServiceName `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
+	Services []*ServiceName `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
+	// Everything, whatever the lists say; as if there were no subscription.
+	Everything    bool `protobuf:"varint,3,opt,name=everything,proto3" json:"everything,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -986,6 +988,13 @@ func (x *Subscription) GetServices() []*ServiceName {
 		return x.Services
 	}
 	return nil
+}
+
+func (x *Subscription) GetEverything() bool {
+	if x != nil {
+		return x.Everything
+	}
+	return false
 }
 
 // ServiceName names a Service.
@@ -1099,12 +1108,14 @@ func (x *ResourceVersions) GetSlices() uint64 {
 	return 0
 }
 
-// Ack tells that the kernel holds everything up to these positions. Acks are coalesced: one may cover many updates.
+// Ack tells that the kernel holds everything up to these positions, but for objects whose Nack is not resolved. Acks are
+// coalesced: one may cover many updates.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
-	// From a relay: how many nodes it serves, all of which hold these positions. 0 from others.
+	// From a relay: how many nodes it serves, all of which hold these positions: one that has come to it counts once it has
+	// what was there before. 0 from others.
 	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1219,7 +1230,7 @@ func (x *ShardPosition) GetAgeMs() uint32 {
 }
 
 // Nack tells that one object could not be programmed. The client has programmed the rest, keeps what it had for this
-// key, and goes on trying.
+// key, and goes on trying. A server remembers 1024 open ones of a relay and 256 of any other client.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shard the object is in.
@@ -2970,12 +2981,15 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12>\n" +
 	"\fsubscription\x18\n" +
 	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
-	"\fnodes_digest\x18\v \x01(\x06R\vnodesDigest\"e\n" +
+	"\fnodes_digest\x18\v \x01(\x06R\vnodesDigest\"\x85\x01\n" +
 	"\fSubscription\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
 	"namespaces\x125\n" +
-	"\bservices\x18\x02 \x03(\v2\x19.slicecast.v1.ServiceNameR\bservices\"?\n" +
+	"\bservices\x18\x02 \x03(\v2\x19.slicecast.v1.ServiceNameR\bservices\x12\x1e\n" +
+	"\n" +
+	"everything\x18\x03 \x01(\bR\n" +
+	"everything\"?\n" +
 	"\vServiceName\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"F\n" +
