@@ -28,8 +28,8 @@ type kernelFamily struct {
 	// held is what the kernel holds; nil while that is not known and a Replace must come.
 	held *saved
 
-	ports   map[view.ServicePortID]*view.ServicePort
-	changed map[view.ServicePortID]*view.ServicePort // ports not written yet, as they were before; nil: were not
+	ports   map[view.ServicePortID]*plan
+	changed map[view.ServicePortID]*plan // ports not written yet, as they were before; nil: were not
 
 	// In nat, frontends that lead to backends.
 	vips, external *tree[netip.Addr, frontend]
@@ -44,12 +44,12 @@ type kernelFamily struct {
 // reset makes the wanted state that of a node without Services.
 func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
-	f.ports, f.changed = map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
+	f.ports, f.changed = map[view.ServicePortID]*plan{}, map[view.ServicePortID]*plan{}
 	byAddress := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[netip.Addr, frontend] {
 		return newTree(t, name, addressBit, f.matchAddress, netip.Addr.Compare, weight, rules)
 	}
-	f.vips = byAddress(nat, vipsChain, f.natWeight, f.natRules)
-	f.external = byAddress(nat, externalChain, f.natWeight, f.natRules)
+	f.vips = byAddress(nat, vipsChain, natWeight, f.natRules)
+	f.external = byAddress(nat, externalChain, natWeight, f.natRules)
 	f.rejectVIPs = byAddress(filter, rejectChain, filterWeight, f.filterRules)
 	f.hairpins = newTree(nat, hairpinChain, addressBit, f.matchAddress, netip.Addr.Compare,
 		func(hairpin) int { return 1 }, f.hairpinRules)
@@ -58,7 +58,7 @@ func (f *kernelFamily) reset(node view.Node) {
 		byPort := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[uint16, frontend] {
 			return newTree(t, name+"-"+p.String(), portBit, matchPorts(p), cmp.Compare[uint16], weight, rules)
 		}
-		f.nodePorts[p] = byPort(nat, nodePortsChain, f.natWeight, f.natRules)
+		f.nodePorts[p] = byPort(nat, nodePortsChain, natWeight, f.natRules)
 		f.rejectNodePorts[p] = byPort(filter, rejectChain, filterWeight, f.filterRules)
 	}
 }
@@ -71,8 +71,9 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 		delete(f.ports, id)
 	}
 	if port != nil {
-		f.index(port, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
-		f.ports[id] = port
+		p := f.plan(port)
+		f.index(p, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
+		f.ports[id] = p
 	}
 	if _, again := f.changed[id]; !again {
 		f.changed[id] = before
@@ -80,14 +81,14 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 }
 
 // index adds a Service port to the trees, or removes it.
-func (f *kernelFamily) index(port *view.ServicePort,
+func (f *kernelFamily) index(port *plan,
 	address func(*tree[netip.Addr, frontend], netip.Addr, frontend),
 	number func(*tree[uint16, frontend], uint16, frontend),
 	backend func(*tree[netip.Addr, hairpin], netip.Addr, hairpin),
 ) {
 	for i, g := range port.Frontends {
 		entry := frontend{port, i}
-		way, _ := f.wayOf(g)
+		way := entry.way().way
 		if g.Kind == view.NodePort {
 			if way != nowhere {
 				number(f.nodePorts[port.ID.Protocol], g.Port, entry)
@@ -108,7 +109,7 @@ func (f *kernelFamily) index(port *view.ServicePort,
 			address(f.rejectVIPs, g.Address, entry)
 		}
 	}
-	for _, a := range f.localAddresses(port) {
+	for _, a := range port.localAddresses() {
 		backend(f.hairpins, a, hairpin{port, a})
 	}
 }
@@ -142,7 +143,7 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 }
 
 // putChains puts the chains of a Service port, given what it was and is; nil: it was not, is not.
-func (f *kernelFamily) putChains(x *transaction, before, after *view.ServicePort) {
+func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 	is := f.chainsOf(after)
 	for _, c := range is {
 		x.put(c.table, c.name, c.write)
@@ -227,7 +228,7 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	if f.held == nil {
 		return errors.New("what the kernel holds is not known: call Replace first")
 	}
-	last, ports := map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
+	last, ports := map[view.ServicePortID]*plan{}, map[view.ServicePortID]*view.ServicePort{}
 	for _, c := range changes {
 		last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
 		f.set(c.ID(), c.After)
@@ -246,7 +247,7 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 
 // writeOrReject is write, and if that is rejected it finds the Service ports to blame, sets them back to what they were
 // last, and writes the rest.
-func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last map[view.ServicePortID]*view.ServicePort) error {
+func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
 	err := f.write(ctx, all)
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
@@ -266,7 +267,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last 
 		return f.writeSome(ctx, ports, last, err)
 	}
 	for _, b := range bad {
-		f.set(b.ID, last[b.ID])
+		f.set(b.ID, last[b.ID].wanted())
 	}
 	if err := f.write(ctx, true); err != nil {
 		return err
@@ -276,7 +277,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last 
 
 // writeSome is for a kernel that takes each Service port, but not all of them, as it does where memory or anything else is
 // limited: it writes as many as it takes, or a few less, those first that were there before. why is what the kernel said.
-func (f *kernelFamily) writeSome(ctx context.Context, ports, last map[view.ServicePortID]*view.ServicePort, why error) error {
+func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan, why error) error {
 	ids := slices.SortedFunc(maps.Keys(ports), func(a, b view.ServicePortID) int {
 		if old := last[a] != nil; old != (last[b] != nil) {
 			if old {
@@ -362,7 +363,7 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) error {
 	var rules [tables]bytes.Buffer
 	for _, port := range ports {
-		f.checkRules(&rules, port)
+		f.checkRules(&rules, f.plan(port))
 	}
 	var try, undo bytes.Buffer
 	for t := range tables {
@@ -380,14 +381,15 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 var references = regexp.MustCompile(`(?m) -[gj] ` + prefix + `\S+$`)
 
 // checkRules writes all that is particular to a Service port as rules of checkChain that refer to no other chain.
-func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *view.ServicePort) {
+func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *plan) {
 	var rules [tables]bytes.Buffer
 	for i, g := range port.Frontends {
-		if way, _ := d.wayOf(g); way != nowhere {
-			d.natRules(&rules[nat], checkChain, []frontend{{port, i}})
+		f := frontend{port, i}
+		if f.way().way != nowhere {
+			d.natRules(&rules[nat], checkChain, []frontend{f})
 		}
 		if d.filtered(g) {
-			d.filterRules(&rules[filter], checkChain, []frontend{{port, i}})
+			d.filterRules(&rules[filter], checkChain, []frontend{f})
 		}
 	}
 	for _, c := range d.chainsOf(port) {
@@ -395,7 +397,7 @@ func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *view.ServicePort) {
 		c.write(&one)
 		rules[c.table].Write(bytes.ReplaceAll(one.Bytes(), []byte("-A "+c.name+" "), []byte("-A "+checkChain+" ")))
 	}
-	for _, a := range d.localAddresses(port) {
+	for _, a := range port.localAddresses() {
 		d.hairpinRules(&rules[nat], checkChain, []hairpin{{port, a}})
 	}
 	for t := range rules {
