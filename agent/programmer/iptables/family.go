@@ -30,6 +30,8 @@ type kernelFamily struct {
 
 	ports   map[view.ServicePortID]*plan
 	changed map[view.ServicePortID]*plan // ports not written yet, as they were before; nil: were not
+	// refused are those that the kernel did not take when they were wanted last. It outlives reset.
+	refused map[view.ServicePortID]bool
 
 	// In nat, frontends that lead to backends.
 	vips, external *tree[netip.Addr, frontend]
@@ -245,9 +247,45 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	return err
 }
 
-// writeOrReject is write, and if that is rejected it finds the Service ports to blame, sets them back to what they were
-// last, and writes the rest.
+// writeOrReject is write, without the Service ports that the kernel does not take, which are set back to what they were
+// last. Those that it refused before it most likely refuses again, as it lacks something: they are tried first, so that
+// others are searched only if there are more.
 func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
+	rest, again := maps.Clone(ports), map[view.ServicePortID]*view.ServicePort{}
+	for id, port := range ports {
+		if f.refused[id] {
+			again[id] = port
+			delete(f.refused, id)
+		}
+	}
+	if all {
+		clear(f.refused) // what is left is gone
+	}
+	known, err := f.search(ctx, again)
+	if err != nil {
+		return err
+	}
+	f.setBack(known, last)
+	for _, k := range known {
+		delete(rest, k.ID)
+	}
+	err = f.writeOrSearch(ctx, all, rest, last)
+	if _, written := programmer.PortErrors(err); !written {
+		return err
+	}
+	return errors.Join(joinPortErrors(known), err)
+}
+
+// setBack has Service ports that were rejected be as they were last.
+func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.ServicePortID]*plan) {
+	for _, r := range rejected {
+		f.set(r.ID, last[r.ID].wanted())
+		f.refused[r.ID] = true
+	}
+}
+
+// writeOrSearch is write, and if that is rejected it finds the Service ports to blame, sets them back, and writes the rest.
+func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
 	err := f.write(ctx, all)
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
@@ -266,9 +304,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 		}
 		return f.writeSome(ctx, ports, last, err)
 	}
-	for _, b := range bad {
-		f.set(b.ID, last[b.ID].wanted())
-	}
+	f.setBack(bad, last)
 	if err := f.write(ctx, true); err != nil {
 		return err
 	}
@@ -325,17 +361,23 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 	return errors.Join(errs...)
 }
 
-// findRejected tells which Service ports the kernel does not take, by trying their rules in chains that nothing refers
-// to.
+// findRejected tells which Service ports the kernel does not take.
 func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
-	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
-	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	if err := f.check(ctx, nil); err != nil {
 		return nil, err // so it is not the Service ports
 	}
+	return f.search(ctx, ports)
+}
+
+// search is findRejected for a kernel that takes rules at all. It tries those of the Service ports in chains that nothing
+// refers to.
+func (f *kernelFamily) search(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
 	var bad []*programmer.PortError
-	var search func([]*view.ServicePort) error
-	search = func(ports []*view.ServicePort) error {
+	var halve func([]*view.ServicePort) error
+	halve = func(ports []*view.ServicePort) error {
+		if len(ports) == 0 {
+			return nil
+		}
 		err := f.check(ctx, ports)
 		rejected := (*rejectedError)(nil)
 		switch {
@@ -348,12 +390,14 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 			return nil
 		}
 		half := len(ports) / 2
-		if err := search(ports[:half]); err != nil {
+		if err := halve(ports[:half]); err != nil {
 			return err
 		}
-		return search(ports[half:])
+		return halve(ports[half:])
 	}
-	if err := search(all); err != nil {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
+	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	if err := halve(all); err != nil {
 		return nil, err
 	}
 	return bad, nil

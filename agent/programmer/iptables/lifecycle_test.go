@@ -356,6 +356,54 @@ func TestKernelRefuses(t *testing.T) {
 	require.NoError(t, c.inHost.Apply(t.Context(), change))
 }
 
+// TestRefusedAgain holds that a Service port that the kernel refuses for good, as it has no SCTP, costs little for ever, and is
+// programmed when it can be.
+func TestRefusedAgain(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	port := func(i byte, pods ...int) *view.ServicePort {
+		p := c.web(string('a'+rune(i)), model.IPv4, i, pods...)
+		if i%20 == 7 {
+			p.ID.Protocol = model.SCTP
+		}
+		return p
+	}
+	for i := range byte(60) {
+		c.set(port(i, 0, 1))
+	}
+	c.inHost.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-m sctp --dport 80 ")) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	refused := func(err error, most int) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.NotEmpty(t, ports)
+		for _, p := range ports {
+			require.Equal(t, model.SCTP, p.ID.Protocol)
+		}
+		require.LessOrEqual(t, len(c.inHost.restored), most)
+		c.inHost.restored = nil
+	}
+	refused(c.inHost.Replace(t.Context(), c.state), 100)
+	refused(c.inHost.Replace(t.Context(), c.state), 10)
+	refused(c.inHost.Apply(t.Context(), []view.Change{
+		{Before: port(0, 0, 1), After: port(0, 0)}, {Before: port(7, 0, 1), After: port(7, 0)},
+	}), 3)
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), `default/a:p/TCP/IPv4 clusterIP" -j DNAT`)
+	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: port(7, 0)}}))
+	c.set(port(0, 0))
+	delete(c.state.Ports, port(7).ID)
+	refused(c.inHost.Replace(t.Context(), c.state), 6)
+
+	c.inHost.refuse = nil
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), "/SCTP/IPv4 clusterIP")
+	c.requireFresh(t)
+}
+
 // TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
 func TestLimit(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {

@@ -95,6 +95,7 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
 			tool:    t,
 			log:     options.Log,
+			refused: map[view.ServicePortID]bool{},
 		}
 		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
 	}
