@@ -473,16 +473,39 @@ func TestLock(t *testing.T) {
 
 // TestFamilyMissing holds that a machine without IPv6 programs IPv4 and says what it does not.
 func TestFamilyMissing(t *testing.T) {
-	c := newCluster(t, Options{Variant: NFT})
+	for _, test := range []struct {
+		variant Variant
+		said    string
+	}{
+		{NFT, "can't initialize ip6tables table `nat': Address family not supported by protocol"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: Table does not exist (do you need to insmod?)"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: ip6tables who? (do you need to insmod?)"},
+	} {
+		t.Run(test.said, func(t *testing.T) { testFamilyMissing(t, test.variant, test.said) })
+	}
+	for err, says := range map[error]string{
+		errors.New("no such kernel"): "run as root", // a failure that may pass must not count as a missing family
+		&commandError{name: "iptables-save", exit: errors.New("exit status 3"), said: "Table does not exist (do you need to insmod?)"}: "load its kernel modules",
+	} {
+		_, got := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
+			return nil, err
+		})
+		require.ErrorIs(t, got, err)
+		require.ErrorContains(t, got, says)
+	}
+}
+
+func testFamilyMissing(t *testing.T, variant Variant, said string) {
+	c := newCluster(t, Options{Variant: variant})
 	var log bytes.Buffer
 	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
 		if strings.HasPrefix(name, "ip6tables") {
-			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: "can't initialize ip6tables table `nat': Address family not supported by protocol"}
+			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: said}
 		}
 		return runCommand(ctx, stdin, name, args...)
 	}
 	require.NoError(t, c.a.Do(func() error {
-		p, err := newProgrammer(Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		p, err := newProgrammer(Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
 		if err != nil {
 			return err
 		}
@@ -502,11 +525,6 @@ func TestFamilyMissing(t *testing.T) {
 		require.Contains(t, string(saved), "/new:")
 		return p.Cleanup(t.Context())
 	}))
-
-	_, err := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
-		return nil, errors.New("no such kernel")
-	})
-	require.ErrorContains(t, err, "no such kernel", "a failure that may pass must not count as a missing family")
 }
 
 // TestOptions holds New to refusing what it cannot do.

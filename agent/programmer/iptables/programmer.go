@@ -100,7 +100,7 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
-		return nil, fmt.Errorf("%w; install iptables, or choose another programmer or variant", errors.Join(missing...))
+		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or choose another programmer or variant", errors.Join(missing...))
 	}
 	return p, nil
 }
