@@ -148,6 +148,22 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
+// TestOtherVariantStays holds that what can't be removed of the other variant is told, with what to do, and stops nothing.
+func TestOtherVariantStays(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))
+	var log bytes.Buffer
+	p := newInHost(t, c.a.Host, Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	p.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-X "+prefix)) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	require.NoError(t, p.Replace(t.Context(), c.state))
+	require.Contains(t, log.String(), "remove them with slicecast-agent cleanup")
+}
+
 // TestInvalid holds that what conntrack finds invalid is dropped, unless conntrack is told to be liberal.
 func TestInvalid(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})

@@ -172,7 +172,7 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) {
 			other = NFT
 		}
 		if err := cleanup(ctx, programName(family, other), p.run); err != nil {
-			p.log.Error("Rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent --cleanup",
+			p.log.Error("Rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup",
 				"family", family, "variant", other, "err", err)
 		}
 	}
