@@ -200,6 +200,24 @@ func (f *kernelFamily) hook() error {
 	return nil
 }
 
+// guardLocalnet puts the guard of loopback addresses in place, and leaves all else as it is.
+func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
+	if err := f.load(ctx); err != nil {
+		return err
+	}
+	x := newTransaction(f.held.chains)
+	putLocalnet(x)
+	if text := x.text(); len(text) > 0 {
+		if err := f.tool.restore(ctx, text); err != nil {
+			return err
+		}
+	}
+	if h := f.localnetHook(); !slices.Contains(f.held.hooks, h) {
+		return f.tool.hook(h, false)
+	}
+	return nil
+}
+
 // replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that the kernel does not
 // take; such a one is left as the last Replace or Apply programmed it, if one did.
 func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[view.ServicePortID]*view.ServicePort) error {

@@ -188,12 +188,37 @@ func (p *Programmer) routeLocalnet() {
 	if f == nil || !f.localnet {
 		return
 	}
+	if err := setRouteLocalnet(); err != nil {
+		p.log.Error("NodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
+	}
+}
+
+func setRouteLocalnet() error {
 	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return
+		return nil // in a container without privileges it can be read only
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("NodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
+		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
 	}
+	return nil
+}
+
+// RouteLocalnet does ahead what of a Replace with NodePorts on loopback addresses takes a privileged container: it switches
+// on the routing of these, with the guard in place. It is for nodes on which a Replace with such NodePorts follows, since any
+// other removes the guard.
+func RouteLocalnet(ctx context.Context, options Options) error {
+	p, err := New(options)
+	if err != nil {
+		return err
+	}
+	f := p.families[model.IPv4]
+	if f == nil {
+		return nil
+	}
+	if err := f.guardLocalnet(ctx); err != nil {
+		return fmt.Errorf("keep others from loopback addresses: %w", err)
+	}
+	return setRouteLocalnet()
 }
 
 // Cleanup removes what the function Cleanup removes.
