@@ -98,10 +98,11 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		return err
 	}
 	if o.InitOnly {
-		if err := o.Node.validate(); err != nil {
+		if err := o.validateProgrammer(); err != nil {
 			return o.named(err)
 		}
 		o.Node.tune(logger)
+		o.routeLocalnet(ctx, logger)
 		return nil
 	}
 	if err := o.validate(); err != nil {
@@ -220,9 +221,25 @@ func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.
 	if o.Programmer == programmerPrinter {
 		return printer.New(out), nil
 	}
-	return iptables.New(iptables.Options{
+	return iptables.New(o.iptables(logger))
+}
+
+func (o *Options) iptables(logger *slog.Logger) iptables.Options {
+	return iptables.Options{
 		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
-	})
+	}
+}
+
+// routeLocalnet makes the kernel ready for NodePorts on loopback addresses, where there will be such.
+func (o *Options) routeLocalnet(ctx context.Context, logger *slog.Logger) {
+	v, err := o.Node.view(o.NodeName)
+	// Without the Node object a view takes primary for all addresses, but loopback ones are never primary.
+	if err != nil || o.Programmer != programmerIPTables || v.NodePortPrimary || !view.New(v).State().Node.LocalhostNodePorts {
+		return
+	}
+	if err := iptables.RouteLocalnet(ctx, o.iptables(logger)); err != nil {
+		logger.Error("NodePorts on loopback addresses will not work; all else does", "err", err)
+	}
 }
 
 // serveMetrics serves metrics, where asked for.

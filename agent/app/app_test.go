@@ -18,12 +18,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // output collects what an agent prints.
 type output struct {

@@ -78,7 +78,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MigrateFile, "migrate-config", "",
 		"kube-proxy's configuration file (- for standard input), to make one for --config of: it is written to standard output, what could not be carried over is named, and that is all")
 	fs.BoolVar(&o.InitOnly, "init-only", false,
-		"make the settings of the kernel that are asked for, which takes a privileged container, and end")
+		"make the settings of the kernel that are asked for (connection tracking, NodePorts on loopback addresses), which takes a privileged container, and end")
 	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
 

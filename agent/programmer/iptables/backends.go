@@ -40,29 +40,15 @@ func backendsOf(port *view.ServicePort, set view.Target) []view.Backend {
 	return port.Cluster
 }
 
-// sets gives the sets that a Service port's frontends lead to.
-func (d *dialect) sets(port *view.ServicePort) []view.Target {
-	var sets []view.Target
-	for _, f := range port.Frontends {
-		for _, c := range d.classes(f) {
-			if leads(c.route.To) && !slices.Contains(sets, c.route.To) {
-				sets = append(sets, c.route.To)
-			}
-		}
-	}
-	return sets
-}
-
 // chainsOf gives all chains of a Service port, each once.
-func (d *dialect) chainsOf(port *view.ServicePort) []portChain {
+func (d *dialect) chainsOf(port *plan) []portChain {
 	if port == nil {
 		return nil
 	}
 	chains := d.frontendChains(port)
-	if d.inline(port) == nil {
-		sets := d.sets(port)
-		for _, set := range sets {
-			chains = append(chains, setChains(port, set, sets)...)
+	if port.inline == nil {
+		for _, set := range port.sets {
+			chains = append(chains, setChains(port.ServicePort, set, port.sets)...)
 		}
 	}
 	seen := map[[2]string]bool{}
@@ -209,10 +195,10 @@ func digest(text string) string {
 }
 
 // localAddresses gives the addresses of this node's backends that a Service port leads to, each once.
-func (d *dialect) localAddresses(port *view.ServicePort) []netip.Addr {
+func (p *plan) localAddresses() []netip.Addr {
 	var addresses []netip.Addr
-	for _, set := range d.sets(port) {
-		for _, b := range backendsOf(port, set) {
+	for _, set := range p.sets {
+		for _, b := range backendsOf(p.ServicePort, set) {
 			if b.Local {
 				addresses = append(addresses, b.Address.Addr())
 			}
@@ -224,7 +210,7 @@ func (d *dialect) localAddresses(port *view.ServicePort) []netip.Addr {
 
 // hairpin is a local backend's address, of one of the Service ports that lead there.
 type hairpin struct {
-	port    *view.ServicePort
+	port    *plan
 	address netip.Addr
 }
 

@@ -56,8 +56,11 @@ func lockAdvice(err error) error {
 	return err
 }
 
-// unsupported tells that the kernel lacks what the program needs.
-func (e *commandError) unsupported() bool { return strings.Contains(e.said, "not supported") }
+// unsupported tells that the kernel lacks what the program needs. The legacy variant says "Table does not exist" or
+// "iptables who?" then, where the module is not loaded and can't be from here, and asks whether it need be.
+func (e *commandError) unsupported() bool {
+	return strings.Contains(e.said, "not supported") || strings.Contains(e.said, "do you need to insmod?")
+}
 
 // rejectedError: iptables-restore or the kernel did not accept the rules.
 type rejectedError struct {

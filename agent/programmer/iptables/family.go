@@ -27,9 +27,13 @@ type kernelFamily struct {
 
 	// held is what the kernel holds; nil while that is not known and a Replace must come.
 	held *saved
+	// out: the last Replace failed as a whole, and only in this family.
+	out bool
 
-	ports   map[view.ServicePortID]*view.ServicePort
-	changed map[view.ServicePortID]*view.ServicePort // ports not written yet, as they were before; nil: were not
+	ports   map[view.ServicePortID]*plan
+	changed map[view.ServicePortID]*plan // ports not written yet, as they were before; nil: were not
+	// refused are those that the kernel did not take when they were wanted last. It outlives reset.
+	refused map[view.ServicePortID]bool
 
 	// In nat, frontends that lead to backends.
 	vips, external *tree[netip.Addr, frontend]
@@ -44,12 +48,12 @@ type kernelFamily struct {
 // reset makes the wanted state that of a node without Services.
 func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
-	f.ports, f.changed = map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
+	f.ports, f.changed = map[view.ServicePortID]*plan{}, map[view.ServicePortID]*plan{}
 	byAddress := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[netip.Addr, frontend] {
 		return newTree(t, name, addressBit, f.matchAddress, netip.Addr.Compare, weight, rules)
 	}
-	f.vips = byAddress(nat, vipsChain, f.natWeight, f.natRules)
-	f.external = byAddress(nat, externalChain, f.natWeight, f.natRules)
+	f.vips = byAddress(nat, vipsChain, natWeight, f.natRules)
+	f.external = byAddress(nat, externalChain, natWeight, f.natRules)
 	f.rejectVIPs = byAddress(filter, rejectChain, filterWeight, f.filterRules)
 	f.hairpins = newTree(nat, hairpinChain, addressBit, f.matchAddress, netip.Addr.Compare,
 		func(hairpin) int { return 1 }, f.hairpinRules)
@@ -58,7 +62,7 @@ func (f *kernelFamily) reset(node view.Node) {
 		byPort := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[uint16, frontend] {
 			return newTree(t, name+"-"+p.String(), portBit, matchPorts(p), cmp.Compare[uint16], weight, rules)
 		}
-		f.nodePorts[p] = byPort(nat, nodePortsChain, f.natWeight, f.natRules)
+		f.nodePorts[p] = byPort(nat, nodePortsChain, natWeight, f.natRules)
 		f.rejectNodePorts[p] = byPort(filter, rejectChain, filterWeight, f.filterRules)
 	}
 }
@@ -71,8 +75,9 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 		delete(f.ports, id)
 	}
 	if port != nil {
-		f.index(port, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
-		f.ports[id] = port
+		p := f.plan(port)
+		f.index(p, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
+		f.ports[id] = p
 	}
 	if _, again := f.changed[id]; !again {
 		f.changed[id] = before
@@ -80,14 +85,14 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 }
 
 // index adds a Service port to the trees, or removes it.
-func (f *kernelFamily) index(port *view.ServicePort,
+func (f *kernelFamily) index(port *plan,
 	address func(*tree[netip.Addr, frontend], netip.Addr, frontend),
 	number func(*tree[uint16, frontend], uint16, frontend),
 	backend func(*tree[netip.Addr, hairpin], netip.Addr, hairpin),
 ) {
 	for i, g := range port.Frontends {
 		entry := frontend{port, i}
-		way, _ := f.wayOf(g)
+		way := entry.way().way
 		if g.Kind == view.NodePort {
 			if way != nowhere {
 				number(f.nodePorts[port.ID.Protocol], g.Port, entry)
@@ -108,7 +113,7 @@ func (f *kernelFamily) index(port *view.ServicePort,
 			address(f.rejectVIPs, g.Address, entry)
 		}
 	}
-	for _, a := range f.localAddresses(port) {
+	for _, a := range port.localAddresses() {
 		backend(f.hairpins, a, hairpin{port, a})
 	}
 }
@@ -142,7 +147,7 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 }
 
 // putChains puts the chains of a Service port, given what it was and is; nil: it was not, is not.
-func (f *kernelFamily) putChains(x *transaction, before, after *view.ServicePort) {
+func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 	is := f.chainsOf(after)
 	for _, c := range is {
 		x.put(c.table, c.name, c.write)
@@ -197,6 +202,24 @@ func (f *kernelFamily) hook() error {
 	return nil
 }
 
+// guardLocalnet puts the guard of loopback addresses in place, and leaves all else as it is.
+func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
+	if err := f.load(ctx); err != nil {
+		return err
+	}
+	x := newTransaction(f.held.chains)
+	putLocalnet(x)
+	if text := x.text(); len(text) > 0 {
+		if err := f.tool.restore(ctx, text); err != nil {
+			return err
+		}
+	}
+	if h := f.localnetHook(); !slices.Contains(f.held.hooks, h) {
+		return f.tool.hook(h, false)
+	}
+	return nil
+}
+
 // replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that the kernel does not
 // take; such a one is left as the last Replace or Apply programmed it, if one did.
 func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[view.ServicePortID]*view.ServicePort) error {
@@ -227,7 +250,7 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	if f.held == nil {
 		return errors.New("what the kernel holds is not known: call Replace first")
 	}
-	last, ports := map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
+	last, ports := map[view.ServicePortID]*plan{}, map[view.ServicePortID]*view.ServicePort{}
 	for _, c := range changes {
 		last[c.ID()], ports[c.ID()] = f.ports[c.ID()], c.After
 		f.set(c.ID(), c.After)
@@ -244,9 +267,45 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	return err
 }
 
-// writeOrReject is write, and if that is rejected it finds the Service ports to blame, sets them back to what they were
-// last, and writes the rest.
-func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last map[view.ServicePortID]*view.ServicePort) error {
+// writeOrReject is write, without the Service ports that the kernel does not take, which are set back to what they were
+// last. Those that it refused before it most likely refuses again, as it lacks something: they are tried first, so that
+// others are searched only if there are more.
+func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
+	rest, again := maps.Clone(ports), map[view.ServicePortID]*view.ServicePort{}
+	for id, port := range ports {
+		if f.refused[id] {
+			again[id] = port
+			delete(f.refused, id)
+		}
+	}
+	if all {
+		clear(f.refused) // what is left is gone
+	}
+	known, err := f.search(ctx, again)
+	if err != nil {
+		return err
+	}
+	f.setBack(known, last)
+	for _, k := range known {
+		delete(rest, k.ID)
+	}
+	err = f.writeOrSearch(ctx, all, rest, last)
+	if _, written := programmer.PortErrors(err); !written {
+		return err
+	}
+	return errors.Join(joinPortErrors(known), err)
+}
+
+// setBack has Service ports that were rejected be as they were last.
+func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.ServicePortID]*plan) {
+	for _, r := range rejected {
+		f.set(r.ID, last[r.ID].wanted())
+		f.refused[r.ID] = true
+	}
+}
+
+// writeOrSearch is write, and if that is rejected it finds the Service ports to blame, sets them back, and writes the rest.
+func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
 	err := f.write(ctx, all)
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
 		return err
@@ -265,9 +324,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last 
 		}
 		return f.writeSome(ctx, ports, last, err)
 	}
-	for _, b := range bad {
-		f.set(b.ID, last[b.ID])
-	}
+	f.setBack(bad, last)
 	if err := f.write(ctx, true); err != nil {
 		return err
 	}
@@ -276,7 +333,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports, last 
 
 // writeSome is for a kernel that takes each Service port, but not all of them, as it does where memory or anything else is
 // limited: it writes as many as it takes, or a few less, those first that were there before. why is what the kernel said.
-func (f *kernelFamily) writeSome(ctx context.Context, ports, last map[view.ServicePortID]*view.ServicePort, why error) error {
+func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan, why error) error {
 	ids := slices.SortedFunc(maps.Keys(ports), func(a, b view.ServicePortID) int {
 		if old := last[a] != nil; old != (last[b] != nil) {
 			if old {
@@ -324,17 +381,23 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports, last map[view.Servi
 	return errors.Join(errs...)
 }
 
-// findRejected tells which Service ports the kernel does not take, by trying their rules in chains that nothing refers
-// to.
+// findRejected tells which Service ports the kernel does not take.
 func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
-	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
-	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
 	if err := f.check(ctx, nil); err != nil {
 		return nil, err // so it is not the Service ports
 	}
+	return f.search(ctx, ports)
+}
+
+// search is findRejected for a kernel that takes rules at all. It tries those of the Service ports in chains that nothing
+// refers to.
+func (f *kernelFamily) search(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
 	var bad []*programmer.PortError
-	var search func([]*view.ServicePort) error
-	search = func(ports []*view.ServicePort) error {
+	var halve func([]*view.ServicePort) error
+	halve = func(ports []*view.ServicePort) error {
+		if len(ports) == 0 {
+			return nil
+		}
 		err := f.check(ctx, ports)
 		rejected := (*rejectedError)(nil)
 		switch {
@@ -347,12 +410,14 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 			return nil
 		}
 		half := len(ports) / 2
-		if err := search(ports[:half]); err != nil {
+		if err := halve(ports[:half]); err != nil {
 			return err
 		}
-		return search(ports[half:])
+		return halve(ports[half:])
 	}
-	if err := search(all); err != nil {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(ports)), func(p *view.ServicePort) bool { return p == nil })
+	slices.SortFunc(all, func(a, b *view.ServicePort) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	if err := halve(all); err != nil {
 		return nil, err
 	}
 	return bad, nil
@@ -362,7 +427,7 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) error {
 	var rules [tables]bytes.Buffer
 	for _, port := range ports {
-		f.checkRules(&rules, port)
+		f.checkRules(&rules, f.plan(port))
 	}
 	var try, undo bytes.Buffer
 	for t := range tables {
@@ -380,14 +445,15 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 var references = regexp.MustCompile(`(?m) -[gj] ` + prefix + `\S+$`)
 
 // checkRules writes all that is particular to a Service port as rules of checkChain that refer to no other chain.
-func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *view.ServicePort) {
+func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *plan) {
 	var rules [tables]bytes.Buffer
 	for i, g := range port.Frontends {
-		if way, _ := d.wayOf(g); way != nowhere {
-			d.natRules(&rules[nat], checkChain, []frontend{{port, i}})
+		f := frontend{port, i}
+		if f.way().way != nowhere {
+			d.natRules(&rules[nat], checkChain, []frontend{f})
 		}
 		if d.filtered(g) {
-			d.filterRules(&rules[filter], checkChain, []frontend{{port, i}})
+			d.filterRules(&rules[filter], checkChain, []frontend{f})
 		}
 	}
 	for _, c := range d.chainsOf(port) {
@@ -395,7 +461,7 @@ func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *view.ServicePort) {
 		c.write(&one)
 		rules[c.table].Write(bytes.ReplaceAll(one.Bytes(), []byte("-A "+c.name+" "), []byte("-A "+checkChain+" ")))
 	}
-	for _, a := range d.localAddresses(port) {
+	for _, a := range port.localAddresses() {
 		d.hairpinRules(&rules[nat], checkChain, []hairpin{{port, a}})
 	}
 	for t := range rules {

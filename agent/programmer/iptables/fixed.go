@@ -41,7 +41,7 @@ const (
 func (d *dialect) hooks() []hook {
 	var hooks []hook
 	if d.localnet {
-		hooks = append(hooks, hook{filter, "-A INPUT -d " + d.loopback + " ! -i lo -j " + localnetChain})
+		hooks = append(hooks, d.localnetHook())
 	}
 	return append(hooks, []hook{
 		{nat, "-A PREROUTING -j " + servicesChain},
@@ -131,8 +131,19 @@ func (d *dialect) fixedChains(x *transaction) {
 		part{"-j " + rejectChain, all},
 		part{"-j " + nodeChain, d.toNode(filter)})
 
-	// The sysctl route_localnet lets neighbours reach what listens on loopback only.
 	if d.localnet {
-		chain(filter, localnetChain, part{"-j DROP", only("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT")})
+		putLocalnet(x)
 	}
+}
+
+// putLocalnet puts the guard: the sysctl route_localnet lets neighbours reach what listens on loopback only.
+func putLocalnet(x *transaction) {
+	x.put(filter, localnetChain, func(w *bytes.Buffer) {
+		w.WriteString(match{more: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"}.rule(localnetChain, "-j DROP"))
+	})
+}
+
+// localnetHook leads to the guard.
+func (d *dialect) localnetHook() hook {
+	return hook{filter, "-A INPUT -d " + d.loopback + " ! -i lo -j " + localnetChain}
 }

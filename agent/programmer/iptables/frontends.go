@@ -10,13 +10,49 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
+// plan is a Service port, with what is asked of it for each of its frontends.
+type plan struct {
+	*view.ServicePort
+	// ways are those of its frontends.
+	ways []wayTo
+	// sets are those that its frontends lead to.
+	sets []view.Target
+	// inline are the backends whose DNAT rules stand where other Service ports have a rule that leads to a chain of
+	// backends, since that takes no more rules; nil: this is such another.
+	inline []view.Backend
+}
+
+func (d *dialect) plan(port *view.ServicePort) *plan {
+	p := &plan{ServicePort: port, ways: make([]wayTo, len(port.Frontends))}
+	for i, f := range port.Frontends {
+		p.ways[i] = d.wayOf(f)
+		for _, c := range d.classes(f) {
+			if leads(c.route.To) && !slices.Contains(p.sets, c.route.To) {
+				p.sets = append(p.sets, c.route.To)
+			}
+		}
+	}
+	p.inline = p.inlined()
+	return p
+}
+
+// wanted gives the Service port; nil for nil.
+func (p *plan) wanted() *view.ServicePort {
+	if p == nil {
+		return nil
+	}
+	return p.ServicePort
+}
+
 // frontend is one of a Service port's frontends.
 type frontend struct {
-	port  *view.ServicePort
+	port  *plan
 	index int
 }
 
 func (f frontend) get() view.Frontend { return f.port.Frontends[f.index] }
+
+func (f frontend) way() wayTo { return f.port.ways[f.index] }
 
 // class is some of what comes to a frontend, and its route.
 type class struct {
@@ -54,56 +90,60 @@ const (
 	differing                // the rest
 )
 
-// wayOf gives a frontend's way, and the set that all its classes lead to, unless these differ.
-func (d *dialect) wayOf(f view.Frontend) (way, view.Target) {
+// wayTo is a frontend's way, with the set that all its classes lead to, unless these differ.
+type wayTo struct {
+	way
+	set view.Target
+}
+
+func (d *dialect) wayOf(f view.Frontend) wayTo {
 	classes := d.classes(f)
 	if !slices.ContainsFunc(classes, func(c class) bool { return leads(c.route.To) }) {
-		return nowhere, 0
+		return wayTo{nowhere, 0}
 	}
 	for _, c := range classes {
 		if c.route.To != classes[0].route.To {
-			return differing, 0
+			return wayTo{differing, 0}
 		}
 	}
 	set := classes[0].route.To
 	switch {
 	case f.Node.Masquerade && f.Others.Masquerade && (f.Pods.Masquerade || len(d.pods) == 0):
-		return masqueradeAll, set
+		return wayTo{masqueradeAll, set}
 	case f.Kind == view.NodePort:
-		return differing, set
+		return wayTo{differing, set}
 	case len(d.pods) > 0 && !f.Pods.Masquerade && f.Node.Masquerade && f.Others.Masquerade,
 		len(d.pods) == 0 && !f.Node.Masquerade && !f.Others.Masquerade:
-		return offPods, set
+		return wayTo{offPods, set}
 	}
-	return differing, set
+	return wayTo{differing, set}
 }
 
-// inline gives the backends of a Service port whose DNAT rules stand where others have a rule that leads to a chain of
-// backends, since that takes no more rules; nil: it is none of these.
-func (d *dialect) inline(port *view.ServicePort) []view.Backend {
+// inlined gives what inline is to be.
+func (p *plan) inlined() []view.Backend {
 	var backends []view.Backend
 	leading := 0
-	for _, f := range port.Frontends {
-		switch way, set := d.wayOf(f); {
-		case way == nowhere:
+	for i, f := range p.Frontends {
+		switch w := p.ways[i]; {
+		case w.way == nowhere:
 			continue
-		case way == differing || len(f.Sources) > 0:
+		case w.way == differing || len(f.Sources) > 0:
 			return nil
 		case leading == 0:
-			backends = backendsOf(port, set)
-		case !slices.Equal(backends, backendsOf(port, set)):
+			backends = backendsOf(p.ServicePort, w.set)
+		case !slices.Equal(backends, backendsOf(p.ServicePort, w.set)):
 			return nil
 		}
 		leading++
 	}
-	if port.Affinity > 0 || len(backends) > maxPlain || leading*len(backends) > leading+len(backends) {
+	if p.Affinity > 0 || len(backends) > maxPlain || leading*len(backends) > leading+len(backends) {
 		return nil
 	}
 	return backends
 }
 
 // natWeight tells how many rules a frontend has in its tree of nat.
-func (d *dialect) natWeight(f frontend) int { return max(1, len(d.inline(f.port))) }
+func natWeight(f frontend) int { return max(1, len(f.port.inline)) }
 
 // filterWeight tells the same of filter: few, and seldom more than one.
 func filterWeight(frontend) int { return 1 }
@@ -133,26 +173,26 @@ func comment(f frontend) string {
 func (d *dialect) natRules(w *bytes.Buffer, chain string, frontends []frontend) {
 	for _, f := range inOrder(frontends) {
 		m := d.frontend(f.port.ID.Protocol, f.get())
-		if backends := d.inline(f.port); backends != nil {
-			destinations(w, chain, m, comment(f), f.port, backends)
+		if f.port.inline != nil {
+			destinations(w, chain, m, comment(f), f.port.ServicePort, f.port.inline)
 			continue
 		}
-		w.WriteString(m.rule(chain, comment(f), "-j "+d.firstChain(f)))
+		w.WriteString(m.rule(chain, comment(f), "-j "+firstChain(f)))
 	}
 }
 
 // firstChain gives the chain of a Service port that a frontend's rule in nat leads to.
-func (d *dialect) firstChain(f frontend) string {
+func firstChain(f frontend) string {
 	if len(f.get().Sources) > 0 {
 		return sourcesChain(f)
 	}
-	return d.routedChain(f)
+	return routedChain(f)
 }
 
 // routedChain is the next after Sources.
-func (d *dialect) routedChain(f frontend) string {
-	if way, set := d.wayOf(f.get()); way != differing {
-		return setChain(f.port.ID, set)
+func routedChain(f frontend) string {
+	if w := f.way(); w.way != differing {
+		return setChain(f.port.ID, w.set)
 	}
 	g := f.get()
 	return routesChainPrefix + digest(fmt.Sprint(f.port.ID, "/", g.Pods, g.Node, g.Others))
@@ -166,23 +206,22 @@ func sourcesChain(f frontend) string {
 }
 
 // frontendChains gives the chains of a Service port between its frontends and its backends, in nat and in filter.
-func (d *dialect) frontendChains(port *view.ServicePort) []portChain {
+func (d *dialect) frontendChains(port *plan) []portChain {
 	var chains []portChain
 	for i, g := range port.Frontends {
 		f := frontend{port, i}
-		way, _ := d.wayOf(g)
-		if way == differing {
-			name := d.routedChain(f)
+		if f.way().way == differing {
+			name := routedChain(f)
 			chains = append(chains, portChain{nat, name, func(w *bytes.Buffer) { d.routes(w, name, f) }})
 		}
 		if len(g.Sources) == 0 {
 			continue
 		}
 		name := sourcesChain(f)
-		if way != nowhere {
+		if f.way().way != nowhere {
 			chains = append(chains, portChain{nat, name, func(w *bytes.Buffer) {
 				for _, p := range g.Sources { // others are not translated, and come to filter as they are
-					w.WriteString(from(p).rule(name, "-g "+d.routedChain(f)))
+					w.WriteString(from(p).rule(name, "-g "+routedChain(f)))
 				}
 			}})
 		}

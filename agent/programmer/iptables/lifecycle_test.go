@@ -148,6 +148,22 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
+// TestOtherVariantStays holds that what can't be removed of the other variant is told, with what to do, and stops nothing.
+func TestOtherVariantStays(t *testing.T) {
+	c := newCluster(t, Options{Variant: NFT})
+	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))
+	var log bytes.Buffer
+	p := newInHost(t, c.a.Host, Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	p.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-X "+prefix)) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	require.NoError(t, p.Replace(t.Context(), c.state))
+	require.Contains(t, log.String(), "remove them with slicecast-agent cleanup")
+}
+
 // TestInvalid holds that what conntrack finds invalid is dropped, unless conntrack is told to be liberal.
 func TestInvalid(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
@@ -356,6 +372,54 @@ func TestKernelRefuses(t *testing.T) {
 	require.NoError(t, c.inHost.Apply(t.Context(), change))
 }
 
+// TestRefusedAgain holds that a Service port that the kernel refuses for good, as it has no SCTP, costs little for ever, and is
+// programmed when it can be.
+func TestRefusedAgain(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	port := func(i byte, pods ...int) *view.ServicePort {
+		p := c.web(string('a'+rune(i)), model.IPv4, i, pods...)
+		if i%20 == 7 {
+			p.ID.Protocol = model.SCTP
+		}
+		return p
+	}
+	for i := range byte(60) {
+		c.set(port(i, 0, 1))
+	}
+	c.inHost.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-m sctp --dport 80 ")) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	refused := func(err error, most int) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.NotEmpty(t, ports)
+		for _, p := range ports {
+			require.Equal(t, model.SCTP, p.ID.Protocol)
+		}
+		require.LessOrEqual(t, len(c.inHost.restored), most)
+		c.inHost.restored = nil
+	}
+	refused(c.inHost.Replace(t.Context(), c.state), 100)
+	refused(c.inHost.Replace(t.Context(), c.state), 10)
+	refused(c.inHost.Apply(t.Context(), []view.Change{
+		{Before: port(0, 0, 1), After: port(0, 0)}, {Before: port(7, 0, 1), After: port(7, 0)},
+	}), 3)
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), `default/a:p/TCP/IPv4 clusterIP" -j DNAT`)
+	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: port(7, 0)}}))
+	c.set(port(0, 0))
+	delete(c.state.Ports, port(7).ID)
+	refused(c.inHost.Replace(t.Context(), c.state), 6)
+
+	c.inHost.refuse = nil
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), "/SCTP/IPv4 clusterIP")
+	c.requireFresh(t)
+}
+
 // TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
 func TestLimit(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
@@ -425,16 +489,39 @@ func TestLock(t *testing.T) {
 
 // TestFamilyMissing holds that a machine without IPv6 programs IPv4 and says what it does not.
 func TestFamilyMissing(t *testing.T) {
-	c := newCluster(t, Options{Variant: NFT})
+	for _, test := range []struct {
+		variant Variant
+		said    string
+	}{
+		{NFT, "can't initialize ip6tables table `nat': Address family not supported by protocol"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: Table does not exist (do you need to insmod?)"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: ip6tables who? (do you need to insmod?)"},
+	} {
+		t.Run(test.said, func(t *testing.T) { testFamilyMissing(t, test.variant, test.said) })
+	}
+	for err, says := range map[error]string{
+		errors.New("no such kernel"): "run as root", // a failure that may pass must not count as a missing family
+		&commandError{name: "iptables-save", exit: errors.New("exit status 3"), said: "Table does not exist (do you need to insmod?)"}: "load its kernel modules",
+	} {
+		_, got := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
+			return nil, err
+		})
+		require.ErrorIs(t, got, err)
+		require.ErrorContains(t, got, says)
+	}
+}
+
+func testFamilyMissing(t *testing.T, variant Variant, said string) {
+	c := newCluster(t, Options{Variant: variant})
 	var log bytes.Buffer
 	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
 		if strings.HasPrefix(name, "ip6tables") {
-			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: "can't initialize ip6tables table `nat': Address family not supported by protocol"}
+			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: said}
 		}
 		return runCommand(ctx, stdin, name, args...)
 	}
 	require.NoError(t, c.a.Do(func() error {
-		p, err := newProgrammer(Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		p, err := newProgrammer(Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
 		if err != nil {
 			return err
 		}
@@ -454,11 +541,80 @@ func TestFamilyMissing(t *testing.T) {
 		require.Contains(t, string(saved), "/new:")
 		return p.Cleanup(t.Context())
 	}))
+}
 
-	_, err := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
-		return nil, errors.New("no such kernel")
-	})
-	require.ErrorContains(t, err, "no such kernel", "a failure that may pass must not count as a missing family")
+// TestFamilyFails holds that an IP family that is out of order does not keep the other from being programmed and watched, and
+// is programmed as soon as it works.
+func TestFamilyFails(t *testing.T) {
+	c := newCluster(t, Options{})
+	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))
+	broken := ""
+	var log bytes.Buffer
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if broken != "" && strings.HasPrefix(name, broken) {
+			return nil, &commandError{name: name, exit: errors.New("exit status 4"), said: "out of order"}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		require.NoError(t, err)
+		leftOut := func(err error, names ...string) {
+			t.Helper()
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			var got []string
+			for _, p := range ports {
+				require.Equal(t, model.IPv6, p.ID.Family)
+				require.ErrorContains(t, p, "nothing of IPv6 can be programmed")
+				got = append(got, p.ID.Service.Name)
+			}
+			require.ElementsMatch(t, names, got)
+		}
+		saved := func(name string) string {
+			out, err := runCommand(t.Context(), nil, name+"-save", "-t", "nat")
+			require.NoError(t, err)
+			return string(out)
+		}
+		c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+
+		broken = "ip6tables-nft"
+		leftOut(p.Replace(t.Context(), c.state), "web")
+		require.Equal(t, 1, strings.Count(log.String(), "out of order"), log.String())
+		require.Contains(t, saved("iptables-nft"), "/web:")
+		require.NotContains(t, saved("iptables-legacy"), prefix)
+		require.Contains(t, saved("ip6tables-legacy"), prefix, "as long as there is nothing else")
+
+		broken = ""
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NotContains(t, saved("ip6tables-legacy"), prefix)
+
+		broken = "ip6tables-nft"
+		change := []view.Change{{After: c.web("new", model.IPv4, 2, 0)}, {After: c.web("new", model.IPv6, 2, 0)}}
+		_, ok := programmer.PortErrors(p.Apply(t.Context(), change))
+		require.False(t, ok, "a Replace may mend it")
+		c.set(change[0].After, change[1].After)
+		delete(c.state.Ports, serviceID("web", model.TCP, model.IPv6))
+		leftOut(p.Replace(t.Context(), c.state), "web", "new")
+		require.Contains(t, saved("iptables-nft"), "/new:")
+		leftOut(p.Apply(t.Context(), []view.Change{{After: c.web("newer", model.IPv4, 3, 0)}, {After: c.web("newer", model.IPv6, 3, 0)}}), "newer")
+		require.Contains(t, saved("iptables-nft"), "/newer:")
+		_, err = runCommand(t.Context(), nil, "iptables-nft", "-t", "nat", "-F", vipsChain)
+		require.NoError(t, err)
+		reason, err := p.compare(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, reason, "IPv4: table nat: the chain SLICECAST-VIPS was changed")
+
+		broken = "ip"
+		_, ok = programmer.PortErrors(p.Replace(t.Context(), c.state))
+		require.False(t, ok, "nothing works")
+		broken = ""
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NoError(t, p.Apply(t.Context(), []view.Change{{After: c.web("newer", model.IPv6, 3, 0)}}))
+		require.Contains(t, saved("ip6tables-nft"), "/newer:")
+		require.NotContains(t, saved("ip6tables-nft"), "/web:")
+		return nil
+	}))
 }
 
 // TestOptions holds New to refusing what it cannot do.

@@ -1,6 +1,9 @@
 package iptables
 
 import (
+	"bytes"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"strings"
@@ -8,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -67,6 +71,48 @@ func TestNodePortAddresses(t *testing.T) {
 				})
 			})
 		}
+	})
+}
+
+// TestRouteLocalnet holds that the routing of loopback addresses is switched on with the guard in place, which leaves a
+// Replace nothing to do for it that needs more than to read.
+func TestRouteLocalnet(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.set(c.web("web", model.IPv4, 1, 0))
+		guard := func() string {
+			var lines []string
+			for line := range strings.Lines(c.inHost.rules(t, model.IPv4, variant)) {
+				if strings.Contains(line, prefix) && strings.Contains(line, localnetChain) {
+					lines = append(lines, line)
+				}
+			}
+			return strings.Join(lines, "")
+		}
+		const want = "filter -A INPUT -d 127.0.0.0/8 ! -i lo -j SLICECAST-LOCALNET\nfilter :SLICECAST-LOCALNET -\n" +
+			"filter -A SLICECAST-LOCALNET -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP\n"
+		for range 2 {
+			require.NoError(t, c.a.Do(func() error { return RouteLocalnet(t.Context(), Options{Variant: variant}) }))
+			require.Equal(t, want, guard())
+			require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), servicesChain)
+		}
+		var log bytes.Buffer
+		p := newInHost(t, c.a.Host, Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		c.state.Node.LocalhostNodePorts = true
+		require.NoError(t, c.a.Do(func() error {
+			if err := unix.Mount(routeLocalnetPath, routeLocalnetPath, "", unix.MS_BIND, ""); err != nil {
+				return fmt.Errorf("bind: %w", err)
+			}
+			defer func() { require.NoError(t, unix.Unmount(routeLocalnetPath, 0)) }()
+			if err := unix.Mount("", routeLocalnetPath, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+				return fmt.Errorf("read only: %w", err)
+			}
+			require.Error(t, os.WriteFile(routeLocalnetPath, []byte("1"), 0o644))
+			return p.Programmer.Replace(t.Context(), c.state)
+		}))
+		require.Empty(t, log.String())
+		require.Equal(t, want, guard())
+		c.requireFresh(t)
 	})
 }
 

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/bits"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -95,11 +97,12 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 			dialect: newDialect(family, options.MasqueradeMark, t.modern()),
 			tool:    t,
 			log:     options.Log,
+			refused: map[view.ServicePortID]bool{},
 		}
 		options.Log.Debug("found iptables", "family", family, "program", t.name, "version", t.version())
 	}
 	if len(p.families) == 0 {
-		return nil, fmt.Errorf("%w; install iptables, or choose another programmer or variant", errors.Join(missing...))
+		return nil, fmt.Errorf("%w; install iptables, load its kernel modules, or choose another programmer or variant", errors.Join(missing...))
 	}
 	return p, nil
 }
@@ -112,7 +115,8 @@ func absent(err error) bool {
 }
 
 // Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
-// written. When that is done, what an earlier run left in the other variant is removed.
+// written. When that is done, what an earlier run left in the other variant is removed. Where one IP family fails as a whole
+// it is logged why, and the other goes on: until the next Replace, PortErrors are returned for all that is to change in it.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,13 +125,33 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		ports[id.Family][id] = port
 	}
 	p.watch.forget()
+	failed := map[model.Family]error{}
 	err := p.operate(func(family model.Family, f *kernelFamily) error {
-		return f.replace(ctx, state.Node, ports[family])
+		f.out = false
+		err := f.replace(ctx, state.Node, ports[family])
+		if _, programmed := programmer.PortErrors(err); !programmed {
+			failed[family] = err
+			return nil
+		}
+		return err
 	})
-	if _, programmed := programmer.PortErrors(err); programmed {
-		p.removeOtherVariant(ctx)
-		p.routeLocalnet()
+	if len(failed) > 0 && len(failed) == len(p.families) {
+		return errors.Join(slices.Collect(maps.Values(failed))...)
 	}
+	for family, why := range failed {
+		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", family, "err", why)
+		f := p.families[family]
+		f.out = true
+		concerned := slices.Collect(maps.Keys(ports[family]))
+		for id := range f.ports { // what was programmed last
+			if ports[family][id] == nil {
+				concerned = append(concerned, id)
+			}
+		}
+		err = errors.Join(err, f.leftOut(concerned))
+	}
+	p.removeOtherVariant(ctx)
+	p.routeLocalnet()
 	return err
 }
 
@@ -141,11 +165,29 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		byFamily[c.ID().Family] = append(byFamily[c.ID().Family], c)
 	}
 	return p.operate(func(family model.Family, f *kernelFamily) error {
-		if len(byFamily[family]) == 0 {
+		changes := byFamily[family]
+		switch {
+		case len(changes) == 0:
 			return nil
+		case f.out:
+			var concerned []view.ServicePortID
+			for _, c := range changes {
+				concerned = append(concerned, c.ID())
+			}
+			return f.leftOut(concerned)
 		}
-		return f.apply(ctx, byFamily[family])
+		return f.apply(ctx, changes)
 	})
+}
+
+// leftOut gives PortErrors. The reason is the same, and short, as there may be many of them.
+func (f *kernelFamily) leftOut(ids []view.ServicePortID) error {
+	reason := fmt.Errorf("nothing of %v can be programmed; the agent's log says why", f.family)
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, &programmer.PortError{ID: id, Err: reason})
+	}
+	return errors.Join(errs...)
 }
 
 // operate changes the kernel in each family.
@@ -166,6 +208,9 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 // long as it was the same, and would as soon as something changes.
 func (p *Programmer) removeOtherVariant(ctx context.Context) {
 	for family, f := range p.families {
+		if f.out {
+			continue // it may be all that there is
+		}
 		other := Legacy
 		if f.tool.variant == Legacy {
 			other = NFT
@@ -184,15 +229,40 @@ const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // others may rely on it.
 func (p *Programmer) routeLocalnet() {
 	f := p.families[model.IPv4]
-	if f == nil || !f.localnet {
+	if f == nil || f.out || !f.localnet {
 		return
 	}
+	if err := setRouteLocalnet(); err != nil {
+		p.log.Error("NodePorts on loopback addresses do not work; run the agent once with --init-only in a privileged container before", "err", err)
+	}
+}
+
+func setRouteLocalnet() error {
 	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return
+		return nil // in a container without privileges it can be read only
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("NodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
+		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
 	}
+	return nil
+}
+
+// RouteLocalnet does ahead what of a Replace with NodePorts on loopback addresses takes a privileged container: it switches
+// on the routing of these, with the guard in place. It is for nodes on which a Replace with such NodePorts follows, since any
+// other removes the guard.
+func RouteLocalnet(ctx context.Context, options Options) error {
+	p, err := New(options)
+	if err != nil {
+		return err
+	}
+	f := p.families[model.IPv4]
+	if f == nil {
+		return nil
+	}
+	if err := f.guardLocalnet(ctx); err != nil {
+		return fmt.Errorf("keep others from loopback addresses: %w", err)
+	}
+	return setRouteLocalnet()
 }
 
 // Cleanup removes what the function Cleanup removes.

@@ -53,8 +53,9 @@ func TestExactlyUniform(t *testing.T) {
 				port.Frontends = append(port.Frontends, external(vip(model.IPv4, byte(2+i))))
 			}
 			var first bytes.Buffer
-			d.natRules(&first, vipsChain, []frontend{{port, 0}})
-			rules := slices.Collect(strings.Lines(first.String() + rulesOf(d.chainsOf(port))))
+			p := d.plan(port)
+			d.natRules(&first, vipsChain, []frontend{{p, 0}})
+			rules := slices.Collect(strings.Lines(first.String() + rulesOf(d.chainsOf(p))))
 			left := map[string]float64{vipsChain: 1} // of each chain: the chance to come to its next rule
 			chances := map[string]float64{}
 			for _, line := range rules {
@@ -88,7 +89,7 @@ func TestExactlyUniform(t *testing.T) {
 func TestTreeShape(t *testing.T) {
 	d := newDialect(model.IPv4, DefaultMasqueradeMark, true)
 	build := func() *tree[netip.Addr, frontend] {
-		return newTree(nat, vipsChain, addressBit, d.matchAddress, netip.Addr.Compare, d.natWeight, d.natRules)
+		return newTree(nat, vipsChain, addressBit, d.matchAddress, netip.Addr.Compare, natWeight, d.natRules)
 	}
 	text := func(tr *tree[netip.Addr, frontend], all bool, held chainHashes) (*transaction, string) {
 		x := newTransaction(held)
@@ -105,7 +106,7 @@ func TestTreeShape(t *testing.T) {
 		} else {
 			p.Frontends = []view.Frontend{everyone(clusterIP(a), view.Route{To: view.Local})}
 		}
-		entries[i] = frontend{p, 0}
+		entries[i] = frontend{d.plan(p), 0}
 	}
 	once, twice := build(), build()
 	for _, e := range entries[:2000] {
@@ -185,7 +186,7 @@ func TestRulesInDocs(t *testing.T) {
 	require.Empty(t, f.transaction(true).text())
 
 	// Names from a cluster do no harm.
-	evil := frontend{&view.ServicePort{ID: serviceID("ev\"il\n -j X"+strings.Repeat("x", 300), model.TCP, model.IPv4), Frontends: web.Frontends}, 0}
+	evil := frontend{f.plan(&view.ServicePort{ID: serviceID("ev\"il\n -j X"+strings.Repeat("x", 300), model.TCP, model.IPv4), Frontends: web.Frontends}), 0}
 	require.Equal(t, `-m comment --comment "default/ev_il__-j_X`+strings.Repeat("x", 211)+` clusterIP"`, comment(evil))
 }
 
@@ -258,4 +259,21 @@ func TestRestoreErrorNamesLine(t *testing.T) {
 		require.Equal(t, line, rejected.line, said)
 		require.ErrorContains(t, err, said)
 	}
+}
+
+// TestManyFrontends holds that the work for a Service port grows with the number of its addresses, not with its square.
+func TestManyFrontends(t *testing.T) {
+	work := func(addresses int) float64 {
+		port := somePort(5)
+		for i := range addresses {
+			port.Frontends = append(port.Frontends, external(netip.AddrFrom4([4]byte{198, 51, byte(i >> 8), byte(i)})))
+		}
+		return testing.AllocsPerRun(1, func() {
+			f := newFamily(view.Node{})
+			f.set(port.ID, port)
+			require.NotEmpty(t, f.transaction(true).text())
+			f.set(port.ID, nil)
+		})
+	}
+	require.Less(t, work(2000), 20*work(200))
 }

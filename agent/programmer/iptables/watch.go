@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 const (
@@ -82,6 +84,8 @@ func (p *Programmer) suspicious() bool {
 func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
 	p.mu.Lock()
 	before, operations, families := p.stamp(), p.watch.operations, maps.Clone(p.families)
+	// Others have a Replace due anyway, and may be out of order.
+	maps.DeleteFunc(families, func(_ model.Family, f *kernelFamily) bool { return f.held == nil })
 	p.mu.Unlock()
 	found := map[*kernelFamily]saved{}
 	for _, f := range families {
@@ -96,7 +100,7 @@ func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
 	}
 	for _, f := range families {
 		if f.held == nil {
-			continue // a Replace is due anyway
+			continue // Cleanup came between
 		}
 		if difference := f.difference(found[f]); difference != "" {
 			reason = fmt.Sprintf("%v: %s", f.family, difference)
