@@ -3,6 +3,7 @@ package view_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -156,11 +157,20 @@ func TestOneServiceAgainstItself(t *testing.T) {
 		"clusterIP 10.96.0.1:80/TCP", "clusterIP 10.96.0.1:80/UDP", "loadBalancer 192.0.2.1:80/TCP", "loadBalancer 192.0.2.1:80/UDP",
 		"nodePort 30080/TCP/IPv4", "nodePort 30080/UDP/IPv4",
 	}, f.has(web))
-	f.requireProblems(map[string]string{"web": `10.96.0.1 port 80/TCP is the cluster IP and nothing else; ` +
-		`10.96.0.1 port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`192.0.2.1 port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`node port 30080/TCP over IPv4 is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`10.96.0.1 port 80/UDP is the cluster IP and nothing else; and more`})
+	f.requireProblems(map[string]string{"web": `10.96.0.1 is the cluster IP and nothing else; ` +
+		`port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
+		`node port 30080/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
+		`some of its ports have the same name and protocol: the first one counts`})
+
+	var many []model.ServicePort
+	for i := range 20 {
+		many = append(many, model.ServicePort{Name: string(rune('a' + i)), Protocol: model.TCP, Port: 80})
+	}
+	f.set(web, ports(many...))
+	f.change()
+	require.Len(t, f.Problems(), 1)
+	require.Equal(t, 5, strings.Count(f.Problems()[0].Reason, "the first one's; "))
+	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
 
 // TestSwaps: Services that exchange what they have in one batch are one change each, whatever the order.

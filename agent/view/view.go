@@ -190,12 +190,13 @@ func (v *View) update(s *service, changes []Change) []Change {
 	s.problems = nil
 	if s.object != nil {
 		for family, ip := range families(s.object) {
-			served := 0
-			for port := range servedPorts(s.object) {
-				served++
+			w := want(s.object, family, ip)
+			w.problems(s)
+			sources := v.sources(s.object, family)
+			for _, port := range w.ports {
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
 				before := v.ports[id]
-				p := v.port(s, id, ip, port, before)
+				p := v.port(s, id, port, v.frontends(s, &w, port, sources), before)
 				if p == nil {
 					continue
 				}
@@ -205,16 +206,22 @@ func (v *View) update(s *service, changes []Change) []Change {
 					changes = append(changes, Change{before, p})
 				}
 			}
-			if served < len(s.object.Ports) {
+			if len(w.ports)+w.leftPorts < len(s.object.Ports) {
 				s.problem("some of its ports have the same name and protocol: the first one counts")
 			}
 		}
 	}
 	v.idSpace = ids
-	for _, id := range s.ids {
-		if !slices.Contains(ids, id) {
-			changes = append(changes, Change{Before: v.ports[id]})
-			delete(v.ports, id)
+	if !slices.Equal(ids, s.ids) {
+		still := make(map[ServicePortID]bool, len(ids))
+		for _, id := range ids {
+			still[id] = true
+		}
+		for _, id := range s.ids {
+			if !still[id] {
+				changes = append(changes, Change{Before: v.ports[id]})
+				delete(v.ports, id)
+			}
 		}
 	}
 	s.ids = keep(s.ids, ids)
@@ -227,15 +234,12 @@ func (v *View) update(s *service, changes []Change) []Change {
 	return changes
 }
 
-// port gives a Service port as it is now, before if that is the same; nil: it is nowhere to be reached.
-func (v *View) port(s *service, id ServicePortID, clusterIP netip.Addr, port *model.ServicePort, before *ServicePort) *ServicePort {
-	p := &ServicePort{
-		ID: id, Frontends: v.frontends(s, id.Family, clusterIP, port),
-		Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second,
-	}
-	if len(p.Frontends) == 0 {
+// port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
+func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, before *ServicePort) *ServicePort {
+	if len(frontends) == 0 {
 		return nil
 	}
+	p := &ServicePort{ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second}
 	old := before
 	if old == nil {
 		old = &ServicePort{}
