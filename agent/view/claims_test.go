@@ -78,40 +78,71 @@ func (f *fight) requireProblems(want map[string]string) {
 func TestTheOldestHasAnAddress(t *testing.T) {
 	f := newFight(t)
 	old := model.ServiceKey{Namespace: "kube-system", Name: "old"}
-	f.set(web, created(2), clusterIP("10.96.0.1"))
+	f.set(web, created(2), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"web"}, f.change())
 
 	// A younger one does not get it.
-	f.set(api, created(3), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	f.set(api, created(3), clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"api"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
-	f.requireProblems(map[string]string{"api": "10.96.0.1 port 80/TCP is default/web's, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP is default/web's, which is older or comes first by name"})
 
-	// An older one takes it; nothing else is left of web, and both hear of the new owner.
-	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("10.96.0.1"))
+	// An older one takes it, and both hear of the new owner.
+	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
-	require.Empty(t, f.has(web))
-	problem := "10.96.0.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	problem := "203.0.113.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
 	f.requireProblems(map[string]string{"api": problem, "web": problem})
 
 	// It goes to the next, whichever way the owner gives it up.
 	f.set(old, created(1), clusterIP("10.96.0.3"))
 	require.Equal(t, []string{"old", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	f.set(web)
 	require.Equal(t, []string{"api", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(api))
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(api))
 	f.requireProblems(map[string]string{})
 
-	// One that was made anew is young.
-	f.set(web, created(4), clusterIP("10.96.0.1"))
+	// One that was made anew is young; nothing is left of one that loses all.
+	f.set(web, created(4), clusterIP("10.96.0.2"))
 	require.Empty(t, f.change())
 	require.Empty(t, f.has(web))
-	f.set(api, created(5), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	f.set(api, created(5), clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"api", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(web))
+}
+
+// TestKindsOfAddressesHaveRanks: an external IP, which anybody may write, takes nothing of another Service, however old it is.
+func TestKindsOfAddressesHaveRanks(t *testing.T) {
+	f := newFight(t)
+	old, balanced := model.ServiceKey{Namespace: "default", Name: "old"}, model.ServiceKey{Namespace: "default", Name: "balanced"}
+	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
+
+	f.set(balanced, created(2), clusterIP("10.96.0.2"), loadBalancer("10.96.0.1"), ports(http))
+	require.Equal(t, []string{"balanced", "old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP"}, f.has(old))
+	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP is default/balanced's as its loadBalancer, which comes before externalIP"})
+
+	f.set(web, created(3))
+	require.Equal(t, []string{"balanced", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	f.requireProblems(map[string]string{
+		"old":      "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before externalIP",
+		"balanced": "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before loadBalancer",
+	})
+
+	// Who has it as something else now, has it in another turn.
+	f.set(web, created(3), clusterIP("10.96.0.4"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"balanced", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
+	f.set(balanced, created(2), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"balanced", "old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
 }
 
 func TestOfOneAgeTheFirstByNameHasIt(t *testing.T) {

@@ -117,26 +117,38 @@ func vips(s *model.Service, family model.Family) iter.Seq[netip.Addr] {
 	}
 }
 
-// claimed gives all that a Service asks for, each once; nothing for nil.
-func claimed(s *model.Service) iter.Seq[claim] {
-	return func(yield func(claim) bool) {
+// claimed gives all that a Service asks for, and as what, each once; nothing for nil.
+func claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
+	return func(yield func(claim, FrontendKind) bool) {
 		if s == nil {
 			return
 		}
 		for family, ip := range families(s) {
 			w := want(s, family, ip)
 			for _, port := range w.ports {
-				if port.sameNumber == port.ServicePort {
-					for _, f := range w.addresses {
-						if !yield(claim{f.Address, port.Port, port.Protocol, family}) {
-							return
-						}
+				for f := range w.frontends(port) {
+					if !yield(claim{f.Address, f.Port, port.Protocol, family}, f.Kind) {
+						return
 					}
 				}
-				if w.hasNodePort(port) && port.sameNodePort == port.ServicePort && !yield(claim{netip.Addr{}, port.NodePort, port.Protocol, family}) {
+			}
+		}
+	}
+}
+
+// frontends gives those that a port asks for and no port before it does.
+func (w *wanted) frontends(p servedPort) iter.Seq[Frontend] {
+	return func(yield func(Frontend) bool) {
+		if p.sameNumber == p.ServicePort {
+			for _, f := range w.addresses {
+				f.Port = p.Port
+				if !yield(f) {
 					return
 				}
 			}
+		}
+		if w.hasNodePort(p) && p.sameNodePort == p.ServicePort {
+			yield(Frontend{Kind: NodePort, Port: p.NodePort})
 		}
 	}
 }
@@ -166,25 +178,16 @@ func (w *wanted) problems(s *service) {
 // Service has nor another port. What another Service has is a problem.
 func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip.Prefix) []Frontend {
 	var out []Frontend
-	add := func(f Frontend) {
+	for f := range w.frontends(port) {
 		c := claim{f.Address, f.Port, port.Protocol, w.family}
-		if owner := v.claims.owners[c]; owner != s {
-			s.problem("%s is %s's, which is older or comes first by name", c, owner.key)
-			return
+		if owner := v.claims.owners[c]; owner.service != s {
+			s.problem("%s is %s", c, owner.before(claimant{s, f.Kind}))
+			continue
 		}
 		if f.Kind == LoadBalancer {
 			f.Sources = sources
 		}
 		out = append(out, f)
-	}
-	if port.sameNumber == port.ServicePort {
-		for _, f := range w.addresses {
-			f.Port = port.Port
-			add(f)
-		}
-	}
-	if w.hasNodePort(port) && port.sameNodePort == port.ServicePort {
-		add(Frontend{Kind: NodePort, Port: port.NodePort})
 	}
 	return out
 }

@@ -114,8 +114,12 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 	if len(candidates) == 0 {
 		return nil, model.ServicePort{}, 0
 	}
+	rank := func(s *model.Service) int {
+		_, kind, _ := wants(s, c)
+		return slices.Index([]view.FrontendKind{view.NodePort, view.ClusterIP, view.LoadBalancer, view.ExternalIP}, kind)
+	}
 	first := slices.MinFunc(candidates, func(a, b *model.Service) int {
-		return cmp.Or(cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	port, kind, _ := wants(first, c)
 	return first, port, kind

@@ -2,8 +2,8 @@
 // get virtual addresses, backends and policies already decided. It is pure: objects in, Service ports out.
 //
 // What it decides is what kube-proxy 1.36 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
-// Service ports ever have the same address and port: where several Services ask for it, the oldest has it, and the others
-// get it in their turn.
+// Service ports ever have the same address and port: of several Services that ask for it, one has it as its cluster IP before one has it as its
+// load balancer's and that before an external IP, of these the oldest, and the others get it in their turn.
 //
 // It is incremental: a Service that is set costs as much as that Service is large, however many there are, and what becomes of
 // a sequence of calls of Set is what a new view would make of the last of them.
@@ -142,8 +142,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 			v.claims.release(c, s, v.touch)
 		}
 		s.claimed = s.object
-		for c := range claimed(s.claimed) {
-			v.claims.take(c, s, v.touch)
+		for c, as := range claimed(s.claimed) {
+			v.claims.take(c, claimant{s, as}, v.touch)
 		}
 	}
 	for _, s := range v.dirty {
