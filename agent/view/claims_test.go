@@ -174,6 +174,47 @@ func TestNodePortsAreOnce(t *testing.T) {
 	f.requireProblems(map[string]string{})
 }
 
+// TestNodePortsComeFirstOnTheNode: nobody takes another's NodePort by asking for the node's address, as whatever.
+func TestNodePortsComeFirstOnTheNode(t *testing.T) {
+	f := newFight(t)
+	at30080 := ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080})
+	f.set(api, created(1), clusterIP("10.96.0.2"), at30080, externalIP("192.168.0.2", "192.168.0.3"), loadBalancer("2001:db8::2"),
+		dualStack, at30080)
+	f.change()
+	has := []string{
+		"clusterIP 10.96.0.1:30080/TCP", "clusterIP fd00:96::1:30080/TCP", "externalIP 192.168.0.2:30080/TCP", "externalIP 192.168.0.3:30080/TCP",
+		"loadBalancer 2001:db8::2:30080/TCP",
+	}
+	require.Equal(t, has, f.has(api))
+
+	f.set(web, created(2), loadBalancer(), clusterIP("10.96.0.3", "fd00:96::3"))
+	require.Equal(t, []string{"api", "api", "web", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "clusterIP fd00:96::1:30080/TCP", "externalIP 192.168.0.3:30080/TCP"}, f.has(api))
+	require.Contains(t, f.has(web), "nodePort 30080/TCP/IPv4")
+	f.requireProblems(map[string]string{"api": "192.168.0.2 port 30080/TCP is on an address of the node itself, where it is default/web's node port; " +
+		"2001:db8::2 port 30080/TCP is on an address of the node itself, where it is default/web's node port"})
+
+	// It is no NodePort elsewhere than on addresses that NodePorts are on.
+	moved := *thisNode
+	moved.InternalIPs = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
+	f.SetNode(&moved)
+	f.Changes()
+	require.Contains(t, f.has(api), "externalIP 192.168.0.2:30080/TCP")
+	require.NotContains(t, f.has(api), "externalIP 192.168.0.3:30080/TCP")
+	f.SetNode(thisNode)
+	f.Changes()
+
+	f.set(web)
+	f.change()
+	require.Equal(t, has, f.has(api))
+	f.requireProblems(map[string]string{})
+
+	// A Service's own NodePort is no other's.
+	f.set(api, loadBalancer("192.168.0.2"), ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080, NodePort: 30080}))
+	f.change()
+	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "loadBalancer 192.168.0.2:30080/TCP", "nodePort 30080/TCP/IPv4"}, f.has(api))
+}
+
 // TestOneServiceAgainstItself: what the API server does not take, and manifests may hold.
 func TestOneServiceAgainstItself(t *testing.T) {
 	f := newFight(t)

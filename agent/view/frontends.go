@@ -184,12 +184,28 @@ func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip
 			s.problem("%s is %s", c, owner.before(claimant{s, f.Kind}))
 			continue
 		}
+		if f.Kind == ExternalIP || f.Kind == LoadBalancer {
+			if owner := v.nodePort(c); owner.service != nil && owner.service != s {
+				s.problem("%s is on an address of the node itself, where it is %s's node port", c, owner.key)
+				continue
+			}
+		}
 		if f.Kind == LoadBalancer {
 			f.Sources = sources
 		}
 		out = append(out, f)
 	}
 	return out
+}
+
+// nodePort gives who has the NodePort that c is too, if the node has it on that address; nobody: it is none.
+func (v *View) nodePort(c claim) claimant {
+	if !slices.Contains(v.node.ips, c.address) ||
+		!slices.ContainsFunc(v.node.programmed.NodePorts, func(p netip.Prefix) bool { return p.Contains(c.address) }) {
+		return claimant{}
+	}
+	c.address = netip.Addr{}
+	return v.claims.owners[c]
 }
 
 // sources gives who may use the load balancer's addresses of a family; nothing: all may. Where the node is among them, what

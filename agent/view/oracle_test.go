@@ -107,7 +107,7 @@ func (w *world) fate(c connection) fate {
 func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.FrontendKind) {
 	var candidates []*model.Service
 	for _, s := range w.services {
-		if _, _, ok := wants(s, c); ok {
+		if _, kind, ok := wants(s, c); ok && !w.isNodePort(s, kind, c) {
 			candidates = append(candidates, s)
 		}
 	}
@@ -123,6 +123,20 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 	})
 	port, kind, _ := wants(first, c)
 	return first, port, kind
+}
+
+// isNodePort tells whether a connection to an external address of a Service is one to the NodePort of another on the node.
+func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connection) bool {
+	if kind != view.ExternalIP && kind != view.LoadBalancer || w.node == nil || !slices.Contains(w.node.InternalIPs, c.to) {
+		return false
+	}
+	primary := slices.IndexFunc(w.node.InternalIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
+	if w.options.LocalhostNodePorts == nil && w.node.InternalIPs[primary] != c.to {
+		return false
+	}
+	c.to = netip.Addr{}
+	owner, _, _ := w.whose(c)
+	return owner != nil && owner != s
 }
 
 // wants tells whether a Service asks for what a connection goes to, and as what.

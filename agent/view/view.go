@@ -3,7 +3,8 @@
 //
 // What it decides is what kube-proxy 1.36 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
 // Service ports ever have the same address and port: of several Services that ask for it, one has it as its cluster IP before one has it as its
-// load balancer's and that before an external IP, of these the oldest, and the others get it in their turn.
+// load balancer's and that before an external IP, of these the oldest, and the others get it in their turn. On the node's
+// own addresses NodePorts come first.
 //
 // It is incremental: a Service that is set costs as much as that Service is large, however many there are, and what becomes of
 // a sequence of calls of Set is what a new view would make of the last of them.
@@ -128,6 +129,24 @@ func (v *View) touch(s *service) {
 	}
 }
 
+// touchNode touches those for whom a NodePort that comes or goes makes a difference: who wants it on one of the node's addresses.
+func (v *View) touchNode(c claim) {
+	if c.address.IsValid() {
+		return
+	}
+	for _, ip := range v.node.ips {
+		if c.address = ip; model.FamilyOf(ip) != c.family {
+			continue
+		}
+		if owner, ok := v.claims.owners[c]; ok {
+			v.touch(owner.service)
+		}
+		for _, r := range v.claims.rivals[c] {
+			v.touch(r.service)
+		}
+	}
+}
+
 // Changes gives the difference that SetNode and Set have made since the last call, one Change for each Service port that
 // differs. An address that goes from one Service to another is a Change of both. node tells that State().Node differs: then
 // everything is to be programmed anew.
@@ -140,10 +159,12 @@ func (v *View) Changes() (changes []Change, node bool) {
 		}
 		for c := range claimed(s.claimed) {
 			v.claims.release(c, s, v.touch)
+			v.touchNode(c)
 		}
 		s.claimed = s.object
 		for c, as := range claimed(s.claimed) {
 			v.claims.take(c, claimant{s, as}, v.touch)
+			v.touchNode(c)
 		}
 	}
 	for _, s := range v.dirty {
