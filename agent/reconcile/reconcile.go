@@ -279,10 +279,16 @@ func (r *Reconciler) step(ctx context.Context) error {
 // has none.
 func (r *Reconciler) setNode() {
 	n := r.Cache.Node()
-	if n == nil && r.replaced.IsZero() {
-		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown, and NodePorts are on all addresses")
-	}
 	r.View.SetNode(n)
+	if !r.replaced.IsZero() {
+		return
+	}
+	if n == nil {
+		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown")
+	}
+	if node := r.View.State().Node; len(node.NodePorts) == 0 {
+		r.Logger.Warn("The Node's InternalIPs are unknown: there are no NodePorts until they are known, unless --nodeport-addresses has CIDRs")
+	}
 }
 
 // tell tells those who follow the kernel's state what it is now.

@@ -117,6 +117,7 @@ func (h *history) change(t *rapid.T) {
 // check holds what there is to a view that sees the end only, to the types' promises and to the oracle.
 func (h *history) check(t *rapid.T) {
 	fresh := view.New(h.options)
+	fresh.SetNode(&model.Node{InternalIPs: h.addresses})
 	fresh.SetNode(h.world.node)
 	for key, s := range h.services {
 		fresh.Set(key, s, h.of(key))
@@ -249,6 +250,9 @@ func TestHistories(t *testing.T) {
 			},
 			"node": func(t *rapid.T) {
 				h.world.node = drawNode(t)
+				if h.world.node != nil && len(h.world.node.InternalIPs) > 0 {
+					h.addresses = h.world.node.InternalIPs
+				}
 				h.view.SetNode(h.world.node)
 			},
 			"change": h.change,

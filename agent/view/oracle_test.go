@@ -14,10 +14,12 @@ import (
 
 // world is all that there is.
 type world struct {
-	options  view.Options
-	node     *model.Node
-	services map[model.ServiceKey]*model.Service
-	slices   []*model.Slice
+	options view.Options
+	node    *model.Node
+	// addresses are the InternalIPs of the last Node that had any.
+	addresses []netip.Addr
+	services  map[model.ServiceKey]*model.Service
+	slices    []*model.Slice
 }
 
 // origin is where a connection comes from.
@@ -127,11 +129,11 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 
 // isNodePort tells whether a connection to an external address of a Service is one to the NodePort of another on the node.
 func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connection) bool {
-	if kind != view.ExternalIP && kind != view.LoadBalancer || w.node == nil || !slices.Contains(w.node.InternalIPs, c.to) {
+	if kind != view.ExternalIP && kind != view.LoadBalancer || !slices.Contains(w.addresses, c.to) {
 		return false
 	}
-	primary := slices.IndexFunc(w.node.InternalIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
-	if w.options.LocalhostNodePorts == nil && w.node.InternalIPs[primary] != c.to {
+	primary := slices.IndexFunc(w.addresses, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
+	if w.options.LocalhostNodePorts == nil && w.addresses[primary] != c.to {
 		return false
 	}
 	c.to = netip.Addr{}
@@ -194,10 +196,8 @@ func (w *world) admitted(s *model.Service, c connection) bool {
 		if r.Bits() == 0 || r.Contains(c.source) {
 			return true
 		}
-		if w.node != nil {
-			for _, ip := range w.node.InternalIPs {
-				nodeAdmitted = nodeAdmitted || r.Contains(ip)
-			}
+		for _, ip := range w.addresses {
+			nodeAdmitted = nodeAdmitted || r.Contains(ip)
 		}
 	}
 	// The node may use one of the load balancer's addresses as its source.

@@ -78,7 +78,7 @@ func (s *service) problem(format string, args ...any) {
 
 // New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
-	nodeless := o.node(nil)
+	nodeless := o.node(nil, nil)
 	return &View{
 		options:     o,
 		node:        nodeless,
@@ -91,13 +91,13 @@ func New(o Options) *View {
 	}
 }
 
-// SetNode takes the Node; nil: there is none.
+// SetNode takes the Node; nil: there is none. The InternalIPs of the last one that had any stay the node's.
 func (v *View) SetNode(n *model.Node) {
 	if n == v.object {
 		return
 	}
 	v.object = n
-	now := v.options.node(n)
+	now := v.options.node(n, v.node.ips)
 	if now.equal(&v.node) {
 		return
 	}
