@@ -285,3 +285,49 @@ func TestPending(t *testing.T) {
 		close(n.kernel.busy)
 	})
 }
+
+// TestWhatCantBeRepairedIsPending: until a Replace succeeds, whatever else does.
+func TestWhatCantBeRepairedIsPending(t *testing.T) {
+	requirePending := func(n *node, since time.Time) {
+		t.Helper()
+		got, pending := n.Pending()
+		require.Equal(t, !since.IsZero(), pending)
+		require.Equal(t, since, got)
+	}
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.pass(time.Minute)
+		n.kernel.failures = 3
+		begin := time.Now()
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		requirePending(n, begin)
+		n.pass(2 * minRetry)
+		requirePending(n, begin)
+		n.pass(maxRetry)
+		requirePending(n, time.Time{})
+
+		// A repair waits for its second, in which a change is programmed.
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		requirePending(n, time.Time{})
+		begin = time.Now()
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		n.pass(minRetry / 2)
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		requirePending(n, begin)
+		n.pass(minRetry)
+		requirePending(n, time.Time{})
+
+		// The one that is due from time to time counts as well.
+		n.kernel.failures = 1
+		n.pass(time.Hour - minRetry/2)
+		require.Equal(t, 0, n.kernel.failures)
+		_, pending := n.Pending()
+		require.True(t, pending)
+		n.pass(minRetry)
+		requirePending(n, time.Time{})
+	}, func(o *Options) { o.SyncPeriod = time.Hour })
+}

@@ -153,6 +153,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		case <-r.Cache.Dirty():
 			r.status.queued()
 		case reason := <-r.lost:
+			r.status.lost()
 			if r.repairAt.IsZero() {
 				r.Logger.Warn("Others have changed what was programmed; programming everything anew", "reason", reason)
 				r.repairs.Inc()
@@ -198,7 +199,7 @@ func (r *Reconciler) due() (at time.Time, ok bool) {
 	if r.SyncPeriod > 0 && !r.replaced.IsZero() {
 		consider(r.replaced.Add(r.SyncPeriod))
 	}
-	if _, pending := r.Pending(); pending {
+	if r.status.changesPending() {
 		consider(r.began.Add(r.MinSyncPeriod))
 	}
 	return at, ok
@@ -257,7 +258,7 @@ func (r *Reconciler) step(ctx context.Context) error {
 		return err
 	}
 	state := r.View.State()
-	r.status.reached(r.epoch, r.unacked, len(state.Ports))
+	r.status.reached(r.epoch, r.unacked, len(state.Ports), replaced)
 	r.ports.Set(float64(len(state.Ports)))
 	select {
 	case <-r.programmed:
