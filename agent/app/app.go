@@ -189,7 +189,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry dae
 		if err != nil {
 			return nil, err
 		}
-		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName, Logger: logger}, nil
+		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName}, nil
 	}
 	dial, err := o.dialOptions(logger)
 	if err != nil {

@@ -181,6 +181,7 @@ func TestProblems(t *testing.T) {
 		n.write(map[string]int{"a": -1})
 		require.Equal(t, []string{"a2=2"}, n.kernel.names())
 		require.Contains(t, n.reports.nacks, "a2: resolved")
+		require.Equal(t, 1, strings.Count(log.String(), `msg="All of the Service is programmed now, or it is gone" service=default/a2`))
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 

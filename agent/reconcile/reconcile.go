@@ -327,6 +327,7 @@ func (r *Reconciler) report() {
 	for service := range r.nacked {
 		if _, ok := reasons[service]; !ok {
 			delete(r.nacked, service)
+			r.Logger.Info("All of the Service is programmed now, or it is gone", "service", service.String())
 			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}
