@@ -130,7 +130,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
 	// The health server asks the reconciler, which tells it what to answer.
-	healthServer := health.New(health.Options{Node: cache.Node, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry})
+	healthServer := health.New(health.Options{
+		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
+	})
 	options := reconcile.Options{
 		Cache: cache, View: view.New(viewOptions), Programmer: p, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
 		Logger: logger, Registerer: registry,
