@@ -150,7 +150,7 @@ type Hub struct {
 	drainBegun context.Context
 	drain      context.CancelFunc
 
-	replacedLogged, behindLogged rate.Sometimes
+	replacedLogged, behindLogged, tooManyLogged, lateLogged rate.Sometimes
 }
 
 // New makes a hub. Run must be running for streams to be served.
@@ -168,6 +168,7 @@ func New(o Options) *Hub {
 		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
 		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream), others: make(map[string]int),
 		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
+		tooManyLogged: rate.Sometimes{Interval: time.Minute}, lateLogged: rate.Sometimes{Interval: time.Minute},
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
 	h.metrics = newMetrics(o.Registerer, h)
@@ -366,6 +367,11 @@ func (h *Hub) register(s *stream) error {
 	h.mu.Lock()
 	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others[s.user] == maxOthers {
 		h.mu.Unlock()
+		h.metrics.starts.WithLabelValues("too_many").Inc()
+		h.tooManyLogged.Do(func() {
+			h.log.Warn("A stream of an observer or relay is refused, as it has as many as it may; more are only counted for a while",
+				"user", s.user, "peer", s.peer, "streams", maxOthers)
+		})
 		return status.Errorf(codes.ResourceExhausted, "%d streams of observers and relays are open for %q, as many as one may have: close some",
 			maxOthers, s.user)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -419,6 +420,7 @@ func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	err := <-observe("greedy").done
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.ErrorContains(t, err, `for "greedy"`)
+	require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.starts.WithLabelValues("too_many")))
 	modest := observe("modest")
 	eventually(t, modest.session.s.synced.Load)
 	_ = pipes[0].close()

@@ -67,8 +67,9 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 		droppedNacks: counter("dropped_nacks_total", "Nacks that are not remembered, as too many of the same client stood already."),
 		resyncs:      counter("resyncs_total", "Requests for state to be sent again, from clients that were in sync."),
 		starts: counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), resume (something), "+
-			"narrowed (it has a subscription); refused: cold ones that were asked to come back later.", "start",
-			"cold", "resume", "narrowed", "refused"),
+			"narrowed (it has a subscription); refused: those that waited for whole shards and were asked to come back later; too_many: of "+
+			"observers and relays that had as many as they may, refused before they began.", "start",
+			"cold", "resume", "narrowed", "refused", "too_many"),
 		behindWaits: counters("behind_waits_total", "Clients that had seen newer state than this server and waited for it, by result: "+
 			"caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up"),
 		admissionWaiting: f.NewGauge(prometheus.GaugeOpts(opts("admission_waiting_streams",

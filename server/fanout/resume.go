@@ -205,6 +205,10 @@ func (s *stream) awaitTurn(size int64) (release func(), err error) {
 			return nil, s.gone()
 		}
 		h.metrics.starts.WithLabelValues("refused").Inc()
+		h.lateLogged.Do(func() {
+			h.log.Warn("A client that needs whole shards did not get its turn and is asked to come back later; more are only counted for a "+
+				"while; if this goes on, raise --max-cold-sync-bytes or add replicas", "node", s.node, "peer", s.peer, "waited", admissionWait)
+		})
 		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
 			"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
 			admissionWait/2+rand.N(admissionWait))

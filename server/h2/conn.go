@@ -289,6 +289,11 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	}
 	c.lastID = id
 	if c.stream != nil || c.running == maxRunning {
+		c.server.extra.Inc()
+		c.server.extraLogged.Do(func() {
+			c.server.options.Logger.Warn("Stream refused: its connection has one already; more are only counted for a while",
+				"client", c.peer.Addr.String(), "interval", logInterval)
+		})
 		return c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
 			"a connection has one stream at a time: open another connection"), f.StreamEnded())
 	}

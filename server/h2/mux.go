@@ -33,6 +33,9 @@ const (
 	logInterval = time.Minute
 )
 
+// Reasons for which connections are refused.
+const reasonStrangers, reasonCertificate = "strangers", "certificate"
+
 // MuxOptions are what a Mux is made of. All are required.
 type MuxOptions struct {
 	Listener net.Listener
@@ -66,30 +69,34 @@ type Mux struct {
 	strange strangers
 	warn    rate.Sometimes
 	errors  prometheus.Counter
-	refused prometheus.Counter
+	refused *prometheus.CounterVec
 
-	refusalLogged rate.Sometimes
+	strangersLogged, certificateLogged rate.Sometimes
 }
 
 // NewMux makes a Mux; it accepts while Serve runs.
 func NewMux(o MuxOptions) *Mux {
 	m := &Mux{
-		options:       o,
-		tls:           credentials.NewTLS(withProtocols(o.TLS)),
-		slots:         make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
-		grpc:          handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
-		refusalLogged: rate.Sometimes{Interval: logInterval},
-		warn:          rate.Sometimes{Interval: logInterval},
-		strange:       strangers{most: o.MaxStrangers, mostOfOne: o.MaxStrangersPerAddress, byAddress: make(map[netip.Addr]int)},
+		options:         o,
+		tls:             credentials.NewTLS(withProtocols(o.TLS)),
+		slots:           make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+		grpc:            handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
+		strangersLogged: rate.Sometimes{Interval: logInterval}, certificateLogged: rate.Sometimes{Interval: logInterval},
+		warn:    rate.Sometimes{Interval: logInterval},
+		strange: strangers{most: o.MaxStrangers, mostOfOne: o.MaxStrangersPerAddress, byAddress: make(map[netip.Addr]int)},
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
 			Help: "Connections that ended before the TLS handshake did.",
 		}),
 	}
-	m.refused = prometheus.NewCounter(prometheus.CounterOpts{
+	m.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "slicecast_server_refused_connections_total",
-		Help: "Connections that were closed at once, as too many clients had not shown yet who they are.",
-	})
+		Help: "Connections that were refused, by reason: strangers (too many clients had not shown yet who they are) or certificate (the " +
+			"client's is not valid, or of another CA).",
+	}, []string{"reason"})
+	for _, reason := range []string{reasonStrangers, reasonCertificate} {
+		m.refused.WithLabelValues(reason)
+	}
 	o.Registerer.MustRegister(m.errors, m.refused)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
@@ -149,8 +156,8 @@ func (m *Mux) start(conn net.Conn) {
 	}
 	known, ok := m.strange.enter(conn.RemoteAddr())
 	if !ok {
-		m.refused.Inc()
-		m.refusalLogged.Do(func() {
+		m.refused.WithLabelValues(reasonStrangers).Inc()
+		m.strangersLogged.Do(func() {
 			m.options.Logger.Warn("Connection refused: too many clients have not shown who they are; more are only counted for a while",
 				"client", conn.RemoteAddr().String(), "interval", logInterval)
 		})
@@ -170,6 +177,14 @@ func (m *Mux) handshake(raw net.Conn, known func()) {
 	s.slots = nil
 	if err != nil {
 		m.errors.Inc()
+		var certificate *tls.CertificateVerificationError
+		if errors.As(err, &certificate) {
+			m.refused.WithLabelValues(reasonCertificate).Inc()
+			m.certificateLogged.Do(func() {
+				m.options.Logger.Warn("Connection refused for its client certificate; more are only counted for a while: compare the client's "+
+					"CA with this server's client CA", "client", raw.RemoteAddr().String(), "err", err, "interval", logInterval)
+			})
+		}
 		m.options.Logger.Debug("TLS handshake failed", "client", raw.RemoteAddr().String(), "err", err)
 		raw.Close()
 		known()
@@ -183,9 +198,9 @@ func (m *Mux) handshake(raw net.Conn, known func()) {
 		select {
 		case m.grpc.conns <- handed:
 		case <-m.grpc.closed:
-			handed.Close()
+			_ = handed.Close()
 		case <-m.ctx.Done():
-			handed.Close()
+			_ = handed.Close()
 		}
 		return
 	}

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/slicecast/slicecast/internal/testca"
 )
 
 // listen gives a listener on the loopback interface.
@@ -135,11 +137,11 @@ func TestStrangersAreBounded(t *testing.T) {
 	}
 	refused := func() {
 		t.Helper()
-		before := testutil.ToFloat64(m.refused)
+		before := testutil.ToFloat64(m.refused.WithLabelValues(reasonStrangers))
 		c, err := net.Dial("tcp", f.address)
 		require.NoError(t, err)
 		defer c.Close()
-		require.Eventually(t, func() bool { return testutil.ToFloat64(m.refused) > before }, patience, tick)
+		require.Eventually(t, func() bool { return testutil.ToFloat64(m.refused.WithLabelValues(reasonStrangers)) > before }, patience, tick)
 	}
 	first, second := f.raw(t), f.raw(t)
 	require.Equal(t, 2, count())
@@ -153,7 +155,7 @@ func TestStrangersAreBounded(t *testing.T) {
 	require.Eventually(t, func() bool { return count() == 1 }, patience, tick)
 	third, err := tls.Dial("tcp", f.address, f.tls("h2"))
 	require.NoError(t, err)
-	defer third.Close()
+	t.Cleanup(func() { _ = third.Close() })
 	handed, err := m.GRPC().Accept()
 	require.NoError(t, err)
 	refused()
@@ -166,6 +168,25 @@ func TestStrangersAreBounded(t *testing.T) {
 	}
 	require.Zero(t, count())
 	require.Empty(t, m.strange.byAddress)
+}
+
+// A client certificate of another CA is counted as what it is.
+func TestCertificateOfAnotherCA(t *testing.T) {
+	f := start(t, echo)
+	another, err := testca.New()
+	require.NoError(t, err)
+	config := f.tls(Protocol)
+	node, err := another.Node("node-1")
+	require.NoError(t, err)
+	config.Certificates = nil
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &node, nil }
+	c, err := tls.Dial("tcp", f.address, config)
+	if err == nil {
+		t.Cleanup(func() { _ = c.Close() })
+		_, err = c.Read(make([]byte, 1))
+	}
+	require.Error(t, err)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.refused.WithLabelValues(reasonCertificate)) == 1 }, patience, tick)
 }
 
 // failing is a listener that has trouble before it works.

@@ -345,6 +345,7 @@ func TestSecondStreamIsRefused(t *testing.T) {
 	c.request(1)
 	c.request(3)
 	c.expectStatus(codes.ResourceExhausted)
+	require.EqualValues(t, 1, testutil.ToFloat64(f.server.extra))
 	require.Equal(t, uint32(3), expect[*http2.RSTStreamFrame](c).StreamID)
 	c.data(3, message("for nobody"))
 	c.ok(c.WriteRSTStream(3, http2.ErrCodeCancel))

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 )
@@ -73,7 +74,10 @@ var errStopped = errors.New("the server is stopped")
 type Server struct {
 	options    Options
 	violations prometheus.Counter
-	wait       sync.WaitGroup // for all goroutines, each of which is started from another or under mu
+	// extra are streams beside another one of their connection.
+	extra       prometheus.Counter
+	extraLogged rate.Sometimes
+	wait        sync.WaitGroup // for all goroutines, each of which is started from another or under mu
 
 	mu    sync.Mutex // before conn.mu
 	conns map[*conn]struct{}
@@ -88,9 +92,14 @@ func New(o Options) *Server {
 			Name: "slicecast_server_protocol_errors_total",
 			Help: "Connections of agents that were closed because the client broke the protocol of HTTP/2 or overdid it.",
 		}),
-		conns: map[*conn]struct{}{},
+		extra: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "slicecast_server_extra_streams_total",
+			Help: "Streams of agents that were refused because their connection had one already.",
+		}),
+		extraLogged: rate.Sometimes{Interval: logInterval},
+		conns:       map[*conn]struct{}{},
 	}
-	o.Registerer.MustRegister(s.violations)
+	o.Registerer.MustRegister(s.violations, s.extra)
 	return s
 }
 
