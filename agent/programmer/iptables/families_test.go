@@ -1,0 +1,146 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// TestFamilyMissing holds that a machine without IPv6 programs IPv4 and says what it does not.
+func TestFamilyMissing(t *testing.T) {
+	for _, test := range []struct {
+		variant Variant
+		said    string
+	}{
+		{NFT, "can't initialize ip6tables table `nat': Address family not supported by protocol"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: Table does not exist (do you need to insmod?)"},
+		{Legacy, "ip6tables-legacy-save v1.8.9 (legacy): Cannot initialize: ip6tables who? (do you need to insmod?)"},
+	} {
+		t.Run(test.said, func(t *testing.T) { testFamilyMissing(t, test.variant, test.said) })
+	}
+	for err, says := range map[error]string{
+		errors.New("no such kernel"): "run as root", // a failure that may pass must not count as a missing family
+		&commandError{name: "iptables-save", exit: errors.New("exit status 3"), said: "Table does not exist (do you need to insmod?)"}: "load its kernel modules",
+	} {
+		_, got := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
+			return nil, err
+		})
+		require.ErrorIs(t, got, err)
+		require.ErrorContains(t, got, says)
+	}
+}
+
+func testFamilyMissing(t *testing.T, variant Variant, said string) {
+	c := newCluster(t, Options{Variant: variant})
+	var log bytes.Buffer
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if strings.HasPrefix(name, "ip6tables") {
+			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: said}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Variant: variant, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		if err != nil {
+			return err
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		require.Contains(t, log.String(), "IPv6")
+		c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+		for _, err := range []error{
+			p.Replace(t.Context(), c.state),
+			p.Apply(t.Context(), []view.Change{
+				{After: c.web("new", model.IPv4, 2, 0)}, {After: c.web("new", model.IPv6, 2, 0)}, {Before: c.web("old", model.IPv6, 2, 0)},
+			}),
+		} {
+			require.NoError(t, err)
+		}
+		saved, err := p.families[model.IPv4].tool.save(t.Context(), "-t", "nat")
+		require.NoError(t, err)
+		require.Contains(t, string(saved), "/new:")
+		return p.Cleanup(t.Context())
+	}))
+}
+
+// TestFamilyFails holds that an IP family that is out of order does not keep the other from being programmed and watched, and
+// is programmed as soon as it works.
+func TestFamilyFails(t *testing.T) {
+	c := newCluster(t, Options{})
+	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))
+	broken := ""
+	var log bytes.Buffer
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if broken != "" && strings.HasPrefix(name, broken) {
+			return nil, &commandError{name: name, exit: errors.New("exit status 4"), said: "out of order"}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))}, run)
+		require.NoError(t, err)
+		leftOut := func(err error, names ...string) {
+			t.Helper()
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			var got []string
+			for _, p := range ports {
+				require.Equal(t, model.IPv6, p.ID.Family)
+				require.ErrorContains(t, p, "nothing of IPv6 can be programmed")
+				got = append(got, p.ID.Service.Name)
+			}
+			require.ElementsMatch(t, names, got)
+		}
+		saved := func(name string) string {
+			out, err := runCommand(t.Context(), nil, name+"-save", "-t", "nat")
+			require.NoError(t, err)
+			return string(out)
+		}
+		c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+
+		broken = "ip6tables-nft"
+		leftOut(p.Replace(t.Context(), c.state), "web")
+		require.Equal(t, 1, strings.Count(log.String(), "out of order"), log.String())
+		require.Contains(t, saved("iptables-nft"), "/web:")
+		require.NotContains(t, saved("iptables-legacy"), prefix)
+		require.Contains(t, saved("ip6tables-legacy"), prefix, "as long as there is nothing else")
+
+		broken = ""
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NotContains(t, saved("ip6tables-legacy"), prefix)
+
+		broken = "ip6tables-nft"
+		change := []view.Change{{After: c.web("new", model.IPv4, 2, 0)}, {After: c.web("new", model.IPv6, 2, 0)}}
+		_, ok := programmer.PortErrors(p.Apply(t.Context(), change))
+		require.False(t, ok, "a Replace may mend it")
+		c.set(change[0].After, change[1].After)
+		delete(c.state.Ports, serviceID("web", model.TCP, model.IPv6))
+		leftOut(p.Replace(t.Context(), c.state), "web", "new")
+		require.Contains(t, saved("iptables-nft"), "/new:")
+		leftOut(p.Apply(t.Context(), []view.Change{{After: c.web("newer", model.IPv4, 3, 0)}, {After: c.web("newer", model.IPv6, 3, 0)}}), "newer")
+		require.Contains(t, saved("iptables-nft"), "/newer:")
+		_, err = runCommand(t.Context(), nil, "iptables-nft", "-t", "nat", "-F", vipsChain)
+		require.NoError(t, err)
+		reason, err := p.compare(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, reason, "IPv4: table nat: the chain SLICECAST-VIPS was changed")
+
+		broken = "ip"
+		_, ok = programmer.PortErrors(p.Replace(t.Context(), c.state))
+		require.False(t, ok, "nothing works")
+		broken = ""
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NoError(t, p.Apply(t.Context(), []view.Change{{After: c.web("newer", model.IPv6, 3, 0)}}))
+		require.Contains(t, saved("ip6tables-nft"), "/newer:")
+		require.NotContains(t, saved("ip6tables-nft"), "/web:")
+		return nil
+	}))
+}

@@ -1,0 +1,220 @@
+package iptables
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestRejectedPort holds that one bad Service port does not keep the others from being programmed.
+func TestRejectedPort(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		answers := func(last byte) testenv.Result {
+			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, patient)
+		}
+		bad := func(p *view.ServicePort) *view.ServicePort {
+			p.Cluster = append(p.Cluster, c.backends(model.IPv6, tcpPort, 2)...)
+			return p
+		}
+		for i := range byte(20) {
+			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+		}
+		c.set(bad(c.web("d", model.IPv4, 3, 0)), bad(c.web("k", model.IPv4, 10)))
+		rejected := func(err error, names ...string) {
+			t.Helper()
+			ports, ok := programmer.PortErrors(err)
+			require.True(t, ok, "%v", err)
+			var got []string
+			for _, p := range ports {
+				got = append(got, p.ID.Service.Name)
+				require.ErrorContains(t, p, "fd00:10:180:1::1", "iptables' words and the line")
+			}
+			require.Equal(t, names, got)
+		}
+		rejected(c.inHost.Replace(t.Context(), c.state), "d", "k")
+		rejected(c.inHost.Replace(t.Context(), c.state), "d", "k")
+		require.True(t, answers(2).All(testenv.Answered))
+		require.Zero(t, answers(3).Count(testenv.Answered))
+		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), checkChain)
+
+		rejected(c.inHost.Apply(t.Context(), []view.Change{
+			{Before: c.web("a", model.IPv4, 0, 0, 1), After: bad(c.web("a", model.IPv4, 0, 0))},
+			{Before: c.web("b", model.IPv4, 1, 0, 1), After: c.web("b", model.IPv4, 1, 3)},
+			{Before: bad(c.web("d", model.IPv4, 3, 0)), After: c.web("d", model.IPv4, 3, 0)},
+		}), "a")
+		require.True(t, answers(0).All(testenv.Answered), "stays as it was")
+		require.Equal(t, map[string]int{"pod3": 3}, answers(1).Backends())
+		require.Equal(t, map[string]int{"pod0": 3}, answers(3).Backends(), "good again")
+
+		// An Apply that fails for another reason leaves behind what cannot be gone back to.
+		worse := bad(c.web("e", model.IPv4, 4))
+		c.inHost.refuse = func([]byte) string { return "holding the xtables lock" }
+		require.Error(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("e", model.IPv4, 4, 0, 1), After: worse}}))
+		c.inHost.refuse = nil
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		c.set(worse, c.web("b", model.IPv4, 1, 3))
+		rejected(c.inHost.Replace(t.Context(), c.state), "e")
+
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		c.set(bad(c.web("b", model.IPv4, 1, 0)), c.web("c", model.IPv4, 2, 0))
+		rejected(c.inHost.Replace(t.Context(), c.state), "b")
+		require.Equal(t, map[string]int{"pod3": 3}, answers(1).Backends(), "stays as it was")
+		require.True(t, answers(2).All(testenv.Answered))
+	})
+}
+
+// TestKernelRefuses holds the search to a kernel that does not say which rule it does not like, as the legacy variant's.
+func TestKernelRefuses(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	for i := range byte(9) {
+		c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+	}
+	c.inHost.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-d 10.96.0.4/32")) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	err := c.inHost.Replace(t.Context(), c.state)
+	ports, ok := programmer.PortErrors(err)
+	require.True(t, ok, "%v", err)
+	require.Len(t, ports, 1)
+	require.Equal(t, "e", ports[0].ID.Service.Name)
+
+	c.inHost.refuse = func([]byte) string { return "iptables-restore: line 1 failed" }
+	change := []view.Change{{Before: c.web("a", model.IPv4, 0, 0, 1), After: c.web("a", model.IPv4, 0)}}
+	err = c.inHost.Apply(t.Context(), change)
+	_, ok = programmer.PortErrors(err)
+	require.False(t, ok, "nothing works, so it is not the Service port: %v", err)
+	require.ErrorContains(t, c.inHost.Apply(t.Context(), change), "call Replace first")
+	c.inHost.refuse = nil
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.NoError(t, c.inHost.Apply(t.Context(), change))
+}
+
+// TestRefusedAgain holds that a Service port that the kernel refuses for good, as it has no SCTP, costs little for ever, and is
+// programmed when it can be.
+func TestRefusedAgain(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	port := func(i byte, pods ...int) *view.ServicePort {
+		p := c.web(string('a'+rune(i)), model.IPv4, i, pods...)
+		if i%20 == 7 {
+			p.ID.Protocol = model.SCTP
+		}
+		return p
+	}
+	for i := range byte(60) {
+		c.set(port(i, 0, 1))
+	}
+	c.inHost.refuse = func(input []byte) string {
+		if bytes.Contains(input, []byte("-m sctp --dport 80 ")) {
+			return "iptables-restore: line 7 failed"
+		}
+		return ""
+	}
+	refused := func(err error, most int) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.NotEmpty(t, ports)
+		for _, p := range ports {
+			require.Equal(t, model.SCTP, p.ID.Protocol)
+		}
+		require.LessOrEqual(t, len(c.inHost.restored), most)
+		c.inHost.restored = nil
+	}
+	refused(c.inHost.Replace(t.Context(), c.state), 100)
+	refused(c.inHost.Replace(t.Context(), c.state), 10)
+	refused(c.inHost.Apply(t.Context(), []view.Change{
+		{Before: port(0, 0, 1), After: port(0, 0)}, {Before: port(7, 0, 1), After: port(7, 0)},
+	}), 3)
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), `default/a:p/TCP/IPv4 clusterIP" -j DNAT`)
+	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: port(7, 0)}}))
+	c.set(port(0, 0))
+	delete(c.state.Ports, port(7).ID)
+	refused(c.inHost.Replace(t.Context(), c.state), 6)
+
+	c.inHost.refuse = nil
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	require.Contains(t, c.inHost.rules(t, model.IPv4, Legacy), "/SCTP/IPv4 clusterIP")
+	c.requireFresh(t)
+}
+
+// TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
+func TestLimit(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		const limit = 12
+		limited := func(input []byte) string {
+			if bytes.Count(input, []byte("-A "+vipsChain+" -d")) > limit {
+				return "iptables-restore: line 99 failed: Memory allocation problem."
+			}
+			return ""
+		}
+		state := func(names string) view.State {
+			s := view.State{Node: c.state.Node, Ports: map[view.ServicePortID]*view.ServicePort{}}
+			for _, name := range []byte(names) {
+				p := c.web(string(name), model.IPv4, name, 0)
+				s.Ports[p.ID] = p
+			}
+			return s
+		}
+		programmed := func() (names string) {
+			for _, m := range regexp.MustCompile(`default/(\w):p/TCP/IPv4 clusterIP`).FindAllStringSubmatch(c.inHost.rules(t, model.IPv4, variant), -1) {
+				names += m[1]
+			}
+			return names
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), state("efghij")))
+		c.inHost.refuse = limited
+		for range 2 {
+			errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("abcdefghijklmnopqrst")))
+			require.True(t, ok)
+			require.Len(t, errs, 8)
+			require.ErrorContains(t, errs[0], "the kernel takes the rules of 12 of 20 Service ports")
+			require.ErrorContains(t, errs[0], "Memory allocation problem")
+			require.Equal(t, "abcdefghijkl", programmed())
+		}
+		errs, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), state("ABCefghijklmnopqrst")))
+		require.True(t, ok)
+		require.Len(t, errs, 7)
+		require.Equal(t, "ABCefghijklm", programmed(), "what was there, and the first others")
+		c.inHost.refuse = nil
+		require.NoError(t, c.inHost.Replace(t.Context(), state("ABCefghijklmnopqrst")))
+		require.Equal(t, "ABCefghijklmnopqrst", programmed())
+	})
+}
+
+// TestLock holds that a lock held for a while is waited for, and that one held for ever is not blamed on Service ports.
+func TestLock(t *testing.T) {
+	c := newCluster(t, Options{Variant: Legacy})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	release := time.AfterFunc(500*time.Millisecond, func() { _ = lock.Close() })
+	defer release.Stop()
+	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+	c.inHost.restoredBytes()
+
+	c.inHost.refuse = func([]byte) string {
+		return "Another app is currently holding the xtables lock; still 0s 0us time ahead to have a chance to grab the lock..."
+	}
+	err = c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("web", model.IPv4, 1, 0), After: c.web("web", model.IPv4, 1, 1)}})
+	require.ErrorContains(t, err, "/run/xtables.lock")
+	_, ok := programmer.PortErrors(err)
+	require.False(t, ok)
+	require.Len(t, c.inHost.restored, 1, "no search for a Service port")
+}
