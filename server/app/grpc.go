@@ -32,7 +32,7 @@ const (
 	// handshakeTimeout is for TCP, TLS and HTTP/2 together, with a thousand others at the same time.
 	handshakeTimeout = 20 * time.Second
 	// maxStrangers is enough for thousands of nodes that come at once, maxStrangersPerAddress for many behind one address.
-	maxStrangers, maxStrangersPerAddress = 4096, 1024
+	maxStrangers, maxStrangersPerAddress = 8192, 4096
 	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle.
 	maxIdle, maxLeanIdle = 5 * time.Minute, 30 * time.Second
 	// pingInterval and pingTimeout find a dead client within half a minute.
