@@ -3,6 +3,7 @@ package view_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -265,6 +266,34 @@ func TestAddressesOutliveTheNode(t *testing.T) {
 	}
 	v.SetNode(&model.Node{Name: here, InternalIPs: addrs("192.168.0.4")})
 	require.Equal(t, prefixes("192.168.0.4/32"), v.State().Node.NodePorts, "a known Node without an IPv6 address")
+}
+
+// TestHealthCheckPorts: programmers hear of them as of all else of a Service, by one of its ports.
+func TestHealthCheckPorts(t *testing.T) {
+	f := newFight(t)
+	check := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
+	has := func() (out []string) {
+		for id, p := range f.State().Ports {
+			if p.HealthCheckPort != 0 {
+				out = append(out, fmt.Sprintf("%v %d", id, p.HealthCheckPort))
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	all := []func(*model.Service){dualStack, ports(dns, http), externalLocal, check, loadBalancer("192.0.2.1")}
+	f.set(web, all...)
+	require.Len(t, f.change(), 4)
+	require.Equal(t, []string{"default/web:dns/UDP/IPv4 31000", "default/web:dns/UDP/IPv6 31000"}, has())
+	f.set(web, append(all, func(s *model.Service) { s.HealthCheckNodePort = 31001 })...)
+	require.Equal(t, []string{"web", "web"}, f.change(), "one of each family")
+	require.Equal(t, []string{"default/web:dns/UDP/IPv4 31001", "default/web:dns/UDP/IPv6 31001"}, has())
+	f.set(web, append(all, ports(http))...)
+	f.change()
+	require.Equal(t, []string{"default/web:http/TCP/IPv4 31000", "default/web:http/TCP/IPv6 31000"}, has())
+	f.set(web, append(all, func(s *model.Service) { s.ExternalTrafficPolicy = 0 })...)
+	f.change()
+	require.Empty(t, has())
 }
 
 func TestNames(t *testing.T) {

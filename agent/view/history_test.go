@@ -155,6 +155,22 @@ func (h *history) check(t *rapid.T) {
 			}
 		}
 	}
+	checkPorts := map[view.HealthCheckID][]uint16{}
+	for id, p := range h.view.State().Ports {
+		of := view.HealthCheckID{Service: id.Service, Family: id.Family}
+		numbers := checkPorts[of]
+		if p.HealthCheckPort != 0 {
+			numbers = append(numbers, p.HealthCheckPort)
+		}
+		checkPorts[of] = numbers
+	}
+	for of, numbers := range checkPorts {
+		if check, ok := h.checks[of]; ok {
+			require.Equal(t, []uint16{check.Port}, numbers)
+		} else {
+			require.Empty(t, numbers)
+		}
+	}
 	for key, s := range h.services {
 		for _, family := range []model.Family{model.IPv4, model.IPv6} {
 			got, ok := h.checks[view.HealthCheckID{Service: key, Family: family}]

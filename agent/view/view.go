@@ -214,13 +214,15 @@ func (v *View) update(s *service, changes []Change) []Change {
 			w := want(s.object, family, ip)
 			w.problems(s)
 			sources := v.sources(s.object, family)
+			checkPort := healthCheckPort(s.object, family)
 			for _, port := range w.ports {
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
 				before := v.ports[id]
-				p := v.port(s, id, port, v.frontends(s, &w, port, sources), before)
+				p := v.port(s, id, port, v.frontends(s, &w, port, sources), checkPort, before)
 				if p == nil {
 					continue
 				}
+				checkPort = 0 // the first one has it
 				ids = append(ids, id)
 				if p != before {
 					v.ports[id] = p
@@ -256,11 +258,13 @@ func (v *View) update(s *service, changes []Change) []Change {
 }
 
 // port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
-func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, before *ServicePort) *ServicePort {
+func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, checkPort uint16, before *ServicePort) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
 	}
-	p := &ServicePort{ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second}
+	p := &ServicePort{
+		ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second, HealthCheckPort: checkPort,
+	}
 	old := before
 	if old == nil {
 		old = &ServicePort{}
@@ -281,7 +285,7 @@ func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []F
 		return p
 	}
 	p.Frontends = old.Frontends
-	if p.Affinity == old.Affinity && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
+	if p.Affinity == old.Affinity && p.HealthCheckPort == old.HealthCheckPort && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
 		return before
 	}
 	return p
@@ -310,10 +314,18 @@ func (v *View) check(s *service) {
 	}
 }
 
-func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, ok bool) {
-	o := s.object
-	if o == nil || o.HealthCheckNodePort == 0 || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
+// healthCheckPort gives where a Service's health check in a family is; 0: it has none.
+func healthCheckPort(o *model.Service, family model.Family) uint16 {
+	if o == nil || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
 		!slices.ContainsFunc(o.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {
+		return 0
+	}
+	return o.HealthCheckNodePort
+}
+
+func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, ok bool) {
+	port := healthCheckPort(s.object, family)
+	if port == 0 {
 		return HealthCheck{}, false
 	}
 	var counted []netip.Addr
@@ -325,5 +337,5 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 		}
 	}
 	slices.SortFunc(counted, netip.Addr.Compare)
-	return HealthCheck{Port: o.HealthCheckNodePort, LocalEndpoints: len(slices.Compact(counted))}, true
+	return HealthCheck{Port: port, LocalEndpoints: len(slices.Compact(counted))}, true
 }
