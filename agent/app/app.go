@@ -131,7 +131,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
 	// The health server asks the reconciler, which tells it what to answer.
-	healthServer := health.New(health.Options{Node: cache.Node, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry})
+	healthServer := health.New(health.Options{
+		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
+	})
 	options := reconcile.Options{
 		Cache: cache, View: view.New(viewOptions), Programmer: p, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
 		Logger: logger, Registerer: registry,
@@ -190,7 +192,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry dae
 		if err != nil {
 			return nil, err
 		}
-		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName, Logger: logger}, nil
+		return &client.Local{Source: src, Store: s, Cache: cache, NodeName: o.NodeName}, nil
 	}
 	dial, err := o.dialOptions(logger)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/view"
 )
@@ -54,7 +55,7 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 		"have NodePorts as kube-proxy's mode iptables does: on all of the node's addresses unless --nodeport-addresses says otherwise and, if true, over IPv4 on loopback too")
 	localhost.NoOptDefVal = "true"
 
-	fs.DurationVar(&o.SyncPeriod, "iptables-sync-period", time.Hour,
+	fs.DurationVar(&o.SyncPeriod, "iptables-sync-period", config.DefaultSyncPeriod,
 		"how often all of the kernel's rules are compared with what they should be, whichever the programmer; 0: only at the start, after errors, and when others were seen to change them")
 	fs.DurationVar(&o.MinSyncPeriod, "iptables-min-sync-period", 0,
 		"least time from one programming of the kernel to the next, whichever the programmer, in which changes gather; 0: they are programmed at once")

@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"log/slog"
 
 	"golang.org/x/sync/errgroup"
 
@@ -23,8 +22,6 @@ type Local struct {
 	Cache *Cache
 	// NodeName is the node's own.
 	NodeName string
-	// Logger; nil: slog's default.
-	Logger *slog.Logger
 }
 
 // Run feeds the cache until the context ends, or the source fails for good.
@@ -73,19 +70,8 @@ func (l *Local) follow(ctx context.Context) error {
 // Ack does nothing: nobody waits for it.
 func (l *Local) Ack(uint64, map[uint32]uint64) {}
 
-// Nack logs what could not be programmed.
-func (l *Local) Nack(service model.ServiceKey, reason string) {
-	l.logger().Warn("A Service can't be programmed", "service", service, "reason", reason)
-}
+// Nack does nothing: who programs has logged it.
+func (l *Local) Nack(model.ServiceKey, string) {}
 
-// Resolve logs that it is programmed now.
-func (l *Local) Resolve(service model.ServiceKey) {
-	l.logger().Info("A Service that could not be programmed is programmed", "service", service)
-}
-
-func (l *Local) logger() *slog.Logger {
-	if l.Logger == nil {
-		return slog.Default()
-	}
-	return l.Logger
-}
+// Resolve does nothing.
+func (l *Local) Resolve(model.ServiceKey) {}

@@ -6,10 +6,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"strconv"
 	"strings"
+	"time"
 
+	yamlv3 "go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -20,6 +23,9 @@ const (
 	APIVersion = "slicecast.io/v1alpha1"
 	Kind       = "AgentConfiguration"
 )
+
+// DefaultSyncPeriod is the default of the flag of iptables.syncPeriod.
+const DefaultSyncPeriod = time.Hour
 
 // maxFile bounds a file before it is decoded: a thousand times what all fields take.
 const maxFile = 4 << 20
@@ -120,6 +126,9 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 	if len(content) > maxFile {
 		return nil, fmt.Errorf("it has %d bytes, more than %d: is it the right file?", len(content), maxFile)
 	}
+	if err := single(content); err != nil {
+		return nil, err
+	}
 	json, err := yaml.YAMLToJSON(content)
 	if err != nil {
 		return nil, err
@@ -139,6 +148,25 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 	}
 	more, err := kjson.UnmarshalStrict(json, out)
 	return append(strict, more...), err
+}
+
+// single refuses more than one YAML document: what decodes takes the first and is silent about the others.
+func single(content []byte) error {
+	d := yamlv3.NewDecoder(bytes.NewReader(content))
+	for said := 0; ; {
+		var document yamlv3.Node
+		if err := d.Decode(&document); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if len(document.Content) == 1 && document.Content[0].Tag == "!!null" {
+			continue // nothing, or comments, before or after a separator
+		}
+		if said++; said > 1 {
+			return errors.New("it has more than one YAML document: put all into the first, and leave out what begins with ---")
+		}
+	}
 }
 
 // Setting is a field that is given, as the value of its flag: one text, or for flags that are lists any number.

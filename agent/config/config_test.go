@@ -31,6 +31,12 @@ detectLocal: {}
 	require.Empty(t, a.Settings())
 }
 
+func TestOneDocumentWithSeparators(t *testing.T) {
+	a, err := Parse([]byte("# The agent's.\n---\n" + head + "nodeName: a\n---\n# That is all.\n"))
+	require.NoError(t, err)
+	require.Equal(t, "a", *a.NodeName)
+}
+
 func TestErrorsNameTheField(t *testing.T) {
 	for name, c := range map[string]struct{ content, says string }{
 		"unknown":          {head + "iptables: {masqueradebit: 3}", `unknown field "iptables.masqueradebit"`},
@@ -45,6 +51,10 @@ func TestErrorsNameTheField(t *testing.T) {
 		"empty":            {"", "apiVersion: slicecast.io/v1alpha1"},
 		"a list":           {"[1]", "cannot unmarshal"},
 		"no YAML":          {"{", "yaml"},
+		"two documents":    {head + "---\nnodeName: b", "more than one YAML document"},
+		"two, on a line":   {head + "--- {nodeName: b}", "more than one YAML document"},
+		"two, ended":       {head + "...\n# more\n--- # and\nnodeName: b", "more than one YAML document"},
+		"a second broken":  {head + "---\n{", "yaml"},
 		"something larger": {strings.Repeat("#", maxFile+1), "is it the right file"},
 	} {
 		t.Run(name, func(t *testing.T) {

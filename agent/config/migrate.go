@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -172,6 +173,10 @@ func (m *migration) mode() error {
 	if timed.MinSyncPeriod.Duration != 0 {
 		out.MinSyncPeriod = &timed.MinSyncPeriod
 	}
+	if timed.MinSyncPeriod.Duration > DefaultSyncPeriod {
+		out.SyncPeriod = &timed.MinSyncPeriod
+		m.note("iptables.syncPeriod", "it is "+timed.MinSyncPeriod.Duration.String()+" here, as it can't be shorter than minSyncPeriod")
+	}
 	if m.in.Mode == modeIPTables {
 		localhost := m.in.IPTables.LocalhostNodePorts == nil || *m.in.IPTables.LocalhostNodePorts
 		out.LocalhostNodePorts = &localhost
@@ -239,6 +244,19 @@ func (m *migration) others() {
 		m.take("bindAddress")
 	}
 	c := m.in.Conntrack
+	for _, timeout := range []struct {
+		name  string
+		value **metav1.Duration
+	}{
+		{"tcpEstablishedTimeout", &c.TCPEstablishedTimeout}, {"tcpCloseWaitTimeout", &c.TCPCloseWaitTimeout},
+		{"udpTimeout", &c.UDPTimeout}, {"udpStreamTimeout", &c.UDPStreamTimeout},
+	} {
+		if d := *timeout.value; d != nil && d.Duration%time.Second != 0 {
+			whole := d.Duration.Truncate(time.Second)
+			*timeout.value = &metav1.Duration{Duration: whole}
+			m.note("conntrack."+timeout.name, "it is "+whole.String()+" here: the kernel has whole seconds, and kube-proxy leaves out the rest, too")
+		}
+	}
 	for _, d := range []**metav1.Duration{&c.UDPTimeout, &c.UDPStreamTimeout} { // 0 is the default
 		if *d != nil && (*d).Duration == 0 {
 			*d = nil

@@ -77,6 +77,14 @@ func TestMigrate(t *testing.T) {
 			localhost + " " + all + " conntrack.maxPerCore=0 conntrack.min=0 conntrack.tcpEstablishedTimeout=2h0m0s conntrack.tcpCloseWaitTimeout=0s " +
 				"conntrack.tcpBeLiberal=true conntrack.udpTimeout=10s conntrack.udpStreamTimeout=20s " + health, "conntrack.new",
 		},
+		"parts of seconds": {
+			"conntrack: {tcpEstablishedTimeout: 1500ms, udpTimeout: 900ms, udpStreamTimeout: 20s}",
+			localhost + " " + all + " conntrack.tcpEstablishedTimeout=1s conntrack.udpStreamTimeout=20s " + health, "",
+		},
+		"more time than here": {
+			"iptables: {minSyncPeriod: 2h, syncPeriod: 3h}",
+			localhost + " iptables.syncPeriod=2h0m0s iptables.minSyncPeriod=2h0m0s " + all + " " + health, "iptables.syncPeriod",
+		},
 		"addresses": {
 			"bindAddress: 192.168.0.2\nhealthzBindAddress: 127.0.0.1:1\nmetricsBindAddress: 0.0.0.0:2\nbindAddressHardFail: true",
 			localhost + " " + all + " healthzBindAddress=127.0.0.1:1", "bindAddress bindAddressHardFail metricsBindAddress",
@@ -101,6 +109,13 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+func TestChangesOfTimesAreNoted(t *testing.T) {
+	_, _, notes := migrated(t, proxy+"conntrack: {tcpEstablishedTimeout: 1500ms, udpStreamTimeout: 20s}\niptables: {minSyncPeriod: 2h}")
+	require.Contains(t, notes["conntrack.tcpEstablishedTimeout"], "1s")
+	require.NotContains(t, notes, "conntrack.udpStreamTimeout")
+	require.Contains(t, notes["iptables.syncPeriod"], "2h0m0s")
+}
+
 // TestMigratedNotes: what is said is on one line, whatever a file has.
 func TestMigratedNotes(t *testing.T) {
 	_, lost, _ := migrated(t, proxy+"? \"a\\nb: c\"\n: 1")
@@ -112,6 +127,7 @@ func TestNotToBeMigrated(t *testing.T) {
 		head:                             "apiVersion: kubeproxy.config.k8s.io/v1alpha1",
 		proxy + "mode: kernelspace":      "kernelspace",
 		proxy + "mode: 3":                "mode",
+		proxy + "---\nmode: nftables":    "more than one YAML document",
 		proxy + "nodePortAddresses: yes": "nodePortAddresses",
 	} {
 		_, err := Migrate([]byte(content))

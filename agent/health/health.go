@@ -2,8 +2,9 @@
 // Service with a healthCheckNodePort (type LoadBalancer, externalTrafficPolicy Local) whether it has endpoints on this node.
 // All of it is open to whoever can reach the port, as what asks has no credentials.
 //
-// The node is healthy unless a change has been waiting to be programmed for longer than a minute: twice kube-proxy's default
-// sync period, as there. /livez says that and no more; /healthz also asks load balancers to leave a node that is being deleted
+// The node is healthy unless a change has been waiting to be programmed, or the kernel has lacked what others removed, for longer
+// than a minute: twice kube-proxy's default sync period, as there; or for longer than twice the time that changes are let gather,
+// if that is more. /livez says that and no more; /healthz also asks load balancers to leave a node that is being deleted
 // or is about to be (KEP-3458). /readyz is ours: whether the kernel has been programmed since the agent started.
 //
 // Ports are opened and closed as Services come and go, on the addresses that NodePorts are on. A port that is taken is tried
@@ -27,8 +28,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// maxPending is how long a change may wait to be programmed until the node counts as unhealthy.
-const maxPending = time.Minute
+// minPending is the least time that a change may wait to be programmed until the node counts as unhealthy.
+const minPending = time.Minute
 
 // Programming is how the kernel stands. reconcile.Reconciler is one.
 type Programming interface {
@@ -43,6 +44,8 @@ type Options struct {
 	Programming Programming
 	// Node is this machine's Node; nil: there is none, or it is not known yet.
 	Node func() *model.Node
+	// MinSyncPeriod is how long changes gather at most before they are programmed.
+	MinSyncPeriod time.Duration
 	// Addresses, each host:port, are where /healthz, /livez and /readyz are.
 	Addresses  []string
 	Logger     *slog.Logger          // nil: slog's default
@@ -121,6 +124,7 @@ type familyHealth struct {
 func (s *Server) health() nodeHealth {
 	now, last := time.Now(), s.Programming.LastProgrammed()
 	since, pending := s.Programming.Pending()
+	maxPending := max(minPending, 2*s.MinSyncPeriod)
 	h := nodeHealth{LastUpdated: last, CurrentTime: now, Healthy: last.IsZero() || !pending || now.Sub(since) < maxPending}
 	if !last.IsZero() {
 		both := familyHealth{LastUpdated: last, Healthy: h.Healthy} // they are programmed together

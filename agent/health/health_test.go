@@ -160,7 +160,7 @@ var (
 func TestNodeHealth(t *testing.T) {
 	_, k, _ := start(t, "127.0.0.1:10256", "127.0.0.1:10257")
 	good := &model.Node{Name: "node1"}
-	late, fresh := time.Now().Add(-2*maxPending), time.Now()
+	late, fresh := time.Now().Add(-2*minPending), time.Now()
 	last := time.Now().Add(-time.Hour).UTC()
 	eventually(t, "http://127.0.0.1:10257/livez", http.StatusOK)
 	for name, c := range map[string]struct {
@@ -237,7 +237,7 @@ func TestServiceHealth(t *testing.T) {
 	require.Equal(t, "0", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
 	require.Contains(t, r.body, `"localEndpoints": 0`)
 
-	k.set(time.Now().Add(-2*maxPending), time.Now(), k.Node())
+	k.set(time.Now().Add(-2*minPending), time.Now(), k.Node())
 	r = get(t, "http://127.0.0.1:31801/")
 	require.Equal(t, http.StatusServiceUnavailable, r.status)
 	require.Contains(t, r.body, `"serviceProxyHealthy": false`)
@@ -325,4 +325,22 @@ func TestPortsThatAreTaken(t *testing.T) {
 	eventually(t, "http://127.0.0.1:10256/livez", http.StatusOK)
 	eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
 	require.Equal(t, 2, log.count("level=INFO"))
+}
+
+// TestChangesThatGatherAreNoFault: a node that is told to wait longer than a minute is healthy while it does.
+func TestChangesThatGatherAreNoFault(t *testing.T) {
+	for _, c := range []struct {
+		minSync, waited time.Duration
+		healthy         bool
+	}{
+		{0, 50 * time.Second, true},
+		{0, 70 * time.Second, false},
+		{20 * time.Second, 50 * time.Second, true},
+		{time.Hour, 110 * time.Minute, true},
+		{time.Hour, 130 * time.Minute, false},
+	} {
+		k := &kernel{last: time.Now(), since: time.Now().Add(-c.waited)}
+		s := New(Options{Programming: k, Node: k.Node, MinSyncPeriod: c.minSync})
+		require.Equal(t, c.healthy, s.health().Healthy, c)
+	}
 }

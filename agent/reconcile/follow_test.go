@@ -114,13 +114,14 @@ func TestNodeDecides(t *testing.T) {
 			synctest.Wait()
 		}
 		n.sync()
-		nodePorts("0.0.0.0/0", "::/0")
+		nodePorts()
 		n.write(map[string]int{"a": 1})
 		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
+		require.Equal(t, 1, strings.Count(log.String(), "there are no NodePorts until"))
 
 		addresses := []netip.Addr{netip.MustParseAddr("192.168.0.2")}
 		set(model.Node{InternalIPs: addresses})
-		nodePorts("192.168.0.2/32", "::/0")
+		nodePorts("192.168.0.2/32")
 		require.Equal(t, 2, n.kernel.replaces)
 		applies := n.kernel.applies
 		set(model.Node{InternalIPs: addresses, Labels: map[string]string{"topology.kubernetes.io/zone": "a"}, Deleting: true})
@@ -129,11 +130,16 @@ func TestNodeDecides(t *testing.T) {
 
 		// A Replace that fails is made up for.
 		n.kernel.failures = 1
+		set(model.Node{InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.3")}})
+		nodePorts("192.168.0.2/32")
+		n.pass(minRetry)
+		nodePorts("192.168.0.3/32")
+
+		// A Node that goes leaves its addresses.
 		n.store.Remove(model.Key{Kind: model.KindNode, Name: "node-1"}, 0)
 		synctest.Wait()
-		nodePorts("192.168.0.2/32", "::/0")
-		n.pass(minRetry)
-		nodePorts("0.0.0.0/0", "::/0")
+		nodePorts("192.168.0.3/32")
+		require.Equal(t, 4, n.kernel.replaces)
 		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
@@ -143,7 +149,7 @@ func TestNodeThatIsThereFromTheBeginning(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
 		n.sync()
-		require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32"), netip.MustParsePrefix("::/0")}, n.kernel.node.NodePorts)
+		require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}, n.kernel.node.NodePorts)
 		require.Equal(t, 1, n.kernel.replaces)
 		require.NotContains(t, log.String(), "Node object")
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
@@ -175,6 +181,7 @@ func TestProblems(t *testing.T) {
 		n.write(map[string]int{"a": -1})
 		require.Equal(t, []string{"a2=2"}, n.kernel.names())
 		require.Contains(t, n.reports.nacks, "a2: resolved")
+		require.Equal(t, 1, strings.Count(log.String(), `msg="All of the Service is programmed now, or it is gone" service=default/a2`))
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
@@ -278,4 +285,50 @@ func TestPending(t *testing.T) {
 		require.Equal(t, begin, since)
 		close(n.kernel.busy)
 	})
+}
+
+// TestWhatCantBeRepairedIsPending: until a Replace succeeds, whatever else does.
+func TestWhatCantBeRepairedIsPending(t *testing.T) {
+	requirePending := func(n *node, since time.Time) {
+		t.Helper()
+		got, pending := n.Pending()
+		require.Equal(t, !since.IsZero(), pending)
+		require.Equal(t, since, got)
+	}
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.pass(time.Minute)
+		n.kernel.failures = 3
+		begin := time.Now()
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		requirePending(n, begin)
+		n.pass(2 * minRetry)
+		requirePending(n, begin)
+		n.pass(maxRetry)
+		requirePending(n, time.Time{})
+
+		// A repair waits for its second, in which a change is programmed.
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		requirePending(n, time.Time{})
+		begin = time.Now()
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		n.pass(minRetry / 2)
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		requirePending(n, begin)
+		n.pass(minRetry)
+		requirePending(n, time.Time{})
+
+		// The one that is due from time to time counts as well.
+		n.kernel.failures = 1
+		n.pass(time.Hour - minRetry/2)
+		require.Equal(t, 0, n.kernel.failures)
+		_, pending := n.Pending()
+		require.True(t, pending)
+		n.pass(minRetry)
+		requirePending(n, time.Time{})
+	}, func(o *Options) { o.SyncPeriod = time.Hour })
 }

@@ -153,6 +153,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		case <-r.Cache.Dirty():
 			r.status.queued()
 		case reason := <-r.lost:
+			r.status.lost()
 			if r.repairAt.IsZero() {
 				r.Logger.Warn("Others have changed what was programmed; programming everything anew", "reason", reason)
 				r.repairs.Inc()
@@ -198,7 +199,7 @@ func (r *Reconciler) due() (at time.Time, ok bool) {
 	if r.SyncPeriod > 0 && !r.replaced.IsZero() {
 		consider(r.replaced.Add(r.SyncPeriod))
 	}
-	if _, pending := r.Pending(); pending {
+	if r.status.changesPending() {
 		consider(r.began.Add(r.MinSyncPeriod))
 	}
 	return at, ok
@@ -257,7 +258,7 @@ func (r *Reconciler) step(ctx context.Context) error {
 		return err
 	}
 	state := r.View.State()
-	r.status.reached(r.epoch, r.unacked, len(state.Ports))
+	r.status.reached(r.epoch, r.unacked, len(state.Ports), replaced)
 	r.ports.Set(float64(len(state.Ports)))
 	select {
 	case <-r.programmed:
@@ -279,10 +280,16 @@ func (r *Reconciler) step(ctx context.Context) error {
 // has none.
 func (r *Reconciler) setNode() {
 	n := r.Cache.Node()
-	if n == nil && r.replaced.IsZero() {
-		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown, and NodePorts are on all addresses")
-	}
 	r.View.SetNode(n)
+	if !r.replaced.IsZero() {
+		return
+	}
+	if n == nil {
+		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown")
+	}
+	if node := r.View.State().Node; len(node.NodePorts) == 0 {
+		r.Logger.Warn("The Node's InternalIPs are unknown: there are no NodePorts until they are known, unless --nodeport-addresses has CIDRs")
+	}
 }
 
 // tell tells those who follow the kernel's state what it is now.
@@ -320,6 +327,7 @@ func (r *Reconciler) report() {
 	for service := range r.nacked {
 		if _, ok := reasons[service]; !ok {
 			delete(r.nacked, service)
+			r.Logger.Info("All of the Service is programmed now, or it is gone", "service", service.String())
 			r.status.resolved(service)
 			r.Reporter.Resolve(service)
 		}

@@ -45,11 +45,16 @@ func (r *Reconciler) Status() Status {
 	return out
 }
 
-// Pending tells whether changes wait to be programmed, and since when at least one does.
+// Pending tells whether the kernel lacks anything, and since when: changes that wait to be programmed, what others have removed, or,
+// where everything could not be programmed, all of it.
 func (r *Reconciler) Pending() (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
-	return r.status.pending, !r.status.pending.IsZero()
+	since = r.status.pending
+	if broken := r.status.broken; since.IsZero() || !broken.IsZero() && broken.Before(since) {
+		since = broken
+	}
+	return since, !since.IsZero()
 }
 
 // LastProgrammed tells when the kernel last had everything that there was; zero: never.
@@ -66,6 +71,24 @@ type status struct {
 	failures map[model.ServiceKey]Failure
 	// pending is since when changes wait, zero: none do; programmed is when the last were programmed.
 	pending, programmed time.Time
+	// broken is since when a Replace is needed, whatever changes there are; zero: none is.
+	broken time.Time
+}
+
+// changesPending tells whether changes wait.
+func (s *status) changesPending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.pending.IsZero()
+}
+
+// lost takes note that the kernel does not hold what it was given.
+func (s *status) lost() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.broken.IsZero() {
+		s.broken = time.Now()
+	}
 }
 
 // queued takes note that there is something to program.
@@ -96,10 +119,13 @@ func (s *status) failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Err = err
+	if s.broken.IsZero() {
+		s.broken = s.now.Time
+	}
 }
 
-// reached takes note of positions that the kernel has from now on.
-func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int) {
+// reached takes note of positions that the kernel has from now on; replaced: of everything.
+func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, replaced bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now.Epoch != epoch || s.now.Positions == nil {
@@ -108,6 +134,9 @@ func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int) {
 	maps.Copy(s.now.Positions, positions)
 	s.now.ServicePorts, s.now.Err = ports, nil
 	s.pending, s.programmed = time.Time{}, time.Now()
+	if replaced {
+		s.broken = time.Time{}
+	}
 }
 
 // fails takes note of a Service that fails, for a reason that may be new.

@@ -25,59 +25,70 @@ func (c claim) String() string {
 	return fmt.Sprintf("node port %d/%s over %s", c.port, c.protocol, c.family)
 }
 
+// claimant is a Service that wants something, and as what: what of a claim's address it is of the Service's.
+type claimant struct {
+	*service
+	as FrontendKind
+}
+
 // claims tells which Service has what several may want.
 type claims struct {
-	owners map[claim]*service
+	owners map[claim]claimant
 	// rivals are, for what several Services want, all of them: the owner, and then in the order in which they will get it.
-	rivals map[claim][]*service
+	rivals map[claim][]claimant
 }
 
 func newClaims() claims {
-	return claims{owners: make(map[claim]*service), rivals: make(map[claim][]*service)}
+	return claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)}
 }
 
-// before tells whether s comes before o where both want the same: it is older, or else first by name.
-func (s *service) before(o *service) bool {
-	return cmp.Or(cmp.Compare(s.claimed.CreationTimeSeconds, o.claimed.CreationTimeSeconds),
-		cmp.Compare(s.key.Namespace, o.key.Namespace), cmp.Compare(s.key.Name, o.key.Name)) < 0
+// ranks are the kinds of addresses by who decides on them: the API server gives a cluster IP to one Service only, the cluster's
+// load balancer has its addresses, and anybody who may write a Service writes an external IP.
+var ranks = map[FrontendKind]int{NodePort: 0, ClusterIP: 1, LoadBalancer: 2, ExternalIP: 3}
+
+// compare tells who comes first where both want the same: the one with the better kind of address, then the older one, then the
+// first by name.
+func (c claimant) compare(o claimant) int {
+	return cmp.Or(cmp.Compare(ranks[c.as], ranks[o.as]), cmp.Compare(c.claimed.CreationTimeSeconds, o.claimed.CreationTimeSeconds),
+		cmp.Compare(c.key.Namespace, o.key.Namespace), cmp.Compare(c.key.Name, o.key.Name))
 }
 
-// take has s want c, which it may do already. Those for whom that makes a difference are touched.
-func (cs *claims) take(c claim, s *service, touch func(*service)) {
-	owner := cs.owners[c]
-	if owner == nil {
+// before says, in Problems, that a claim is c's and why it is not o's.
+func (c claimant) before(o claimant) string {
+	if c.as != o.as {
+		return fmt.Sprintf("%s's as its %s, which comes before %s", c.key, c.as, o.as)
+	}
+	return fmt.Sprintf("%s's, which is older or comes first by name", c.key)
+}
+
+// take has s want c, which it does not yet. Those for whom that makes a difference are touched.
+func (cs *claims) take(c claim, s claimant, touch func(*service)) {
+	owner, ok := cs.owners[c]
+	if !ok {
 		cs.owners[c] = s
 		return
 	}
 	rivals := cs.rivals[c]
 	if rivals == nil {
-		rivals = []*service{owner}
+		rivals = []claimant{owner}
 	}
-	if slices.Contains(rivals, s) {
-		return
-	}
-	i := 0
-	for i < len(rivals) && rivals[i].before(s) {
-		i++
-	}
+	i, _ := slices.BinarySearchFunc(rivals, s, claimant.compare)
 	cs.rivals[c] = slices.Insert(rivals, i, s)
 	if i == 0 {
 		cs.own(c, s, touch)
 	}
 }
 
-// release has s want c no longer, if it did.
+// release has s want c no longer.
 func (cs *claims) release(c claim, s *service, touch func(*service)) {
 	rivals := cs.rivals[c]
 	if rivals == nil {
-		if cs.owners[c] == s {
-			delete(cs.owners, c)
-		}
+		delete(cs.owners, c)
 		return
 	}
-	rivals = slices.DeleteFunc(rivals, func(r *service) bool { return r == s })
+	rivals = slices.DeleteFunc(rivals, func(r claimant) bool { return r.service == s })
 	cs.rivals[c] = rivals
-	if cs.owners[c] == s {
+	if cs.owners[c].service == s {
 		cs.own(c, rivals[0], touch)
 	}
 	if len(rivals) == 1 {
@@ -86,9 +97,9 @@ func (cs *claims) release(c claim, s *service, touch func(*service)) {
 }
 
 // own gives c, which others want too, to s. They all have to be looked at: what they are told names the owner.
-func (cs *claims) own(c claim, s *service, touch func(*service)) {
+func (cs *claims) own(c claim, s claimant, touch func(*service)) {
 	cs.owners[c] = s
 	for _, r := range cs.rivals[c] {
-		touch(r)
+		touch(r.service)
 	}
 }

@@ -3,6 +3,7 @@ package view_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -77,40 +78,71 @@ func (f *fight) requireProblems(want map[string]string) {
 func TestTheOldestHasAnAddress(t *testing.T) {
 	f := newFight(t)
 	old := model.ServiceKey{Namespace: "kube-system", Name: "old"}
-	f.set(web, created(2), clusterIP("10.96.0.1"))
+	f.set(web, created(2), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"web"}, f.change())
 
 	// A younger one does not get it.
-	f.set(api, created(3), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	f.set(api, created(3), clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"api"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
-	f.requireProblems(map[string]string{"api": "10.96.0.1 port 80/TCP is default/web's, which is older or comes first by name"})
+	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP is default/web's, which is older or comes first by name"})
 
-	// An older one takes it; nothing else is left of web, and both hear of the new owner.
-	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("10.96.0.1"))
+	// An older one takes it, and both hear of the new owner.
+	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
-	require.Empty(t, f.has(web))
-	problem := "10.96.0.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	problem := "203.0.113.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
 	f.requireProblems(map[string]string{"api": problem, "web": problem})
 
 	// It goes to the next, whichever way the owner gives it up.
 	f.set(old, created(1), clusterIP("10.96.0.3"))
 	require.Equal(t, []string{"old", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	f.set(web)
 	require.Equal(t, []string{"api", "web"}, f.change())
-	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(api))
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(api))
 	f.requireProblems(map[string]string{})
 
-	// One that was made anew is young.
-	f.set(web, created(4), clusterIP("10.96.0.1"))
+	// One that was made anew is young; nothing is left of one that loses all.
+	f.set(web, created(4), clusterIP("10.96.0.2"))
 	require.Empty(t, f.change())
 	require.Empty(t, f.has(web))
-	f.set(api, created(5), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	f.set(api, created(5), clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"api", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(web))
+}
+
+// TestKindsOfAddressesHaveRanks: an external IP, which anybody may write, takes nothing of another Service, however old it is.
+func TestKindsOfAddressesHaveRanks(t *testing.T) {
+	f := newFight(t)
+	old, balanced := model.ServiceKey{Namespace: "default", Name: "old"}, model.ServiceKey{Namespace: "default", Name: "balanced"}
+	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
+
+	f.set(balanced, created(2), clusterIP("10.96.0.2"), loadBalancer("10.96.0.1"), ports(http))
+	require.Equal(t, []string{"balanced", "old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP"}, f.has(old))
+	f.requireProblems(map[string]string{"old": "10.96.0.1 port 80/TCP is default/balanced's as its loadBalancer, which comes before externalIP"})
+
+	f.set(web, created(3))
+	require.Equal(t, []string{"balanced", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(web))
+	f.requireProblems(map[string]string{
+		"old":      "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before externalIP",
+		"balanced": "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before loadBalancer",
+	})
+
+	// Who has it as something else now, has it in another turn.
+	f.set(web, created(3), clusterIP("10.96.0.4"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"balanced", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
+	f.set(balanced, created(2), clusterIP("10.96.0.2"), externalIP("10.96.0.1"))
+	require.Equal(t, []string{"balanced", "old"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 10.96.0.1:80/TCP"}, f.has(old))
 }
 
 func TestOfOneAgeTheFirstByNameHasIt(t *testing.T) {
@@ -142,6 +174,47 @@ func TestNodePortsAreOnce(t *testing.T) {
 	f.requireProblems(map[string]string{})
 }
 
+// TestNodePortsComeFirstOnTheNode: nobody takes another's NodePort by asking for the node's address, as whatever.
+func TestNodePortsComeFirstOnTheNode(t *testing.T) {
+	f := newFight(t)
+	at30080 := ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080})
+	f.set(api, created(1), clusterIP("10.96.0.2"), at30080, externalIP("192.168.0.2", "192.168.0.3"), loadBalancer("2001:db8::2"),
+		dualStack, at30080)
+	f.change()
+	has := []string{
+		"clusterIP 10.96.0.1:30080/TCP", "clusterIP fd00:96::1:30080/TCP", "externalIP 192.168.0.2:30080/TCP", "externalIP 192.168.0.3:30080/TCP",
+		"loadBalancer 2001:db8::2:30080/TCP",
+	}
+	require.Equal(t, has, f.has(api))
+
+	f.set(web, created(2), loadBalancer(), clusterIP("10.96.0.3", "fd00:96::3"))
+	require.Equal(t, []string{"api", "api", "web", "web"}, f.change())
+	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "clusterIP fd00:96::1:30080/TCP", "externalIP 192.168.0.3:30080/TCP"}, f.has(api))
+	require.Contains(t, f.has(web), "nodePort 30080/TCP/IPv4")
+	f.requireProblems(map[string]string{"api": "192.168.0.2 port 30080/TCP is on an address of the node itself, where it is default/web's node port; " +
+		"2001:db8::2 port 30080/TCP is on an address of the node itself, where it is default/web's node port"})
+
+	// It is no NodePort elsewhere than on addresses that NodePorts are on.
+	moved := *thisNode
+	moved.InternalIPs = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
+	f.SetNode(&moved)
+	f.Changes()
+	require.Contains(t, f.has(api), "externalIP 192.168.0.2:30080/TCP")
+	require.NotContains(t, f.has(api), "externalIP 192.168.0.3:30080/TCP")
+	f.SetNode(thisNode)
+	f.Changes()
+
+	f.set(web)
+	f.change()
+	require.Equal(t, has, f.has(api))
+	f.requireProblems(map[string]string{})
+
+	// A Service's own NodePort is no other's.
+	f.set(api, loadBalancer("192.168.0.2"), ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080, NodePort: 30080}))
+	f.change()
+	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "loadBalancer 192.168.0.2:30080/TCP", "nodePort 30080/TCP/IPv4"}, f.has(api))
+}
+
 // TestOneServiceAgainstItself: what the API server does not take, and manifests may hold.
 func TestOneServiceAgainstItself(t *testing.T) {
 	f := newFight(t)
@@ -156,11 +229,20 @@ func TestOneServiceAgainstItself(t *testing.T) {
 		"clusterIP 10.96.0.1:80/TCP", "clusterIP 10.96.0.1:80/UDP", "loadBalancer 192.0.2.1:80/TCP", "loadBalancer 192.0.2.1:80/UDP",
 		"nodePort 30080/TCP/IPv4", "nodePort 30080/UDP/IPv4",
 	}, f.has(web))
-	f.requireProblems(map[string]string{"web": `10.96.0.1 port 80/TCP is the cluster IP and nothing else; ` +
-		`10.96.0.1 port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`192.0.2.1 port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`node port 30080/TCP over IPv4 is both port "a"'s and port "b"'s: it is the first one's; ` +
-		`10.96.0.1 port 80/UDP is the cluster IP and nothing else; and more`})
+	f.requireProblems(map[string]string{"web": `10.96.0.1 is the cluster IP and nothing else; ` +
+		`port 80/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
+		`node port 30080/TCP is both port "a"'s and port "b"'s: it is the first one's; ` +
+		`some of its ports have the same name and protocol: the first one counts`})
+
+	var many []model.ServicePort
+	for i := range 20 {
+		many = append(many, model.ServicePort{Name: string(rune('a' + i)), Protocol: model.TCP, Port: 80})
+	}
+	f.set(web, ports(many...))
+	f.change()
+	require.Len(t, f.Problems(), 1)
+	require.Equal(t, 5, strings.Count(f.Problems()[0].Reason, "the first one's; "))
+	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
 
 // TestSwaps: Services that exchange what they have in one batch are one change each, whatever the order.

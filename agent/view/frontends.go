@@ -24,40 +24,86 @@ func families(s *model.Service) iter.Seq2[model.Family, netip.Addr] {
 	}
 }
 
-// servedPorts gives the ports of a Service; of several with one name and protocol, the first.
-func servedPorts(s *model.Service) iter.Seq[*model.ServicePort] {
-	return func(yield func(*model.ServicePort) bool) {
-		for i := range s.Ports {
-			port := &s.Ports[i]
-			sameName := func(p model.ServicePort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }
-			if !slices.ContainsFunc(s.Ports[:i], sameName) && !yield(port) {
-				return
-			}
-		}
-	}
+// maxFrontends bounds how many ports times addresses a Service has in a family: the largest ones in use have some hundreds.
+const maxFrontends = 10_000
+
+// servedPort is a port of a Service, and the first ports of it that have its numbers: itself, or ones before it.
+type servedPort struct {
+	*model.ServicePort
+	sameNumber, sameNodePort *model.ServicePort
 }
 
-// wanted gives, without Routes and Sources, the frontends that one port of a Service asks for in a family with this cluster
-// IP, in the order of ServicePort.Frontends. An address that is there as several kinds is given as each.
-func wanted(s *model.Service, family model.Family, clusterIP netip.Addr, port *model.ServicePort) iter.Seq[Frontend] {
-	return func(yield func(Frontend) bool) {
-		if !yield(Frontend{Kind: ClusterIP, Address: clusterIP, Port: port.Port}) {
-			return
+// servedPorts gives the ports of a Service; of several with one name and protocol, which are side by side, the first.
+func servedPorts(s *model.Service) []servedPort {
+	type number struct {
+		number   uint16
+		protocol model.Protocol
+	}
+	numbers, nodePorts := make(map[number]*model.ServicePort), make(map[number]*model.ServicePort)
+	first := func(of map[number]*model.ServicePort, n uint16, p *model.ServicePort) *model.ServicePort {
+		key := number{n, p.Protocol}
+		if of[key] == nil {
+			of[key] = p
 		}
-		for _, ip := range s.ExternalIPs {
-			if model.FamilyOf(ip) == family && !yield(Frontend{Kind: ExternalIP, Address: ip, Port: port.Port}) {
-				return
-			}
+		return of[key]
+	}
+	out := make([]servedPort, 0, len(s.Ports))
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		if i > 0 && s.Ports[i-1].Name == p.Name && s.Ports[i-1].Protocol == p.Protocol {
+			continue
 		}
-		for ip := range vips(s, family) {
-			if !yield(Frontend{Kind: LoadBalancer, Address: ip, Port: port.Port}) {
-				return
-			}
-		}
-		if port.NodePort != 0 && s.Type != model.ClusterIP {
-			yield(Frontend{Kind: NodePort, Port: port.NodePort})
+		out = append(out, servedPort{p, first(numbers, p.Port, p), first(nodePorts, p.NodePort, p)})
+	}
+	return out
+}
+
+// wanted is what a Service asks for in a family.
+type wanted struct {
+	family model.Family
+	// addresses are what each port asks for beside its NodePort, as Frontends without Port, Routes and Sources, in the order of
+	// ServicePort.Frontends. Each address is there once.
+	addresses []Frontend
+	nodePorts bool // ports may have NodePorts
+	ports     []servedPort
+	// again are external addresses that are the cluster IP too; left is how many there are of addresses and ports beyond
+	// maxFrontends.
+	again                    []netip.Addr
+	leftAddresses, leftPorts int
+}
+
+// want gives what a Service asks for in a family with this cluster IP. A cost of ports times addresses is for those who go on from
+// there.
+func want(s *model.Service, family model.Family, clusterIP netip.Addr) wanted {
+	w := wanted{
+		family: family, addresses: []Frontend{{Kind: ClusterIP, Address: clusterIP}},
+		nodePorts: s.Type != model.ClusterIP, ports: servedPorts(s),
+	}
+	add := func(kind FrontendKind, ip netip.Addr) {
+		switch {
+		case ip != clusterIP:
+			w.addresses = append(w.addresses, Frontend{Kind: kind, Address: ip})
+		case !slices.Contains(w.again, ip):
+			w.again = append(w.again, ip)
 		}
 	}
+	balanced := slices.Compact(slices.Collect(vips(s, family)))
+	for i, ip := range s.ExternalIPs {
+		// One that is the load balancer's too has its filter, and leads to the same.
+		_, too := slices.BinarySearchFunc(balanced, ip, netip.Addr.Compare)
+		if model.FamilyOf(ip) == family && !too && (i == 0 || s.ExternalIPs[i-1] != ip) {
+			add(ExternalIP, ip)
+		}
+	}
+	for _, ip := range balanced {
+		add(LoadBalancer, ip)
+	}
+	// Each port keeps the cluster IP, as far as that goes.
+	w.leftPorts = max(len(w.ports)-maxFrontends, 0)
+	w.ports = w.ports[:len(w.ports)-w.leftPorts]
+	w.leftAddresses = max(len(w.addresses)-maxFrontends/max(len(w.ports), 1), 0)
+	w.addresses = w.addresses[:len(w.addresses)-w.leftAddresses]
+	return w
 }
 
 // vips gives the load balancer's addresses of a family that nodes capture.
@@ -71,16 +117,17 @@ func vips(s *model.Service, family model.Family) iter.Seq[netip.Addr] {
 	}
 }
 
-// claimed gives all that a Service asks for, some of it perhaps more than once; nothing for nil.
-func claimed(s *model.Service) iter.Seq[claim] {
-	return func(yield func(claim) bool) {
+// claimed gives all that a Service asks for, and as what, each once; nothing for nil.
+func claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
+	return func(yield func(claim, FrontendKind) bool) {
 		if s == nil {
 			return
 		}
 		for family, ip := range families(s) {
-			for port := range servedPorts(s) {
-				for f := range wanted(s, family, ip, port) {
-					if !yield(claim{f.Address, f.Port, port.Protocol, family}) {
+			w := want(s, family, ip)
+			for _, port := range w.ports {
+				for f := range w.frontends(port) {
+					if !yield(claim{f.Address, f.Port, port.Protocol, family}, f.Kind) {
 						return
 					}
 				}
@@ -89,53 +136,76 @@ func claimed(s *model.Service) iter.Seq[claim] {
 	}
 }
 
-// frontends gives the frontends that a port of a Service has, without Routes: those of the wanted ones that no other Service
-// has, each address and port once. What is left out for another reason than that it is there already is a problem.
-func (v *View) frontends(s *service, family model.Family, clusterIP netip.Addr, port *model.ServicePort) []Frontend {
+// frontends gives those that a port asks for and no port before it does.
+func (w *wanted) frontends(p servedPort) iter.Seq[Frontend] {
+	return func(yield func(Frontend) bool) {
+		if p.sameNumber == p.ServicePort {
+			for _, f := range w.addresses {
+				f.Port = p.Port
+				if !yield(f) {
+					return
+				}
+			}
+		}
+		if w.hasNodePort(p) && p.sameNodePort == p.ServicePort {
+			yield(Frontend{Kind: NodePort, Port: p.NodePort})
+		}
+	}
+}
+
+func (w *wanted) hasNodePort(p servedPort) bool { return w.nodePorts && p.NodePort != 0 }
+
+// problems tells of what is left out, whoever else wants it.
+func (w *wanted) problems(s *service) {
+	for _, ip := range w.again {
+		s.problem("%s is the cluster IP and nothing else", ip)
+	}
+	if w.leftPorts > 0 || w.leftAddresses > 0 {
+		s.problem("its ports times its addresses are more than %d over %s: the last %d ports and the last %d of the external addresses are left out",
+			maxFrontends, w.family, w.leftPorts, w.leftAddresses)
+	}
+	for _, p := range w.ports {
+		if p.sameNumber != p.ServicePort {
+			s.problem("port %d/%s is both port %q's and port %q's: it is the first one's", p.Port, p.Protocol, p.sameNumber.Name, p.Name)
+		}
+		if w.hasNodePort(p) && p.sameNodePort != p.ServicePort {
+			s.problem("node port %d/%s is both port %q's and port %q's: it is the first one's", p.NodePort, p.Protocol, p.sameNodePort.Name, p.Name)
+		}
+	}
+}
+
+// frontends gives the frontends that a port of a Service has, without Routes: those of the wanted ones that neither another
+// Service has nor another port. What another Service has is a problem.
+func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip.Prefix) []Frontend {
 	var out []Frontend
-	sources := v.sources(s.claimed, family)
-	for f := range wanted(s.claimed, family, clusterIP, port) {
-		c := claim{f.Address, f.Port, port.Protocol, family}
-		if owner := v.claims.owners[c]; owner != s {
-			s.problem("%s is %s's, which is older or comes first by name", c, owner.key)
+	for f := range w.frontends(port) {
+		c := claim{f.Address, f.Port, port.Protocol, w.family}
+		if owner := v.claims.owners[c]; owner.service != s {
+			s.problem("%s is %s", c, owner.before(claimant{s, f.Kind}))
 			continue
 		}
-		if first := firstPort(s.claimed, f, port); first != port {
-			s.problem("%s is both port %q's and port %q's: it is the first one's", c, first.Name, port.Name)
-			continue
+		if f.Kind == ExternalIP || f.Kind == LoadBalancer {
+			if owner := v.nodePort(c); owner.service != nil && owner.service != s {
+				s.problem("%s is on an address of the node itself, where it is %s's node port", c, owner.key)
+				continue
+			}
 		}
 		if f.Kind == LoadBalancer {
 			f.Sources = sources
 		}
-		i := slices.IndexFunc(out, func(o Frontend) bool { return o.Address == f.Address })
-		switch {
-		case i < 0:
-			out = append(out, f)
-		case out[i].Kind == ClusterIP:
-			s.problem("%s is the cluster IP and nothing else", c)
-		default:
-			// An external IP that is the load balancer's too: it has the filter, and leads to the same.
-			out = append(slices.Delete(out, i, i+1), f)
-		}
+		out = append(out, f)
 	}
 	return out
 }
 
-// firstPort gives the first port of a Service that asks for the same as this frontend of a port of it.
-func firstPort(s *model.Service, f Frontend, port *model.ServicePort) *model.ServicePort {
-	for p := range servedPorts(s) {
-		if p == port {
-			break
-		}
-		number := p.Port
-		if f.Kind == NodePort {
-			number = p.NodePort
-		}
-		if p.Protocol == port.Protocol && number == f.Port {
-			return p
-		}
+// nodePort gives who has the NodePort that c is too, if the node has it on that address; nobody: it is none.
+func (v *View) nodePort(c claim) claimant {
+	if !slices.Contains(v.node.ips, c.address) ||
+		!slices.ContainsFunc(v.node.programmed.NodePorts, func(p netip.Prefix) bool { return p.Contains(c.address) }) {
+		return claimant{}
 	}
-	return port
+	c.address = netip.Addr{}
+	return v.claims.owners[c]
 }
 
 // sources gives who may use the load balancer's addresses of a family; nothing: all may. Where the node is among them, what

@@ -3,6 +3,7 @@ package view_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -229,8 +230,10 @@ func TestNodePortAddresses(t *testing.T) {
 	}{
 		"default: primary":             {view.Options{}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
 		"the first of each family":     {view.Options{}, &model.Node{InternalIPs: addrs("2001:db8::3", "192.168.0.3", "192.168.0.2", "2001:db8::2")}, prefixes("192.168.0.3/32", "2001:db8::3/128"), false},
-		"a family without an address":  {view.Options{}, &model.Node{InternalIPs: addrs("192.168.0.3")}, prefixes("192.168.0.3/32", "::/0"), false},
-		"no Node":                      {view.Options{}, nil, everywhere, false},
+		"a family without an address":  {view.Options{}, &model.Node{InternalIPs: addrs("192.168.0.3")}, prefixes("192.168.0.3/32"), false},
+		"no Node":                      {view.Options{}, nil, nil, false},
+		"a Node without addresses":     {view.Options{NodePortPrimary: true}, &model.Node{Name: here}, nil, false},
+		"a list needs no Node":         {view.Options{NodePortAddresses: prefixes("192.168.0.0/24")}, nil, prefixes("192.168.0.0/24", "::/0"), false},
 		"primary":                      {view.Options{NodePortPrimary: true, LocalhostNodePorts: &no}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
 		"primary is not loopback":      {view.Options{NodePortPrimary: true, LocalhostNodePorts: &yes}, thisNode, prefixes("192.168.0.2/32", "2001:db8::2/128"), false},
 		"localhost not wanted: all":    {view.Options{LocalhostNodePorts: &no}, thisNode, everywhere, false},
@@ -250,6 +253,47 @@ func TestNodePortAddresses(t *testing.T) {
 			require.Equal(t, c.localhost, v.State().Node.LocalhostNodePorts)
 		})
 	}
+}
+
+// TestAddressesOutliveTheNode: NodePorts neither close nor open everywhere where the Node goes or loses its addresses.
+func TestAddressesOutliveTheNode(t *testing.T) {
+	v := view.New(options)
+	for _, n := range []*model.Node{thisNode, nil, {Name: here}, {Name: here, Labels: map[string]string{"a": "b"}}} {
+		v.SetNode(n)
+		_, changed := v.Changes()
+		require.Equal(t, n == thisNode, changed)
+		require.Equal(t, prefixes("192.168.0.2/32", "2001:db8::2/128"), v.State().Node.NodePorts)
+	}
+	v.SetNode(&model.Node{Name: here, InternalIPs: addrs("192.168.0.4")})
+	require.Equal(t, prefixes("192.168.0.4/32"), v.State().Node.NodePorts, "a known Node without an IPv6 address")
+}
+
+// TestHealthCheckPorts: programmers hear of them as of all else of a Service, by one of its ports.
+func TestHealthCheckPorts(t *testing.T) {
+	f := newFight(t)
+	check := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
+	has := func() (out []string) {
+		for id, p := range f.State().Ports {
+			if p.HealthCheckPort != 0 {
+				out = append(out, fmt.Sprintf("%v %d", id, p.HealthCheckPort))
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	all := []func(*model.Service){dualStack, ports(dns, http), externalLocal, check, loadBalancer("192.0.2.1")}
+	f.set(web, all...)
+	require.Len(t, f.change(), 4)
+	require.Equal(t, []string{"default/web:dns/UDP/IPv4 31000", "default/web:dns/UDP/IPv6 31000"}, has())
+	f.set(web, append(all, func(s *model.Service) { s.HealthCheckNodePort = 31001 })...)
+	require.Equal(t, []string{"web", "web"}, f.change(), "one of each family")
+	require.Equal(t, []string{"default/web:dns/UDP/IPv4 31001", "default/web:dns/UDP/IPv6 31001"}, has())
+	f.set(web, append(all, ports(http))...)
+	f.change()
+	require.Equal(t, []string{"default/web:http/TCP/IPv4 31000", "default/web:http/TCP/IPv6 31000"}, has())
+	f.set(web, append(all, func(s *model.Service) { s.ExternalTrafficPolicy = 0 })...)
+	f.change()
+	require.Empty(t, has())
 }
 
 func TestNames(t *testing.T) {

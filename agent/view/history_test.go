@@ -18,7 +18,7 @@ import (
 // The pools of what Services of histories ask for are so small that they fight over nearly everything.
 var (
 	poolAddresses = addrs("10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2")
-	poolPorts     = []uint16{80, 81}
+	poolPorts     = []uint16{80, 30080}
 	poolNodePorts = []uint16{0, 30080, 30081}
 	poolRanges    = prefixes("0.0.0.0/0", "192.168.0.0/24", "198.51.100.0/24", "10.96.0.1/32", "2001:db8::/32", "::/1")
 	poolSources   = addrs("198.51.100.1", "203.0.113.1", "10.96.0.1", "10.96.0.2", "192.168.0.2", "2001:db8::2", "fd00:96::1")
@@ -57,6 +57,7 @@ func drawNode(t *rapid.T) *model.Node {
 		nil, thisNode, {Name: here}, {Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}, InternalIPs: addrs("198.51.100.1")},
 		{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": ""}, PodCIDRs: prefixes("10.180.0.0/24")},
 		{Name: here, ServiceCIDRs: prefixes("10.96.0.0/16")},
+		{Name: here, InternalIPs: addrs("10.96.0.3", "10.96.0.2", "fd00:96::2")},
 	}).Draw(t, "node")
 }
 
@@ -116,6 +117,7 @@ func (h *history) change(t *rapid.T) {
 // check holds what there is to a view that sees the end only, to the types' promises and to the oracle.
 func (h *history) check(t *rapid.T) {
 	fresh := view.New(h.options)
+	fresh.SetNode(&model.Node{InternalIPs: h.addresses})
 	fresh.SetNode(h.world.node)
 	for key, s := range h.services {
 		fresh.Set(key, s, h.of(key))
@@ -151,6 +153,22 @@ func (h *history) check(t *rapid.T) {
 					require.Equal(t, want, got, "%+v", c)
 				}
 			}
+		}
+	}
+	checkPorts := map[view.HealthCheckID][]uint16{}
+	for id, p := range h.view.State().Ports {
+		of := view.HealthCheckID{Service: id.Service, Family: id.Family}
+		numbers := checkPorts[of]
+		if p.HealthCheckPort != 0 {
+			numbers = append(numbers, p.HealthCheckPort)
+		}
+		checkPorts[of] = numbers
+	}
+	for of, numbers := range checkPorts {
+		if check, ok := h.checks[of]; ok {
+			require.Equal(t, []uint16{check.Port}, numbers)
+		} else {
+			require.Empty(t, numbers)
 		}
 	}
 	for key, s := range h.services {
@@ -248,6 +266,9 @@ func TestHistories(t *testing.T) {
 			},
 			"node": func(t *rapid.T) {
 				h.world.node = drawNode(t)
+				if h.world.node != nil && len(h.world.node.InternalIPs) > 0 {
+					h.addresses = h.world.node.InternalIPs
+				}
 				h.view.SetNode(h.world.node)
 			},
 			"change": h.change,

@@ -33,7 +33,8 @@ type Options struct {
 	// MasqueradeAll masquerades all connections to cluster IPs, those of pods too.
 	MasqueradeAll bool
 	// NodePortAddresses are where NodePorts are; a family without any is not restricted. NodePortPrimary puts them on the
-	// Node's first InternalIP of each family instead, and so does having neither of both, unless LocalhostNodePorts is given.
+	// Node's first InternalIP of each family instead, and so does having neither of both, unless LocalhostNodePorts is given; where
+	// the Node has no InternalIP of a family there are none in it.
 	NodePortAddresses []netip.Prefix
 	NodePortPrimary   bool
 	// LocalhostNodePorts asks for NodePorts as kube-proxy has them in iptables mode: on all addresses unless restricted,
@@ -44,7 +45,7 @@ type Options struct {
 // node is what the view needs to know of the Node.
 type node struct {
 	zone string
-	// ips are the Node's InternalIPs: whoever may come from one of them may come from the node.
+	// ips are the Node's InternalIPs, as they were last known: whoever may come from one of them may come from the node.
 	ips []netip.Addr
 	// programmed is what programmers need to know.
 	programmed Node
@@ -60,12 +61,16 @@ func (n Node) equal(o Node) bool {
 		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs)
 }
 
-// node gives what the Node makes of the options; nil: there is none.
-func (o *Options) node(n *model.Node) node {
+// node gives what the Node makes of the options; nil: there is none. A Node that is gone, or has no InternalIP, does not take the
+// machine's addresses along, so the known ones stay.
+func (o *Options) node(n *model.Node, known []netip.Addr) node {
 	if n == nil {
 		n = &model.Node{}
 	}
 	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
+	if len(out.ips) == 0 {
+		out.ips = known
+	}
 	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {
@@ -79,19 +84,17 @@ func (o *Options) node(n *model.Node) node {
 		pods.Prefixes = canonical(o.ClusterCIDRs)
 	}
 
-	addresses := o.NodePortAddresses
-	if o.NodePortPrimary || len(addresses) == 0 && o.LocalhostNodePorts == nil {
-		addresses = nil
-		for _, family := range []model.Family{model.IPv4, model.IPv6} {
-			i := slices.IndexFunc(n.InternalIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family })
-			if i >= 0 {
-				addresses = append(addresses, netip.PrefixFrom(n.InternalIPs[i], n.InternalIPs[i].BitLen()))
-			}
-		}
-	}
+	primary := o.NodePortPrimary || len(o.NodePortAddresses) == 0 && o.LocalhostNodePorts == nil
 	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
-		of := ofFamily(addresses, model.FamilyOf(all.Addr()))
-		if len(of) == 0 || slices.ContainsFunc(of, isZero) {
+		family := model.FamilyOf(all.Addr())
+		of := ofFamily(o.NodePortAddresses, family)
+		switch {
+		case primary:
+			of = nil
+			if i := slices.IndexFunc(out.ips, func(a netip.Addr) bool { return model.FamilyOf(a) == family }); i >= 0 {
+				of = []netip.Prefix{netip.PrefixFrom(out.ips[i], out.ips[i].BitLen())}
+			}
+		case len(of) == 0 || slices.ContainsFunc(of, isZero):
 			of = []netip.Prefix{all}
 		}
 		out.programmed.NodePorts = append(out.programmed.NodePorts, of...)

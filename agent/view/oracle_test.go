@@ -14,10 +14,12 @@ import (
 
 // world is all that there is.
 type world struct {
-	options  view.Options
-	node     *model.Node
-	services map[model.ServiceKey]*model.Service
-	slices   []*model.Slice
+	options view.Options
+	node    *model.Node
+	// addresses are the InternalIPs of the last Node that had any.
+	addresses []netip.Addr
+	services  map[model.ServiceKey]*model.Service
+	slices    []*model.Slice
 }
 
 // origin is where a connection comes from.
@@ -107,18 +109,36 @@ func (w *world) fate(c connection) fate {
 func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.FrontendKind) {
 	var candidates []*model.Service
 	for _, s := range w.services {
-		if _, _, ok := wants(s, c); ok {
+		if _, kind, ok := wants(s, c); ok && !w.isNodePort(s, kind, c) {
 			candidates = append(candidates, s)
 		}
 	}
 	if len(candidates) == 0 {
 		return nil, model.ServicePort{}, 0
 	}
+	rank := func(s *model.Service) int {
+		_, kind, _ := wants(s, c)
+		return slices.Index([]view.FrontendKind{view.NodePort, view.ClusterIP, view.LoadBalancer, view.ExternalIP}, kind)
+	}
 	first := slices.MinFunc(candidates, func(a, b *model.Service) int {
-		return cmp.Or(cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	port, kind, _ := wants(first, c)
 	return first, port, kind
+}
+
+// isNodePort tells whether a connection to an external address of a Service is one to the NodePort of another on the node.
+func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connection) bool {
+	if kind != view.ExternalIP && kind != view.LoadBalancer || !slices.Contains(w.addresses, c.to) {
+		return false
+	}
+	primary := slices.IndexFunc(w.addresses, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
+	if w.options.LocalhostNodePorts == nil && w.addresses[primary] != c.to {
+		return false
+	}
+	c.to = netip.Addr{}
+	owner, _, _ := w.whose(c)
+	return owner != nil && owner != s
 }
 
 // wants tells whether a Service asks for what a connection goes to, and as what.
@@ -176,10 +196,8 @@ func (w *world) admitted(s *model.Service, c connection) bool {
 		if r.Bits() == 0 || r.Contains(c.source) {
 			return true
 		}
-		if w.node != nil {
-			for _, ip := range w.node.InternalIPs {
-				nodeAdmitted = nodeAdmitted || r.Contains(ip)
-			}
+		for _, ip := range w.addresses {
+			nodeAdmitted = nodeAdmitted || r.Contains(ip)
 		}
 	}
 	// The node may use one of the load balancer's addresses as its source.

@@ -37,6 +37,9 @@ type ServicePort struct {
 	// Serving are, for UDP, all endpoints that serve, whether they get new connections or not: flows that lead elsewhere
 	// are stale (conntrack). Ascending.
 	Serving []netip.AddrPort
+	// HealthCheckPort is the Service's healthCheckNodePort, 0: none. The agent answers there over TCP on the addresses of NodePorts
+	// (Node.NodePorts), so a node that lets in only what is named has to let it in. Of a Service's ports in a family one has it.
+	HealthCheckPort uint16
 }
 
 // FrontendKind tells what kind of address a frontend is.

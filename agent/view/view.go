@@ -2,8 +2,9 @@
 // get virtual addresses, backends and policies already decided. It is pure: objects in, Service ports out.
 //
 // What it decides is what kube-proxy 1.36 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
-// Service ports ever have the same address and port: where several Services ask for it, the oldest has it, and the others
-// get it in their turn.
+// Service ports ever have the same address and port: of several Services that ask for it, one has it as its cluster IP before one has it as its
+// load balancer's and that before an external IP, of these the oldest, and the others get it in their turn. On the node's
+// own addresses NodePorts come first.
 //
 // It is incremental: a Service that is set costs as much as that Service is large, however many there are, and what becomes of
 // a sequence of calls of Set is what a new view would make of the last of them.
@@ -77,7 +78,7 @@ func (s *service) problem(format string, args ...any) {
 
 // New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
-	nodeless := o.node(nil)
+	nodeless := o.node(nil, nil)
 	return &View{
 		options:     o,
 		node:        nodeless,
@@ -90,13 +91,13 @@ func New(o Options) *View {
 	}
 }
 
-// SetNode takes the Node; nil: there is none.
+// SetNode takes the Node; nil: there is none. The InternalIPs of the last one that had any stay the node's.
 func (v *View) SetNode(n *model.Node) {
 	if n == v.object {
 		return
 	}
 	v.object = n
-	now := v.options.node(n)
+	now := v.options.node(n, v.node.ips)
 	if now.equal(&v.node) {
 		return
 	}
@@ -128,6 +129,24 @@ func (v *View) touch(s *service) {
 	}
 }
 
+// touchNode touches those for whom a NodePort that comes or goes makes a difference: who wants it on one of the node's addresses.
+func (v *View) touchNode(c claim) {
+	if c.address.IsValid() {
+		return
+	}
+	for _, ip := range v.node.ips {
+		if c.address = ip; model.FamilyOf(ip) != c.family {
+			continue
+		}
+		if owner, ok := v.claims.owners[c]; ok {
+			v.touch(owner.service)
+		}
+		for _, r := range v.claims.rivals[c] {
+			v.touch(r.service)
+		}
+	}
+}
+
 // Changes gives the difference that SetNode and Set have made since the last call, one Change for each Service port that
 // differs. An address that goes from one Service to another is a Change of both. node tells that State().Node differs: then
 // everything is to be programmed anew.
@@ -140,10 +159,12 @@ func (v *View) Changes() (changes []Change, node bool) {
 		}
 		for c := range claimed(s.claimed) {
 			v.claims.release(c, s, v.touch)
+			v.touchNode(c)
 		}
 		s.claimed = s.object
-		for c := range claimed(s.claimed) {
-			v.claims.take(c, s, v.touch)
+		for c, as := range claimed(s.claimed) {
+			v.claims.take(c, claimant{s, as}, v.touch)
+			v.touchNode(c)
 		}
 	}
 	for _, s := range v.dirty {
@@ -190,31 +211,40 @@ func (v *View) update(s *service, changes []Change) []Change {
 	s.problems = nil
 	if s.object != nil {
 		for family, ip := range families(s.object) {
-			served := 0
-			for port := range servedPorts(s.object) {
-				served++
+			w := want(s.object, family, ip)
+			w.problems(s)
+			sources := v.sources(s.object, family)
+			checkPort := healthCheckPort(s.object, family)
+			for _, port := range w.ports {
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
 				before := v.ports[id]
-				p := v.port(s, id, ip, port, before)
+				p := v.port(s, id, port, v.frontends(s, &w, port, sources), checkPort, before)
 				if p == nil {
 					continue
 				}
+				checkPort = 0 // the first one has it
 				ids = append(ids, id)
 				if p != before {
 					v.ports[id] = p
 					changes = append(changes, Change{before, p})
 				}
 			}
-			if served < len(s.object.Ports) {
+			if len(w.ports)+w.leftPorts < len(s.object.Ports) {
 				s.problem("some of its ports have the same name and protocol: the first one counts")
 			}
 		}
 	}
 	v.idSpace = ids
-	for _, id := range s.ids {
-		if !slices.Contains(ids, id) {
-			changes = append(changes, Change{Before: v.ports[id]})
-			delete(v.ports, id)
+	if !slices.Equal(ids, s.ids) {
+		still := make(map[ServicePortID]bool, len(ids))
+		for _, id := range ids {
+			still[id] = true
+		}
+		for _, id := range s.ids {
+			if !still[id] {
+				changes = append(changes, Change{Before: v.ports[id]})
+				delete(v.ports, id)
+			}
 		}
 	}
 	s.ids = keep(s.ids, ids)
@@ -227,14 +257,13 @@ func (v *View) update(s *service, changes []Change) []Change {
 	return changes
 }
 
-// port gives a Service port as it is now, before if that is the same; nil: it is nowhere to be reached.
-func (v *View) port(s *service, id ServicePortID, clusterIP netip.Addr, port *model.ServicePort, before *ServicePort) *ServicePort {
-	p := &ServicePort{
-		ID: id, Frontends: v.frontends(s, id.Family, clusterIP, port),
-		Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second,
-	}
-	if len(p.Frontends) == 0 {
+// port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
+func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, checkPort uint16, before *ServicePort) *ServicePort {
+	if len(frontends) == 0 {
 		return nil
+	}
+	p := &ServicePort{
+		ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second, HealthCheckPort: checkPort,
 	}
 	old := before
 	if old == nil {
@@ -256,7 +285,7 @@ func (v *View) port(s *service, id ServicePortID, clusterIP netip.Addr, port *mo
 		return p
 	}
 	p.Frontends = old.Frontends
-	if p.Affinity == old.Affinity && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
+	if p.Affinity == old.Affinity && p.HealthCheckPort == old.HealthCheckPort && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
 		return before
 	}
 	return p
@@ -285,10 +314,18 @@ func (v *View) check(s *service) {
 	}
 }
 
-func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, ok bool) {
-	o := s.object
-	if o == nil || o.HealthCheckNodePort == 0 || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
+// healthCheckPort gives where a Service's health check in a family is; 0: it has none.
+func healthCheckPort(o *model.Service, family model.Family) uint16 {
+	if o == nil || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
 		!slices.ContainsFunc(o.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {
+		return 0
+	}
+	return o.HealthCheckNodePort
+}
+
+func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, ok bool) {
+	port := healthCheckPort(s.object, family)
+	if port == 0 {
 		return HealthCheck{}, false
 	}
 	var counted []netip.Addr
@@ -300,5 +337,5 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 		}
 	}
 	slices.SortFunc(counted, netip.Addr.Compare)
-	return HealthCheck{Port: o.HealthCheckNodePort, LocalEndpoints: len(slices.Compact(counted))}, true
+	return HealthCheck{Port: port, LocalEndpoints: len(slices.Compact(counted))}, true
 }

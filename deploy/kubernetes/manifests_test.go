@@ -24,6 +24,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/agent/config"
 )
 
 const namespace = "slicecast-system"
@@ -145,8 +147,43 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	}
 	require.False(t, may("slicecast-server", "update", "", "services", ""))
 	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
+	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", namespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", namespace))
 	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
+}
+
+// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other one capability.
+func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
+	_, objects := load(t, ".")
+	spec := template(t, objects, "DaemonSet").Spec
+	require.False(t, *spec.AutomountServiceAccountToken)
+	require.Len(t, spec.InitContainers, 1)
+	for _, m := range spec.InitContainers[0].VolumeMounts {
+		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		require.NotNil(t, spec.Volumes[i].ConfigMap, m.Name)
+	}
+	require.Equal(t, []corev1.Capability{"NET_ADMIN"}, spec.Containers[0].SecurityContext.Capabilities.Add)
+}
+
+// TestHealthAddressesAreSettings: no flag is in the way of the ConfigMap, which has the address that the probes ask.
+func TestHealthAddressesAreSettings(t *testing.T) {
+	_, objects := load(t, ".")
+	agent := template(t, objects, "DaemonSet").Spec.Containers[0]
+	for _, a := range agent.Args {
+		require.NotContains(t, a, "--healthz-bind-address")
+	}
+	var settings string
+	for _, o := range objects {
+		if o.GetName() == "slicecast-config" {
+			settings, _, _ = unstructured.NestedString(o.Object, "data", "agent.yaml")
+		}
+	}
+	c, err := config.Parse([]byte(settings))
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1:8475,:10256", *c.HealthzBindAddress)
+	for _, probe := range []*corev1.Probe{agent.ReadinessProbe, agent.LivenessProbe} {
+		require.Equal(t, "127.0.0.1:8475", probe.HTTPGet.Host+":"+probe.HTTPGet.Port.String())
+	}
 }
 
 // snippet is the shell script that follows a marker in the README.

@@ -226,9 +226,7 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		}
 		return p.write(v.Name, files, 0o644, group)
 	case v.Projected != nil:
-		require.Len(p.t, v.Projected.Sources, 1)
-		token := v.Projected.Sources[0].ServiceAccountToken
-		return p.write(v.Name, map[string][]byte{token.Path: []byte(p.token(token))}, 0o644, group)
+		return p.write(v.Name, p.projected(v.Projected.Sources), 0o644, group)
 	case v.EmptyDir != nil:
 		dir := p.write(v.Name, nil, 0, group)
 		require.NoError(p.t, os.Chmod(dir, 0o777))
@@ -249,6 +247,31 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		require.Fail(p.t, "a kind of volume that this test does not know", v.Name)
 		return ""
 	}
+}
+
+// projected gives the files of a projected volume.
+func (p *pod) projected(sources []corev1.VolumeProjection) map[string][]byte {
+	p.t.Helper()
+	files := map[string][]byte{}
+	for _, s := range sources {
+		switch {
+		case s.ServiceAccountToken != nil:
+			files[s.ServiceAccountToken.Path] = []byte(p.token(s.ServiceAccountToken))
+		case s.ConfigMap != nil:
+			// The controller that makes it in each namespace is not there.
+			require.Equal(p.t, "kube-root-ca.crt", s.ConfigMap.Name)
+			require.Equal(p.t, []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}, s.ConfigMap.Items)
+			files["ca.crt"] = cluster.AdminConfig().CAData
+		case s.DownwardAPI != nil:
+			for _, f := range s.DownwardAPI.Items {
+				require.Equal(p.t, "metadata.namespace", f.FieldRef.FieldPath)
+				files[f.Path] = []byte(namespace)
+			}
+		default:
+			require.Fail(p.t, "a source of a projected volume that this test does not know")
+		}
+	}
+	return files
 }
 
 // hostDir stands for a directory of a node, which shares its file system with this machine.
@@ -277,7 +300,9 @@ func (p *pod) token(projection *corev1.ServiceAccountTokenProjection) string {
 		BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: p.Name, UID: p.UID},
 	}}
 	if projection != nil {
-		request.Spec.Audiences = []string{projection.Audience}
+		if projection.Audience != "" {
+			request.Spec.Audiences = []string{projection.Audience}
+		}
 		request.Spec.ExpirationSeconds = projection.ExpirationSeconds
 	}
 	answer, err := cluster.Client().CoreV1().ServiceAccounts(namespace).CreateToken(

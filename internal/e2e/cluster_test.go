@@ -143,7 +143,7 @@ func (c *cluster) startServer() {
 
 func (c *cluster) agentArgs(n *node) []string {
 	args := []string{
-		"--node-name=" + n.Name, "--programmer=iptables", "--iptables-variant=" + n.variant, "--cluster-cidr=" + clusterCIDRs,
+		"--node-name=" + n.Name, "--programmer=iptables", "--iptables-variant=" + n.variant, "--cluster-cidr=" + clusterCIDRs, "--nodeport-addresses=0.0.0.0/0,::/0",
 	}
 	switch c.feed {
 	case fromReplicas:

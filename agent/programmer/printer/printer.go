@@ -92,7 +92,10 @@ func pods(d view.PodDetector) string {
 }
 
 func nodePorts(n view.Node) string {
-	if n.LocalhostNodePorts {
+	switch {
+	case len(n.NodePorts) == 0:
+		return "no address"
+	case n.LocalhostNodePorts:
 		return join(n.NodePorts) + " and localhost"
 	}
 	return join(n.NodePorts)
@@ -138,6 +141,9 @@ func lines(port *view.ServicePort) []string {
 	}
 	if port.Affinity > 0 {
 		out = append(out, fmt.Sprintf("affinity of clients for %v", port.Affinity))
+	}
+	if port.HealthCheckPort > 0 {
+		out = append(out, fmt.Sprintf("health checks at port %d", port.HealthCheckPort))
 	}
 	known := map[netip.AddrPort]bool{}
 	for _, b := range slices.Concat(port.Cluster, port.Local) {

@@ -35,7 +35,7 @@ func TestReplace(t *testing.T) {
 	var out bytes.Buffer
 	p := New(&out)
 	local := servicePort("local", "10.180.0.1:8080")
-	local.Affinity = 3 * time.Hour
+	local.Affinity, local.HealthCheckPort = 3*time.Hour, 31000
 	local.Local = local.Cluster
 	local.Serving = []netip.AddrPort{netip.MustParseAddrPort("10.180.0.1:8080"), netip.MustParseAddrPort("10.180.0.9:8080")}
 	local.Frontends = []view.Frontend{
@@ -68,6 +68,7 @@ default/local:http/TCP/IPv4:
     externalIP 192.0.2.1 port 80: this node → cluster masqueraded, others → local
     loadBalancer 192.0.2.2 port 80: pods → cluster, this node → cluster masqueraded, others → drop; only from 192.0.2.0/24, 198.51.100.0/24
     affinity of clients for 3h0m0s
+    health checks at port 31000
     cluster → 10.180.0.1:8080 on this node
     local → 10.180.0.1:8080 on this node
     flows to 10.180.0.9:8080 stay
@@ -84,6 +85,7 @@ func TestNode(t *testing.T) {
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	for want, node := range map[string]view.Node{
 		"pods are not told apart; node ports are on 0.0.0.0/0, ::/0 and localhost\n": {NodePorts: all, LocalhostNodePorts: true},
+		"pods are not told apart; node ports are on no address\n":                    {},
 		"pods are behind cni0; node ports are on 0.0.0.0/0, ::/0\n":                  {NodePorts: all, Pods: view.PodDetector{Interface: "cni0"}},
 		"pods are behind veth*; node ports are on 0.0.0.0/0, ::/0\n":                 {NodePorts: all, Pods: view.PodDetector{InterfacePrefix: "veth"}},
 		"pods are not told apart; node ports are on 0.0.0.0/0, ::/0; cluster IPs are in 10.96.0.0/16, fd00:10:96::/112\n": {

@@ -1,0 +1,105 @@
+package view_test
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// manyPorts makes so many ports with NodePorts; of each four, two have the same number.
+func manyPorts(count int) func(*model.Service) {
+	return func(s *model.Service) {
+		s.Type, s.Ports = model.NodePort, nil
+		for i := range count {
+			s.Ports = append(s.Ports, model.ServicePort{
+				Name: fmt.Sprintf("p%05d", i), Protocol: model.TCP, Port: uint16(1 + i - i%4/3), NodePort: uint16(20000 + i),
+			})
+		}
+	}
+}
+
+func manyExternalIPs(count int) func(*model.Service) {
+	return func(s *model.Service) {
+		for i := range count {
+			s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}))
+		}
+	}
+}
+
+func frontendCount(state view.State) (count int) {
+	for _, p := range state.Ports {
+		count += len(p.Frontends)
+	}
+	return count
+}
+
+// TestOneServiceHasBounds: a Service that asks for ports times addresses without end gets so many, the cluster IP and the NodePort
+// of each port among them, and the others are as they were.
+func TestOneServiceHasBounds(t *testing.T) {
+	f := newFight(t)
+	f.set(api, clusterIP("10.96.0.2"))
+	f.set(web, manyPorts(400), manyExternalIPs(2000))
+	f.change()
+	require.Len(t, f.State().Ports, 401)
+	require.Equal(t, 1+300*25+400, frontendCount(f.State()), "a quarter of the ports has the number of another")
+	require.Contains(t, f.has(web), "clusterIP 10.96.0.1:1/TCP")
+	require.Contains(t, f.has(web), "externalIP 203.0.0.23:1/TCP")
+	require.NotContains(t, f.has(web), "externalIP 203.0.0.24:1/TCP")
+	require.Contains(t, f.Problems()[0].Reason,
+		"its ports times its addresses are more than 10000 over IPv4: the last 0 ports and the last 1976 of the external addresses are left out")
+
+	// What is left out is free for others.
+	f.set(api, clusterIP("10.96.0.2"), externalIP("203.0.0.24"), ports(model.ServicePort{Protocol: model.TCP, Port: 1}))
+	f.change()
+	require.Contains(t, f.has(api), "externalIP 203.0.0.24:1/TCP")
+
+	f.set(web, manyPorts(10100))
+	f.change()
+	require.Len(t, f.State().Ports, 10001)
+	require.Contains(t, f.Problems()[0].Reason, "the last 100 ports and the last 0 of the external addresses are left out")
+
+	f.set(web, manyPorts(100), manyExternalIPs(99))
+	f.change()
+	require.Equal(t, 1+75*100+100, frontendCount(f.State()))
+	require.NotContains(t, f.Problems()[0].Reason, "left out")
+}
+
+// TestCostOfPorts: eight times the ports, or the addresses, are eight times the work or so, not 64 times.
+func TestCostOfPorts(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// cost is the least CPU time of several that a Service takes to come, to change, and to go.
+	cost := func(edit ...func(*model.Service)) float64 {
+		s := service(web, edit...)
+		other := service(web, append(edit, created(1))...)
+		least := math.Inf(1)
+		for range 7 {
+			v := view.New(options)
+			runtime.GC()
+			begin := cpuTime(t)
+			for _, o := range []*model.Service{s, other, nil} {
+				v.Set(web, o, nil)
+				v.Changes()
+			}
+			least = min(least, cpuTime(t)-begin)
+		}
+		return least
+	}
+	require.Less(t, cost(manyPorts(4000))/cost(manyPorts(500)), 32.0)
+	require.Less(t, cost(manyPorts(2), manyExternalIPs(4000))/cost(manyPorts(2), manyExternalIPs(500)), 32.0)
+}
+
+// cpuTime is this thread's, in seconds: what else the machine does is not in it.
+func cpuTime(t *testing.T) float64 {
+	var now unix.Timespec
+	require.NoError(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now))
+	return float64(now.Nano()) / 1e9
+}
