@@ -113,6 +113,9 @@ func (f *kernelFamily) index(port *plan,
 			address(f.rejectVIPs, g.Address, entry)
 		}
 	}
+	if port.HealthCheckPort != 0 {
+		number(f.rejectNodePorts[model.TCP], port.HealthCheckPort, frontend{port, healthCheck})
+	}
 	for _, a := range port.localAddresses() {
 		backend(f.hairpins, a, hairpin{port, a})
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // plan is a Service port, with what is asked of it for each of its frontends.
@@ -50,7 +51,15 @@ type frontend struct {
 	index int
 }
 
-func (f frontend) get() view.Frontend { return f.port.Frontends[f.index] }
+// healthCheck is the index of a Service's healthCheckNodePort, which is let in where the NodePorts are.
+const healthCheck = -1
+
+func (f frontend) get() view.Frontend {
+	if f.index == healthCheck {
+		return view.Frontend{Kind: view.NodePort, Port: f.port.HealthCheckPort}
+	}
+	return f.port.Frontends[f.index]
+}
 
 func (f frontend) way() wayTo { return f.port.ways[f.index] }
 
@@ -166,7 +175,11 @@ func comment(f frontend) string {
 		}
 		return '_'
 	}, f.port.ID.String())
-	return fmt.Sprintf("-m comment --comment \"%.230s %v\"", text, f.get().Kind)
+	kind := f.get().Kind.String()
+	if f.index == healthCheck {
+		kind = "healthCheckNodePort"
+	}
+	return fmt.Sprintf("-m comment --comment \"%.230s %s\"", text, kind)
 }
 
 // natRules writes the rules under a key of a tree of nat.
@@ -271,6 +284,10 @@ func (d *dialect) filtered(f view.Frontend) bool {
 func (d *dialect) filterRules(w *bytes.Buffer, chain string, frontends []frontend) {
 	for _, f := range inOrder(frontends) {
 		g := f.get()
+		if f.index == healthCheck {
+			w.WriteString(d.frontend(model.TCP, g).rule(chain, comment(f), "-j ACCEPT"))
+			continue
+		}
 		m := d.frontend(f.port.ID.Protocol, g)
 		if len(g.Sources) > 0 {
 			if !d.refuses(g) {

@@ -74,6 +74,40 @@ func TestNodePortAddresses(t *testing.T) {
 	})
 }
 
+// TestHealthCheckPort holds that healthCheckNodePorts are let in where nodePorts are, whatever the policy.
+func TestHealthCheckPort(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.state.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}
+		second := netip.MustParseAddr("192.168.1.2")
+		c.a.AddAddress(second)
+		c.a.Serve(testenv.TCP, 32000, 32001)
+		for _, rule := range []string{"-P INPUT DROP", "-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT"} {
+			_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), strings.Fields(rule)...)
+			require.NoError(t, err)
+		}
+		probe := func(to netip.Addr, port uint16) testenv.Result {
+			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(to, port), 1, testenv.ProbeOptions{Timeout: time.Second})
+		}
+		node := c.a.Addr(false)
+		before := c.web("web", model.IPv4, 1, 0)
+		after := *before
+		after.HealthCheckPort = 32000
+		c.set(before)
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		require.True(t, probe(node, 32000).All(testenv.TimedOut))
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: before, After: &after}}))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(node, 32000), 1, patient)
+		require.True(t, r.All(testenv.Answered), "%v", r)
+		require.True(t, probe(node, 32001).All(testenv.TimedOut))
+		require.True(t, probe(second, 32000).All(testenv.TimedOut))
+		c.set(&after)
+		c.requireFresh(t)
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: &after, After: before}}))
+		require.True(t, probe(node, 32000).All(testenv.TimedOut))
+	})
+}
+
 // TestRouteLocalnet holds that the routing of loopback addresses is switched on with the guard in place, which leaves a
 // Replace nothing to do for it that needs more than to read.
 func TestRouteLocalnet(t *testing.T) {
