@@ -152,7 +152,7 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
 }
 
-// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other one capability.
+// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other two capabilities.
 func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 	_, objects := load(t, ".")
 	spec := template(t, objects, "DaemonSet").Spec
@@ -162,7 +162,7 @@ func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
 		require.NotNil(t, spec.Volumes[i].ConfigMap, m.Name)
 	}
-	require.Equal(t, []corev1.Capability{"NET_ADMIN"}, spec.Containers[0].SecurityContext.Capabilities.Add)
+	require.Equal(t, []corev1.Capability{"NET_ADMIN", "NET_RAW"}, spec.Containers[0].SecurityContext.Capabilities.Add)
 }
 
 // TestHealthAddressesAreSettings: no flag is in the way of the ConfigMap, which has the address that the probes ask.
