@@ -160,7 +160,8 @@ func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 	require.Len(t, spec.InitContainers, 1)
 	for _, m := range spec.InitContainers[0].VolumeMounts {
 		i := slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
-		require.NotNil(t, spec.Volumes[i].ConfigMap, m.Name)
+		require.Nil(t, spec.Volumes[i].Projected, m.Name)
+		require.Nil(t, spec.Volumes[i].Secret, m.Name)
 	}
 	require.Equal(t, []corev1.Capability{"NET_ADMIN", "NET_RAW"}, spec.Containers[0].SecurityContext.Capabilities.Add)
 }
