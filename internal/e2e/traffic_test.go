@@ -211,6 +211,11 @@ func (p *prober) run(ctx context.Context, w way) {
 	defer pause.Stop()
 	for ctx.Err() == nil {
 		result := w.try(ctx)
+		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
+			// The flow of a request that is on its way when its endpoint goes is removed, and the answer with it. Who uses UDP asks
+			// again, as nothing else is promised.
+			result = w.try(ctx)
+		}
 		p.mu.Lock()
 		p.attempts++
 		// An attempt that the end has cut short says nothing.
