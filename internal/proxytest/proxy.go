@@ -20,7 +20,6 @@ const Nowhere = "127.0.0.1:1"
 // Proxy stands between one client and whatever server is its target.
 type Proxy struct {
 	listener net.Listener
-	target   atomic.Pointer[string]
 	// left is how many more bytes may come from the server before all connections are cut.
 	left atomic.Int64
 	// gate is locked while nothing passes from the server to the client; the connections stay.
@@ -29,8 +28,10 @@ type Proxy struct {
 	dead    atomic.Bool
 	running sync.WaitGroup
 
-	mu    sync.Mutex
-	conns map[net.Conn]struct{}
+	// mu is held for as long as a connection is made: Cut closes all that lead to what was the target before a Lead.
+	mu     sync.Mutex
+	target string
+	conns  map[net.Conn]struct{}
 }
 
 // T is a *testing.T or *rapid.T.
@@ -45,8 +46,7 @@ func New(t T, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &Proxy{listener: l, conns: make(map[net.Conn]struct{})}
-	p.target.Store(&target)
+	p := &Proxy{listener: l, target: target, conns: make(map[net.Conn]struct{})}
 	p.left.Store(unlimited)
 	p.running.Go(p.accept)
 	t.Cleanup(func() {
@@ -66,7 +66,11 @@ func New(t T, target string) *Proxy {
 func (p *Proxy) Address() string { return p.listener.Addr().String() }
 
 // Lead makes connections go to another server from now on.
-func (p *Proxy) Lead(target string) { p.target.Store(&target) }
+func (p *Proxy) Lead(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
 
 func (p *Proxy) accept() {
 	for {
@@ -74,14 +78,11 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", *p.target.Load())
+		server, err := p.connect(client)
 		if err != nil {
 			_ = client.Close()
 			continue
 		}
-		p.mu.Lock()
-		p.conns[client], p.conns[server] = struct{}{}, struct{}{}
-		p.mu.Unlock()
 		p.running.Go(func() {
 			p.pass(server, client, func(n int) int { return n })
 			p.close(client, server)
@@ -91,6 +92,18 @@ func (p *Proxy) accept() {
 			p.close(client, server)
 		})
 	}
+}
+
+// connect makes the connection to the target that belongs to a client's.
+func (p *Proxy) connect(client net.Conn) (net.Conn, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		return nil, err
+	}
+	p.conns[client], p.conns[server] = struct{}{}, struct{}{}
+	return server, nil
 }
 
 // fromServer waits for the gate, and gives how many of n bytes may pass.
