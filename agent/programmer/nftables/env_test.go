@@ -80,6 +80,7 @@ type testCluster struct {
 	client *testenv.Client
 	state  view.State
 	inHost *inHost
+	t      testing.TB // which the programmers live as long as
 }
 
 const (
@@ -90,7 +91,7 @@ const (
 func newCluster(t *testing.T) *testCluster {
 	t.Helper()
 	n := testenv.NewNetwork(t)
-	c := &testCluster{Network: n, a: n.AddNode("a"), b: n.AddNode("b"), state: newState()}
+	c := &testCluster{Network: n, a: n.AddNode("a"), b: n.AddNode("b"), state: newState(), t: t}
 	for i, node := range []*testenv.Node{c.a, c.a, c.b, c.b} {
 		pod := node.AddPod(fmt.Sprint("pod", i))
 		pod.Serve(testenv.TCP, tcpPort)
@@ -99,9 +100,12 @@ func newCluster(t *testing.T) *testCluster {
 	}
 	c.client = n.AddClient("client")
 	c.client.RouteVia(c.a, testenv.ServiceCIDRs()...)
-	c.inHost = newInHost(t, c.a.Host, Options{})
+	c.restart()
 	return c
 }
+
+// restart has another process take over.
+func (c *testCluster) restart() { c.inHost = newInHost(c.t, c.a.Host, Options{}) }
 
 func newState() view.State {
 	return view.State{
@@ -197,10 +201,11 @@ func localPolicy(f view.Frontend) view.Frontend {
 	return routed(f, toCluster, toClusterMasquerade, toLocal)
 }
 
-// patient waits for answers even on a busy machine; brief is for those that do not come.
+// patient waits for answers even on a busy machine; brief and silence are for those that do not come.
 var (
-	patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
+	patient = testenv.ProbeOptions{Timeout: 2 * time.Second}
 	brief   = testenv.ProbeOptions{Timeout: 300 * time.Millisecond}
+	silence = testenv.ProbeOptions{Timeout: 50 * time.Millisecond}
 )
 
 // transport is what a test needs to know of TCP or UDP.

@@ -607,8 +607,8 @@ func (c class) draws() []uint32 {
 
 // pickChain gives the rules of a chain that chooses a backend.
 func (d *dialect) pickChain(p pick) []rule {
-	// id . index is at 0 and so is id . client, with room for a backend's number after that.
-	client, number := 1, 1+d.words()
+	// id . index is at 0, and so is id . client. A backend's number is behind what it takes to load an id.
+	client, number := 1, d.keyWords()
 	key := slices.Concat(d.id(p.via, 0), d.source(client))
 	draw := func(modulus uint32) []expr.Any {
 		return append(d.id(p.via, 0), &expr.Numgen{Register: register(1), Modulus: modulus, Type: unix.NFT_NG_RANDOM})
