@@ -31,7 +31,7 @@ const (
 
 // kept tells that such a part, once it is there, is only removed by a Replace: it may be needed again soon, and to make
 // it takes the kernel as long as there are elements in maps.
-func (k refKind) kept() bool { return k == refPolicy || k == refPick }
+func (k refKind) kept() bool { return k == refPolicy || k == refPick || k == refAffinity }
 
 // vmap gives the map that leads to the chain of a policy or a pick, the key there, and its name.
 func (r ref) vmap() (s setID, key uint32, chain string) {

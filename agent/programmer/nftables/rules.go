@@ -30,7 +30,7 @@ const (
 	servicesChain    = "services"
 	nodePortsChain   = "nodeports"
 	sourcesChain     = "sources"
-	rejectChain      = "reject"
+	rejectChain      = "refuse" // "reject" is a word that nft does not take for a name
 )
 
 // setChains lead to a backend of a set. They are named as Target is, and so are the chains behind them.

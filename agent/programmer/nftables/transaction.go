@@ -421,17 +421,16 @@ func (x *transaction) commit() error {
 	}
 
 	// Too long for one transaction: only what packets see at once must be in one.
-	main := newBatch(nil)
-	main.append(x.define.buf)
-	x.steps(main)
-	if !main.fits(x.conn) {
-		return &kernelError{errno: unix.EMSGSIZE}
-	}
-	var prefix, early, late batch
+	var prefix, early, main, late batch
 	prefix.append(x.prefix.buf)
 	x.early.write(&early, unix.NFT_MSG_NEWSETELEM)
+	main.append(x.define.buf)
+	x.steps(&main)
 	x.late.write(&late, unix.NFT_MSG_DELSETELEM)
-	for _, part := range []*batch{&prefix, &early, main, &late} {
+	if len(main.buf)+2*headerLen > x.conn.limit {
+		return &kernelError{errno: unix.EMSGSIZE}
+	}
+	for _, part := range []*batch{&prefix, &early, &main, &late} {
 		if err := x.conn.commitParts(part); err != nil {
 			return fmt.Errorf("%w: %w", errPartly, err)
 		}
