@@ -70,6 +70,9 @@ func (c *conn) setUp() (err error) {
 	if c.port, err = portOf(c.fd); err != nil {
 		return err
 	}
+	if err := unix.Connect(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil { // to the kernel
+		return os.NewSyscallError("connect", err)
+	}
 	for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
 		if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, option, 1); err != nil {
 			return os.NewSyscallError("setsockopt", err)
@@ -111,8 +114,6 @@ func portOf(fd int) (uint32, error) {
 }
 
 func (c *conn) close() { _ = unix.Close(c.fd) }
-
-var kernel = &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 
 // batch is a transaction: all of its messages have effect at once, or none has.
 type batch struct {
@@ -188,7 +189,7 @@ func (c *conn) transact(b *batch, commit bool) error {
 	if commit { // else the kernel takes it back in the end
 		b.end(b.header(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	}
-	if err := unix.Sendto(c.fd, b.buf, 0, kernel); err != nil {
+	if err := unix.Send(c.fd, b.buf, 0); err != nil {
 		return os.NewSyscallError("send to netlink", err)
 	}
 	return c.answer(b, first)
@@ -289,7 +290,7 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 	w.end(at)
 	c.seq++
 	binary.NativeEndian.PutUint32(w.buf[8:], c.seq)
-	if err := unix.Sendto(c.fd, w.buf, 0, kernel); err != nil {
+	if err := unix.Send(c.fd, w.buf, 0); err != nil {
 		return os.NewSyscallError("send to netlink", err)
 	}
 	var interrupted error

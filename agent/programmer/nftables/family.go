@@ -55,17 +55,28 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	c, err := f.read()
 	switch {
 	case errors.Is(err, errInterrupted):
-		f.log.Warn("The nftables table can't be read, as something changes the ruleset all the time: it is made anew, and affinity is lost", "family", f.family)
-		c = &content{exists: true, foreign: true}
+		f.log.Warn("the nftables table can't be read, as something changes the ruleset all the time", "family", f.family)
+		c = &content{foreign: true}
 	case err != nil:
 		return err
 	}
-	if c.foreign || c.lastID > idBits/2 || c.lastNumber > 1<<31 {
-		f.log.Info("The nftables table is made anew", "family", f.family, "foreign", c.foreign)
-		c = &content{exists: true, foreign: true}
+	if !c.foreign && c.lastNumber < 1<<31 {
+		err = f.replaceFrom(ctx, c, state)
+		if k := (*kernelError)(nil); !errors.As(err, &k) {
+			return err
+		}
+		if _, ok := programmer.PortErrors(err); ok {
+			return err
+		}
+		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
 	}
-	f.adopt(c)
+	f.log.Info("the nftables table is made anew, and affinity is lost", "family", f.family)
+	return f.replaceFrom(ctx, &content{exists: true, foreign: true}, state)
+}
 
+// replaceFrom makes the table hold a state, given what it holds.
+func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) error {
+	f.adopt(c)
 	steps := make([]change, 0, len(state.Ports))
 	byName := map[string]*port{}
 	for id, found := range c.found {
@@ -82,8 +93,12 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 			continue
 		}
 		name := label(id)
-		steps = append(steps, change{id: id, before: byName[name], after: wanted})
-		delete(byName, name)
+		before := byName[name]
+		steps = append(steps, change{id: id, before: before, after: wanted})
+		if before != nil {
+			f.ports[id] = before // which it remains if it is refused
+			delete(byName, name)
+		}
 	}
 	for _, left := range byName {
 		steps = append(steps, change{before: left})
@@ -100,7 +115,7 @@ func (f *family) adopt(c *content) {
 		f.held[r] = 1
 	}
 	p := &f.prefix
-	p.dialect, p.buf = f.dialect, nil
+	*p = objects{dialect: f.dialect, table: Table}
 	if c.foreign {
 		p.addTable() // so that it can be removed
 		p.removeTable()
@@ -294,6 +309,7 @@ func (f *family) attempt(ctx context.Context, steps []change, give []ref) error 
 		return err
 	}
 	x := f.begin()
+	defer x.end()
 	for _, s := range steps {
 		if err := x.change(s); err != nil {
 			return err

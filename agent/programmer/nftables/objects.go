@@ -4,9 +4,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// objects writes messages that add and remove parts of the table.
+// objects writes messages that add and remove parts of a table.
 type objects struct {
 	*dialect
+	table string
 	writer
 }
 
@@ -17,17 +18,17 @@ func (o *objects) message(kind int, flags uint16, attrs func()) {
 }
 
 func (o *objects) addTable() {
-	o.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func() { o.text(unix.NFTA_TABLE_NAME, Table) })
+	o.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func() { o.text(unix.NFTA_TABLE_NAME, o.table) })
 }
 
 func (o *objects) removeTable() {
-	o.message(unix.NFT_MSG_DELTABLE, 0, func() { o.text(unix.NFTA_TABLE_NAME, Table) })
+	o.message(unix.NFT_MSG_DELTABLE, 0, func() { o.text(unix.NFTA_TABLE_NAME, o.table) })
 }
 
 // addChain adds a chain, if it is not there.
 func (o *objects) addChain(name string) {
 	o.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func() {
-		o.text(unix.NFTA_CHAIN_TABLE, Table)
+		o.text(unix.NFTA_CHAIN_TABLE, o.table)
 		o.text(unix.NFTA_CHAIN_NAME, name)
 		if h, base := hooks[name]; base {
 			at := o.nest(unix.NFTA_CHAIN_HOOK)
@@ -42,7 +43,7 @@ func (o *objects) addChain(name string) {
 // setRules replaces the rules of a chain that is there.
 func (o *objects) setRules(chain string, rules []rule) {
 	o.message(unix.NFT_MSG_DELRULE, 0, func() {
-		o.text(unix.NFTA_RULE_TABLE, Table)
+		o.text(unix.NFTA_RULE_TABLE, o.table)
 		o.text(unix.NFTA_RULE_CHAIN, chain)
 	})
 	for _, r := range rules {
@@ -52,7 +53,7 @@ func (o *objects) setRules(chain string, rules []rule) {
 
 func (o *objects) addRule(chain string, r rule) {
 	o.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func() {
-		o.text(unix.NFTA_RULE_TABLE, Table)
+		o.text(unix.NFTA_RULE_TABLE, o.table)
 		o.text(unix.NFTA_RULE_CHAIN, chain)
 		attrs, _ := o.encode(r)
 		o.buf = append(o.buf, attrs...)
@@ -61,14 +62,14 @@ func (o *objects) addRule(chain string, r rule) {
 
 func (o *objects) removeChain(name string) {
 	o.message(unix.NFT_MSG_DELCHAIN, 0, func() {
-		o.text(unix.NFTA_CHAIN_TABLE, Table)
+		o.text(unix.NFTA_CHAIN_TABLE, o.table)
 		o.text(unix.NFTA_CHAIN_NAME, name)
 	})
 }
 
 func (o *objects) addSet(s setID) {
 	o.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func() {
-		o.text(unix.NFTA_SET_TABLE, Table)
+		o.text(unix.NFTA_SET_TABLE, o.table)
 		o.text(unix.NFTA_SET_NAME, s.String())
 		o.uint32(unix.NFTA_SET_ID, uint32(s)+1) // which only rules of the same transaction would refer to
 		o.define(s).write(&o.writer)
@@ -77,7 +78,7 @@ func (o *objects) addSet(s setID) {
 
 func (o *objects) removeSet(name string) {
 	o.message(unix.NFT_MSG_DELSET, 0, func() {
-		o.text(unix.NFTA_SET_TABLE, Table)
+		o.text(unix.NFTA_SET_TABLE, o.table)
 		o.text(unix.NFTA_SET_NAME, name)
 	})
 }

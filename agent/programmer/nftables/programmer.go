@@ -84,7 +84,8 @@ func New(options Options) (*Programmer, error) {
 // try has the kernel look at a table with everything in it that one may need.
 func (f *family) try() error {
 	b := newBatch(nil)
-	o := objects{dialect: f.dialect}
+	// Not the table itself, as the kernel would look at all elements that there are.
+	o := objects{dialect: f.dialect, table: Table + "-check"}
 	o.addTable()
 	sticky := pick{class: classOf(exactSize+1, 1)}
 	chains := f.fixedChains(view.Node{LocalhostNodePorts: true})
@@ -186,7 +187,7 @@ func Cleanup(context.Context) error {
 func (c *conn) removeTables() error {
 	var errs []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		o := objects{dialect: newDialect(name, DefaultMasqueradeMark)}
+		o := objects{dialect: newDialect(name, DefaultMasqueradeMark), table: Table}
 		o.removeTable()
 		b := newBatch(nil)
 		b.append(o.buf)

@@ -63,9 +63,11 @@ type transaction struct {
 type performed struct {
 	id     view.ServicePortID
 	before *port
-	after  *port // without its slots: those are before's, edited
-	edits  [backendSets][]edit
-	same   bool // after has before's id, and slots of the same sort
+	after  *port
+	// same: after has before's id, and slots of the same sort. Of each set that has slots, it gets before's when the kernel
+	// has the transaction, and these edits are performed on them.
+	same  bool
+	edits [backendSets][]edit
 }
 
 // changes are elements by set.
@@ -100,6 +102,14 @@ func (c *changes) reset(nfproto byte) {
 	c.touched = c.touched[:0]
 }
 
+// length is what write writes, or less.
+func (c *changes) length() (n int) {
+	for _, s := range c.touched {
+		n += len(c.sets[s].buf) + (len(c.sets[s].cuts)+1)*(headerLen+64)
+	}
+	return n
+}
+
 // write gives the messages that add the elements, or remove them.
 func (c *changes) write(b *batch, kind int) {
 	for _, s := range c.touched {
@@ -111,16 +121,22 @@ func (c *changes) write(b *batch, kind int) {
 func (f *family) begin() *transaction {
 	x := &f.transaction
 	x.family = f
-	for _, o := range []*objects{&x.define, &x.undefine} {
-		o.dialect, o.buf = f.dialect, o.buf[:0]
-	}
-	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
-		c.reset(f.nfproto)
-	}
-	x.refs, x.clean = map[ref]int{}, false
-	x.performed, x.taken = nil, nil
+	x.end()
+	x.refs = map[ref]int{}
 	x.lastID, x.lastNumber = f.lastID, f.lastNumber
 	return x
+}
+
+// end forgets what the transaction was, and keeps only memory for a small one.
+func (x *transaction) end() {
+	for _, o := range []*objects{&x.define, &x.undefine} {
+		*o = objects{dialect: x.dialect, table: Table}
+	}
+	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
+		c.reset(x.nfproto)
+	}
+	x.refs, x.clean = nil, false
+	x.performed, x.taken = nil, nil
 }
 
 var errNoID = errors.New("there are too many Service ports for the table: more than a million")
@@ -290,7 +306,14 @@ func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []
 	if p.before != nil && p.before.id == p.after.id {
 		come = &x.added
 	}
-	p.edits[set] = edits(held, indices, added)
+	if len(held) == 0 {
+		p.after.slots[set] = added
+		for i, s := range added {
+			p.after.addSlot(come, set, i, s)
+		}
+	} else {
+		p.edits[set] = edits(held, indices, added)
+	}
 	for _, e := range p.edits[set] {
 		if !e.before.empty() {
 			p.after.removeSlot(&x.removed, set, e.index)
@@ -408,7 +431,11 @@ func (x *transaction) finish() {
 
 // commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
 func (x *transaction) commit() error {
-	all := newBatch(x.buf)
+	length := 2*headerLen + len(x.prefix.buf) + len(x.define.buf) + len(x.undefine.buf)
+	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
+		length += c.length()
+	}
+	all := newBatch(slices.Grow(x.buf[:0], length))
 	all.append(x.prefix.buf, x.define.buf)
 	x.early.write(all, unix.NFT_MSG_NEWSETELEM)
 	x.steps(all)
@@ -461,11 +488,9 @@ func (x *transaction) settle() {
 			delete(x.ports, p.id)
 		default:
 			for set, changes := range p.edits {
-				var held []slot
-				if p.same {
-					held = p.before.slots[set]
+				if p.same && len(p.before.slots[set]) > 0 {
+					p.after.slots[set] = perform(p.before.slots[set], changes)
 				}
-				p.after.slots[set] = perform(held, changes)
 			}
 			x.ports[p.id] = p.after
 		}
