@@ -159,12 +159,14 @@ func (f *family) adopt(c *content) {
 // adoptChains prepares what must be changed in chains and in stray elements.
 func (f *family) adoptChains(c *content, wanted map[string][]rule) {
 	p := &f.prefix
-	for name := range wanted {
+	names := slices.SortedFunc(maps.Keys(wanted), compareChains)
+	for _, name := range names {
 		if c.chains[name] == nil {
 			p.addChain(name)
 		}
 	}
-	for name, rules := range wanted {
+	for _, name := range names {
+		rules := wanted[name]
 		hashes := make([]uint64, len(rules))
 		for i, r := range rules {
 			_, hashes[i] = f.encode(r)

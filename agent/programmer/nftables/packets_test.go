@@ -107,3 +107,37 @@ func TestPackets(t *testing.T) {
 		require.Equal(t, map[string]int{"a": 5}, r.Backends(), "loopback is left alone: %v", r)
 	})
 }
+
+// TestUniformChoice counts where connections go, for sets with a size of their own and larger ones.
+func TestUniformChoice(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var ports []uint16
+	for i := range uint16(21) {
+		ports = append(ports, 9000+i)
+	}
+	c.pods[0].Serve(testenv.UDP, ports...)
+	c.pods[2].Serve(testenv.UDP, ports...)
+	for i, n := range []int{3, 5, 21} {
+		port := &view.ServicePort{
+			ID:        serviceID(fmt.Sprint("s", i), model.UDP, model.IPv4),
+			Frontends: []view.Frontend{clusterIP(vip(model.IPv4, byte(i))), nodePort(30000 + uint16(i))},
+		}
+		for _, pod := range []int{0, 2} {
+			for _, p := range ports[:n] {
+				port.Cluster = append(port.Cluster, c.backends(model.IPv4, p, pod)...)
+			}
+		}
+		c.set(port)
+		c.replace(t)
+		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip(model.IPv4, byte(i)), servicePort), netip.AddrPortFrom(c.a.IPv4, 30000+uint16(i))} {
+			// Each backend expects 25; that one of 42 gets none or 60 has a chance of about 1e-7.
+			r := c.client.Probe(t.Context(), testenv.UDP, to, 25*2*n, patient)
+			require.True(t, r.All(testenv.Answered), "%v", r)
+			require.Len(t, r.Servers(), 2*n)
+			for server, count := range r.Servers() {
+				require.Less(t, count, 60, "%v", server)
+			}
+		}
+	}
+}

@@ -33,6 +33,13 @@ const (
 // it takes the kernel as long as there are elements in maps.
 func (k refKind) kept() bool { return k == refPolicy || k == refPick || k == refAffinity }
 
+// compareRefs orders parts by their kinds, and beyond that only so that there is an order.
+func compareRefs(a, b ref) int {
+	return cmp.Or(
+		cmp.Compare(a.kind, b.kind), cmp.Compare(a.number, b.number), a.address.Compare(b.address),
+		cmp.Compare(a.pick.set, b.pick.set), cmp.Compare(a.pick.via, b.pick.via), cmp.Compare(a.pick.class, b.pick.class))
+}
+
 // vmap gives the map that leads to the chain of a policy or a pick, the key there, and its name.
 func (r ref) vmap() (s setID, key uint32, chain string) {
 	if r.kind == refPolicy {

@@ -1,6 +1,7 @@
 package nftables
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -32,6 +33,23 @@ const (
 	sourcesChain     = "sources"
 	rejectChain      = "refuse" // "reject" is a word that nft does not take for a name
 )
+
+// chainOrder is that of packets. It is for those who read the table, as nft lists chains in the order they came in.
+var chainOrder = []string{
+	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain, setChains[cluster], setChains[local],
+	forwardChain, postroutingChain,
+}
+
+// compareChains puts the chains that always exist in their order, and the others behind them by their names.
+func compareChains(a, b string) int {
+	place := func(name string) int {
+		if i := slices.Index(chainOrder, name); i >= 0 {
+			return i
+		}
+		return len(chainOrder)
+	}
+	return cmp.Or(cmp.Compare(place(a), place(b)), strings.Compare(a, b))
+}
 
 // setChains lead to a backend of a set. They are named as Target is, and so are the chains behind them.
 var setChains = [backendSets]string{cluster: view.Cluster.String(), local: view.Local.String()}

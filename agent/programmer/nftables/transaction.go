@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -388,8 +387,8 @@ func (x *transaction) finish() {
 			gone = append(gone, r)
 		}
 	}
-	slices.SortFunc(come, func(a, b ref) int { return cmp.Compare(a.kind, b.kind) })
-	slices.SortFunc(gone, func(a, b ref) int { return cmp.Compare(b.kind, a.kind) })
+	slices.SortFunc(come, compareRefs)
+	slices.SortFunc(gone, func(a, b ref) int { return compareRefs(b, a) })
 	lengths := false
 	for _, r := range come {
 		switch r.kind {
