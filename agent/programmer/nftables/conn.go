@@ -294,6 +294,7 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 		return os.NewSyscallError("send to netlink", err)
 	}
 	var interrupted error
+	generation := -1
 	for {
 		n, err := c.receive()
 		if err != nil {
@@ -316,6 +317,12 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 				return interrupted
 			}
 			if _, attrs, ok := h.nftables(body); ok {
+				// Of elements the kernel does not say by a flag that the ruleset changed, but each message has its generation.
+				now := int(binary.BigEndian.Uint16(body[2:]))
+				if generation >= 0 && now != generation {
+					interrupted = errInterrupted
+				}
+				generation = now
 				each(attrs)
 			}
 			if flags == 0 {

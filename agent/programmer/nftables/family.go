@@ -209,6 +209,9 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 		}
 	}
 	f.steps = steps
+	if len(steps) == 0 {
+		return nil
+	}
 	return f.perform(ctx, steps, nil)
 }
 

@@ -139,6 +139,9 @@ func (f *family) holds(t require.TestingT) holds {
 		}
 	}
 	out.Sets = slices.Sorted(maps.Keys(c.sets))
+	if f.held[ref{kind: refAffinity}] == 0 {
+		out.Sets = slices.DeleteFunc(out.Sets, func(name string) bool { return name == affinity.String() })
+	}
 	for r := range c.addresses {
 		out.Addresses = append(out.Addresses, fmt.Sprint(r))
 		require.Positive(t, f.held[r])

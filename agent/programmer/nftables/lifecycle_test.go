@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -387,4 +388,53 @@ func TestNew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
+}
+
+// TestRestless holds that a table is read as it is while others change something of theirs all the time.
+func TestRestless(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range byte(50) {
+		for _, family := range families {
+			p := c.web(family, i)
+			for j := range 60 {
+				a := netip.AddrPortFrom(vip(family, i), uint16(1000+j))
+				p.Cluster = append(p.Cluster, view.Backend{Address: a})
+			}
+			c.set(p)
+		}
+	}
+	c.replace(t)
+	other := newInHost(t, c.a.Host, Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for ctx.Err() == nil {
+			o := objects{dialect: newDialect(model.IPv4, 1), table: "other"}
+			o.addTable()
+			o.removeTable()
+			b := newBatch(nil)
+			b.append(o.buf)
+			if err := other.conn.commit(b); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	defer wait.Wait()
+	defer cancel()
+	require.Eventually(t, func() bool {
+		ask := func(w *writer) {
+			w.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
+			w.text(unix.NFTA_SET_ELEM_LIST_SET, (endpoints + cluster).String())
+		}
+		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
+	}, patient.Timeout, time.Millisecond, "or else this tests nothing")
+	for range 10 {
+		c.restart()
+		c.replace(t)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
 }

@@ -55,8 +55,9 @@ func (f *family) read() (*content, error) {
 		vmaps: map[setID]map[uint32]string{}, addresses: map[ref]struct{}{}, found: map[uint32]*found{},
 		stray: map[setID]map[string]struct{}{},
 	}
-	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
+	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) int {
 		c.exists = c.exists || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table
+		return 1
 	})
 	if err != nil || !c.exists {
 		return c, err
@@ -64,13 +65,15 @@ func (f *family) read() (*content, error) {
 	// All objects of a table are asked for by its name in the same attribute.
 	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, Table) }
 	err = errors.Join(
-		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
+		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) int {
 			c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
+			return 1
 		}),
-		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
+		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) int {
 			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
 				c.chains[textOf(attribute(attrs, unix.NFTA_CHAIN_NAME))] = &heldChain{hook: hookOf(attrs)}
 			}
+			return 1
 		}))
 	if err != nil {
 		return nil, err
@@ -79,10 +82,11 @@ func (f *family) read() (*content, error) {
 		for _, chain := range c.chains {
 			chain.rules = nil
 		}
-	}, func(attrs []byte) {
+	}, func(attrs []byte) int {
 		if chain := c.chains[textOf(attribute(attrs, unix.NFTA_RULE_CHAIN))]; chain != nil {
 			chain.rules = append(chain.rules, hashOf(attribute(attrs, unix.NFTA_RULE_USERDATA)))
 		}
+		return 1
 	})
 	if err != nil {
 		return nil, err
@@ -100,10 +104,12 @@ func (f *family) read() (*content, error) {
 			w.text(unix.NFTA_SET_ELEM_LIST_SET, name)
 		}
 		// What is read again is the same.
-		err := f.dump(unix.NFT_MSG_GETSETELEM, ask, func() {}, func(attrs []byte) {
+		err := f.dump(unix.NFT_MSG_GETSETELEM, ask, func() {}, func(attrs []byte) (n int) {
 			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 				c.element(f.dialect, s, e)
+				n++
 			}
+			return n
 		})
 		if err != nil {
 			return nil, err
@@ -113,14 +119,23 @@ func (f *family) read() (*content, error) {
 	return c, nil
 }
 
-// dump asks for objects, again when that was interrupted. reset comes before each attempt.
-func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte)) error {
+// dump asks for objects, again when that was interrupted. reset comes before each attempt; each gives how many it got. An
+// interruption hardly ever means that something was missed, as it is enough that others change something of their own:
+// two attempts with the same number are good.
+func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte) int) error {
 	var err error
+	before := -1
 	for range attempts {
 		reset()
-		if err = f.conn.dump(kind, f.nfproto, ask, each); !errors.Is(err, errInterrupted) {
-			break
+		got := 0
+		err = f.conn.dump(kind, f.nfproto, ask, func(attrs []byte) { got += each(attrs) })
+		if !errors.Is(err, errInterrupted) {
+			return err
 		}
+		if got == before {
+			return nil
+		}
+		before = got
 	}
 	return err
 }

@@ -80,7 +80,7 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 	if length, found := strings.CutPrefix(name, sourcesPrefix); found {
 		bits, err := strconv.Atoi(length)
 		s = sources + setID(bits)
-		return s, err == nil && bits > 0 && bits <= d.bits && s.String() == name
+		return s, err == nil && bits >= 0 && bits <= d.bits && s.String() == name
 	}
 	for s, n := range setNames {
 		if n == name {
