@@ -11,37 +11,6 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// port is what the table holds of a Service port.
-type port struct {
-	id    uint32
-	slots [backendSets][]slot
-	// sticky: with affinity; the slots have numbers.
-	sticky bool
-	// wanted is the Service port that all this is for. nil: what is held was read, and found are its elements.
-	wanted *view.ServicePort
-	found  []element
-}
-
-func (p *port) elements() []element {
-	switch {
-	case p == nil:
-		return nil
-	case p.wanted == nil:
-		return p.found
-	}
-	return elementsOf(p.wanted, p.id)
-}
-
-// change is a step from what is held of a Service port to what is wanted; nil: nothing.
-type change struct {
-	id     view.ServicePortID
-	before *port
-	after  *view.ServicePort
-	// renumber gives it another id, so that what is too long for one transaction can come and go in several: only what
-	// leads to it changes in one.
-	renumber bool
-}
-
 // transaction is a step of a family's table, while it is put together.
 type transaction struct {
 	*family
@@ -59,12 +28,12 @@ type transaction struct {
 	lastID, lastNumber uint32
 }
 
+// performed is a step of one Service port.
 type performed struct {
-	id     view.ServicePortID
-	before *port
-	after  *port
-	// same: after has before's id, and slots of the same sort. Of each set that has slots, it gets before's when the kernel
-	// has the transaction, and these edits are performed on them.
+	id            view.ServicePortID
+	before, after *port // nil: nothing
+	// same: after has before's id, and slots of the same sort. When the kernel has the transaction, it gets before's slots
+	// with these edits; of a set where that had none, it has its own.
 	same  bool
 	edits [backendSets][]edit
 }
@@ -241,21 +210,13 @@ func (x *transaction) backends(p *performed) {
 		if newcomers == nil && p.after.sticky {
 			newcomers = map[netip.AddrPort]uint32{}
 		}
-		x.edit(p, set, held, indices, x.number(p, added, newcomers))
+		x.edit(p, set, held, indices, x.number(p, set, added, newcomers))
 	}
-}
-
-func addresses(backends []view.Backend) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(backends))
-	for i, b := range backends {
-		out[i] = b.Address
-	}
-	return out
 }
 
 // number gives backends that come the slots they will have: with affinity, each with a number, which is the same in both
 // sets.
-func (x *transaction) number(p *performed, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
+func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
 	out := make([]slot, len(added))
 	for i, a := range added {
 		out[i].address = a
@@ -264,7 +225,9 @@ func (x *transaction) number(p *performed, added []netip.AddrPort, newcomers map
 		}
 		n := newcomers[a]
 		if n == 0 && p.same {
-			n = p.before.numberOf(a)
+			if i := indexOf(p.before.slots[1-set], a); i >= 0 {
+				n = p.before.slots[1-set][i].number
+			}
 		}
 		if n == 0 {
 			x.lastNumber++
@@ -273,16 +236,6 @@ func (x *transaction) number(p *performed, added []netip.AddrPort, newcomers map
 		newcomers[a], out[i].number = n, n
 	}
 	return out
-}
-
-// numberOf gives the number that a backend has in either set, 0 if it is in none.
-func (p *port) numberOf(a netip.AddrPort) uint32 {
-	for _, slots := range p.slots {
-		if i := indexOf(slots, a); i >= 0 {
-			return slots[i].number
-		}
-	}
-	return 0
 }
 
 // remove takes away all slots of a set.
@@ -326,38 +279,6 @@ func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []
 	}
 	for _, s := range added {
 		p.after.addBackend(come, set, s)
-	}
-}
-
-func (p *port) slotKey(index int) []byte {
-	return appendInteger(appendInteger(make([]byte, 0, 8), p.id), uint32(index))
-}
-
-func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
-	if p.sticky {
-		c.of(numbers+set).add(p.slotKey(index), integer(s.number), "")
-		return
-	}
-	c.of(endpoints+set).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address), "")
-}
-
-func (p *port) removeSlot(c *changes, set backendSet, index int) {
-	s := endpoints + set
-	if p.sticky {
-		s = numbers + set
-	}
-	c.of(s).add(p.slotKey(index), nil, "")
-}
-
-func (p *port) addBackend(c *changes, set backendSet, s slot) {
-	if p.sticky {
-		c.of(backends+set).add(integer(s.number), appendBackend(make([]byte, 0, maxBackend), s.address), "")
-	}
-}
-
-func (p *port) removeBackend(c *changes, set backendSet, s slot) {
-	if p.sticky && !s.empty() {
-		c.of(backends+set).add(integer(s.number), nil, "")
 	}
 }
 
