@@ -278,7 +278,8 @@ func describeMessage(kind int, attrs []byte) string {
 	return operations[kind] + " " + textOf(attribute(attrs, uint16(name)))
 }
 
-// dump asks for all objects of a kind and gives their attributes to each. errInterrupted: something may be missing.
+// dump asks for all objects of a kind and gives their attributes to each. errInterrupted: something may be missing. Of
+// elements the kernel does not tell that.
 func (c *conn) dump(kind int, family byte, write func(*writer), each func(attrs []byte)) error {
 	return c.ask(kind, unix.NLM_F_DUMP, family, write, each)
 }
@@ -294,7 +295,6 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 		return os.NewSyscallError("send to netlink", err)
 	}
 	var interrupted error
-	generation := -1
 	for {
 		n, err := c.receive()
 		if err != nil {
@@ -317,12 +317,6 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 				return interrupted
 			}
 			if _, attrs, ok := h.nftables(body); ok {
-				// Of elements the kernel does not say by a flag that the ruleset changed, but each message has its generation.
-				now := int(binary.BigEndian.Uint16(body[2:]))
-				if generation >= 0 && now != generation {
-					interrupted = errInterrupted
-				}
-				generation = now
 				each(attrs)
 			}
 			if flags == 0 {

@@ -111,8 +111,10 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
 	f.lastID, f.lastNumber = c.lastID, c.lastNumber
-	for r := range c.addresses {
-		f.held[r] = 1
+	for _, addresses := range c.addresses {
+		for r := range addresses {
+			f.held[r] = 1
+		}
 	}
 	p := &f.prefix
 	*p = objects{dialect: f.dialect, table: Table}

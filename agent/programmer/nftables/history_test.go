@@ -142,9 +142,11 @@ func (f *family) holds(t require.TestingT) holds {
 	if f.held[ref{kind: refAffinity}] == 0 {
 		out.Sets = slices.DeleteFunc(out.Sets, func(name string) bool { return name == affinity.String() })
 	}
-	for r := range c.addresses {
-		out.Addresses = append(out.Addresses, fmt.Sprint(r))
-		require.Positive(t, f.held[r])
+	for _, addresses := range c.addresses {
+		for r := range addresses {
+			out.Addresses = append(out.Addresses, fmt.Sprint(r.kind, r.address))
+			require.Positive(t, f.held[r])
+		}
 	}
 	slices.Sort(out.Addresses)
 	require.Len(t, c.found, len(f.ports))

@@ -390,14 +390,15 @@ func TestNew(t *testing.T) {
 	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
 }
 
-// TestRestless holds that a table is read as it is while others change something of theirs all the time.
+// TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the
+// kernel puts elements elsewhere.
 func TestRestless(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for i := range byte(50) {
 		for _, family := range families {
 			p := c.web(family, i)
-			for j := range 60 {
+			for j := range 2 * int(i) { // so that there are many chains
 				a := netip.AddrPortFrom(vip(family, i), uint16(1000+j))
 				p.Cluster = append(p.Cluster, view.Backend{Address: a})
 			}
@@ -424,13 +425,19 @@ func TestRestless(t *testing.T) {
 	defer wait.Wait()
 	defer cancel()
 	require.Eventually(t, func() bool {
-		ask := func(w *writer) {
-			w.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
-			w.text(unix.NFTA_SET_ELEM_LIST_SET, (endpoints + cluster).String())
-		}
-		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
+		ask := func(w *writer) { w.text(unix.NFTA_RULE_TABLE, Table) }
+		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETRULE, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
 	}, patient.Timeout, time.Millisecond, "or else this tests nothing")
-	for range 10 {
+	for i := range 20 {
+		// After a large change the kernel goes on to make a map smaller or larger, and elements change places.
+		p := c.web(model.IPv4, 100)
+		for j := range 1 + i%2*10000 {
+			p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(j >> 8), byte(j)}), 80)})
+		}
+		c.apply(t, p)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
 		c.restart()
 		c.replace(t)
 		for _, f := range c.inHost.families {

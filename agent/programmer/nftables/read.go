@@ -16,10 +16,10 @@ type content struct {
 	sets   map[string][]byte // the attributes of their definitions
 
 	vmaps     map[setID]map[uint32]string // policies and picks: the chain, or "" where there is none
-	addresses map[ref]struct{}            // clusterIPs and hairpins
+	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
 	found     map[uint32]*found           // by id
-	sources   []element
-	backends  [backendSets]map[uint32]netip.AddrPort // by number
+	sources   map[setID]map[string]struct{}
+	backends  map[setID]map[uint32]netip.AddrPort // by number
 	// stray are elements that this package never wrote together with the others, by set and key.
 	stray map[setID]map[string]struct{}
 	// lastID and lastNumber are the highest that there are.
@@ -52,12 +52,11 @@ const attempts = 10
 func (f *family) read() (*content, error) {
 	c := &content{
 		chains: map[string]*heldChain{}, sets: map[string][]byte{},
-		vmaps: map[setID]map[uint32]string{}, addresses: map[ref]struct{}{}, found: map[uint32]*found{},
-		stray: map[setID]map[string]struct{}{},
+		vmaps: map[setID]map[uint32]string{}, addresses: map[setID]map[ref]struct{}{}, found: map[uint32]*found{},
+		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
-	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) int {
+	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
 		c.exists = c.exists || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table
-		return 1
 	})
 	if err != nil || !c.exists {
 		return c, err
@@ -65,15 +64,13 @@ func (f *family) read() (*content, error) {
 	// All objects of a table are asked for by its name in the same attribute.
 	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, Table) }
 	err = errors.Join(
-		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) int {
+		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
 			c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
-			return 1
 		}),
-		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) int {
+		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
 			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
 				c.chains[textOf(attribute(attrs, unix.NFTA_CHAIN_NAME))] = &heldChain{hook: hookOf(attrs)}
 			}
-			return 1
 		}))
 	if err != nil {
 		return nil, err
@@ -82,11 +79,10 @@ func (f *family) read() (*content, error) {
 		for _, chain := range c.chains {
 			chain.rules = nil
 		}
-	}, func(attrs []byte) int {
+	}, func(attrs []byte) {
 		if chain := c.chains[textOf(attribute(attrs, unix.NFTA_RULE_CHAIN))]; chain != nil {
 			chain.rules = append(chain.rules, hashOf(attribute(attrs, unix.NFTA_RULE_USERDATA)))
 		}
-		return 1
 	})
 	if err != nil {
 		return nil, err
@@ -103,15 +99,7 @@ func (f *family) read() (*content, error) {
 			table(w)
 			w.text(unix.NFTA_SET_ELEM_LIST_SET, name)
 		}
-		// What is read again is the same.
-		err := f.dump(unix.NFT_MSG_GETSETELEM, ask, func() {}, func(attrs []byte) (n int) {
-			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
-				c.element(f.dialect, s, e)
-				n++
-			}
-			return n
-		})
-		if err != nil {
+		if err := f.readElements(c, s, ask); err != nil {
 			return nil, err
 		}
 	}
@@ -119,25 +107,51 @@ func (f *family) read() (*content, error) {
 	return c, nil
 }
 
-// dump asks for objects, again when that was interrupted. reset comes before each attempt; each gives how many it got. An
-// interruption hardly ever means that something was missed, as it is enough that others change something of their own:
-// two attempts with the same number are good.
-func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte) int) error {
-	var err error
+// dump asks for objects, again when that was interrupted; reset comes before each attempt. On a node where others change
+// their tables all the time each attempt may be: two that give the same number are good.
+func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte)) error {
 	before := -1
 	for range attempts {
 		reset()
-		got := 0
-		err = f.conn.dump(kind, f.nfproto, ask, func(attrs []byte) { got += each(attrs) })
+		given := 0
+		err := f.conn.dump(kind, f.nfproto, ask, func(attrs []byte) {
+			given++
+			each(attrs)
+		})
 		if !errors.Is(err, errInterrupted) {
 			return err
 		}
-		if got == before {
+		if given == before {
 			return nil
 		}
-		before = got
+		before = given
 	}
-	return err
+	return errInterrupted
+}
+
+// readElements reads a set's elements until it has all. The kernel walks a hash table anew for each message, leaving out
+// as many elements as it gave before. If the table grows or shrinks meanwhile, as it does for a while after large
+// changes, some are left out and as many are given twice. Other changes do no harm, as nobody else changes this set.
+func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
+	distinct := 0
+	for range attempts {
+		given := 0
+		err := f.conn.dump(unix.NFT_MSG_GETSETELEM, f.nfproto, ask, func(attrs []byte) {
+			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				given++
+				if c.element(f.dialect, s, e) {
+					distinct++
+				}
+			}
+		})
+		if err != nil && !errors.Is(err, errInterrupted) {
+			return err
+		}
+		if given == distinct {
+			return nil
+		}
+	}
+	return errInterrupted
 }
 
 func hookOf(attrs []byte) hook {
@@ -152,8 +166,8 @@ func hookOf(attrs []byte) hook {
 	}
 }
 
-// element takes in an element of a set.
-func (c *content) element(d *dialect, s setID, attrs []byte) {
+// element takes in an element of a set, and tells whether it is new.
+func (c *content) element(d *dialect, s setID, attrs []byte) bool {
 	var key, data, userdata []byte
 	chain := ""
 	for kind, value := range attributes(attrs) {
@@ -172,95 +186,99 @@ func (c *content) element(d *dialect, s setID, attrs []byte) {
 	definition := d.define(s)
 	_, keyLen := typeAndLength(definition.key)
 	_, dataLen := typeAndLength(definition.data)
-	switch {
-	case uint32(len(key)) != keyLen || uint32(len(data)) != dataLen:
+	if uint32(len(key)) != keyLen || uint32(len(data)) != dataLen {
 		c.foreign = true
-	case !c.understand(d, s, key, data, chain, commentOf(userdata)):
-		c.drop(s, key)
+		return true
 	}
+	return c.take(d, s, key, data, chain, commentOf(userdata))
 }
 
-// drop makes an element stray.
-func (c *content) drop(s setID, key []byte) {
-	if c.stray[s] == nil {
-		c.stray[s] = map[string]struct{}{}
+// drop makes an element stray, and tells whether it was not.
+func (c *content) drop(s setID, key []byte) bool { return put(c.stray, s, string(key), struct{}{}) }
+
+// put sets an element of a map in a map, and tells whether it is new.
+func put[M ~map[K]V, O, K comparable, V any](maps map[O]M, of O, key K, value V) bool {
+	if maps[of] == nil {
+		maps[of] = M{}
 	}
-	c.stray[s][string(key)] = struct{}{}
+	_, held := maps[of][key]
+	maps[of][key] = value
+	return !held
 }
 
-// understand takes in an element, unless it can't be one of ours.
-func (c *content) understand(d *dialect, s setID, key, data []byte, chain, comment string) bool {
+// take takes in an element. Those that this package never wrote are stray.
+func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment string) (isNew bool) {
 	switch {
-	case s == clusterIPs:
-		a, _ := netip.AddrFromSlice(key)
-		c.addresses[ref{kind: refClusterIP, address: a}] = struct{}{}
-	case s == hairpins:
+	case s == clusterIPs, s == hairpins:
 		a, _ := netip.AddrFromSlice(key[:d.address.length])
-		r := ref{kind: refHairpin, address: a}
+		r := ref{kind: refClusterIP, address: a}
+		if s == hairpins {
+			r.kind = refHairpin
+		}
 		if _, expected := r.key(); string(expected) != string(key) {
-			return false
+			return c.drop(s, key)
 		}
-		c.addresses[r] = struct{}{}
+		return put(c.addresses, s, r, struct{}{})
 	case s == policies, s >= firstPick && s < sources:
-		if c.vmaps[s] == nil {
-			c.vmaps[s] = map[uint32]string{}
-		}
-		c.vmaps[s][integerOf(key)] = chain
-	case s == frontends, s == nodePorts:
-		value := integerOf(data)
-		found := c.of(value & idBits)
-		if found == nil {
-			return false
-		}
-		if found.name == "" {
-			found.name = nameOf(comment)
-		}
-		found.elements = append(found.elements, element{s, string(key), value, comment})
-	case s == sizes+cluster, s == sizes+local:
-		found := c.of(integerOf(key))
-		if found == nil {
-			return false
-		}
-		found.elements = append(found.elements, element{set: s, key: string(key), data: integerOf(data)})
-	case s >= sources:
-		c.sources = append(c.sources, element{set: s, key: string(key)})
+		return put(c.vmaps, s, integerOf(key), chain)
 	case s == backends+cluster, s == backends+local:
-		set := s - backends
-		if c.backends[set] == nil {
-			c.backends[set] = map[uint32]netip.AddrPort{}
-		}
-		c.backends[set][integerOf(key)] = d.backendOf(data)
-	default: // endpoints or numbers
-		found, index := c.of(integerOf(key)), integerOf(key[4:])
-		if found == nil || index >= maxSlots {
-			return false
-		}
-		if s < numbers {
-			found.slots[s-endpoints] = put(found.slots[s-endpoints], index, slot{address: d.backendOf(data)})
-		} else {
-			found.numbered[s-numbers] = put(found.numbered[s-numbers], index, slot{number: integerOf(data)})
-		}
+		return put(c.backends, s, integerOf(key), d.backendOf(data))
+	case s >= sources:
+		return put(c.sources, s, string(key), struct{}{})
 	}
+	id := integerOf(key)
+	if s == frontends || s == nodePorts {
+		id = integerOf(data) & idBits
+	}
+	if id == 0 || id&policyBits != 0 {
+		return c.drop(s, key)
+	}
+	f := c.found[id]
+	if f == nil {
+		f = &found{}
+		c.found[id] = f
+	}
+	switch s {
+	case frontends, nodePorts:
+		if f.name == "" {
+			f.name = nameOf(comment)
+		}
+		return f.element(element{s, string(key), integerOf(data), comment})
+	case sizes + cluster, sizes + local:
+		return f.element(element{set: s, key: string(key), data: integerOf(data)})
+	}
+	index := integerOf(key[4:])
+	if index >= maxSlots {
+		return c.drop(s, key)
+	}
+	switch s {
+	case endpoints + cluster, endpoints + local:
+		return fill(&f.slots[s-endpoints], index, slot{address: d.backendOf(data)})
+	default: // numbers
+		if integerOf(data) == 0 {
+			return c.drop(s, key)
+		}
+		return fill(&f.numbered[s-numbers], index, slot{number: integerOf(data)})
+	}
+}
+
+// element adds an element, and tells whether it is new.
+func (f *found) element(e element) bool {
+	if slices.ContainsFunc(f.elements, func(o element) bool { return compareElements(e, o) == 0 }) {
+		return false
+	}
+	f.elements = append(f.elements, e)
 	return true
 }
 
-// of gives what is found under an id; nil: it is none.
-func (c *content) of(id uint32) *found {
-	if id == 0 || id&policyBits != 0 {
-		return nil
+// fill sets a slot, and tells whether it is new.
+func fill(slots *[]slot, index uint32, s slot) bool {
+	for uint32(len(*slots)) <= index {
+		*slots = append(*slots, slot{})
 	}
-	if c.found[id] == nil {
-		c.found[id] = &found{}
-	}
-	return c.found[id]
-}
-
-func put(slots []slot, index uint32, s slot) []slot {
-	for uint32(len(slots)) <= index {
-		slots = append(slots, slot{})
-	}
-	slots[index] = s
-	return slots
+	isNew := (*slots)[index] == slot{}
+	(*slots)[index] = s
+	return isNew
 }
 
 // assign gives what does not name an id to where it belongs.
@@ -274,25 +292,26 @@ func (c *content) assign(d *dialect) {
 				}
 			}
 		}
-		for _, e := range c.sources {
-			if owner := owners[e.key[:4*d.keyWords()]]; owner != nil {
-				owner.elements = append(owner.elements, e)
-			} else {
-				c.drop(e.set, []byte(e.key))
+		for s, keys := range c.sources {
+			for key := range keys {
+				if owner := owners[key[:4*d.keyWords()]]; owner != nil {
+					owner.elements = append(owner.elements, element{set: s, key: key})
+				} else {
+					c.drop(s, []byte(key))
+				}
 			}
 		}
 	}
 	for id, found := range c.found {
 		c.lastID = max(c.lastID, id)
 		slices.SortFunc(found.elements, compareElements)
-		found.elements = slices.Compact(found.elements) // some may have been read again
 		if found.sticky() {
 			c.number(&port{id: id}, found)
 		}
 	}
-	for set, left := range c.backends {
+	for s, left := range c.backends {
 		for n := range left {
-			c.drop(backends+backendSet(set), integer(n))
+			c.drop(s, integer(n))
 			c.lastNumber = max(c.lastNumber, n)
 		}
 	}
@@ -311,11 +330,11 @@ func (c *content) number(p *port, found *found) {
 		for i := range found.numbered[set] {
 			s := &found.numbered[set][i]
 			c.lastNumber = max(c.lastNumber, s.number)
-			address, ok := c.backends[set][s.number]
+			address, ok := c.backends[backends+set][s.number]
 			switch {
 			case ok:
 				s.address = address
-				delete(c.backends[set], s.number)
+				delete(c.backends[backends+set], s.number)
 			case s.number != 0:
 				c.drop(numbers+set, p.slotKey(i))
 				*s = slot{}
