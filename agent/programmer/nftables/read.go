@@ -150,7 +150,6 @@ func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
 		if given == distinct {
 			return nil
 		}
-		println("MISMATCH", s.String(), given, distinct)
 	}
 	return errInterrupted
 }
