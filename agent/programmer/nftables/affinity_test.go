@@ -1,0 +1,165 @@
+package nftables
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// sticky gives a Service port with affinity: by a cluster IP to the cluster set, by an external IP and a nodePort, from
+// outside, to the local set.
+func (c *testCluster) sticky(family model.Family, tr transport, timeout time.Duration, cluster, local []int) *view.ServicePort {
+	return &view.ServicePort{
+		ID:        serviceID("sticky", tr.protocol, family),
+		Frontends: []view.Frontend{clusterIP(vip(family, 1)), localPolicy(external(vip(family, 2))), localPolicy(nodePort(30001))},
+		Cluster:   c.backends(family, tr.port, cluster...), Local: c.backends(family, tr.port, local...),
+		Affinity: timeout,
+	}
+}
+
+// TestAffinity holds that a client stays with its backend over all frontends and whatever else changes, as long as the
+// set has it, and that others do not stay with it.
+func TestAffinity(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	all := []int{0, 1, 2, 3}
+	c.each(t, func(t *testing.T, family model.Family, tr transport, probe probe) {
+		// More backends than sizes of their own.
+		big := c.sticky(family, tr, time.Hour, all, nil)
+		big.ID, big.Frontends = serviceID("big", tr.protocol, family), []view.Frontend{clusterIP(vip(family, 9))}
+		var ports []uint16
+		for port := uint16(20000); port < 20040; port++ {
+			ports = append(ports, port)
+			big.Cluster = append(big.Cluster, c.backends(family, port, 0)...)
+		}
+		slices.SortFunc(big.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+		defer c.pods[0].Serve(tr.probe, ports...).Close()
+
+		port := c.sticky(family, tr, time.Hour, all, []int{1})
+		c.set(port, big)
+		c.replace(t)
+		// one gives the one backend that a client comes to.
+		one := func(from *testenv.Host, to netip.Addr, port uint16) netip.AddrPort {
+			t.Helper()
+			r := probe(from, to, port, 8)
+			require.True(t, r.All(testenv.Answered), "%v", r)
+			require.Len(t, r.Servers(), 1, "%v", r)
+			for server := range r.Servers() {
+				return server
+			}
+			return netip.AddrPort{}
+		}
+		pod, client, node := c.pods[0].Host, c.client.Host, c.a.Addr(family == model.IPv6)
+
+		// The pod comes to the cluster set by all of them.
+		ofPod, ofBig := one(pod, vip(family, 1), servicePort), one(client, vip(family, 9), servicePort)
+		require.Equal(t, ofPod, one(pod, vip(family, 2), servicePort))
+		require.Equal(t, ofPod, one(pod, node, 30001))
+		// The client does by the cluster IP, and by the others to what is local, where it then stays.
+		one(client, vip(family, 1), servicePort)
+		local := one(client, vip(family, 2), servicePort)
+		require.Equal(t, c.backends(family, tr.port, 1)[0].Address, local)
+		require.Equal(t, local, one(client, vip(family, 1), servicePort), "where its last connection went")
+		require.Equal(t, local, one(client, node, 30001))
+
+		// Another Service port, another process, other backends, another timeout: the rest is as it was.
+		other := c.sticky(family, tr, 2*time.Hour, []int{2}, []int{1})
+		other.ID, other.Frontends = serviceID("other", tr.protocol, family), []view.Frontend{clusterIP(vip(family, 20))}
+		c.apply(t, other)
+		c.restart()
+		c.replace(t)
+		i := slices.IndexFunc(port.Cluster, func(b view.Backend) bool { return b.Address == ofPod })
+		for n, left := range [][]int{{1, i}, {i}, all} {
+			slices.Sort(left)
+			c.apply(t, c.sticky(family, tr, time.Duration(n+1)*time.Hour, slices.Compact(left), []int{1}))
+			require.Equal(t, ofPod, one(pod, vip(family, 1), servicePort))
+		}
+		// Its backend goes, and comes back.
+		c.apply(t, c.sticky(family, tr, time.Hour, slices.DeleteFunc(slices.Clone(all), func(j int) bool { return j == i }), []int{1}))
+		next := one(pod, vip(family, 1), servicePort)
+		require.NotEqual(t, ofPod, next)
+		c.apply(t, port)
+		require.Equal(t, next, one(pod, vip(family, 1), servicePort))
+		require.Equal(t, ofBig, one(client, vip(family, 9), servicePort))
+
+		// No affinity, and affinity again.
+		without := c.sticky(family, tr, 0, all, []int{1})
+		c.apply(t, without)
+		require.Len(t, probe(pod, vip(family, 1), servicePort, 60).Backends(), 4, "or else a chance of 1e-7")
+		c.apply(t, port)
+		one(pod, vip(family, 1), servicePort)
+	})
+}
+
+// TestAffinitySpreads holds that clients are spread evenly, each with one backend, also when they come all at once.
+func TestAffinitySpreads(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.set(c.sticky(model.IPv4, transports[1], time.Hour, []int{0, 1, 2, 3}, []int{1}))
+	c.replace(t)
+	const clients = 60
+	seen := make([]testenv.Result, clients)
+	var wait sync.WaitGroup
+	for i := range clients {
+		source := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
+		c.client.AddAddress(source)
+		options := patient
+		options.Source = netip.AddrPortFrom(source, 0)
+		var mu sync.Mutex
+		for range 3 {
+			wait.Go(func() {
+				r := c.client.Probe(t.Context(), testenv.UDP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, options)
+				mu.Lock()
+				defer mu.Unlock()
+				seen[i].Attempts = append(seen[i].Attempts, r.Attempts...)
+			})
+		}
+	}
+	wait.Wait()
+	spread := map[string]int{}
+	for i, r := range seen {
+		require.True(t, r.All(testenv.Answered), "%v", r)
+		require.Len(t, r.Backends(), 1, fmt.Sprint("client ", i))
+		spread[keys(r.Backends())[0]]++
+	}
+	require.Len(t, spread, 4, "or else a chance of 1e-7")
+}
+
+// TestAffinityEnds holds that a client may go elsewhere a while after its last connection, and not a while after its first.
+func TestAffinityEnds(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const timeout = 2 * time.Second
+	c.set(c.sticky(model.IPv4, transports[0], timeout, []int{0, 1, 2, 3}, []int{1}))
+	c.replace(t)
+	next := func() string {
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 1, patient)
+		require.True(t, r.All(testenv.Answered), "%v", r)
+		return keys(r.Backends())[0]
+	}
+	first := next()
+	tick := time.NewTicker(timeout / 4)
+	defer tick.Stop()
+	for range 8 { // twice as long
+		require.Equal(t, first, next())
+		<-tick.C
+	}
+	tick.Reset(timeout + timeout/4)
+	// The same one again each time has a chance of 4^-12.
+	for range 12 {
+		<-tick.C
+		if next() != first {
+			return
+		}
+	}
+	require.Fail(t, "stayed with its backend")
+}

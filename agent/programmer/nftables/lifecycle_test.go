@@ -1,0 +1,447 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// nft runs the nft command in the programmer's namespace, as others may.
+func (c *testCluster) nft(t testing.TB, args ...string) {
+	t.Helper()
+	_, err := c.a.Run(t.Context(), "nft", args...)
+	require.NoError(t, err)
+}
+
+// generation tells whether anything was written meanwhile.
+func (c *testCluster) generation(t testing.TB) uint32 {
+	t.Helper()
+	g, err := c.inHost.conn.generation()
+	require.NoError(t, err)
+	return g
+}
+
+// web gives a Service port with one cluster IP.
+func (c *testCluster) web(family model.Family, last byte, pods ...int) *view.ServicePort {
+	return &view.ServicePort{
+		ID: serviceID(fmt.Sprint("web", last), model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, last))}, Cluster: c.backends(family, tcpPort, pods...),
+	}
+}
+
+// stream makes connections from the client, one after the other at each address, until stop is called, which holds that
+// all were answered: a moment without the table is an error, as nothing else knows these addresses.
+func (c *testCluster) stream(t *testing.T, to ...netip.AddrPort) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	results := make([]testenv.Result, len(to))
+	var wait sync.WaitGroup
+	for i, address := range to {
+		wait.Go(func() {
+			for ctx.Err() == nil {
+				r := c.client.Probe(context.WithoutCancel(ctx), testenv.TCP, address, 20, patient)
+				results[i].Attempts = append(results[i].Attempts, r.Attempts...)
+			}
+		})
+	}
+	return func() {
+		t.Helper()
+		cancel()
+		wait.Wait()
+		for i, r := range results {
+			require.True(t, r.All(testenv.Answered), "%v: %v", to[i], r)
+		}
+	}
+}
+
+// damage are things that others may do to the table, each with the Service port of an address in it.
+var damage = map[string]string{
+	"flush ruleset":    "flush ruleset",
+	"delete table":     "delete table %s slicecast",
+	"flush chain":      "flush chain %s slicecast services",
+	"delete element":   "delete element %s slicecast frontends { %s . tcp . 80 }",
+	"flush map":        "flush map %s slicecast cluster-endpoints",
+	"flush vmap":       "flush map %s slicecast policies",
+	"add rule":         "add rule %s slicecast services drop",
+	"insert rule":      "insert rule %s slicecast prerouting ct state new drop",
+	"add base chain":   "add chain %s slicecast other { type filter hook forward priority 0; policy drop; }",
+	"add element":      "add element %s slicecast cluster-endpoints { 0x77000 . 0x3 : %s . 80 }",
+	"add frontend":     "add element %s slicecast frontends { %s . udp . 99 : 0x77001 }",
+	"add set":          "add set %s slicecast other { type mark; }",
+	"add sources":      "add set %s slicecast sources-7 { type mark; }",
+	"wrong policy":     "add element %s slicecast policies { 0xfff : goto refuse }",
+	"wrong picks":      "add element %s slicecast cluster-picks { 0x1 : goto refuse }",
+	"stray size":       "add element %s slicecast cluster-sizes { 0x66000 : 0x3 }",
+	"stray number":     "add element %s slicecast cluster-numbers { 0x1000 . 0x3 : 0x99 }",
+	"stray backend":    "add element %s slicecast cluster-backends { 0x99 : %s . 80 }",
+	"stray cluster IP": "add element %s slicecast cluster-ips { %s }",
+	"stray hairpin":    "add element %s slicecast hairpins { %[2]s . %[2]s }",
+}
+
+// TestRepair holds that whatever others do to the tables, the watch tells it, and Replace repairs it.
+func TestRepair(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, family := range families {
+		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 2}, []int{1})
+		sticky.Frontends = []view.Frontend{clusterIP(vip(family, 3)), localPolicy(nodePort(30001))}
+		c.set(c.web(family, 1, 0, 2), c.web(family, 2, 1, 2), sticky)
+	}
+	c.replace(t)
+	wanted := [2]holds{c.inHost.families[0].holds(t), c.inHost.families[1].holds(t)}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	lost := make(chan string, 100)
+	var wait sync.WaitGroup
+	wait.Go(func() { c.inHost.Watch(ctx, func(reason string) { lost <- reason }) })
+	require.Eventually(t, func() bool {
+		c.inHost.conn.watcher.mu.Lock()
+		defer c.inHost.conn.watcher.mu.Unlock()
+		return c.inHost.conn.watcher.file != nil
+	}, patient.Timeout, time.Millisecond)
+
+	for name, command := range damage {
+		t.Run(name, func(t *testing.T) {
+			eachFamily(t, func(t *testing.T, family model.Family) {
+				nft := map[model.Family]string{model.IPv4: "ip", model.IPv6: "ip6"}[family]
+				address := vip(family, 200).String()
+				if name == "delete element" {
+					address = vip(family, 1).String()
+				}
+				command := strings.NewReplacer("%s slicecast", nft+" slicecast", "%[2]s", address, "%s", address).Replace(command)
+				c.nft(t, command)
+				select {
+				case reason := <-lost:
+					t.Log(reason)
+				case <-time.After(patient.Timeout):
+					require.Fail(t, "nobody noticed")
+				}
+				c.replace(t)
+				require.Equal(t, wanted, [2]holds{c.inHost.families[0].holds(t), c.inHost.families[1].holds(t)})
+				r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 1, patient)
+				require.True(t, r.All(testenv.Answered))
+				for len(lost) > 0 { // of the same damage
+					<-lost
+				}
+			})
+		})
+	}
+
+	// What is none of its business, and its own.
+	c.nft(t, "add table ip other; add chain ip other slicecast; delete table ip other")
+	c.apply(t, c.web(model.IPv4, 1, 1))
+	big := c.web(model.IPv4, 1)
+	for i := range 5000 {
+		big.Cluster = append(big.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(i >> 8), byte(i)}), 80)})
+	}
+	c.apply(t, big) // too large for notifications
+	c.apply(t, c.web(model.IPv4, 1, 1))
+	// Others change something in a moment when that can't be heard; the first stands for the programmer's own transaction.
+	require.NoError(t, c.inHost.conn.watcher.deaf(c.inHost.conn, func() error {
+		c.nft(t, "add", "table", "ip", "own")
+		c.nft(t, "delete", "table", "ip", Table)
+		return nil
+	}))
+	require.Contains(t, <-lost, "during a large change")
+	cancel()
+	wait.Wait()
+	require.Empty(t, lost)
+}
+
+// TestRestart holds that another process finds all as it is, and changes only what is wanted otherwise, while connections
+// go on.
+func TestRestart(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var addresses []netip.AddrPort
+	for _, family := range families {
+		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 1, 2}, []int{0, 1})
+		sticky.Frontends = []view.Frontend{localPolicy(external(vip(family, 2))), localPolicy(nodePort(30002))}
+		sticky.Frontends[0].Kind = view.LoadBalancer
+		sticky.Frontends[0].Sources = []netip.Prefix{netip.PrefixFrom(c.client.Addr(family == model.IPv6), 24)}
+		c.set(c.web(family, 1, 1, 2), sticky)
+		addresses = append(addresses, netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(vip(family, 2), servicePort),
+			netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30002))
+	}
+	c.replace(t)
+	stop := c.stream(t, addresses...)
+	defer stop()
+
+	for range 3 {
+		c.restart()
+		before := c.generation(t)
+		c.replace(t)
+		require.Equal(t, before, c.generation(t), "nothing is touched")
+	}
+	// While no process runs, backends come and go, a Service takes another's address, and a timeout changes.
+	for _, family := range families {
+		moved := c.web(family, 1, 0, 2, 3)
+		moved.ID.Service.Name = "renamed"
+		delete(c.state.Ports, c.web(family, 1).ID)
+		sticky := *c.state.Ports[serviceID("sticky", model.TCP, family)]
+		sticky.Affinity, sticky.Cluster = 2*time.Hour, c.backends(family, tcpPort, 3)
+		c.set(moved, &sticky, c.web(family, 7, 0))
+	}
+	c.restart()
+	c.replace(t)
+	// Another Node, which changes rules only.
+	c.state.Node.Pods = view.PodDetector{Interface: "pod1"}
+	c.state.Node.LocalhostNodePorts = true
+	c.replace(t)
+	// A table of another version: the whole is replaced at once.
+	for range 3 {
+		c.nft(t, "add set ip slicecast sources-7 { type mark; }; add set ip6 slicecast sources-7 { type mark; }")
+		c.replace(t)
+		require.NotContains(t, c.inHost.list(t, model.IPv4), "sources-7")
+	}
+	for i := range 50 {
+		for _, family := range families {
+			c.apply(t, c.web(family, 7, i%4))
+			renamed := c.web(family, 1, slices.Compact([]int{i % 4, 3})...)
+			renamed.ID.Service.Name = "renamed"
+			slices.SortFunc(renamed.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+			c.apply(t, renamed)
+		}
+	}
+}
+
+// TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
+// is programmed itself when the kernel would have it.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	// Two Service ports with one address are never wanted together; here they are what the kernel refuses.
+	rival := c.web(model.IPv4, 5, 3)
+	rival.ID.Service.Name = "rival"
+	good := c.state.Ports
+	for i := range byte(10) {
+		c.set(c.web(model.IPv4, i, 2), c.web(model.IPv6, i, 2))
+	}
+	blamed := func(t *testing.T, err error, of ...view.ServicePortID) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.Len(t, ports, 1, "%v", err)
+		require.Contains(t, of, ports[0].ID)
+		require.ErrorContains(t, err, "add elements of set frontends")
+	}
+	answered := func(t *testing.T) {
+		t.Helper()
+		for i := range byte(10) {
+			for _, family := range families {
+				require.True(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 1, patient).All(testenv.Answered))
+			}
+		}
+	}
+	fifth := c.web(model.IPv4, 5).ID
+	t.Run("Replace", func(t *testing.T) {
+		c.set(rival)
+		blamed(t, c.inHost.Replace(t.Context(), c.state), rival.ID, fifth)
+		answered(t)
+		blamed(t, c.inHost.Replace(t.Context(), c.state), rival.ID, fifth) // again
+		answered(t)
+		delete(good, rival.ID)
+		c.replace(t)
+		answered(t)
+		c.inHost.families[0].holds(t)
+	})
+	t.Run("Apply", func(t *testing.T) {
+		var changes []view.Change
+		for i := range byte(10) {
+			changes = append(changes, view.Change{Before: c.web(model.IPv4, i, 2), After: c.web(model.IPv4, i, 3)})
+		}
+		blamed(t, c.inHost.Apply(t.Context(), append(slices.Clone(changes), view.Change{After: rival})), rival.ID)
+		answered(t)
+		for id := range c.inHost.families[0].ports {
+			require.Equal(t, c.backends(model.IPv4, tcpPort, 3)[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address)
+		}
+		c.inHost.families[0].holds(t)
+		// The address passes on from the last to the first of several changes, beside one that is refused again.
+		moved := c.web(model.IPv4, 20, 3)
+		moved.ID = fifth
+		other := c.web(model.IPv4, 6, 3)
+		other.ID.Service.Name = "other rival"
+		blamed(t, c.inHost.Apply(t.Context(), []view.Change{{After: rival}, {After: other}, {Before: c.web(model.IPv4, 5, 3), After: moved}}), other.ID)
+		answered(t)
+		c.inHost.families[0].holds(t)
+	})
+}
+
+// TestLongTransactions holds that what is too long for a transaction takes several, and no connection is lost in between.
+func TestLongTransactions(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.inHost.conn.limit = 90000
+	pods := map[model.Family][]view.Backend{model.IPv4: c.backends(model.IPv4, tcpPort, 0, 1), model.IPv6: c.backends(model.IPv6, tcpPort, 0, 1)}
+	// All backends are pods: each connection is answered by one.
+	big := func(family model.Family, from, count int, affinity time.Duration) *view.ServicePort {
+		p := c.web(family, 1)
+		p.Affinity = affinity
+		for _, pod := range pods[family] {
+			for port := from; port < from+count; port++ {
+				p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(pod.Address.Addr(), uint16(port)), Local: true})
+			}
+		}
+		return p
+	}
+	redirect := func(from, to int) {
+		for _, pod := range c.pods[:2] {
+			for _, nft := range []string{"ip", "ip6"} {
+				_, err := pod.Run(t.Context(), "nft", fmt.Sprintf(
+					"add table %[1]s t; add chain %[1]s t c { type nat hook prerouting priority 0; }; add rule %[1]s t c tcp dport %[2]d-%[3]d redirect to :%[4]d", nft, from, to, tcpPort))
+				require.NoError(t, err)
+			}
+		}
+	}
+	redirect(10000, 20000)
+	for _, family := range families {
+		c.set(big(family, 10000, 1500, 0))
+		for i := range byte(150) {
+			c.set(c.web(family, 2+i, 0))
+		}
+	}
+	c.replace(t)
+	stop := c.stream(t, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), netip.AddrPortFrom(vip(model.IPv6, 1), servicePort), netip.AddrPortFrom(vip(model.IPv4, 151), servicePort))
+	check := func() {
+		t.Helper()
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+	check()
+	for _, affinity := range []time.Duration{0, time.Hour} {
+		for _, from := range []int{10000, 12000, 11000, 12000} {
+			for _, family := range families {
+				c.apply(t, big(family, from, 1500, affinity))
+			}
+			check()
+		}
+	}
+	c.restart()
+	c.inHost.conn.limit = 90000
+	for _, family := range families {
+		c.set(big(family, 13000, 1400, 0), c.web(family, 151, 1))
+	}
+	c.replace(t)
+	check()
+	stop()
+	for _, family := range families {
+		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.state.Ports[c.web(family, 1).ID]}}))
+	}
+	check()
+}
+
+// TestCleanup holds that nothing is left of the tables, and that others' are not touched.
+func TestCleanup(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	require.NoError(t, c.inHost.Cleanup(t.Context()), "nothing there")
+	c.nft(t, "add table ip other; add chain ip other slicecast; add table inet slicecast")
+	before, err := c.a.Run(t.Context(), "nft", "list", "ruleset")
+	require.NoError(t, err)
+	c.set(c.web(model.IPv4, 1, 0), c.web(model.IPv6, 1, 0))
+	c.replace(t)
+	require.NoError(t, c.a.Do(func() error { return Cleanup(t.Context()) }))
+	after, err := c.a.Run(t.Context(), "nft", "list", "ruleset")
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	err = c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(model.IPv4, 1, 0), After: c.web(model.IPv4, 1, 1)}})
+	require.ErrorIs(t, err, unix.ENOENT, "the table is gone")
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
+	c.replace(t)
+	require.NoError(t, c.inHost.Cleanup(t.Context()))
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
+}
+
+// TestNew holds that what is missing is said.
+func TestNew(t *testing.T) {
+	t.Parallel()
+	_, err := New(Options{MasqueradeMark: 3})
+	require.ErrorContains(t, err, "it must be one bit")
+	node := testenv.NewNetwork(t).AddNode("a")
+	require.NoError(t, node.Do(func() error { // in a thread of its own
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var all [2]unix.CapUserData
+		require.NoError(t, unix.Capget(&header, &all[0]))
+		without := all
+		without[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+		require.NoError(t, unix.Capset(&header, &without[0]))
+		_, err := New(Options{})
+		require.ErrorIs(t, err, unix.EPERM)
+		require.ErrorContains(t, err, "CAP_NET_ADMIN")
+		return unix.Capset(&header, &all[0])
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
+}
+
+// TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the
+// kernel puts elements elsewhere.
+func TestRestless(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for i := range byte(50) {
+		for _, family := range families {
+			p := c.web(family, i)
+			for j := range 2 * int(i) { // so that there are many chains
+				a := netip.AddrPortFrom(vip(family, i), uint16(1000+j))
+				p.Cluster = append(p.Cluster, view.Backend{Address: a})
+			}
+			c.set(p)
+		}
+	}
+	c.replace(t)
+	other := newInHost(t, c.a.Host, Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for ctx.Err() == nil {
+			o := objects{dialect: newDialect(model.IPv4, 1), table: "other"}
+			o.addTable()
+			o.removeTable()
+			b := newBatch(nil)
+			b.append(o.buf)
+			if err := other.conn.commit(b); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	defer wait.Wait()
+	defer cancel()
+	require.Eventually(t, func() bool {
+		ask := func(w *writer) { w.text(unix.NFTA_RULE_TABLE, Table) }
+		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETRULE, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
+	}, patient.Timeout, time.Millisecond, "or else this tests nothing")
+	for i := range 20 {
+		// After a large change the kernel goes on to make a map smaller or larger, and elements change places.
+		p := c.web(model.IPv4, 100)
+		for j := range 1 + i%2*10000 {
+			p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(j >> 8), byte(j)}), 80)})
+		}
+		c.apply(t, p)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+		c.restart()
+		c.replace(t)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+}

@@ -1,0 +1,16 @@
+package nftables
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	// Each of TestHistories' takes a fifth of a second. The flag can still be given for more.
+	if err := flag.Set("rapid.checks", "25"); err != nil {
+		panic(err)
+	}
+	testenv.Main(m)
+}

@@ -1,0 +1,166 @@
+package nftables
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// objects writes messages that add and remove parts of a table.
+type objects struct {
+	*dialect
+	table string
+	writer
+}
+
+func (o *objects) message(kind int, flags uint16, attrs func()) {
+	at := o.writer.message(kind, flags, o.nfproto)
+	attrs()
+	o.end(at)
+}
+
+func (o *objects) addTable() {
+	o.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func() { o.text(unix.NFTA_TABLE_NAME, o.table) })
+}
+
+func (o *objects) removeTable() {
+	o.message(unix.NFT_MSG_DELTABLE, 0, func() { o.text(unix.NFTA_TABLE_NAME, o.table) })
+}
+
+// addChain adds a chain, if it is not there.
+func (o *objects) addChain(name string) {
+	o.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func() {
+		o.text(unix.NFTA_CHAIN_TABLE, o.table)
+		o.text(unix.NFTA_CHAIN_NAME, name)
+		if h, base := hooks[name]; base {
+			at := o.nest(unix.NFTA_CHAIN_HOOK)
+			o.uint32(unix.NFTA_HOOK_HOOKNUM, h.number)
+			o.uint32(unix.NFTA_HOOK_PRIORITY, uint32(h.priority))
+			o.close(at)
+			o.text(unix.NFTA_CHAIN_TYPE, h.kind)
+		}
+	})
+}
+
+// setRules replaces the rules of a chain that is there.
+func (o *objects) setRules(chain string, rules []rule) {
+	o.message(unix.NFT_MSG_DELRULE, 0, func() {
+		o.text(unix.NFTA_RULE_TABLE, o.table)
+		o.text(unix.NFTA_RULE_CHAIN, chain)
+	})
+	for _, r := range rules {
+		o.addRule(chain, r)
+	}
+}
+
+func (o *objects) addRule(chain string, r rule) {
+	o.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func() {
+		o.text(unix.NFTA_RULE_TABLE, o.table)
+		o.text(unix.NFTA_RULE_CHAIN, chain)
+		attrs, _ := o.encode(r)
+		o.buf = append(o.buf, attrs...)
+	})
+}
+
+func (o *objects) removeChain(name string) {
+	o.message(unix.NFT_MSG_DELCHAIN, 0, func() {
+		o.text(unix.NFTA_CHAIN_TABLE, o.table)
+		o.text(unix.NFTA_CHAIN_NAME, name)
+	})
+}
+
+func (o *objects) addSet(s setID) {
+	o.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func() {
+		o.text(unix.NFTA_SET_TABLE, o.table)
+		o.text(unix.NFTA_SET_NAME, s.String())
+		o.uint32(unix.NFTA_SET_ID, uint32(s)+1) // which only rules of the same transaction would refer to
+		o.define(s).write(&o.writer)
+	})
+}
+
+func (o *objects) removeSet(name string) {
+	o.message(unix.NFT_MSG_DELSET, 0, func() {
+		o.text(unix.NFTA_SET_TABLE, o.table)
+		o.text(unix.NFTA_SET_NAME, name)
+	})
+}
+
+// elements are elements of one set, to be added or removed, as the attributes that messages hold.
+type elements struct {
+	writer
+	// cuts are where a new message begins, as an attribute can't be longer than 64 KiB.
+	cuts []int
+	open int // where the last message begins
+}
+
+// maxElement is more than the longest element takes.
+const maxElement = 512
+
+func (e *elements) begin() int {
+	if len(e.buf)-e.open > maxAttrLen-maxElement {
+		e.cuts = append(e.cuts, len(e.buf))
+		e.open = len(e.buf)
+	}
+	return e.nest(unix.NFTA_LIST_ELEM)
+}
+
+// add appends an element; data are nil where a set has none, or where it is to be removed.
+func (e *elements) add(key, data []byte, comment string) {
+	at := e.begin()
+	e.value(unix.NFTA_SET_ELEM_KEY, key)
+	if data != nil {
+		e.value(unix.NFTA_SET_ELEM_DATA, data)
+	}
+	if comment != "" {
+		userdata := make([]byte, 0, 2+maxComment+1)
+		e.bytes(unix.NFTA_SET_ELEM_USERDATA, appendComment(userdata, comment))
+	}
+	e.close(at)
+}
+
+// addChain appends an element that leads to a chain.
+func (e *elements) addChain(key []byte, chain string) {
+	at := e.begin()
+	e.value(unix.NFTA_SET_ELEM_KEY, key)
+	data := e.nest(unix.NFTA_SET_ELEM_DATA)
+	verdict := e.nest(unix.NFTA_DATA_VERDICT)
+	e.uint32(unix.NFTA_VERDICT_CODE, verdictGoto)
+	e.text(unix.NFTA_VERDICT_CHAIN, chain)
+	e.close(verdict)
+	e.close(data)
+	e.close(at)
+}
+
+// verdictGoto is NFT_GOTO.
+const verdictGoto = 0xfffffffc
+
+func (e *elements) value(kind uint16, data []byte) {
+	at := e.nest(kind)
+	e.bytes(unix.NFTA_DATA_VALUE, data)
+	e.close(at)
+}
+
+func (e *elements) reset() {
+	e.buf, e.cuts, e.open = e.buf[:0], e.cuts[:0], 0
+}
+
+// write gives the messages that add the elements to a set, or remove them.
+func (e *elements) write(w *writer, kind int, nfproto byte, s setID) {
+	flags := uint16(0)
+	if kind == unix.NFT_MSG_NEWSETELEM {
+		flags = unix.NLM_F_CREATE
+	}
+	from := 0
+	for i := range len(e.cuts) + 1 {
+		to := len(e.buf)
+		if i < len(e.cuts) {
+			to = e.cuts[i]
+		}
+		at := w.message(kind, flags, nfproto)
+		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
+		w.text(unix.NFTA_SET_ELEM_LIST_SET, s.String())
+		list := w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+		w.buf = append(w.buf, e.buf[from:to]...)
+		w.close(list)
+		w.end(at)
+		from = to
+	}
+}

@@ -1,0 +1,134 @@
+package nftables
+
+import (
+	"github.com/google/nftables/expr"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// A policy is what becomes of connections to a frontend, as one number: three bits each for the routes of pods, the
+// node and others, and one if sources are filtered. What is held of a frontend is an integer with the policy in its
+// lowest three hexadecimal digits and the Service port's id in the others.
+type policy uint32
+
+const (
+	policyMasquerade = 1 << 2
+	policySources    = 1 << 9
+
+	policyBits = 1<<12 - 1
+	idBits     = 1<<32 - 1 - policyBits
+)
+
+func policyOf(f view.Frontend) policy {
+	code := func(r view.Route) policy {
+		c := policy(r.To - view.Reject)
+		if r.Masquerade && (r.To == view.Cluster || r.To == view.Local) {
+			c |= policyMasquerade
+		}
+		return c
+	}
+	p := code(f.Pods)<<6 | code(f.Node)<<3 | code(f.Others)
+	if len(f.Sources) > 0 {
+		p |= policySources
+	}
+	return p
+}
+
+// valid tells whether policyOf could have given it.
+func (p policy) valid() bool { return p < policySources<<1 }
+
+// routes gives the routes of pods, the node and others.
+func (p policy) routes() (pods, node, others view.Route) {
+	route := func(p policy) view.Route {
+		return view.Route{To: view.Reject + view.Target(p&3), Masquerade: p&policyMasquerade != 0}
+	}
+	return route(p >> 6), route(p >> 3), route(p)
+}
+
+// chain names the policy's chain: "to-cluster", or "pods-cluster.node-cluster-masquerade.others-local", each with
+// ".sources" if those are filtered.
+func (p policy) chain() string {
+	name := func(r view.Route) string {
+		if r.Masquerade {
+			return r.To.String() + "-masquerade"
+		}
+		return r.To.String()
+	}
+	pods, node, others := p.routes()
+	text := "to-" + name(others)
+	if pods != others || node != others {
+		text = "pods-" + name(pods) + ".node-" + name(node) + ".others-" + name(others)
+	}
+	if p&policySources != 0 {
+		text += ".sources"
+	}
+	return text
+}
+
+// policyChain gives the rules of a policy's chain.
+func (d *dialect) policyChain(p policy, detector view.PodDetector) []rule {
+	var rules []rule
+	if p&policySources != 0 {
+		rules = append(rules, do(jump(sourcesChain)))
+	}
+	to := func(r view.Route) []expr.Any {
+		var mark []expr.Any
+		if r.Masquerade {
+			mark = d.setMark(true)
+		}
+		switch r.To {
+		case view.Cluster, view.Local:
+			return append(mark, gotoTo(r.To.String())...)
+		case view.Drop:
+			return drop()
+		}
+		return gotoTo(rejectChain)
+	}
+	pods, node, others := p.routes()
+	if pods != others || node != others {
+		for _, match := range d.fromPods(detector) {
+			rules = append(rules, do(match, to(pods)))
+		}
+	}
+	if node != others {
+		rules = append(rules, do(isLocal(expr.Fib{FlagSADDR: true}), to(node)))
+	}
+	return append(rules, do(to(others)))
+}
+
+// fromPods gives matches of what comes from pods, any of which is enough.
+func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
+	var matches [][]expr.Any
+	for _, p := range detector.Prefixes {
+		if model.FamilyOf(p.Addr()) == d.family {
+			matches = append(matches, d.inPrefix(d.source, expr.CmpOpEq, p))
+		}
+	}
+	comesIn := func(name []byte) {
+		in := []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}}
+		matches = append(matches, append(in, compare(expr.CmpOpEq, name)...))
+	}
+	if detector.Interface != "" {
+		comesIn(interfaceName(detector.Interface))
+	}
+	if detector.InterfacePrefix != "" {
+		comesIn([]byte(detector.InterfacePrefix))
+	}
+	return matches
+}
+
+// sourcesRules gives the rules of the chain that drops what may not use a frontend with sources, given the lengths of
+// all prefixes there are. A set for each length keeps a packet's way and a change independent of how many prefixes
+// there are, which a set of intervals does not.
+func (d *dialect) sourcesRules(lengths []int) []rule {
+	var rules []rule
+	for _, bits := range lengths {
+		masked := d.masked(d.keyWords(), bits)
+		if bits == d.bits {
+			masked = nil
+		}
+		rules = append(rules, do(d.key(0), d.source(d.keyWords()), masked, in(sources+setID(bits)), verdict(expr.VerdictReturn, "")))
+	}
+	return append(rules, do(drop()))
+}

@@ -1,0 +1,78 @@
+package nftables
+
+import (
+	"net/netip"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// port is what the table holds of a Service port.
+type port struct {
+	id    uint32
+	slots [backendSets][]slot
+	// sticky: with affinity; the slots have numbers.
+	sticky bool
+	// wanted is the Service port that all this is for. nil: what is held was read, and found are its elements.
+	wanted *view.ServicePort
+	found  []element
+}
+
+func (p *port) elements() []element {
+	switch {
+	case p == nil:
+		return nil
+	case p.wanted == nil:
+		return p.found
+	}
+	return elementsOf(p.wanted, p.id)
+}
+
+// change is a step from what is held of a Service port to what is wanted; nil: nothing.
+type change struct {
+	id     view.ServicePortID
+	before *port
+	after  *view.ServicePort
+	// renumber gives it another id, so that what is too long for one transaction can come and go in several: only what
+	// leads to it changes in one.
+	renumber bool
+}
+
+func (p *port) slotKey(index int) []byte {
+	return appendInteger(appendInteger(make([]byte, 0, 8), p.id), uint32(index))
+}
+
+func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
+	if p.sticky {
+		c.of(numbers+set).add(p.slotKey(index), integer(s.number), "")
+		return
+	}
+	c.of(endpoints+set).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+}
+
+func (p *port) removeSlot(c *changes, set backendSet, index int) {
+	s := endpoints + set
+	if p.sticky {
+		s = numbers + set
+	}
+	c.of(s).add(p.slotKey(index), nil, "")
+}
+
+func (p *port) addBackend(c *changes, set backendSet, s slot) {
+	if p.sticky {
+		c.of(backends+set).add(integer(s.number), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+	}
+}
+
+func (p *port) removeBackend(c *changes, set backendSet, s slot) {
+	if p.sticky && !s.empty() {
+		c.of(backends+set).add(integer(s.number), nil, "")
+	}
+}
+
+func addresses(backends []view.Backend) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(backends))
+	for i, b := range backends {
+		out[i] = b.Address
+	}
+	return out
+}

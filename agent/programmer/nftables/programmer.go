@@ -1,0 +1,200 @@
+package nftables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// DefaultMasqueradeMark is kube-proxy's.
+const DefaultMasqueradeMark = 1 << 14
+
+// Options for New. The zero value is good.
+type Options struct {
+	// MasqueradeMark is the one bit of the packet mark that is set from the moment a Service is looked up until the
+	// packet is masqueraded. 0: DefaultMasqueradeMark.
+	MasqueradeMark uint32
+	// Log is told what is missing on this machine and when a table has to be made anew. nil: slog.Default().
+	Log *slog.Logger
+}
+
+// Programmer is the programmer for nftables.
+type Programmer struct {
+	// families that this machine has. What is wanted in another is left out: nothing can come to it.
+	families []*family
+	conn     *conn
+	log      *slog.Logger
+}
+
+var _ programmer.Monitor = (*Programmer)(nil)
+
+// New finds out whether the kernel can do all that this package needs, and changes nothing. A machine with only one of the
+// IP families is good enough: it is logged, and the other family's Service ports are left out. The Programmer works in the
+// network namespace that New is called in, until Close.
+func New(options Options) (*Programmer, error) {
+	if options.MasqueradeMark == 0 {
+		options.MasqueradeMark = DefaultMasqueradeMark
+	}
+	if bits.OnesCount32(options.MasqueradeMark) != 1 {
+		return nil, fmt.Errorf("masquerade mark 0x%x: it must be one bit", options.MasqueradeMark)
+	}
+	if options.Log == nil {
+		options.Log = slog.Default()
+	}
+	c, err := dial()
+	if err != nil {
+		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or choose another programmer", err)
+	}
+	p := &Programmer{conn: c, log: options.Log}
+	var missing []error
+	for _, name := range []model.Family{model.IPv4, model.IPv6} {
+		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log}
+		err := f.try()
+		switch {
+		case err == nil:
+			p.families = append(p.families, f)
+		case errors.Is(err, unix.EPERM):
+			p.Close()
+			return nil, fmt.Errorf("nftables: %w; run as root with CAP_NET_ADMIN", err)
+		default:
+			missing = append(missing, fmt.Errorf("nftables for %v: %w", name, err))
+		}
+	}
+	if len(p.families) == 0 {
+		p.Close()
+		return nil, fmt.Errorf("%w; a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: choose another programmer", errors.Join(missing...))
+	}
+	if len(missing) > 0 {
+		options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "err", missing[0])
+	}
+	return p, nil
+}
+
+// try has the kernel look at a table with everything in it that one may need.
+func (f *family) try() error {
+	b := newBatch(nil)
+	// Not the table itself, as the kernel would look at all elements that there are.
+	o := objects{dialect: f.dialect, table: Table + "-check"}
+	o.addTable()
+	sticky := pick{class: classOf(exactSize+1, 1)}
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true})
+	chains[sourcesChain] = f.sourcesRules([]int{1})
+	chains["pick"] = f.pickChain(sticky)
+	chains["policy"] = f.policyChain(policyOf(view.Frontend{
+		Pods: view.Route{To: view.Cluster, Masquerade: true}, Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
+	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
+	for s := range sources + 2 {
+		if s.String() != "" && s != sources {
+			o.addSet(s)
+		}
+	}
+	for name := range chains {
+		o.addChain(name)
+	}
+	for name, rules := range chains {
+		for _, r := range rules {
+			o.addRule(name, r)
+		}
+	}
+	b.append(o.buf)
+	return f.conn.check(b)
+}
+
+// Close ends the use of the Programmer, which leaves the kernel as it is.
+func (p *Programmer) Close() { p.conn.close() }
+
+// Replace makes the kernel hold exactly this state. What is as wanted is not touched; if all is, nothing is written. It
+// takes one transaction for each IP family, as far as the kernel takes transactions of such a length from this process.
+func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	var errs []error
+	for _, f := range p.families {
+		if err := f.replace(ctx, state); err != nil {
+			errs = append(errs, describeFailure(f, err))
+		}
+	}
+	p.routeLocalnet(state.Node)
+	return errors.Join(errs...)
+}
+
+// Apply changes the elements that differ, in one transaction for each IP family.
+func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	var errs []error
+	for _, f := range p.families {
+		if err := f.apply(ctx, changes); err != nil {
+			errs = append(errs, describeFailure(f, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// describeFailure says where an error comes from, unless it is that of single Service ports.
+func describeFailure(f *family, err error) error {
+	if _, ok := programmer.PortErrors(err); ok {
+		return err
+	}
+	return fmt.Errorf("nftables for %v: %w", f.family, err)
+}
+
+// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
+const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
+// others may rely on it.
+func (p *Programmer) routeLocalnet(node view.Node) {
+	if !node.LocalhostNodePorts || !slices.ContainsFunc(p.families, func(f *family) bool { return f.family == model.IPv4 }) {
+		return
+	}
+	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
+		return
+	}
+	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
+		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
+	}
+}
+
+// Cleanup removes what the function Cleanup removes.
+func (p *Programmer) Cleanup(context.Context) error {
+	for _, f := range p.families {
+		f.known = false
+	}
+	return p.conn.removeTables()
+}
+
+// Cleanup removes the tables of this package.
+func Cleanup(context.Context) error {
+	c, err := dial()
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil // so the kernel holds nothing
+	}
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	defer c.close()
+	return c.removeTables()
+}
+
+func (c *conn) removeTables() error {
+	var errs []error
+	for _, name := range []model.Family{model.IPv4, model.IPv6} {
+		o := objects{dialect: newDialect(name, DefaultMasqueradeMark), table: Table}
+		o.removeTable()
+		b := newBatch(nil)
+		b.append(o.buf)
+		err := c.commit(b)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+			errs = append(errs, fmt.Errorf("nftables for %v: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}

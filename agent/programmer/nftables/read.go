@@ -1,0 +1,355 @@
+package nftables
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// content is what a family's table holds.
+type content struct {
+	exists bool
+	chains map[string]*heldChain
+	sets   map[string][]byte // the attributes of their definitions
+
+	vmaps     map[setID]map[uint32]string // policies and picks: the chain, or "" where there is none
+	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
+	found     map[uint32]*found           // by id
+	sources   map[setID]map[string]struct{}
+	backends  map[setID]map[uint32]netip.AddrPort // by number
+	// stray are elements that this package never wrote together with the others, by set and key.
+	stray map[setID]map[string]struct{}
+	// lastID and lastNumber are the highest that there are.
+	lastID, lastNumber uint32
+	// foreign: this package never made the table as it is, or an earlier version did.
+	foreign bool
+}
+
+// heldChain is what is held of a chain: its hook, if it is a base chain, and the hashes of its rules.
+type heldChain struct {
+	hook  hook
+	rules []uint64
+}
+
+// found is what is held under an id.
+type found struct {
+	name     string // of the Service port, from the comment of a frontend
+	elements []element
+	// slots are those in endpoints, and numbered those in numbers, without addresses.
+	slots, numbered [backendSets][]slot
+}
+
+// maxSlots is more than any set of backends has.
+const maxSlots = 1 << 20
+
+// attempts is how often what was interrupted is read again.
+const attempts = 10
+
+// read reads the table. errInterrupted: it changed all the time.
+func (f *family) read() (*content, error) {
+	c := &content{
+		chains: map[string]*heldChain{}, sets: map[string][]byte{},
+		vmaps: map[setID]map[uint32]string{}, addresses: map[setID]map[ref]struct{}{}, found: map[uint32]*found{},
+		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
+	}
+	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
+		c.exists = c.exists || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table
+	})
+	if err != nil || !c.exists {
+		return c, err
+	}
+	// All objects of a table are asked for by its name in the same attribute.
+	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, Table) }
+	err = errors.Join(
+		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
+			c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
+		}),
+		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
+			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
+				c.chains[textOf(attribute(attrs, unix.NFTA_CHAIN_NAME))] = &heldChain{hook: hookOf(attrs)}
+			}
+		}))
+	if err != nil {
+		return nil, err
+	}
+	err = f.dump(unix.NFT_MSG_GETRULE, table, func() {
+		for _, chain := range c.chains {
+			chain.rules = nil
+		}
+	}, func(attrs []byte) {
+		if chain := c.chains[textOf(attribute(attrs, unix.NFTA_RULE_CHAIN))]; chain != nil {
+			chain.rules = append(chain.rules, hashOf(attribute(attrs, unix.NFTA_RULE_USERDATA)))
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	for name, attrs := range c.sets {
+		s, ok := f.setOf(name)
+		if ok && !f.define(s).equals(attrs) {
+			c.foreign = true
+		}
+		if !ok || c.foreign || s == affinity { // packets change that all the time
+			continue
+		}
+		ask := func(w *writer) {
+			table(w)
+			w.text(unix.NFTA_SET_ELEM_LIST_SET, name)
+		}
+		if err := f.readElements(c, s, ask); err != nil {
+			return nil, err
+		}
+	}
+	c.assign(f.dialect)
+	return c, nil
+}
+
+// dump asks for objects, again when that was interrupted; reset comes before each attempt. On a node where others change
+// their tables all the time each attempt may be: two that give the same number are good.
+func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte)) error {
+	before := -1
+	for range attempts {
+		reset()
+		given := 0
+		err := f.conn.dump(kind, f.nfproto, ask, func(attrs []byte) {
+			given++
+			each(attrs)
+		})
+		if !errors.Is(err, errInterrupted) {
+			return err
+		}
+		if given == before {
+			return nil
+		}
+		before = given
+	}
+	return errInterrupted
+}
+
+// readElements reads a set's elements until it has all. The kernel walks a hash table anew for each message, leaving out
+// as many elements as it gave before. If the table grows or shrinks meanwhile, as it does for a while after large
+// changes, some are left out and as many are given twice. Other changes do no harm, as nobody else changes this set.
+func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
+	distinct := 0
+	for range attempts {
+		given := 0
+		err := f.conn.dump(unix.NFT_MSG_GETSETELEM, f.nfproto, ask, func(attrs []byte) {
+			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				given++
+				if c.element(f.dialect, s, e) {
+					distinct++
+				}
+			}
+		})
+		if err != nil && !errors.Is(err, errInterrupted) {
+			return err
+		}
+		if given == distinct {
+			return nil
+		}
+	}
+	return errInterrupted
+}
+
+func hookOf(attrs []byte) hook {
+	h := attribute(attrs, unix.NFTA_CHAIN_HOOK)
+	if h == nil {
+		return hook{}
+	}
+	return hook{
+		kind:     textOf(attribute(attrs, unix.NFTA_CHAIN_TYPE)),
+		number:   uint32Of(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
+		priority: int32(uint32Of(attribute(h, unix.NFTA_HOOK_PRIORITY))),
+	}
+}
+
+// element takes in an element of a set, and tells whether it is new.
+func (c *content) element(d *dialect, s setID, attrs []byte) bool {
+	var key, data, userdata []byte
+	chain := ""
+	for kind, value := range attributes(attrs) {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			key = attribute(value, unix.NFTA_DATA_VALUE)
+		case unix.NFTA_SET_ELEM_DATA:
+			data = attribute(value, unix.NFTA_DATA_VALUE)
+			if v := attribute(value, unix.NFTA_DATA_VERDICT); uint32Of(attribute(v, unix.NFTA_VERDICT_CODE)) == verdictGoto {
+				chain = textOf(attribute(v, unix.NFTA_VERDICT_CHAIN))
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			userdata = value
+		}
+	}
+	definition := d.define(s)
+	_, keyLen := typeAndLength(definition.key)
+	_, dataLen := typeAndLength(definition.data)
+	if uint32(len(key)) != keyLen || uint32(len(data)) != dataLen {
+		c.foreign = true
+		return true
+	}
+	return c.take(d, s, key, data, chain, commentOf(userdata))
+}
+
+// drop makes an element stray, and tells whether it was not.
+func (c *content) drop(s setID, key []byte) bool { return put(c.stray, s, string(key), struct{}{}) }
+
+// put sets an element of a map in a map, and tells whether it is new.
+func put[M ~map[K]V, O, K comparable, V any](maps map[O]M, of O, key K, value V) bool {
+	if maps[of] == nil {
+		maps[of] = M{}
+	}
+	_, held := maps[of][key]
+	maps[of][key] = value
+	return !held
+}
+
+// take takes in an element. Those that this package never wrote are stray.
+func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment string) (isNew bool) {
+	switch {
+	case s == clusterIPs, s == hairpins:
+		a, _ := netip.AddrFromSlice(key[:d.address.length])
+		r := ref{kind: refClusterIP, address: a}
+		if s == hairpins {
+			r.kind = refHairpin
+		}
+		if _, expected := r.key(); string(expected) != string(key) {
+			return c.drop(s, key)
+		}
+		return put(c.addresses, s, r, struct{}{})
+	case s == policies, s >= firstPick && s < sources:
+		return put(c.vmaps, s, integerOf(key), chain)
+	case s == backends+cluster, s == backends+local:
+		return put(c.backends, s, integerOf(key), d.backendOf(data))
+	case s >= sources:
+		return put(c.sources, s, string(key), struct{}{})
+	}
+	id := integerOf(key)
+	if s == frontends || s == nodePorts {
+		id = integerOf(data) & idBits
+	}
+	if id == 0 || id&policyBits != 0 {
+		return c.drop(s, key)
+	}
+	f := c.found[id]
+	if f == nil {
+		f = &found{}
+		c.found[id] = f
+	}
+	switch s {
+	case frontends, nodePorts:
+		if f.name == "" {
+			f.name = nameOf(comment)
+		}
+		return f.element(element{s, string(key), integerOf(data), comment})
+	case sizes + cluster, sizes + local:
+		return f.element(element{set: s, key: string(key), data: integerOf(data)})
+	}
+	index := integerOf(key[4:])
+	if index >= maxSlots {
+		return c.drop(s, key)
+	}
+	switch s {
+	case endpoints + cluster, endpoints + local:
+		return fill(&f.slots[s-endpoints], index, slot{address: d.backendOf(data)})
+	default: // numbers
+		if integerOf(data) == 0 {
+			return c.drop(s, key)
+		}
+		return fill(&f.numbered[s-numbers], index, slot{number: integerOf(data)})
+	}
+}
+
+// element adds an element, and tells whether it is new.
+func (f *found) element(e element) bool {
+	if slices.ContainsFunc(f.elements, func(o element) bool { return compareElements(e, o) == 0 }) {
+		return false
+	}
+	f.elements = append(f.elements, e)
+	return true
+}
+
+// fill sets a slot, and tells whether it is new.
+func fill(slots *[]slot, index uint32, s slot) bool {
+	for uint32(len(*slots)) <= index {
+		*slots = append(*slots, slot{})
+	}
+	isNew := (*slots)[index] == slot{}
+	(*slots)[index] = s
+	return isNew
+}
+
+// assign gives what does not name an id to where it belongs.
+func (c *content) assign(d *dialect) {
+	if len(c.sources) > 0 {
+		owners := map[string]*found{}
+		for _, found := range c.found {
+			for _, e := range found.elements {
+				if e.set == frontends {
+					owners[e.key] = found
+				}
+			}
+		}
+		for s, keys := range c.sources {
+			for key := range keys {
+				if owner := owners[key[:4*d.keyWords()]]; owner != nil {
+					owner.elements = append(owner.elements, element{set: s, key: key})
+				} else {
+					c.drop(s, []byte(key))
+				}
+			}
+		}
+	}
+	for id, found := range c.found {
+		c.lastID = max(c.lastID, id)
+		slices.SortFunc(found.elements, compareElements)
+		if found.sticky() {
+			c.number(&port{id: id}, found)
+		}
+	}
+	for s, left := range c.backends {
+		for n := range left {
+			c.drop(s, integer(n))
+			c.lastNumber = max(c.lastNumber, n)
+		}
+	}
+}
+
+func (f *found) sticky() bool { return len(f.numbered[cluster]) > 0 || len(f.numbered[local]) > 0 }
+
+// number finds the backends of a Service port with affinity. It has slots of one sort only.
+func (c *content) number(p *port, found *found) {
+	for set := range backendSets {
+		for i, s := range found.slots[set] {
+			if !s.empty() {
+				c.drop(endpoints+set, p.slotKey(i))
+			}
+		}
+		for i := range found.numbered[set] {
+			s := &found.numbered[set][i]
+			c.lastNumber = max(c.lastNumber, s.number)
+			address, ok := c.backends[backends+set][s.number]
+			switch {
+			case ok:
+				s.address = address
+				delete(c.backends[backends+set], s.number)
+			case s.number != 0:
+				c.drop(numbers+set, p.slotKey(i))
+				*s = slot{}
+			}
+		}
+		found.slots[set] = found.numbered[set]
+	}
+}
+
+func integerOf(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+
+// hashOf gives the hash in a rule's user data; 0: it has none.
+func hashOf(userdata []byte) uint64 {
+	if v := userdataOf(userdata, userdataHash); len(v) == 8 {
+		return binary.BigEndian.Uint64(v)
+	}
+	return 0
+}

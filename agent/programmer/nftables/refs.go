@@ -1,0 +1,175 @@
+package nftables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// ref names a part of the table that several Service ports need, and that is there when one does.
+type ref struct {
+	kind    refKind
+	number  uint32     // of refPolicy: the policy; of refSources: the length
+	pick    pick       // of refPick
+	address netip.Addr // of refClusterIP and refHairpin
+}
+
+type refKind uint8
+
+// The kinds, each before those that need it.
+const (
+	refClusterIP refKind = iota
+	refHairpin
+	refAffinity // the map of clients
+	refSources  // a set of sources' prefixes of one length
+	refPolicy   // a policy's chain
+	refPick     // a chain that chooses a backend
+)
+
+// kept tells that such a part, once it is there, is only removed by a Replace: it may be needed again soon, and to make
+// it takes the kernel as long as there are elements in maps.
+func (k refKind) kept() bool { return k == refPolicy || k == refPick || k == refAffinity }
+
+// compareRefs orders parts by their kinds, and beyond that only so that there is an order.
+func compareRefs(a, b ref) int {
+	return cmp.Or(
+		cmp.Compare(a.kind, b.kind), cmp.Compare(a.number, b.number), a.address.Compare(b.address),
+		cmp.Compare(a.pick.set, b.pick.set), cmp.Compare(a.pick.via, b.pick.via), cmp.Compare(a.pick.class, b.pick.class))
+}
+
+// vmap gives the map that leads to the chain of a policy or a pick, the key there, and its name.
+func (r ref) vmap() (s setID, key uint32, chain string) {
+	if r.kind == refPolicy {
+		return policies, r.number, policy(r.number).chain()
+	}
+	return picks(r.pick.set, r.pick.via), uint32(r.pick.class), r.pick.chain()
+}
+
+// refOf is the reverse of vmap.
+func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
+	if s == policies {
+		r = ref{kind: refPolicy, number: key}
+		ok = policy(key).valid()
+	} else {
+		r = ref{kind: refPick, pick: pick{(s - firstPick) % backendSets, via((s - firstPick) / backendSets), class(key)}}
+		ok = class(key).valid()
+	}
+	if !ok {
+		return ref{}, false
+	}
+	_, _, expected := r.vmap()
+	return r, chain == expected
+}
+
+// rules gives the rules of that chain.
+func (f *family) rules(r ref) []rule {
+	if r.kind == refPolicy {
+		return f.policyChain(policy(r.number), f.node.Pods)
+	}
+	return f.pickChain(r.pick)
+}
+
+// key gives the element that is a refClusterIP or a refHairpin.
+func (r ref) key() (s setID, key []byte) {
+	key = appendAddress(nil, r.address)
+	if r.kind == refHairpin {
+		return hairpins, appendAddress(key, r.address)
+	}
+	return clusterIPs, key
+}
+
+// classes gives the class of each set of a Service port's backends.
+func classes(port *view.ServicePort) [backendSets]class {
+	t := timeout(port)
+	return [backendSets]class{cluster: classOf(len(port.Cluster), t), local: classOf(len(port.Local), t)}
+}
+
+// timeout gives that of affinity in whole seconds; 0: no affinity.
+func timeout(port *view.ServicePort) uint32 {
+	return uint32(min((port.Affinity+time.Second-1)/time.Second, maxTimeout))
+}
+
+func backendsOf(port *view.ServicePort, set backendSet) []view.Backend {
+	switch {
+	case port == nil:
+		return nil
+	case set == local:
+		return port.Local
+	}
+	return port.Cluster
+}
+
+// refsOf calls each with what a Service port needs, except hairpins.
+func refsOf(port *view.ServicePort, each func(ref)) {
+	var by [vias]bool
+	for _, f := range port.Frontends {
+		each(ref{kind: refPolicy, number: uint32(policyOf(f))})
+		switch f.Kind {
+		case view.NodePort:
+			by[viaNodePort] = true
+			continue
+		case view.ClusterIP:
+			each(ref{kind: refClusterIP, address: f.Address})
+		}
+		by[viaAddress] = true
+		for _, p := range f.Sources {
+			each(ref{kind: refSources, number: uint32(p.Bits())})
+		}
+	}
+	for set, c := range classes(port) {
+		if c == 0 {
+			continue
+		}
+		if c.timeout() > 0 {
+			each(ref{kind: refAffinity})
+		}
+		for v := range vias {
+			if by[v] {
+				each(ref{kind: refPick, pick: pick{backendSet(set), v, c}})
+			}
+		}
+	}
+}
+
+// element is one of the few elements of a Service port's own that are not its backends'.
+type element struct {
+	set     setID
+	key     string
+	data    uint32 // of all sets except sources
+	comment string
+}
+
+func compareElements(a, b element) int {
+	return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.key, b.key))
+}
+
+// elementsOf gives the elements of a Service port with an id, in their order.
+func elementsOf(port *view.ServicePort, id uint32) []element {
+	var out []element
+	name := label(port.ID)
+	for _, f := range port.Frontends {
+		e := element{
+			set: frontends, key: string(appendFrontend(nil, f, port.ID.Protocol)),
+			data: id | uint32(policyOf(f)), comment: frontendComment(name, f.Kind),
+		}
+		if f.Kind == view.NodePort {
+			e.set = nodePorts
+			out = append(out, e)
+			continue
+		}
+		out = append(out, e)
+		for _, p := range f.Sources {
+			out = append(out, element{set: sources + setID(p.Bits()), key: string(appendAddress([]byte(e.key), p.Masked().Addr()))})
+		}
+	}
+	for set, c := range classes(port) {
+		if c != 0 {
+			out = append(out, element{set: sizes + backendSet(set), key: string(integer(id)), data: uint32(c)})
+		}
+	}
+	slices.SortFunc(out, compareElements)
+	return slices.Compact(out)
+}

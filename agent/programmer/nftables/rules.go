@@ -1,0 +1,165 @@
+package nftables
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Table is the name of the table that a family has.
+const Table = "slicecast"
+
+// Chains that always exist, and guard, which does if NodePorts are on loopback addresses. The others are those of
+// policies and picks.
+const (
+	preroutingChain  = "prerouting"
+	outputChain      = "output"
+	postroutingChain = "postrouting"
+	forwardChain     = "forward"
+	guardChain       = "guard-loopback"
+	servicesChain    = "services"
+	nodePortsChain   = "nodeports"
+	sourcesChain     = "sources"
+	rejectChain      = "refuse" // "reject" is a word that nft does not take for a name
+)
+
+// chainOrder is that of packets. It is for those who read the table, as nft lists chains in the order they came in.
+var chainOrder = []string{
+	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain, setChains[cluster], setChains[local],
+	forwardChain, postroutingChain,
+}
+
+// compareChains puts the chains that always exist in their order, and the others behind them by their names.
+func compareChains(a, b string) int {
+	place := func(name string) int {
+		if i := slices.Index(chainOrder, name); i >= 0 {
+			return i
+		}
+		return len(chainOrder)
+	}
+	return cmp.Or(cmp.Compare(place(a), place(b)), strings.Compare(a, b))
+}
+
+// setChains lead to a backend of a set. They are named as Target is, and so are the chains behind them.
+var setChains = [backendSets]string{cluster: view.Cluster.String(), local: view.Local.String()}
+
+// dialect is what differs between the families' rules.
+type dialect struct {
+	family  model.Family
+	nfproto byte
+	address field
+	bits    int
+	// Where addresses are in a packet's header.
+	saddr, daddr uint32
+	loopback     netip.Prefix
+	mark         uint32
+}
+
+func newDialect(family model.Family, mark uint32) *dialect {
+	if family == model.IPv6 {
+		return &dialect{family, unix.NFPROTO_IPV6, ipv6Type, 128, 8, 24, netip.PrefixFrom(netip.IPv6Loopback(), 128), mark}
+	}
+	return &dialect{family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark}
+}
+
+// hook is where a base chain is called.
+type hook struct {
+	kind     string
+	number   uint32
+	priority int32
+}
+
+var hooks = map[string]hook{
+	preroutingChain:  {"nat", unix.NF_INET_PRE_ROUTING, -100},
+	outputChain:      {"nat", unix.NF_INET_LOCAL_OUT, -100},
+	postroutingChain: {"nat", unix.NF_INET_POST_ROUTING, 100},
+	forwardChain:     {"filter", unix.NF_INET_FORWARD, 0},
+	guardChain:       {"filter", unix.NF_INET_PRE_ROUTING, -300},
+}
+
+// fixedChains gives the chains that do not depend on any Service. The nat chains see only the first packet of a
+// connection, so that nothing here costs the others anything except forward, and guard where it is.
+func (d *dialect) fixedChains(node view.Node) map[string][]rule {
+	chains := map[string][]rule{
+		preroutingChain: {do(jump(servicesChain))},
+		outputChain:     {do(jump(servicesChain))},
+		servicesChain: {
+			do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies)),
+			do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
+		},
+		nodePortsChain: {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		// A mark that others set counts, too, as with kube-proxy. It is cleared since the packet may come by again, e.g.
+		// inside a tunnel's.
+		postroutingChain: {
+			do(d.marked(), d.setMark(false), masquerade()),
+			do(ctHas(expr.CtKeySTATUS, ctStatusDNAT), d.source(0), d.destination(d.words()), in(hairpins), masquerade()).because("a backend that is its own client"),
+		},
+		// A packet that conntrack finds invalid would pass untranslated, and the client, which knows only the Service's
+		// address, would reset the connection (kubernetes/kubernetes#74839). Only what comes from backends on this node is
+		// dropped: of others' connections the node may rightly see one direction only.
+		forwardChain: {
+			do(ctHas(expr.CtKeySTATE, ctStateInvalid), d.source(0), d.source(d.words()), in(hairpins), drop()).because("would reset a Service's connection"),
+		},
+		rejectChain: {do(d.reject())},
+	}
+	if d.family == model.IPv6 {
+		// Linux does not heed an ICMPv6 error that comes while connect still holds the socket, as it does when client and
+		// node share a kernel: the client would only be refused at its next try, a second later. A TCP reset waits.
+		chains[rejectChain] = []rule{
+			do(protocol(0), compare(expr.CmpOpEq, []byte{unix.IPPROTO_TCP}), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
+			do(d.reject()),
+		}
+	}
+	for i := range setChains {
+		chains[setChains[i]] = d.setChain(backendSet(i))
+	}
+
+	loopback := d.family == model.IPv4 && node.LocalhostNodePorts
+	for _, p := range node.NodePorts {
+		if model.FamilyOf(p.Addr()) != d.family {
+			continue
+		}
+		var notLoopback []expr.Any
+		if !loopback && p.Overlaps(d.loopback) {
+			notLoopback = d.inPrefix(d.destination, expr.CmpOpNeq, d.loopback)
+		}
+		chains[servicesChain] = append(chains[servicesChain], do(d.inPrefix(d.destination, expr.CmpOpEq, p), notLoopback, gotoTo(nodePortsChain)))
+	}
+	if loopback {
+		// With route_localnet the kernel does not do this itself.
+		outside := append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}}, compare(expr.CmpOpNeq, interfaceName("lo"))...)
+		chains[guardChain] = []rule{
+			do(outside, d.inPrefix(d.source, expr.CmpOpEq, d.loopback), drop()),
+			do(outside, d.inPrefix(d.destination, expr.CmpOpEq, d.loopback), drop()),
+		}
+	}
+	return chains
+}
+
+// Of include/uapi/linux/netfilter/nf_conntrack_common.h, as nft's "ct state" and "ct status" have them.
+const (
+	ctStateInvalid = 1 << 0
+	ctStatusDNAT   = 1 << 5
+)
+
+func interfaceName(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+// reject refuses by ICMP port unreachable.
+func (d *dialect) reject() []expr.Any {
+	code := uint8(3)
+	if d.family == model.IPv6 {
+		code = 4
+	}
+	return []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: code}}
+}

@@ -1,0 +1,165 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// slot is where the table holds a backend of a set: its index is the slot's.
+type slot struct {
+	// address is not set where there is no backend, which is only so in what was read from a table that others changed.
+	address netip.AddrPort
+	// number is the backend's, with affinity; else 0.
+	number uint32
+}
+
+func (s slot) empty() bool { return !s.address.IsValid() }
+
+// edit is a change of one slot. Either may be empty.
+type edit struct {
+	index         int
+	before, after slot
+}
+
+// edits gives the changes of slots when the backends at some indices go and others come, as few as possible: a
+// newcomer takes the place of one that goes, else the last one moves into a gap, and the indices stay without gaps.
+// removed are ascending.
+func edits(slots []slot, removed []int, added []slot) []edit {
+	var out []edit
+	size := len(slots) - len(removed) + len(added)
+	kept := len(slots) - 1 // the last slot that may hold one to be moved
+	gone := len(removed) - 1
+	for _, index := range removed {
+		e := edit{index: index, before: slots[index]}
+		switch {
+		case len(added) > 0:
+			e.after, added = added[0], added[1:]
+		case index < size:
+			for gone >= 0 && removed[gone] == kept {
+				gone--
+				kept--
+			}
+			e.after = slots[kept]
+			out = append(out, edit{index: kept, before: slots[kept]})
+			kept--
+		}
+		out = append(out, e)
+	}
+	for i, s := range added {
+		out = append(out, edit{index: len(slots) + i, after: s})
+	}
+	return out
+}
+
+// perform changes slots in place.
+func perform(slots []slot, changes []edit) []slot {
+	size := len(slots)
+	for _, e := range changes {
+		switch {
+		case e.after.empty():
+			size = min(size, e.index)
+		case e.index >= len(slots):
+			slots = append(slots, e.after) // edits gives these last and ascending
+			size = len(slots)
+		default:
+			slots[e.index] = e.after
+		}
+	}
+	clear(slots[size:])
+	return slots[:size]
+}
+
+// indexOf gives where a backend is, or -1.
+func indexOf(slots []slot, address netip.AddrPort) int {
+	return slices.IndexFunc(slots, func(s slot) bool { return s.address == address })
+}
+
+// compareBackends tells which backends go and which come between two ascending lists, and calls local with each whose
+// place on this node changes: 1 if it came to be on this node, -1 if it no longer is.
+func compareBackends(before, after []view.Backend, local func(netip.Addr, int)) (removed, added []netip.AddrPort) {
+	if len(before) == len(after) && (len(before) == 0 || &before[0] == &after[0]) {
+		return nil, nil
+	}
+	count := func(b view.Backend, by int) {
+		if b.Local {
+			local(b.Address.Addr(), by)
+		}
+	}
+	for len(before) > 0 || len(after) > 0 {
+		var order int
+		switch {
+		case len(before) == 0:
+			order = 1
+		case len(after) == 0:
+			order = -1
+		case before[0] == after[0]:
+			before, after = before[1:], after[1:]
+			continue
+		default:
+			order = before[0].Address.Compare(after[0].Address)
+		}
+		if order <= 0 {
+			count(before[0], -1)
+		}
+		if order >= 0 {
+			count(after[0], 1)
+		}
+		switch {
+		case order < 0:
+			removed = append(removed, before[0].Address)
+			before = before[1:]
+		case order > 0:
+			added = append(added, after[0].Address)
+			after = after[1:]
+		default:
+			before, after = before[1:], after[1:]
+		}
+	}
+	return removed, added
+}
+
+// locate gives the ascending indices of backends, all of which are there.
+func locate(slots []slot, addresses []netip.AddrPort) []int {
+	var indices []int
+	if len(addresses) <= 4 {
+		for _, a := range addresses {
+			indices = append(indices, indexOf(slots, a))
+		}
+		slices.Sort(indices)
+		return indices
+	}
+	wanted := make(map[netip.AddrPort]struct{}, len(addresses))
+	for _, a := range addresses {
+		wanted[a] = struct{}{}
+	}
+	for i, s := range slots {
+		if _, ok := wanted[s.address]; ok {
+			indices = append(indices, i)
+		}
+	}
+	return indices
+}
+
+// compareSlots is compareBackends for slots that were read, and may hold anything: it gives the indices of what is not
+// wanted, or not there, or there twice.
+func compareSlots(slots []slot, wanted []view.Backend) (removed []int, added []netip.AddrPort) {
+	missing := make(map[netip.AddrPort]struct{}, len(wanted))
+	for _, b := range wanted {
+		missing[b.Address] = struct{}{}
+	}
+	for i, s := range slots {
+		if _, ok := missing[s.address]; ok {
+			delete(missing, s.address)
+		} else {
+			removed = append(removed, i)
+		}
+	}
+	for _, b := range wanted {
+		if _, ok := missing[b.Address]; ok {
+			added = append(added, b.Address)
+		}
+	}
+	return removed, added
+}

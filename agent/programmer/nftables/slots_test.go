@@ -1,0 +1,132 @@
+package nftables
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+func address(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
+}
+
+// TestEdits holds that slots have no gaps whatever comes and goes, that nothing moves without need, and that what differs
+// is found both ways.
+func TestEdits(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		indices := rapid.SliceOfNDistinct(rapid.IntRange(0, 40), 0, 30, rapid.ID[int])
+		var slots []slot
+		var before []view.Backend
+		for _, i := range indices.Draw(t, "before") {
+			slots = append(slots, slot{address: address(i)})
+			before = append(before, view.Backend{Address: address(i), Local: i%2 == 0})
+		}
+		var after []view.Backend
+		for _, i := range indices.Draw(t, "after") {
+			after = append(after, view.Backend{Address: address(i), Local: rapid.Bool().Draw(t, "local")})
+		}
+		for _, list := range [][]view.Backend{before, after} {
+			slices.SortFunc(list, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+		}
+		local := map[netip.Addr]int{}
+		removed, added := compareBackends(before, after, func(a netip.Addr, by int) { local[a] += by })
+		places := locate(slots, removed)
+		byContent, addedByContent := compareSlots(slots, after)
+		require.Equal(t, places, byContent)
+		require.Equal(t, added, addedByContent)
+
+		var newcomers []slot
+		for _, a := range added {
+			newcomers = append(newcomers, slot{address: a})
+		}
+		changes := edits(slots, places, newcomers)
+		require.LessOrEqual(t, len(changes), max(2*len(removed), len(added)))
+		for _, e := range changes {
+			if e.index < len(slots) {
+				require.Equal(t, slots[e.index], e.before)
+			} else {
+				require.True(t, e.before.empty())
+			}
+		}
+		held := perform(slices.Clone(slots), changes)
+		require.Len(t, held, len(after))
+		var got []netip.AddrPort
+		for _, s := range held {
+			got = append(got, s.address)
+		}
+		slices.SortFunc(got, netip.AddrPort.Compare)
+		for i, b := range after {
+			require.Equal(t, b.Address, got[i])
+		}
+		for a, by := range local {
+			was := slices.ContainsFunc(before, func(b view.Backend) bool { return b.Local && b.Address.Addr() == a })
+			is := slices.ContainsFunc(after, func(b view.Backend) bool { return b.Local && b.Address.Addr() == a })
+			require.Equal(t, map[bool]int{true: 1}[is]-map[bool]int{true: 1}[was], by, "%v", a)
+		}
+	})
+}
+
+// TestSizes holds that all indices of a set are drawn, that most of those drawn have a backend, and all of the last draw.
+func TestSizes(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= maxSlots>>3; n++ {
+		c := classOf(n, 10800)
+		require.True(t, c.valid())
+		require.EqualValues(t, 10800, c.timeout())
+		draws := c.draws()
+		first, last := int(draws[0]), int(draws[len(draws)-1])
+		require.LessOrEqual(t, n, first)
+		if n <= exactSize {
+			require.Equal(t, []uint32{uint32(n)}, draws)
+			continue
+		}
+		require.Greater(t, 5*n, 4*first)
+		require.LessOrEqual(t, last, n)
+		require.Len(t, draws, tries+1)
+	}
+	require.Equal(t, "local-10-affinity-10800-nodeport", pick{local, viaNodePort, classOf(9, 10800)}.chain())
+	require.Zero(t, classOf(0, 10800))
+}
+
+// TestPolicies holds that a policy's number tells its routes, and that no two have a chain's name.
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	routes := []view.Route{toReject, toDrop, toCluster, toClusterMasquerade, toLocal, {To: view.Local, Masquerade: true}}
+	names := map[string]policy{}
+	for _, pods := range routes {
+		for _, node := range routes {
+			for _, others := range routes {
+				for _, sources := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/8")}} {
+					p := policyOf(view.Frontend{Pods: pods, Node: node, Others: others, Sources: sources})
+					a, b, c := p.routes()
+					require.Equal(t, []view.Route{pods, node, others}, []view.Route{a, b, c})
+					require.True(t, p.valid())
+					require.NotContains(t, names, p.chain())
+					names[p.chain()] = p
+				}
+			}
+		}
+	}
+}
+
+// TestLabels holds that comments fit, and are told apart all the same.
+func TestLabels(t *testing.T) {
+	t.Parallel()
+	long := func(last string) view.ServicePortID {
+		return serviceID(strings.Repeat("n", 300)+last, model.SCTP, model.IPv6)
+	}
+	require.NotEqual(t, label(long("a")), label(long("b")))
+	for _, id := range []view.ServicePortID{long("a"), serviceID("web", model.TCP, model.IPv4)} {
+		comment := frontendComment(label(id), view.LoadBalancer)
+		require.LessOrEqual(t, len(comment), maxComment)
+		require.Equal(t, label(id), nameOf(commentOf(appendComment(nil, comment))))
+	}
+}

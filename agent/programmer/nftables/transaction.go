@@ -1,0 +1,426 @@
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// transaction is a step of a family's table, while it is put together.
+type transaction struct {
+	*family
+	define, undefine objects
+	removed, added   changes
+	// early are elements that nothing leads to before the transaction, and late those that nothing leads to after it.
+	early, late changes
+	// refs are how many more Service ports need each part of the table, or fewer; clean: parts that are kept go, too.
+	refs  map[ref]int
+	clean bool
+	// performed is what the family remembers once the kernel has the transaction.
+	performed []performed
+	taken     []uint32 // ids
+	// The last ones given.
+	lastID, lastNumber uint32
+}
+
+// performed is a step of one Service port.
+type performed struct {
+	id            view.ServicePortID
+	before, after *port // nil: nothing
+	// same: after has before's id, and slots of the same sort. When the kernel has the transaction, it gets before's slots
+	// with these edits; of a set where that had none, it has its own.
+	same  bool
+	edits [backendSets][]edit
+}
+
+// changes are elements by set.
+type changes struct {
+	nfproto byte
+	sets    [setCount]*elements
+	touched []setID
+}
+
+func (c *changes) of(s setID) *elements {
+	if c.sets[s] == nil {
+		c.sets[s] = &elements{}
+	}
+	if len(c.sets[s].buf) == 0 {
+		c.touched = append(c.touched, s)
+	}
+	return c.sets[s]
+}
+
+// keptBuffer is how much memory a buffer keeps for the next transaction.
+const keptBuffer = 1 << 18
+
+func (c *changes) reset(nfproto byte) {
+	c.nfproto = nfproto
+	for _, s := range c.touched {
+		if cap(c.sets[s].buf) > keptBuffer {
+			c.sets[s] = nil
+			continue
+		}
+		c.sets[s].reset()
+	}
+	c.touched = c.touched[:0]
+}
+
+// length is what write writes, or less.
+func (c *changes) length() (n int) {
+	for _, s := range c.touched {
+		n += len(c.sets[s].buf) + (len(c.sets[s].cuts)+1)*(headerLen+64)
+	}
+	return n
+}
+
+// write gives the messages that add the elements, or remove them.
+func (c *changes) write(b *batch, kind int) {
+	for _, s := range c.touched {
+		c.sets[s].write(&b.writer, kind, c.nfproto, s)
+	}
+}
+
+// begin gives an empty transaction; the one before is not needed any more.
+func (f *family) begin() *transaction {
+	x := &f.transaction
+	x.family = f
+	x.end()
+	x.refs = map[ref]int{}
+	x.lastID, x.lastNumber = f.lastID, f.lastNumber
+	return x
+}
+
+// end forgets what the transaction was, and keeps only memory for a small one.
+func (x *transaction) end() {
+	for _, o := range []*objects{&x.define, &x.undefine} {
+		*o = objects{dialect: x.dialect, table: Table}
+	}
+	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
+		c.reset(x.nfproto)
+	}
+	x.refs, x.clean = nil, false
+	x.performed, x.taken = nil, nil
+}
+
+var errNoID = errors.New("there are too many Service ports for the table: more than a million")
+
+// change adds a step.
+func (x *transaction) change(c change) error {
+	after := &port{wanted: c.after, sticky: c.after != nil && timeout(c.after) > 0}
+	isNew := c.before == nil || c.renumber
+	switch {
+	case c.after == nil:
+		after = nil
+	case !isNew:
+		after.id = c.before.id
+	default:
+		var err error
+		if after.id, err = x.takeID(); err != nil {
+			return err
+		}
+	}
+
+	if c.before == nil || after == nil || c.before.wanted == nil || c.renumber || !sameFrontends(c.before.wanted, c.after) {
+		x.diff(c.before.elements(), after.elements())
+		if c.before != nil && c.before.wanted != nil {
+			refsOf(c.before.wanted, func(r ref) { x.refs[r]-- })
+		}
+		if after != nil {
+			refsOf(c.after, func(r ref) { x.refs[r]++ })
+		}
+	}
+	p := performed{id: c.id, before: c.before, after: after}
+	p.same = c.before != nil && after != nil && c.before.id == after.id && c.before.sticky == after.sticky
+	x.backends(&p)
+	x.performed = append(x.performed, p)
+	return nil
+}
+
+func sameFrontends(a, b *view.ServicePort) bool {
+	return classes(a) == classes(b) && slices.EqualFunc(a.Frontends, b.Frontends, view.Frontend.Equal)
+}
+
+// diff removes and adds elements, both in order.
+func (x *transaction) diff(before, after []element) {
+	for len(before) > 0 || len(after) > 0 {
+		var order int
+		switch {
+		case len(before) == 0:
+			order = 1
+		case len(after) == 0:
+			order = -1
+		case before[0] == after[0]:
+			before, after = before[1:], after[1:]
+			continue
+		default:
+			order = compareElements(before[0], after[0])
+		}
+		if order <= 0 {
+			e := before[0]
+			x.removed.of(e.set).add([]byte(e.key), nil, "")
+			before = before[1:]
+		}
+		if order >= 0 {
+			e := after[0]
+			var data []byte
+			if e.set < sources {
+				data = integer(e.data)
+			}
+			x.added.of(e.set).add([]byte(e.key), data, e.comment)
+			after = after[1:]
+		}
+	}
+}
+
+// backends adds the steps of a Service port's backends.
+func (x *transaction) backends(p *performed) {
+	var newcomers map[netip.AddrPort]uint32 // numbers given to backends
+	for set := range backendSets {
+		var held []slot
+		var was []view.Backend
+		if p.before != nil {
+			held, was = p.before.slots[set], backendsOf(p.before.wanted, set)
+		}
+		var wanted []view.Backend
+		if p.after != nil {
+			wanted = backendsOf(p.after.wanted, set)
+		}
+		removed, added := compareBackends(was, wanted, func(a netip.Addr, by int) { x.refs[ref{kind: refHairpin, address: a}] += by })
+
+		var indices []int
+		switch {
+		case !p.same:
+			if p.before != nil {
+				x.remove(p, set, held)
+			}
+			held, added = nil, addresses(wanted)
+		case p.before.wanted == nil:
+			indices, added = compareSlots(held, wanted)
+		case len(removed) > 0:
+			indices = locate(held, removed)
+		}
+		if len(indices) == 0 && len(added) == 0 {
+			continue
+		}
+		if newcomers == nil && p.after.sticky {
+			newcomers = map[netip.AddrPort]uint32{}
+		}
+		x.edit(p, set, held, indices, x.number(p, set, added, newcomers))
+	}
+}
+
+// number gives backends that come the slots they will have: with affinity, each with a number, which is the same in both
+// sets.
+func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
+	out := make([]slot, len(added))
+	for i, a := range added {
+		out[i].address = a
+		if !p.after.sticky {
+			continue
+		}
+		n := newcomers[a]
+		if n == 0 && p.same {
+			if i := indexOf(p.before.slots[1-set], a); i >= 0 {
+				n = p.before.slots[1-set][i].number
+			}
+		}
+		if n == 0 {
+			x.lastNumber++
+			n = x.lastNumber
+		}
+		newcomers[a], out[i].number = n, n
+	}
+	return out
+}
+
+// remove takes away all slots of a set.
+func (x *transaction) remove(p *performed, set backendSet, held []slot) {
+	gone := &x.late
+	if p.after != nil && p.after.id == p.before.id {
+		gone = &x.removed
+	}
+	for i, s := range held {
+		if !s.empty() {
+			p.before.removeSlot(gone, set, i)
+			p.before.removeBackend(gone, set, s)
+		}
+	}
+}
+
+// edit changes the slots of a set: the backends at indices go, and others come.
+func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []int, added []slot) {
+	come := &x.early
+	if p.before != nil && p.before.id == p.after.id {
+		come = &x.added
+	}
+	if len(held) == 0 {
+		p.after.slots[set] = added
+		for i, s := range added {
+			p.after.addSlot(come, set, i, s)
+		}
+	} else {
+		p.edits[set] = edits(held, indices, added)
+	}
+	for _, e := range p.edits[set] {
+		if !e.before.empty() {
+			p.after.removeSlot(&x.removed, set, e.index)
+		}
+		if !e.after.empty() {
+			p.after.addSlot(come, set, e.index, e.after)
+		}
+	}
+	for _, i := range indices {
+		p.after.removeBackend(&x.removed, set, held[i])
+	}
+	for _, s := range added {
+		p.after.addBackend(come, set, s)
+	}
+}
+
+// takeID gives an id that no Service port has. It is long before an id is given again.
+func (x *transaction) takeID() (uint32, error) {
+	const step, last = policyBits + 1, idBits
+	for range last / step {
+		if x.lastID += step; x.lastID == 0 { // it went round
+			x.lastID = step
+		}
+		if _, taken := x.ids[x.lastID]; !taken {
+			x.taken = append(x.taken, x.lastID)
+			return x.lastID, nil
+		}
+	}
+	return 0, errNoID
+}
+
+// finish adds the parts of the table that the first Service port needs, and removes those that the last one needed.
+func (x *transaction) finish() {
+	var come, gone []ref
+	for r, by := range x.refs {
+		switch before, held := x.held[r]; {
+		case !held && by > 0:
+			come = append(come, r)
+		case held && before+by == 0 && (x.clean || !r.kind.kept()):
+			gone = append(gone, r)
+		}
+	}
+	slices.SortFunc(come, compareRefs)
+	slices.SortFunc(gone, func(a, b ref) int { return compareRefs(b, a) })
+	lengths := false
+	for _, r := range come {
+		switch r.kind {
+		case refClusterIP, refHairpin:
+			s, key := r.key()
+			x.added.of(s).add(key, nil, "")
+		case refAffinity:
+			x.define.addSet(affinity)
+		case refSources:
+			x.define.addSet(sources + setID(r.number))
+			lengths = true
+		case refPolicy, refPick:
+			s, key, chain := r.vmap()
+			x.define.addChain(chain)
+			x.define.setRules(chain, x.rules(r))
+			x.added.of(s).addChain(integer(key), chain)
+		}
+	}
+	for _, r := range gone {
+		switch r.kind {
+		case refClusterIP, refHairpin:
+			s, key := r.key()
+			x.removed.of(s).add(key, nil, "")
+		case refAffinity:
+			x.undefine.removeSet(affinity.String())
+		case refSources:
+			x.undefine.removeSet((sources + setID(r.number)).String())
+			lengths = true
+		case refPolicy, refPick:
+			s, key, chain := r.vmap()
+			x.removed.of(s).add(integer(key), nil, "")
+			x.undefine.removeChain(chain)
+		}
+	}
+	if lengths {
+		x.define.setRules(sourcesChain, x.sourcesRules(x.lengths(x.refs)))
+	}
+}
+
+// commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
+func (x *transaction) commit() error {
+	length := 2*headerLen + len(x.prefix.buf) + len(x.define.buf) + len(x.undefine.buf)
+	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
+		length += c.length()
+	}
+	all := newBatch(slices.Grow(x.buf[:0], length))
+	all.append(x.prefix.buf, x.define.buf)
+	x.early.write(all, unix.NFT_MSG_NEWSETELEM)
+	x.steps(all)
+	x.late.write(all, unix.NFT_MSG_DELSETELEM)
+	if cap(all.buf) <= keptBuffer {
+		x.buf = all.buf
+	}
+	if all.fits(x.conn) {
+		return x.conn.commit(all)
+	}
+
+	// Too long for one transaction: only what packets see at once must be in one.
+	var prefix, early, main, late batch
+	prefix.append(x.prefix.buf)
+	x.early.write(&early, unix.NFT_MSG_NEWSETELEM)
+	main.append(x.define.buf)
+	x.steps(&main)
+	x.late.write(&late, unix.NFT_MSG_DELSETELEM)
+	if len(main.buf)+2*headerLen > x.conn.limit {
+		return &kernelError{errno: unix.EMSGSIZE}
+	}
+	for _, part := range []*batch{&prefix, &early, &main, &late} {
+		if err := x.conn.commitParts(part); err != nil {
+			return fmt.Errorf("%w: %w", errPartly, err)
+		}
+	}
+	return nil
+}
+
+// errPartly tells that some of several transactions had effect.
+var errPartly = errors.New("a large change was not completed")
+
+// steps writes what leads packets elsewhere.
+func (x *transaction) steps(b *batch) {
+	x.removed.write(b, unix.NFT_MSG_DELSETELEM)
+	x.added.write(b, unix.NFT_MSG_NEWSETELEM)
+	b.append(x.undefine.buf)
+}
+
+// settle remembers what the kernel has now.
+func (x *transaction) settle() {
+	for r, by := range x.refs {
+		if x.held[r] += by; x.held[r] == 0 && (x.clean || !r.kind.kept()) {
+			delete(x.held, r)
+		}
+	}
+	for _, p := range x.performed {
+		switch {
+		case p.after == nil:
+			delete(x.ports, p.id)
+		default:
+			for set, changes := range p.edits {
+				if p.same && len(p.before.slots[set]) > 0 {
+					p.after.slots[set] = perform(p.before.slots[set], changes)
+				}
+			}
+			x.ports[p.id] = p.after
+		}
+		if p.before != nil && (p.after == nil || p.after.id != p.before.id) {
+			delete(x.ids, p.before.id)
+		}
+	}
+	for _, id := range x.taken {
+		x.ids[id] = struct{}{}
+	}
+	x.family.lastID, x.family.lastNumber = x.lastID, x.lastNumber
+	x.prefix.buf = nil
+}

@@ -1,0 +1,189 @@
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// Watch calls lost when others changed the tables of this package, as soon as the kernel tells.
+func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
+	for {
+		err := p.conn.watcher.listen(ctx, p.foreign, p.conn.port, lost)
+		if ctx.Err() != nil {
+			return
+		}
+		p.log.Warn("changes of nftables by others can't be seen; trying again in a minute", "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Minute):
+		}
+		lost("changes by others may have been missed")
+	}
+}
+
+// foreign says what others changed in our tables, given notifications; "" if nothing.
+func (p *Programmer) foreign(b []byte) string {
+	for h, body := range messages(b) {
+		kind, attrs, ok := h.nftables(body)
+		if !ok || operations[kind] == "" || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) != Table {
+			continue
+		}
+		for _, f := range p.families {
+			if body[0] == f.nfproto {
+				return fmt.Sprintf("another process did this to the %v table: %s", f.family, describeMessage(kind, attrs))
+			}
+		}
+	}
+	return ""
+}
+
+// watcher hears what the kernel tells of changes.
+type watcher struct {
+	mu sync.Mutex
+	// file is the socket; nil: nobody listens.
+	file *os.File
+	// missed: something may have changed while the socket was deaf.
+	missed bool
+}
+
+// listen calls lost with what others change until ctx ends.
+func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, ownPort uint32, lost func(string)) error {
+	file, err := subscribe(ownPort)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.file, w.missed = file, false
+	w.mu.Unlock()
+	stop := context.AfterFunc(ctx, w.wake)
+	defer func() {
+		stop()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.file = nil
+		_ = file.Close()
+	}()
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := file.Read(buf)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if w.awake() {
+				lost("others may have changed something during a large change")
+			}
+		case errors.Is(err, unix.ENOBUFS):
+			lost("others changed more than could be told")
+		case err != nil:
+			return err
+		default:
+			if reason := foreign(buf[:n]); reason != "" {
+				lost(reason)
+			}
+		}
+	}
+}
+
+// wake has listen look around.
+func (w *watcher) wake() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.file != nil {
+		_ = w.file.SetReadDeadline(time.Now())
+	}
+}
+
+// awake has listen listen on, and tells whether something was missed.
+func (w *watcher) awake() (missed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_ = w.file.SetReadDeadline(time.Time{})
+	missed, w.missed = w.missed, false
+	return missed
+}
+
+// subscribe gives a socket from which what others change can be read.
+func subscribe(ownPort uint32) (*os.File, error) {
+	fd, err := openNetlink(unix.SOCK_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "nftables notifications")
+	// Of our own transactions there is nothing to be told, and the filter spares waking up for each.
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 12, Size: 4}, // the sender's port in nlmsghdr, as if it were in network byte order
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, ownPort)), SkipTrue: 1},
+		bpf.RetConstant{Val: 1<<32 - 1},
+		bpf.RetConstant{Val: 0},
+	})
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	program := make([]unix.SockFilter, len(filter))
+	for i, f := range filter {
+		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
+	}
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES)
+	}
+	if err != nil {
+		return nil, errors.Join(os.NewSyscallError("setsockopt", err), file.Close())
+	}
+	return file, nil
+}
+
+// deaf runs a transaction without notifications: the kernel makes one for each element as long as anybody listens, which
+// takes it several times as long as the elements do, and gigabytes for a large table. Whether others change something
+// meanwhile is told by the number of the ruleset's generation.
+func (w *watcher) deaf(c *conn, commit func() error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.file == nil {
+		return commit()
+	}
+	before, err := c.generation()
+	failed := err != nil || w.member(unix.NETLINK_DROP_MEMBERSHIP) != nil
+	err = commit()
+	if err == nil {
+		before++
+	}
+	failed = w.member(unix.NETLINK_ADD_MEMBERSHIP) != nil || failed
+	after, errAfter := c.generation()
+	if failed || errAfter != nil || after != before {
+		w.missed = true
+		_ = w.file.SetReadDeadline(time.Now())
+	}
+	return err
+}
+
+func (w *watcher) member(option int) error {
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES)
+	})
+	return errors.Join(err, failed)
+}
+
+// generation gives the number of the ruleset's generation, which each transaction makes one higher.
+func (c *conn) generation() (uint32, error) {
+	var generation uint32
+	err := c.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, func(*writer) {}, func(attrs []byte) {
+		generation = uint32Of(attribute(attrs, unix.NFTA_GEN_ID))
+	})
+	return generation, err
+}
