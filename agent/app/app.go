@@ -8,12 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/conntrack"
+	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
@@ -45,9 +46,15 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 		SilenceErrors:     true, // main prints it
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		RunE: func(c *cobra.Command, _ []string) error {
+			if o.MigrateFile != "" {
+				return o.migrateConfig(c.InOrStdin(), c.OutOrStdout(), c.ErrOrStderr())
+			}
+			if err := o.readConfig(c.Flags()); err != nil {
+				return err
+			}
 			logger, err := o.Log.NewLogger(c.ErrOrStderr())
 			if err != nil {
-				return err
+				return o.named(err)
 			}
 			slog.SetDefault(logger)
 			kube.RouteLogs(logger)
@@ -90,8 +97,18 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.complete(); err != nil {
 		return err
 	}
+	if o.InitOnly {
+		if err := o.Node.validate(); err != nil {
+			return o.named(err)
+		}
+		return o.Node.Conntrack.Apply(logger)
+	}
 	if err := o.validate(); err != nil {
-		return err
+		return o.named(err)
+	}
+	viewOptions, err := o.Node.view(o.NodeName)
+	if err != nil {
+		return o.named(err)
 	}
 	registry := o.Registry
 	if registry == nil {
@@ -110,17 +127,22 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err != nil {
 		return err
 	}
-	cidrs, err := o.clusterCIDRs()
-	if err != nil {
-		return err
+	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
+	// The health server asks the reconciler, which tells it what to answer.
+	healthServer := health.New(health.Options{Node: cache.Node, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry})
+	options := reconcile.Options{
+		Cache: cache, View: view.New(viewOptions), Programmer: p, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
+		Logger: logger, Registerer: registry,
 	}
-	r := reconcile.New(reconcile.Options{
-		Cache: cache, View: view.New(view.Options{NodeName: o.NodeName, ClusterCIDRs: cidrs}),
-		Programmer: p, Reporter: f, Logger: logger, Registerer: registry,
-	})
+	if o.Programmer != programmerPrinter { // which leaves the machine alone
+		o.Node.tune(logger)
+		options.Flows, options.Health = flows, healthServer
+	}
+	r := reconcile.New(options)
+	healthServer.Programming = r
 
 	g, ctx := errgroup.WithContext(ctx)
-	if err := o.serveHTTP(ctx, g, r, registry, logger); err != nil {
+	if err := o.serveMetrics(ctx, g, registry, logger); err != nil {
 		return err
 	}
 	servers, _ := f.(*client.Client) // nil: standalone
@@ -132,6 +154,8 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { r.Run(ctx); return nil })
+	g.Go(func() error { flows.Run(ctx); return nil })
+	g.Go(func() error { healthServer.Run(ctx); return nil })
 	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
 	if err := g.Wait(); err != nil {
 		return err
@@ -196,45 +220,26 @@ func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.
 		return printer.New(out), nil
 	}
 	return iptables.New(iptables.Options{
-		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.MasqueradeBit, Log: logger,
+		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
 	})
 }
 
-// serveHTTP serves health and metrics, where asked for.
-func (o *Options) serveHTTP(
-	ctx context.Context, g *errgroup.Group, r *reconcile.Reconciler, registry daemon.Registry, logger *slog.Logger,
-) error {
-	serve := func(address, flag string, config *tls.Config, handler http.Handler) error {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-		if err != nil {
-			return fmt.Errorf("%s: %w", flag, err)
-		}
-		if config != nil {
-			l = tls.NewListener(l, config)
-		}
-		g.Go(func() error { return daemon.ServeHTTP(ctx, l, handler, logger) })
+// serveMetrics serves metrics, where asked for.
+func (o *Options) serveMetrics(ctx context.Context, g *errgroup.Group, registry daemon.Registry, logger *slog.Logger) error {
+	if o.MetricsBindAddress == "" {
 		return nil
 	}
-	if o.MetricsBindAddress != "" {
-		config, err := o.metricsTLS(logger)
-		if err != nil {
-			return err
-		}
-		if err := serve(o.MetricsBindAddress, "--metrics-bind-address", config, daemon.MetricsHandler(registry)); err != nil {
-			return err
-		}
+	config, err := o.metricsTLS(logger)
+	if err != nil {
+		return err
 	}
-	if o.HealthzBindAddress != "" {
-		ready := func() error {
-			select {
-			case <-r.Programmed():
-				return nil
-			default:
-				return errors.New("the node is not programmed yet")
-			}
-		}
-		return serve(o.HealthzBindAddress, "--healthz-bind-address", nil, daemon.HealthHandler(ready))
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsBindAddress)
+	if err != nil {
+		return fmt.Errorf("--metrics-bind-address: %w", err)
 	}
+	g.Go(func() error {
+		return daemon.ServeHTTP(ctx, tls.NewListener(l, config), daemon.MetricsHandler(registry), logger)
+	})
 	return nil
 }
 

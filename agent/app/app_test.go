@@ -167,7 +167,7 @@ func TestStartErrorsNameTheFlag(t *testing.T) {
 		"no CA file":             {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + filepath.Join(dir, "none")}, "--ca-file"},
 		"CA file empty":          {[]string{"--servers=a:1", "--token-file=t", "--ca-file=" + empty}, "no certificate in PEM form"},
 		"no manifests":           {[]string{"--source=file", "--manifests=" + filepath.Join(dir, "none")}, "directory of manifests"},
-		"address in use":         {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
+		"no address":             {[]string{"--source=file", "--manifests=" + dir, "--healthz-bind-address=nowhere"}, "--healthz-bind-address"},
 		"no kubeconfig":          {[]string{"--source=kube", "--kubeconfig=" + filepath.Join(dir, "none")}, "kubeconfig"},
 		"not in cluster":         {[]string{"--server-service=a/b", "--insecure-plaintext"}, "kubeconfig"},
 		"checkpoint a directory": {[]string{"--servers=a:1", "--insecure-plaintext", "--checkpoint=" + dir}, "--checkpoint"},

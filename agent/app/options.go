@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -30,6 +29,10 @@ var iptablesVariants = map[string]iptables.Variant{
 
 // Options are the agent's flags. The zero value is not usable: AddFlags sets the defaults.
 type Options struct {
+	ConfigFile  string
+	MigrateFile string
+	InitOnly    bool
+
 	NodeName string
 
 	// Servers, or ServerService, is where the agent gets its state from; without both it is standalone and reads Source.
@@ -50,11 +53,10 @@ type Options struct {
 
 	Programmer      string
 	IPTablesVariant string
-	MasqueradeBit   int
-	ClusterCIDRs    []string
+	Node            NodeOptions
 
 	StatusSocket        string
-	HealthzBindAddress  string
+	HealthzAddresses    []string
 	MetricsBindAddress  string
 	MetricsCertFile     string
 	MetricsKeyFile      string
@@ -64,10 +66,19 @@ type Options struct {
 
 	// Registry is no flag. nil: a new one.
 	Registry daemon.Registry
+
+	// fields are those of ConfigFile that flags have their values from, by flag.
+	fields map[string]string
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.ConfigFile, "config", "",
+		"file with settings, see docs/configuration.md; flags that are given win over it. It is read once, at the start")
+	fs.StringVar(&o.MigrateFile, "migrate-config", "",
+		"kube-proxy's configuration file (- for standard input), to make one for --config of: it is written to standard output, what could not be carried over is named, and that is all")
+	fs.BoolVar(&o.InitOnly, "init-only", false,
+		"make the settings of the kernel that are asked for, which takes a privileged container, and end")
 	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
 
@@ -94,13 +105,12 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 	fs.StringVar(&o.Programmer, "programmer", programmerIPTables, "what to program: iptables, or printer, which only prints")
 	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto", "iptables commands to use: auto (what iptables is on this machine), nft or legacy")
-	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
-	fs.StringSliceVar(&o.ClusterCIDRs, "cluster-cidr", nil,
-		"pod CIDRs of the cluster; traffic from elsewhere to a cluster IP is masqueraded. Without any, such traffic keeps its source")
+	o.Node.addFlags(fs)
 
 	fs.StringVar(&o.StatusSocket, "status-socket", "",
 		"path of a unix socket for this user only, for the status command and grpcurl; none by default")
-	fs.StringVar(&o.HealthzBindAddress, "healthz-bind-address", "", "address for /healthz, /livez and /readyz over plain HTTP, open to all; none by default")
+	fs.StringSliceVar(&o.HealthzAddresses, "healthz-bind-address", nil,
+		"addresses for /healthz, /livez and /readyz over plain HTTP, open to all; one that is taken is tried again. None by default; kube-proxy has 0.0.0.0:10256, which load balancers may ask")
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "", "address for /metrics over TLS, for clients with a certificate; none by default")
 	fs.StringVar(&o.MetricsCertFile, "metrics-cert-file", "", "certificate (PEM) for --metrics-bind-address; followed when it changes")
 	fs.StringVar(&o.MetricsKeyFile, "metrics-key-file", "", "private key (PEM) of --metrics-cert-file")
@@ -122,7 +132,7 @@ func (o *Options) complete() error {
 
 // validate names the first flag that is wrong, and what to do.
 func (o *Options) validate() error {
-	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateMetrics())
+	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateHealthz(), o.validateMetrics())
 }
 
 func (o *Options) standalone() bool { return len(o.Servers) == 0 && o.ServerService == "" }
@@ -189,23 +199,16 @@ func (o *Options) validateProgrammer() error {
 	if _, ok := iptablesVariants[o.IPTablesVariant]; !ok {
 		return fmt.Errorf("--iptables-variant is %q: use auto, nft or legacy", o.IPTablesVariant)
 	}
-	if o.MasqueradeBit < 0 || o.MasqueradeBit > 31 {
-		return fmt.Errorf("--iptables-masquerade-bit is %d: use 0 to 31", o.MasqueradeBit)
-	}
-	_, err := o.clusterCIDRs()
-	return err
+	return o.Node.validate()
 }
 
-func (o *Options) clusterCIDRs() ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, s := range o.ClusterCIDRs {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return nil, fmt.Errorf("--cluster-cidr: %w", err)
+func (o *Options) validateHealthz() error {
+	for _, a := range o.HealthzAddresses {
+		if _, port, err := net.SplitHostPort(a); err != nil || port == "" {
+			return fmt.Errorf("--healthz-bind-address has %q: give host:port", a)
 		}
-		out = append(out, p.Masked())
 	}
-	return out, nil
+	return nil
 }
 
 func (o *Options) validateMetrics() error {

@@ -9,13 +9,24 @@ import (
 
 func parse(t *testing.T, args ...string) Options {
 	t.Helper()
+	o, err := parseWithConfig(t, args...)
+	require.NoError(t, err)
+	return o
+}
+
+// parseWithConfig gives an error of the configuration file.
+func parseWithConfig(t *testing.T, args ...string) (Options, error) {
+	t.Helper()
 	t.Setenv("NODE_NAME", "node-1")
 	var o Options
 	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
 	o.AddFlags(fs)
 	require.NoError(t, fs.Parse(args))
+	if err := o.readConfig(fs); err != nil {
+		return o, err
+	}
 	require.NoError(t, o.complete())
-	return o
+	return o, nil
 }
 
 func TestValidOptions(t *testing.T) {
@@ -27,6 +38,9 @@ func TestValidOptions(t *testing.T) {
 		"checkpoint":      {"--servers=a:1", "--insecure-plaintext", "--checkpoint=c"},
 		"standalone API":  {"--source=kube", "--cluster-cidr=10.0.0.0/8,fd00::/48"},
 		"standalone file": {"--source=file", "--manifests=examples", "--programmer=printer"},
+		"no periods":      {"--source=kube", "--iptables-sync-period=0", "--iptables-min-sync-period=2s"},
+		"bridge":          {"--source=kube", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"},
+		"health":          {"--source=kube", "--healthz-bind-address=127.0.0.1:1,:2,[::1]:3"},
 		"metrics": {"--source=kube", "--metrics-bind-address=:1", "--metrics-cert-file=c", "--metrics-key-file=k",
 			"--metrics-client-ca-file=ca"},
 	} {
@@ -63,6 +77,19 @@ func TestInvalidOptions(t *testing.T) {
 		"variant":             {[]string{"--source=kube", "--iptables-variant=old"}, "auto, nft or legacy"},
 		"mark":                {[]string{"--source=kube", "--iptables-masquerade-bit=32"}, "0 to 31"},
 		"CIDR":                {[]string{"--source=kube", "--cluster-cidr=10.0.0.0"}, "--cluster-cidr"},
+		"health":              {[]string{"--source=kube", "--healthz-bind-address=127.0.0.1"}, "host:port"},
+		"detection":           {[]string{"--source=kube", "--detect-local-mode=Guess"}, `--detect-local-mode is "Guess"`},
+		"bridge missing":      {[]string{"--source=kube", "--detect-local-mode=BridgeInterface"}, "needs --pod-bridge-interface"},
+		"bridge unused":       {[]string{"--source=kube", "--pod-bridge-interface=br0"}, "leave it out"},
+		"prefix missing":      {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix"}, "needs --pod-interface-name-prefix"},
+		"prefix too long":     {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=0123456789abcdef"}, "15 characters"},
+		"CIDR unused":         {[]string{"--source=kube", "--detect-local-mode=NodeCIDR", "--cluster-cidr=10.0.0.0/8"}, "--cluster-cidr is for"},
+		"NodePorts":           {[]string{"--source=kube", "--nodeport-addresses=192.168.0.2"}, "--nodeport-addresses"},
+		"primary and CIDRs":   {[]string{"--source=kube", "--nodeport-addresses=primary,10.0.0.0/8"}, "both primary and CIDRs"},
+		"negative period":     {[]string{"--source=kube", "--iptables-sync-period=-1s"}, "less than 0"},
+		"periods":             {[]string{"--source=kube", "--iptables-sync-period=1s", "--iptables-min-sync-period=2s"}, "longer than --iptables-sync-period"},
+		"negative table":      {[]string{"--source=kube", "--conntrack-min=-1"}, "less than 0"},
+		"half seconds":        {[]string{"--source=kube", "--conntrack-udp-timeout=1500ms"}, "--conntrack-udp-timeout is 1.5s"},
 		"metrics without TLS": {[]string{"--source=kube", "--metrics-bind-address=:1"}, "go together"},
 	} {
 		t.Run(name, func(t *testing.T) {

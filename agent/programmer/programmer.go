@@ -25,6 +25,15 @@ type Programmer interface {
 	Cleanup(ctx context.Context) error
 }
 
+// Monitor is a Programmer that notices when others, e.g. an administrator or a firewall that is reloaded, remove or change
+// what it programmed.
+type Monitor interface {
+	Programmer
+	// Watch calls lost, saying what it found, within seconds of such a change; what the kernel holds counts as unknown
+	// then, until a Replace succeeds. It may run while the Programmer is used, and returns when ctx ends.
+	Watch(ctx context.Context, lost func(reason string))
+}
+
 // PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
 // several, joined; any other error means that nothing is known to be programmed.
 type PortError struct {

@@ -57,8 +57,9 @@ type Flows interface {
 
 // Health hears what health checks are to answer.
 type Health interface {
-	// Sync gives all of them whenever one has changed and what it tells of is programmed. It returns at once.
-	Sync(checks map[view.HealthCheckID]view.HealthCheck)
+	// Sync gives all of them, and the node that they are on, whenever one or the node has changed and what it tells of is
+	// programmed. It returns at once.
+	Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node)
 }
 
 // Options set up a Reconciler. The first four are required.
@@ -132,19 +133,13 @@ func New(o Options) *Reconciler {
 // Programmed is closed once the kernel has held the whole state.
 func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
 
-// monitor is a Programmer that notices what others do to what it has programmed.
-type monitor interface {
-	// Watch calls lost when some of it was removed or changed, and returns when the context ends.
-	Watch(ctx context.Context, lost func(reason string))
-}
-
 // Run programs until the context ends. What is programmed stays.
 func (r *Reconciler) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	if m, ok := r.Programmer.(monitor); ok {
+	if m, ok := r.Programmer.(programmer.Monitor); ok {
 		watching.Go(func() { r.watch(ctx, m) })
 	}
 	for {
@@ -170,7 +165,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 }
 
 // watch has a monitor watch once there is something to watch.
-func (r *Reconciler) watch(ctx context.Context, m monitor) {
+func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	select {
 	case <-ctx.Done():
 		return
@@ -300,7 +295,7 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 		}
 	}
 	if checks, changed := r.View.HealthChecks(); changed && r.Health != nil {
-		r.Health.Sync(checks)
+		r.Health.Sync(checks, r.View.State().Node)
 	}
 }
 

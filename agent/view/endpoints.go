@@ -19,10 +19,8 @@ type endpoint struct {
 
 func (e endpoint) ready() bool { return e.Conditions.Ready }
 
-// servingOnly tells whether e is one that is used when there is no ready one: terminating, and still serving.
-func (e endpoint) servingOnly() bool {
-	return !e.Conditions.Ready && e.Conditions.Serving && e.Conditions.Terminating
-}
+// stillServing tells whether e is one that is used when there is no ready one.
+func (e endpoint) stillServing() bool { return e.Conditions.Serving && e.Conditions.Terminating }
 
 func (e endpoint) backend() Backend {
 	return Backend{Address: netip.AddrPortFrom(e.Address, e.port), Local: e.local}
@@ -131,7 +129,7 @@ func (v *View) clusterSet(of []endpoint, before []Backend) []Backend {
 	if set := v.choose(of, before, func(e endpoint) bool { return e.ready() && forThisNode(e) }); len(set) > 0 {
 		return set
 	}
-	return v.choose(of, before, endpoint.servingOnly)
+	return v.choose(of, before, endpoint.stillServing)
 }
 
 // localSet gives where connections go that stay on this node, by its own endpoints alone; hints do not matter for it.
@@ -139,7 +137,7 @@ func (v *View) localSet(of []endpoint, before []Backend) []Backend {
 	if set := v.choose(of, before, func(e endpoint) bool { return e.local && e.ready() }); len(set) > 0 {
 		return set
 	}
-	return v.choose(of, before, func(e endpoint) bool { return e.local && e.servingOnly() })
+	return v.choose(of, before, func(e endpoint) bool { return e.local && e.stillServing() })
 }
 
 // choose gives the backends of the chosen endpoints, in before if they are the same.
@@ -167,7 +165,7 @@ func keep[T comparable](before, now []T) []T {
 
 // usable tells whether any endpoint of the cluster takes connections.
 func usable(of []endpoint) bool {
-	return slices.ContainsFunc(of, func(e endpoint) bool { return e.ready() || e.servingOnly() })
+	return slices.ContainsFunc(of, func(e endpoint) bool { return e.ready() || e.stillServing() })
 }
 
 // serving gives the endpoints that serve, wherever they are, in before if they are the same.

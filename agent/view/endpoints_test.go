@@ -55,6 +55,9 @@ func TestSets(t *testing.T) {
 		"twice: even if it is not ready": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1", terminating)), slice("b", endpoint("10.180.1.1", unready)),
 		}, sets{}},
+		"twice: even if the terminating one is ready (publishNotReadyAddresses)": {[]*model.Slice{
+			slice("a", endpoint("10.180.1.1", published)), slice("b", endpoint("10.180.1.1", unready)),
+		}, sets{}},
 		"twice, not terminating: the ready one counts": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1", unready)), slice("b", endpoint("10.180.1.1")), slice("c", endpoint("10.180.1.1", unready)),
 		}, sets{at("10.180.1.1"), nil}},

@@ -24,6 +24,19 @@ func families(s *model.Service) iter.Seq2[model.Family, netip.Addr] {
 	}
 }
 
+// servedPorts gives the ports of a Service; of several with one name and protocol, the first.
+func servedPorts(s *model.Service) iter.Seq[*model.ServicePort] {
+	return func(yield func(*model.ServicePort) bool) {
+		for i := range s.Ports {
+			port := &s.Ports[i]
+			sameName := func(p model.ServicePort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }
+			if !slices.ContainsFunc(s.Ports[:i], sameName) && !yield(port) {
+				return
+			}
+		}
+	}
+}
+
 // wanted gives, without Routes and Sources, the frontends that one port of a Service asks for in a family with this cluster
 // IP, in the order of ServicePort.Frontends. An address that is there as several kinds is given as each.
 func wanted(s *model.Service, family model.Family, clusterIP netip.Addr, port *model.ServicePort) iter.Seq[Frontend] {
@@ -65,9 +78,9 @@ func claimed(s *model.Service) iter.Seq[claim] {
 			return
 		}
 		for family, ip := range families(s) {
-			for i := range s.Ports {
-				for f := range wanted(s, family, ip, &s.Ports[i]) {
-					if !yield(claim{f.Address, f.Port, s.Ports[i].Protocol, family}) {
+			for port := range servedPorts(s) {
+				for f := range wanted(s, family, ip, port) {
+					if !yield(claim{f.Address, f.Port, port.Protocol, family}) {
 						return
 					}
 				}
@@ -94,9 +107,9 @@ func (v *View) frontends(s *service, family model.Family, clusterIP netip.Addr, 
 		if f.Kind == LoadBalancer {
 			f.Sources = sources
 		}
-		i := slices.IndexFunc(out, func(o Frontend) bool { return o.Address == f.Address && o.Kind != NodePort })
+		i := slices.IndexFunc(out, func(o Frontend) bool { return o.Address == f.Address })
 		switch {
-		case i < 0 || f.Kind == NodePort:
+		case i < 0:
 			out = append(out, f)
 		case out[i].Kind == ClusterIP:
 			s.problem("%s is the cluster IP and nothing else", c)
@@ -110,8 +123,7 @@ func (v *View) frontends(s *service, family model.Family, clusterIP netip.Addr, 
 
 // firstPort gives the first port of a Service that asks for the same as this frontend of a port of it.
 func firstPort(s *model.Service, f Frontend, port *model.ServicePort) *model.ServicePort {
-	for i := range s.Ports {
-		p := &s.Ports[i]
+	for p := range servedPorts(s) {
 		if p == port {
 			break
 		}

@@ -103,9 +103,9 @@ func (o *Options) node(n *model.Node) node {
 
 // canonical gives prefixes in their order, each once and without the host's bits.
 func canonical(prefixes []netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, len(prefixes))
-	for i, p := range prefixes {
-		out[i] = p.Masked()
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		out = append(out, p.Masked())
 	}
 	slices.SortFunc(out, model.ComparePrefix)
 	return slices.Compact(out)

@@ -33,7 +33,8 @@ type View struct {
 	dirty []*service
 	// problematic are the Services with problems.
 	problematic map[model.ServiceKey]*service
-	nodeChanged bool
+	// told is State().Node as of the last Changes.
+	told Node
 	// healthChanged: HealthChecks has something new to tell.
 	healthChanged bool
 
@@ -53,28 +54,34 @@ type service struct {
 	claimed *model.Service
 	dirty   bool
 	// ids are its ports in View.ports.
-	ids []ServicePortID
-	// problems are the first of it, up to maxProblems; unnamed counts the others.
+	ids      []ServicePortID
 	problems []string
-	unnamed  int
 }
 
-// maxProblems bounds what is told of one Service: a hundred ports may all have the same problem.
+// maxProblems bounds what is told of one Service: a hundred ports may each have one.
 const maxProblems = 5
 
 func (s *service) problem(format string, args ...any) {
-	if len(s.problems) == maxProblems {
-		s.unnamed++
+	if len(s.problems) > maxProblems {
 		return
 	}
-	s.problems = append(s.problems, fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if slices.Contains(s.problems, text) {
+		return
+	}
+	if len(s.problems) == maxProblems {
+		text = "and more"
+	}
+	s.problems = append(s.problems, text)
 }
 
 // New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
+	nodeless := o.node(nil)
 	return &View{
 		options:     o,
-		node:        o.node(nil),
+		node:        nodeless,
+		told:        nodeless.programmed,
 		services:    make(map[model.ServiceKey]*service),
 		claims:      newClaims(),
 		ports:       make(map[ServicePortID]*ServicePort),
@@ -93,7 +100,6 @@ func (v *View) SetNode(n *model.Node) {
 	if now.equal(&v.node) {
 		return
 	}
-	v.nodeChanged = v.nodeChanged || !now.programmed.equal(v.node.programmed)
 	v.node = now
 	for _, s := range v.services {
 		v.touch(s)
@@ -150,7 +156,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
 	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
-	node, v.nodeChanged = v.nodeChanged, false
+	node = !v.told.equal(v.node.programmed)
+	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
 }
 
@@ -158,8 +165,8 @@ func (v *View) Changes() (changes []Change, node bool) {
 // Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
-// HealthChecks gives all health checks as of the last Changes, and whether any of them has changed since the last call; if none
-// has, it gives nothing.
+// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
+// call; if none has, it gives nothing.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false
@@ -172,11 +179,7 @@ func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed boo
 func (v *View) Problems() []Problem {
 	out := make([]Problem, 0, len(v.problematic))
 	for key, s := range v.problematic {
-		reason := strings.Join(s.problems, "; ")
-		if s.unnamed > 0 {
-			reason += fmt.Sprintf("; and %d more", s.unnamed)
-		}
-		out = append(out, Problem{key, reason})
+		out = append(out, Problem{key, strings.Join(s.problems, "; ")})
 	}
 	return out
 }
@@ -184,16 +187,13 @@ func (v *View) Problems() []Problem {
 // update brings what there is of a Service up to date, and appends what differs.
 func (v *View) update(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
-	s.problems, s.unnamed = nil, 0
+	s.problems = nil
 	if s.object != nil {
 		for family, ip := range families(s.object) {
-			for i := range s.object.Ports {
-				port := &s.object.Ports[i]
+			served := 0
+			for port := range servedPorts(s.object) {
+				served++
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
-				if slices.Contains(ids, id) {
-					s.problem("port %q is there twice for %s: the first one counts", port.Name, port.Protocol)
-					continue
-				}
 				before := v.ports[id]
 				p := v.port(s, id, ip, port, before)
 				if p == nil {
@@ -204,6 +204,9 @@ func (v *View) update(s *service, changes []Change) []Change {
 					v.ports[id] = p
 					changes = append(changes, Change{before, p})
 				}
+			}
+			if served < len(s.object.Ports) {
+				s.problem("some of its ports have the same name and protocol: the first one counts")
 			}
 		}
 	}

@@ -282,7 +282,7 @@ func (n *Node) Key() Key { return Key{Kind: KindNode, Name: n.Name} }
 type Node struct {
 	Name        string
 	Labels      map[string]string
-	InternalIPs []netip.Addr // in the order of the Node's status
+	InternalIPs []netip.Addr // in the order of the Node's status; of a family without any, its ExternalIPs, as in kube-proxy
 	PodCIDRs    []netip.Prefix
 	Deleting    bool // the Node object is being deleted
 	// TaintedForDeletion: the cluster autoscaler's taint ToBeDeletedByClusterAutoscaler is set.

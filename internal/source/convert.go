@@ -421,14 +421,11 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
 		}
 	}
-	for i, address := range o.Status.Addresses {
-		if address.Type != corev1.NodeInternalIP {
-			continue
-		}
-		if a, ok := parseAddr(address.Address); ok {
+	n.InternalIPs = nodeAddrs(o, corev1.NodeInternalIP, &skips)
+	internal := slices.Clone(n.InternalIPs)
+	for _, a := range nodeAddrs(o, corev1.NodeExternalIP, &skips) {
+		if !slices.ContainsFunc(internal, func(b netip.Addr) bool { return model.FamilyOf(a) == model.FamilyOf(b) }) {
 			n.InternalIPs = append(n.InternalIPs, a)
-		} else {
-			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
 		}
 	}
 	cidrs := o.Spec.PodCIDRs
@@ -443,6 +440,22 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 		}
 	}
 	return n, skips
+}
+
+// nodeAddrs gives a Node's addresses of a type.
+func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
+	var out []netip.Addr
+	for i, address := range o.Status.Addresses {
+		if address.Type != t {
+			continue
+		}
+		if a, ok := parseAddr(address.Address); ok {
+			out = append(out, a)
+		} else {
+			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
+		}
+	}
+	return out
 }
 
 // port checks a port of a Service or a slice.

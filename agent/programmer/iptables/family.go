@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -27,42 +28,38 @@ type kernelFamily struct {
 	// held is what the kernel holds; nil while that is not known and a Replace must come.
 	held *saved
 
-	localPods []netip.Prefix
-	ports     map[view.ServicePortID]*view.ServicePort
-	changed   map[view.ServicePortID]*view.ServicePort // ports not written yet, as they were before; nil: were not
+	ports   map[view.ServicePortID]*view.ServicePort
+	changed map[view.ServicePortID]*view.ServicePort // ports not written yet, as they were before; nil: were not
 
-	// For Service ports with backends.
-	vips      *tree[netip.Addr]
-	nodePorts map[model.Protocol]*tree[uint16]
-	// For those without.
-	rejectVIPs      *tree[netip.Addr]
-	rejectNodePorts map[model.Protocol]*tree[uint16]
-	// Addresses of local backends, with an entry for each Service port that leads there.
-	hairpins *tree[netip.Addr]
+	// In nat, frontends that lead to backends.
+	vips, external *tree[netip.Addr, frontend]
+	nodePorts      map[model.Protocol]*tree[uint16, frontend]
+	// In filter, frontends that some or all are kept from.
+	rejectVIPs      *tree[netip.Addr, frontend]
+	rejectNodePorts map[model.Protocol]*tree[uint16, frontend]
+	// Addresses of local backends, with the Service ports that lead there.
+	hairpins *tree[netip.Addr, hairpin]
 }
 
 // reset makes the wanted state that of a node without Services.
-func (f *kernelFamily) reset(localPods []netip.Prefix) {
+func (f *kernelFamily) reset(node view.Node) {
+	f.setNode(node)
 	f.ports, f.changed = map[view.ServicePortID]*view.ServicePort{}, map[view.ServicePortID]*view.ServicePort{}
-	f.localPods = nil
-	for _, p := range localPods {
-		if model.FamilyOf(p.Addr()) == f.family {
-			f.localPods = append(f.localPods, p.Masked())
-		}
+	byAddress := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[netip.Addr, frontend] {
+		return newTree(t, name, addressBit, f.matchAddress, netip.Addr.Compare, weight, rules)
 	}
-	byAddress := func(t table, name string, rules func(*bytes.Buffer, string, []entry)) *tree[netip.Addr] {
-		return newTree(t, name, addressDigit, f.matchAddress, netip.Addr.Compare, rules)
-	}
-	f.vips = byAddress(nat, vipsChain, f.frontendRules(view.MasqueradeNonLocal))
-	f.rejectVIPs = byAddress(filter, rejectChain, f.rejectRules)
-	f.hairpins = byAddress(nat, hairpinChain, f.hairpinRule)
-	f.nodePorts, f.rejectNodePorts = map[model.Protocol]*tree[uint16]{}, map[model.Protocol]*tree[uint16]{}
+	f.vips = byAddress(nat, vipsChain, f.natWeight, f.natRules)
+	f.external = byAddress(nat, externalChain, f.natWeight, f.natRules)
+	f.rejectVIPs = byAddress(filter, rejectChain, filterWeight, f.filterRules)
+	f.hairpins = newTree(nat, hairpinChain, addressBit, f.matchAddress, netip.Addr.Compare,
+		func(hairpin) int { return 1 }, f.hairpinRules)
+	f.nodePorts, f.rejectNodePorts = map[model.Protocol]*tree[uint16, frontend]{}, map[model.Protocol]*tree[uint16, frontend]{}
 	for _, p := range protocols {
-		byPort := func(t table, name string, rules func(*bytes.Buffer, string, []entry)) *tree[uint16] {
-			return newTree(t, name+"-"+p.String(), portDigit, matchPorts(p), cmp.Compare[uint16], rules)
+		byPort := func(t table, name string, weight func(frontend) int, rules func(*bytes.Buffer, string, []frontend)) *tree[uint16, frontend] {
+			return newTree(t, name+"-"+p.String(), portBit, matchPorts(p), cmp.Compare[uint16], weight, rules)
 		}
-		f.nodePorts[p] = byPort(nat, nodePortsChain, f.frontendRules(view.MasqueradeAlways))
-		f.rejectNodePorts[p] = byPort(filter, rejectChain, f.rejectRules)
+		f.nodePorts[p] = byPort(nat, nodePortsChain, f.natWeight, f.natRules)
+		f.rejectNodePorts[p] = byPort(filter, rejectChain, filterWeight, f.filterRules)
 	}
 }
 
@@ -70,11 +67,11 @@ func (f *kernelFamily) reset(localPods []netip.Prefix) {
 func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	before := f.ports[id]
 	if before != nil {
-		f.index(before, (*tree[netip.Addr]).remove, (*tree[uint16]).remove)
+		f.index(before, (*tree[netip.Addr, frontend]).remove, (*tree[uint16, frontend]).remove, (*tree[netip.Addr, hairpin]).remove)
 		delete(f.ports, id)
 	}
 	if port != nil {
-		f.index(port, (*tree[netip.Addr]).add, (*tree[uint16]).add)
+		f.index(port, (*tree[netip.Addr, frontend]).add, (*tree[uint16, frontend]).add, (*tree[netip.Addr, hairpin]).add)
 		f.ports[id] = port
 	}
 	if _, again := f.changed[id]; !again {
@@ -83,24 +80,36 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 }
 
 // index adds a Service port to the trees, or removes it.
-func (f *kernelFamily) index(port *view.ServicePort, address func(*tree[netip.Addr], netip.Addr, entry), number func(*tree[uint16], uint16, entry)) {
-	vips, nodePorts := f.vips, f.nodePorts
-	if len(port.Backends) == 0 {
-		vips, nodePorts = f.rejectVIPs, f.rejectNodePorts
-	}
-	for _, frontend := range port.Frontends {
-		if frontend.Kind == view.NodePort {
-			number(nodePorts[port.ID.Protocol], frontend.Port, entry{port, frontend})
-		} else {
-			address(vips, frontend.Address, entry{port, frontend})
+func (f *kernelFamily) index(port *view.ServicePort,
+	address func(*tree[netip.Addr, frontend], netip.Addr, frontend),
+	number func(*tree[uint16, frontend], uint16, frontend),
+	backend func(*tree[netip.Addr, hairpin], netip.Addr, hairpin),
+) {
+	for i, g := range port.Frontends {
+		entry := frontend{port, i}
+		way, _ := f.wayOf(g)
+		if g.Kind == view.NodePort {
+			if way != nowhere {
+				number(f.nodePorts[port.ID.Protocol], g.Port, entry)
+			}
+			if f.filtered(g) {
+				number(f.rejectNodePorts[port.ID.Protocol], g.Port, entry)
+			}
+			continue
+		}
+		switch way {
+		case nowhere:
+		case offPods:
+			address(f.vips, g.Address, entry)
+		default:
+			address(f.external, g.Address, entry)
+		}
+		if f.filtered(g) {
+			address(f.rejectVIPs, g.Address, entry)
 		}
 	}
-	var last netip.Addr
-	for _, b := range port.Backends {
-		if b.Local && b.Address.Addr() != last { // ascending, so that the same come together
-			address(f.hairpins, b.Address.Addr(), hairpinEntry(port, b))
-			last = b.Address.Addr()
-		}
+	for _, a := range f.localAddresses(port) {
+		backend(f.hairpins, a, hairpin{port, a})
 	}
 }
 
@@ -108,16 +117,17 @@ func (f *kernelFamily) index(port *view.ServicePort, address func(*tree[netip.Ad
 func (f *kernelFamily) transaction(all bool) *transaction {
 	x := newTransaction(f.held.chains)
 	if all {
-		f.fixedChains(x, f.localPods)
+		f.fixedChains(x)
 		for _, port := range f.ports {
-			portChains(x, nil, port)
+			f.putChains(x, nil, port)
 		}
 	} else {
 		for id, before := range f.changed {
-			portChains(x, before, f.ports[id])
+			f.putChains(x, before, f.ports[id])
 		}
 	}
 	f.vips.write(x, all)
+	f.external.write(x, all)
 	f.rejectVIPs.write(x, all)
 	f.hairpins.write(x, all)
 	for _, p := range protocols {
@@ -131,17 +141,25 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 	return x
 }
 
+// putChains puts the chains of a Service port, given what it was and is; nil: it was not, is not.
+func (f *kernelFamily) putChains(x *transaction, before, after *view.ServicePort) {
+	is := f.chainsOf(after)
+	for _, c := range is {
+		x.put(c.table, c.name, c.write)
+	}
+	for _, c := range f.chainsOf(before) {
+		if !slices.ContainsFunc(is, func(o portChain) bool { return o.table == c.table && o.name == c.name }) {
+			x.remove(c.table, c.name)
+		}
+	}
+}
+
 // load reads what the kernel holds.
 func (f *kernelFamily) load(ctx context.Context) error {
-	var output []byte
-	for t := range tables {
-		part, err := f.tool.save(ctx, "-t", t.String())
-		if err != nil {
-			return err
-		}
-		output = append(output, part...)
+	s, err := f.tool.saved(ctx)
+	if err != nil {
+		return err
 	}
-	s := parseSave(output)
 	f.held = &s
 	return nil
 }
@@ -164,19 +182,16 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 // hook adds the hooks that are missing, with their chains, empty, where these are missing too. It is done before the
 // chains are filled: iptables gets slow in full tables.
 func (f *kernelFamily) hook() error {
-	for _, h := range slices.Backward(hooks) { // each is put at the head
+	for _, h := range slices.Backward(f.hooks()) { // each is put at the head
 		if slices.Contains(f.held.hooks, h) {
 			continue
 		}
-		if _, ok := f.held.chains[h.table][h.target()]; !ok {
-			if err := f.tool.base.NewChain(h.table.String(), h.target()); err != nil {
-				return fmt.Errorf("add the chain %s to table %v: %w", h.target(), h.table, err)
-			}
-			f.held.chains[h.table][h.target()] = emptyChain
+		_, ok := f.held.chains[h.table][h.target()]
+		if err := f.tool.hook(h, !ok); err != nil {
+			return err
 		}
-		words := strings.Fields(h.rule)
-		if err := f.tool.base.Insert(h.table.String(), words[1], 1, words[2:]...); err != nil {
-			return fmt.Errorf("add the rule %q to table %v: %w", h.rule, h.table, err)
+		if !ok {
+			f.held.chains[h.table][h.target()] = emptyChain
 		}
 	}
 	return nil
@@ -186,7 +201,7 @@ func (f *kernelFamily) hook() error {
 // take; such a one is left as the last Replace or Apply programmed it, if one did.
 func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[view.ServicePortID]*view.ServicePort) error {
 	last := f.ports
-	f.reset(node.LocalPods)
+	f.reset(node)
 	for id, port := range ports {
 		f.set(id, port)
 	}
@@ -301,6 +316,33 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 		return err
 	}
 	return tried
+}
+
+// references are the ends of rules that lead to chains of ours; comments hold no spaces before such.
+var references = regexp.MustCompile(`(?m) -[gj] ` + prefix + `\S+$`)
+
+// checkRules writes all that is particular to a Service port as rules of checkChain that refer to no other chain.
+func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *view.ServicePort) {
+	var rules [tables]bytes.Buffer
+	for i, g := range port.Frontends {
+		if way, _ := d.wayOf(g); way != nowhere {
+			d.natRules(&rules[nat], checkChain, []frontend{{port, i}})
+		}
+		if d.filtered(g) {
+			d.filterRules(&rules[filter], checkChain, []frontend{{port, i}})
+		}
+	}
+	for _, c := range d.chainsOf(port) {
+		var one bytes.Buffer
+		c.write(&one)
+		rules[c.table].Write(bytes.ReplaceAll(one.Bytes(), []byte("-A "+c.name+" "), []byte("-A "+checkChain+" ")))
+	}
+	for _, a := range d.localAddresses(port) {
+		d.hairpinRules(&rules[nat], checkChain, []hairpin{{port, a}})
+	}
+	for t := range rules {
+		w[t].Write(references.ReplaceAll(rules[t].Bytes(), []byte(" -j RETURN")))
+	}
 }
 
 func joinPortErrors(ports []*programmer.PortError) error {

@@ -1,12 +1,15 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"os"
 	"os/exec"
+	"sync"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -41,12 +44,16 @@ type Options struct {
 
 // Programmer is the programmer for iptables.
 type Programmer struct {
+	run runner
+	log *slog.Logger
+
+	mu sync.Mutex // guards what follows, as Watch looks at it while the Programmer is used
 	// families that this machine has. What is wanted in another is left out: nothing can come to it.
 	families map[model.Family]*kernelFamily
-	run      runner
+	watch    watch
 }
 
-var _ programmer.Programmer = (*Programmer)(nil)
+var _ programmer.Monitor = (*Programmer)(nil)
 
 // New looks for the variant's programs and whether the kernel serves them, and changes nothing. A machine with only one
 // of the IP families is good enough: it is logged, and the other family's Service ports are left out.
@@ -69,7 +76,7 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run}
+	p := &Programmer{families: map[model.Family]*kernelFamily{}, run: run, log: options.Log}
 	var missing []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		t, err := newTool(programName(family, options.Variant), run)
@@ -105,37 +112,93 @@ func absent(err error) bool {
 }
 
 // Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
-// written.
+// written. When that is done, what an earlier run left in the other variant is removed.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	ports := map[model.Family]map[view.ServicePortID]*view.ServicePort{model.IPv4: {}, model.IPv6: {}}
-	var errs []error
 	for id, port := range state.Ports {
 		ports[id.Family][id] = port
 	}
-	for family, f := range p.families {
-		errs = append(errs, f.replace(ctx, state.Node, ports[family]))
+	p.watch.forget()
+	err := p.operate(func(family model.Family, f *kernelFamily) error {
+		return f.replace(ctx, state.Node, ports[family])
+	})
+	if _, programmed := programmer.PortErrors(err); programmed {
+		p.removeOtherVariant(ctx)
+		p.routeLocalnet()
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Apply writes the chains of the Service ports that changed and those on the way to them, in one iptables-restore for
 // each IP family.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	byFamily := map[model.Family][]view.Change{}
-	var errs []error
 	for _, c := range changes {
 		byFamily[c.ID().Family] = append(byFamily[c.ID().Family], c)
 	}
+	return p.operate(func(family model.Family, f *kernelFamily) error {
+		if len(byFamily[family]) == 0 {
+			return nil
+		}
+		return f.apply(ctx, byFamily[family])
+	})
+}
+
+// operate changes the kernel in each family.
+func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) error {
+	before := p.stamp()
+	var errs []error
+	commits := 0
 	for family, f := range p.families {
-		if len(byFamily[family]) > 0 {
-			errs = append(errs, f.apply(ctx, byFamily[family]))
+		f.tool.commits = 0
+		errs = append(errs, change(family, f))
+		commits += f.tool.commits
+	}
+	p.watch.operated(before, p.stamp(), commits)
+	return errors.Join(errs...)
+}
+
+// removeOtherVariant removes what is of this package in the variant that is not in use. What is there did no harm as
+// long as it was the same, and would as soon as something changes.
+func (p *Programmer) removeOtherVariant(ctx context.Context) {
+	for family, f := range p.families {
+		other := Legacy
+		if f.tool.variant == Legacy {
+			other = NFT
+		}
+		if err := cleanup(ctx, programName(family, other), p.run); err != nil {
+			p.log.Error("rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent --cleanup",
+				"family", family, "variant", other, "err", err)
 		}
 	}
-	return errors.Join(errs...)
+}
+
+// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
+const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
+// others may rely on it.
+func (p *Programmer) routeLocalnet() {
+	f := p.families[model.IPv4]
+	if f == nil || !f.localnet {
+		return
+	}
+	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
+		return
+	}
+	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
+		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
+	}
 }
 
 // Cleanup removes what the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, f := range p.families {
 		f.held = nil
 	}

@@ -1,10 +1,12 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
 	"strconv"
+	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
 
@@ -17,9 +19,12 @@ const lockSeconds = 10
 
 // tool is a variant's programs for a family.
 type tool struct {
-	base *goiptables.IPTables
-	name string
-	run  runner
+	base    *goiptables.IPTables
+	name    string
+	variant Variant // NFT or Legacy
+	run     runner
+	// commits counts the changes of one table at once. The user sets it back.
+	commits int
 }
 
 // programName gives the name of the main program of a family and variant; the others' begin with it.
@@ -44,7 +49,16 @@ func newTool(name string, run runner) (*tool, error) {
 			return nil, err
 		}
 	}
-	return &tool{base: base, name: name, run: run}, nil
+	t := &tool{base: base, name: name, variant: Legacy, run: run}
+	// Programs from before there were two variants say nothing.
+	version, err := run(context.Background(), nil, name, "--version")
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Contains(version, []byte("nf_tables")) {
+		t.variant = NFT
+	}
+	return t, nil
 }
 
 // modern tells whether it is iptables 1.6.2 or newer, which brought --random-fully and iptables-restore's --wait.
@@ -61,6 +75,19 @@ func (t *tool) save(ctx context.Context, args ...string) ([]byte, error) {
 	return t.run(ctx, nil, t.name+"-save", args...)
 }
 
+// saved reads what the kernel holds of ours.
+func (t *tool) saved(ctx context.Context) (saved, error) {
+	var output []byte
+	for table := range tables {
+		part, err := t.save(ctx, "-t", table.String())
+		if err != nil {
+			return saved{}, err
+		}
+		output = append(output, part...)
+	}
+	return parseSave(output), nil
+}
+
 // restore changes what the input names, each table at once. The error is a rejectedError if the input was not taken.
 func (t *tool) restore(ctx context.Context, input []byte) error {
 	args := []string{"--noflush"}
@@ -70,5 +97,22 @@ func (t *tool) restore(ctx context.Context, input []byte) error {
 	if _, err := t.run(ctx, input, t.name+"-restore", args...); err != nil {
 		return restoreError(err, input)
 	}
+	t.commits += bytes.Count(input, []byte("\nCOMMIT\n"))
+	return nil
+}
+
+// hook puts a rule at the head of a chain that is not ours; with its target's chain, empty, if that is missing.
+func (t *tool) hook(h hook, newChain bool) error {
+	if newChain {
+		if err := t.base.NewChain(h.table.String(), h.target()); err != nil {
+			return fmt.Errorf("add the chain %s to table %v: %w", h.target(), h.table, err)
+		}
+		t.commits++
+	}
+	words := strings.Fields(h.rule)
+	if err := t.base.Insert(h.table.String(), words[1], 1, words[2:]...); err != nil {
+		return fmt.Errorf("add the rule %q to table %v: %w", h.rule, h.table, err)
+	}
+	t.commits++
 	return nil
 }

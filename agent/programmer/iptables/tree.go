@@ -2,120 +2,135 @@ package iptables
 
 import (
 	"bytes"
-	"fmt"
 	"slices"
-	"strings"
 )
 
 const (
-	// leafKeys is how many keys a chain holds before it is split by the next digit.
-	leafKeys = 16
-	// maxDepth bounds the splitting: 65,536 leaves. Keys that share all these digits share a leaf, of any size. Jumps
-	// may be nested 16 deep in nf_tables.
-	maxDepth = 4
-	fanout   = 16
+	// A chain holds at most leafKeys keys, or more as long as they have at most leafRules rules together. Both are a
+	// trade: a larger chain saves the rules that lead to two smaller ones, and costs packets a longer walk.
+	leafKeys  = 5
+	leafRules = 64
+	// digitBits is how many bits of a key a chain tells apart.
+	digitBits = 4
+	// maxBits bounds the splitting: 65,536 leaves, four chains away from the root. Keys that share all these bits share a
+	// leaf, of any size. Jumps may be nested 16 deep in nf_tables.
+	maxBits = 16
 )
 
-// tree is the dispatch from a key (an address, a port number) to the rules for it, as chains of at most about fanout
-// rules each, so that a packet passes few rules and a change rewrites few. A chain with more than leafKeys keys is
-// replaced by one with a goto for each value of the next digit (four bits) that some key has, and chains for these. Its
-// shape depends on the keys only, never on the order in which they came.
-type tree[K comparable] struct {
+// tree is the dispatch from a key (an address, a port number) to the rules for it, in small chains, so that a packet
+// passes few rules and a change rewrites few. It is a binary trie: a node with too much in it is split by the next bit.
+// So that packets do not go from chain to chain for each bit, only leaves, and forks at each digitBits-th bit, are chains;
+// a fork has a goto for each such node that is next below it. The shape depends on what is in the tree only, never on
+// the order in which it came. E is what is kept under a key.
+type tree[K, E comparable] struct {
 	table table
-	// name is the root chain's; the chains below have the digits appended. The root chain always exists.
+	// name is the root chain's. The root chain always exists.
 	name string
-	// digit gives a key's digit at a level from 0, each below fanout.
-	digit func(key K, level int) int
-	// match gives the match of packets whose key begins with the digits of path, given that all but the last match.
-	match func(path string) string
+	// bit gives a bit of a key, from 0.
+	bit func(key K, i int) int
+	// match gives the match of packets whose key has the bits of path since its last full digit.
+	match func(path string) match
 	// compare orders the keys in a leaf.
 	compare func(a, b K) int
+	// weight tells how many rules an entry has, or about how many.
+	weight func(E) int
 	// rules writes the rules for the entries under one key.
-	rules func(w *bytes.Buffer, chain string, entries []entry)
+	rules func(w *bytes.Buffer, chain string, entries []E)
 
-	root  *node[K]
-	dirty map[string]bool // paths (digits) of chains to write or remove
+	root  *node[K, E]
+	dirty map[string]bool // paths (bits) of chains to write or remove
 }
 
-// node is a chain: a leaf with entries or a fork with children.
-type node[K comparable] struct {
-	keys     int // distinct ones here and below
-	entries  map[K][]entry
-	children *[fanout]*node[K] // nil in a leaf
+// node is a leaf with entries, or a fork with children.
+type node[K, E comparable] struct {
+	keys, weight int // here and below
+	entries      map[K][]E
+	children     *[2]*node[K, E] // nil in a leaf
 }
 
-func newTree[K comparable](t table, name string, digit func(K, int) int, match func(string) string, compare func(a, b K) int,
-	rules func(*bytes.Buffer, string, []entry),
-) *tree[K] {
-	return &tree[K]{
-		table: t, name: name, digit: digit, match: match, compare: compare, rules: rules,
-		root: newLeaf[K](), dirty: map[string]bool{},
+func newTree[K, E comparable](t table, name string, bit func(K, int) int, match func(string) match, compare func(a, b K) int,
+	weight func(E) int, rules func(*bytes.Buffer, string, []E),
+) *tree[K, E] {
+	return &tree[K, E]{
+		table: t, name: name, bit: bit, match: match, compare: compare, weight: weight, rules: rules,
+		root: newLeaf[K, E](), dirty: map[string]bool{},
 	}
 }
 
-func newLeaf[K comparable]() *node[K] { return &node[K]{entries: map[K][]entry{}} }
+func newLeaf[K, E comparable]() *node[K, E] { return &node[K, E]{entries: map[K][]E{}} }
 
-const digits = "0123456789ABCDEF"
+func (n *node[K, E]) fits() bool { return n.keys <= leafKeys || n.weight <= leafRules }
 
 // add adds an entry under a key.
-func (t *tree[K]) add(key K, e entry) {
-	t.root = t.addTo(t.root, "", key, []entry{e})
-}
+func (t *tree[K, E]) add(key K, e E) { t.root = t.addTo(t.root, "", key, []E{e}) }
 
-func (t *tree[K]) addTo(n *node[K], path string, key K, entries []entry) *node[K] {
+func (t *tree[K, E]) addTo(n *node[K, E], path string, key K, entries []E) *node[K, E] {
 	if n == nil {
-		n = newLeaf[K]()
+		n = newLeaf[K, E]()
 	}
 	t.dirty[path] = true
 	if n.children != nil {
-		d := t.digit(key, len(path))
-		before := 0
-		if c := n.children[d]; c != nil {
-			before = c.keys
-		}
-		n.children[d] = t.addTo(n.children[d], path+digits[d:d+1], key, entries)
-		n.keys += n.children[d].keys - before
+		t.addBelow(n, path, key, entries)
 		return n
 	}
 	n.entries[key] = append(n.entries[key], entries...)
 	n.keys = len(n.entries)
-	if n.keys > leafKeys && len(path) < maxDepth {
+	for _, e := range entries {
+		n.weight += t.weight(e)
+	}
+	if !n.fits() && len(path) < maxBits {
 		all := n.entries
-		n.entries, n.keys, n.children = nil, 0, new([fanout]*node[K])
+		n.entries, n.children = nil, new([2]*node[K, E])
 		for k, e := range all {
-			n = t.addTo(n, path, k, e)
+			t.addBelow(n, path, k, e)
 		}
 	}
 	return n
 }
 
+func (t *tree[K, E]) addBelow(n *node[K, E], path string, key K, entries []E) {
+	b := t.bit(key, len(path))
+	n.children[b] = t.addTo(n.children[b], path+"01"[b:b+1], key, entries)
+	n.sum()
+}
+
+// sum counts what is below a fork.
+func (n *node[K, E]) sum() {
+	n.keys, n.weight = 0, 0
+	for _, c := range n.children {
+		if c != nil {
+			n.keys += c.keys
+			n.weight += c.weight
+		}
+	}
+}
+
 // remove removes an entry that was added under a key.
-func (t *tree[K]) remove(key K, e entry) {
+func (t *tree[K, E]) remove(key K, e E) {
 	t.root = t.removeFrom(t.root, "", key, e)
 	if t.root == nil {
-		t.root = newLeaf[K]()
+		t.root = newLeaf[K, E]()
 	}
 }
 
 // removeFrom gives nil if nothing is left.
-func (t *tree[K]) removeFrom(n *node[K], path string, key K, e entry) *node[K] {
+func (t *tree[K, E]) removeFrom(n *node[K, E], path string, key K, e E) *node[K, E] {
 	t.dirty[path] = true
 	if n.children == nil {
-		n.entries[key] = slices.DeleteFunc(n.entries[key], func(o entry) bool { return o == e })
+		n.entries[key] = slices.DeleteFunc(n.entries[key], func(o E) bool { return o == e })
 		if len(n.entries[key]) == 0 {
 			delete(n.entries, key)
 		}
 		n.keys = len(n.entries)
+		n.weight -= t.weight(e)
 	} else {
-		d := t.digit(key, len(path))
-		n.keys -= n.children[d].keys
-		n.children[d] = t.removeFrom(n.children[d], path+digits[d:d+1], key, e)
-		if n.children[d] != nil {
-			n.keys += n.children[d].keys
-		}
-		if n.keys <= leafKeys {
-			leaf := newLeaf[K]()
+		b := t.bit(key, len(path))
+		n.children[b] = t.removeFrom(n.children[b], path+"01"[b:b+1], key, e)
+		n.sum()
+		if n.fits() {
+			leaf := newLeaf[K, E]()
 			t.gather(n, path, leaf)
+			leaf.keys, leaf.weight = n.keys, n.weight
 			n = leaf
 		}
 	}
@@ -126,49 +141,63 @@ func (t *tree[K]) removeFrom(n *node[K], path string, key K, e entry) *node[K] {
 }
 
 // gather moves the entries of n and below to the leaf.
-func (t *tree[K]) gather(n *node[K], path string, leaf *node[K]) {
+func (t *tree[K, E]) gather(n *node[K, E], path string, leaf *node[K, E]) {
 	t.dirty[path] = true
 	for k, e := range n.entries {
 		leaf.entries[k] = e
 	}
-	leaf.keys = len(leaf.entries)
 	if n.children == nil {
 		return
 	}
-	for d, c := range n.children {
+	for b, c := range n.children {
 		if c != nil {
-			t.gather(c, path+digits[d:d+1], leaf)
+			t.gather(c, path+"01"[b:b+1], leaf)
 		}
 	}
 }
 
+// digits has a letter for each value of up to digitBits bits, after one bit that is set: the sixteen of four bits are
+// hexadecimal, as those that are seen most.
+const digits = "__GHIJKLMNOPQRST0123456789ABCDEF"
+
 // chain gives the name of the chain at a path.
-func (t *tree[K]) chain(path string) string {
+func (t *tree[K, E]) chain(path string) string {
 	if path == "" {
 		return t.name
 	}
-	return t.name + "-" + path
+	name := []byte(t.name + "-")
+	for digit := range slices.Chunk([]byte(path), digitBits) {
+		value := 1
+		for _, bit := range digit {
+			value = value<<1 | int(bit-'0')
+		}
+		name = append(name, digits[value])
+	}
+	return string(name)
 }
 
 // find gives the node at a path, nil if there is none.
-func (t *tree[K]) find(path string) *node[K] {
+func (t *tree[K, E]) find(path string) *node[K, E] {
 	n := t.root
 	for i := range len(path) {
 		if n == nil || n.children == nil {
 			return nil
 		}
-		n = n.children[strings.IndexByte(digits, path[i])]
+		n = n.children[path[i]-'0']
 	}
 	return n
 }
 
+// isChain tells whether the node at a path is a chain.
+func (n *node[K, E]) isChain(path string) bool { return n.children == nil || len(path)%digitBits == 0 }
+
 // write puts the dirty chains, or all of them, into the transaction.
-func (t *tree[K]) write(x *transaction, all bool) {
+func (t *tree[K, E]) write(x *transaction, all bool) {
 	if all {
 		t.writeBelow(x, t.root, "")
 	} else {
 		for path := range t.dirty {
-			if n := t.find(path); n != nil {
+			if n := t.find(path); n != nil && n.isChain(path) {
 				t.writeNode(x, n, path)
 			} else {
 				x.remove(t.table, t.chain(path))
@@ -178,29 +207,39 @@ func (t *tree[K]) write(x *transaction, all bool) {
 	clear(t.dirty)
 }
 
-func (t *tree[K]) writeBelow(x *transaction, n *node[K], path string) {
+func (t *tree[K, E]) writeBelow(x *transaction, n *node[K, E], path string) {
 	t.writeNode(x, n, path)
-	if n.children == nil {
-		return
-	}
-	for d, c := range n.children {
-		if c != nil {
-			t.writeBelow(x, c, path+digits[d:d+1])
-		}
+	for path, c := range n.next(path) {
+		t.writeBelow(x, c, path)
 	}
 }
 
-func (t *tree[K]) writeNode(x *transaction, n *node[K], path string) {
+// next gives the chains that a fork leads to, with their paths.
+func (n *node[K, E]) next(path string) func(yield func(string, *node[K, E]) bool) {
+	return func(yield func(string, *node[K, E]) bool) { n.visitNext(path, yield) }
+}
+
+func (n *node[K, E]) visitNext(path string, yield func(string, *node[K, E]) bool) bool {
+	if n.children == nil {
+		return true
+	}
+	for b, c := range n.children {
+		if c == nil {
+			continue
+		}
+		below := path + "01"[b:b+1]
+		if c.isChain(below) && !yield(below, c) || !c.isChain(below) && !c.visitNext(below, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *tree[K, E]) writeNode(x *transaction, n *node[K, E], path string) {
 	name := t.chain(path)
 	x.put(t.table, name, func(w *bytes.Buffer) {
-		if n.children != nil {
-			for d, c := range n.children {
-				if c != nil {
-					below := path + digits[d:d+1]
-					fmt.Fprintf(w, "-A %s %s -g %s\n", name, t.match(below), t.chain(below))
-				}
-			}
-			return
+		for below := range n.next(path) {
+			w.WriteString(t.match(below).rule(name, "-g "+t.chain(below)))
 		}
 		keys := make([]K, 0, len(n.entries))
 		for k := range n.entries {

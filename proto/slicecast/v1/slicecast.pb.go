@@ -2829,7 +2829,7 @@ type Node struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Labels.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Internal IPs, in the order of the Node's status.
+	// Internal IPs, in the order of the Node's status; of a family without any, its external ones.
 	InternalIps []string `protobuf:"bytes,3,rep,name=internal_ips,json=internalIps,proto3" json:"internal_ips,omitempty"`
 	// Pod CIDRs.
 	PodCidrs []string `protobuf:"bytes,4,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`

@@ -1,0 +1,180 @@
+// Package config is the agent's configuration file: a versioned kind whose every field is one of the agent's flags, with
+// kube-proxy's names where the meaning is the same. What a flag means, and its default, is the flag's to say.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// What a file begins with.
+const (
+	APIVersion = "slicecast.io/v1alpha1"
+	Kind       = "AgentConfiguration"
+)
+
+// maxFile bounds a file before it is decoded: a thousand times what all fields take.
+const maxFile = 4 << 20
+
+// Agent is the content of a file. Fields that are not given leave the flag as it is. The tag "flag" names the flag.
+type Agent struct {
+	metav1.TypeMeta `json:",inline"`
+
+	NodeName *string `json:"nodeName,omitempty" flag:"node-name"`
+
+	Servers          []string          `json:"servers,omitempty" flag:"servers"`
+	ServerService    *string           `json:"serverService,omitempty" flag:"server-service"`
+	Source           *string           `json:"source,omitempty" flag:"source"`
+	ClientConnection *ClientConnection `json:"clientConnection,omitempty"`
+	Manifests        *string           `json:"manifests,omitempty" flag:"manifests"`
+	ServiceProxyName *string           `json:"serviceProxyName,omitempty" flag:"service-proxy-name"`
+	Checkpoint       *string           `json:"checkpoint,omitempty" flag:"checkpoint"`
+	TLS              *TLS              `json:"tls,omitempty"`
+
+	Programmer *string   `json:"programmer,omitempty" flag:"programmer"`
+	IPTables   *IPTables `json:"iptables,omitempty"`
+
+	DetectLocalMode   *string      `json:"detectLocalMode,omitempty" flag:"detect-local-mode"`
+	DetectLocal       *DetectLocal `json:"detectLocal,omitempty"`
+	ClusterCIDR       *string      `json:"clusterCIDR,omitempty" flag:"cluster-cidr"`
+	NodePortAddresses []string     `json:"nodePortAddresses,omitempty" flag:"nodeport-addresses"`
+	Conntrack         *Conntrack   `json:"conntrack,omitempty"`
+
+	HealthzBindAddress  *string  `json:"healthzBindAddress,omitempty" flag:"healthz-bind-address"`
+	MetricsBindAddress  *string  `json:"metricsBindAddress,omitempty" flag:"metrics-bind-address"`
+	MetricsCertFile     *string  `json:"metricsCertFile,omitempty" flag:"metrics-cert-file"`
+	MetricsKeyFile      *string  `json:"metricsKeyFile,omitempty" flag:"metrics-key-file"`
+	MetricsClientCAFile *string  `json:"metricsClientCAFile,omitempty" flag:"metrics-client-ca-file"`
+	StatusSocket        *string  `json:"statusSocket,omitempty" flag:"status-socket"`
+	Logging             *Logging `json:"logging,omitempty"`
+}
+
+// ClientConnection is how to reach the API server.
+type ClientConnection struct {
+	Kubeconfig *string `json:"kubeconfig,omitempty" flag:"kubeconfig"`
+}
+
+// TLS is how to reach the servers.
+type TLS struct {
+	CAFile            *string `json:"caFile,omitempty" flag:"ca-file"`
+	ServerName        *string `json:"serverName,omitempty" flag:"server-name"`
+	TokenFile         *string `json:"tokenFile,omitempty" flag:"token-file"`
+	ClientCertFile    *string `json:"clientCertFile,omitempty" flag:"client-cert-file"`
+	ClientKeyFile     *string `json:"clientKeyFile,omitempty" flag:"client-key-file"`
+	InsecurePlaintext *bool   `json:"insecurePlaintext,omitempty" flag:"insecure-plaintext"`
+}
+
+// IPTables has, beside what is about iptables, what kube-proxy has there and has in mind for all of its modes.
+type IPTables struct {
+	Variant            *string          `json:"variant,omitempty" flag:"iptables-variant"`
+	MasqueradeBit      *int32           `json:"masqueradeBit,omitempty" flag:"iptables-masquerade-bit"`
+	MasqueradeAll      *bool            `json:"masqueradeAll,omitempty" flag:"masquerade-all"`
+	LocalhostNodePorts *bool            `json:"localhostNodePorts,omitempty" flag:"iptables-localhost-nodeports"`
+	SyncPeriod         *metav1.Duration `json:"syncPeriod,omitempty" flag:"iptables-sync-period"`
+	MinSyncPeriod      *metav1.Duration `json:"minSyncPeriod,omitempty" flag:"iptables-min-sync-period"`
+}
+
+// DetectLocal is what some detectLocalModes need.
+type DetectLocal struct {
+	BridgeInterface     *string `json:"bridgeInterface,omitempty" flag:"pod-bridge-interface"`
+	InterfaceNamePrefix *string `json:"interfaceNamePrefix,omitempty" flag:"pod-interface-name-prefix"`
+}
+
+// Conntrack are settings of the kernel's connection tracking.
+type Conntrack struct {
+	MaxPerCore            *int32           `json:"maxPerCore,omitempty" flag:"conntrack-max-per-core"`
+	Min                   *int32           `json:"min,omitempty" flag:"conntrack-min"`
+	TCPEstablishedTimeout *metav1.Duration `json:"tcpEstablishedTimeout,omitempty" flag:"conntrack-tcp-timeout-established"`
+	TCPCloseWaitTimeout   *metav1.Duration `json:"tcpCloseWaitTimeout,omitempty" flag:"conntrack-tcp-timeout-close-wait"`
+	TCPBeLiberal          *bool            `json:"tcpBeLiberal,omitempty" flag:"conntrack-tcp-be-liberal"`
+	UDPTimeout            *metav1.Duration `json:"udpTimeout,omitempty" flag:"conntrack-udp-timeout"`
+	UDPStreamTimeout      *metav1.Duration `json:"udpStreamTimeout,omitempty" flag:"conntrack-udp-timeout-stream"`
+}
+
+// Logging is how to log.
+type Logging struct {
+	Level  *string `json:"level,omitempty" flag:"log-level"`
+	Format *string `json:"format,omitempty" flag:"log-format"`
+}
+
+// Parse reads a file's content. Unknown and repeated fields are errors that name the field.
+func Parse(content []byte) (*Agent, error) {
+	var a Agent
+	strict, err := decode(content, &a, APIVersion, Kind)
+	if err != nil {
+		return nil, err
+	}
+	return &a, errors.Join(strict...)
+}
+
+// decode reads a YAML document of a kind. strict are the fields that out has no place for, or that are there twice.
+func decode(content []byte, out any, apiVersion, kind string) (strict []error, err error) {
+	if len(content) > maxFile {
+		return nil, fmt.Errorf("it has %d bytes, more than %d: is it the right file?", len(content), maxFile)
+	}
+	json, err := yaml.YAMLToJSON(content)
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Equal(json, []byte("null")) {
+		json = []byte("{}")
+	}
+	var head metav1.TypeMeta
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(json, &head); err != nil {
+		return nil, err
+	}
+	if head.APIVersion != apiVersion || head.Kind != kind {
+		return nil, fmt.Errorf("it is apiVersion %q, kind %q, and should be apiVersion: %s, kind: %s", head.APIVersion, head.Kind, apiVersion, kind)
+	}
+	if _, err := yaml.YAMLToJSONStrict(content); err != nil {
+		strict = append(strict, err)
+	}
+	more, err := kjson.UnmarshalStrict(json, out)
+	return append(strict, more...), err
+}
+
+// Setting is a field that is given, as the value of its flag: one text, or for flags that are lists any number.
+type Setting struct {
+	Field, Flag string
+	Values      []string
+}
+
+// Settings gives the fields that are given, in their order.
+func (a *Agent) Settings() []Setting { return settings("", reflect.ValueOf(*a)) }
+
+func settings(prefix string, v reflect.Value) []Setting {
+	var out []Setting
+	for i := range v.NumField() {
+		field, value := v.Type().Field(i), v.Field(i)
+		if field.Anonymous || value.IsNil() {
+			continue
+		}
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		s := Setting{Field: prefix + name, Flag: field.Tag.Get("flag")}
+		switch x := value.Interface().(type) {
+		case []string:
+			s.Values = x
+		case *string:
+			s.Values = []string{*x}
+		case *bool:
+			s.Values = []string{strconv.FormatBool(*x)}
+		case *int32:
+			s.Values = []string{strconv.Itoa(int(*x))}
+		case *metav1.Duration:
+			s.Values = []string{x.Duration.String()}
+		default:
+			out = append(out, settings(prefix+name+".", value.Elem())...)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}

@@ -1,0 +1,336 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// What kube-proxy's file begins with.
+const (
+	kubeProxyAPIVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	kubeProxyKind       = "KubeProxyConfiguration"
+)
+
+// kubeProxyHealthPort is where kube-proxy's /healthz is, if its file does not say otherwise.
+const kubeProxyHealthPort = "10256"
+
+// kube-proxy's modes on Linux.
+const (
+	modeIPTables = "iptables"
+	modeIPVS     = "ipvs"
+	modeNFTables = "nftables"
+)
+
+// kubeProxy are the fields of k8s.io/kube-proxy/config/v1alpha1 (1.36) that have an equal here. That package itself would bring
+// half of Kubernetes' component base along.
+type kubeProxy struct {
+	metav1.TypeMeta    `json:",inline"`
+	HostnameOverride   string           `json:"hostnameOverride"`
+	BindAddress        string           `json:"bindAddress"`
+	HealthzBindAddress string           `json:"healthzBindAddress"`
+	Mode               string           `json:"mode"`
+	IPTables           kubeProxyMode    `json:"iptables"`
+	IPVS               kubeProxyMode    `json:"ipvs"`
+	NFTables           kubeProxyMode    `json:"nftables"`
+	DetectLocalMode    string           `json:"detectLocalMode"`
+	DetectLocal        DetectLocal      `json:"detectLocal"`
+	ClusterCIDR        string           `json:"clusterCIDR"`
+	NodePortAddresses  []string         `json:"nodePortAddresses"`
+	Conntrack          Conntrack        `json:"conntrack"`
+	Logging            kubeProxyLogging `json:"logging"`
+}
+
+// kubeProxyLogging is how kube-proxy logs.
+type kubeProxyLogging struct {
+	Format string `json:"format"`
+}
+
+// kubeProxyMode has what of the sections of kube-proxy's modes has an equal here.
+type kubeProxyMode struct {
+	MasqueradeBit      *int32          `json:"masqueradeBit"`
+	MasqueradeAll      bool            `json:"masqueradeAll"`
+	LocalhostNodePorts *bool           `json:"localhostNodePorts"`
+	MinSyncPeriod      metav1.Duration `json:"minSyncPeriod"`
+}
+
+// Note is what is to be known of a field of kube-proxy's file.
+type Note struct{ Field, Text string }
+
+// String gives it in one line.
+func (n Note) String() string { return strings.Join(strings.Fields(n.Field+": "+n.Text), " ") }
+
+// Migrated is what became of kube-proxy's file.
+type Migrated struct {
+	Agent *Agent
+	// Lost are the fields that could not be carried over, and why; Notes is what differs where a field is not given.
+	Lost, Notes []Note
+}
+
+// reasons tell of fields, or of sections, why they are not carried over.
+var reasons = map[string]string{
+	"bindAddress":                 "the node's addresses are those of its Node object",
+	"bindAddressHardFail":         "a port that is taken is logged, counted and tried again, and stops nothing",
+	"clientConnection":            "an agent with servers reads nothing from the API server; with source: kube, give clientConnection.kubeconfig",
+	"configSyncPeriod":            "nothing is polled",
+	"conntrack":                   "it is not known here",
+	"enableProfiling":             "there is no profiling endpoint",
+	"featureGates":                "there are no feature gates",
+	"ipvs":                        "this agent has no programmer for IPVS",
+	"logging":                     "logging.level is debug, info, warn or error, and logging.format text or json",
+	"metricsBindAddress":          "metrics are served over TLS only: give metricsBindAddress with metricsCertFile, metricsKeyFile and metricsClientCAFile",
+	"oomScoreAdj":                 "the agent does not change its own; set it where it is started",
+	"portRange":                   "kube-proxy does not use it either",
+	"showHiddenMetricsForVersion": "there are no hidden metrics",
+	"windowsRunAsService":         "there is no agent for Windows",
+	"winkernel":                   "there is no agent for Windows",
+}
+
+const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +
+	"compared with the kernel nonetheless"
+
+// Migrate makes a configuration of kube-proxy's, that has Services behave the same. It says nothing of where they come from.
+func Migrate(content []byte) (*Migrated, error) {
+	var in kubeProxy
+	if _, err := decode(content, &in, kubeProxyAPIVersion, kubeProxyKind); err != nil {
+		return nil, err // unknown fields are reported as lost
+	}
+	var given map[string]any
+	if err := yaml.Unmarshal(content, &given); err != nil {
+		return nil, err
+	}
+	m := &migration{in: in, given: given, out: Migrated{Agent: &Agent{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}}}}
+	m.take("apiVersion", "kind")
+	if err := m.mode(); err != nil {
+		return nil, err
+	}
+	m.nodePorts()
+	m.detectLocal()
+	m.others()
+	m.rest()
+	return &m.out, nil
+}
+
+// migration is under way: what is taken from given is carried over, and the rest is lost.
+type migration struct {
+	in    kubeProxy
+	given map[string]any
+	out   Migrated
+}
+
+// take takes fields, or single ones of sections: "section.field".
+func (m *migration) take(fields ...string) {
+	for _, f := range fields {
+		name, inner, ok := strings.Cut(f, ".")
+		if section, isSection := m.given[name].(map[string]any); ok && isSection {
+			delete(section, inner)
+		} else if !ok {
+			delete(m.given, name)
+		}
+	}
+}
+
+func (m *migration) lose(field, reason string) {
+	m.take(field)
+	m.out.Lost = append(m.out.Lost, Note{field, reason})
+}
+
+func (m *migration) note(field, text string) { m.out.Notes = append(m.out.Notes, Note{field, text}) }
+
+// mode carries over what the sections of the modes say, as far as kube-proxy uses it in its mode.
+func (m *migration) mode() error {
+	if m.in.Mode == "" {
+		m.in.Mode = modeIPTables
+	}
+	// Where kube-proxy has what it uses: about masquerading, and about time.
+	used, timed := &m.in.IPTables, &m.in.IPTables
+	section := modeIPTables
+	switch m.in.Mode {
+	case modeIPTables:
+		m.take("mode")
+	case modeIPVS:
+		timed = &m.in.IPVS
+		m.lose("mode", "this agent programs iptables, whose Services behave the same, apart from what is particular to IPVS")
+	case modeNFTables:
+		used, timed, section = &m.in.NFTables, &m.in.NFTables, modeNFTables
+		m.lose("mode", "this agent programs iptables, whose Services behave the same")
+	default:
+		return fmt.Errorf("mode is %q: there is an agent for iptables, ipvs and nftables only", m.in.Mode)
+	}
+	out := &IPTables{MasqueradeBit: used.MasqueradeBit}
+	m.take(section+".masqueradeBit", section+".masqueradeAll", m.in.Mode+".minSyncPeriod")
+	if used.MasqueradeAll {
+		out.MasqueradeAll = &used.MasqueradeAll
+	}
+	if timed.MinSyncPeriod.Duration != 0 {
+		out.MinSyncPeriod = &timed.MinSyncPeriod
+	}
+	if m.in.Mode == modeIPTables {
+		localhost := m.in.IPTables.LocalhostNodePorts == nil || *m.in.IPTables.LocalhostNodePorts
+		out.LocalhostNodePorts = &localhost
+		m.take("iptables.localhostNodePorts")
+	}
+	if *out != (IPTables{}) {
+		m.out.Agent.IPTables = out
+	}
+	return nil
+}
+
+// nodePorts says where NodePorts are. Slicecast's default is that of kube-proxy's mode nftables.
+func (m *migration) nodePorts() {
+	m.take("nodePortAddresses")
+	addresses := m.in.NodePortAddresses
+	if len(addresses) == 0 && m.in.Mode != modeNFTables {
+		addresses = []string{"0.0.0.0/0", "::/0"}
+		m.note("nodePortAddresses", "kube-proxy has NodePorts on all of the node's addresses in mode "+m.in.Mode+
+			"; Slicecast's default, and the better choice, is primary")
+	}
+	m.out.Agent.NodePortAddresses = addresses
+}
+
+func (m *migration) detectLocal() {
+	m.take("detectLocalMode")
+	mode := m.in.DetectLocalMode
+	if mode == "" {
+		mode = "ClusterCIDR"
+	} else {
+		m.out.Agent.DetectLocalMode = &mode
+	}
+	unused := "kube-proxy does not use it with detectLocalMode " + mode
+	text := func(field string, value *string, of string) *string {
+		switch {
+		case value == nil || *value == "":
+			return nil
+		case mode != of:
+			m.lose(field, unused)
+			return nil
+		}
+		m.take(field)
+		return value
+	}
+	m.out.Agent.ClusterCIDR = text("clusterCIDR", &m.in.ClusterCIDR, "ClusterCIDR")
+	d := DetectLocal{
+		BridgeInterface:     text("detectLocal.bridgeInterface", m.in.DetectLocal.BridgeInterface, "BridgeInterface"),
+		InterfaceNamePrefix: text("detectLocal.interfaceNamePrefix", m.in.DetectLocal.InterfaceNamePrefix, "InterfaceNamePrefix"),
+	}
+	if d != (DetectLocal{}) {
+		m.out.Agent.DetectLocal = &d
+	}
+}
+
+func (m *migration) others() {
+	m.take("hostnameOverride", "healthzBindAddress", "logging.format")
+	if name := strings.ToLower(strings.TrimSpace(m.in.HostnameOverride)); name != "" {
+		m.out.Agent.NodeName = &name
+	}
+	health := m.healthz()
+	m.out.Agent.HealthzBindAddress = &health
+	if f := m.in.Logging.Format; f == "json" { // text is the default
+		m.out.Agent.Logging = &Logging{Format: &f}
+	}
+	if bind, err := netip.ParseAddr(m.in.BindAddress); err == nil && bind.IsUnspecified() {
+		m.take("bindAddress")
+	}
+	c := m.in.Conntrack
+	for _, d := range []**metav1.Duration{&c.UDPTimeout, &c.UDPStreamTimeout} { // 0 is the default
+		if *d != nil && (*d).Duration == 0 {
+			*d = nil
+		}
+	}
+	if c.TCPBeLiberal != nil && !*c.TCPBeLiberal {
+		c.TCPBeLiberal = nil
+	}
+	if c != (Conntrack{}) {
+		m.out.Agent.Conntrack = &c
+	}
+	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
+		"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout")
+	if saysNothing(m.given["metricsBindAddress"]) {
+		m.note("metricsBindAddress", "kube-proxy serves metrics on 127.0.0.1:10249; here "+reasons["metricsBindAddress"])
+	}
+}
+
+// healthz gives kube-proxy's address, with its defaults.
+func (m *migration) healthz() string {
+	address := m.in.HealthzBindAddress
+	if address == "" {
+		address = "0.0.0.0"
+		if bind, err := netip.ParseAddr(m.in.BindAddress); err == nil && bind.Is6() {
+			address = "::"
+		}
+	}
+	if ip, err := netip.ParseAddr(strings.Trim(address, "[]")); err == nil {
+		return net.JoinHostPort(ip.String(), kubeProxyHealthPort)
+	}
+	return address
+}
+
+// rest loses all that was not taken and says something.
+func (m *migration) rest() {
+	sections := []string{"clientConnection", "logging", "iptables", "ipvs", "nftables", "winkernel", "detectLocal", "conntrack"}
+	for _, name := range slices.Sorted(maps.Keys(m.given)) {
+		section, ok := m.given[name].(map[string]any)
+		if !ok || !slices.Contains(sections, name) {
+			section = map[string]any{"": m.given[name]}
+		}
+		for _, inner := range slices.Sorted(maps.Keys(section)) {
+			if saysNothing(section[inner]) {
+				continue
+			}
+			field := strings.TrimSuffix(name+"."+inner, ".")
+			m.lose(field, m.reason(name, field))
+		}
+	}
+}
+
+func (m *migration) reason(section, field string) string {
+	isMode := section == modeIPTables || section == modeIPVS || section == modeNFTables
+	switch {
+	case field == m.in.Mode+".syncPeriod":
+		return syncPeriodReason
+	case isMode && section != m.in.Mode:
+		return "kube-proxy does not use it in mode " + m.in.Mode
+	case reasons[section] != "":
+		return reasons[section]
+	}
+	return "it is not known here"
+}
+
+// saysNothing tells whether a value is what an absent field has: files that kubeadm writes are full of these.
+func saysNothing(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		return !slices.ContainsFunc(slices.Collect(maps.Values(v)), func(inner any) bool { return !saysNothing(inner) })
+	case []any:
+		return len(v) == 0
+	}
+	return slices.Contains([]any{"", "0", "0s", float64(0), int64(0), false}, v)
+}
+
+// YAML is the file, with what is to be known of it as comments.
+func (m *Migrated) YAML() ([]byte, error) {
+	body, err := yaml.Marshal(m.Agent)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	b.WriteString("# Made of kube-proxy's configuration by slicecast-agent --migrate-config. Add where Services come from: servers or serverService\n" +
+		"# and tls, or source.\n")
+	for _, l := range m.Lost {
+		fmt.Fprintf(&b, "# Not carried over: %s.\n", l)
+	}
+	for _, n := range m.Notes {
+		fmt.Fprintf(&b, "# Note: %s.\n", n)
+	}
+	b.Write(body)
+	return b.Bytes(), nil
+}

@@ -1,0 +1,136 @@
+package config
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+// migrated gives what a file becomes, as "field=value ...", and what is said of it, by field.
+func migrated(t *testing.T, content string) (fields string, lost, notes map[string]string) {
+	t.Helper()
+	m, err := Migrate([]byte(content))
+	require.NoError(t, err)
+	b, err := m.YAML()
+	require.NoError(t, err)
+	again, err := Parse(b)
+	require.NoError(t, err, "%s", b)
+	require.Equal(t, m.Agent.Settings(), again.Settings(), "%s", b)
+	var all []string
+	for _, s := range again.Settings() {
+		all = append(all, s.Field+"="+strings.Join(s.Values, ","))
+	}
+	said := func(list []Note) map[string]string {
+		out := map[string]string{}
+		for _, n := range list {
+			require.Contains(t, string(b), ": "+n.String()+".\n")
+			out[n.Field] = n.Text
+		}
+		return out
+	}
+	return strings.Join(all, " "), said(m.Lost), said(m.Notes)
+}
+
+func TestMigrateKubeadms(t *testing.T) {
+	content, err := os.ReadFile("testdata/kubeadm.yaml")
+	require.NoError(t, err)
+	fields, lost, notes := migrated(t, string(content))
+	require.Equal(t, "iptables.localhostNodePorts=true clusterCIDR=10.244.0.0/16,fd00:10:244::/56 nodePortAddresses=0.0.0.0/0,::/0 healthzBindAddress=0.0.0.0:10256", fields)
+	require.Equal(t, map[string]string{"clientConnection.kubeconfig": reasons["clientConnection"]}, lost)
+	require.Contains(t, notes["nodePortAddresses"], "all of the node's addresses in mode iptables")
+}
+
+func TestMigrate(t *testing.T) {
+	const localhost, all, health = "iptables.localhostNodePorts=true", "nodePortAddresses=0.0.0.0/0,::/0", "healthzBindAddress=0.0.0.0:10256"
+	for name, c := range map[string]struct {
+		content, fields string
+		lost            string // the fields
+	}{
+		"defaults":             {"", localhost + " " + all + " " + health, ""},
+		"nothing on loopback":  {"iptables: {localhostNodePorts: false}", "iptables.localhostNodePorts=false " + all + " " + health, ""},
+		"NodePorts restricted": {"nodePortAddresses: [192.168.0.0/24]", localhost + " nodePortAddresses=192.168.0.0/24 " + health, ""},
+		"NodePorts primary":    {"nodePortAddresses: [primary]", localhost + " nodePortAddresses=primary " + health, ""},
+		"mode nftables": {
+			"mode: nftables\nnftables: {masqueradeBit: 3, masqueradeAll: true, minSyncPeriod: 5s, syncPeriod: 10s}\niptables: {masqueradeBit: 4, syncPeriod: 5s, localhostNodePorts: true}",
+			"iptables.masqueradeBit=3 iptables.masqueradeAll=true iptables.minSyncPeriod=5s " + health,
+			"iptables.localhostNodePorts iptables.masqueradeBit iptables.syncPeriod mode nftables.syncPeriod",
+		},
+		"mode ipvs": {
+			"mode: ipvs\nipvs: {scheduler: lc, strictARP: true, excludeCIDRs: [10.0.0.0/8], minSyncPeriod: 3s}\niptables: {masqueradeBit: 4, masqueradeAll: true, minSyncPeriod: 9s}",
+			"iptables.masqueradeBit=4 iptables.masqueradeAll=true iptables.minSyncPeriod=3s " + all + " " + health,
+			"ipvs.excludeCIDRs ipvs.scheduler ipvs.strictARP iptables.minSyncPeriod mode",
+		},
+		"another mode's section": {"mode: iptables\nipvs: {scheduler: rr}", localhost + " " + all + " " + health, "ipvs.scheduler"},
+		"iptables": {
+			"iptables: {masqueradeBit: 0, masqueradeAll: true, minSyncPeriod: 1s, syncPeriod: 30s}",
+			"iptables.masqueradeBit=0 iptables.masqueradeAll=true " + localhost + " iptables.minSyncPeriod=1s " + all + " " + health, "iptables.syncPeriod",
+		},
+		"node CIDR":        {"detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/8", localhost + " detectLocalMode=NodeCIDR " + all + " " + health, "clusterCIDR"},
+		"bridge":           {"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0, interfaceNamePrefix: x}", localhost + " detectLocalMode=BridgeInterface detectLocal.bridgeInterface=cni0 " + all + " " + health, "detectLocal.interfaceNamePrefix"},
+		"interface prefix": {"detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: veth}", localhost + " detectLocalMode=InterfaceNamePrefix detectLocal.interfaceNamePrefix=veth " + all + " " + health, ""},
+		"conntrack": {
+			"conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 2h, tcpCloseWaitTimeout: 0s, tcpBeLiberal: true, udpTimeout: 10s, udpStreamTimeout: 20s, new: 1}",
+			localhost + " " + all + " conntrack.maxPerCore=0 conntrack.min=0 conntrack.tcpEstablishedTimeout=2h0m0s conntrack.tcpCloseWaitTimeout=0s " +
+				"conntrack.tcpBeLiberal=true conntrack.udpTimeout=10s conntrack.udpStreamTimeout=20s " + health, "conntrack.new",
+		},
+		"addresses": {
+			"bindAddress: 192.168.0.2\nhealthzBindAddress: 127.0.0.1:1\nmetricsBindAddress: 0.0.0.0:2\nbindAddressHardFail: true",
+			localhost + " " + all + " healthzBindAddress=127.0.0.1:1", "bindAddress bindAddressHardFail metricsBindAddress",
+		},
+		"health without a port": {"healthzBindAddress: '[::1]'", localhost + " " + all + " healthzBindAddress=[::1]:10256", ""},
+		"health over IPv6":      {"bindAddress: '::'", localhost + " " + all + " healthzBindAddress=[::]:10256", ""},
+		"others": {
+			"hostnameOverride: ' Node-1 '\nlogging: {format: json, verbosity: 4}\nfeatureGates: {A: true}\noomScoreAdj: -999\nconfigSyncPeriod: 15m\nenableProfiling: true\nsomething: {new: 1}",
+			"nodeName=node-1 " + localhost + " " + all + " " + health + " logging.format=json",
+			"configSyncPeriod enableProfiling featureGates logging.verbosity oomScoreAdj something",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fields, lost, _ := migrated(t, proxy+c.content)
+			require.Equal(t, c.fields, fields)
+			for _, field := range strings.Fields(c.lost) {
+				require.NotEmpty(t, lost[field], field)
+				delete(lost, field)
+			}
+			require.Empty(t, lost)
+		})
+	}
+}
+
+// TestMigratedNotes: what is said is on one line, whatever a file has.
+func TestMigratedNotes(t *testing.T) {
+	_, lost, _ := migrated(t, proxy+"? \"a\\nb: c\"\n: 1")
+	require.Len(t, lost, 1)
+}
+
+func TestNotToBeMigrated(t *testing.T) {
+	for content, says := range map[string]string{
+		head:                             "apiVersion: kubeproxy.config.k8s.io/v1alpha1",
+		proxy + "mode: kernelspace":      "kernelspace",
+		proxy + "mode: 3":                "mode",
+		proxy + "nodePortAddresses: yes": "nodePortAddresses",
+	} {
+		_, err := Migrate([]byte(content))
+		require.ErrorContains(t, err, says)
+	}
+}
+
+func FuzzMigrate(f *testing.F) {
+	content, err := os.ReadFile("testdata/kubeadm.yaml")
+	require.NoError(f, err)
+	f.Add(content)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		m, err := Migrate(content)
+		if err != nil {
+			return
+		}
+		b, err := m.YAML()
+		require.NoError(t, err)
+		_, err = Parse(b)
+		require.NoError(t, err, "%s", b)
+	})
+}

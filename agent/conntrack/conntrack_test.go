@@ -1,0 +1,386 @@
+package conntrack
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// kernelFlow is a connection in the kernel's table.
+type kernelFlow struct {
+	protocol                   uint8
+	source, destination, reply string // addresses with ports
+}
+
+func (f kernelFlow) entry() *netlink.ConntrackFlow {
+	source, destination, reply := netip.MustParseAddrPort(f.source), netip.MustParseAddrPort(f.destination), netip.MustParseAddrPort(f.reply)
+	e := &netlink.ConntrackFlow{
+		FamilyType: familyOf(destination), TimeOut: 3600,
+		Forward: netlink.IPTuple{Protocol: f.protocol, SrcIP: source.Addr().AsSlice(), SrcPort: source.Port(),
+			DstIP: destination.Addr().AsSlice(), DstPort: destination.Port()},
+		Reverse: netlink.IPTuple{Protocol: f.protocol, SrcIP: reply.Addr().AsSlice(), SrcPort: reply.Port(),
+			DstIP: source.Addr().AsSlice(), DstPort: source.Port()},
+	}
+	if f.protocol == unix.IPPROTO_TCP {
+		e.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // established
+	}
+	return e
+}
+
+func familyOf(a netip.AddrPort) uint8 {
+	if a.Addr().Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// inject makes connections, and has the test end without any.
+func inject(t *testing.T, list map[string]kernelFlow) {
+	t.Helper()
+	t.Cleanup(func() { require.NoError(t, netlink.ConntrackTableFlush(netlink.ConntrackTable)) })
+	for name, f := range list {
+		require.NoError(t, netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(familyOf(netip.MustParseAddrPort(f.destination))), f.entry()), name)
+	}
+}
+
+// left gives the names of those that the kernel still has.
+func left(t *testing.T, list map[string]kernelFlow) []string {
+	t.Helper()
+	type identity struct {
+		protocol            uint8
+		source, destination netip.AddrPort
+	}
+	have := map[identity]bool{}
+	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
+		entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+		require.NoError(t, err)
+		for _, e := range entries {
+			source, _ := netip.AddrFromSlice(e.Forward.SrcIP)
+			destination, _ := netip.AddrFromSlice(e.Forward.DstIP)
+			if e.Forward.Protocol == unix.IPPROTO_SCTP { // whose ports the library does not read
+				have[identity{e.Forward.Protocol, netip.AddrPortFrom(source, 0), netip.AddrPortFrom(destination, 0)}] = true
+				continue
+			}
+			have[identity{e.Forward.Protocol, netip.AddrPortFrom(source, e.Forward.SrcPort), netip.AddrPortFrom(destination, e.Forward.DstPort)}] = true
+		}
+	}
+	var names []string
+	for name, f := range list {
+		id := identity{f.protocol, netip.MustParseAddrPort(f.source), netip.MustParseAddrPort(f.destination)}
+		if f.protocol == unix.IPPROTO_SCTP {
+			id.source, id.destination = netip.AddrPortFrom(id.source.Addr(), 0), netip.AddrPortFrom(id.destination.Addr(), 0)
+		}
+		if have[id] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func udp(source, destination, reply string) kernelFlow {
+	return kernelFlow{unix.IPPROTO_UDP, source, destination, reply}
+}
+
+var (
+	dns4 = view.ServicePortID{Service: model.ServiceKey{Namespace: "kube-system", Name: "dns"}, Port: "dns", Protocol: model.UDP, Family: model.IPv4}
+	dns6 = view.ServicePortID{Service: dns4.Service, Port: "dns", Protocol: model.UDP, Family: model.IPv6}
+)
+
+// port makes a Service port; an address that is only a port is a NodePort.
+func port(id view.ServicePortID, frontends []view.Frontend, serving ...string) *view.ServicePort {
+	p := &view.ServicePort{ID: id, Frontends: frontends}
+	for _, s := range serving {
+		p.Serving = append(p.Serving, netip.MustParseAddrPort(s))
+	}
+	slices.SortFunc(p.Serving, netip.AddrPort.Compare)
+	return p
+}
+
+func at(kind view.FrontendKind, address string) view.Frontend {
+	a := netip.MustParseAddrPort(address)
+	return view.Frontend{Kind: kind, Address: a.Addr(), Port: a.Port()}
+}
+
+func nodePort(number uint16) view.Frontend { return view.Frontend{Kind: view.NodePort, Port: number} }
+
+func state(node view.Node, ports ...*view.ServicePort) view.State {
+	s := view.State{Node: node, Ports: map[view.ServicePortID]*view.ServicePort{}}
+	for _, p := range ports {
+		s.Ports[p.ID] = p
+	}
+	return s
+}
+
+// everywhere is a node with NodePorts on all of its addresses.
+var everywhere = view.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
+
+// giveAddresses gives this namespace addresses.
+func giveAddresses(t *testing.T, addresses ...string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	require.NoError(t, err)
+	for _, a := range addresses {
+		address, err := netlink.ParseAddr(a)
+		require.NoError(t, err)
+		address.Flags = unix.IFA_F_NODAD
+		require.NoError(t, netlink.AddrReplace(lo, address))
+		t.Cleanup(func() { require.NoError(t, netlink.AddrDel(lo, address)) })
+	}
+}
+
+// running is a Cleaner that runs until the test ends.
+type running struct {
+	*Cleaner
+	t     *testing.T
+	dumps map[model.Family]int
+}
+
+// counted counts dumps.
+type counted struct {
+	flows
+	dumps map[model.Family]int
+}
+
+func (c counted) dump(family model.Family, f func(flow)) error {
+	c.dumps[family]++
+	return c.flows.dump(family, f)
+}
+
+func newCleaner(t *testing.T) *running {
+	t.Helper()
+	r := &running{New(Options{Logger: slog.New(slog.DiscardHandler)}), t, map[model.Family]int{}}
+	r.open = func() (flows, error) {
+		table, err := openTable()
+		return counted{table, r.dumps}, err
+	}
+	return r
+}
+
+// clean does what a running Cleaner does when it is told of something.
+func (r *running) clean() {
+	r.t.Helper()
+	require.NoError(r.t, r.pass(model.IPv4))
+	require.NoError(r.t, r.pass(model.IPv6))
+}
+
+func TestOnlyStaleFlowsOfChangedServicePortsGo(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
+	list := map[string]kernelFlow{}
+	add := func(name string, f kernelFlow) { list[name] = f }
+	for kind, f := range map[string]struct{ client, frontend string }{
+		"clusterIP": {"10.180.0.9", "10.96.16.1:53"}, "externalIP": {"10.180.0.10", "192.168.99.100:53"},
+		"loadBalancer": {"10.180.0.11", "198.51.100.4:53"}, "nodePort": {"10.180.0.12", "192.168.0.2:32000"},
+	} {
+		frontend := f.frontend
+		add(kind+" serves", udp(f.client+":40001", frontend, "10.180.0.4:9090"))
+		add(kind+" stale old port", udp(f.client+":40002", frontend, "10.180.0.4:8080"))
+		add(kind+" stale endpoint gone", udp(f.client+":40003", frontend, "10.180.2.6:9090"))
+		add(kind+" stale untranslated", udp(f.client+":40004", frontend, frontend))
+		add(kind+" of TCP", kernelFlow{unix.IPPROTO_TCP, f.client + ":40005", frontend, "10.180.2.6:9090"})
+		add(kind+" of SCTP", kernelFlow{unix.IPPROTO_SCTP, f.client + ":40006", frontend, "10.180.2.6:9090"})
+	}
+	add("other port", udp("10.180.0.9:40007", "10.96.16.1:3000", "10.180.2.6:9090"))
+	add("unchanged Service", udp("10.180.0.9:40008", "10.96.16.2:53", "10.180.2.6:9090"))
+	add("somebody else's", udp("10.180.0.9:40009", "8.8.8.8:53", "8.8.8.8:53"))
+	add("somebody else's with the NodePort's number", udp("10.180.0.9:40010", "8.8.8.8:32000", "8.8.8.8:32000"))
+	add("IPv6 serves", udp("[fd00:10:180::9]:40001", "[fd00:10:96::1]:53", "[fd00:10:180::4]:9090"))
+	add("IPv6 stale", udp("[fd00:10:180::9]:40002", "[fd00:10:96::1]:53", "[fd00:10:180::6]:9090"))
+	add("IPv6 stale NodePort", udp("[fd00:10:180::9]:40003", "[2001:db8::1]:32000", "[fd00:10:180::6]:9090"))
+	inject(t, list)
+
+	r := newCleaner(t)
+	other := dns4
+	other.Service.Name = "other"
+	r.Changed([]view.Change{{Before: port(other, nil), After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")})}}, everywhere)
+	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), at(view.LoadBalancer, "198.51.100.4:53"), nodePort(32000)}
+	r.Changed([]view.Change{
+		{After: port(dns4, frontends, "10.180.0.4:9090", "10.180.1.7:9090")},
+		{After: port(dns6, []view.Frontend{at(view.ClusterIP, "[fd00:10:96::1]:53"), nodePort(32000)}, "[fd00:10:180::4]:9090")},
+	}, everywhere)
+	r.clean()
+	for _, name := range left(t, list) {
+		require.NotContains(t, name, "stale")
+		delete(list, name)
+	}
+	for name := range list {
+		require.Contains(t, name, "stale", "it is gone")
+	}
+	require.EqualValues(t, 14, testutil.ToFloat64(r.removed))
+	require.Equal(t, map[model.Family]int{model.IPv4: 1, model.IPv6: 1}, r.dumps)
+	r.clean()
+	require.Equal(t, map[model.Family]int{model.IPv4: 1, model.IPv6: 1}, r.dumps, "nothing has changed")
+}
+
+func TestFirstEndpoint(t *testing.T) {
+	list := map[string]kernelFlow{
+		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),
+		"dead":         udp("10.180.0.9:40002", "10.96.16.1:53", "10.180.0.4:53"),
+		"new":          udp("10.180.0.9:40003", "10.96.16.1:53", "10.180.0.5:53"),
+	}
+	inject(t, list)
+	r := newCleaner(t)
+	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}
+	before, none := port(dns4, frontends, "10.180.0.4:53"), port(dns4, frontends)
+	r.Replaced(state(everywhere, none))
+	r.Changed([]view.Change{{Before: before, After: none}}, everywhere)
+	r.clean()
+	require.Equal(t, []string{"dead", "new", "untranslated"}, left(t, list), "no endpoint serves: there is nowhere better")
+	require.Empty(t, r.dumps)
+	r.Changed([]view.Change{{Before: none, After: port(dns4, frontends, "10.180.0.5:53")}}, everywhere)
+	r.clean()
+	require.Equal(t, []string{"new"}, left(t, list))
+}
+
+// TestFrontendsThatCome: a client has sent to an address before it was a Service's.
+func TestFrontendsThatCome(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	list := map[string]kernelFlow{
+		"external IP": udp("203.0.113.2:40001", "192.168.99.100:53", "192.168.99.100:53"),
+		"NodePort":    udp("203.0.113.2:40001", "192.168.0.2:32000", "192.168.0.2:32000"),
+		"to the new":  udp("203.0.113.2:40002", "192.168.0.2:32000", "10.180.0.4:53"),
+	}
+	inject(t, list)
+	r := newCleaner(t)
+	before := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")
+	r.Replaced(state(everywhere, before))
+	r.clean()
+	require.Len(t, left(t, list), 3)
+	after := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), nodePort(32000)}, "10.180.0.4:53")
+	r.Changed([]view.Change{{Before: before, After: after}}, everywhere)
+	r.clean()
+	require.Equal(t, []string{"to the new"}, left(t, list))
+}
+
+// TestFrontendsThatGo, one by one, with their Service and in a state that replaces all.
+func TestFrontendsThatGo(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	cluster, external, ingress := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), at(view.LoadBalancer, "198.51.100.4:53")
+	list := map[string]kernelFlow{
+		"cluster IP":             udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"external IP":            udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.4:53"),
+		"external IP, dead":      udp("10.180.0.9:40003", "192.168.99.100:53", "10.180.0.5:53"),
+		"external IP, not ours":  udp("10.180.0.9:40004", "192.168.99.100:53", "192.168.99.100:53"),
+		"load balancer":          udp("10.180.0.9:40005", "198.51.100.4:53", "10.180.0.4:53"),
+		"NodePort":               udp("10.180.0.9:40006", "192.168.0.2:32000", "10.180.0.4:53"),
+		"NodePort, own listener": udp("10.180.0.9:40007", "192.168.0.2:32000", "192.168.0.2:32000"),
+	}
+	all := []view.Frontend{cluster, external, ingress, nodePort(32000)}
+	for name, c := range map[string]struct {
+		after *view.ServicePort
+		kept  []string
+	}{
+		"external IP": {port(dns4, []view.Frontend{cluster, ingress, nodePort(32000)}, "10.180.0.4:53"),
+			[]string{"NodePort", "cluster IP", "external IP, not ours", "load balancer"}},
+		"all but the cluster IP": {port(dns4, []view.Frontend{cluster}, "10.180.0.4:53"),
+			[]string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
+		"no endpoints": {port(dns4, []view.Frontend{cluster}),
+			[]string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
+		"the Service": {nil, []string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inject(t, list)
+			before := port(dns4, all)
+			r := newCleaner(t)
+			r.Replaced(state(everywhere, before))
+			r.clean()
+			require.Len(t, left(t, list), len(list))
+			r.Changed([]view.Change{{Before: before, After: c.after}}, everywhere)
+			r.clean()
+			require.Equal(t, c.kept, left(t, list))
+		})
+	}
+	t.Run("in a state", func(t *testing.T) {
+		inject(t, list)
+		r := newCleaner(t)
+		r.Replaced(state(everywhere, port(dns4, all)))
+		r.Replaced(state(everywhere))
+		r.clean()
+		require.Equal(t, []string{"NodePort, own listener", "cluster IP", "external IP, not ours"}, left(t, list))
+	})
+	t.Run("to another Service", func(t *testing.T) {
+		inject(t, list)
+		other := dns4
+		other.Service.Name = "other"
+		r := newCleaner(t)
+		r.Replaced(state(everywhere, port(dns4, []view.Frontend{external}, "10.180.0.4:53")))
+		r.Changed([]view.Change{
+			{After: port(other, []view.Frontend{external}, "10.180.0.5:53")},
+			{Before: port(dns4, nil)},
+		}, everywhere)
+		r.clean()
+		require.Equal(t, []string{"NodePort", "NodePort, own listener", "cluster IP", "external IP, dead", "load balancer"}, left(t, list))
+	})
+}
+
+// TestNodePortsOnSomeAddresses: on the others the number is everybody's.
+func TestNodePortsOnSomeAddresses(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32")
+	list := map[string]kernelFlow{
+		"on":       udp("203.0.113.2:40001", "192.168.0.2:32000", "192.168.0.2:32000"),
+		"off":      udp("203.0.113.2:40001", "192.168.1.2:32000", "192.168.1.2:32000"),
+		"loopback": udp("127.0.0.1:40001", "127.0.0.1:32000", "127.0.0.1:32000"),
+		"not ours": udp("203.0.113.2:40001", "192.168.0.3:32000", "192.168.0.3:32000"),
+	}
+	primary := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
+	for name, c := range map[string]struct {
+		node view.Node
+		kept []string
+	}{
+		"one network":               {view.Node{NodePorts: primary}, []string{"loopback", "not ours", "off"}},
+		"none":                      {view.Node{}, []string{"loopback", "not ours", "off", "on"}},
+		"all":                       {everywhere, []string{"loopback", "not ours"}},
+		"all and loopback":          {view.Node{NodePorts: everywhere.NodePorts, LocalhostNodePorts: true}, []string{"not ours"}},
+		"loopback, but not allowed": {view.Node{NodePorts: primary, LocalhostNodePorts: true}, []string{"loopback", "not ours", "off"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inject(t, list)
+			r := newCleaner(t)
+			r.Changed([]view.Change{{After: port(dns4, []view.Frontend{nodePort(32000)}, "10.180.0.4:53")}}, c.node)
+			r.clean()
+			require.Equal(t, c.kept, left(t, list))
+		})
+	}
+}
+
+// TestManyInOnePass: a hundred Service ports with a hundred stale flows each, in one pass over the table, by a Cleaner that runs.
+func TestManyInOnePass(t *testing.T) {
+	list := map[string]kernelFlow{}
+	s := state(everywhere)
+	for i := range 100 {
+		id := dns4
+		id.Service.Name = string(rune('a' + i))
+		frontend := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 1, byte(i)}), 53)
+		s.Ports[id] = port(id, []view.Frontend{at(view.ClusterIP, frontend.String())}, "10.180.0.4:53")
+		for j := range 100 {
+			source := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 180, 3, byte(j)}), uint16(1000+i)).String()
+			list[source] = udp(source, frontend.String(), "10.180.0.5:53")
+		}
+	}
+	inject(t, list)
+	r := newCleaner(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	r.Replaced(s)
+	running.Go(func() { r.Run(ctx) })
+	require.Eventually(t, func() bool { return testutil.ToFloat64(r.removed) == 10_000 }, time.Minute, time.Millisecond)
+	cancel()
+	running.Wait()
+	require.Empty(t, left(t, list))
+	require.Equal(t, map[model.Family]int{model.IPv4: 1}, r.dumps)
+}

@@ -1,0 +1,236 @@
+package conntrack
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// memory is a table of flows to one frontend, that fails as told.
+type memory struct {
+	mu sync.Mutex // orders what the Cleaner does with what the test does before it lets time pass
+	// replies are where the flows lead.
+	replies map[netip.AddrPort]bool
+	dumps   int
+	// dumping, if set, is called in the middle of a dump.
+	dumping func()
+	// takes is how long a dump takes.
+	takes time.Duration
+	// dumpErrors and removeErrors are the errors of the next ones.
+	dumpErrors, removeErrors []error
+	log                      bytes.Buffer
+}
+
+var (
+	clusterIP = netip.MustParseAddrPort("10.96.16.1:53")
+	frontends = []view.Frontend{at(view.ClusterIP, clusterIP.String())}
+)
+
+func newMemory(replies ...string) *memory {
+	m := &memory{replies: map[netip.AddrPort]bool{}}
+	for _, r := range replies {
+		m.replies[netip.MustParseAddrPort(r)] = true
+	}
+	return m
+}
+
+func next(errs *[]error) error {
+	if len(*errs) == 0 {
+		return nil
+	}
+	err := (*errs)[0]
+	*errs = (*errs)[1:]
+	return err
+}
+
+func (m *memory) dump(_ model.Family, f func(flow)) error {
+	m.mu.Lock()
+	m.dumps++
+	takes, dumping, replies := m.takes, m.dumping, slices.Collect(maps.Keys(m.replies))
+	err := next(&m.dumpErrors)
+	m.mu.Unlock()
+	time.Sleep(takes) //nolint:forbidigo // the bubble's time
+	for _, reply := range replies {
+		f(flow{original: clusterIP, reply: reply})
+	}
+	if dumping != nil {
+		dumping()
+	}
+	return err
+}
+
+func (m *memory) remove(_ model.Family, entry flow) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := next(&m.removeErrors); err != nil {
+		return err
+	}
+	delete(m.replies, entry.reply)
+	return nil
+}
+
+func (m *memory) close() {}
+
+// Write is the Cleaner's log.
+func (m *memory) Write(b []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.log.Write(b)
+}
+
+// pass lets time pass, and waits until all is still.
+func (m *memory) pass(d time.Duration) {
+	m.mu.Lock()
+	m.mu.Unlock() //nolint:staticcheck // for the order only
+	time.Sleep(d) //nolint:forbidigo // the bubble's time
+	synctest.Wait()
+}
+
+func (m *memory) left() []string {
+	var out []string
+	for reply := range m.replies {
+		out = append(out, reply.String())
+	}
+	slices.Sort(out)
+	return out
+}
+
+// bubble runs a test in a bubble of its own time, with a Cleaner that runs on the table.
+func bubble(t *testing.T, m *memory, test func(c *Cleaner)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(Options{Logger: slog.New(slog.NewTextHandler(m, nil))})
+		c.open = func() (flows, error) { return m, nil }
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { c.Run(ctx) })
+		test(c)
+		cancel()
+		running.Wait()
+	})
+}
+
+func TestFailuresAreTriedAgainWithBackoff(t *testing.T) {
+	m := newMemory("10.180.0.5:53", "10.180.0.6:53", "10.180.0.4:53")
+	m.dumpErrors = []error{unix.ENOBUFS, unix.EPERM, netlink.ErrDumpInterrupted}
+	m.removeErrors = []error{unix.EPERM, unix.ENOBUFS, nil, unix.EBUSY}
+	bubble(t, m, func(c *Cleaner) {
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		synctest.Wait()
+		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
+			require.Equal(t, i+1, m.dumps)
+			require.EqualValues(t, i+1, testutil.ToFloat64(c.failures))
+			c.Changed([]view.Change{{After: port(dns6, nil)}}, everywhere) // changes bring no tries before their time
+			m.pass(pause - 1)
+			require.Equal(t, i+1, m.dumps)
+			m.pass(1)
+		}
+		require.Equal(t, []string{"10.180.0.4:53"}, m.left())
+		require.EqualValues(t, 2, testutil.ToFloat64(c.removed))
+		require.EqualValues(t, 3, testutil.ToFloat64(c.failures))
+		require.Equal(t, 1, strings.Count(m.log.String(), "level=WARN"), m.log.String())
+		require.Equal(t, 1, strings.Count(m.log.String(), "level=INFO"), m.log.String())
+		m.pass(maxRetry)
+		require.Equal(t, 4, m.dumps)
+	})
+}
+
+func TestTheTableCantBeOpened(t *testing.T) {
+	m := newMemory("10.180.0.5:53")
+	bubble(t, m, func(c *Cleaner) {
+		tries := []error{errors.ErrUnsupported}
+		c.open = func() (flows, error) { return m, next(&tries) }
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		synctest.Wait()
+		require.Contains(t, m.log.String(), "unsupported")
+		m.pass(minRetry)
+		require.Empty(t, m.left())
+	})
+}
+
+// TestChangesDuringAPass: flows that are in accordance with what the kernel holds by now stay.
+func TestChangesDuringAPass(t *testing.T) {
+	m := newMemory("10.180.0.5:53", "10.180.0.6:53")
+	bubble(t, m, func(c *Cleaner) {
+		m.dumping = sync.OnceFunc(func() {
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53", "10.180.0.5:53")}}, everywhere)
+		})
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		synctest.Wait()
+		require.Equal(t, []string{"10.180.0.5:53"}, m.left())
+		m.pass(time.Second)
+		require.Equal(t, 2, m.dumps)
+	})
+}
+
+// TestChangesComeTogether while a pass is under way, and in the pause after it.
+func TestChangesComeTogether(t *testing.T) {
+	m := newMemory()
+	m.takes = time.Second
+	bubble(t, m, func(c *Cleaner) {
+		for range 20 { // in the next two seconds
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+			m.pass(100 * time.Millisecond)
+		}
+		m.pass(time.Minute)
+		require.Equal(t, 2, m.dumps)
+	})
+}
+
+// TestManyStaleFlows are removed in batches.
+func TestManyStaleFlows(t *testing.T) {
+	m := newMemory()
+	for i := range 3*batch + 1 {
+		m.replies[netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(i >> 8), byte(i)}), 53)] = true
+	}
+	c := New(Options{})
+	c.open = func() (flows, error) { return m, nil }
+	c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+	require.NoError(t, c.pass(model.IPv4))
+	require.Empty(t, m.left())
+}
+
+// FuzzParseFlow: whatever the kernel sends, nothing is read beyond it.
+func FuzzParseFlow(f *testing.F) {
+	tuple := func(kind int) *nl.RtAttr {
+		a := nl.NewRtAttr(unix.NLA_F_NESTED|kind, nil)
+		ip := a.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil)
+		ip.AddRtAttr(nl.CTA_IP_V4_SRC, []byte{10, 0, 0, 1})
+		ip.AddRtAttr(nl.CTA_IP_V4_DST, []byte{10, 0, 0, 2})
+		protocol := a.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
+		protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
+		protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, []byte{1, 0})
+		protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, []byte{0, 53})
+		return a
+	}
+	message := append([]byte{unix.AF_INET, 0, 0, 0}, tuple(nl.CTA_TUPLE_ORIG).Serialize()...)
+	message = append(message, tuple(nl.CTA_TUPLE_REPLY).Serialize()...)
+	entry, ok := parseFlow(message)
+	require.True(f, ok)
+	require.Equal(f, "10.0.0.2:53", entry.original.String())
+	require.Equal(f, "10.0.0.1:256", entry.reply.String())
+	f.Add(message)
+	f.Fuzz(func(t *testing.T, message []byte) {
+		if entry, ok := parseFlow(message); ok {
+			require.True(t, entry.original.IsValid() && entry.reply.IsValid())
+			require.Equal(t, message, entry.message)
+		}
+	})
+}

@@ -1,0 +1,153 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// maxFlows bounds what Settings.MaxPerCore leads to, as in kube-proxy.
+const maxFlows = 1 << 20
+
+// Settings are settings of the kernel's connection tracking, with kube-proxy's meanings. What is zero is left as it is.
+type Settings struct {
+	// MaxPerCore is how many flows the table may hold for each CPU of the machine, and Min how many at least (not without MaxPerCore).
+	MaxPerCore, Min int
+	// Idle times, in whole seconds, until flows are forgotten.
+	TCPEstablishedTimeout, TCPCloseWaitTimeout, UDPTimeout, UDPStreamTimeout time.Duration
+	// TCPBeLiberal has TCP packets out of the window not count as invalid.
+	TCPBeLiberal bool
+}
+
+// Apply makes the settings where they differ, and logs what it changes. The size of the table is the machine's: in a network
+// namespace that is not the machine's first it is left as it is. The error names all settings that could not be made.
+func (s Settings) Apply(logger *slog.Logger) error {
+	return s.apply(sysctls{procfs: "/proc/sys/net/netfilter", log: logger}, cpus())
+}
+
+func (s Settings) apply(k sysctls, cpus int) error {
+	wanted := []struct {
+		name  string
+		value int
+	}{
+		{"nf_conntrack_max", s.max(cpus)},
+		{"nf_conntrack_tcp_timeout_established", int(s.TCPEstablishedTimeout / time.Second)},
+		{"nf_conntrack_tcp_timeout_close_wait", int(s.TCPCloseWaitTimeout / time.Second)},
+		{"nf_conntrack_udp_timeout", int(s.UDPTimeout / time.Second)},
+		{"nf_conntrack_udp_timeout_stream", int(s.UDPStreamTimeout / time.Second)},
+		{"nf_conntrack_tcp_be_liberal", 0},
+	}
+	if s.TCPBeLiberal {
+		wanted[len(wanted)-1].value = 1
+	}
+	var errs []error
+	for _, w := range wanted {
+		if w.value > 0 {
+			errs = append(errs, k.set(w.name, w.value, false))
+		}
+	}
+	if s.max(cpus) > 0 {
+		errs = append(errs, k.set("nf_conntrack_buckets", s.max(cpus)/4, true))
+	}
+	return errors.Join(errs...)
+}
+
+func (s Settings) max(cpus int) int {
+	if s.MaxPerCore <= 0 {
+		return 0
+	}
+	return min(max(s.MaxPerCore*cpus, s.Min), max(maxFlows, s.Min))
+}
+
+// sysctls are the kernel's settings.
+type sysctls struct {
+	procfs string
+	log    *slog.Logger
+}
+
+// set sets one where it differs or, if it is a least value, is less.
+func (k sysctls) set(name string, value int, least bool) error {
+	path := filepath.Join(k.procfs, name)
+	now, err := read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		loadModule()
+		now, err = read(path)
+	}
+	if err != nil {
+		return fmt.Errorf("read the sysctl net.netfilter.%s: %w", name, err)
+	}
+	if now == value || least && now > value {
+		return nil
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if info.Mode().Perm()&0o200 == 0 {
+		k.log.Debug("A sysctl is not this network namespace's to set", "sysctl", "net.netfilter."+name, "value", now, "wanted", value)
+		return nil
+	}
+	if err := os.WriteFile(path, []byte(strconv.Itoa(value)), 0); err != nil {
+		return fmt.Errorf("set the sysctl net.netfilter.%s to %d, it is %d: %w", name, value, now, err)
+	}
+	if value < now && name == "nf_conntrack_max" {
+		k.log.Warn("The connection tracking table may hold less than it might before; --conntrack-max-per-core=0 leaves its size as it is",
+			"sysctl", "net.netfilter."+name, "from", now, "to", value)
+		return nil
+	}
+	k.log.Info("Set a sysctl", "sysctl", "net.netfilter."+name, "from", now, "to", value)
+	return nil
+}
+
+func read(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(b)))
+}
+
+// loadModule has the kernel load its connection tracking: it does when it is asked about it.
+func loadModule() {
+	t, err := openTable()
+	if err != nil {
+		return // the caller has an error of its own
+	}
+	defer t.close()
+	_ = t.dump(model.IPv4, func(flow) {})
+}
+
+// cpus counts the machine's CPUs, which may be more than this process may use.
+func cpus() int {
+	b, err := os.ReadFile("/sys/devices/system/cpu/online")
+	if n, ok := countCPUs(strings.TrimSpace(string(b))); err == nil && ok {
+		return n
+	}
+	return runtime.NumCPU()
+}
+
+// countCPUs counts a list of the kernel's, such as 0-3,8.
+func countCPUs(list string) (count int, ok bool) {
+	for part := range strings.SplitSeq(list, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if err == nil && isRange {
+			last, err = strconv.Atoi(to)
+		}
+		if err != nil || last < first {
+			return 0, false
+		}
+		count += last - first + 1
+	}
+	return count, true
+}

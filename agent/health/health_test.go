@@ -1,0 +1,328 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// kernel is how the kernel stands, as the test says.
+type kernel struct {
+	mu          sync.Mutex
+	since, last time.Time
+	node        *model.Node
+}
+
+func (k *kernel) Pending() (time.Time, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.since, !k.since.IsZero()
+}
+
+func (k *kernel) LastProgrammed() time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.last
+}
+
+func (k *kernel) Node() *model.Node {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.node
+}
+
+func (k *kernel) set(since, last time.Time, node *model.Node) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.since, k.last, k.node = since, last, node
+}
+
+// log keeps what is logged.
+type log struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *log) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), what)
+}
+
+// start runs a Server until the test ends.
+func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
+	t.Helper()
+	k, l := &kernel{last: time.Now(), node: &model.Node{Name: "node1"}}, &log{}
+	s := New(Options{Programming: k, Node: k.Node, Addresses: addresses, Logger: slog.New(slog.NewTextHandler(l, nil))})
+	s.retry = 100 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return s, k, l
+}
+
+// answered is what a health check got.
+type answered struct {
+	status int // refused: nobody listens there; 0: nobody does any more, or there was no answer
+	header http.Header
+	body   string
+}
+
+const refused = -1
+
+func get(t *testing.T, url string) answered {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := client.Get(url)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return answered{status: refused}
+	}
+	if err != nil {
+		return answered{}
+	}
+	defer func() { require.NoError(t, r.Body.Close()) }()
+	body, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	return answered{r.StatusCode, r.Header, string(body)}
+}
+
+// eventually waits for a status.
+func eventually(t *testing.T, url string, status int) answered {
+	t.Helper()
+	var a answered
+	require.Eventually(t, func() bool {
+		a = get(t, url)
+		return a.status == status
+	}, 30*time.Second, 5*time.Millisecond, url)
+	return a
+}
+
+// giveAddresses gives this namespace addresses.
+func giveAddresses(t *testing.T, addresses ...string) {
+	t.Helper()
+	lo, err := netlink.LinkByName("lo")
+	require.NoError(t, err)
+	for _, a := range addresses {
+		address, err := netlink.ParseAddr(a)
+		require.NoError(t, err)
+		address.Flags = unix.IFA_F_NODAD
+		require.NoError(t, netlink.AddrReplace(lo, address))
+		t.Cleanup(func() { require.NoError(t, netlink.AddrDel(lo, address)) })
+	}
+}
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+var (
+	everywhere = view.Node{NodePorts: prefixes("0.0.0.0/0", "::/0")}
+	web        = view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: "web"}, Family: model.IPv4}
+	web6       = view.HealthCheckID{Service: web.Service, Family: model.IPv6}
+	api        = view.HealthCheckID{Service: model.ServiceKey{Namespace: "ns1", Name: "api"}, Family: model.IPv4}
+)
+
+func TestNodeHealth(t *testing.T) {
+	_, k, _ := start(t, "127.0.0.1:10256", "127.0.0.1:10257")
+	good := &model.Node{Name: "node1"}
+	late, fresh := time.Now().Add(-2*maxPending), time.Now()
+	last := time.Now().Add(-time.Hour).UTC()
+	eventually(t, "http://127.0.0.1:10257/livez", http.StatusOK)
+	for name, c := range map[string]struct {
+		since, last            time.Time
+		node                   *model.Node
+		healthz, livez, readyz int
+		eligible, healthy      bool
+	}{
+		"up to date":              {time.Time{}, last, good, 200, 200, 200, true, true},
+		"a change waits":          {fresh, last, good, 200, 200, 200, true, true},
+		"a change waits too long": {late, last, good, 503, 503, 200, true, false},
+		"not programmed yet":      {late, time.Time{}, good, 200, 200, 503, true, true},
+		"being deleted":           {time.Time{}, last, &model.Node{Deleting: true}, 503, 200, 200, false, true},
+		"to be deleted":           {time.Time{}, last, &model.Node{TaintedForDeletion: true}, 503, 200, 200, false, true},
+		"gone":                    {time.Time{}, last, nil, 503, 200, 200, false, true},
+		"gone and late":           {late, last, nil, 503, 503, 200, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k.set(c.since, c.last, c.node)
+			for path, want := range map[string]int{"/healthz": c.healthz, "/livez": c.livez} {
+				begin := time.Now()
+				r := get(t, "http://127.0.0.1:10256"+path)
+				require.Equal(t, want, r.status, path)
+				require.Equal(t, "application/json", r.header.Get("Content-Type"))
+				require.Equal(t, "nosniff", r.header.Get("X-Content-Type-Options"))
+				var h nodeHealth
+				d := json.NewDecoder(strings.NewReader(r.body))
+				d.DisallowUnknownFields()
+				require.NoError(t, d.Decode(&h))
+				require.Equal(t, c.healthy, h.Healthy)
+				require.WithinRange(t, h.CurrentTime, begin, time.Now())
+				if want == http.StatusOK {
+					require.Equal(t, h.CurrentTime, h.LastUpdated)
+				} else {
+					require.Equal(t, c.last, h.LastUpdated)
+				}
+				if path == "/livez" {
+					require.NotContains(t, r.body, "nodeEligible")
+				} else {
+					require.Equal(t, c.eligible, *h.NodeEligible)
+				}
+				if c.last.IsZero() {
+					require.NotContains(t, r.body, "status")
+				} else {
+					both := familyHealth{LastUpdated: c.last, Healthy: c.healthy}
+					require.Equal(t, map[string]familyHealth{"IPv4": both, "IPv6": both}, h.Status)
+				}
+			}
+			r := get(t, "http://127.0.0.1:10256/readyz")
+			require.Equal(t, c.readyz, r.status)
+		})
+	}
+	r := get(t, "http://127.0.0.1:10256/else")
+	require.Equal(t, http.StatusNotFound, r.status)
+}
+
+func TestServiceHealth(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	s, k, _ := start(t)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 2}, api: {Port: 31802}}, everywhere)
+	r := eventually(t, "http://127.0.0.1:31801/any/path", http.StatusOK)
+	require.Equal(t, []string{"application/json"}, r.header["Content-Type"])
+	require.Equal(t, []string{"nosniff"}, r.header["X-Content-Type-Options"])
+	require.Equal(t, []string{"2"}, r.header["X-Load-Balancing-Endpoint-Weight"])
+	require.Equal(t, `{
+	"service": {
+		"namespace": "ns1",
+		"name": "web"
+	},
+	"localEndpoints": 2,
+	"serviceProxyHealthy": true
+}`, r.body)
+	r = eventually(t, "http://127.0.0.1:31802/", http.StatusServiceUnavailable)
+	require.Equal(t, "0", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	require.Contains(t, r.body, `"localEndpoints": 0`)
+
+	k.set(time.Now().Add(-2*maxPending), time.Now(), k.Node())
+	r = get(t, "http://127.0.0.1:31801/")
+	require.Equal(t, http.StatusServiceUnavailable, r.status)
+	require.Contains(t, r.body, `"serviceProxyHealthy": false`)
+	require.Equal(t, "2", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	k.set(time.Time{}, time.Now(), nil)
+	eventually(t, "http://127.0.0.1:31801/", http.StatusOK) // that the node is going is not the Service's business
+
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
+	eventually(t, "http://127.0.0.1:31801/", http.StatusServiceUnavailable)
+	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
+	// One goes, and the other takes its port.
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{api: {Port: 31801, LocalEndpoints: 1}}, everywhere)
+	r = eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
+	require.Contains(t, r.body, `"name": "api"`)
+	eventually(t, "http://127.0.0.1:31802/", refused)
+	s.Sync(nil, everywhere)
+	eventually(t, "http://127.0.0.1:31801/", refused)
+}
+
+// TestAddresses: health checks are where NodePorts are.
+func TestAddresses(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32", "2001:db8::1/128")
+	all := []string{"127.0.0.1", "192.168.0.2", "192.168.1.2", "[::1]", "[2001:db8::1]"}
+	s, _, _ := start(t)
+	for _, c := range []struct {
+		name string
+		node view.Node
+		on   []string
+	}{
+		{"everywhere", everywhere, all},
+		{"primary", view.Node{NodePorts: prefixes("192.168.0.2/32", "2001:db8::1/128")}, []string{"192.168.0.2", "[2001:db8::1]"}},
+		{"one family is not restricted", view.Node{NodePorts: prefixes("192.168.0.0/24", "::/0")}, []string{"192.168.0.2", "[::1]", "[2001:db8::1]"}},
+		{"loopback", view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true}, []string{"127.0.0.1"}},
+		{"nowhere", view.Node{}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, web6: {Port: 31801, LocalEndpoints: 1}}, c.node)
+			for _, a := range all {
+				want := refused
+				for _, on := range c.on {
+					if a == on {
+						want = http.StatusOK
+					}
+				}
+				eventually(t, "http://"+a+":31801/", want)
+			}
+		})
+	}
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, web6: {Port: 31801, LocalEndpoints: 1}}, view.Node{NodePorts: prefixes("192.168.5.0/24")})
+	eventually(t, "http://192.168.0.2:31801/", refused)
+	giveAddresses(t, "192.168.5.2/32")
+	eventually(t, "http://192.168.5.2:31801/", http.StatusOK)
+}
+
+// TestFamilies: each family of a Service is counted by itself.
+func TestFamilies(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
+	s, _, _ := start(t)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 2}, web6: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
+	r := eventually(t, "http://192.168.0.2:31801/", http.StatusOK)
+	require.Equal(t, "2", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	r = eventually(t, "http://[2001:db8::1]:31801/", http.StatusServiceUnavailable)
+	require.Equal(t, "0", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
+	eventually(t, "http://192.168.0.2:31802/", http.StatusOK)
+	eventually(t, "http://[2001:db8::1]:31802/", refused)
+}
+
+// TestPortsThatAreTaken are logged once and tried again.
+func TestPortsThatAreTaken(t *testing.T) {
+	other, err := net.Listen("tcp4", "127.0.0.1:10256")
+	require.NoError(t, err)
+	another, err := net.Listen("tcp4", "127.0.0.1:31801")
+	require.NoError(t, err)
+	s, _, log := start(t, "127.0.0.1:10256", "127.0.0.1:10257")
+	node := view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true}
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802, LocalEndpoints: 1}}, node)
+	eventually(t, "http://127.0.0.1:10257/livez", http.StatusOK)
+	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}, api: {Port: 31802}}, node)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(s.failures) >= 4 }, 30*time.Second, time.Millisecond)
+	require.Equal(t, 2, log.count("level=ERROR"))
+	require.Equal(t, 1, log.count(`for=ns1/web address=127.0.0.1:31801`))
+	require.Equal(t, 1, log.count(`for="the node" address=127.0.0.1:10256`))
+	require.NoError(t, errors.Join(other.Close(), another.Close()))
+	eventually(t, "http://127.0.0.1:10256/livez", http.StatusOK)
+	eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
+	require.Equal(t, 2, log.count("level=INFO"))
+}

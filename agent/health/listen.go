@@ -1,0 +1,165 @@
+package health
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/nodeport"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// retryInterval is how often ports are tried again that could not be opened, and the machine's addresses are looked at.
+const retryInterval = 5 * time.Second
+
+// Bounds of what a client can take: probes are small and short.
+const (
+	requestTimeout = 10 * time.Second
+	idleTimeout    = time.Minute
+	maxHeaderBytes = 16 << 10
+)
+
+// listenerKey is something to listen on, and for whom.
+type listenerKey struct {
+	network, address string
+	check            view.HealthCheckID // zero: the node
+}
+
+// listeners are what is listened on now.
+type listeners struct {
+	*Server
+	open    map[listenerKey]*http.Server
+	failed  map[listenerKey]bool // logged already
+	lost    bool                 // the addresses could not be read, which is logged already
+	serving sync.WaitGroup
+}
+
+// update closes what is not wanted any more and opens what is.
+func (l *listeners) update(ctx context.Context) {
+	wanted, err := l.wanted()
+	if err != nil {
+		l.failures.Inc()
+		if !l.lost {
+			l.Logger.Error("Can't tell on which addresses health checks are to be answered; ports that are open stay", "err", err)
+		}
+		l.lost = true
+		return
+	}
+	l.lost = false
+	for key, server := range l.open {
+		if _, ok := wanted[key]; !ok {
+			_ = server.Close() // its error is the listener's, which can't be closed better
+			delete(l.open, key)
+		}
+	}
+	maps.DeleteFunc(l.failed, func(key listenerKey, _ bool) bool {
+		_, ok := wanted[key]
+		return !ok
+	})
+	for key, handler := range wanted {
+		if _, ok := l.open[key]; !ok {
+			l.listen(ctx, key, handler)
+		}
+	}
+}
+
+// wanted is all that is to be listened on.
+func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
+	l.mu.Lock()
+	checks, node := l.checks, l.node
+	l.mu.Unlock()
+	wanted := make(map[listenerKey]http.Handler)
+	for _, address := range l.Addresses {
+		wanted[listenerKey{network: "tcp", address: address}] = l.nodeHandler()
+	}
+	if len(checks) == 0 {
+		return wanted, nil
+	}
+	addresses, err := nodeport.Addresses(node)
+	if err != nil {
+		return nil, err
+	}
+	for _, address := range listenAddresses(node, addresses) {
+		network, family := "tcp4", model.IPv4
+		if address.Is6() {
+			network, family = "tcp6", model.IPv6
+		}
+		for id, check := range checks {
+			if id.Family == family {
+				wanted[listenerKey{network, netip.AddrPortFrom(address, check.Port).String(), id}] = l.serviceHandler(id)
+			}
+		}
+	}
+	return wanted, nil
+}
+
+// listenAddresses are the addresses to listen on so as to answer on those given: one for all of a family where NodePorts are
+// on all of it.
+func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range addresses {
+		all := netip.IPv4Unspecified()
+		if a.Is6() {
+			all = netip.IPv6Unspecified()
+		}
+		switch {
+		case slices.Contains(node.NodePorts, netip.PrefixFrom(all, 0)):
+			a = all
+		case a.IsLinkLocalUnicast(): // has no meaning without an interface
+			continue
+		}
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Handler) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, key.network, key.address)
+	if err != nil {
+		if ctx.Err() != nil {
+			return
+		}
+		l.failures.Inc()
+		if !l.failed[key] {
+			l.failed[key] = true
+			l.Logger.Error("Can't listen for health checks, which load balancers take for an unhealthy node; it is tried again until "+
+				"the port is free", "for", key.subject(), "address", key.address, "err", err)
+		}
+		return
+	}
+	if l.failed[key] {
+		delete(l.failed, key)
+		l.Logger.Info("Health checks are answered now", "for", key.subject(), "address", key.address)
+	}
+	server := &http.Server{
+		Handler: handler, ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
+		ErrorLog: slog.NewLogLogger(l.Logger.Handler(), slog.LevelDebug),
+	}
+	l.open[key] = server
+	l.serving.Go(func() { _ = server.Serve(listener) }) // ends with Close; Accept itself only fails for a time
+}
+
+// subject says for whom, in logs.
+func (k listenerKey) subject() string {
+	if k.check == (view.HealthCheckID{}) {
+		return "the node"
+	}
+	return k.check.Service.String()
+}
+
+// close closes all, and waits until nothing is answered any more.
+func (l *listeners) close() {
+	for _, server := range l.open {
+		_ = server.Close() // its error is the listener's, which can't be closed better
+	}
+	l.serving.Wait()
+}

@@ -1,0 +1,36 @@
+// Package nodeport tells which of this machine's addresses NodePorts are on, for what is no programmer's: programmers let the
+// kernel decide for each packet.
+package nodeport
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// Addresses gives the addresses that this machine has now and NodePorts are on, see view.Node, each once.
+func Addresses(node view.Node) ([]netip.Addr, error) {
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && on(node, addr.Unmap()) {
+			out = append(out, addr.Unmap())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
+func on(node view.Node, addr netip.Addr) bool {
+	if addr.IsLoopback() && (addr.Is6() || !node.LocalhostNodePorts) {
+		return false
+	}
+	return slices.ContainsFunc(node.NodePorts, func(p netip.Prefix) bool { return p.Contains(addr) })
+}

@@ -1,0 +1,235 @@
+package iptables
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// portChain is a chain of one Service port.
+type portChain struct {
+	table table
+	name  string
+	write func(w *bytes.Buffer)
+}
+
+// Chains of one Service port, by what they do.
+const (
+	clusterChainPrefix = prefix + "P-" // choose a backend of the cluster set
+	localChainPrefix   = prefix + "L-" // and of the local set
+	groupChainPrefix   = prefix + "G-" // and of a group of one of these
+	routesChainPrefix  = prefix + "R-" // choose a set by the class
+	sourcesChainPrefix = prefix + "S-" // by source
+)
+
+// backendsOf gives a set of backends.
+func backendsOf(port *view.ServicePort, set view.Target) []view.Backend {
+	if set == view.Local {
+		return port.Local
+	}
+	return port.Cluster
+}
+
+// sets gives the sets that a Service port's frontends lead to.
+func (d *dialect) sets(port *view.ServicePort) []view.Target {
+	var sets []view.Target
+	for _, f := range port.Frontends {
+		for _, c := range d.classes(f) {
+			if leads(c.route.To) && !slices.Contains(sets, c.route.To) {
+				sets = append(sets, c.route.To)
+			}
+		}
+	}
+	return sets
+}
+
+// chainsOf gives all chains of a Service port, each once.
+func (d *dialect) chainsOf(port *view.ServicePort) []portChain {
+	if port == nil {
+		return nil
+	}
+	chains := d.frontendChains(port)
+	if d.inline(port) == nil {
+		sets := d.sets(port)
+		for _, set := range sets {
+			chains = append(chains, setChains(port, set, sets)...)
+		}
+	}
+	seen := map[[2]string]bool{}
+	return slices.DeleteFunc(chains, func(c portChain) bool {
+		key := [2]string{c.table.String(), c.name}
+		again := seen[key]
+		seen[key] = true
+		return again
+	})
+}
+
+// A set with more than maxPlain backends has them in groups, a chain each: a packet passes a few dozen rules instead of
+// half as many as there are backends, and when a backend comes or goes its group is written anew, not all.
+const maxPlain = 64
+
+// groupCount gives the number of groups for a number of backends, a power of two near its square root; 0: no groups.
+func groupCount(backends int) int {
+	if backends <= maxPlain {
+		return 0
+	}
+	count := 1
+	for 4*count*count <= backends {
+		count *= 2
+	}
+	return count
+}
+
+// groupOf gives a backend's group: by a hash, so that it does not depend on the others.
+func groupOf(b view.Backend, groups int) int {
+	text, _ := b.Address.MarshalBinary() // never fails
+	return int(xxhash.Sum64(text) & uint64(groups-1))
+}
+
+// setChains gives the chains that choose one of a set's backends. sets are all that the Service port uses.
+func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []portChain {
+	name, backends := setChain(port.ID, set), backendsOf(port, set)
+	protocol := match{protocol: "-p " + lower(port.ID.Protocol)} // DNAT asks for it
+	groups := make([][]view.Backend, groupCount(len(backends)))
+	if len(groups) == 0 {
+		return []portChain{{nat, name, func(w *bytes.Buffer) {
+			affinity(w, name, protocol, port, set, sets)
+			destinations(w, name, protocol, "", port, backends)
+		}}}
+	}
+	for _, b := range backends {
+		g := groupOf(b, len(groups))
+		groups[g] = append(groups[g], b)
+	}
+	groupChain := func(g int) string { return groupChainPrefix + digest(fmt.Sprintf("%s/%d", name, g)) }
+	chains := []portChain{{nat, name, func(w *bytes.Buffer) {
+		affinity(w, name, protocol, port, set, sets)
+		left := len(backends)
+		for g, members := range groups {
+			if len(members) > 0 {
+				w.WriteString(match{}.rule(name, chance(len(members), left), "-g "+groupChain(g)))
+			}
+			left -= len(members)
+		}
+	}}}
+	for g, members := range groups {
+		if len(members) > 0 {
+			chains = append(chains, portChain{nat, groupChain(g), func(w *bytes.Buffer) {
+				destinations(w, groupChain(g), protocol, "", port, members)
+			}})
+		}
+	}
+	return chains
+}
+
+// destinations writes rules that lead what matches m to each backend with the same probability, and remember that if the
+// Service port has affinity. The comment is for the first.
+func destinations(w *bytes.Buffer, chain string, m match, comment string, port *view.ServicePort, backends []view.Backend) {
+	for i, b := range backends {
+		remember := ""
+		if port.Affinity > 0 {
+			remember = recent(port, b, "--set")
+		}
+		w.WriteString(m.rule(chain, comment, chance(1, len(backends)-i), remember, dnat(b)))
+		comment = ""
+	}
+}
+
+// affinity writes the rules that lead clients to the backend that they had last, and renew that. Who had none of this set
+// gets one of it next; what is remembered of the other set's backends is forgotten then, so that there is one at most.
+func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, set view.Target, sets []view.Target) {
+	if port.Affinity <= 0 {
+		return
+	}
+	backends := backendsOf(port, set)
+	seconds := (port.Affinity + time.Second - 1) / time.Second
+	for _, b := range backends {
+		w.WriteString(m.rule(chain, recent(port, b, fmt.Sprintf("--update --seconds %d --reap", seconds)), dnat(b)))
+	}
+	for _, other := range sets {
+		if other == set {
+			continue
+		}
+		for _, b := range backendsOf(port, other) {
+			if !slices.ContainsFunc(backends, func(o view.Backend) bool { return o.Address == b.Address }) {
+				w.WriteString(match{}.rule(chain, recent(port, b, "--remove")))
+			}
+		}
+	}
+}
+
+// recent gives a match on the list of clients that a backend of a Service port has, whichever frontend they come by. The
+// kernel keeps the list as long as a rule names it.
+func recent(port *view.ServicePort, b view.Backend, action string) string {
+	mask := "255.255.255.255"
+	if port.ID.Family == model.IPv6 {
+		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	name := prefix + digest(fmt.Sprintf("%v/%v", port.ID, b.Address))
+	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", action, name, mask)
+}
+
+// dnat gives the target that leads to a backend.
+func dnat(b view.Backend) string { return "-j DNAT --to-destination " + b.Address.String() }
+
+// chance gives the match that holds with probability part/whole (both above 0), as iptables-save prints it: the kernel
+// counts in 2^-31. For all of it there is nothing to match.
+func chance(part, whole int) string {
+	if part == whole {
+		return ""
+	}
+	const unit = 1 << 31
+	p := math.Round(float64(part) / float64(whole) * unit)
+	return fmt.Sprintf("-m statistic --mode random --probability %.11f", p/unit)
+}
+
+// setChain names the chain of a set.
+func setChain(id view.ServicePortID, set view.Target) string {
+	if set == view.Local {
+		return localChainPrefix + digest(id.String())
+	}
+	return clusterChainPrefix + digest(id.String())
+}
+
+// digest gives 16 characters (80 bits, so that no two names that somebody made up meet): with a prefix the 28 characters
+// that iptables takes for a chain's name.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return base32.StdEncoding.EncodeToString(sum[:10])
+}
+
+// localAddresses gives the addresses of this node's backends that a Service port leads to, each once.
+func (d *dialect) localAddresses(port *view.ServicePort) []netip.Addr {
+	var addresses []netip.Addr
+	for _, set := range d.sets(port) {
+		for _, b := range backendsOf(port, set) {
+			if b.Local {
+				addresses = append(addresses, b.Address.Addr())
+			}
+		}
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	return slices.Compact(addresses)
+}
+
+// hairpin is a local backend's address, of one of the Service ports that lead there.
+type hairpin struct {
+	port    *view.ServicePort
+	address netip.Addr
+}
+
+// hairpinRules writes the rule for connections that local backends at an address make to themselves.
+func (d *dialect) hairpinRules(w *bytes.Buffer, chain string, hairpins []hairpin) {
+	p := netip.PrefixFrom(hairpins[0].address, d.bits)
+	w.WriteString(from(p).and(to(p)).rule(chain, d.masquerade()))
+}

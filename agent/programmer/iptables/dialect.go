@@ -1,0 +1,202 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// dialect is what differs between the families' rules, and what of them depends on the node.
+type dialect struct {
+	family      model.Family
+	loopback    string
+	bits        int
+	markBit     uint32
+	randomFully bool
+
+	// pods match, one or another, what comes from pods. Empty: pods cannot be told in this family.
+	pods []match
+	// nodePorts are the prefixes of the node's addresses that have nodePorts.
+	nodePorts []netip.Prefix
+	// localnet: loopback addresses have nodePorts, too.
+	localnet bool
+}
+
+func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect {
+	d := &dialect{family: family, loopback: "127.0.0.0/8", bits: 32, markBit: markBit, randomFully: randomFully}
+	if family == model.IPv6 {
+		d.loopback, d.bits = "::1/128", 128
+	}
+	return d
+}
+
+// setNode takes over what depends on the node.
+func (d *dialect) setNode(node view.Node) {
+	d.pods, d.nodePorts, d.localnet = nil, nil, false
+	switch {
+	case node.Pods.Interface != "":
+		d.pods = []match{{in: "-i " + node.Pods.Interface}}
+	case node.Pods.InterfacePrefix != "":
+		d.pods = []match{{in: "-i " + node.Pods.InterfacePrefix + "+"}}
+	}
+	for _, p := range node.Pods.Prefixes {
+		if model.FamilyOf(p.Addr()) == d.family {
+			d.pods = append(d.pods, from(p))
+		}
+	}
+	for _, p := range node.NodePorts {
+		if model.FamilyOf(p.Addr()) == d.family {
+			d.nodePorts = append(d.nodePorts, p.Masked())
+			d.localnet = d.localnet || d.family == model.IPv4 && node.LocalhostNodePorts && p.Overlaps(netip.MustParsePrefix(d.loopback))
+		}
+	}
+}
+
+// match is what a rule matches, in the order in which iptables-save prints it.
+type match struct {
+	source      string // "-s ..."
+	destination string // "-d ..."
+	in          string // "-i ..." or "-o ..."
+	protocol    string // "-p ..." and its ports
+	more        string
+}
+
+// rule gives the line of a rule of a chain.
+func (m match) rule(chain string, rest ...string) string {
+	var b strings.Builder
+	b.WriteString("-A " + chain)
+	for _, part := range append([]string{m.source, m.destination, m.in, m.protocol, m.more}, rest...) {
+		if part != "" {
+			b.WriteByte(' ')
+			b.WriteString(part)
+		}
+	}
+	b.WriteByte('\n')
+	return b.String()
+}
+
+// and gives what both match; they have no part in common.
+func (m match) and(o match) match {
+	return match{
+		m.source + o.source, m.destination + o.destination, m.in + o.in, m.protocol + o.protocol, m.more + o.more,
+	}
+}
+
+// from matches the sources in a prefix.
+func from(p netip.Prefix) match {
+	if p.Bits() == 0 {
+		return match{}
+	}
+	return match{source: "-s " + p.Masked().String()}
+}
+
+// to matches the destinations in a prefix.
+func to(p netip.Prefix) match {
+	return match{destination: strings.Replace(from(p).source, "-s", "-d", 1)}
+}
+
+// fromNode matches what comes from an address of the node.
+var fromNode = match{more: "-m addrtype --src-type LOCAL"}
+
+// toNode matches, one or another, what goes to an address of the node that may have nodePorts. A loopback one only has
+// them for what the node itself sends, which is seen by the interface: outbound in nat's OUTPUT, inbound in filter's INPUT.
+func (d *dialect) toNode(t table) []match {
+	matches := []match{{destination: "! -d " + d.loopback, more: "-m addrtype --dst-type LOCAL"}}
+	if d.localnet {
+		in := "-o lo"
+		if t == filter {
+			in = "-i lo"
+		}
+		matches = append(matches, match{destination: "-d " + d.loopback, in: in})
+	}
+	return matches
+}
+
+// frontend matches what comes to a frontend, given (for a nodePort) that it comes to the node.
+func (d *dialect) frontend(p model.Protocol, f view.Frontend) match {
+	m := match{protocol: fmt.Sprintf("-p %s -m %s --dport %d", lower(p), lower(p), f.Port)}
+	if f.Kind != view.NodePort {
+		m.destination = fmt.Sprintf("-d %v/%d", f.Address, d.bits)
+	}
+	return m
+}
+
+func lower(p model.Protocol) string { return strings.ToLower(p.String()) }
+
+// mark gives the target that sets the masquerade mark, or clears it.
+func (d *dialect) mark(set bool) string {
+	value := d.markBit
+	if !set {
+		value = 0
+	}
+	return fmt.Sprintf("-j MARK --set-xmark 0x%x/0x%x", value, d.markBit)
+}
+
+// marked gives the match of the masquerade mark.
+func (d *dialect) marked() string { return fmt.Sprintf("--mark 0x%x/0x%x", d.markBit, d.markBit) }
+
+func (d *dialect) masquerade() string {
+	if d.randomFully {
+		return "-j MASQUERADE --random-fully"
+	}
+	return "-j MASQUERADE"
+}
+
+// rejectWith gives the way in which new connections are refused: ICMP port unreachable. Over IPv6 Linux does not heed it
+// if it comes while connect still holds the socket, as it does when client and node share a kernel: the client would
+// only be refused at its next try, a second later. A TCP reset waits for the socket.
+func (d *dialect) rejectWith(p model.Protocol) string {
+	switch {
+	case d.family == model.IPv4:
+		return "-j REJECT --reject-with icmp-port-unreachable"
+	case p == model.TCP:
+		return "-j REJECT --reject-with tcp-reset"
+	}
+	return "-j REJECT --reject-with icmp6-port-unreachable"
+}
+
+// addressBit gives the bits of an address from its lowest, since these differ most among Services and among pods.
+func addressBit(a netip.Addr, i int) int {
+	b := a.As16()
+	return int(b[15-i/8]>>(i%8)) & 1
+}
+
+// matchAddress matches destinations with the last digit of a path where it stands in an address: the mask leaves all
+// other bits out.
+func (d *dialect) matchAddress(path string) match {
+	first := (len(path) - 1) / digitBits * digitBits
+	var value, mask [16]byte
+	for i := first; i < len(path); i++ {
+		mask[15-i/8] |= 1 << (i % 8)
+		if path[i] == '1' {
+			value[15-i/8] |= 1 << (i % 8)
+		}
+	}
+	address := func(b [16]byte) netip.Addr {
+		if d.family == model.IPv4 {
+			return netip.AddrFrom4([4]byte(b[12:]))
+		}
+		return netip.AddrFrom16(b)
+	}
+	return match{destination: fmt.Sprintf("-d %v/%v", address(value), address(mask))}
+}
+
+// portBit gives the bits of a port number from its highest, since rules match ranges of ports.
+func portBit(port uint16, i int) int { return int(port>>(15-i)) & 1 }
+
+// matchPorts matches the destination ports that begin with the bits of a path.
+func matchPorts(p model.Protocol) func(path string) match {
+	return func(path string) match {
+		first, size := 0, 1<<16
+		for _, bit := range []byte(path) {
+			size /= 2
+			if bit == '1' {
+				first += size
+			}
+		}
+		return match{protocol: fmt.Sprintf("-p %s -m %s --dport %d:%d", lower(p), lower(p), first, first+size-1)}
+	}
+}

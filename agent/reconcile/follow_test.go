@@ -1,0 +1,281 @@
+package reconcile
+
+import (
+	"bytes"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// follower is Flows and Health, and keeps what it hears.
+type follower struct {
+	heard  []string
+	checks map[view.HealthCheckID]view.HealthCheck
+	node   view.Node
+	syncs  int
+}
+
+func (f *follower) Changed(changes []view.Change, _ view.Node) {
+	for _, c := range changes {
+		f.heard = append(f.heard, "changed "+c.ID().Service.Name)
+	}
+}
+
+func (f *follower) Replaced(view.State) { f.heard = append(f.heard, "replaced") }
+
+func (f *follower) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node) {
+	f.checks, f.node = checks, node
+	f.syncs++
+}
+
+func TestFlowsFollowTheKernel(t *testing.T) {
+	f := &follower{}
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1})
+		require.Empty(t, f.heard)
+		n.sync()
+		require.Equal(t, []string{"replaced"}, f.heard)
+		n.write(map[string]int{"a": 2})
+		require.Equal(t, []string{"changed a"}, f.heard[1:])
+		n.kernel.failures = 2
+		n.write(map[string]int{"b": 2})
+		require.Len(t, f.heard, 2, "nothing is known to be programmed")
+		n.pass(minRetry)
+		require.Equal(t, []string{"replaced"}, f.heard[2:])
+		n.store.Upsert(model.NewService(model.Service{Namespace: "default", Name: "headless", Type: model.ClusterIP}), 0)
+		synctest.Wait()
+		require.Len(t, f.heard, 3, "nothing has changed")
+	}, func(o *Options) { o.Flows = f })
+}
+
+func TestHealthChecksFollowTheKernel(t *testing.T) {
+	f := &follower{}
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1})
+		n.sync()
+		require.Zero(t, f.syncs)
+		lb := model.NewService(model.Service{
+			Namespace: "default", Name: "lb", Type: model.LoadBalancer, ClusterIPs: []netip.Addr{clusterIP("lb")},
+			Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}}, ExternalTrafficPolicy: model.TrafficLocal, HealthCheckNodePort: 31000,
+		})
+		n.kernel.failures = 2
+		n.store.Upsert(lb, 0)
+		synctest.Wait()
+		require.Zero(t, f.syncs, "it is not programmed yet")
+		n.pass(minRetry)
+		id := view.HealthCheckID{Service: lb.ServiceKey(), Family: model.IPv4}
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000}}, f.checks)
+
+		// Also where the kernel has nothing to do: a local endpoint of a port that the Service has not.
+		applies := n.kernel.applies
+		n.store.Upsert(model.NewSlice(model.Slice{
+			Namespace: "default", Name: "lb", Service: "lb", Family: model.IPv4, Ports: []model.SlicePort{{Name: "other", Protocol: model.TCP, Port: 80}},
+			Endpoints: []model.Endpoint{{Address: netip.MustParseAddr("10.0.0.1"), NodeName: "node-1", Conditions: model.Conditions{Ready: true}}},
+		}), 0)
+		synctest.Wait()
+		require.Equal(t, applies, n.kernel.applies)
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000, LocalEndpoints: 1}}, f.checks)
+		require.Equal(t, 2, f.syncs)
+		n.write(map[string]int{"a": 2})
+		require.Equal(t, 2, f.syncs)
+
+		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
+		synctest.Wait()
+		require.Equal(t, 3, f.syncs, "they are on the addresses that NodePorts are on")
+		require.Equal(t, n.kernel.node, f.node)
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000, LocalEndpoints: 1}}, f.checks)
+	}, func(o *Options) { o.Health = f })
+}
+
+// TestNodeDecides: what of the Node matters to the kernel is programmed at once; the rest changes Service ports only.
+func TestNodeDecides(t *testing.T) {
+	var log bytes.Buffer
+	run(t, func(t *testing.T, n *node) {
+		nodePorts := func(prefixes ...string) {
+			t.Helper()
+			var want []netip.Prefix
+			for _, p := range prefixes {
+				want = append(want, netip.MustParsePrefix(p))
+			}
+			require.Equal(t, want, n.kernel.node.NodePorts)
+		}
+		set := func(o model.Node) {
+			o.Name = "node-1"
+			n.store.Upsert(&o, 0)
+			synctest.Wait()
+		}
+		n.sync()
+		nodePorts("0.0.0.0/0", "::/0")
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
+
+		addresses := []netip.Addr{netip.MustParseAddr("192.168.0.2")}
+		set(model.Node{InternalIPs: addresses})
+		nodePorts("192.168.0.2/32", "::/0")
+		require.Equal(t, 2, n.kernel.replaces)
+		applies := n.kernel.applies
+		set(model.Node{InternalIPs: addresses, Labels: map[string]string{"topology.kubernetes.io/zone": "a"}, Deleting: true})
+		require.Equal(t, 2, n.kernel.replaces, "nothing that it programs")
+		require.Equal(t, applies, n.kernel.applies)
+
+		// A Replace that fails is made up for.
+		n.kernel.failures = 1
+		n.store.Remove(model.Key{Kind: model.KindNode, Name: "node-1"}, 0)
+		synctest.Wait()
+		nodePorts("192.168.0.2/32", "::/0")
+		n.pass(minRetry)
+		nodePorts("0.0.0.0/0", "::/0")
+		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
+func TestNodeThatIsThereFromTheBeginning(t *testing.T) {
+	var log bytes.Buffer
+	run(t, func(t *testing.T, n *node) {
+		n.store.Upsert(&model.Node{Name: "node-1", InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")}}, 0)
+		n.sync()
+		require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32"), netip.MustParsePrefix("::/0")}, n.kernel.node.NodePorts)
+		require.Equal(t, 1, n.kernel.replaces)
+		require.NotContains(t, log.String(), "Node object")
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
+// TestProblems: what the view can't serve is told as what the kernel does not take is.
+func TestProblems(t *testing.T) {
+	var log bytes.Buffer
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.write(map[string]int{"a": 1})
+		n.write(map[string]int{"a2": 2})
+		problem := "10.96.0.97 port 80/TCP is default/a's, which is older or comes first by name"
+		require.Equal(t, []string{"a2: " + problem}, n.reports.nacks)
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		require.Equal(t, problem, n.Status().Failures[0].Reason)
+		require.EqualValues(t, 1, testutil.ToFloat64(n.nacks))
+		n.requireAcked()
+		n.write(map[string]int{"a": 3})
+		n.pass(time.Hour)
+		require.Len(t, n.reports.nacks, 1)
+		require.Equal(t, 1, n.kernel.replaces, "trying again would not help")
+		require.Equal(t, 1, strings.Count(log.String(), problem))
+
+		n.kernel.broken["a"] = true
+		n.write(map[string]int{"a": 4})
+		require.EqualValues(t, 2, testutil.ToFloat64(n.nacks))
+		delete(n.kernel.broken, "a")
+		n.write(map[string]int{"a": -1})
+		require.Equal(t, []string{"a2=2"}, n.kernel.names())
+		require.Contains(t, n.reports.nacks, "a2: resolved")
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
+func TestChangesGatherForMinSyncPeriod(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.write(map[string]int{"a": 1})
+		n.write(map[string]int{"b": 1})
+		since, pending := n.Pending()
+		require.True(t, pending)
+		require.Equal(t, time.Now(), since)
+		n.pass(time.Second)
+		n.write(map[string]int{"b": 2})
+		n.pass(4*time.Second - 1)
+		require.Zero(t, n.kernel.applies)
+		stillSince, _ := n.Pending()
+		require.Equal(t, since, stillSince)
+		n.pass(1)
+		require.Equal(t, 1, n.kernel.applies)
+		require.Equal(t, []string{"a=1", "b=2"}, n.kernel.names())
+		_, pending = n.Pending()
+		require.False(t, pending)
+
+		n.pass(5 * time.Second)
+		n.write(map[string]int{"a": 2})
+		require.Equal(t, 2, n.kernel.applies, "at once, as the last one is long ago")
+	}, func(o *Options) { o.MinSyncPeriod = 5 * time.Second })
+}
+
+func TestEverythingIsProgrammedAnewNowAndThen(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.write(map[string]int{"a": 1})
+		n.pass(time.Hour - 1)
+		require.Equal(t, 1, n.kernel.replaces)
+		n.kernel.ports = map[view.ServicePortID]*view.ServicePort{}
+		n.pass(1)
+		require.Equal(t, 2, n.kernel.replaces)
+		require.Equal(t, []string{"a=1"}, n.kernel.names())
+		n.pass(time.Hour)
+		require.Equal(t, 3, n.kernel.replaces)
+	}, func(o *Options) { o.SyncPeriod = time.Hour })
+}
+
+// TestWhatOthersRemoveIsRepaired: but not more than once a second, however often it is removed.
+func TestWhatOthersRemoveIsRepaired(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		require.Nil(t, n.kernel.lost, "nothing is programmed yet")
+		n.sync()
+		n.write(map[string]int{"a": 1})
+		n.pass(time.Minute)
+		for range 10 {
+			n.kernel.lost("somebody flushed the table")
+		}
+		synctest.Wait()
+		require.Equal(t, 2, n.kernel.replaces)
+		for range 10 {
+			n.kernel.lost("somebody flushed the table")
+			synctest.Wait()
+		}
+		require.Equal(t, 2, n.kernel.replaces)
+		n.pass(time.Second)
+		require.Equal(t, 3, n.kernel.replaces)
+		n.pass(time.Minute)
+		require.Equal(t, 3, n.kernel.replaces)
+		require.LessOrEqual(t, testutil.ToFloat64(n.repairs), 3.0)
+		require.GreaterOrEqual(t, testutil.ToFloat64(n.repairs), 2.0)
+		_, pending := n.Pending()
+		require.False(t, pending)
+	})
+}
+
+func TestPending(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		require.Zero(t, n.LastProgrammed())
+		n.sync()
+		require.Equal(t, time.Now(), n.LastProgrammed())
+		n.pass(time.Minute)
+		n.kernel.failures = 3
+		begin := time.Now()
+		n.write(map[string]int{"a": 1})
+		for range 2 {
+			since, pending := n.Pending()
+			require.True(t, pending)
+			require.Equal(t, begin, since)
+			require.Equal(t, begin.Add(-time.Minute), n.LastProgrammed())
+			n.pass(minRetry)
+		}
+		n.pass(minRetry)
+		_, pending := n.Pending()
+		require.False(t, pending)
+		require.Equal(t, time.Now(), n.LastProgrammed())
+
+		// A step that hangs leaves what it is to program pending.
+		n.kernel.busy = make(chan struct{})
+		begin = time.Now()
+		n.write(map[string]int{"a": 2})
+		time.Sleep(time.Minute) //nolint:forbidigo // the bubble's time; the kernel is busy
+		since, pending := n.Pending()
+		require.True(t, pending)
+		require.Equal(t, begin, since)
+		close(n.kernel.busy)
+	})
+}

@@ -1,0 +1,358 @@
+package view_test
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// The oracle says what becomes of one connection, by looking through all objects each time: kube-proxy's semantics put down as
+// plainly as can be, for one question at a time. The view gives sets, routes and frontends for all of them instead.
+
+// world is all that there is.
+type world struct {
+	options  view.Options
+	node     *model.Node
+	services map[model.ServiceKey]*model.Service
+	slices   []*model.Slice
+}
+
+// origin is where a connection comes from.
+type origin int
+
+const (
+	fromPod  origin = iota // as the options tell pods
+	fromNode               // from this node itself
+	fromElsewhere
+)
+
+var origins = []origin{fromPod, fromNode, fromElsewhere}
+
+// connection is a new one to an address, or to a NodePort on one of the node's addresses.
+type connection struct {
+	from     origin
+	source   netip.Addr
+	to       netip.Addr // not set: a NodePort
+	port     uint16
+	protocol model.Protocol
+	family   model.Family
+}
+
+// fate is what becomes of a connection: a verdict, or with none, one of the endpoints.
+type fate struct {
+	verdict    string   // "untouched", "reject", "drop", or "" for endpoints
+	endpoints  []string // "address:port", with a star on this node, ascending
+	masquerade bool
+	affinity   uint32
+}
+
+func (f fate) equal(o fate) bool {
+	return f.verdict == o.verdict && slices.Equal(f.endpoints, o.endpoints) && f.masquerade == o.masquerade && f.affinity == o.affinity
+}
+
+// fate gives what becomes of a connection.
+func (w *world) fate(c connection) fate {
+	s, port, kind := w.whose(c)
+	if s == nil {
+		return fate{verdict: "untouched"}
+	}
+	if kind == view.LoadBalancer && !w.admitted(s, c) {
+		return fate{verdict: "drop"}
+	}
+	all := w.endpointsOf(s, port, c.family)
+	usable := filter(all, ready)
+	if len(usable) == 0 {
+		usable = filter(all, stillServing)
+	}
+	if len(usable) == 0 && len(filter(all, stillServing)) == 0 {
+		return fate{verdict: "reject"} // nothing in the whole cluster
+	}
+
+	podsTold := w.podsTold(c.family)
+	var chosen []heldEndpoint
+	masquerade := false
+	if kind == view.ClusterIP {
+		chosen = w.clusterWide(all)
+		if s.InternalTrafficPolicy == model.TrafficLocal {
+			chosen = w.onThisNode(all)
+		}
+		masquerade = podsTold && c.from != fromPod || w.options.MasqueradeAll
+	} else {
+		switch {
+		case s.ExternalTrafficPolicy != model.TrafficLocal:
+			chosen, masquerade = w.clusterWide(all), true
+		case c.from == fromPod && podsTold:
+			chosen = w.clusterWide(all)
+		case c.from == fromNode:
+			chosen, masquerade = w.clusterWide(all), true
+		default:
+			chosen = w.onThisNode(all)
+		}
+	}
+	if len(chosen) == 0 {
+		return fate{verdict: "drop"} // there are some, and none here
+	}
+	out := fate{masquerade: masquerade, affinity: s.ClientIPAffinitySeconds}
+	for _, e := range chosen {
+		out.endpoints = append(out.endpoints, e.text())
+	}
+	slices.Sort(out.endpoints)
+	return out
+}
+
+// whose finds the Service, its port and the kind of address that a connection is for; nil: nobody's.
+func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.FrontendKind) {
+	var candidates []*model.Service
+	for _, s := range w.services {
+		if _, _, ok := wants(s, c); ok {
+			candidates = append(candidates, s)
+		}
+	}
+	if len(candidates) == 0 {
+		return nil, model.ServicePort{}, 0
+	}
+	first := slices.MinFunc(candidates, func(a, b *model.Service) int {
+		return cmp.Or(cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	port, kind, _ := wants(first, c)
+	return first, port, kind
+}
+
+// wants tells whether a Service asks for what a connection goes to, and as what.
+func wants(s *model.Service, c connection) (port model.ServicePort, kind view.FrontendKind, ok bool) {
+	i := slices.IndexFunc(s.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
+	if i < 0 {
+		return port, 0, false // not served in this family
+	}
+	clusterIP := s.ClusterIPs[i]
+	for i, port := range s.Ports {
+		sameName := func(p model.ServicePort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }
+		if slices.ContainsFunc(s.Ports[:i], sameName) {
+			continue // of those there is only the first
+		}
+		if port.Protocol != c.protocol {
+			continue
+		}
+		if !c.to.IsValid() {
+			if s.Type != model.ClusterIP && port.NodePort == c.port && c.port != 0 {
+				return port, view.NodePort, true
+			}
+			continue
+		}
+		if port.Port != c.port {
+			continue
+		}
+		if c.to == clusterIP {
+			return port, view.ClusterIP, true
+		}
+		for _, ingress := range s.LoadBalancerIngress {
+			if s.Type == model.LoadBalancer && ingress.IP == c.to && !ingress.ProxyMode {
+				return port, view.LoadBalancer, true
+			}
+		}
+		if slices.Contains(s.ExternalIPs, c.to) {
+			return port, view.ExternalIP, true
+		}
+	}
+	return port, 0, false
+}
+
+// admitted tells whether the source ranges let a connection to a load balancer's address through.
+func (w *world) admitted(s *model.Service, c connection) bool {
+	var of []netip.Prefix
+	for _, r := range s.LoadBalancerSourceRanges {
+		if r.Addr().Is4() == (c.family == model.IPv4) {
+			of = append(of, r)
+		}
+	}
+	if len(of) == 0 {
+		return true
+	}
+	nodeAdmitted := false
+	for _, r := range of {
+		if r.Bits() == 0 || r.Contains(c.source) {
+			return true
+		}
+		if w.node != nil {
+			for _, ip := range w.node.InternalIPs {
+				nodeAdmitted = nodeAdmitted || r.Contains(ip)
+			}
+		}
+	}
+	// The node may use one of the load balancer's addresses as its source.
+	for _, ingress := range s.LoadBalancerIngress {
+		if nodeAdmitted && ingress.IP == c.source && !ingress.ProxyMode {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) podsTold(family model.Family) bool {
+	told := w.options.ClusterCIDRs
+	switch w.options.DetectLocal {
+	case view.ByBridgeInterface, view.ByInterfaceNamePrefix:
+		return true
+	case view.ByNodeCIDR:
+		told = nil
+		if w.node != nil {
+			told = w.node.PodCIDRs
+		}
+	}
+	for _, p := range told {
+		if p.Addr().Is4() == (family == model.IPv4) {
+			return true
+		}
+	}
+	return false
+}
+
+// heldEndpoint is an endpoint of a Service port.
+type heldEndpoint struct {
+	model.Endpoint
+	port  uint16
+	local bool
+}
+
+func (e heldEndpoint) text() string {
+	text := netip.AddrPortFrom(e.Address, e.port).String()
+	if e.local {
+		text += "*"
+	}
+	return text
+}
+
+func ready(e heldEndpoint) bool          { return e.Conditions.Ready }
+func notTerminating(e heldEndpoint) bool { return !e.Conditions.Terminating }
+func isServing(e heldEndpoint) bool      { return e.Conditions.Serving }
+func isLocal(e heldEndpoint) bool        { return e.local }
+func stillServing(e heldEndpoint) bool   { return e.Conditions.Serving && e.Conditions.Terminating }
+
+func filter(list []heldEndpoint, f func(heldEndpoint) bool) []heldEndpoint {
+	var out []heldEndpoint
+	for _, e := range list {
+		if f(e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// endpointsOf gives one copy of each endpoint that a port of a Service has in a family.
+func (w *world) endpointsOf(s *model.Service, port model.ServicePort, family model.Family) []heldEndpoint {
+	copies := map[netip.AddrPort][]heldEndpoint{}
+	sorted := slices.SortedFunc(slices.Values(w.slices), func(a, b *model.Slice) int { return cmp.Compare(a.Name, b.Name) })
+	for _, slice := range sorted {
+		if slice.Namespace != s.Namespace || slice.Service != s.Name || slice.Family != family {
+			continue
+		}
+		for _, p := range slice.Ports {
+			if p.Name != port.Name || p.Protocol != port.Protocol || p.Port == 0 {
+				continue
+			}
+			for _, e := range slice.Endpoints {
+				address := netip.AddrPortFrom(e.Address, p.Port)
+				copies[address] = append(copies[address], heldEndpoint{e, p.Port, w.options.NodeName != "" && e.NodeName == w.options.NodeName})
+			}
+		}
+	}
+	var out []heldEndpoint
+	for _, list := range copies {
+		for _, better := range []func(heldEndpoint) bool{notTerminating, ready, isServing, isLocal} {
+			if some := filter(list, better); len(some) > 0 {
+				list = some
+			}
+		}
+		out = append(out, list[0])
+	}
+	return out
+}
+
+// clusterWide gives where connections go that may go to any node.
+func (w *world) clusterWide(all []heldEndpoint) []heldEndpoint {
+	readyOnes := filter(all, ready)
+	if len(readyOnes) == 0 {
+		return filter(all, stillServing)
+	}
+	zone := ""
+	if w.node != nil {
+		zone = w.node.Labels["topology.kubernetes.io/zone"]
+	}
+	for _, kind := range []struct {
+		hints func(heldEndpoint) []string
+		mine  string
+	}{
+		{func(e heldEndpoint) []string { return e.NodeHints }, w.options.NodeName},
+		{func(e heldEndpoint) []string { return e.ZoneHints }, zone},
+	} {
+		hinted := filter(readyOnes, func(e heldEndpoint) bool { return len(kind.hints(e)) > 0 })
+		mine := filter(readyOnes, func(e heldEndpoint) bool { return slices.Contains(kind.hints(e), kind.mine) })
+		if len(hinted) == len(readyOnes) && len(mine) > 0 {
+			return mine
+		}
+	}
+	return readyOnes
+}
+
+// onThisNode gives where connections go that stay on this node.
+func (w *world) onThisNode(all []heldEndpoint) []heldEndpoint {
+	here := filter(all, isLocal)
+	if readyOnes := filter(here, ready); len(readyOnes) > 0 {
+		return readyOnes
+	}
+	return filter(here, stillServing)
+}
+
+// observed is what the state that the view gives makes of a connection.
+func observed(state view.State, c connection) fate {
+	for id, p := range state.Ports {
+		if id.Protocol != c.protocol || id.Family != c.family {
+			continue
+		}
+		for _, f := range p.Frontends {
+			if f.Address != c.to || f.Port != c.port {
+				continue
+			}
+			if len(f.Sources) > 0 && !slices.ContainsFunc(f.Sources, func(s netip.Prefix) bool { return s.Contains(c.source) }) {
+				return fate{verdict: "drop"}
+			}
+			route := map[origin]view.Route{fromPod: f.Pods, fromNode: f.Node, fromElsewhere: f.Others}[c.from]
+			set := map[view.Target][]view.Backend{view.Cluster: p.Cluster, view.Local: p.Local}[route.To]
+			out := fate{masquerade: route.Masquerade}
+			if route.To == view.Reject || route.To == view.Drop {
+				out.verdict = route.To.String()
+				return out
+			}
+			out.affinity = uint32(p.Affinity.Seconds())
+			for _, b := range set {
+				text := b.Address.String()
+				if b.Local {
+					text += "*"
+				}
+				out.endpoints = append(out.endpoints, text)
+			}
+			slices.Sort(out.endpoints)
+			return out
+		}
+	}
+	return fate{verdict: "untouched"}
+}
+
+// localEndpoints gives what a Service's health check in a family counts.
+func (w *world) localEndpoints(s *model.Service, family model.Family) int {
+	counted := map[netip.Addr]bool{}
+	for _, slice := range w.slices {
+		for _, p := range slice.Ports {
+			port := model.ServicePort{Name: p.Name, Protocol: p.Protocol}
+			for _, e := range w.endpointsOf(s, port, family) {
+				if ready(e) && e.local {
+					counted[e.Address] = true
+				}
+			}
+		}
+	}
+	return len(counted)
+}

@@ -1,0 +1,203 @@
+package view_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+func TestOnlyWhatDiffersChanges(t *testing.T) {
+	v := view.New(options)
+	v.SetNode(thisNode)
+	_, node := v.Changes()
+	require.True(t, node, "NodePorts are on the Node's addresses now")
+
+	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalLocal)
+	both := []model.SlicePort{http8080, dns5353}
+	four := sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.1"))
+	v.Set(web, s, []*model.Slice{four})
+	changes, node := v.Changes()
+	require.False(t, node)
+	require.Len(t, changes, 2)
+	first := v.State().Ports[id(http, model.IPv4)]
+
+	none := func() {
+		t.Helper()
+		changes, node := v.Changes()
+		require.Empty(t, changes)
+		require.False(t, node)
+	}
+	none()
+	v.Set(web, s, []*model.Slice{four})
+	none()
+	v.Set(web, s, []*model.Slice{four, sliceOf("5", both, endpoint("10.180.1.9", unready))})
+	none()
+	v.Set(web, service(web), nil)
+	v.Set(web, s, []*model.Slice{four})
+	none()
+	v.SetNode(&model.Node{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-z", "other": "label"},
+		InternalIPs: thisNode.InternalIPs, Deleting: true})
+	none()
+	require.Same(t, first, v.State().Ports[id(http, model.IPv4)])
+
+	// What a change leaves as it was is shared.
+	v.Set(web, s, []*model.Slice{sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.2"))})
+	changes, _ = v.Changes()
+	require.Len(t, changes, 2)
+	for _, c := range changes {
+		require.Same(t, &c.Before.Frontends[0], &c.After.Frontends[0])
+		require.Same(t, &c.Before.Local[0], &c.After.Local[0])
+		require.NotSame(t, &c.Before.Cluster[0], &c.After.Cluster[0])
+	}
+	require.Equal(t, at("10.180.0.1* 10.180.1.1"), first.Cluster, "what was given out stays as it was")
+
+	v.Set(web, nil, []*model.Slice{four})
+	changes, _ = v.Changes()
+	require.Len(t, changes, 2)
+	for _, c := range changes {
+		require.Nil(t, c.After)
+	}
+	require.Empty(t, v.State().Ports)
+	v.Set(api, nil, nil)
+	none()
+}
+
+// TestServiceChanges covers types, families, cluster IPs and ports that change at run time.
+func TestServiceChanges(t *testing.T) {
+	f := newFight(t)
+	f.set(web, loadBalancer("192.0.2.1"), dualStack)
+	f.change()
+	for _, c := range []struct {
+		edit []func(*model.Service)
+		want []string
+	}{
+		{[]func(*model.Service){externalIP("203.0.113.1")}, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}},
+		{[]func(*model.Service){clusterIP("fd00:96::1")}, []string{"clusterIP fd00:96::1:80/TCP"}},
+		{[]func(*model.Service){clusterIP("fd00:96::2")}, []string{"clusterIP fd00:96::2:80/TCP"}},
+		{[]func(*model.Service){dualStack, loadBalancer("192.0.2.2")}, []string{"clusterIP 10.96.0.1:80/TCP", "clusterIP fd00:96::1:80/TCP",
+			"loadBalancer 192.0.2.2:80/TCP", "nodePort 30080/TCP/IPv4", "nodePort 30080/TCP/IPv6"}},
+		{[]func(*model.Service){ports(dns)}, []string{"clusterIP 10.96.0.1:53/UDP"}},
+		{[]func(*model.Service){clusterIP()}, []string{}},
+		{[]func(*model.Service){}, []string{}},
+	} {
+		f.set(web, c.edit...)
+		f.change()
+		require.Equal(t, c.want, f.has(web))
+	}
+}
+
+// TestNodeChanges covers what the Node's addresses and pod CIDRs decide.
+func TestNodeChanges(t *testing.T) {
+	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
+	v.Set(web, service(web, loadBalancer("192.0.2.1"), ranges("192.168.0.0/24"), externalLocal), []*model.Slice{slice("s", endpoint("10.180.1.1"))})
+	vip := func() view.Frontend { return v.State().Ports[id(http, model.IPv4)].Frontends[1] }
+	change := func(n *model.Node) (changed, node bool) {
+		v.SetNode(n)
+		changes, node := v.Changes()
+		return len(changes) > 0, node
+	}
+	changed, node := change(nil)
+	require.True(t, changed)
+	require.False(t, node)
+	require.Equal(t, view.Drop, vip().Pods.To)
+	require.Equal(t, prefixes("192.168.0.0/24"), vip().Sources)
+
+	changed, node = change(thisNode)
+	require.True(t, changed)
+	require.True(t, node)
+	require.Equal(t, view.Cluster, vip().Pods.To)
+	require.Equal(t, prefixes("192.0.2.1/32", "192.168.0.0/24"), vip().Sources)
+	require.Equal(t, thisNode.PodCIDRs, v.State().Node.Pods.Prefixes)
+
+	// Another address that is not primary may be the node's source.
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.0.2", "192.168.7.7", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.False(t, node)
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.True(t, node, "NodePorts are elsewhere")
+
+	// There and back again is no change.
+	v.SetNode(nil)
+	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
+	require.False(t, changed)
+	require.False(t, node)
+}
+
+func TestHealthChecks(t *testing.T) {
+	healthCheck := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
+	four, six := view.HealthCheckID{Service: web, Family: model.IPv4}, view.HealthCheckID{Service: web, Family: model.IPv6}
+	v := view.New(options)
+	checks, changed := v.HealthChecks()
+	require.False(t, changed)
+	require.Empty(t, checks)
+	set := func(s *model.Service, endpointSlices ...*model.Slice) (map[view.HealthCheckID]view.HealthCheck, bool) {
+		v.Set(web, s, endpointSlices)
+		v.Changes()
+		return v.HealthChecks()
+	}
+	is := func(port uint16, endpoints int) view.HealthCheck {
+		return view.HealthCheck{Port: port, LocalEndpoints: endpoints}
+	}
+
+	lb := service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck)
+	endpoints := sliceOf("s", []model.SlicePort{http8080, dns5353}, endpoint("10.180.0.1", local), endpoint("10.180.0.2", local),
+		endpoint("10.180.0.3", local, terminating), endpoint("10.180.0.4", local, unready), endpoint("10.180.1.1"))
+	other := sliceOf("o", []model.SlicePort{{Name: "other", Protocol: model.TCP, Port: 1}}, endpoint("10.180.0.1", local), endpoint("10.180.0.9", local))
+	portless := sliceOf("p", nil, endpoint("10.180.0.10", local))
+	checks, changed = set(lb, endpoints, other, portless, slice("6", endpoint("fd00:180::1", local)))
+	require.True(t, changed)
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 3)}, checks, "each address once, whatever its port; families are apart")
+	_, changed = set(lb, endpoints, other)
+	require.False(t, changed)
+
+	// Ready ones only, though terminating ones get traffic.
+	checks, _ = set(lb, slice("s", endpoint("10.180.0.3", local, terminating), endpoint("10.180.1.1")))
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 0)}, checks)
+	checks, _ = set(lb)
+	require.Nil(t, checks, "it was 0 already")
+	checks, _ = set(service(web, loadBalancer("192.0.2.1"), externalLocal, healthCheck, dualStack), endpoints, slice("6", endpoint("fd00:180::1", local)))
+	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 2), six: is(31000, 1)}, checks)
+	given := checks
+
+	// Only for LoadBalancers with externalTrafficPolicy Local.
+	for _, s := range []*model.Service{
+		service(web, loadBalancer("192.0.2.1"), healthCheck), service(web, externalLocal, healthCheck),
+		service(web, externalLocal, healthCheck, loadBalancer(), func(s *model.Service) { s.Type = model.NodePort }), service(web, loadBalancer("192.0.2.1"), externalLocal), nil,
+	} {
+		checks, changed = set(s, endpoints)
+		require.True(t, changed)
+		require.Empty(t, checks)
+		_, changed = set(lb, endpoints)
+		require.True(t, changed)
+	}
+	require.Len(t, given, 2, "what was given out stays as it was")
+
+	// They are on the addresses that NodePorts are on, so that a change of these counts too.
+	v.SetNode(thisNode)
+	_, changed = set(lb, endpoints)
+	require.True(t, changed)
+	v.SetNode(&model.Node{InternalIPs: thisNode.InternalIPs, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-b"}})
+	_, changed = set(lb, endpoints)
+	require.False(t, changed)
+}
+
+// TestManyProblems: what is told of a Service is bounded.
+func TestManyProblems(t *testing.T) {
+	f := newFight(t)
+	many := func(s *model.Service) {
+		s.Ports = nil
+		for i := range uint16(100) {
+			s.Ports = append(s.Ports, model.ServicePort{Name: string(rune('a' + i)), Protocol: model.TCP, Port: 1000 + i})
+		}
+	}
+	f.set(web, many, created(1))
+	f.set(api, many, created(2))
+	f.change()
+	require.Len(t, f.Problems(), 1)
+	require.Less(t, len(f.Problems()[0].Reason), 500)
+	require.Contains(t, f.Problems()[0].Reason, "; and more")
+}
