@@ -6,10 +6,12 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -52,6 +54,32 @@ func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
 		}
 	}
 	return held, nil
+}
+
+// findNodeAddresses gives the node's own addresses that have NodePorts.
+func (p *Programmer) findNodeAddresses(node view.Node) (map[model.Family][]netip.Addr, error) {
+	list, err := p.links.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("read the node's addresses: %w", err)
+	}
+	found := map[model.Family][]netip.Addr{}
+	for _, a := range list {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		family := model.FamilyOf(ip)
+		if ok && a.LinkIndex != p.device.Attrs().Index && hasNodePorts(node, ip) && !slices.Contains(found[family], ip) {
+			found[family] = append(found[family], ip)
+		}
+	}
+	for _, list := range found {
+		slices.SortFunc(list, netip.Addr.Compare)
+	}
+	return found, nil
+}
+
+// hasNodePorts tells whether NodePorts are on an address, if it is the node's.
+func hasNodePorts(node view.Node, a netip.Addr) bool {
+	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.ContainsFunc(node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
 // nodesOwn tells whether an address is another interface's, e.g. a node's own that a Service has as an external IP. Such

@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/google/nftables"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -76,11 +79,11 @@ func (p *Programmer) tryScheduler() error {
 	if err := p.openIPVS(); err != nil {
 		return err
 	}
-	v := virtual{number: maxID, family: model.IPv4, scheduler: p.options.Scheduler}.moby()
-	if err := p.ipvs.NewService(v); err != nil {
+	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: p.options.Scheduler}
+	if err := p.ipvs.NewService(v.moby()); err != nil {
 		return err
 	}
-	return p.ipvs.DelService(v)
+	return p.ipvs.DelService(v.moby())
 }
 
 // tryDevice makes the device, and removes it if it was not there before.
@@ -159,7 +162,7 @@ var strictARP = map[string]string{
 }
 
 // prepare sets what is set once.
-func (p *Programmer) prepare() error {
+func (p *Programmer) prepare(node view.Node) error {
 	settings := []map[string]string{sysctls}
 	if p.options.StrictARP {
 		settings = append(settings, strictARP)
@@ -177,7 +180,12 @@ func (p *Programmer) prepare() error {
 			return fmt.Errorf("set IPVS' timeouts: %w", err)
 		}
 	}
-	return p.ensureDevice()
+	if err := p.ensureDevice(); err != nil {
+		return err
+	}
+	var err error
+	p.nodeAddresses, err = p.findNodeAddresses(node)
+	return err
 }
 
 // Cleanup removes what the function Cleanup removes.
@@ -217,10 +225,26 @@ func (p *Programmer) cleanup(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
+	named := map[serviceKey]bool{}
 	for _, t := range tables {
-		if t.Name == Table {
-			p.tables.conn.DelTable(t)
+		if t.Name != Table {
+			continue
 		}
+		family := model.IPv4
+		if t.Family == nftables.TableFamilyIPv6 {
+			family = model.IPv6
+		}
+		l := newLayout(family, view.Node{}, 0)
+		held, _, err := p.tables.read(l)
+		if err != nil {
+			return err
+		}
+		for k := range held {
+			if k.set == setAffinity {
+				named[l.affinityKey(k.key)] = true
+			}
+		}
+		p.tables.conn.DelTable(t)
 	}
 	if err := p.tables.write(); err != nil {
 		return err
@@ -228,15 +252,18 @@ func (p *Programmer) cleanup(context.Context) error {
 	if p.ipvs == nil {
 		return nil
 	}
-	services, err := p.readServices()
+	for k := range named {
+		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+		}
+	}
+	services, err := p.readServices(func(serviceKey) bool { return false })
 	if err != nil {
 		return err
 	}
-	for _, list := range services {
-		for _, h := range list {
-			if err := p.ipvs.DelService(h.service); err != nil {
-				return fmt.Errorf("remove a virtual service of IPVS: %w", err)
-			}
+	for k := range services {
+		if err := p.ipvs.DelService(k.moby()); err != nil {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
 		}
 	}
 	return nil

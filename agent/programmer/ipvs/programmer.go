@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	mobyipvs "github.com/moby/ipvs"
@@ -87,6 +89,8 @@ type Programmer struct {
 	ipvs     *mobyipvs.Handle
 	links    *netlink.Handle
 	tables   *tables
+	// following is set once Watch hears of changes.
+	following atomic.Bool
 
 	// mu guards what is below: Watch looks at it, too, and ends what drains.
 	mu     sync.Mutex
@@ -99,8 +103,11 @@ type Programmer struct {
 	shared map[model.Family]map[elementKey]int
 	// foreign are those of the wanted addresses that are not on our device as another has them.
 	foreign map[netip.Addr]bool
-	taken   map[uint32]bool // numbers of virtual services
-	last    uint32          // the number that was given last
+	node    view.Node
+	// nodeAddresses are those that NodePorts with affinity are on.
+	nodeAddresses map[model.Family][]netip.Addr
+	taken         map[uint32]bool // numbers of virtual services
+	last          uint32          // the number that was given last
 	// draining are the backends whose connections are waited for, and until when at most.
 	draining map[drainKey]time.Time
 }
@@ -119,7 +126,7 @@ type change struct {
 	create         map[model.Family]bool // the whole table
 	arrive, depart []netip.Addr
 	removals       []removal
-	gone           []virtual
+	gone           []serviceKey
 	errs           []error // PortErrors
 }
 
@@ -132,17 +139,17 @@ func newChange() *change {
 }
 
 // Replace makes the kernel hold exactly this state. What is as wanted is not touched. Virtual services keep their numbers,
-// and so their connections and their clients' affinity, also if another process gave them.
+// and so their connections, also if another process gave them.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known = false
-	if err := p.prepare(); err != nil {
+	p.known, p.node = false, state.Node
+	if err := p.prepare(state.Node); err != nil {
 		return err
 	}
 	p.layouts = map[model.Family]*layout{}
 	x := newChange()
-	numbers := map[string]uint32{}
+	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
 	for _, family := range p.families {
 		l := newLayout(family, state.Node, p.options.MasqueradeMark)
 		p.layouts[family] = l
@@ -152,18 +159,13 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		}
 		x.held[family], x.create[family] = held, !whole
 		for k, e := range held {
-			if k.set == setServices {
+			switch k.set {
+			case setServices:
 				numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
+			case setAffinity:
+				named[l.affinityKey(k.key)] = true
 			}
 		}
-	}
-	services, err := p.readServices()
-	if err != nil {
-		return err
-	}
-	onDevice, err := p.deviceAddresses()
-	if err != nil {
-		return err
 	}
 	// What this process remembers counts for more than a table that others may have changed.
 	for _, known := range p.ports {
@@ -172,43 +174,50 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 				numbers[serviceComment(known.port.ID, role(r))] = number
 			}
 		}
+		for _, v := range p.services(known) {
+			named[v.serviceKey] = true
+		}
+	}
+	services, err := p.readServices(func(k serviceKey) bool { return named[k] })
+	if err != nil {
+		return err
+	}
+	onDevice, err := p.deviceAddresses()
+	if err != nil {
+		return err
 	}
 	p.ports = make(map[view.ServicePortID]*programmed, len(state.Ports))
 	p.shared = map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}}
 	p.foreign, p.taken = map[netip.Addr]bool{}, map[uint32]bool{}
+	for k := range services {
+		p.taken[k.number] = true
+	}
 	for _, number := range numbers {
 		p.taken[number] = true
 	}
-	for _, list := range services {
-		for number := range list {
-			p.taken[number] = true
-		}
-	}
-	wantedServices := map[virtual]bool{}
 	for id, port := range state.Ports {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
 		now := &programmed{port: port}
 		for r := range roles {
-			now.numbers[r] = numbers[serviceComment(id, r)]
+			if number := numbers[serviceComment(id, r)]; services[serviceKey{family: id.Family, number: number}] != nil {
+				now.numbers[r] = number
+			}
 		}
-		if err := p.replaceServices(x, now, services[id.Family]); err != nil {
-			return err
-		}
-		for r := range roles {
-			wantedServices[p.virtual(now, r).identity()] = true
+		p.giveNumbers(now)
+		for _, v := range p.services(now) {
+			if err := p.replaceService(x, v, services[v.serviceKey]); err != nil {
+				return err
+			}
+			delete(services, v.serviceKey)
 		}
 		p.ports[id] = now
 		p.wantOwn(x.want[id.Family], now)
 		shared(port, func(k elementKey) { p.shared[id.Family][k]++ })
 	}
-	for family, list := range services {
-		for number := range list {
-			if v := (virtual{number: number, family: family}); !wantedServices[v] {
-				x.gone = append(x.gone, v)
-			}
-		}
+	for k := range services {
+		x.gone = append(x.gone, k)
 	}
 	if err := p.replaceShared(x, onDevice); err != nil {
 		return err
@@ -258,40 +267,40 @@ func (p *Programmer) arrives(a netip.Addr, onDevice bool) (bool, error) {
 	return !own, err
 }
 
-// replaceServices makes a Service port's virtual services as they should be, but for the backends to remove.
-func (p *Programmer) replaceServices(x *change, now *programmed, held map[uint32]*heldService) error {
+// giveNumbers gives numbers to the virtual services that need one. A Service port keeps them as long as it is there: also
+// without backends, as connections may go on.
+func (p *Programmer) giveNumbers(now *programmed) {
 	for r := range roles {
-		wanted := r.backends(now.port)
-		h := held[now.numbers[r]]
-		if now.numbers[r] == 0 || h == nil && len(wanted) == 0 {
+		if now.port.Affinity > 0 {
 			now.numbers[r] = 0
-			if len(wanted) == 0 {
-				continue
-			}
+		} else if now.numbers[r] == 0 && len(r.backends(now.port)) > 0 {
 			now.numbers[r] = p.number()
 		}
-		if h == nil {
-			h = &heldService{}
-		}
-		v := p.virtual(now, r)
-		if err := p.ensureService(x, now.port.ID, v, h.service); err != nil {
-			return err
-		}
-		for _, b := range wanted {
-			if weight, ok := h.weights[b.Address]; !ok || weight != 1 {
-				if err := x.port(now.port.ID, p.addBackend(v, b.Address)); err != nil {
-					return err
-				}
+	}
+}
+
+// replaceService makes a virtual service as it should be, but for the backends to remove. held is nil if there is none.
+func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) error {
+	if held == nil {
+		held = &heldService{}
+	}
+	if err := p.ensureService(x, v, held.service); err != nil {
+		return err
+	}
+	for _, b := range v.backends {
+		if held.weights[b.Address] != 1 {
+			if err := x.port(v.owner, p.addBackend(v.serviceKey, b.Address)); err != nil {
+				return err
 			}
-			delete(h.weights, b.Address)
 		}
-		for b, weight := range h.weights {
-			if weight == 0 && waits(now.port.ID.Protocol) {
-				p.drain(drainKey{v.identity(), b})
-				continue
-			}
-			x.removals = append(x.removals, removal{v, b, !waits(now.port.ID.Protocol)})
+		delete(held.weights, b.Address)
+	}
+	for b, weight := range held.weights {
+		if weight == 0 && waits(v.owner.Protocol) {
+			p.drain(drainKey{v.serviceKey, b})
+			continue
 		}
+		x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
 	}
 	return nil
 }
@@ -307,31 +316,39 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.known = false // unless all goes well
 	x := newChange()
 	touched := map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}} // how much more of each
+	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
 	for _, c := range changes {
 		id := c.ID()
 		if p.layouts[id.Family] == nil {
 			continue
 		}
-		before, now := p.ports[id], (*programmed)(nil)
+		numbers := ids{}
+		if was := p.ports[id]; was != nil {
+			numbers = was.numbers
+			for _, v := range p.services(was) {
+				before[v.serviceKey] = v
+			}
+			p.wantOwn(x.held[id.Family], was)
+			shared(was.port, func(k elementKey) { touched[id.Family][k]-- })
+			delete(p.ports, id)
+		}
 		if c.After != nil {
-			now = &programmed{port: c.After}
-			if before != nil {
-				now.numbers = before.numbers
-			}
-			if err := p.changeServices(x, before, now); err != nil {
-				return err
-			}
-			p.ports[id] = now
+			now := &programmed{port: c.After, numbers: numbers}
+			p.giveNumbers(now)
+			after = append(after, p.services(now)...)
 			p.wantOwn(x.want[id.Family], now)
 			shared(now.port, func(k elementKey) { touched[id.Family][k]++ })
+			p.ports[id] = now
 		}
-		if before != nil {
-			p.wantOwn(x.held[id.Family], before)
-			shared(before.port, func(k elementKey) { touched[id.Family][k]-- })
-			if now == nil {
-				p.forget(x, before)
-			}
+	}
+	for _, v := range after {
+		if err := p.changeService(x, before[v.serviceKey], v); err != nil {
+			return err
 		}
+		delete(before, v.serviceKey)
+	}
+	for k := range before {
+		x.gone = append(x.gone, k)
 	}
 	for family, keys := range touched {
 		for k, more := range keys {
@@ -341,6 +358,28 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		}
 	}
 	return p.carryOut(ctx, x)
+}
+
+// changeService makes a virtual service as it should be, but for the backends to remove. was is nil for a new one.
+func (p *Programmer) changeService(x *change, was, v *virtual) error {
+	var have *mobyipvs.Service
+	var last []view.Backend
+	if was != nil {
+		have, last = was.moby(), was.backends
+	}
+	if err := p.ensureService(x, v, have); err != nil {
+		return err
+	}
+	if len(last) == len(v.backends) && (len(last) == 0 || &last[0] == &v.backends[0]) {
+		return nil
+	}
+	var err error
+	difference(last, v.backends,
+		func(b netip.AddrPort) { err = errors.Join(err, x.port(v.owner, p.addBackend(v.serviceKey, b))) },
+		func(b netip.AddrPort) {
+			x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
+		})
+	return err
 }
 
 // changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
@@ -378,66 +417,14 @@ func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, 
 	return nil
 }
 
-// changeServices makes a Service port's virtual services as they should be, but for the backends to remove. before is nil
-// for a new one.
-func (p *Programmer) changeServices(x *change, before, now *programmed) error {
-	var last *view.ServicePort
-	if before != nil {
-		last = before.port
-	}
-	for r := range roles {
-		was, wanted := r.backends(last), r.backends(now.port)
-		isNew := now.numbers[r] == 0
-		if isNew {
-			if len(wanted) == 0 {
-				continue
-			}
-			now.numbers[r] = p.number()
-		}
-		v := p.virtual(now, r)
-		if isNew || p.virtual(before, r) != v {
-			var have *mobyipvs.Service
-			if !isNew {
-				have = p.virtual(before, r).moby()
-			}
-			if err := p.ensureService(x, now.port.ID, v, have); err != nil {
-				return err
-			}
-		}
-		if len(was) == len(wanted) && (len(was) == 0 || &was[0] == &wanted[0]) {
-			continue
-		}
-		var err error
-		difference(was, wanted,
-			func(b netip.AddrPort) { err = errors.Join(err, x.port(now.port.ID, p.addBackend(v, b))) },
-			func(b netip.AddrPort) {
-				x.removals = append(x.removals, removal{v, b, !waits(now.port.ID.Protocol)})
-			})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// forget has a Service port's virtual services removed: it is gone.
-func (p *Programmer) forget(x *change, before *programmed) {
-	delete(p.ports, before.port.ID)
-	for r, number := range before.numbers {
-		if number != 0 {
-			x.gone = append(x.gone, p.virtual(before, role(r)).identity())
-		}
-	}
-}
-
 func (p *Programmer) wantOwn(to elements, of *programmed) {
 	l := p.layouts[of.port.ID.Family]
 	own(of.port, of.numbers, l.node.Pods.Of(l.family), func(k elementKey, e element) { to[k] = e })
-}
-
-// virtual gives a Service port's virtual service of a role.
-func (p *Programmer) virtual(of *programmed, r role) virtual {
-	return virtual{number: of.numbers[r], family: of.port.ID.Family, scheduler: p.options.Scheduler, affinity: of.port.Affinity}
+	for _, v := range p.services(of) {
+		if v.number == 0 {
+			to[elementKey{setAffinity, addressKey(v.address) + portKey(v.protocol, v.port)}] = element{comment: of.port.ID.String()}
+		}
+	}
 }
 
 // number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still
@@ -452,26 +439,6 @@ func (p *Programmer) number() uint32 {
 			return p.last
 		}
 	}
-}
-
-// ensureService makes a virtual service, or changes it if the kernel has another; have is nil if it has none.
-func (p *Programmer) ensureService(x *change, id view.ServicePortID, v virtual, have *mobyipvs.Service) error {
-	wanted := v.moby()
-	if have != nil && same(have, wanted) {
-		return nil
-	}
-	put := p.ipvs.NewService
-	if have != nil {
-		put = p.ipvs.UpdateService
-	}
-	err := put(wanted)
-	if errors.Is(err, unix.EEXIST) {
-		err = p.ipvs.UpdateService(wanted)
-	}
-	if err != nil {
-		return x.port(id, fmt.Errorf("make a virtual service of IPVS with the scheduler %s: %w", v.scheduler, err))
-	}
-	return nil
 }
 
 // port notes an error that is about one Service port, and returns any other: IPVS refuses, for instance, backends with
@@ -518,16 +485,14 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 			return err
 		}
 	}
-	for _, v := range x.gone {
-		if err := p.ipvs.DelService(v.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove a virtual service of IPVS: %w", err)
+	for _, k := range x.gone {
+		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
 		}
-		delete(p.taken, v.number)
-		for k := range p.draining {
-			if k.service == v {
-				delete(p.draining, k)
-			}
-		}
+		delete(p.taken, k.number)
+	}
+	if len(x.gone) > 0 && len(p.draining) > 0 {
+		maps.DeleteFunc(p.draining, func(k drainKey, _ time.Time) bool { return slices.Contains(x.gone, k.service) })
 	}
 	p.known = true
 	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "backendsRemoved", len(x.removals), "duration", time.Since(start))

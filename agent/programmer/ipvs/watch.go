@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -29,6 +30,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	if err != nil {
 		p.log.Error("changes that others make to addresses will not be noticed", "err", err)
 	}
+	p.following.Store(true)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { p.notice(ctx, rules, p.tables.others, lost) })
@@ -93,10 +95,8 @@ func (p *Programmer) servicesLost() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, known := range p.ports {
-		for r, number := range known.numbers {
-			if p.known && number != 0 {
-				return !p.ipvs.IsServicePresent(p.virtual(known, role(r)).moby())
-			}
+		for _, v := range p.services(known) {
+			return p.known && !p.ipvs.IsServicePresent(v.serviceKey.moby())
 		}
 	}
 	return false
@@ -117,27 +117,39 @@ func (t *tables) others(m mdnetlink.Message) bool {
 	})
 }
 
-// addressLost tells whether a notification is about an address that should be on our device and is not.
+// addressLost tells whether a notification is about an address that should be on our device and is not, or one of the
+// node's own that matters.
 func (p *Programmer) addressLost(m mdnetlink.Message) bool {
-	if m.Header.Type != unix.RTM_DELADDR || len(m.Data) < unix.SizeofIfAddrmsg {
+	if m.Header.Type != unix.RTM_DELADDR && m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
 	}
 	attributes, err := mdnetlink.UnmarshalAttributes(m.Data[unix.SizeofIfAddrmsg:])
 	if err != nil {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.known || binary.NativeEndian.Uint32(m.Data[4:]) != uint32(p.device.Attrs().Index) {
+	i := slices.IndexFunc(attributes, func(a mdnetlink.Attribute) bool { return a.Type == unix.IFA_ADDRESS })
+	if i < 0 {
 		return false
 	}
-	for _, a := range attributes {
-		address, ok := netip.AddrFromSlice(a.Data)
-		if a.Type != unix.IFA_ADDRESS || !ok || p.shared[model.FamilyOf(address)][elementKey{setAddresses, addressKey(address)}] == 0 {
-			continue
+	address, _ := netip.AddrFromSlice(attributes[i].Data)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	onDevice := p.device != nil && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(p.device.Attrs().Index)
+	switch {
+	case !p.known:
+		return false
+	case onDevice:
+		if p.shared[model.FamilyOf(address)][elementKey{setAddresses, addressKey(address)}] == 0 {
+			return false
 		}
 		held, err := p.deviceAddresses()
 		return err != nil || !held[address]
+	case p.foreign[address]:
+		own, err := p.nodesOwn(address)
+		return err != nil || !own
+	case hasNodePorts(p.node, address):
+		now, err := p.findNodeAddresses(p.node)
+		return err != nil || !maps.EqualFunc(now, p.nodeAddresses, slices.Equal)
 	}
 	return false
 }
@@ -153,12 +165,12 @@ func (p *Programmer) drain(k drainKey) {
 func (p *Programmer) endDrains(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byService := map[virtual][]drainKey{}
+	byService := map[serviceKey][]drainKey{}
 	for k := range p.draining {
 		byService[k.service] = append(byService[k.service], k)
 	}
-	for v, keys := range byService {
-		destinations, err := p.ipvs.GetDestinations(v.moby())
+	for service, keys := range byService {
+		destinations, err := p.ipvs.GetDestinations(service.moby())
 		if err != nil {
 			p.log.Debug("a virtual service of IPVS is gone whose backends were to be removed", "err", err)
 			destinations = nil
@@ -174,7 +186,7 @@ func (p *Programmer) endDrains(now time.Time) {
 				continue
 			}
 			delete(p.draining, k)
-			if err := p.deleteBackend(v, k.backend); err != nil {
+			if err := p.deleteBackend(service, k.backend); err != nil {
 				p.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "backend", k.backend, "err", err)
 			}
 		}

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
@@ -21,7 +24,15 @@ var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p",
 // kernel is an unpacked kernel package.
 type kernel struct {
 	image   string
-	modules spec.Modules
+	modules map[string]*module
+}
+
+// module is one kernel module.
+type module struct {
+	file    string
+	depends []string
+	// aliases are the names that the kernel asks for it by.
+	aliases []string
 }
 
 // findKernel has the kernel unpacked, if it is not yet, and looks through its modules.
@@ -33,14 +44,13 @@ func findKernel(ctx context.Context, root string) (*kernel, error) {
 		return nil, fmt.Errorf("internal/tools/kernel.sh (its own output says more): %w", err)
 	}
 	dir := strings.TrimSpace(string(out))
-	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: spec.Modules{}}
+	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: map[string]*module{}}
 	err = filepath.WalkDir(filepath.Join(dir, "modules"), func(path string, _ fs.DirEntry, err error) error {
 		name, isModule := strings.CutSuffix(filepath.Base(path), ".ko")
 		if err != nil || !isModule {
 			return err
 		}
-		m, err := readModule(path)
-		k.modules[spec.Plain(name)] = m
+		k.modules[plain(name)], err = readModule(path)
 		return err
 	})
 	if err != nil {
@@ -49,8 +59,11 @@ func findKernel(ctx context.Context, root string) (*kernel, error) {
 	return k, nil
 }
 
+// plain gives a module's name as the kernel has it: in file names there may be a - for a _.
+func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
 // readModule reads what a module's file says of it.
-func readModule(path string) (*spec.Module, error) {
+func readModule(path string) (*module, error) {
 	f, err := elf.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -64,24 +77,58 @@ func readModule(path string) (*spec.Module, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	m := &spec.Module{File: path}
+	m := &module{file: path}
 	for field := range bytes.SplitSeq(text, []byte{0}) {
 		key, value, _ := strings.Cut(string(field), "=")
 		switch {
 		case key == "depends" && value != "":
 			for name := range strings.SplitSeq(value, ",") {
-				m.Depends = append(m.Depends, spec.Plain(name))
+				m.depends = append(m.depends, plain(name))
 			}
 		case key == "alias":
-			m.Aliases = append(m.Aliases, value)
+			m.aliases = append(m.aliases, value)
 		}
 	}
 	return m, nil
 }
 
-// firstFiles gives the machine's first file system: the guest program, as init and as modprobe, the spec, and the
+// files gives the files to load for a module, in their order; none for what is built in.
+func (k *kernel) files(name string) (files []string) {
+	m := k.modules[name]
+	if m == nil {
+		return nil
+	}
+	for _, d := range m.depends {
+		for _, file := range k.files(d) {
+			if !slices.Contains(files, file) {
+				files = append(files, file)
+			}
+		}
+	}
+	return append(files, m.file)
+}
+
+// index gives the content of spec.ModulesFile. Of modules with the same alias, which are different ways to the same end,
+// the first by name has it.
+func (k *kernel) index() []byte {
+	var b bytes.Buffer
+	b.WriteString("\n")
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(k.modules)) {
+		files := strings.Join(k.files(name), " ")
+		for _, alias := range append(k.modules[name].aliases, name) {
+			if !seen[alias] {
+				seen[alias] = true
+				b.WriteString(alias + " " + files + "\n")
+			}
+		}
+	}
+	return b.Bytes()
+}
+
+// firstFiles gives the machine's first file system: the guest program, as init and as modprobe, what it is to know, and the
 // modules to begin with.
-func (k *kernel) firstFiles(guest string, s spec.Spec, encode func(any) ([]byte, error)) ([]byte, error) {
+func (k *kernel) firstFiles(guest string, runs []spec.Run) ([]byte, error) {
 	var a archive
 	program, err := os.ReadFile(guest)
 	if err != nil {
@@ -91,17 +138,16 @@ func (k *kernel) firstFiles(guest string, s spec.Spec, encode func(any) ([]byte,
 	a.add("bin", 0o040755, nil)
 	a.add("bin/modprobe", 0o120777, []byte("../init"))
 	a.add("dev", 0o040755, nil)
-	seen := map[string]bool{}
+	s := spec.Spec{Runs: runs}
 	for _, name := range bootModules {
-		files, ok := k.modules.Find(name)
-		if !ok {
+		files := k.files(name)
+		if len(files) == 0 {
 			return nil, fmt.Errorf("the kernel has no module %s: remove %s to have another unpacked", name, filepath.Dir(k.image))
 		}
 		for _, file := range files {
-			if seen[file] {
+			if slices.Contains(s.Boot, file) {
 				continue
 			}
-			seen[file] = true
 			content, err := os.ReadFile(file)
 			if err != nil {
 				return nil, err
@@ -110,12 +156,12 @@ func (k *kernel) firstFiles(guest string, s spec.Spec, encode func(any) ([]byte,
 			s.Boot = append(s.Boot, file)
 		}
 	}
-	s.Modules = k.modules
-	text, err := encode(s)
+	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}
 	a.add(spec.File, 0o100644, text)
+	a.add(spec.ModulesFile, 0o100644, k.index())
 	return a.finish(), nil
 }
 

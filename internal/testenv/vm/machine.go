@@ -62,7 +62,7 @@ func goBuild(ctx context.Context, args ...string) error {
 // run boots, has the programs run, and turns the machine off. It returns a result for each of them, or else an error that
 // holds what the kernel wrote to its console.
 func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, runs ...spec.Run) ([]spec.Result, error) {
-	files, err := m.kernel.firstFiles(m.guest, spec.Spec{Runs: runs}, json.Marshal)
+	files, err := m.kernel.firstFiles(m.guest, runs)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, runs ...spe
 		if err != nil {
 			return nil, err
 		}
-		defer read.Close() //nolint:errcheck // only read
+		defer read.Close()
 		pipes = append(pipes, write)
 		cmd.ExtraFiles = append(cmd.ExtraFiles, write)
 		cmd.Args = append(cmd.Args,

@@ -56,7 +56,7 @@ func boot() error {
 		return fmt.Errorf("read %s: %w", spec.File, err)
 	}
 	for _, m := range s.Boot {
-		if err := load("/"+filepath.Base(m)); err != nil {
+		if err := load("/" + filepath.Base(m)); err != nil {
 			return err
 		}
 	}

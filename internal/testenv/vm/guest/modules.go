@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -15,23 +15,20 @@ import (
 // modprobe loads the modules of the given names or aliases, with those that they depend on. The kernel calls it when
 // something asks for what is not there, e.g. an iptables match.
 func modprobe(args []string) error {
-	text, err := os.ReadFile(keptAt + "/" + spec.File)
+	index, err := os.ReadFile(keptAt + "/" + spec.ModulesFile)
 	if err != nil {
-		return err
-	}
-	var s spec.Spec
-	if err := json.Unmarshal(text, &s); err != nil {
 		return err
 	}
 	for _, name := range args {
 		if strings.HasPrefix(name, "-") {
 			continue
 		}
-		files, ok := s.Modules.Find(name)
+		_, line, ok := bytes.Cut(index, []byte("\n"+name+" "))
 		if !ok {
 			return fmt.Errorf("no module %s", name)
 		}
-		for _, file := range files {
+		line, _, _ = bytes.Cut(line, []byte("\n"))
+		for file := range strings.FieldsSeq(string(line)) {
 			if err := load(file); err != nil {
 				return err
 			}
@@ -46,7 +43,7 @@ func load(file string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("load %s: %w", file, err)
 	}
