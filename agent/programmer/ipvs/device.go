@@ -84,18 +84,14 @@ func hasNodePorts(node view.Node, a netip.Addr) bool {
 
 // nodesOwn tells whether an address is another interface's, e.g. a node's own that a Service has as an external IP. Such
 // a one is no Service's alone: other ports on it are none of our business.
-func (p *Programmer) nodesOwn(a netip.Addr) (bool, error) {
+func (p *Programmer) nodesOwn(a netip.Addr) bool {
 	routes, err := p.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil {
-		// There is no way there, and so it is not local.
-		return false, nil //nolint:nilerr // that is the answer
+		return false // there is no way there, and so it is not local
 	}
-	for _, r := range routes {
-		if r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
+		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index
+	})
 }
 
 // deviceAddress gives an address as the device has it: so that the kernel does not choose it as a source, e.g. of what is

@@ -219,24 +219,18 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	for k := range services {
 		x.gone = append(x.gone, k)
 	}
-	if err := p.replaceShared(x, onDevice); err != nil {
-		return err
-	}
+	p.replaceShared(x, onDevice)
 	return p.carryOut(ctx, x)
 }
 
 // replaceShared wants the elements that Service ports share, and their addresses on the device.
-func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) error {
+func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 	wanted := map[netip.Addr]bool{}
 	for family, keys := range p.shared {
 		for k := range keys {
 			if k.set == setAddresses {
 				a, _ := netip.AddrFromSlice([]byte(k.key))
-				arrives, err := p.arrives(a, onDevice[a])
-				if err != nil {
-					return err
-				}
-				if !arrives {
+				if !onDevice[a] && !p.arrives(a) {
 					continue
 				}
 				wanted[a] = true
@@ -252,19 +246,15 @@ func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) erro
 			x.depart = append(x.depart, a)
 		}
 	}
-	return nil
 }
 
-// arrives tells whether an address belongs on our device, and notes it if not.
-func (p *Programmer) arrives(a netip.Addr, onDevice bool) (bool, error) {
-	if onDevice {
-		return true, nil
-	}
-	own, err := p.nodesOwn(a)
+// arrives tells whether an address is to come to our device, and notes it if not.
+func (p *Programmer) arrives(a netip.Addr) bool {
+	own := p.nodesOwn(a)
 	if own {
 		p.foreign[a] = true
 	}
-	return !own, err
+	return !own
 }
 
 // giveNumbers gives numbers to the virtual services that need one. A Service port keeps them as long as it is there: also
@@ -352,9 +342,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	}
 	for family, keys := range touched {
 		for k, more := range keys {
-			if err := p.changeShared(x, family, k, more); err != nil {
-				return err
-			}
+			p.changeShared(x, family, k, more)
 		}
 	}
 	return p.carryOut(ctx, x)
@@ -383,7 +371,7 @@ func (p *Programmer) changeService(x *change, was, v *virtual) error {
 }
 
 // changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
-func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, more int) error {
+func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, more int) {
 	count := p.shared[family][k]
 	becomes := count + more
 	p.shared[family][k] = becomes
@@ -391,20 +379,19 @@ func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, 
 		delete(p.shared[family], k)
 	}
 	if (count > 0) == (becomes > 0) {
-		return nil
+		return
 	}
 	if k.set == setAddresses {
 		a, _ := netip.AddrFromSlice([]byte(k.key))
 		if becomes == 0 && p.foreign[a] {
 			delete(p.foreign, a)
-			return nil
+			return
 		}
 		if becomes == 0 {
 			x.depart = append(x.depart, a)
 		} else {
-			arrives, err := p.arrives(a, false)
-			if err != nil || !arrives {
-				return err
+			if !p.arrives(a) {
+				return
 			}
 			x.arrive = append(x.arrive, a)
 		}
@@ -414,7 +401,6 @@ func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, 
 	} else {
 		x.want[family][k] = element{}
 	}
-	return nil
 }
 
 func (p *Programmer) wantOwn(to elements, of *programmed) {

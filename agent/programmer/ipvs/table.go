@@ -249,10 +249,3 @@ func (t *tables) write() error {
 	}
 	return nil
 }
-
-// remove removes a family's table, if there is one.
-func (t *tables) remove(l *layout) error {
-	t.conn.AddTable(l.table)
-	t.conn.DelTable(l.table)
-	return t.write()
-}

@@ -145,8 +145,7 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 		held, err := p.deviceAddresses()
 		return err != nil || !held[address]
 	case p.foreign[address]:
-		own, err := p.nodesOwn(address)
-		return err != nil || !own
+		return !p.nodesOwn(address)
 	case hasNodePorts(p.node, address):
 		now, err := p.findNodeAddresses(p.node)
 		return err != nil || !maps.EqualFunc(now, p.nodeAddresses, slices.Equal)

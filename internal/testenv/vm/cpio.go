@@ -15,8 +15,8 @@ type archive struct {
 // add adds a file; mode holds its type as well.
 func (a *archive) add(name string, mode uint32, content []byte) {
 	a.inode++
-	fmt.Fprintf(a, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
-		a.inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0) //nolint:errcheck // a buffer takes it
+	a.WriteString(fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
+		a.inode, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name)+1, 0))
 	a.WriteString(name + "\x00")
 	a.pad()
 	a.Write(content)
