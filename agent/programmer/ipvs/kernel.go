@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/google/nftables"
@@ -146,10 +147,13 @@ func (p *Programmer) close() {
 	}
 }
 
-// sysctls are what kube-proxy sets in its IPVS mode, too. IPVS tells conntrack of its connections, which masquerading
-// needs. When a backend is removed, its connections end at their next packet, and its clients are free to go elsewhere.
+// sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. IPVS tells conntrack of its connections, which
+// masquerading needs. When a backend is removed, its connections end at their next packet, and its clients are free to go
+// elsewhere. Rates are not estimated: before Linux 6.2 a timer goes through all backends every two seconds for that, which
+// with many of them holds packets up. Older kernels lack the setting (marked with ?).
 var sysctls = map[string]string{
 	"net/ipv4/vs/conntrack":                 "1",
+	"?net/ipv4/vs/run_estimation":           "0",
 	"net/ipv4/vs/expire_nodest_conn":        "1",
 	"net/ipv4/vs/expire_quiescent_template": "1",
 	"net/ipv4/ip_forward":                   "1",
@@ -169,7 +173,9 @@ func (p *Programmer) prepare(node view.Node) error {
 	}
 	for _, s := range settings {
 		for name, value := range s {
-			if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
+			name, optional := strings.CutPrefix(name, "?")
+			err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
 				return fmt.Errorf("set sysctl %s to %s: %w", name, value, err)
 			}
 		}
