@@ -1,6 +1,8 @@
 package view_test
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -40,56 +42,56 @@ func TestCombinations(t *testing.T) {
 	pairs := kinds(all, []string{here, elsewhere}, hints)
 	triples := kinds([]model.Conditions{{Ready: true, Serving: true}, {Serving: true, Terminating: true}, {}}, []string{here, elsewhere}, hints[2:])
 
-	c := newCombinations(t)
-	for i := range pairs {
-		for j := range pairs[:i+1] {
-			c.check(pairs[i], pairs[j])
-		}
-	}
-	for i := range triples {
-		for j := range triples[:i+1] {
-			for k := range triples[:j+1] {
-				c.check(triples[i], triples[j], triples[k])
-			}
-		}
-	}
-}
-
-// combinations holds a Service for each pair of policies, with and without external addresses, and a view for each zone.
-type combinations struct {
-	t        *testing.T
-	views    []*view.View
-	worlds   []*world
-	services []*model.Service
-	asked    []connection
-}
-
-func newCombinations(t *testing.T) *combinations {
-	c := &combinations{t: t}
 	for _, zone := range []string{"", "zone-a", "zone-c"} {
-		n := &model.Node{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": zone}}
-		v := view.New(options)
-		v.SetNode(n)
-		v.Changes()
-		c.views = append(c.views, v)
-		c.worlds = append(c.worlds, &world{options: options, node: n})
-	}
-	for _, external := range []bool{false, true} {
-		for _, itp := range []model.TrafficPolicy{model.TrafficCluster, model.TrafficLocal} {
-			for _, etp := range []model.TrafficPolicy{model.TrafficCluster, model.TrafficLocal} {
-				c.services = append(c.services, service(web, func(s *model.Service) {
-					s.InternalTrafficPolicy, s.ExternalTrafficPolicy = itp, etp
-					if external {
-						externalIP("203.0.113.1")(s)
-					}
-				}))
+		t.Run("node in "+zone, func(t *testing.T) {
+			t.Parallel()
+			c := newCombinations(t, zone)
+			for i := range pairs {
+				for j := range pairs[:i+1] {
+					c.check(pairs[i], pairs[j])
+				}
 			}
-		}
+			for i := range triples {
+				for j := range triples[:i+1] {
+					for k := range triples[:j+1] {
+						c.check(triples[i], triples[j], triples[k])
+					}
+				}
+			}
+		})
 	}
-	for _, from := range origins {
-		for _, to := range addrs("10.96.0.1", "203.0.113.1") {
-			c.asked = append(c.asked, connection{from: from, source: addr("198.51.100.1"), to: to, port: 80, protocol: model.TCP, family: model.IPv4})
+}
+
+// combinations is a view, and Services with all policies, without external addresses and with one.
+type combinations struct {
+	t     *testing.T
+	view  *view.View
+	world world
+	cases []combination
+}
+
+// combination is a Service and the connections that are asked about.
+type combination struct {
+	service *model.Service
+	asked   []connection
+}
+
+func newCombinations(t *testing.T, zone string) *combinations {
+	n := &model.Node{Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": zone}}
+	c := &combinations{t: t, view: view.New(options), world: world{options: options, node: n}}
+	c.view.SetNode(n)
+	asked := func(to netip.Addr) (out []connection) {
+		for _, from := range origins {
+			out = append(out, connection{from: from, source: addr("198.51.100.1"), to: to, port: 80, protocol: model.TCP, family: model.IPv4})
 		}
+		return out
+	}
+	internal, external := asked(addr("10.96.0.1")), asked(addr("203.0.113.1"))
+	for _, itp := range []model.TrafficPolicy{model.TrafficCluster, model.TrafficLocal} {
+		policy := func(s *model.Service) { s.InternalTrafficPolicy = itp }
+		c.cases = append(c.cases, combination{service(web, policy), internal},
+			combination{service(web, policy, externalIP("203.0.113.1")), slices.Concat(internal, external)},
+			combination{service(web, policy, externalIP("203.0.113.1"), externalLocal), slices.Concat(internal, external)})
 	}
 	return c
 }
@@ -99,15 +101,13 @@ func (c *combinations) check(endpoints ...model.Endpoint) {
 		endpoints[i].Address = addr([]string{"10.180.0.1", "10.180.0.2", "10.180.0.3"}[i])
 	}
 	held := []*model.Slice{slice("s", endpoints...)}
-	for _, s := range c.services {
-		for i, v := range c.views {
-			v.Set(web, s, held)
-			v.Changes()
-			c.worlds[i].services, c.worlds[i].slices = map[model.ServiceKey]*model.Service{web: s}, held
-			for _, asked := range c.asked {
-				if want, got := c.worlds[i].fate(asked), observed(v.State(), asked); !want.equal(got) {
-					require.Equal(c.t, want, got, "%+v\n%+v\n%+v\n%+v", asked, s, endpoints, c.worlds[i].node)
-				}
+	for _, of := range c.cases {
+		c.view.Set(web, of.service, held)
+		c.view.Changes()
+		c.world.services, c.world.slices = map[model.ServiceKey]*model.Service{web: of.service}, held
+		for _, asked := range of.asked {
+			if want, got := c.world.fate(asked), observed(c.view.State(), asked); !want.equal(got) {
+				require.Equal(c.t, want, got, "%+v\n%+v\n%+v\n%+v", asked, of.service, endpoints, c.world.node)
 			}
 		}
 	}

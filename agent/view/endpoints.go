@@ -33,6 +33,7 @@ func (e endpoint) backend() Backend {
 // one's object was gone. Then one that does not terminate counts, as in kube-proxy, and among several of them, where
 // kube-proxy takes any, the readiest.
 func (v *View) endpoints(of []*model.Slice, family model.Family, name string, protocol model.Protocol) []endpoint {
+	clear(v.endpointSpace) // where it is longer than what follows it would keep slices that are gone
 	out, lists := v.endpointSpace[:0], 0
 	for i, s := range of {
 		if s.Family != family {

@@ -155,7 +155,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	clear(v.endpointSpace[:cap(v.endpointSpace)]) // which would hold slices that are gone
+	clear(v.endpointSpace) // it would keep slices that are gone
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
