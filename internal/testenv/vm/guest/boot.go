@@ -89,7 +89,23 @@ func boot() error {
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(keptAt+"/bin/modprobe"), 0); err != nil {
 		return err
 	}
+	if err := setLoopbackUp(); err != nil {
+		return fmt.Errorf("set the loopback interface up: %w", err)
+	}
 	return runAll(s)
+}
+
+func setLoopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return errors.Join(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo), unix.Close(fd))
 }
 
 // runAll runs each program and tells the host how it ended.
