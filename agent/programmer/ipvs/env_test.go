@@ -44,14 +44,6 @@ func (h *inHost) Replace(ctx context.Context, state view.State) error {
 	return h.host.Do(func() error { return h.Programmer.Replace(ctx, state) })
 }
 
-// Watch runs until the test ends, and gives what it finds.
-func (h *inHost) Watch(ctx context.Context, lost func(reason string)) {
-	_ = h.host.Do(func() error {
-		h.Programmer.Watch(ctx, lost)
-		return nil
-	})
-}
-
 // cluster is two nodes with two pods each and a client outside. The programmer works on node a.
 type cluster struct {
 	*testenv.Network

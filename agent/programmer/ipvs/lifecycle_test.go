@@ -367,11 +367,15 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	ctx, cancel := context.WithCancel(t.Context())
 	lost, done := make(chan string, 100), make(chan struct{})
+	var s subscriptions
+	require.NoError(t, c.a.Do(func() error {
+		s = c.subscribe()
+		return nil
+	}))
 	go func() {
 		defer close(done)
-		c.Watch(ctx, func(reason string) { lost <- reason })
+		c.watch(ctx, s, func(reason string) { lost <- reason })
 	}()
-	require.Eventually(t, func() bool { return c.following.Load() }, 10*time.Second, time.Millisecond)
 	for what, command := range map[string]string{
 		"rules":     "nft flush ruleset",
 		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -125,5 +126,6 @@ func TestPackets(t *testing.T) {
 	})
 	out, err := c.a.Run(t.Context(), "nft", "list", "table", "ip", Table)
 	require.NoError(t, err)
-	t.Log(out)
+	number := c.ports[serviceID("own", model.TCP, model.IPv4)].numbers[clusterRole]
+	require.Contains(t, out, fmt.Sprintf(`10.96.0.2 . tcp . 80 comment "default/own:p/TCP/IPv4" : %#08x`, markTag|flagMasquerade|number), "for operators")
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	mobyipvs "github.com/moby/ipvs"
@@ -89,8 +88,6 @@ type Programmer struct {
 	ipvs     *mobyipvs.Handle
 	links    *netlink.Handle
 	tables   *tables
-	// following is set once Watch hears of changes.
-	following atomic.Bool
 
 	// mu guards what is below: Watch looks at it, too, and ends what drains.
 	mu     sync.Mutex

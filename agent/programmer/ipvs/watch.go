@@ -22,19 +22,28 @@ const lookEvery = 2 * time.Second
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
 // from our device or remove virtual services. Without it, backends that are gone stay, without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
-	rules, err := follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1))
-	if err != nil {
+	p.watch(ctx, p.subscribe(), lost)
+}
+
+// subscriptions are the sockets for notifications; nil: there can't be one.
+type subscriptions struct{ tables, addresses *mdnetlink.Conn }
+
+func (p *Programmer) subscribe() (s subscriptions) {
+	var err error
+	if s.tables, err = follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1)); err != nil {
 		p.log.Error("changes that others make to nftables will not be noticed", "err", err)
 	}
-	addresses, err := follow(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
-	if err != nil {
+	if s.addresses, err = follow(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR); err != nil {
 		p.log.Error("changes that others make to addresses will not be noticed", "err", err)
 	}
-	p.following.Store(true)
+	return s
+}
+
+func (p *Programmer) watch(ctx context.Context, s subscriptions, lost func(reason string)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { p.notice(ctx, rules, p.tables.others, lost) })
-	wg.Go(func() { p.notice(ctx, addresses, p.addressLost, lost) })
+	wg.Go(func() { p.notice(ctx, s.tables, p.tables.others, lost) })
+	wg.Go(func() { p.notice(ctx, s.addresses, p.addressLost, lost) })
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
@@ -53,7 +62,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 // eventBuffer is how many bytes of notifications may wait.
 const eventBuffer = 8 << 20
 
-// follow opens a socket for notifications; nil if there can't be one.
+// follow opens a socket for notifications.
 func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
 	conn, err := mdnetlink.Dial(protocol, &mdnetlink.Config{Groups: groups})
 	if err != nil {
