@@ -17,6 +17,7 @@ import (
 	"github.com/slicecast/slicecast/agent/health"
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/status"
@@ -75,7 +76,7 @@ func newCleanupCommand() *cobra.Command {
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			err := iptables.Cleanup(c.Context())
+			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()))
 			if checkpoint != "" {
 				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
 			}
@@ -220,8 +221,11 @@ func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (sour
 }
 
 func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
-	if o.Programmer == programmerPrinter {
+	switch o.Programmer {
+	case programmerPrinter:
 		return printer.New(out), nil
+	case programmerNFTables:
+		return nftables.New(nftables.Options{MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger})
 	}
 	return iptables.New(o.iptables(logger))
 }

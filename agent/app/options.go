@@ -19,6 +19,7 @@ import (
 // Names of the programmers.
 const (
 	programmerIPTables = "iptables"
+	programmerNFTables = "nftables"
 	programmerPrinter  = "printer"
 )
 
@@ -103,7 +104,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS: anyone on the path can read and redirect traffic")
 
-	fs.StringVar(&o.Programmer, "programmer", programmerIPTables, "what to program: iptables, or printer, which only prints")
+	fs.StringVar(&o.Programmer, "programmer", programmerIPTables, "what to program: iptables, nftables, or printer, which only prints")
 	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto", "iptables commands to use: auto (what iptables is on this machine), nft or legacy")
 	o.Node.addFlags(fs)
 
@@ -193,8 +194,8 @@ func (o *Options) validateCredentials() error {
 }
 
 func (o *Options) validateProgrammer() error {
-	if o.Programmer != programmerIPTables && o.Programmer != programmerPrinter {
-		return fmt.Errorf("--programmer is %q: use iptables or printer", o.Programmer)
+	if !slices.Contains([]string{programmerIPTables, programmerNFTables, programmerPrinter}, o.Programmer) {
+		return fmt.Errorf("--programmer is %q: use iptables, nftables or printer", o.Programmer)
 	}
 	if _, ok := iptablesVariants[o.IPTablesVariant]; !ok {
 		return fmt.Errorf("--iptables-variant is %q: use auto, nft or legacy", o.IPTablesVariant)

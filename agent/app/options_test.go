@@ -73,7 +73,7 @@ func TestInvalidOptions(t *testing.T) {
 		"TLS standalone":      {[]string{"--source=kube", "--ca-file=ca"}, "about servers"},
 		"checkpoint alone":    {[]string{"--source=kube", "--checkpoint=c"}, "--checkpoint is for an agent with servers"},
 		"kubeconfig":          {[]string{"--source=file", "--manifests=x", "--kubeconfig=k"}, "--kubeconfig is for"},
-		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use iptables or printer"},
+		"programmer":          {[]string{"--source=kube", "--programmer=magic"}, "use iptables, nftables or printer"},
 		"variant":             {[]string{"--source=kube", "--iptables-variant=old"}, "auto, nft or legacy"},
 		"mark":                {[]string{"--source=kube", "--iptables-masquerade-bit=32"}, "0 to 31"},
 		"CIDR":                {[]string{"--source=kube", "--cluster-cidr=10.0.0.0"}, "--cluster-cidr"},

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Gets what the tests need: Debian packages, and etcd and Kubernetes components in the cache.
+# Gets what the tests need: Debian packages, and etcd, Kubernetes components and a kernel in the cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 # The race detector needs a C compiler.
-internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl
+internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
+	qemu-system-x86_64:qemu-system-x86
+internal/tools/kernel.sh >/dev/null
 internal/tools/etcd.sh >/dev/null
 for component in kube-apiserver kube-controller-manager kube-proxy; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null

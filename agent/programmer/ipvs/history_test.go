@@ -1,0 +1,154 @@
+package ipvs
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// held is all that the kernel has of ours.
+type heldState struct {
+	Elements  map[model.Family]elements
+	Services  map[serviceKey]map[netip.AddrPort]int
+	Addresses map[netip.Addr]bool
+}
+
+func (h *inHost) read(t require.TestingT) (s heldState) {
+	s = heldState{Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]int{}}
+	for family, l := range h.layouts {
+		list, whole, err := h.tables.read(l)
+		require.NoError(t, err)
+		require.True(t, whole)
+		s.Elements[family] = list
+	}
+	services, err := h.readServices(func(serviceKey) bool { return true })
+	require.NoError(t, err)
+	for k, service := range services {
+		s.Services[k] = service.weights
+	}
+	s.Addresses, err = h.deviceAddresses()
+	require.NoError(t, err)
+	return s
+}
+
+// TestHistories holds that the kernel has the same after any changes as after a Replace by another process, but for what
+// drains.
+func TestHistories(t *testing.T) {
+	n := testenv.NewNetwork(t)
+	host := n.AddNode("a")
+	h := newInHost(t, host.Host, Options{})
+	nodeState := view.Node{
+		Pods:      view.PodDetector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")}},
+		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.PrefixFrom(host.IPv6, 128)},
+	}
+	backends := func(t *rapid.T, family model.Family, label string) (list []view.Backend) {
+		for i := range byte(4) {
+			if !rapid.Bool().Draw(t, label) {
+				continue
+			}
+			a := netip.AddrFrom4([4]byte{10, 180, 0, 1 + i})
+			if family == model.IPv6 {
+				a = netip.AddrFrom16([16]byte{0xfd, 0, 15: 1 + i})
+			}
+			list = append(list, view.Backend{Address: netip.AddrPortFrom(a, 8080), Local: i%2 == 0})
+		}
+		return list
+	}
+	draw := func(t *rapid.T, id view.ServicePortID, number byte) *view.ServicePort {
+		p := &view.ServicePort{ID: id, Affinity: time.Duration(rapid.SampledFrom([]int{0, 0, 10, 60}).Draw(t, "affinity")) * time.Second}
+		p.Cluster, p.Local = backends(t, id.Family, "cluster"), backends(t, id.Family, "local")
+		to := func() view.Route {
+			targets := []view.Target{view.Reject, view.Drop}
+			if len(p.Cluster) > 0 {
+				targets = append(targets, view.Cluster)
+			}
+			if len(p.Local) > 0 {
+				targets = append(targets, view.Local)
+			}
+			return view.Route{To: rapid.SampledFrom(targets).Draw(t, "target"), Masquerade: rapid.Bool().Draw(t, "masquerade")}
+		}
+		for _, kind := range rapid.SliceOfNDistinct(rapid.SampledFrom([]view.FrontendKind{view.ClusterIP, view.LoadBalancer, view.NodePort}), 1, 3, rapid.ID).Draw(t, "kinds") {
+			f := view.Frontend{Kind: kind, Port: 80, Pods: to(), Node: to(), Others: to()}
+			switch kind {
+			case view.ClusterIP:
+				f.Address = vip(id.Family, number)
+			case view.LoadBalancer:
+				// Shared by Service ports of other numbers, which have other ports on it.
+				f.Address, f.Port = ingress(id.Family, 1), 80+uint16(number)
+				if rapid.Bool().Draw(t, "limited") {
+					f.Sources = []netip.Prefix{netip.PrefixFrom(f.Address, 20+rapid.IntRange(0, 4).Draw(t, "bits")).Masked()}
+				}
+			case view.NodePort:
+				f.Port = 30000 + uint16(number)
+			}
+			p.Frontends = append(p.Frontends, f)
+		}
+		return p
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		state := view.State{Node: nodeState, Ports: map[view.ServicePortID]*view.ServicePort{}}
+		require.NoError(rt, h.Replace(t.Context(), state))
+		// The number that decides on addresses and ports goes from one Service port to another.
+		type place struct {
+			family   model.Family
+			protocol model.Protocol
+			number   byte
+		}
+		owner := map[place]view.ServicePortID{}
+		for range rapid.IntRange(1, 6).Draw(rt, "steps") {
+			changes := map[view.ServicePortID]*view.Change{}
+			change := func(id view.ServicePortID, after *view.ServicePort) {
+				if changes[id] == nil {
+					changes[id] = &view.Change{Before: state.Ports[id]}
+				}
+				if changes[id].After = after; after == nil {
+					delete(state.Ports, id)
+				} else {
+					state.Ports[id] = after
+				}
+			}
+			for range rapid.IntRange(1, 4).Draw(rt, "changes") {
+				at := place{
+					rapid.SampledFrom(families).Draw(rt, "family"), rapid.SampledFrom([]model.Protocol{model.TCP, model.UDP}).Draw(rt, "protocol"),
+					rapid.ByteRange(1, 3).Draw(rt, "number"),
+				}
+				if last, ok := owner[at]; ok {
+					change(last, nil)
+					delete(owner, at)
+				}
+				id := serviceID(rapid.SampledFrom([]string{"a", "b", "c"}).Draw(rt, "name"), at.protocol, at.family)
+				for other, has := range owner {
+					if has == id {
+						delete(owner, other)
+					}
+				}
+				if rapid.IntRange(0, 3).Draw(rt, "remove") > 0 {
+					owner[at] = id
+					change(id, draw(rt, id, at.number))
+				} else if state.Ports[id] != nil {
+					change(id, nil)
+				}
+			}
+			var list []view.Change
+			for _, c := range changes {
+				if c.Before != nil || c.After != nil {
+					list = append(list, *c)
+				}
+			}
+			require.NoError(rt, h.Apply(t.Context(), list))
+		}
+		h.endDrains(time.Now())
+		applied := h.read(rt)
+		again := newInHost(t, host.Host, Options{})
+		require.NoError(rt, again.Replace(t.Context(), state))
+		require.Equal(rt, applied, again.read(rt))
+		require.Equal(rt, len(h.shared[model.IPv4]), len(again.shared[model.IPv4]))
+	})
+}

@@ -1,0 +1,276 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	mobyipvs "github.com/moby/ipvs"
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// MissingError tells what this machine lacks, so that it can't be programmed with IPVS.
+type MissingError struct {
+	// What is missing, and how to get it.
+	What string
+	Err  error
+}
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("this node has no %s: %v", e.What, e.Err)
+}
+
+func (e *MissingError) Unwrap() error { return e.Err }
+
+// probe asks the kernel for one thing that is needed.
+type probe struct {
+	what string
+	// module has it, if it is not there yet; empty: the kernel loads it by itself.
+	module string
+	ask    func() error
+}
+
+// find looks for what is needed, having modules loaded if need be.
+func find(probes []probe, load func(module string) error) error {
+	var missing []error
+	for _, probe := range probes {
+		err := probe.ask()
+		if err != nil && load(probe.module) == nil {
+			err = probe.ask()
+		}
+		if err != nil {
+			what := fmt.Sprintf("%s (kernel module %s)", probe.what, probe.module)
+			missing = append(missing, &MissingError{what, err})
+		}
+	}
+	return errors.Join(missing...)
+}
+
+func modprobe(module string) error { return exec.Command("modprobe", module).Run() }
+
+func (p *Programmer) probes() []probe {
+	return []probe{
+		{"IPVS", "ip_vs", func() error {
+			_, err := netlink.GenlFamilyGet("IPVS")
+			return err
+		}},
+		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler() }},
+		{"dummy devices", "dummy", p.tryDevice},
+		{"nftables", "nf_tables", func() error {
+			_, err := p.tables.conn.ListTables()
+			return err
+		}},
+	}
+}
+
+// tryScheduler makes a virtual service that no packet comes to, and removes it.
+func (p *Programmer) tryScheduler() error {
+	if err := p.openIPVS(); err != nil {
+		return err
+	}
+	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: p.options.Scheduler}
+	if err := p.ipvs.NewService(v.moby()); err != nil {
+		return err
+	}
+	return p.ipvs.DelService(v.moby())
+}
+
+// tryDevice makes the device, and removes it if it was not there before.
+func (p *Programmer) tryDevice() error {
+	if _, err := p.links.LinkByName(Device); err == nil {
+		return nil
+	}
+	if err := p.links.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}); err != nil {
+		return err
+	}
+	return removeDevice(p.links)
+}
+
+// openIPVS opens the socket for IPVS, which must be there: the library asks for it only once.
+func (p *Programmer) openIPVS() error {
+	if p.ipvs != nil {
+		return nil
+	}
+	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+		return err
+	}
+	// It has modprobe called, too, and logs it if there is none.
+	logrus.SetOutput(io.Discard)
+	var err error
+	p.ipvs, err = mobyipvs.New("")
+	return err
+}
+
+// New looks for what is needed, has the kernel load it if it can, and leaves nothing behind. What is missing is told by
+// MissingErrors. A machine with IPv4 only is good enough: it is logged.
+func New(options Options) (*Programmer, error) {
+	if err := options.complete(); err != nil {
+		return nil, err
+	}
+	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: map[drainKey]time.Time{}}
+	var err error
+	if p.links, err = netlink.NewHandle(); err != nil {
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	if p.tables, err = dialTables(); err != nil {
+		return nil, fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	if err := find(p.probes(), modprobe); err != nil {
+		p.close()
+		return nil, err
+	}
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		p.families = append(p.families, model.IPv6)
+	} else {
+		p.log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", model.IPv6)
+	}
+	return p, nil
+}
+
+func (p *Programmer) close() {
+	p.links.Close()
+	_ = p.tables.conn.CloseLasting() // nothing can be done about it
+	if p.ipvs != nil {
+		p.ipvs.Close()
+	}
+}
+
+// sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. IPVS tells conntrack of its connections, which
+// masquerading needs. When a backend is removed, its connections end at their next packet, and its clients are free to go
+// elsewhere. Rates are not estimated: before Linux 6.2 a timer goes through all backends every two seconds for that, which
+// with many of them holds packets up. Older kernels lack the setting (marked with ?).
+var sysctls = map[string]string{
+	"net/ipv4/vs/conntrack":                 "1",
+	"?net/ipv4/vs/run_estimation":           "0",
+	"net/ipv4/vs/expire_nodest_conn":        "1",
+	"net/ipv4/vs/expire_quiescent_template": "1",
+	"net/ipv4/ip_forward":                   "1",
+}
+
+// strictARP is for StrictARP.
+var strictARP = map[string]string{
+	"net/ipv4/conf/all/arp_ignore":   "1",
+	"net/ipv4/conf/all/arp_announce": "2",
+}
+
+// prepare sets what is set once.
+func (p *Programmer) prepare(node view.Node) error {
+	settings := []map[string]string{sysctls}
+	if p.options.StrictARP {
+		settings = append(settings, strictARP)
+	}
+	for _, s := range settings {
+		for name, value := range s {
+			name, optional := strings.CutPrefix(name, "?")
+			err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
+				return fmt.Errorf("set sysctl %s to %s: %w", name, value, err)
+			}
+		}
+	}
+	timeouts := &mobyipvs.Config{TimeoutTCP: p.options.TCPTimeout, TimeoutTCPFin: p.options.TCPFinTimeout, TimeoutUDP: p.options.UDPTimeout}
+	if *timeouts != (mobyipvs.Config{}) {
+		if err := p.ipvs.SetConfig(timeouts); err != nil {
+			return fmt.Errorf("set IPVS' timeouts: %w", err)
+		}
+	}
+	if err := p.ensureDevice(); err != nil {
+		return err
+	}
+	var err error
+	p.nodeAddresses, err = p.findNodeAddresses(node)
+	return err
+}
+
+// Cleanup removes what the function Cleanup removes.
+func (p *Programmer) Cleanup(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known, p.ports, p.draining = false, nil, map[drainKey]time.Time{}
+	return p.cleanup(ctx)
+}
+
+// Cleanup removes what this package made, also in earlier runs: the device, the tables and the virtual services. Settings
+// of the kernel stay.
+func Cleanup(ctx context.Context) error {
+	p := &Programmer{}
+	var err error
+	if p.links, err = netlink.NewHandle(); err != nil {
+		return fmt.Errorf("open a netlink socket: %w", err)
+	}
+	if p.tables, err = dialTables(); err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	defer p.close()
+	// Asking for IPVS would have it loaded.
+	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
+		if err := p.openIPVS(); err != nil {
+			return fmt.Errorf("open a socket for IPVS: %w", err)
+		}
+	}
+	return p.cleanup(ctx)
+}
+
+func (p *Programmer) cleanup(context.Context) error {
+	if err := removeDevice(p.links); err != nil {
+		return err
+	}
+	tables, err := p.tables.conn.ListTables()
+	if err != nil {
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
+	named := map[serviceKey]bool{}
+	for _, t := range tables {
+		if t.Name != Table {
+			continue
+		}
+		family := model.IPv4
+		if t.Family == nftables.TableFamilyIPv6 {
+			family = model.IPv6
+		}
+		l := newLayout(family, view.Node{}, 0)
+		held, _, err := p.tables.read(l)
+		if err != nil {
+			return err
+		}
+		for k := range held {
+			if k.set == setAffinity {
+				named[l.affinityKey(k.key)] = true
+			}
+		}
+		p.tables.conn.DelTable(t)
+	}
+	if err := p.tables.write(); err != nil {
+		return err
+	}
+	if p.ipvs == nil {
+		return nil
+	}
+	for k := range named {
+		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+		}
+	}
+	services, err := p.readServices(func(serviceKey) bool { return false })
+	if err != nil {
+		return err
+	}
+	for k := range services {
+		if err := p.ipvs.DelService(k.moby()); err != nil {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,486 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	mobyipvs "github.com/moby/ipvs"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// web gives a Service port on TCP with a cluster IP, a nodePort and these pods.
+func (c *cluster) web(name string, family model.Family, last byte, pods ...int) *view.ServicePort {
+	p := &view.ServicePort{
+		ID:        serviceID(name, model.TCP, family),
+		Frontends: []view.Frontend{clusterIP(vip(family, last)), nodePort(30000 + uint16(last))},
+		Cluster:   c.backends(family, tcpPort, pods...),
+	}
+	if len(pods) == 0 {
+		for i, f := range p.Frontends {
+			p.Frontends[i] = everywhere(f, view.Reject, f.Kind == view.NodePort)
+		}
+	}
+	return p
+}
+
+// kernel gives all that is ours on node a, as text.
+func (c *cluster) kernel(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	for _, args := range [][]string{
+		{"nft", "-a", "-s", "list", "table", "ip", Table}, {"nft", "-a", "-s", "list", "table", "ip6", Table},
+		{"ip", "-o", "addr", "show", "dev", Device},
+		{"cat", "/proc/self/net/ip_vs"},
+	} {
+		out, err := c.a.Run(t.Context(), args[0], args[1:]...)
+		require.NoError(t, err)
+		b.WriteString(out)
+	}
+	return b.String()
+}
+
+// destinations gives the weights of a virtual service's destinations.
+func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]int {
+	t.Helper()
+	list, err := c.ipvs.GetDestinations(c.services(c.ports[id])[0].serviceKey.moby())
+	require.NoError(t, err)
+	weights := map[netip.AddrPort]int{}
+	for _, d := range list {
+		weights[addressOf(d)] = d.Weight
+	}
+	return weights
+}
+
+// TestReplaceAgain holds that a Replace with what is there already changes nothing, also by another process; and that
+// connections and affinity survive it.
+func TestReplaceAgain(t *testing.T) {
+	c := newCluster(t, Options{})
+	sticky := c.web("sticky", model.IPv4, 2, 0, 1, 2, 3)
+	sticky.Affinity = time.Hour
+	limited := &view.ServicePort{
+		ID: serviceID("limited", model.TCP, model.IPv4), Frontends: []view.Frontend{everywhere(view.Frontend{
+			Kind: view.LoadBalancer, Address: ingress(model.IPv4, 9), Port: servicePort,
+			Sources: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("192.0.2.0/24")},
+		}, view.Cluster, true)},
+		Cluster: c.backends(model.IPv4, tcpPort, 1),
+	}
+	c.set(c.web("web", model.IPv4, 1, 0, 1), c.web("web", model.IPv6, 1, 2), c.web("none", model.IPv6, 3), sticky, limited)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	before := c.kernel(t)
+	numbers := c.ports[serviceID("web", model.TCP, model.IPv4)].numbers
+
+	open, err := c.client.Dial(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), patient)
+	require.NoError(t, err)
+	defer open.Close()
+	first := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 2), servicePort), 1, patient)
+	require.True(t, first.All(testenv.Answered), "%v", first)
+
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.Equal(t, withoutCounts(before), withoutCounts(c.kernel(t)))
+
+	again := newInHost(t, c.a.Host, Options{})
+	require.NoError(t, again.Replace(t.Context(), c.state))
+	require.Equal(t, withoutCounts(before), withoutCounts(c.kernel(t)))
+	require.Equal(t, numbers, again.ports[serviceID("web", model.TCP, model.IPv4)].numbers)
+	_, err = open.Echo(t.Context(), "still there")
+	require.NoError(t, err)
+	later := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 2), servicePort), 6, patient)
+	require.Equal(t, []string{keys(first.Backends())[0]}, keys(later.Backends()), "%v, then %v", first, later)
+}
+
+// withoutCounts leaves out the numbers of connections.
+func withoutCounts(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 3 && fields[0] == "->" {
+			line = strings.Join(fields[:4], " ") + "\n"
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+func keys(m map[string]int) (names []string) {
+	for k := range m {
+		names = append(names, k)
+	}
+	return names
+}
+
+// TestApply holds that changes leave the kernel as a Replace would.
+func TestApply(t *testing.T) {
+	c := newCluster(t, Options{})
+	web, other := c.web("web", model.IPv4, 1, 0, 1), c.web("other", model.IPv4, 2, 2)
+	c.set(web, other)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	to := func(last byte) testenv.Result {
+		return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 4, patient)
+	}
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1, 3))
+	require.Equal(t, map[string]int{"pod1": 2, "pod3": 2}, to(1).Backends())
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1))
+	require.True(t, to(1).All(testenv.Refused))
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 3))
+	require.Equal(t, map[string]int{"pod3": 4}, to(1).Backends())
+
+	// Two Services exchange their addresses and nodePorts at once.
+	swapped, back := c.web("web", model.IPv4, 2, 3), c.web("other", model.IPv4, 1, 2)
+	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: c.state.Ports[web.ID], After: swapped}, {Before: other, After: back}}))
+	c.set(swapped, back)
+	require.Equal(t, map[string]int{"pod2": 4}, to(1).Backends())
+	require.Equal(t, map[string]int{"pod3": 4}, to(2).Backends())
+
+	c.apply(t, web.ID, nil)
+	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 2), servicePort), 1, hasty)
+	require.Equal(t, 1, r.Count(testenv.Unreachable)+r.Count(testenv.TimedOut), "the address is nobody's any more: %v", r)
+	require.Equal(t, map[string]int{"pod2": 4}, to(1).Backends())
+
+	changed := c.kernel(t)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
+}
+
+// TestAffinity holds that clients stay with their backend until it goes, at each address of a Service port.
+func TestAffinity(t *testing.T) {
+	c := newCluster(t, Options{})
+	for _, family := range families {
+		for _, tr := range transports {
+			f := localPolicy(view.Frontend{Kind: view.LoadBalancer, Address: ingress(family, 1), Port: servicePort}, view.Local)
+			c.set(&view.ServicePort{
+				ID: serviceID("sticky", tr.protocol, family), Affinity: time.Hour,
+				Frontends: []view.Frontend{clusterIP(vip(family, 1)), f, nodePort(30001)},
+				Cluster:   c.backends(family, tr.port, 0, 1, 2, 3), Local: c.backends(family, tr.port, 0, 1),
+			})
+		}
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+		id := serviceID("sticky", tr.protocol, family)
+		nodePort := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30001)
+		for _, from := range []*testenv.Host{c.client.Host, c.pods[1].Host, c.a.Host} {
+			for _, to := range []netip.AddrPort{
+				netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(ingress(family, 1), servicePort), nodePort,
+			} {
+				r := probe(from, to.Addr(), to.Port(), 5)
+				require.True(t, r.All(testenv.Answered), "%s to %v: %v", from.Name, to, r)
+				require.Len(t, r.Backends(), 1, "%s to %v: %v", from.Name, to, r)
+			}
+		}
+		seen := map[string]bool{}
+		for _, from := range append([]*testenv.Host{c.client.Host, c.a.Host}, c.pods[0].Host, c.pods[1].Host) {
+			seen[keys(probe(from, vip(family, 1), servicePort, 1).Backends())[0]] = true
+		}
+		require.Greater(t, len(seen), 1, "not all are together")
+
+		chosen := probe(c.client.Host, vip(family, 1), servicePort, 1).Attempts[0].Reply.Server
+		less, all := *c.state.Ports[id], c.state.Ports[id]
+		less.Cluster = nil
+		for _, b := range all.Cluster {
+			if b.Address != chosen {
+				less.Cluster = append(less.Cluster, b)
+			}
+		}
+		c.apply(t, id, &less)
+		r := probe(c.client.Host, vip(family, 1), servicePort, 5)
+		require.NotContains(t, r.Servers(), chosen, "%v", r)
+		require.Len(t, r.Backends(), 1, "%v", r)
+		c.apply(t, id, all)
+		require.Equal(t, keys(r.Backends()), keys(probe(c.client.Host, vip(family, 1), servicePort, 5).Backends()), "who came back is not gone back to")
+	})
+	// Without affinity it is one virtual service by mark again.
+	id := serviceID("sticky", model.TCP, model.IPv4)
+	plain := *c.state.Ports[id]
+	plain.Affinity = 0
+	c.apply(t, id, &plain)
+	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(c.a.IPv4, 30001), 4, patient)
+	require.Len(t, r.Backends(), 4, "%v", r)
+	changed := c.kernel(t)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
+}
+
+// TestDrain holds that connections to a backend that is gone go on while they last, and those of UDP do not.
+func TestDrain(t *testing.T) {
+	c := newCluster(t, Options{})
+	web := c.web("web", model.IPv4, 1, 0)
+	udp := &view.ServicePort{
+		ID: serviceID("dns", model.UDP, model.IPv4), Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 1))}, Cluster: c.backends(model.IPv4, udpPort, 0),
+	}
+	c.set(web, udp)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	target := netip.AddrPortFrom(vip(model.IPv4, 1), servicePort)
+	var open []*testenv.Conn
+	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP} {
+		conn, err := c.client.Dial(t.Context(), proto, target, patient)
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = conn.Echo(t.Context(), "begin")
+		require.NoError(t, err)
+		open = append(open, conn)
+	}
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 2))
+	moved := *udp
+	moved.Cluster = c.backends(model.IPv4, udpPort, 2)
+	c.apply(t, udp.ID, &moved)
+	gone := c.backends(model.IPv4, tcpPort, 0)[0].Address
+	require.Equal(t, map[netip.AddrPort]int{gone: 0, c.backends(model.IPv4, tcpPort, 2)[0].Address: 1}, c.destinations(t, web.ID))
+	require.Len(t, c.destinations(t, udp.ID), 1)
+
+	reply, err := open[0].Echo(t.Context(), "go on")
+	require.NoError(t, err)
+	require.Equal(t, "pod0", reply.Name)
+	require.Equal(t, map[string]int{"pod2": 4}, c.client.Probe(t.Context(), testenv.TCP, target, 4, patient).Backends())
+
+	// Who comes back is there at once, and leaves again.
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 0, 2))
+	require.Equal(t, 1, c.destinations(t, web.ID)[gone])
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 2))
+
+	c.endDrains(time.Now())
+	require.Contains(t, c.destinations(t, web.ID), gone, "its connection is open")
+	c.endDrains(time.Now().Add(DefaultDrainLimit))
+	require.NotContains(t, c.destinations(t, web.ID), gone)
+
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1))
+	require.Equal(t, map[netip.AddrPort]int{c.backends(model.IPv4, tcpPort, 2)[0].Address: 0}, c.destinations(t, web.ID))
+	again := newInHost(t, c.a.Host, Options{})
+	require.NoError(t, again.Replace(t.Context(), c.state))
+	require.Len(t, again.draining, 1, "a new process waits as well")
+}
+
+// TestSources holds that who may not use a load balancer's address is not answered.
+func TestSources(t *testing.T) {
+	c := newCluster(t, Options{})
+	for _, family := range families {
+		own := c.client.Addr(family == model.IPv6)
+		wide := netip.PrefixFrom(own, own.BitLen()-8).Masked()
+		for last, sources := range map[byte][]netip.Prefix{
+			1: {wide, netip.PrefixFrom(own, own.BitLen())},
+			2: {netip.PrefixFrom(c.pods[0].Addr(family == model.IPv6), own.BitLen())},
+		} {
+			f := everywhere(view.Frontend{Kind: view.LoadBalancer, Address: ingress(family, last), Port: servicePort, Sources: sources}, view.Cluster, true)
+			c.set(&view.ServicePort{
+				ID: serviceID("limited"+string('0'+rune(last)), model.TCP, family), Frontends: []view.Frontend{f}, Cluster: c.backends(family, tcpPort, 2),
+			})
+		}
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	for _, family := range families {
+		to := func(from *testenv.Host, last byte, options testenv.ProbeOptions) testenv.Result {
+			return from.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(ingress(family, last), servicePort), 1, options)
+		}
+		require.True(t, to(c.client.Host, 1, patient).All(testenv.Answered))
+		require.True(t, to(c.client.Host, 2, hasty).All(testenv.TimedOut))
+		require.True(t, to(c.pods[0].Host, 2, patient).All(testenv.Answered))
+		require.True(t, to(c.pods[0].Host, 1, hasty).All(testenv.TimedOut))
+		require.True(t, to(c.a.Host, 1, hasty).All(testenv.TimedOut))
+	}
+}
+
+// TestSchedulers holds that the kernel has all the schedulers, and that connections get somewhere with each.
+func TestSchedulers(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0, 1, 2, 3), c.web("web", model.IPv6, 1, 0, 1, 2, 3))
+	for _, scheduler := range Schedulers() {
+		h := newInHost(t, c.a.Host, Options{Scheduler: scheduler})
+		require.NoError(t, h.Replace(t.Context(), c.state), scheduler)
+		for _, family := range families {
+			s, err := h.ipvs.GetService(h.services(h.ports[serviceID("web", model.TCP, family)])[0].serviceKey.moby())
+			require.NoError(t, err)
+			require.Equal(t, scheduler, s.SchedName)
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 8, patient)
+			require.True(t, r.All(testenv.Answered), "%s: %v", scheduler, r)
+			if scheduler == "mh" {
+				require.Greater(t, len(r.Backends()), 1, "by the source's port, too: %v", r)
+			}
+		}
+	}
+	_, err := New(Options{Scheduler: "best"})
+	require.ErrorContains(t, err, "must be one of rr, wrr")
+}
+
+// TestNodesOwn holds that a node's own address that a Service has, too, stays the node's.
+func TestNodesOwn(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.a.Serve(testenv.TCP, 22)
+	for _, family := range families {
+		c.set(&view.ServicePort{
+			ID:        serviceID("web", model.TCP, family),
+			Frontends: []view.Frontend{everywhere(view.Frontend{Kind: view.ExternalIP, Address: c.a.Addr(family == model.IPv6), Port: servicePort}, view.Cluster, true)},
+			Cluster:   c.backends(family, tcpPort, 2),
+		})
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	check := func() {
+		for _, family := range families {
+			a := c.a.Addr(family == model.IPv6)
+			require.Equal(t, map[string]int{"pod2": 2}, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, servicePort), 2, patient).Backends())
+			require.Equal(t, map[string]int{"a": 1}, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, 22), 1, patient).Backends())
+		}
+		out, err := c.a.Run(t.Context(), "ip", "addr", "show", "dev", Device)
+		require.NoError(t, err)
+		require.NotContains(t, out, c.a.IPv4.String())
+	}
+	check()
+	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
+	c.apply(t, web.ID, nil)
+	c.apply(t, web.ID, web)
+	check()
+}
+
+// TestRefused holds that a backend that IPVS refuses costs its Service port only that backend.
+func TestRefused(t *testing.T) {
+	c := newCluster(t, Options{})
+	bad := c.web("bad", model.IPv4, 1, 0)
+	bad.Cluster = append(bad.Cluster, view.Backend{Address: netip.MustParseAddrPort("224.0.0.1:80")})
+	c.set(bad, c.web("good", model.IPv4, 2, 1))
+	check := func(err error) {
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.Len(t, ports, 1)
+		require.Equal(t, bad.ID, ports[0].ID)
+		require.ErrorContains(t, err, "add backend 224.0.0.1:80")
+		for last, pod := range map[byte]string{1: "pod0", 2: "pod1"} {
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 2, patient)
+			require.Equal(t, map[string]int{pod: 2}, r.Backends())
+		}
+	}
+	check(c.Replace(t.Context(), c.state))
+	c.apply(t, bad.ID, nil)
+	check(c.Apply(t.Context(), []view.Change{{After: bad}}))
+}
+
+// TestWatch holds that what others do to ours is noticed, and what we do is not.
+func TestWatch(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	ctx, cancel := context.WithCancel(t.Context())
+	lost, done := make(chan string, 100), make(chan struct{})
+	var s subscriptions
+	require.NoError(t, c.a.Do(func() error {
+		s = c.subscribe()
+		return nil
+	}))
+	go func() {
+		defer close(done)
+		c.watch(ctx, s, func(reason string) { lost <- reason })
+	}()
+	for what, command := range map[string]string{
+		"rules":     "nft flush ruleset",
+		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
+		"address":   "ip addr del 10.96.0.1/32 dev " + Device,
+		"device":    "ip link del " + Device,
+		"addresses": "ip -6 addr flush dev " + Device,
+	} {
+		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 1))
+		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 0))
+		require.Empty(t, lost, what)
+		_, err := c.a.Run(ctx, "sh", "-c", command)
+		require.NoError(t, err)
+		select {
+		case reason := <-lost:
+			t.Log(what, reason)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "not noticed", what)
+		}
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+		require.True(t, r.All(testenv.Answered), "%s: %v", what, r)
+		for len(lost) > 0 {
+			<-lost
+		}
+	}
+	require.NoError(t, c.ipvs.Flush())
+	require.Equal(t, "a virtual service of IPVS is gone", <-lost)
+	cancel()
+	<-done
+}
+
+// TestSettings holds that the kernel gets the settings.
+func TestSettings(t *testing.T) {
+	c := newCluster(t, Options{StrictARP: true, TCPTimeout: 111 * time.Second, UDPTimeout: 33 * time.Second})
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.NoError(t, c.a.Do(func() error {
+		for _, settings := range []map[string]string{sysctls, strictARP} {
+			for name, want := range settings {
+				value, err := os.ReadFile("/proc/sys/" + strings.TrimPrefix(name, "?"))
+				require.NoError(t, err)
+				require.Equal(t, want, strings.TrimSpace(string(value)), name)
+			}
+		}
+		return nil
+	}))
+	config, err := c.ipvs.GetConfig()
+	require.NoError(t, err)
+	require.Equal(t, 111*time.Second, config.TimeoutTCP)
+	require.Equal(t, 33*time.Second, config.TimeoutUDP)
+	require.NotZero(t, config.TimeoutTCPFin)
+}
+
+// TestMissing holds that what a kernel lacks is all told, with the modules that would help, and that these are asked for.
+func TestMissing(t *testing.T) {
+	loaded := map[string]bool{}
+	absent := errors.New("absent")
+	probes := []probe{
+		{"one", "mod_one", func() error { return nil }},
+		{"two", "mod_two", func() error {
+			if loaded["mod_two"] {
+				return nil
+			}
+			return absent
+		}},
+		{"three", "mod_three", func() error { return absent }},
+		{"four", "mod_four", func() error { return absent }},
+	}
+	err := find(probes, func(module string) error {
+		loaded[module] = true
+		return nil
+	})
+	require.Equal(t, map[string]bool{"mod_two": true, "mod_three": true, "mod_four": true}, loaded)
+	require.EqualError(t, err, "this node has no three (kernel module mod_three): absent\nthis node has no four (kernel module mod_four): absent")
+	require.ErrorAs(t, err, new(*MissingError))
+}
+
+// TestOthersServices holds that virtual services of others, e.g. kube-proxy's, stay as they are through all of it; ours are
+// there first for the same address. In the end there is nothing of ours.
+func TestOthersServices(t *testing.T) {
+	c := newCluster(t, Options{})
+	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
+	var before string
+	require.NoError(t, c.a.Do(func() error {
+		require.NoError(t, c.prepare(c.state.Node))
+		require.NoError(t, c.ipvs.NewService(foreign))
+		require.NoError(t, c.ipvs.NewDestination(foreign, destination(c.backends(model.IPv4, tcpPort, 3)[0].Address, 1)))
+		text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+		before = string(text)
+		return err
+	}))
+	c.set(c.web("web", model.IPv4, 1, 0), c.web("none", model.IPv6, 2))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+	require.Equal(t, map[string]int{"pod0": 2}, r.Backends())
+	require.ErrorContains(t, func() error {
+		require.NoError(t, c.Cleanup(t.Context()))
+		return c.Apply(t.Context(), nil)
+	}(), "call Replace first")
+	require.NoError(t, c.a.Do(func() error {
+		require.NoError(t, Cleanup(t.Context()), "nothing left to clean")
+		text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+		require.Equal(t, withoutCounts(before), withoutCounts(string(text)))
+		return err
+	}))
+	out, err := c.a.Run(t.Context(), "sh", "-c", "nft list ruleset; ip addr")
+	require.NoError(t, err)
+	require.NotContains(t, out, "slicecast")
+}

@@ -1,0 +1,16 @@
+package ipvs
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/slicecast/slicecast/internal/testenv/vm"
+)
+
+func TestMain(m *testing.M) {
+	// The flag can still be given for more.
+	if err := flag.Set("rapid.checks", "10"); err != nil {
+		panic(err)
+	}
+	vm.Main(m)
+}

@@ -1,0 +1,131 @@
+package ipvs
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestPackets sees what becomes of real packets to Services of each sort.
+func TestPackets(t *testing.T) {
+	c := newCluster(t, Options{})
+	for _, family := range families {
+		for _, tr := range transports {
+			c.set(
+				&view.ServicePort{
+					ID:        serviceID("web", tr.protocol, family),
+					Frontends: []view.Frontend{clusterIP(vip(family, 1)), nodePort(30001)},
+					Cluster:   c.backends(family, tr.port, 0, 1, 2, 3),
+				},
+				&view.ServicePort{
+					ID:        serviceID("own", tr.protocol, family),
+					Frontends: []view.Frontend{clusterIP(vip(family, 2))},
+					Cluster:   c.backends(family, tr.port, 0),
+				},
+				&view.ServicePort{
+					ID: serviceID("none", tr.protocol, family),
+					Frontends: []view.Frontend{
+						everywhere(view.Frontend{Kind: view.ClusterIP, Address: vip(family, 3), Port: servicePort}, view.Reject, false),
+						everywhere(view.Frontend{Kind: view.NodePort, Port: 30003}, view.Reject, true),
+					},
+				},
+				&view.ServicePort{
+					ID: serviceID("local", tr.protocol, family),
+					Frontends: []view.Frontend{
+						localPolicy(view.Frontend{Kind: view.LoadBalancer, Address: ingress(family, 4), Port: servicePort}, view.Local),
+						localPolicy(view.Frontend{Kind: view.NodePort, Port: 30004}, view.Local),
+					},
+					Cluster: c.backends(family, tr.port, 0, 2), Local: c.backends(family, tr.port, 0),
+				},
+				&view.ServicePort{
+					ID: serviceID("nolocal", tr.protocol, family),
+					Frontends: []view.Frontend{
+						localPolicy(view.Frontend{Kind: view.LoadBalancer, Address: ingress(family, 5), Port: servicePort}, view.Drop),
+					},
+					Cluster: c.backends(family, tr.port, 2),
+				},
+			)
+		}
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	all := map[string]*testenv.Host{"local pod": c.pods[0].Host, "remote pod": c.pods[2].Host, "node": c.a.Host, "client": c.client.Host}
+
+	each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
+		ip := func(h *testenv.Host) netip.Addr { return h.Addr(family == model.IPv6) }
+		for name, from := range all {
+			if name == "remote pod" {
+				continue // node b has no Services; it sends nodePorts only
+			}
+			viaVIP := probe(from, vip(family, 1), servicePort, 8)
+			require.Len(t, viaVIP.Backends(), 4, "%s: %v", name, viaVIP)
+			for i, pod := range c.pods {
+				clients := viaVIP.Clients(pod.Name)
+				switch {
+				case name == "client", name == "node" && i >= 2:
+					require.NotContains(t, clients, ip(c.client.Host), "%s to %s: %v", name, pod.Name, viaVIP)
+					require.NotContains(t, clients, vip(family, 1), "%s to %s: %v", name, pod.Name, viaVIP)
+				case name == "local pod" && i > 0:
+					require.Equal(t, []netip.Addr{ip(from)}, clients, "%s to %s: %v", name, pod.Name, viaVIP)
+				case name == "local pod":
+					require.NotContains(t, clients, ip(from), "hairpin: %v", viaVIP)
+				}
+			}
+			for _, rejected := range []netip.AddrPort{
+				netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(ip(c.a.Host), 30003), netip.AddrPortFrom(vip(family, 1), servicePort+1),
+			} {
+				r := probe(from, rejected.Addr(), rejected.Port(), 2)
+				require.Equal(t, 2, r.Count(testenv.Refused)+r.Count(testenv.Denied), "%s to %v: %v", name, rejected, r)
+			}
+		}
+		for name, from := range all {
+			viaNode := probe(from, ip(c.a.Host), 30001, 8)
+			require.Len(t, viaNode.Backends(), 4, "%s: %v", name, viaNode)
+			if name != "node" {
+				for _, pod := range c.pods {
+					require.NotContains(t, viaNode.Clients(pod.Name), ip(from), "%s: %v", name, viaNode)
+				}
+			}
+			if name == "remote pod" {
+				continue // whose own node's pods would reply to it past node a
+			}
+			viaNode = probe(from, ip(c.a.Host), 30004, 4)
+			switch name {
+			case "client":
+				require.Equal(t, map[string]int{"pod0": 4}, viaNode.Backends(), "%s: %v", name, viaNode)
+				require.Equal(t, []netip.Addr{ip(from)}, viaNode.Clients("pod0"), "%s: %v", name, viaNode)
+			default:
+				require.Len(t, viaNode.Backends(), 2, "%s: %v", name, viaNode)
+				if name != "node" {
+					require.Equal(t, []netip.Addr{ip(from)}, viaNode.Clients("pod2"), "%s: %v", name, viaNode)
+				} else {
+					require.Equal(t, []netip.Addr{ip(c.a.Host)}, viaNode.Clients("pod2"), "%s: %v", name, viaNode)
+				}
+			}
+		}
+		r := probe(c.pods[0].Host, vip(family, 2), servicePort, 3)
+		require.True(t, r.All(testenv.Answered), "hairpin: %v", r)
+		require.NotContains(t, r.Clients("pod0"), ip(c.pods[0].Host), "hairpin: %v", r)
+
+		for _, from := range []*testenv.Host{c.pods[1].Host, c.a.Host} {
+			r := probe(from, ingress(family, 5), servicePort, 2)
+			require.Equal(t, map[string]int{"pod2": 2}, r.Backends(), "%s: %v", from.Name, r)
+		}
+		r = c.client.Probe(t.Context(), tr.probe, netip.AddrPortFrom(ingress(family, 5), servicePort), 1, hasty)
+		require.True(t, r.All(testenv.TimedOut), "%v", r)
+		r = probe(c.client.Host, ingress(family, 4), servicePort, 3)
+		require.Equal(t, map[string]int{"pod0": 3}, r.Backends(), "%v", r)
+
+		r = c.a.Probe(t.Context(), tr.probe, netip.AddrPortFrom(loopback(family).Addr(), 30001), 2, patient)
+		require.True(t, r.All(testenv.Refused), "loopback is left alone: %v", r)
+	})
+	out, err := c.a.Run(t.Context(), "nft", "list", "table", "ip", Table)
+	require.NoError(t, err)
+	number := c.ports[serviceID("own", model.TCP, model.IPv4)].numbers[clusterRole]
+	require.Contains(t, out, fmt.Sprintf(`10.96.0.2 . tcp . 80 comment "default/own:p/TCP/IPv4" : %#08x`, markTag|flagMasquerade|number), "for operators")
+}

@@ -1,0 +1,483 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	mobyipvs "github.com/moby/ipvs"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// DefaultScheduler gives each backend of a Service the same number of new connections, in turn.
+const DefaultScheduler = "rr"
+
+// Schedulers are IPVS' schedulers that may be asked for; ipvsadm(8) says what each does.
+func Schedulers() []string {
+	return []string{"rr", "wrr", "lc", "wlc", "sed", "nq", "dh", "sh", "mh", "lblc", "lblcr"}
+}
+
+// Defaults.
+const (
+	// DefaultMasqueradeMark is the bit that kube-proxy uses, though of the packet's mark.
+	DefaultMasqueradeMark = 1 << 14
+	// DefaultDrainLimit is how long connections to a backend that is gone may last.
+	DefaultDrainLimit = 15 * time.Minute
+)
+
+// Options for New. The zero value is good.
+type Options struct {
+	// Scheduler chooses the backends of all Services. Empty: DefaultScheduler.
+	Scheduler string
+	// MasqueradeMark is the one bit of conntrack's mark that says that a connection is to be masqueraded. 0:
+	// DefaultMasqueradeMark.
+	MasqueradeMark uint32
+	// DrainLimit is how long TCP connections to a backend that is gone may last. 0: DefaultDrainLimit.
+	DrainLimit time.Duration
+	// StrictARP has the node answer ARP requests for the addresses of the interface only that they come in by, and so not
+	// for those of Services: for load balancers that announce these addresses themselves, e.g. MetalLB.
+	StrictARP bool
+	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long IPVS remembers idle connections, in seconds, of each kind. 0: as
+	// the kernel has it.
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
+	// Log is told what is missing on this machine and, at level debug, each write. nil: slog.Default().
+	Log *slog.Logger
+}
+
+// complete checks the options and puts the defaults in.
+func (o *Options) complete() error {
+	if o.Scheduler == "" {
+		o.Scheduler = DefaultScheduler
+	}
+	if !slices.Contains(Schedulers(), o.Scheduler) {
+		return fmt.Errorf("IPVS scheduler %q: it must be one of %s", o.Scheduler, strings.Join(Schedulers(), ", "))
+	}
+	if o.MasqueradeMark == 0 {
+		o.MasqueradeMark = DefaultMasqueradeMark
+	}
+	if bits.OnesCount32(o.MasqueradeMark) != 1 {
+		return fmt.Errorf("masquerade mark 0x%x: it must be one bit", o.MasqueradeMark)
+	}
+	if o.DrainLimit == 0 {
+		o.DrainLimit = DefaultDrainLimit
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return nil
+}
+
+// Programmer is the programmer for IPVS.
+type Programmer struct {
+	options  Options
+	log      *slog.Logger
+	families []model.Family // that this machine has
+	ipvs     *mobyipvs.Handle
+	links    *netlink.Handle
+	tables   *tables
+
+	// mu guards what is below: Watch looks at it, too, and ends what drains.
+	mu     sync.Mutex
+	device netlink.Link
+	// known is false while it is not known what the kernel holds, and a Replace must come.
+	known   bool
+	layouts map[model.Family]*layout
+	ports   map[view.ServicePortID]*programmed
+	// shared counts the Service ports (or their frontends, backends) that have an element which others may have.
+	shared map[model.Family]map[elementKey]int
+	// foreign are those of the wanted addresses that are not on our device as another has them.
+	foreign map[netip.Addr]bool
+	node    view.Node
+	// nodeAddresses are those that NodePorts with affinity are on.
+	nodeAddresses map[model.Family][]netip.Addr
+	taken         map[uint32]bool // numbers of virtual services
+	last          uint32          // the number that was given last
+	// draining are the backends whose connections are waited for, and until when at most.
+	draining map[drainKey]time.Time
+}
+
+var _ programmer.Monitor = (*Programmer)(nil)
+
+// programmed is a Service port that the kernel has.
+type programmed struct {
+	port    *view.ServicePort
+	numbers ids
+}
+
+// change gathers what is to be done once all that packets may be led to is there.
+type change struct {
+	held, want     map[model.Family]elements
+	create         map[model.Family]bool // the whole table
+	arrive, depart []netip.Addr
+	removals       []removal
+	gone           []serviceKey
+	errs           []error // PortErrors
+}
+
+func newChange() *change {
+	return &change{
+		held:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
+		want:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
+		create: map[model.Family]bool{},
+	}
+}
+
+// Replace makes the kernel hold exactly this state. What is as wanted is not touched. Virtual services keep their numbers,
+// and so their connections, also if another process gave them.
+func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.known, p.node = false, state.Node
+	if err := p.prepare(state.Node); err != nil {
+		return err
+	}
+	p.layouts = map[model.Family]*layout{}
+	x := newChange()
+	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
+	for _, family := range p.families {
+		l := newLayout(family, state.Node, p.options.MasqueradeMark)
+		p.layouts[family] = l
+		held, whole, err := p.tables.read(l)
+		if err != nil {
+			return err
+		}
+		x.held[family], x.create[family] = held, !whole
+		for k, e := range held {
+			switch k.set {
+			case setServices:
+				numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
+			case setAffinity:
+				named[l.affinityKey(k.key)] = true
+			}
+		}
+	}
+	// What this process remembers counts for more than a table that others may have changed.
+	for _, known := range p.ports {
+		for r, number := range known.numbers {
+			if number != 0 {
+				numbers[serviceComment(known.port.ID, role(r))] = number
+			}
+		}
+		for _, v := range p.services(known) {
+			named[v.serviceKey] = true
+		}
+	}
+	services, err := p.readServices(func(k serviceKey) bool { return named[k] })
+	if err != nil {
+		return err
+	}
+	onDevice, err := p.deviceAddresses()
+	if err != nil {
+		return err
+	}
+	p.ports = make(map[view.ServicePortID]*programmed, len(state.Ports))
+	p.shared = map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}}
+	p.foreign, p.taken = map[netip.Addr]bool{}, map[uint32]bool{}
+	for k := range services {
+		p.taken[k.number] = true
+	}
+	for _, number := range numbers {
+		p.taken[number] = true
+	}
+	for id, port := range state.Ports {
+		if p.layouts[id.Family] == nil {
+			continue
+		}
+		now := &programmed{port: port}
+		for r := range roles {
+			if number := numbers[serviceComment(id, r)]; services[serviceKey{family: id.Family, number: number}] != nil {
+				now.numbers[r] = number
+			}
+		}
+		p.giveNumbers(now)
+		for _, v := range p.services(now) {
+			if err := p.replaceService(x, v, services[v.serviceKey]); err != nil {
+				return err
+			}
+			delete(services, v.serviceKey)
+		}
+		p.ports[id] = now
+		p.wantOwn(x.want[id.Family], now)
+		shared(port, func(k elementKey) { p.shared[id.Family][k]++ })
+	}
+	for k := range services {
+		x.gone = append(x.gone, k)
+	}
+	p.replaceShared(x, onDevice)
+	return p.carryOut(ctx, x)
+}
+
+// replaceShared wants the elements that Service ports share, and their addresses on the device.
+func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) {
+	wanted := map[netip.Addr]bool{}
+	for family, keys := range p.shared {
+		for k := range keys {
+			if k.set == setAddresses {
+				a, _ := netip.AddrFromSlice([]byte(k.key))
+				if !onDevice[a] && !p.arrives(a) {
+					continue
+				}
+				wanted[a] = true
+				if !onDevice[a] {
+					x.arrive = append(x.arrive, a)
+				}
+			}
+			x.want[family][k] = element{}
+		}
+	}
+	for a := range onDevice {
+		if !wanted[a] {
+			x.depart = append(x.depart, a)
+		}
+	}
+}
+
+// arrives tells whether an address is to come to our device, and notes it if not.
+func (p *Programmer) arrives(a netip.Addr) bool {
+	own := p.nodesOwn(a)
+	if own {
+		p.foreign[a] = true
+	}
+	return !own
+}
+
+// giveNumbers gives numbers to the virtual services that need one. A Service port keeps them as long as it is there: also
+// without backends, as connections may go on.
+func (p *Programmer) giveNumbers(now *programmed) {
+	for r := range roles {
+		if now.port.Affinity > 0 {
+			now.numbers[r] = 0
+		} else if now.numbers[r] == 0 && len(r.backends(now.port)) > 0 {
+			now.numbers[r] = p.number()
+		}
+	}
+}
+
+// replaceService makes a virtual service as it should be, but for the backends to remove. held is nil if there is none.
+func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) error {
+	if held == nil {
+		held = &heldService{}
+	}
+	if err := p.ensureService(x, v, held.service); err != nil {
+		return err
+	}
+	for _, b := range v.backends {
+		if held.weights[b.Address] != 1 {
+			if err := x.port(v.owner, p.addBackend(v.serviceKey, b.Address)); err != nil {
+				return err
+			}
+		}
+		delete(held.weights, b.Address)
+	}
+	for b, weight := range held.weights {
+		if weight == 0 && waits(v.owner.Protocol) {
+			p.drain(drainKey{v.serviceKey, b})
+			continue
+		}
+		x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
+	}
+	return nil
+}
+
+// Apply changes the virtual services and backends of the Service ports that changed. What clients see of it changes in one
+// transaction for each IP family.
+func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.known {
+		return errors.New("it is not known what the kernel holds: call Replace first")
+	}
+	p.known = false // unless all goes well
+	x := newChange()
+	touched := map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}} // how much more of each
+	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
+	for _, c := range changes {
+		id := c.ID()
+		if p.layouts[id.Family] == nil {
+			continue
+		}
+		numbers := ids{}
+		if was := p.ports[id]; was != nil {
+			numbers = was.numbers
+			for _, v := range p.services(was) {
+				before[v.serviceKey] = v
+			}
+			p.wantOwn(x.held[id.Family], was)
+			shared(was.port, func(k elementKey) { touched[id.Family][k]-- })
+			delete(p.ports, id)
+		}
+		if c.After != nil {
+			now := &programmed{port: c.After, numbers: numbers}
+			p.giveNumbers(now)
+			after = append(after, p.services(now)...)
+			p.wantOwn(x.want[id.Family], now)
+			shared(now.port, func(k elementKey) { touched[id.Family][k]++ })
+			p.ports[id] = now
+		}
+	}
+	for _, v := range after {
+		if err := p.changeService(x, before[v.serviceKey], v); err != nil {
+			return err
+		}
+		delete(before, v.serviceKey)
+	}
+	for k := range before {
+		x.gone = append(x.gone, k)
+	}
+	for family, keys := range touched {
+		for k, more := range keys {
+			p.changeShared(x, family, k, more)
+		}
+	}
+	return p.carryOut(ctx, x)
+}
+
+// changeService makes a virtual service as it should be, but for the backends to remove. was is nil for a new one.
+func (p *Programmer) changeService(x *change, was, v *virtual) error {
+	var have *mobyipvs.Service
+	var last []view.Backend
+	if was != nil {
+		have, last = was.moby(), was.backends
+	}
+	if err := p.ensureService(x, v, have); err != nil {
+		return err
+	}
+	if len(last) == len(v.backends) && (len(last) == 0 || &last[0] == &v.backends[0]) {
+		return nil
+	}
+	var err error
+	difference(last, v.backends,
+		func(b netip.AddrPort) { err = errors.Join(err, x.port(v.owner, p.addBackend(v.serviceKey, b))) },
+		func(b netip.AddrPort) {
+			x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
+		})
+	return err
+}
+
+// changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
+func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, more int) {
+	count := p.shared[family][k]
+	becomes := count + more
+	p.shared[family][k] = becomes
+	if becomes == 0 {
+		delete(p.shared[family], k)
+	}
+	if (count > 0) == (becomes > 0) {
+		return
+	}
+	if k.set == setAddresses {
+		a, _ := netip.AddrFromSlice([]byte(k.key))
+		if becomes == 0 && p.foreign[a] {
+			delete(p.foreign, a)
+			return
+		}
+		if becomes == 0 {
+			x.depart = append(x.depart, a)
+		} else {
+			if !p.arrives(a) {
+				return
+			}
+			x.arrive = append(x.arrive, a)
+		}
+	}
+	if becomes == 0 {
+		x.held[family][k] = element{}
+	} else {
+		x.want[family][k] = element{}
+	}
+}
+
+func (p *Programmer) wantOwn(to elements, of *programmed) {
+	l := p.layouts[of.port.ID.Family]
+	own(of.port, of.numbers, l.node.Pods.Of(l.family), func(k elementKey, e element) { to[k] = e })
+	for _, v := range p.services(of) {
+		if v.number == 0 {
+			to[elementKey{setAffinity, addressKey(v.address) + portKey(v.protocol, v.port)}] = element{comment: of.port.ID.String()}
+		}
+	}
+}
+
+// number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still
+// have.
+func (p *Programmer) number() uint32 {
+	for {
+		if p.last++; p.last > maxID {
+			p.last = 1
+		}
+		if !p.taken[p.last] {
+			p.taken[p.last] = true
+			return p.last
+		}
+	}
+}
+
+// port notes an error that is about one Service port, and returns any other: IPVS refuses, for instance, backends with
+// addresses that nothing can be sent to.
+func (x *change) port(id view.ServicePortID, err error) error {
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err})
+	return nil
+}
+
+// carryOut makes packets go where they should, and then removes what they do not go to any more. An address that goes is
+// taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
+func (p *Programmer) carryOut(_ context.Context, x *change) error {
+	start := time.Now()
+	for _, a := range x.depart {
+		if err := p.removeAddress(a); err != nil {
+			return err
+		}
+	}
+	for _, family := range p.families {
+		l, held := p.layouts[family], x.held[family]
+		if x.create[family] {
+			held = nil
+			if err := p.tables.create(l); err != nil {
+				return err
+			}
+		}
+		if err := p.tables.change(l, held, x.want[family]); err != nil {
+			return err
+		}
+	}
+	if err := p.tables.write(); err != nil {
+		return err
+	}
+	for _, a := range x.arrive {
+		if err := p.addAddress(a); err != nil {
+			return err
+		}
+	}
+	for _, r := range x.removals {
+		if err := p.removeBackend(r); err != nil {
+			return err
+		}
+	}
+	for _, k := range x.gone {
+		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+		}
+		delete(p.taken, k.number)
+	}
+	if len(x.gone) > 0 && len(p.draining) > 0 {
+		maps.DeleteFunc(p.draining, func(k drainKey, _ time.Time) bool { return slices.Contains(x.gone, k.service) })
+	}
+	p.known = true
+	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "backendsRemoved", len(x.removals), "duration", time.Since(start))
+	return errors.Join(x.errs...)
+}

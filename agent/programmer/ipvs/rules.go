@@ -1,0 +1,440 @@
+package ipvs
+
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Table is the name of the nftables table that a family has.
+const Table = "slicecast-ipvs"
+
+// The packet mark is what tells IPVS the set of backends: it has a virtual service for each mark, called a firewall mark
+// service. Ours have markTag in their highest byte. Maps give a mark with flags, which are gone when IPVS sees it.
+const (
+	markTag     uint32 = 0x5c << 24
+	markTagMask uint32 = 0xff << 24
+
+	flagMasquerade uint32 = 1 << 23
+	flagReject     uint32 = 1 << 22
+	flagDrop       uint32 = 1 << 21
+
+	maxID uint32 = flagDrop - 1
+)
+
+// Chains. The first four are hooked.
+const (
+	reenterChain     = "reenter"
+	inputChain       = "input"
+	outputChain      = "output"
+	postroutingChain = "postrouting"
+	sourcesChain     = "sources"
+	unknownChain     = "unknown-port"
+	routeChain       = "route"
+)
+
+// class is where a new connection comes from, as a Frontend's Routes tell them apart.
+type class int
+
+const (
+	pods class = iota
+	node
+	others
+	classes // how many
+)
+
+func (c class) String() string { return [...]string{"pods", "node", "others"}[c] }
+
+// route gives the class's route.
+func (c class) route(f view.Frontend) view.Route {
+	return [...]view.Route{f.Pods, f.Node, f.Others}[c]
+}
+
+// layout is a family's table: its sets, and its rules as long as the node stays as it is.
+type layout struct {
+	family    model.Family
+	table     *nftables.Table
+	sets      [setCount]*nftables.Set
+	node      view.Node
+	masqBit   uint32
+	addrLen   uint32
+	srcOffset uint32
+	dstOffset uint32
+}
+
+// setID names one of the table's sets and maps.
+type setID int
+
+// The maps by class come first: by address, protocol and port, and for NodePorts by protocol and port.
+const (
+	setNodePorts setID = setID(classes) + iota*setID(classes)
+	setAddresses
+)
+
+const (
+	setFiltered setID = setAddresses + 1 + iota
+	setSources
+	setHairpins
+	setServices
+	setAffinity
+	setCount
+)
+
+func (c class) frontends() setID { return setID(c) }
+func (c class) nodePorts() setID { return setNodePorts + setID(c) }
+
+func newLayout(family model.Family, node view.Node, masqBit uint32) *layout {
+	l := &layout{family: family, node: node, masqBit: masqBit, addrLen: 4, srcOffset: 12, dstOffset: 16}
+	addr := nftables.TypeIPAddr
+	l.table = &nftables.Table{Family: nftables.TableFamilyIPv4, Name: Table}
+	if family == model.IPv6 {
+		l.addrLen, l.srcOffset, l.dstOffset = 16, 8, 24
+		addr = nftables.TypeIP6Addr
+		l.table.Family = nftables.TableFamilyIPv6
+	}
+	proto, port := nftables.TypeInetProto, nftables.TypeInetService
+	set := func(id setID, name string, keys ...nftables.SetDatatype) *nftables.Set {
+		l.sets[id] = &nftables.Set{Table: l.table, Name: name, KeyType: nftables.MustConcatSetType(keys...)}
+		return l.sets[id]
+	}
+	for c := range classes {
+		for _, s := range []*nftables.Set{
+			set(c.frontends(), "from-"+c.String(), addr, proto, port),
+			set(c.nodePorts(), "from-"+c.String()+"-nodeports", proto, port),
+		} {
+			s.IsMap, s.DataType = true, nftables.TypeMark
+		}
+	}
+	set(setAddresses, "addresses", addr)
+	set(setFiltered, "filtered", addr, proto, port)
+	sources := set(setSources, "sources", addr, proto, port, addr)
+	sources.Interval, sources.Concatenation = true, true
+	set(setHairpins, "hairpins", addr, addr)
+	set(setServices, "services", nftables.TypeMark).KeyByteOrder = binaryutil.NativeEndian
+	set(setAffinity, "affinity", addr, proto, port)
+	return l
+}
+
+// affinityKey gives the virtual service that an element of the set of those by address names.
+func (l *layout) affinityKey(key string) serviceKey {
+	a, _ := netip.AddrFromSlice([]byte(key[:l.addrLen]))
+	k := serviceKey{family: l.family, address: a, port: binary.BigEndian.Uint16([]byte(key[l.addrLen+4:]))}
+	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
+		if key[l.addrLen] == protocolNumber(p) {
+			k.protocol = p
+		}
+	}
+	return k
+}
+
+// rule is one rule of a chain. Its comment is what an operator sees.
+type rule struct {
+	comment string
+	exprs   []expr.Any
+}
+
+// chain is one chain; hook is nil for one that others lead to.
+type chain struct {
+	name     string
+	kind     nftables.ChainType
+	hook     *nftables.ChainHook
+	priority nftables.ChainPriority
+	rules    []rule
+}
+
+// The hooks of IPVS are at priority 98 and 99 of input, -99 and -98 of output (kernel: net/netfilter/ipvs/ip_vs_core.c).
+// The mark is set as late as can be, so that nobody else's rules see it, and cleared at once when IPVS has sent the
+// packet on, which goes through the whole of output then.
+const (
+	beforeIPVSInput  = 97
+	beforeIPVSOutput = -99
+)
+
+func (l *layout) chains() []chain {
+	chains := []chain{
+		{reenterChain, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityRaw, []rule{{
+			"IPVS has seen its mark",
+			join(l.loadMark(), masked(markTagMask, markTag), setMark(0)),
+		}}},
+		{inputChain, nftables.ChainTypeFilter, nftables.ChainHookInput, beforeIPVSInput, l.inputRules()},
+		{outputChain, nftables.ChainTypeFilter, nftables.ChainHookOutput, beforeIPVSOutput, []rule{
+			l.checkSources(),
+			{"", verdict(expr.VerdictGoto, node.String())},
+		}},
+		{postroutingChain, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, l.postroutingRules()},
+		{name: sourcesChain, rules: []rule{
+			{"loadBalancerSourceRanges", join(l.loadFrontend(), []expr.Any{l.loadAddress(l.srcOffset, l.sourceRegister())}, l.in(setSources), verdict(expr.VerdictReturn, ""))},
+			{"", verdict(expr.VerdictDrop, "")},
+		}},
+		{name: unknownChain, rules: l.unknownRules()},
+		{name: routeChain, rules: l.routeRules()},
+	}
+	for c := range classes {
+		chains = append(chains, chain{name: c.String(), rules: l.classRules(c)})
+	}
+	return chains
+}
+
+// inputRules tell pods from others.
+func (l *layout) inputRules() []rule {
+	rules := []rule{l.checkSources()}
+	toPods := func(match []expr.Any) {
+		rules = append(rules, rule{"from pods", join(match, verdict(expr.VerdictGoto, pods.String()))})
+	}
+	detector := l.node.Pods
+	for _, p := range detector.Prefixes {
+		if model.FamilyOf(p.Addr()) == l.family {
+			toPods(l.inPrefix(l.srcOffset, p))
+		}
+	}
+	if detector.Interface != "" {
+		toPods(inputInterface([]byte(detector.Interface + "\x00")))
+	}
+	if detector.InterfacePrefix != "" {
+		toPods(inputInterface([]byte(detector.InterfacePrefix)))
+	}
+	return append(rules, rule{"", verdict(expr.VerdictGoto, others.String())})
+}
+
+// checkSources has new connections of sources that a frontend does not allow dropped.
+func (l *layout) checkSources() rule {
+	return rule{"", join(isNew(), l.loadFrontend(), l.in(setFiltered), verdict(expr.VerdictJump, sourcesChain))}
+}
+
+// classRules look the frontend up: by address, or as a NodePort.
+func (l *layout) classRules(c class) []rule {
+	rules := []rule{
+		{"", join(l.loadFrontend(), l.lookup(c.frontends()), verdict(expr.VerdictGoto, routeChain))},
+		{"", join(l.load(l.dstOffset), l.in(setAddresses), verdict(expr.VerdictGoto, unknownChain))},
+		{"no NodePorts there", join(l.inPrefix(l.dstOffset, loopback(l.family)), verdict(expr.VerdictReturn, ""))},
+	}
+	for _, p := range l.node.NodePorts {
+		if model.FamilyOf(p.Addr()) != l.family {
+			continue
+		}
+		match := []expr.Any{}
+		if p.Bits() > 0 {
+			match = l.inPrefix(l.dstOffset, p)
+		}
+		rules = append(rules, rule{"NodePorts", join(match, isLocal(), loadPort(1), l.lookup(c.nodePorts()), verdict(expr.VerdictGoto, routeChain))})
+	}
+	return rules
+}
+
+func loopback(family model.Family) netip.Prefix {
+	if family == model.IPv6 {
+		return netip.MustParsePrefix("::1/128")
+	}
+	return netip.MustParsePrefix("127.0.0.0/8")
+}
+
+// unknownRules refuse new connections to ports that no Service has, on addresses that only Services have: they would come
+// to whatever listens on all of the node's addresses.
+func (l *layout) unknownRules() []rule {
+	return append([]rule{
+		{"no ports", join(loadProtocol(1), compare(expr.CmpOpNeq, unix.IPPROTO_TCP), compare(expr.CmpOpNeq, unix.IPPROTO_UDP),
+			compare(expr.CmpOpNeq, unix.IPPROTO_SCTP), verdict(expr.VerdictReturn, ""))},
+	}, l.refuse("no Service", isNew())...)
+}
+
+// routeRules do what the mark's flags say; what is left is for IPVS. Rejecting and dropping is for new connections:
+// others are left to IPVS, which knows them.
+func (l *layout) routeRules() []rule {
+	flagged := func(flags uint32) []expr.Any { return join(l.loadMark(), anyBit(flags)) }
+	rules := []rule{{"no local endpoint", join(isNew(), flagged(flagDrop), verdict(expr.VerdictDrop, ""))}}
+	rules = append(rules, l.refuse("no endpoint", join(isNew(), flagged(flagReject)))...)
+	return append(rules, []rule{
+		{"open connections go on", join(flagged(flagDrop|flagReject), setMark(0), verdict(expr.VerdictReturn, ""))},
+		{"to be masqueraded", join(isNew(), flagged(flagMasquerade), setConnectionBit(l.masqBit))},
+		{"the mark of the virtual service", join(l.loadMark(), clearBits(flagMasquerade), storeMark())},
+	}...)
+}
+
+func (l *layout) postroutingRules() []rule {
+	masquerade := []expr.Any{&expr.Masq{FullyRandom: true}}
+	return []rule{
+		{"a backend to itself", join([]expr.Any{l.loadAddress(l.srcOffset, 1), l.loadAddress(l.dstOffset, l.secondAddress())}, l.in(setHairpins), masquerade)},
+		{"", join([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}}, anyBit(l.masqBit), masquerade)},
+		// The kernel gives a connection that the node makes to an address of its own that address as its source.
+		{"no reply would come", join([]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte("lo\x00")},
+		}, l.load(l.srcOffset), l.in(setAddresses), masquerade)},
+	}
+}
+
+// Expressions. Register 1 has 16 bytes, as do 2 to 4; 8 to 23 are the same bytes in fours.
+
+func join(parts ...[]expr.Any) (all []expr.Any) {
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}
+
+func verdict(kind expr.VerdictKind, chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: kind, Chain: chain}}
+}
+
+func hostNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
+
+func host32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+// masked matches if the bits of mask in register 1 are value.
+func masked(mask, value uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(mask), Xor: host32(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: host32(value)},
+	}
+}
+
+// anyBit matches if register 1 has one of the bits.
+func anyBit(bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(bits), Xor: host32(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: host32(0)},
+	}
+}
+
+// clearBits clears bits of register 1.
+func clearBits(bits uint32) []expr.Any {
+	return []expr.Any{&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(^bits), Xor: host32(0)}}
+}
+
+func (l *layout) loadMark() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}}
+}
+
+func storeMark() []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}}
+}
+
+func setMark(mark uint32) []expr.Any {
+	return join([]expr.Any{&expr.Immediate{Register: 1, Data: host32(mark)}}, storeMark())
+}
+
+// setConnectionBit sets a bit of conntrack's mark.
+func setConnectionBit(bit uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeyMARK, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(^bit), Xor: host32(bit)},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true},
+	}
+}
+
+func isNew() []expr.Any {
+	return join([]expr.Any{&expr.Ct{Key: expr.CtKeySTATE, Register: 1}}, anyBit(expr.CtStateBitNEW))
+}
+
+// isLocal matches destinations that are the node's own addresses.
+func isLocal() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: host32(unix.RTN_LOCAL)},
+	}
+}
+
+func inputInterface(name []byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
+	}
+}
+
+func (l *layout) loadAddress(offset, register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: l.addrLen}
+}
+
+func (l *layout) load(offset uint32) []expr.Any { return []expr.Any{l.loadAddress(offset, 1)} }
+
+// inPrefix matches addresses of a prefix.
+func (l *layout) inPrefix(offset uint32, p netip.Prefix) []expr.Any {
+	return []expr.Any{
+		l.loadAddress(offset, 1),
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: l.addrLen, Mask: net.CIDRMask(p.Bits(), int(l.addrLen)*8), Xor: make([]byte, l.addrLen)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Masked().Addr().AsSlice()},
+	}
+}
+
+func loadProtocol(register uint32) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register}}
+}
+
+func compare(op expr.CmpOp, data byte) []expr.Any {
+	return []expr.Any{&expr.Cmp{Op: op, Register: 1, Data: []byte{data}}}
+}
+
+// fourBytes numbers the registers of four bytes: the first ones are register 1.
+func fourBytes(n uint32) uint32 {
+	if n == 0 {
+		return 1
+	}
+	return unix.NFT_REG32_00 + n
+}
+
+// loadPort loads protocol and destination port from a register on.
+func loadPort(register uint32) []expr.Any {
+	next := uint32(unix.NFT_REG32_01)
+	if register != 1 {
+		next = register + 1
+	}
+	return join(loadProtocol(register), []expr.Any{
+		&expr.Payload{DestRegister: next, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+	})
+}
+
+// secondAddress is the register behind an address in register 1, sourceRegister that behind a frontend.
+func (l *layout) secondAddress() uint32  { return fourBytes(l.addrLen / 4) }
+func (l *layout) sourceRegister() uint32 { return fourBytes(l.addrLen/4 + 2) }
+
+// loadFrontend loads destination address, protocol and port.
+func (l *layout) loadFrontend() []expr.Any {
+	return join(l.load(l.dstOffset), loadPort(l.secondAddress()))
+}
+
+// in matches what is loaded in a set.
+func (l *layout) in(id setID) []expr.Any {
+	return []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: l.sets[id].Name}}
+}
+
+// lookup sets the mark to what a map has for what is loaded, if it has. nft takes values of a map for big-endian.
+func (l *layout) lookup(id setID) []expr.Any {
+	return join([]expr.Any{
+		&expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: l.sets[id].Name},
+		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderNtoh, Len: 4, Size: 4},
+	}, storeMark())
+}
+
+// refuse gives rules that refuse what matches: by ICMP port unreachable; TCP over IPv6 by a reset, as Linux does not heed an
+// ICMP error there that comes while connect still holds the socket, as it does when client and node share a kernel.
+func (l *layout) refuse(comment string, match []expr.Any) []rule {
+	const portUnreachable4, portUnreachable6 = 3, 4
+	if l.family == model.IPv4 {
+		return []rule{{comment, join(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable4}})}}
+	}
+	return []rule{
+		{comment, join(match, loadProtocol(1), compare(expr.CmpOpEq, unix.IPPROTO_TCP), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})},
+		{comment, join(match, []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: portUnreachable6}})},
+	}
+}
+
+// userData gives a rule's comment as nft has it, with a note.
+func (r rule) userData(note string) []byte {
+	if note != "" {
+		note = "[" + note + "]"
+	}
+	comment := strings.TrimSpace(r.comment + " " + note)
+	if comment == "" {
+		return nil
+	}
+	return userdata.AppendString(nil, userdata.TypeComment, comment)
+}

@@ -1,0 +1,251 @@
+package ipvs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// elementKey names an element of one of a table's sets.
+type elementKey struct {
+	set setID
+	key string
+}
+
+// element is the rest of one.
+type element struct {
+	end     string // the end of an interval
+	mark    uint32
+	comment string
+}
+
+// elements are a table's elements.
+type elements map[elementKey]element
+
+// tables is the socket for nftables.
+type tables struct {
+	conn *nftables.Conn
+	raw  *mdnetlink.Conn // the same
+	// port is the socket's address: notifications carry that of the socket which a change came from.
+	port uint32
+}
+
+// wantedTransaction is the longest transaction, in bytes, that the kernel is asked to take.
+const wantedTransaction = 64 << 20
+
+func dialTables() (*tables, error) {
+	t := &tables{}
+	var err error
+	t.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
+		t.raw = c
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var address unix.Sockaddr
+		if controlErr := raw.Control(func(fd uintptr) { address, err = unix.Getsockname(int(fd)) }); controlErr != nil || err != nil {
+			return errors.Join(controlErr, err)
+		}
+		t.port = address.(*unix.SockaddrNetlink).Pid
+		return errors.Join(c.SetWriteBuffer(wantedTransaction), c.SetReadBuffer(wantedTransaction))
+	}))
+	return t, err
+}
+
+// maxReads is how often a table is read again because others changed something meanwhile.
+const maxReads = 10
+
+// read gives the elements that the kernel holds; whole is false if there is anything else than the table should be, or
+// nothing, so that it must be made anew.
+func (t *tables) read(l *layout) (held elements, whole bool, err error) {
+	for range maxReads {
+		before, err := t.generation()
+		if err != nil {
+			return nil, false, err
+		}
+		held, whole, err = t.readOnce(l)
+		if err != nil {
+			return nil, false, err
+		}
+		after, err := t.generation()
+		if err != nil {
+			return nil, false, err
+		}
+		if bytes.Equal(before, after) {
+			return held, whole, nil
+		}
+	}
+	return nil, false, fmt.Errorf("the nftables ruleset changed each of the %d times that it was read", maxReads)
+}
+
+// generation tells the ruleset before a change from that after it. What is read while it changes may lack something, which
+// the library does not tell.
+func (t *tables) generation() ([]byte, error) {
+	answer, err := t.raw.Execute(mdnetlink.Message{
+		Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
+		Data:   make([]byte, 4),
+	})
+	if err != nil || len(answer) == 0 {
+		return nil, fmt.Errorf("ask for nftables' generation: %w", err)
+	}
+	attributes, err := mdnetlink.UnmarshalAttributes(answer[0].Data[4:])
+	if err != nil || len(attributes) == 0 {
+		return nil, fmt.Errorf("read nftables' generation: %w", err)
+	}
+	return attributes[0].Data, nil // NFTA_GEN_ID
+}
+
+func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
+	there, err := t.conn.ListTablesOfFamily(l.table.Family)
+	if err != nil {
+		return nil, false, fmt.Errorf("list nftables tables: %w", err)
+	}
+	if !slices.ContainsFunc(there, func(t *nftables.Table) bool { return t.Name == Table }) {
+		return nil, false, nil
+	}
+	chains, err := t.conn.ListChainsOfTableFamily(l.table.Family)
+	if err != nil {
+		return nil, false, fmt.Errorf("list nftables chains: %w", err)
+	}
+	sets, err := t.conn.GetSets(l.table)
+	if err != nil {
+		return nil, false, fmt.Errorf("read the sets of table %s: %w", Table, err)
+	}
+	for _, want := range l.sets {
+		i := slices.IndexFunc(sets, func(s *nftables.Set) bool { return s.Name == want.Name })
+		if i < 0 || sets[i].KeyType.Bytes != want.KeyType.Bytes || sets[i].IsMap != want.IsMap || sets[i].Interval != want.Interval {
+			return nil, false, nil
+		}
+	}
+	held = elements{}
+	for id, s := range l.sets {
+		list, err := t.conn.GetSetElements(s)
+		if err != nil {
+			return nil, false, fmt.Errorf("read set %s of table %s: %w", s.Name, Table, err)
+		}
+		for _, e := range list {
+			value := element{end: string(e.KeyEnd), comment: e.Comment}
+			if len(e.Val) == 4 {
+				value.mark = binary.BigEndian.Uint32(e.Val)
+			}
+			held[elementKey{setID(id), string(e.Key)}] = value
+		}
+	}
+	digest := l.digest()
+	for _, c := range l.chains() {
+		if !slices.ContainsFunc(chains, func(h *nftables.Chain) bool { return h.Table.Name == Table && h.Name == c.name }) {
+			return held, false, nil
+		}
+		rules, err := t.conn.GetRules(l.table, &nftables.Chain{Table: l.table, Name: c.name})
+		if err != nil {
+			return nil, false, fmt.Errorf("read chain %s of table %s: %w", c.name, Table, err)
+		}
+		if len(rules) != len(c.rules) || len(rules) > 0 && string(rules[0].UserData) != string(c.rules[0].userData(digest)) {
+			return held, false, nil
+		}
+	}
+	return held, true, nil
+}
+
+// digest identifies all rules; the first of each chain has it in its comment.
+func (l *layout) digest() string {
+	h := xxhash.New()
+	for _, c := range l.chains() {
+		fmt.Fprintf(h, "%s %s %v\n", c.name, c.kind, c.priority) //nolint:errcheck // never fails
+		for _, r := range c.rules {
+			for _, e := range r.exprs {
+				b, err := expr.Marshal(byte(l.table.Family), e)
+				fmt.Fprintf(h, "%x %v\n", b, err) //nolint:errcheck // never fails
+			}
+		}
+	}
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// create makes the table and its chains, in place of what there may be. It takes effect with the next write.
+func (t *tables) create(l *layout) error {
+	t.conn.AddTable(l.table) // so that there is one to delete
+	t.conn.DelTable(l.table)
+	t.conn.AddTable(l.table)
+	for _, s := range l.sets {
+		s.ID = 0
+		if err := t.conn.AddSet(s, nil); err != nil {
+			return fmt.Errorf("make set %s: %w", s.Name, err)
+		}
+	}
+	chains := l.chains()
+	for _, c := range chains {
+		made := &nftables.Chain{Table: l.table, Name: c.name}
+		if c.hook != nil {
+			made.Type, made.Hooknum, made.Priority = c.kind, c.hook, &c.priority
+		}
+		t.conn.AddChain(made)
+	}
+	digest := l.digest()
+	for _, c := range chains {
+		for i, r := range c.rules {
+			data := r.userData("")
+			if i == 0 {
+				data = r.userData(digest)
+			}
+			t.conn.AddRule(&nftables.Rule{Table: l.table, Chain: &nftables.Chain{Table: l.table, Name: c.name}, Exprs: r.exprs, UserData: data})
+		}
+	}
+	return nil
+}
+
+// messageElements is how many elements go into one message: the list of them must stay below 64 KiB.
+const messageElements = 128
+
+// change adds what makes held become want to the next write: elements of either that the other has as well, with all it
+// is, are not touched.
+func (t *tables) change(l *layout, held, want elements) error {
+	var removed, added [setCount][]nftables.SetElement
+	for k, is := range held {
+		if becomes, ok := want[k]; !ok || becomes != is {
+			removed[k.set] = append(removed[k.set], l.element(k, is))
+		}
+	}
+	for k, becomes := range want {
+		if is, ok := held[k]; !ok || becomes != is {
+			added[k.set] = append(added[k.set], l.element(k, becomes))
+		}
+	}
+	for id, s := range l.sets {
+		for part := range slices.Chunk(removed[id], messageElements) {
+			if err := t.conn.SetDeleteElements(s, part); err != nil {
+				return fmt.Errorf("remove elements of set %s: %w", s.Name, err)
+			}
+		}
+		for part := range slices.Chunk(added[id], messageElements) {
+			if err := t.conn.SetAddElements(s, part); err != nil {
+				return fmt.Errorf("add elements to set %s: %w", s.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (l *layout) element(k elementKey, e element) nftables.SetElement {
+	made := nftables.SetElement{Key: []byte(k.key), KeyEnd: []byte(e.end), Comment: e.comment}
+	if l.sets[k.set].IsMap {
+		made.Val = binary.BigEndian.AppendUint32(nil, e.mark)
+	}
+	return made
+}
+
+// write has the kernel take all of it at once.
+func (t *tables) write() error {
+	if err := t.conn.Flush(); err != nil {
+		return fmt.Errorf("write nftables table %s: %w", Table, err)
+	}
+	return nil
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
+)
+
+// Where the first file system is kept, with this program and what it was told, after the host's took its place.
+const keptAt = "/vm"
+
+// mount is one mount(2); the target is made first.
+type mount struct {
+	source, target, kind string
+	flags                uintptr
+	data                 string
+}
+
+func (m mount) do() error {
+	if err := os.MkdirAll(m.target, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
+	}
+	return nil
+}
+
+func mountAll(mounts ...mount) error {
+	for _, m := range mounts {
+		if err := m.do(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// boot does everything up to the end of the last run.
+func boot() error {
+	var s spec.Spec
+	text, err := os.ReadFile("/" + spec.File)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("read %s: %w", spec.File, err)
+	}
+	for _, m := range s.Boot {
+		if err := load("/" + filepath.Base(m)); err != nil {
+			return err
+		}
+	}
+	if err := mountAll(
+		mount{"host", "/host", "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,cache=loose,msize=512000,access=any"},
+		mount{"layer", "/layer", "tmpfs", 0, ""},
+	); err != nil {
+		return err
+	}
+	for _, dir := range []string{"/layer/upper", "/layer/work"} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := mountAll(
+		mount{"root", "/root", "overlay", 0, "lowerdir=/host,upperdir=/layer/upper,workdir=/layer/work"},
+		mount{"proc", "/root/proc", "proc", 0, ""},
+		mount{"sys", "/root/sys", "sysfs", 0, ""},
+		mount{"dev", "/root/dev", "devtmpfs", 0, ""},
+		mount{"pts", "/root/dev/pts", "devpts", 0, ""},
+		mount{"shm", "/root/dev/shm", "tmpfs", 0, ""},
+		mount{"run", "/root/run", "tmpfs", 0, "mode=0755"},
+		mount{"/", "/root" + keptAt, "", unix.MS_BIND, ""},
+	); err != nil {
+		return err
+	}
+	if err := unix.Chroot("/root"); err != nil {
+		return fmt.Errorf("change to the host's file system: %w", err)
+	}
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(keptAt+"/bin/modprobe"), 0); err != nil {
+		return err
+	}
+	if err := setLoopbackUp(); err != nil {
+		return fmt.Errorf("set the loopback interface up: %w", err)
+	}
+	return runAll(s)
+}
+
+func setLoopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return errors.Join(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo), unix.Close(fd))
+}
+
+// runAll runs each program and tells the host how it ended.
+func runAll(s spec.Spec) error {
+	ports, err := openPorts()
+	if err != nil {
+		return err
+	}
+	results := json.NewEncoder(ports[spec.ResultPort])
+	for i, r := range s.Runs {
+		if i > 0 {
+			if _, err := ports[spec.StdoutPort].WriteString(spec.NextRun); err != nil {
+				return err
+			}
+		}
+		cmd := exec.Command(r.Program, r.Args...)
+		cmd.Dir = r.Dir
+		cmd.Env = r.Env
+		cmd.Stdout, cmd.Stderr = ports[spec.StdoutPort], ports[spec.StderrPort]
+		result := spec.Result{}
+		err := cmd.Run()
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			result.Code = exit.ExitCode()
+			if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
+				result.Code = 128 + int(status.Signal())
+			}
+		} else if err != nil {
+			result.Error = err.Error()
+		}
+		if err := results.Encode(result); err != nil {
+			return fmt.Errorf("tell the host how %s ended: %w", r.Program, err)
+		}
+	}
+	return nil
+}
+
+// openPorts finds the virtio ports to the host by their names.
+func openPorts() (map[string]*os.File, error) {
+	ports := map[string]*os.File{}
+	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range names {
+		name, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		device := filepath.Join("/dev", filepath.Base(filepath.Dir(file)))
+		// Go would poll it, and its poll is ready only once the other end reads; plain writes wait as they should.
+		fd, err := unix.Open(device, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open %s: %w", device, err)
+		}
+		ports[string(bytes.TrimSpace(name))] = os.NewFile(uintptr(fd), device)
+	}
+	for _, name := range []string{spec.StdoutPort, spec.StderrPort, spec.ResultPort} {
+		if ports[name] == nil {
+			return nil, fmt.Errorf("no virtio port %q; there are %s", name, strings.Join(names, " "))
+		}
+	}
+	return ports, nil
+}

@@ -1,0 +1,188 @@
+package vm
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
+)
+
+// bootModules is what the machine needs to read the host's files and to write to its ports.
+var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
+
+// kernel is an unpacked kernel package.
+type kernel struct {
+	image   string
+	modules map[string]*module
+}
+
+// module is one kernel module.
+type module struct {
+	file    string
+	depends []string
+	// aliases are the names that the kernel asks for it by.
+	aliases []string
+}
+
+// findKernel has the kernel unpacked, if it is not yet, and looks through its modules.
+func findKernel(ctx context.Context, root string) (*kernel, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(root, "internal/tools/kernel.sh"))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("internal/tools/kernel.sh (its own output says more): %w", err)
+	}
+	dir := strings.TrimSpace(string(out))
+	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: map[string]*module{}}
+	err = filepath.WalkDir(filepath.Join(dir, "modules"), func(path string, _ fs.DirEntry, err error) error {
+		name, isModule := strings.CutSuffix(filepath.Base(path), ".ko")
+		if err != nil || !isModule {
+			return err
+		}
+		k.modules[plain(name)], err = readModule(path)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look through the kernel's modules: %w; remove %s to have them unpacked anew", err, dir)
+	}
+	return k, nil
+}
+
+// plain gives a module's name as the kernel has it: in file names there may be a - for a _.
+func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
+
+// readModule reads what a module's file says of it.
+func readModule(path string) (*module, error) {
+	f, err := elf.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	section := f.Section(".modinfo")
+	if section == nil {
+		return nil, fmt.Errorf("%s has no section .modinfo", path)
+	}
+	text, err := section.Data()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	m := &module{file: path}
+	for field := range bytes.SplitSeq(text, []byte{0}) {
+		key, value, _ := strings.Cut(string(field), "=")
+		switch {
+		case key == "depends" && value != "":
+			for name := range strings.SplitSeq(value, ",") {
+				m.depends = append(m.depends, plain(name))
+			}
+		case key == "alias":
+			m.aliases = append(m.aliases, value)
+		}
+	}
+	return m, nil
+}
+
+// files gives the files to load for a module, in their order; none for what is built in.
+func (k *kernel) files(name string) (files []string) {
+	m := k.modules[name]
+	if m == nil {
+		return nil
+	}
+	for _, d := range m.depends {
+		for _, file := range k.files(d) {
+			if !slices.Contains(files, file) {
+				files = append(files, file)
+			}
+		}
+	}
+	return append(files, m.file)
+}
+
+// index gives the content of spec.ModulesFile. Of modules with the same alias, which are different ways to the same end,
+// the first by name has it.
+func (k *kernel) index() []byte {
+	var b bytes.Buffer
+	b.WriteString("\n")
+	seen := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(k.modules)) {
+		files := strings.Join(k.files(name), " ")
+		for _, alias := range append(k.modules[name].aliases, name) {
+			if !seen[alias] {
+				seen[alias] = true
+				b.WriteString(alias + " " + files + "\n")
+			}
+		}
+	}
+	return b.Bytes()
+}
+
+// firstFiles gives the machine's first file system: the guest program, as init and as modprobe, what it is to know, and the
+// modules to begin with.
+func (k *kernel) firstFiles(guest string, runs []spec.Run) ([]byte, error) {
+	var a archive
+	program, err := os.ReadFile(guest)
+	if err != nil {
+		return nil, err
+	}
+	a.add("init", 0o100755, program)
+	a.add("bin", 0o040755, nil)
+	a.add("bin/modprobe", 0o120777, []byte("../init"))
+	a.add("dev", 0o040755, nil)
+	s := spec.Spec{Runs: runs}
+	for _, name := range bootModules {
+		files := k.files(name)
+		if len(files) == 0 {
+			return nil, fmt.Errorf("the kernel has no module %s: remove %s to have another unpacked", name, filepath.Dir(k.image))
+		}
+		for _, file := range files {
+			if slices.Contains(s.Boot, file) {
+				continue
+			}
+			content, err := os.ReadFile(file)
+			if err != nil {
+				return nil, err
+			}
+			a.add(filepath.Base(file), 0o100644, content)
+			s.Boot = append(s.Boot, file)
+		}
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	a.add(spec.File, 0o100644, text)
+	a.add(spec.ModulesFile, 0o100644, k.index())
+	return a.finish(), nil
+}
+
+// repositoryRoot finds the module's folder above the working directory, which for a test is its package's folder.
+func repositoryRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		goMod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+		if err == nil && bytes.HasPrefix(goMod, []byte("module github.com/slicecast/slicecast\n")) {
+			return dir, nil
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", err
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("the working directory is not inside the slicecast repository: run there")
+		}
+		dir = parent
+	}
+}
