@@ -36,7 +36,7 @@ kind: Service
 metadata: {name: {{.Name}}}
 spec:
   type: NodePort
-  clusterIPs: [10.96.0.{{.Number}}, "fd00:10:96::{{.Number}}"]
+  clusterIPs: [{{range .ClusterIPs}}"{{.}}", {{end}}]
   ipFamilies: [IPv4, IPv6]
   ports:
   - {name: tcp, port: 80, nodePort: {{.NodePort}}}
@@ -60,12 +60,19 @@ endpoints: [{{range .Pods}}{addresses: ["{{.IPv6}}"], nodeName: {{.Node.Name}}},
 type service struct {
 	Name             string
 	Number, NodePort uint16
+	ClusterIPs       []string
 	Pods             []*testenv.Pod
+}
+
+// newService gives one with addresses and a NodePort of its number.
+func newService(name string, number uint16, pods ...*testenv.Pod) service {
+	return service{name, number, 30080 + number, []string{fmt.Sprint("10.96.0.", number), fmt.Sprint("fd00:10:96::", number)}, pods}
 }
 
 // world is a node that moves, another one, and a client outside.
 type world struct {
 	t       *testing.T
+	network *testenv.Network
 	node    *testenv.Node
 	client  *testenv.Pod
 	outside *testenv.Client
@@ -77,7 +84,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	network := testenv.NewNetwork(t)
-	w := &world{t: t, node: network.AddNode("a"), dir: t.TempDir()}
+	w := &world{t: t, network: network, node: network.AddNode("a"), dir: t.TempDir()}
 	for _, node := range []*testenv.Node{w.node, network.AddNode("b")} {
 		pod := node.AddPod("web-" + node.Name)
 		pod.Serve(testenv.TCP, podPort)
@@ -103,8 +110,8 @@ func (w *world) write(services ...service) {
 // ways gives those to a Service from a pod, the node and outside, by cluster IP and node port.
 func (w *world) ways(s service) (ways []way) {
 	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP} {
-		for _, ip := range []string{"10.96.0.%d", "fd00:10:96::%d"} {
-			vip := netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(ip, s.Number)), 80)
+		for _, ip := range s.ClusterIPs {
+			vip := netip.AddrPortFrom(netip.MustParseAddr(ip), 80)
 			nodePort := netip.AddrPortFrom(w.node.Addr(vip.Addr().Is6()), s.NodePort)
 			for _, from := range []*testenv.Host{w.client.Host, w.node.Host, w.outside.Host} {
 				ways = append(ways, way{from, proto, vip}, way{from, proto, nodePort})
@@ -168,8 +175,7 @@ func (w *world) left() []string {
 func TestBetweenProgrammers(t *testing.T) {
 	names := strings.Split(*programmers, ",")
 	w := newWorld(t)
-	web := service{Name: "web", Number: 1, NodePort: 30080, Pods: w.pods}
-	changed := service{Name: "changed", Number: 2, NodePort: 30081}
+	web, changed := newService("web", 1, w.pods...), newService("changed", 2)
 	w.write(web, changed)
 	feed := []string{"--node-name=a", "--source=file", "--manifests=" + w.dir}
 	w.start(names[0], feed...)
