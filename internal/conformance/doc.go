@@ -14,7 +14,7 @@
 //
 //	-conformance.dir          folder of cases; also others' in the same format
 //	-conformance.kube-proxy   ways of kube-proxy to play them with: nftables, iptables-nft, iptables-legacy
-//	-conformance.slicecast    the same of Slicecast; both iptables variants by default
+//	-conformance.slicecast    the same of Slicecast; all of them by default
 //	-conformance.exceptions   what our programmers may do otherwise in these cases; empty for none
 //
 // On a machine without Go or a network, such as a VM, the compiled test (go test -c) runs in this package's folder with
