@@ -75,7 +75,7 @@ func conntrack(family model.Family, operation, flags int, attributes []byte, eac
 func led(entry []byte, frontends map[string]bool) bool {
 	var original, reply tuple
 	status := uint32(0)
-	attributes(entry, func(kind uint16, value []byte) {
+	for kind, value := range attributes(entry) {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
 			original = parseTuple(value)
@@ -86,7 +86,7 @@ func led(entry []byte, frontends map[string]bool) bool {
 				status = binary.BigEndian.Uint32(value)
 			}
 		}
-	})
+	}
 	port := string([]byte{original.protocol, 0, 0, 0}) + original.destinationPort + "\x00\x00" // as portKey has it
 	return status&statusDNAT == 0 &&
 		(original.destination != reply.source || original.destinationPort != reply.sourcePort) &&
@@ -101,9 +101,9 @@ type tuple struct {
 }
 
 func parseTuple(b []byte) (t tuple) {
-	attributes(b, func(part uint16, value []byte) {
+	for part, value := range attributes(b) {
 		isIP := part == nl.CTA_TUPLE_IP
-		attributes(value, func(kind uint16, value []byte) {
+		for kind, value := range attributes(value) {
 			switch {
 			case isIP && (kind == nl.CTA_IP_V4_SRC || kind == nl.CTA_IP_V6_SRC):
 				t.source = string(value)
@@ -117,18 +117,7 @@ func parseTuple(b []byte) (t tuple) {
 			case kind == nl.CTA_PROTO_DST_PORT:
 				t.destinationPort = string(value)
 			}
-		})
-	})
+		}
+	}
 	return t
-}
-
-// attributes calls f with the netlink attributes in b, if it holds such.
-func attributes(b []byte, f func(kind uint16, value []byte)) {
-	list, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return
-	}
-	for _, a := range list {
-		f(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value)
-	}
 }

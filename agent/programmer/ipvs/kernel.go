@@ -104,12 +104,16 @@ func (p *Programmer) openIPVS() error {
 	if p.ipvs != nil {
 		return nil
 	}
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
 		return err
 	}
+	if p.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
+		return err
+	}
+	p.ipvsFamily = family.ID
 	// It has modprobe called, too, and logs it if there is none.
 	logrus.SetOutput(io.Discard)
-	var err error
 	p.ipvs, err = mobyipvs.New("")
 	return err
 }
@@ -121,14 +125,11 @@ func New(options Options) (*Programmer, error) {
 		return nil, err
 	}
 	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: map[drainKey]time.Time{}}
-	var err error
-	if p.links, err = netlink.NewHandle(); err != nil {
-		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	err := p.open()
+	if err == nil {
+		err = find(p.probes(), modprobe)
 	}
-	if p.tables, err = dialTables(); err != nil {
-		return nil, fmt.Errorf("open a socket for nftables: %w", err)
-	}
-	if err := find(p.probes(), modprobe); err != nil {
+	if err != nil {
 		p.close()
 		return nil, err
 	}
@@ -140,12 +141,37 @@ func New(options Options) (*Programmer, error) {
 	return p, nil
 }
 
+// close closes what is open.
 func (p *Programmer) close() {
-	p.links.Close()
-	_ = p.tables.conn.CloseLasting() // nothing can be done about it
+	if p.links != nil {
+		p.links.Close()
+	}
+	if p.addresses != nil {
+		p.addresses.close()
+	}
+	if p.tables != nil {
+		_ = p.tables.conn.CloseLasting() // nothing can be done about it
+	}
+	if p.commands != nil {
+		p.commands.close()
+	}
 	if p.ipvs != nil {
 		p.ipvs.Close()
 	}
+}
+
+// open opens what is there on any machine.
+func (p *Programmer) open() (err error) {
+	if p.links, err = netlink.NewHandle(); err != nil {
+		return fmt.Errorf("open a netlink socket: %w", err)
+	}
+	if p.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("open a netlink socket for addresses: %w", err)
+	}
+	if p.tables, err = dialTables(); err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	return nil
 }
 
 // sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. IPVS tells conntrack of its connections, which
@@ -219,16 +245,12 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 // of the kernel stay. Open connections through IPVS end, see ledFrontends.
 func Cleanup(ctx context.Context) error {
 	p := &Programmer{}
-	var err error
-	if p.tables, err = dialTables(); errors.Is(err, unix.EPROTONOSUPPORT) {
+	defer p.close()
+	if err := p.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil // without nftables nothing was made
 	} else if err != nil {
-		return fmt.Errorf("open a socket for nftables: %w", err)
+		return err
 	}
-	if p.links, err = netlink.NewHandle(); err != nil {
-		return errors.Join(fmt.Errorf("open a netlink socket: %w", err), p.tables.conn.CloseLasting())
-	}
-	defer p.close()
 	// Asking for IPVS would have it loaded.
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
 		if err := p.openIPVS(); err != nil {
@@ -277,19 +299,18 @@ func (p *Programmer) cleanup(context.Context) error {
 	if p.ipvs == nil {
 		return nil
 	}
-	for k := range named {
-		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
-		}
-	}
-	services, err := p.readServices(func(serviceKey) bool { return false })
+	services, err := p.ipvs.GetServices()
 	if err != nil {
-		return err
+		return fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
-	for k := range services {
-		if err := p.ipvs.DelService(k.moby()); err != nil {
-			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+	x := newChange()
+	for _, s := range services {
+		if k, ok := keyOf(s); ok && (k.number != 0 || named[k]) {
+			x.removeService(k)
 		}
+	}
+	if err := p.run(x, x.after); err != nil {
+		return err
 	}
 	return led.forget()
 }

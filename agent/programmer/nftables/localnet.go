@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"slices"
@@ -34,7 +33,7 @@ func (p *Programmer) ipv4() *family {
 }
 
 func setRouteLocalnet() error {
-	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
+	if isOne(routeLocalnetPath) {
 		return nil // in a container without privileges it can be read only
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {

@@ -1,11 +1,14 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -85,7 +88,7 @@ func (f *family) try() error {
 	o := objects{dialect: f.dialect, table: Table + "-check"}
 	o.addTable()
 	sticky := pick{class: classOf(exactSize+1, 1)}
-	chains := f.fixedChains(view.Node{LocalhostNodePorts: true})
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
@@ -141,6 +144,12 @@ func describeFailure(f *family, err error) error {
 		return err
 	}
 	return fmt.Errorf("nftables for %v: %w", f.family, err)
+}
+
+// isOne tells whether a sysctl is there and is 1.
+func isOne(path string) bool {
+	is, err := os.ReadFile(path)
+	return err == nil && string(bytes.TrimSpace(is)) == "1"
 }
 
 // Cleanup removes what the function Cleanup removes.
