@@ -77,6 +77,9 @@ func (k *kubeProxy) Start(s settings) error {
 		// Sooner than by default, to see changes at once, and that rules were flushed.
 		string(k.mode): k.modeConfig(s),
 	}
+	if k.mode == IPVS {
+		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll} // which is where it looks for that
+	}
 	switch s.detectLocalMode() {
 	case ClusterCIDR:
 		config["detectLocalMode"] = ClusterCIDR
@@ -95,7 +98,11 @@ func (k *kubeProxy) Start(s settings) error {
 }
 
 func (k *kubeProxy) modeConfig(s settings) map[string]any {
-	config := map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms", "syncPeriod": "5s"}
+	config := map[string]any{"minSyncPeriod": "10ms", "syncPeriod": "5s"}
+	if k.mode == IPVS {
+		return config
+	}
+	config["masqueradeAll"] = s.MasqueradeAll
 	if k.mode == IPTables && s.LocalhostNodePorts != nil {
 		config["localhostNodePorts"] = *s.LocalhostNodePorts
 	}

@@ -1,5 +1,5 @@
-// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in iptables mode, on the same API
-// server and the same kernel.
+// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in the same mode, on the same API
+// server and the same kernel; and what Slicecast's agent takes by itself where kube-proxy would take too long.
 package kubeproxy
 
 import (
@@ -33,9 +33,11 @@ const (
 //     of the process and the programs that it runs;
 //   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
 //     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service;
-//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of nat and filter;
-//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules, one after the other:
-//     the median rate of ten turns, and the median and the 99th percentile of the time that each took.
+//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of iptables' tables nat and filter;
+//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules (nftables has no such order: made first
+//     and last), one after the other: the median rate of ten turns, and the median and the 99th percentile of the time that each took;
+//   - restart-s, Slicecast's only: the time from the start of another process until it has found that nothing has changed; touched:
+//     the transactions of nftables meanwhile.
 func BenchmarkNode(b *testing.B) {
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
@@ -43,11 +45,11 @@ func BenchmarkNode(b *testing.B) {
 		b.Run(text, func(b *testing.B) {
 			c := newCluster(b, size)
 			nodes := 0
-			for variant := range strings.SplitSeq(*variantsFlag, ",") {
+			for mode := range strings.SplitSeq(*modesFlag, ",") {
 				for subject := range strings.SplitSeq(*subjectsFlag, ",") {
-					b.Run(variant+"/"+subject, func(b *testing.B) {
+					b.Run(mode+"/"+subject, func(b *testing.B) {
 						nodes++
-						c.measure(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), variant))
+						c.measure(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), mode))
 					})
 				}
 			}
@@ -56,9 +58,7 @@ func BenchmarkNode(b *testing.B) {
 }
 
 func (c *cluster) measure(b *testing.B, subject string, n *node) {
-	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), c.ordinary.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
-	require.NoError(b, err)
-	to := netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+	to := c.clusterIP(b, c.ordinary)
 	before, err := n.stamp()
 	require.NoError(b, err)
 
@@ -88,9 +88,40 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	b.ReportMetric(float64(memory.Resident)/(1<<20), "rss-MiB")
 	b.ReportMetric(float64(memory.Peak)/(1<<20), "peak-MiB")
 
-	rules := n.rules(b)
-	b.ReportMetric(float64(len(rules)), "rules")
-	n.measureConnections(b, rules)
+	first, last := c.clusterIP(b, c.first), to
+	if n.iptables != "" {
+		rules := n.rules(b)
+		b.ReportMetric(float64(len(rules)), "rules")
+		first, last = ends(rules)
+	}
+	n.measureConnections(b, first, last)
+	if subject == slicecast {
+		c.measureRestart(b, p, n)
+	}
+}
+
+// clusterIP gives the address and port of a slice's Service.
+func (c *cluster) clusterIP(b *testing.B, s *discoveryv1.EndpointSlice) netip.AddrPort {
+	b.Helper()
+	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), s.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
+	require.NoError(b, err)
+	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+}
+
+// measureRestart ends an agent and starts another.
+func (c *cluster) measureRestart(b *testing.B, p *process, n *node) {
+	b.Helper()
+	p.end()
+	before, err := n.stamp()
+	require.NoError(b, err)
+	start := time.Now()
+	c.startSubject(b, slicecast, n).awaitOK(b, "http://127.0.0.1:10256/readyz", programTimeout)
+	b.ReportMetric(time.Since(start).Seconds(), "restart-s")
+	after, err := n.stamp()
+	require.NoError(b, err)
+	if n.mode == "nftables" {
+		b.ReportMetric(float64(after.(uint32)-before.(uint32)), "touched")
+	}
 }
 
 // measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
@@ -137,10 +168,9 @@ func ends(rules []string) (first, last netip.AddrPort) {
 }
 
 // measureConnections makes connections to both ends in turns, so that what else the machine does meets both.
-func (n *node) measureConnections(b *testing.B, rules []string) {
+func (n *node) measureConnections(b *testing.B, first, last netip.AddrPort) {
 	b.Helper()
 	const turns = 10
-	first, last := ends(rules)
 	times, rates := map[string][]time.Duration{}, map[string][]float64{}
 	for range 1 + turns { // one to warm up
 		for what, to := range map[string]netip.AddrPort{"first": first, "last": last} {

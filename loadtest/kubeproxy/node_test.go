@@ -23,13 +23,17 @@ import (
 // node is a node with a pod that has the addresses of all endpoints, and one that is a client.
 type node struct {
 	*testenv.Node
-	client  *testenv.Pod
-	variant string // of iptables
+	client   *testenv.Pod
+	mode     string // as in -kubeproxy.modes
+	iptables string // its variant; empty: it is not used
 }
 
-func (c *cluster) addNode(b *testing.B, name, variant string) *node {
+func (c *cluster) addNode(b *testing.B, name, mode string) *node {
 	b.Helper()
-	n := &node{Node: c.network.AddNode(name), variant: variant}
+	n := &node{Node: c.network.AddNode(name), mode: mode}
+	if variant, ok := strings.CutPrefix(mode, "iptables-"); ok {
+		n.iptables = variant
+	}
 	b.Cleanup(n.Delete)
 	sink := n.AddPod("endpoints")
 	n.client = n.AddPod("client")
@@ -81,7 +85,7 @@ func (n *node) rules(b *testing.B) []string {
 	b.Helper()
 	var rules []string
 	for _, table := range []string{"nat", "filter"} {
-		out, err := n.Run(b.Context(), "iptables-"+n.variant+"-save", "-t", table)
+		out, err := n.Run(b.Context(), "iptables-"+n.iptables+"-save", "-t", table)
 		require.NoError(b, err)
 		for line := range strings.Lines(out) {
 			if strings.HasPrefix(line, "-A ") {
@@ -95,10 +99,10 @@ func (n *node) rules(b *testing.B) []string {
 // stamp changes when the tables do.
 func (n *node) stamp() (stamp any, err error) {
 	err = n.Do(func() (err error) {
-		if n.variant == "nft" {
-			stamp, err = xtables.Generation()
-		} else {
+		if n.iptables == "legacy" {
 			stamp, err = xtables.SizeOf(model.IPv4, "nat")
+		} else {
+			stamp, err = xtables.Generation()
 		}
 		return err
 	})

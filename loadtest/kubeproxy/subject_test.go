@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +22,9 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
+// slicecast is a subject; the other is kube-proxy.
+const slicecast = "slicecast"
+
 // clusterCIDR has the addresses of pods, for whom cluster IPs are not masqueraded.
 const clusterCIDR = "10.180.0.0/16"
 
@@ -29,6 +33,7 @@ type process struct {
 	*testenv.Cmd
 	host *testenv.Host
 	log  string
+	end  func()
 }
 
 func start(b *testing.B, host *testenv.Host, name string, env []string, path string, args ...string) *process {
@@ -44,6 +49,9 @@ func start(b *testing.B, host *testenv.Host, name string, env []string, path str
 			text, _ := os.ReadFile(p.log)
 			b.Logf("---- the end of the log of %s:\n%s", name, text[max(0, len(text)-4000):])
 		}
+		p.end()
+	})
+	p.end = sync.OnceFunc(func() {
 		_ = p.Process.Signal(syscall.SIGTERM)
 		_ = p.Wait()
 	})
@@ -96,22 +104,29 @@ func (c *cluster) startSubject(b *testing.B, subject string, n *node) *process {
 	if subject == "kube-proxy" {
 		return c.startKubeProxy(b, n)
 	}
-	require.Equal(b, "slicecast", subject, "-kubeproxy.subjects")
+	require.Equal(b, slicecast, subject, "-kubeproxy.subjects")
 	identity := c.control.ConfigFor("system:node:"+n.Name, "system:nodes")
-	return start(b, n.Host, "slicecast-agent", nil, filepath.Join(os.Getenv(buildDirVariable), "agent"),
-		"--node-name="+n.Name, "--programmer=iptables", "--iptables-variant="+n.variant, "--cluster-cidr="+clusterCIDR,
-		fmt.Sprintf("--servers=%s:%d", c.network.World.IPv4, serverPort), "--ca-file="+c.ca,
-		"--client-cert-file="+c.write(b, n.Name+".crt", identity.CertData), "--client-key-file="+c.write(b, n.Name+".key", identity.KeyData))
+	mode, _, _ := strings.Cut(n.mode, "-")
+	flags := []string{
+		"--node-name=" + n.Name, "--programmer=" + mode, "--cluster-cidr=" + clusterCIDR, "--healthz-bind-address=127.0.0.1:10256",
+		fmt.Sprintf("--servers=%s:%d", c.network.World.IPv4, serverPort), "--ca-file=" + c.ca,
+		"--client-cert-file=" + c.write(b, n.Name+".crt", identity.CertData), "--client-key-file=" + c.write(b, n.Name+".key", identity.KeyData),
+	}
+	if n.iptables != "" {
+		flags = append(flags, "--iptables-variant="+n.iptables)
+	}
+	return start(b, n.Host, "slicecast-agent", nil, filepath.Join(os.Getenv(buildDirVariable), "agent"), flags...)
 }
 
 func (c *cluster) startKubeProxy(b *testing.B, n *node) *process {
 	b.Helper()
 	binary, err := controlplane.KubernetesBinary(b.Context(), "kube-proxy")
 	require.NoError(b, err)
+	mode, _, _ := strings.Cut(n.mode, "-")
 	config, err := json.Marshal(map[string]any{
 		"apiVersion":       "kubeproxy.config.k8s.io/v1alpha1",
 		"kind":             "KubeProxyConfiguration",
-		"mode":             "iptables",
+		"mode":             mode,
 		"hostnameOverride": n.Name,
 		"clientConnection": map[string]any{"kubeconfig": c.control.Kubeconfig(b, c.control.AdminConfig())},
 		"detectLocalMode":  "ClusterCIDR",
@@ -124,7 +139,10 @@ func (c *cluster) startKubeProxy(b *testing.B, n *node) *process {
 	commands := b.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
-			path, err := exec.LookPath(family + "-" + n.variant + what)
+			if n.iptables == "" {
+				break
+			}
+			path, err := exec.LookPath(family + "-" + n.iptables + what)
 			require.NoError(b, err)
 			require.NoError(b, os.Symlink(path, filepath.Join(commands, family+what)))
 		}

@@ -52,6 +52,8 @@ func (f *family) lengths(by map[ref]int) []int {
 func (f *family) replace(ctx context.Context, state view.State) error {
 	f.known = false
 	f.node = state.Node
+	// Who sets this has packets of connections go ways that conntrack does not see, and wants none dropped for that.
+	f.liberal = isOne("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	c, err := f.read()
 	switch {
 	case errors.Is(err, errInterrupted):

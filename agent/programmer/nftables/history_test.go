@@ -98,6 +98,9 @@ func drawNode(t *rapid.T) (n view.Node) {
 		{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8")},
 	}).Draw(t, "nodePort addresses")
 	n.LocalhostNodePorts = rapid.Bool().Draw(t, "localhost")
+	n.ServiceCIDRs = rapid.SampledFrom([][]netip.Prefix{
+		nil, {netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}, {netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/16")},
+	}).Draw(t, "service CIDRs")
 	return n
 }
 

@@ -77,6 +77,9 @@ var damage = map[string]string{
 	"flush vmap":       "flush map %s slicecast policies",
 	"add rule":         "add rule %s slicecast services drop",
 	"insert rule":      "insert rule %s slicecast prerouting ct state new drop",
+	"chain policy":     "chain %s slicecast forward { policy drop; }",
+	"dormant":          "add table %s slicecast { flags dormant; }",
+	"other priority":   "delete chain %s slicecast postrouting; add chain %s slicecast postrouting { type nat hook postrouting priority 0; }",
 	"add base chain":   "add chain %s slicecast other { type filter hook forward priority 0; policy drop; }",
 	"add element":      "add element %s slicecast cluster-endpoints { 0x77000 . 0x3 : %s . 80 }",
 	"add frontend":     "add element %s slicecast frontends { %s . udp . 99 : 0x77001 }",
@@ -181,7 +184,7 @@ func TestRestart(t *testing.T) {
 	stop := c.stream(t, addresses...)
 	defer stop()
 
-	for range 3 {
+	for range 20 {
 		c.restart()
 		before := c.generation(t)
 		c.replace(t)

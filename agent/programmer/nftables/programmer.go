@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"net/netip"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -88,7 +88,7 @@ func (f *family) try() error {
 	o := objects{dialect: f.dialect, table: Table + "-check"}
 	o.addTable()
 	sticky := pick{class: classOf(exactSize+1, 1)}
-	chains := f.fixedChains(view.Node{LocalhostNodePorts: true})
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
@@ -146,21 +146,10 @@ func describeFailure(f *family, err error) error {
 	return fmt.Errorf("nftables for %v: %w", f.family, err)
 }
 
-// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
-const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
-// others may rely on it.
-func (p *Programmer) routeLocalnet(node view.Node) {
-	if !node.LocalhostNodePorts || !slices.ContainsFunc(p.families, func(f *family) bool { return f.family == model.IPv4 }) {
-		return
-	}
-	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return
-	}
-	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
-	}
+// isOne tells whether a sysctl is there and is 1.
+func isOne(path string) bool {
+	is, err := os.ReadFile(path)
+	return err == nil && string(bytes.TrimSpace(is)) == "1"
 }
 
 // Cleanup removes what the function Cleanup removes.

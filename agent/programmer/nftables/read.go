@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,7 +57,10 @@ func (f *family) read() (*content, error) {
 		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
 	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
-		c.exists = c.exists || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table
+		if textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table {
+			c.exists = true
+			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0 // it sleeps, or is another process's
+		}
 	})
 	if err != nil || !c.exists {
 		return c, err
@@ -69,7 +73,11 @@ func (f *family) read() (*content, error) {
 		}),
 		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
 			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
-				c.chains[textOf(attribute(attrs, unix.NFTA_CHAIN_NAME))] = &heldChain{hook: hookOf(attrs)}
+				name, held := textOf(attribute(attrs, unix.NFTA_CHAIN_NAME)), hookOf(attrs)
+				c.chains[name] = &heldChain{hook: held}
+				if wanted, base := hooks[name]; base && held != wanted {
+					c.foreign = true
+				}
 			}
 		}))
 	if err != nil {
@@ -163,6 +171,7 @@ func hookOf(attrs []byte) hook {
 		kind:     textOf(attribute(attrs, unix.NFTA_CHAIN_TYPE)),
 		number:   uint32Of(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
 		priority: int32(uint32Of(attribute(h, unix.NFTA_HOOK_PRIORITY))),
+		drops:    uint32Of(attribute(attrs, unix.NFTA_CHAIN_POLICY)) != uint32(expr.VerdictAccept),
 	}
 }
 
