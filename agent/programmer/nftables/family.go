@@ -28,6 +28,9 @@ type family struct {
 	held map[ref]int
 	// The last ones given.
 	lastID, lastNumber uint32
+	// loads are how many backends each part has, and partSize is how many one has at most, as long as another has room.
+	loads    [parts]int
+	partSize int
 
 	// prefix is what the next transaction has to do before all else.
 	prefix      objects
@@ -83,7 +86,8 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 	byName := map[string]*port{}
 	for id, found := range c.found {
 		f.ids[id] = struct{}{}
-		p := &port{id: id, sticky: found.sticky(), slots: found.slots, found: found.elements}
+		p := &port{id: id, sticky: found.sticky(), slots: found.slots, part: found.part, found: found.elements}
+		f.loads[p.part] += p.load()
 		if found.name == "" || byName[found.name] != nil {
 			steps = append(steps, change{before: p})
 			continue
@@ -112,7 +116,7 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 // table that Service ports need is counted once, as if for one more Service port.
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
-	f.lastID, f.lastNumber = c.lastID, c.lastNumber
+	f.lastID, f.lastNumber, f.loads = c.lastID, c.lastNumber, [parts]int{}
 	for _, addresses := range c.addresses {
 		for r := range addresses {
 			f.held[r] = 1
@@ -137,6 +141,8 @@ func (f *family) adopt(c *content) {
 				f.held[ref{kind: refAffinity}] = 1
 			} else if s >= sources {
 				f.held[ref{kind: refSources, number: uint32(s - sources)}] = 1
+			} else if !s.always() {
+				f.held[ref{kind: refPart, number: uint32(s)}] = 1
 			}
 		case s.always():
 			p.addSet(s)
@@ -261,7 +267,7 @@ type failure struct {
 
 // refused tells that the kernel refuses what one Service port wants, while the rest might do.
 func refused(err error) bool {
-	if errors.Is(err, errNoID) {
+	if errors.Is(err, errNoID) || errors.Is(err, errTooManyBackends) {
 		return true
 	}
 	var k *kernelError

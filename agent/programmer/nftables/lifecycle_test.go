@@ -348,6 +348,60 @@ func TestLongTransactions(t *testing.T) {
 	check()
 }
 
+// TestParts holds that Service ports whose backends are in different parts are served, and that another process finds them there.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, f := range c.inHost.families {
+		f.partSize = 3
+	}
+	for _, family := range families {
+		for i := range byte(parts + 2) {
+			p := c.web(family, i, 0, 2)
+			p.Frontends = append(p.Frontends, localPolicy(nodePort(30000+uint16(i))))
+			p.Local = c.backends(family, tcpPort, 0)
+			c.set(p)
+		}
+	}
+	c.replace(t)
+	served := func() {
+		t.Helper()
+		eachFamily(t, func(t *testing.T, family model.Family) {
+			for i := range byte(parts + 2) {
+				// One of two backends is missed with a chance of 2^-29.
+				require.Len(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 30, patient).Backends(), 2)
+				to := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30000+uint16(i))
+				require.Equal(t, map[string]int{"pod0": 1}, c.client.Probe(t.Context(), testenv.TCP, to, 1, patient).Backends())
+			}
+		})
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+	served()
+	for _, f := range c.inHost.families {
+		require.NotContains(t, f.loads, 0)
+	}
+	before := c.generation(t)
+	c.restart()
+	c.replace(t)
+	require.Equal(t, before, c.generation(t), "nothing is touched")
+	served()
+	// Who comes now is in the first part, which holds them all; the others go with the next Replace.
+	for _, family := range families {
+		for i := range byte(parts + 2) {
+			c.apply(t, c.web(family, i))
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, i)}}))
+			delete(c.state.Ports, c.web(family, i).ID)
+			c.set(c.web(family, i, 1))
+		}
+	}
+	c.replace(t)
+	for _, family := range families {
+		require.NotContains(t, c.inHost.list(t, family), "-part-")
+	}
+}
+
 // TestCleanup holds that nothing is left of the tables, and that others' are not touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()

@@ -60,7 +60,7 @@ func New(options Options) (*Programmer, error) {
 	p := &Programmer{conn: c, log: options.Log}
 	var missing []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log}
+		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
 		err := f.try()
 		switch {
 		case err == nil:
@@ -88,7 +88,7 @@ func (f *family) try() error {
 	// Not the table itself, as the kernel would look at all elements that there are.
 	o := objects{dialect: f.dialect, table: Table + "-check"}
 	o.addTable()
-	sticky := pick{class: classOf(exactSize+1, 1)}
+	sticky := pick{class: classOf(exactSize+1, 1, 0)}
 	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
@@ -96,7 +96,7 @@ func (f *family) try() error {
 		Pods: view.Route{To: view.Cluster, Masquerade: true}, Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
 	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
 	for s := range sources + 2 {
-		if s.String() != "" && s != sources {
+		if s.String() != "" && (s.always() || s == affinity || s > sources) {
 			o.addSet(s)
 		}
 	}

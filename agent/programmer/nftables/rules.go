@@ -95,14 +95,17 @@ var hooks = map[string]hook{
 // fixedChains gives the chains that do not depend on any Service. The nat chains see only the first packet of a
 // connection, so that nothing here costs the others anything except forward, and guard where it is.
 func (d *dialect) fixedChains(node view.Node) map[string][]rule {
+	// A packet may find something gone, as a transaction came between two of its lookups. The second time all is of one.
+	dispatch := []rule{
+		do(jump(servicesChain)),
+		do(jump(servicesChain)).because("again: something may just have changed"),
+		do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
+	}
 	chains := map[string][]rule{
-		preroutingChain: {do(jump(servicesChain))},
-		outputChain:     {do(jump(servicesChain))},
-		servicesChain: {
-			do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies)),
-			do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
-		},
-		nodePortsChain: {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		preroutingChain: dispatch,
+		outputChain:     dispatch,
+		servicesChain:   {do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		nodePortsChain:  {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
 		// A mark that others set counts, too, as with kube-proxy. It is cleared since the packet may come by again, e.g.
 		// inside a tunnel's.
 		postroutingChain: {
