@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -100,12 +101,11 @@ func newAgent(b *testing.B, s size) *agent {
 	a.server, err = target.Start(b.Context(), []string{serveArgument}, setup)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.server.Close()) })
-
 	name := generate.NodeName(0)
 	identity, err := authority.Node(name)
 	require.NoError(b, err)
 	cache, logger := client.NewCache(), slog.New(slog.DiscardHandler)
-	a.view = view.New(view.Options{NodeName: name})
+	a.view = view.New(view.Options{NodeName: name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}})
 	a.client = client.New(client.Options{
 		Servers: client.Static(a.server.Address), NodeName: name, Programmer: "nftables", Cache: cache, Decode: a.decode, Logger: logger,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
@@ -153,7 +153,10 @@ func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	end := time.Since(t.agent.began)
 	t.agent.mu.Lock()
 	defer t.agent.mu.Unlock()
-	t.agent.flips, t.agent.applies = append(t.agent.flips, end-received), append(t.agent.applies, end-start)
+	t.agent.applies = append(t.agent.applies, end-start)
+	if received > 0 { // else it came while the one before was taken for this one
+		t.agent.flips = append(t.agent.flips, end-received)
+	}
 	return err
 }
 

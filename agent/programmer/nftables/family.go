@@ -65,6 +65,11 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	case err != nil:
 		return err
 	}
+	if c.standIn { // of a process that has ended before its time
+		if err := f.conn.removeTable(f.of(StandInTable)); err != nil {
+			return err
+		}
+	}
 	if !c.foreign && c.lastNumber < 1<<31 {
 		err = f.replaceFrom(ctx, c, state)
 		if k := (*kernelError)(nil); !errors.As(err, &k) {
@@ -75,8 +80,21 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 		}
 		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
 	}
+	return f.anew(ctx, state)
+}
+
+// anew makes the table hold a state, without anything of what it holds.
+func (f *family) anew(ctx context.Context, state view.State) error {
 	f.log.Info("the nftables table is made anew, and affinity is lost", "family", f.family)
-	return f.replaceFrom(ctx, &content{exists: true, foreign: true}, state)
+	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
+	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+	anew := &content{exists: true, foreign: true}
+	errStandIn := standIn.replaceFrom(ctx, anew, state)
+	if _, ok := programmer.PortErrors(errStandIn); !ok {
+		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.family, "err", errStandIn)
+	}
+	err := f.replaceFrom(ctx, anew, state)
+	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
 }
 
 // replaceFrom makes the table hold a state, given what it holds.
@@ -123,7 +141,7 @@ func (f *family) adopt(c *content) {
 		}
 	}
 	p := &f.prefix
-	*p = objects{dialect: f.dialect, table: Table}
+	*p = objects{dialect: f.dialect}
 	if c.foreign {
 		p.addTable() // so that it can be removed
 		p.removeTable()
@@ -195,7 +213,7 @@ func (f *family) adoptChains(c *content, wanted map[string][]rule) {
 		for key := range keys {
 			e.add([]byte(key), nil, "")
 		}
-		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.nfproto, s)
+		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.dialect, s)
 	}
 	for name := range c.chains {
 		if wanted[name] == nil {

@@ -210,7 +210,12 @@ func TestRestart(t *testing.T) {
 		c.nft(t, "add set ip slicecast sources-7 { type mark; }; add set ip6 slicecast sources-7 { type mark; }")
 		c.replace(t)
 		require.NotContains(t, c.inHost.list(t, model.IPv4), "sources-7")
+		c.nft(t, "add table ip slicecast-stand-in") // as if the process had ended meanwhile
 	}
+	c.replace(t)
+	tables, err := c.a.Run(t.Context(), "nft", "list", "tables")
+	require.NoError(t, err)
+	require.Equal(t, []string{"table ip slicecast", "table ip6 slicecast"}, strings.Split(strings.TrimSpace(tables), "\n"))
 	for i := range 50 {
 		for _, family := range families {
 			c.apply(t, c.web(family, 7, i%4))
@@ -468,7 +473,7 @@ func TestRestless(t *testing.T) {
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		for ctx.Err() == nil {
-			o := objects{dialect: newDialect(model.IPv4, 1), table: "other"}
+			o := objects{dialect: newDialect(model.IPv4, 1).of("other")}
 			o.addTable()
 			o.removeTable()
 			b := newBatch(nil)

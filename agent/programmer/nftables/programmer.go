@@ -86,7 +86,7 @@ func New(options Options) (*Programmer, error) {
 func (f *family) try() error {
 	b := newBatch(nil)
 	// Not the table itself, as the kernel would look at all elements that there are.
-	o := objects{dialect: f.dialect, table: Table + "-check"}
+	o := objects{dialect: f.of(Table + "-check")}
 	o.addTable()
 	sticky := pick{class: classOf(exactSize+1, 1, 0)}
 	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
@@ -194,14 +194,23 @@ func Cleanup(context.Context) error {
 func (c *conn) removeTables() error {
 	var errs []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		o := objects{dialect: newDialect(name, DefaultMasqueradeMark), table: Table}
-		o.removeTable()
-		b := newBatch(nil)
-		b.append(o.buf)
-		err := c.commit(b)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		d := newDialect(name, DefaultMasqueradeMark)
+		if err := errors.Join(c.removeTable(d), c.removeTable(d.of(StandInTable))); err != nil {
 			errs = append(errs, fmt.Errorf("nftables for %v: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeTable removes a table, if it is there.
+func (c *conn) removeTable(d *dialect) error {
+	o := objects{dialect: d}
+	o.removeTable()
+	b := newBatch(nil)
+	b.append(o.buf)
+	err := c.commit(b)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil
+	}
+	return err
 }

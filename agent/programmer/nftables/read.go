@@ -13,8 +13,10 @@ import (
 // content is what a family's table holds.
 type content struct {
 	exists bool
-	chains map[string]*heldChain
-	sets   map[string][]byte // the attributes of their definitions
+	// standIn: there is a StandInTable.
+	standIn bool
+	chains  map[string]*heldChain
+	sets    map[string][]byte // the attributes of their definitions
 
 	vmaps     map[setID]map[uint32]string // policies and picks: the chain, or "" where there is none
 	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
@@ -55,9 +57,12 @@ func (f *family) read() (*content, error) {
 		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
 	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
-		if textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table {
+		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
+		case Table:
 			c.exists = true
 			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0 // it sleeps, or is another process's
+		case StandInTable:
+			c.standIn = true
 		}
 	})
 	if err != nil || !c.exists {

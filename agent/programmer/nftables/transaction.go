@@ -42,7 +42,7 @@ type performed struct {
 
 // changes are elements by set.
 type changes struct {
-	nfproto byte
+	dialect *dialect
 	sets    [setCount]*elements
 	touched []setID
 }
@@ -60,8 +60,8 @@ func (c *changes) of(s setID) *elements {
 // keptBuffer is how much memory a buffer keeps for the next transaction.
 const keptBuffer = 1 << 18
 
-func (c *changes) reset(nfproto byte) {
-	c.nfproto = nfproto
+func (c *changes) reset(d *dialect) {
+	c.dialect = d
 	for _, s := range c.touched {
 		if cap(c.sets[s].buf) > keptBuffer {
 			c.sets[s] = nil
@@ -83,7 +83,7 @@ func (c *changes) length() (n int) {
 // write gives the messages that add the elements, or remove them.
 func (c *changes) write(b *batch, kind int) {
 	for _, s := range c.touched {
-		c.sets[s].write(&b.writer, kind, c.nfproto, s)
+		c.sets[s].write(&b.writer, kind, c.dialect, s)
 	}
 }
 
@@ -100,10 +100,10 @@ func (f *family) begin() *transaction {
 // end forgets what the transaction was, and keeps only memory for a small one.
 func (x *transaction) end() {
 	for _, o := range []*objects{&x.sets, &x.define, &x.undefine} {
-		*o = objects{dialect: x.dialect, table: Table}
+		*o = objects{dialect: x.dialect}
 	}
 	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
-		c.reset(x.nfproto)
+		c.reset(x.dialect)
 	}
 	x.refs, x.clean = nil, false
 	x.performed, x.taken = nil, nil
