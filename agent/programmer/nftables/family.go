@@ -155,12 +155,8 @@ func (f *family) adopt(c *content) {
 		case s.String() == "":
 		case c.sets[s.String()] != nil:
 			delete(unknown, s.String())
-			if s == affinity {
-				f.held[ref{kind: refAffinity}] = 1
-			} else if s >= sources {
-				f.held[ref{kind: refSources, number: uint32(s - sources)}] = 1
-			} else if !s.always() {
-				f.held[ref{kind: refPart, number: uint32(s)}] = 1
+			if r, ok := refOfSet(s); ok {
+				f.held[r] = 1
 			}
 		case s.always():
 			p.addSet(s)

@@ -106,16 +106,8 @@ func TestRepair(t *testing.T) {
 	c.replace(t)
 	wanted := [2]holds{c.inHost.families[0].holds(t), c.inHost.families[1].holds(t)}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
 	lost := make(chan string, 100)
-	var wait sync.WaitGroup
-	wait.Go(func() { c.inHost.Watch(ctx, func(reason string) { lost <- reason }) })
-	require.Eventually(t, func() bool {
-		c.inHost.conn.watcher.mu.Lock()
-		defer c.inHost.conn.watcher.mu.Unlock()
-		return c.inHost.conn.watcher.file != nil
-	}, patient.Timeout, time.Millisecond)
+	stop := c.watch(t, lost)
 
 	for name, command := range damage {
 		t.Run(name, func(t *testing.T) {
@@ -160,8 +152,7 @@ func TestRepair(t *testing.T) {
 		return nil
 	}))
 	require.Contains(t, <-lost, "during a large change")
-	cancel()
-	wait.Wait()
+	stop()
 	require.Empty(t, lost)
 }
 

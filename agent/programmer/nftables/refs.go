@@ -67,6 +67,19 @@ func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
 	return r, chain == expected
 }
 
+// refOfSet gives the part of the table that a set is; ok is false for those that are always there.
+func refOfSet(s setID) (r ref, ok bool) {
+	switch {
+	case s.always():
+		return ref{}, false
+	case s == affinity:
+		return ref{kind: refAffinity}, true
+	case s >= sources:
+		return ref{kind: refSources, number: uint32(s - sources)}, true
+	}
+	return ref{kind: refPart, number: uint32(s)}, true
+}
+
 // rules gives the rules of that chain.
 func (f *family) rules(r ref) []rule {
 	if r.kind == refPolicy {
