@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -51,6 +52,7 @@ const (
 //   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
 //     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
 //     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
+//   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
 func BenchmarkAgent(b *testing.B) {
@@ -73,6 +75,9 @@ type agent struct {
 	received atomic.Int64
 	began    time.Time
 
+	// replaced gets a value whenever everything has been programmed.
+	replaced chan struct{}
+
 	mu             sync.Mutex
 	flips, applies []time.Duration // what they took
 	changes        int
@@ -87,7 +92,7 @@ type timed struct {
 func newAgent(b *testing.B, s size) *agent {
 	b.Helper()
 	network := testenv.NewNetwork(b)
-	a := &agent{size: s, host: network.AddNode("node").Host, began: time.Now()}
+	a := &agent{size: s, host: network.AddNode("node").Host, began: time.Now(), replaced: make(chan struct{}, 1)}
 	authority, err := testca.New()
 	require.NoError(b, err)
 	serving, err := authority.Server("127.0.0.1")
@@ -100,12 +105,11 @@ func newAgent(b *testing.B, s size) *agent {
 	a.server, err = target.Start(b.Context(), []string{serveArgument}, setup)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.server.Close()) })
-
 	name := generate.NodeName(0)
 	identity, err := authority.Node(name)
 	require.NoError(b, err)
 	cache, logger := client.NewCache(), slog.New(slog.DiscardHandler)
-	a.view = view.New(view.Options{NodeName: name})
+	a.view = view.New(view.Options{NodeName: name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}})
 	a.client = client.New(client.Options{
 		Servers: client.Static(a.server.Address), NodeName: name, Programmer: "nftables", Cache: cache, Decode: a.decode, Logger: logger,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
@@ -145,6 +149,16 @@ func (t *timed) Watch(ctx context.Context, lost func(string)) {
 	})
 }
 
+// Replace is on the node for its sysctls, too.
+func (t *timed) Replace(ctx context.Context, state view.State) error {
+	err := t.agent.host.Do(func() error { return t.Programmer.Replace(ctx, state) })
+	select {
+	case t.agent.replaced <- struct{}{}:
+	default:
+	}
+	return err
+}
+
 // Apply applies, and takes the time.
 func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	received := time.Duration(t.agent.received.Swap(0))
@@ -153,7 +167,10 @@ func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	end := time.Since(t.agent.began)
 	t.agent.mu.Lock()
 	defer t.agent.mu.Unlock()
-	t.agent.flips, t.agent.applies = append(t.agent.flips, end-received), append(t.agent.applies, end-start)
+	t.agent.applies = append(t.agent.applies, end-start)
+	if received > 0 { // else it came while the one before was taken for this one
+		t.agent.flips = append(t.agent.flips, end-received)
+	}
 	return err
 }
 
@@ -175,6 +192,16 @@ func (a *agent) measure(b *testing.B) {
 		a.churn(b, "rollover", 2*a.size.large, rolloverRate)
 	}
 	b.ReportMetric(heap(), "heap-MiB")
+	<-a.replaced // the first time
+	start = time.Now()
+	_, err := a.host.Run(b.Context(), "nft", "flush", "ruleset")
+	require.NoError(b, err)
+	select {
+	case <-a.replaced:
+		b.ReportMetric(time.Since(start).Seconds(), "repair-s")
+	case <-time.After(programTimeout):
+		b.Error("not repaired")
+	}
 	cancel()
 	running.Wait()
 	a.measurePrograms(b)
