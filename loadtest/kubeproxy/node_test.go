@@ -1,11 +1,13 @@
 package kubeproxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -134,6 +136,26 @@ func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
 		}
 		if now != from && time.Since(last) > quiet {
 			return last, nil
+		}
+	}
+}
+
+// awaitBackends waits until IPVS has so many backends. Looking takes a while, and who is measured wants the time.
+func (n *node) awaitBackends(ctx context.Context, want int) error {
+	for {
+		var have int
+		err := n.Do(func() error {
+			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+			have = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are
+			return err
+		})
+		if err != nil || have == want {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: IPVS has %d backends, want %d", context.Cause(ctx), have, want)
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
