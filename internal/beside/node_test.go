@@ -87,7 +87,7 @@ func (n *node) startAgent() *process {
 	n.t.Helper()
 	return start(n.t, n.Host, "slicecast-agent on "+n.Name, []string{agentVariable + "=1"}, "/proc/self/exe",
 		"--node-name="+n.Name, "--source=kube", "--kubeconfig="+n.kubeconfig, "--service-proxy-name="+proxyName,
-		"--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
+		"--programmer=iptables", "--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
 }
 
 // cleanUp runs "slicecast-agent cleanup".

@@ -18,6 +18,9 @@ import (
 // Device is the name of the dummy device that has the Services' addresses: IPVS sees only what is meant for the node.
 const Device = "slicecast-ipvs0"
 
+// KubeProxyDevice is the name of the one that kube-proxy has for the same.
+const KubeProxyDevice = "kube-ipvs0"
+
 // ensureDevice makes the device if it is not there, and sets it up.
 func (p *Programmer) ensureDevice() error {
 	link, err := p.links.LinkByName(Device)
@@ -90,8 +93,15 @@ func (p *Programmer) nodesOwn(a netip.Addr) bool {
 		return false // there is no way there, and so it is not local
 	}
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index
+		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index && !p.isKubeProxys(r.LinkIndex)
 	})
+}
+
+// isKubeProxys tells whether a device is the one on which kube-proxy has Services' addresses. Two may have the same, so that
+// they are there when the other one is removed.
+func (p *Programmer) isKubeProxys(index int) bool {
+	link, err := p.links.LinkByName(KubeProxyDevice)
+	return err == nil && link.Attrs().Index == index
 }
 
 func (p *Programmer) addAddresses(list []netip.Addr) error {

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -191,20 +192,32 @@ var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_announce": "2",
 }
 
-// prepare sets what is set once.
-func (p *Programmer) prepare(node view.Node) error {
+// SetSysctls does ahead what of a Replace takes a privileged container. IPVS must be loaded, which New has it.
+func SetSysctls(options Options) error {
 	settings := []map[string]string{sysctls}
-	if p.options.StrictARP {
+	if options.StrictARP {
 		settings = append(settings, strictARP)
 	}
 	for _, s := range settings {
 		for name, value := range s {
 			name, optional := strings.CutPrefix(name, "?")
-			err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+			path := filepath.Join("/proc/sys", name)
+			if is, err := os.ReadFile(path); err == nil && string(bytes.TrimSpace(is)) == value {
+				continue // in a container without privileges it can be read only
+			}
+			err := os.WriteFile(path, []byte(value), 0)
 			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
-				return fmt.Errorf("set sysctl %s to %s: %w", name, value, err)
+				return fmt.Errorf("set sysctl %s to %s: %w; in a container, run the agent once with --init-only in a privileged one before", name, value, err)
 			}
 		}
+	}
+	return nil
+}
+
+// prepare sets what is set once.
+func (p *Programmer) prepare(node view.Node) error {
+	if err := SetSysctls(p.options); err != nil {
+		return err
 	}
 	timeouts := &mobyipvs.Config{TimeoutTCP: p.options.TCPTimeout, TimeoutTCPFin: p.options.TCPFinTimeout, TimeoutUDP: p.options.UDPTimeout}
 	if *timeouts != (mobyipvs.Config{}) {
@@ -229,11 +242,13 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 }
 
 // Cleanup removes what this package made, also in earlier runs: the device, the tables and the virtual services. Settings
-// of the kernel stay.
+// of the kernel stay. Open connections through IPVS end, see ledFrontends.
 func Cleanup(ctx context.Context) error {
 	p := &Programmer{}
 	defer p.close()
-	if err := p.open(); err != nil {
+	if err := p.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil // without nftables nothing was made
+	} else if err != nil {
 		return err
 	}
 	// Asking for IPVS would have it loaded.
@@ -250,10 +265,13 @@ func (p *Programmer) cleanup(context.Context) error {
 		return err
 	}
 	tables, err := p.tables.conn.ListTables()
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return nil // without nf_tables nothing was made
+	}
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
-	named := map[serviceKey]bool{}
+	named, led := map[serviceKey]bool{}, ledFrontends{}
 	for _, t := range tables {
 		if t.Name != Table {
 			continue
@@ -272,6 +290,7 @@ func (p *Programmer) cleanup(context.Context) error {
 				named[l.affinityKey(k.key)] = true
 			}
 		}
+		led.add(family, held)
 		p.tables.conn.DelTable(t)
 	}
 	if err := p.tables.write(); err != nil {
@@ -290,5 +309,8 @@ func (p *Programmer) cleanup(context.Context) error {
 			x.removeService(k)
 		}
 	}
-	return p.run(x, x.after)
+	if err := p.run(x, x.after); err != nil {
+		return err
+	}
+	return led.forget()
 }

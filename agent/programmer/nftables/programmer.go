@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -145,23 +144,6 @@ func describeFailure(f *family, err error) error {
 		return err
 	}
 	return fmt.Errorf("nftables for %v: %w", f.family, err)
-}
-
-// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
-const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
-// others may rely on it.
-func (p *Programmer) routeLocalnet(node view.Node) {
-	if !node.LocalhostNodePorts || !slices.ContainsFunc(p.families, func(f *family) bool { return f.family == model.IPv4 }) {
-		return
-	}
-	if isOne(routeLocalnetPath) {
-		return
-	}
-	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
-	}
 }
 
 // isOne tells whether a sysctl is there and is 1.
