@@ -29,7 +29,7 @@ const (
 
 // BenchmarkNode starts an agent or a kube-proxy on a new node, once. It tells
 //
-//   - program-s: the time from the start of the process to the first connection by a cluster IP, and with IPVS until all backends are there; program-cpu-s: CPU time meanwhile,
+//   - program-s: the time from the start of the process to the first connection by a cluster IP, and with IPVS until all backends and cluster IPs are there; program-cpu-s: CPU time meanwhile,
 //     of the process and the programs that it runs;
 //   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
 //     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. Not with IPVS, which
@@ -75,7 +75,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 		require.NoError(b, ctx.Err(), "%v", err)
 	}
 	if n.mode == "ipvs" {
-		require.NoError(b, n.awaitBackends(ctx, c.size.services*c.size.endpoints+c.size.large))
+		require.NoError(b, n.awaitIPVS(ctx, c.size.services*c.size.endpoints+c.size.large, c.size.services+min(c.size.large, 1)))
 	}
 	b.StopTimer()
 	b.ReportMetric(time.Since(began).Seconds(), "program-s")
