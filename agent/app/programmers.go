@@ -46,13 +46,6 @@ var iptablesVariants = map[string]iptables.Variant{
 	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
 }
 
-// leftovers remove what each of the programmers that change the kernel has left there, in this or an earlier run.
-var leftovers = []takeover.Other{
-	{Name: programmerNFTables, Cleanup: nftables.Cleanup},
-	{Name: programmerIPTables, Cleanup: iptables.Cleanup},
-	{Name: programmerIPVS, Cleanup: ipvs.Cleanup},
-}
-
 // IPVSOptions are the flags for --programmer=ipvs, with kube-proxy's names.
 type IPVSOptions struct {
 	Scheduler                             string
@@ -137,21 +130,26 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 		return printer.New(out), nil
 	case programmerNFTables:
 		p, err := nftables.New(o.nftables(logger))
-		return takeOver(name, p, err, logger)
+		return o.takeOver(name, p, err, logger)
 	case programmerIPVS:
 		p, err := ipvs.New(o.ipvs(logger))
-		return takeOver(name, p, err, logger)
+		return o.takeOver(name, p, err, logger)
 	}
 	p, err := iptables.New(o.iptables(logger))
-	return takeOver(name, p, err, logger)
+	return o.takeOver(name, p, err, logger)
 }
 
 // takeOver has a programmer remove what the others have left, when it has done its work.
-func takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
+func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(leftovers), func(l takeover.Other) bool { return l.Name == name })
+	others := []takeover.Other{
+		{Name: programmerNFTables, Cleanup: nftables.Cleanup},
+		{Name: programmerIPTables, Cleanup: iptables.Cleanup},
+		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
+	}
+	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
 	return takeover.New(p, others, logger), nil
 }
 

@@ -142,7 +142,6 @@ type open struct {
 func (o *open) openAll(t *testing.T, ways []way) {
 	t.Helper()
 	o.close()
-	*o = open{}
 	for _, w := range ways {
 		conn, err := w.from.Dial(t.Context(), w.proto, w.to, patient)
 		require.NoError(t, err, "%s", w)
@@ -154,6 +153,7 @@ func (o *open) close() {
 	for _, c := range o.conns {
 		c.Close()
 	}
+	*o = open{}
 }
 
 // requireAlive requires an answer on each connection of a protocol. A datagram is sent again if it is lost.
@@ -177,20 +177,5 @@ func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 			}
 		}
 		require.NoError(t, err, "what was open from %s", o.ways[i])
-	}
-}
-
-// requireEnded requires that each TCP connection ends when its client sends something.
-func (o *open) requireEnded(t *testing.T) {
-	t.Helper()
-	for i, conn := range o.conns {
-		if o.ways[i].proto != testenv.TCP {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), patient.Timeout)
-		_, err := conn.Echo(ctx, "alive?")
-		require.Error(t, err, "what was open from %s", o.ways[i])
-		require.NoError(t, ctx.Err(), "the client is told: %s", o.ways[i])
-		cancel()
 	}
 }
