@@ -90,13 +90,20 @@ type chosen struct {
 // choose makes the first of the programmers that may be used and that this machine has all for. Each is asked by doing, in
 // the kernel, what it will do, without effect; an agent without the rights for it gets none.
 func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
-	names, asked := candidates[o.Programmer], "--programmer="+o.Programmer
-	if !o.ProgrammerFallback && o.Programmer != programmerAuto {
+	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
+		return o.newProgrammer(name, logger, out)
+	})
+}
+
+// choose makes the first of the candidates that can be made.
+func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error)) (*chosen, error) {
+	names, asked := candidates[wanted], "--programmer="+wanted
+	if !fallback && wanted != programmerAuto {
 		names = names[:1]
 	}
 	var missing []error
 	for _, name := range names {
-		p, err := o.newProgrammer(name, logger, out)
+		p, err := newProgrammer(name)
 		if err != nil {
 			missing = append(missing, fmt.Errorf("%s can't be used: %w", name, err))
 			continue
@@ -105,18 +112,18 @@ func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
 		switch {
 		case len(missing) > 0:
 			c.reason = fmt.Sprintf("%s, but %s", asked, oneLine(errors.Join(missing...)))
-		case o.Programmer == programmerAuto:
+		case wanted == programmerAuto:
 			c.reason = asked + ", and the kernel has all that it needs"
 		}
-		if len(missing) > 0 && o.Programmer != programmerAuto {
-			logger.Warn("The node is programmed otherwise than it was to be; the nodes with other kernels are not concerned. --programmer-fallback=false makes this an error",
+		if len(missing) > 0 && wanted != programmerAuto {
+			logger.Warn("The node is programmed otherwise than it was to be; --programmer-fallback=false makes this an error",
 				"programmer", name, "reason", c.reason)
 		}
 		return c, nil
 	}
 	err := errors.Join(missing...)
-	if len(names) < len(candidates[o.Programmer]) {
-		err = fmt.Errorf("%w; with --programmer-fallback the node would get one of %s", err, strings.Join(candidates[o.Programmer][1:], ", "))
+	if len(names) < len(candidates[wanted]) {
+		err = fmt.Errorf("%w; with --programmer-fallback the node would get another one: %s", err, strings.Join(candidates[wanted][1:], ", "))
 	}
 	return nil, fmt.Errorf("%s: %w", asked, err)
 }
