@@ -27,13 +27,16 @@ func (w way) String() string { return fmt.Sprintf("%s to %s over %s", w.from.Nam
 // patient waits longer than a lost packet takes to be sent again, also on a slow machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
 
+// datagramTimeout is when a datagram is sent again.
+const datagramTimeout = 5 * time.Second
+
 // sourcePorts gives each UDP probe a port of its own: what had been used lately would be led as it was then.
 var sourcePorts atomic.Uint32
 
 func (w way) try(ctx context.Context) testenv.Result {
 	options := patient
 	if w.proto == testenv.UDP {
-		options.Timeout = time.Second
+		options.Timeout = datagramTimeout
 		options.Source = netip.AddrPortFrom(netip.Addr{}, uint16(10000+sourcePorts.Add(1)%20000))
 	}
 	return w.from.Probe(ctx, w.proto, w.to, 1, options)
@@ -165,7 +168,7 @@ func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 		}
 		limit := patient.Timeout
 		if proto == testenv.UDP {
-			limit = time.Second
+			limit = datagramTimeout
 		}
 		var err error
 		for range 10 {
