@@ -7,6 +7,9 @@ import (
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/kubeproxy"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
 )
 
 func newCleanupCommand() *cobra.Command {
@@ -30,14 +33,11 @@ node it is refused.`,
 				}
 				return kubeproxy.Cleanup(c.Context())
 			}
-			var errs []error
-			for _, l := range leftovers {
-				errs = append(errs, l.Cleanup(c.Context()))
-			}
+			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()), ipvs.Cleanup(c.Context()))
 			if checkpoint != "" {
-				errs = append(errs, client.RemoveCheckpoint(checkpoint))
+				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
 			}
-			return errors.Join(errs...)
+			return err
 		},
 	}
 	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")

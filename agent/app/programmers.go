@@ -46,13 +46,6 @@ var iptablesVariants = map[string]iptables.Variant{
 	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
 }
 
-// leftovers remove what each of the programmers that change the kernel has left there, in this or an earlier run.
-var leftovers = []takeover.Other{
-	{Name: programmerNFTables, Cleanup: nftables.Cleanup},
-	{Name: programmerIPTables, Cleanup: iptables.Cleanup},
-	{Name: programmerIPVS, Cleanup: ipvs.Cleanup},
-}
-
 // IPVSOptions are the flags for --programmer=ipvs, with kube-proxy's names.
 type IPVSOptions struct {
 	Scheduler                             string
@@ -97,13 +90,20 @@ type chosen struct {
 // choose makes the first of the programmers that may be used and that this machine has all for. Each is asked by doing, in
 // the kernel, what it will do, without effect; an agent without the rights for it gets none.
 func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
-	names, asked := candidates[o.Programmer], "--programmer="+o.Programmer
-	if !o.ProgrammerFallback && o.Programmer != programmerAuto {
+	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
+		return o.newProgrammer(name, logger, out)
+	})
+}
+
+// choose makes the first of the candidates that can be made.
+func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error)) (*chosen, error) {
+	names, asked := candidates[wanted], "--programmer="+wanted
+	if !fallback && wanted != programmerAuto {
 		names = names[:1]
 	}
 	var missing []error
 	for _, name := range names {
-		p, err := o.newProgrammer(name, logger, out)
+		p, err := newProgrammer(name)
 		if err != nil {
 			missing = append(missing, fmt.Errorf("%s can't be used: %w", name, err))
 			continue
@@ -112,18 +112,18 @@ func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
 		switch {
 		case len(missing) > 0:
 			c.reason = fmt.Sprintf("%s, but %s", asked, oneLine(errors.Join(missing...)))
-		case o.Programmer == programmerAuto:
+		case wanted == programmerAuto:
 			c.reason = asked + ", and the kernel has all that it needs"
 		}
-		if len(missing) > 0 && o.Programmer != programmerAuto {
-			logger.Warn("The node is programmed otherwise than it was to be; the nodes with other kernels are not concerned. --programmer-fallback=false makes this an error",
+		if len(missing) > 0 && wanted != programmerAuto {
+			logger.Warn("The node is programmed otherwise than it was to be; --programmer-fallback=false makes this an error",
 				"programmer", name, "reason", c.reason)
 		}
 		return c, nil
 	}
 	err := errors.Join(missing...)
-	if len(names) < len(candidates[o.Programmer]) {
-		err = fmt.Errorf("%w; with --programmer-fallback the node would get one of %s", err, strings.Join(candidates[o.Programmer][1:], ", "))
+	if len(names) < len(candidates[wanted]) {
+		err = fmt.Errorf("%w; with --programmer-fallback the node would get another one: %s", err, strings.Join(candidates[wanted][1:], ", "))
 	}
 	return nil, fmt.Errorf("%s: %w", asked, err)
 }
@@ -137,21 +137,26 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 		return printer.New(out), nil
 	case programmerNFTables:
 		p, err := nftables.New(o.nftables(logger))
-		return takeOver(name, p, err, logger)
+		return o.takeOver(name, p, err, logger)
 	case programmerIPVS:
 		p, err := ipvs.New(o.ipvs(logger))
-		return takeOver(name, p, err, logger)
+		return o.takeOver(name, p, err, logger)
 	}
 	p, err := iptables.New(o.iptables(logger))
-	return takeOver(name, p, err, logger)
+	return o.takeOver(name, p, err, logger)
 }
 
 // takeOver has a programmer remove what the others have left, when it has done its work.
-func takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
+func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(leftovers), func(l takeover.Other) bool { return l.Name == name })
+	others := []takeover.Other{
+		{Name: programmerNFTables, Cleanup: nftables.Cleanup},
+		{Name: programmerIPTables, Cleanup: iptables.Cleanup},
+		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
+	}
+	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
 	return takeover.New(p, others, logger), nil
 }
 

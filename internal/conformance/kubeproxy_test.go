@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	testcommand "github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -28,7 +29,7 @@ func TestKubeProxy(t *testing.T) {
 
 // kubeProxy is a kube-proxy.
 type kubeProxy struct {
-	*process
+	*testcommand.Command
 	mode       Mode
 	iptables   string
 	binary     string
@@ -42,7 +43,7 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 	binary, err := controlplane.KubernetesBinary(t.Context(), "kube-proxy")
 	require.NoError(t, err)
 	k := &kubeProxy{
-		process: newProcess(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
+		Command: testcommand.New(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
 		kubeconfig: s.control.Kubeconfig(t, s.control.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
 	}
 	if iptables != "" {
@@ -94,7 +95,7 @@ func (k *kubeProxy) Start(s settings) error {
 	if err := os.WriteFile(k.configFile, text, 0o600); err != nil {
 		return err
 	}
-	return k.process.Start(k.env, k.binary, "--config="+k.configFile, "--v=2")
+	return k.Command.Start(k.env, k.binary, "--config="+k.configFile, "--v=2")
 }
 
 func (k *kubeProxy) modeConfig(s settings) map[string]any {

@@ -1,6 +1,7 @@
 package moving
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -53,6 +54,7 @@ func takeOver(t *testing.T, mode, programmer string) {
 		}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
+	t.Cleanup(c.clear)
 	web, sticky := c.create("web", 1, "", w.pods...), c.create("sticky", 2, corev1.ServiceAffinityClientIP, w.pods...)
 	changed := c.create("changed", 3, "", w.pods...)
 	c.addKubelets()
@@ -114,13 +116,29 @@ func takeOver(t *testing.T, mode, programmer string) {
 	s.RequireNoFailure()
 }
 
+// clear deletes what there is, as the API server may be used again.
+func (c *cluster) clear() {
+	ctx := context.Background()
+	all, now := metav1.ListOptions{LabelSelector: ours}, metav1.DeleteOptions{}
+	require.NoError(c.t, c.api.CoreV1().Nodes().Delete(ctx, c.node.Name, now))
+	services, err := c.api.CoreV1().Services("default").List(ctx, all)
+	require.NoError(c.t, err)
+	for i := range services.Items {
+		require.NoError(c.t, c.api.CoreV1().Services("default").Delete(ctx, services.Items[i].Name, now))
+	}
+	require.NoError(c.t, c.api.DiscoveryV1().EndpointSlices("default").DeleteCollection(ctx, now, all))
+}
+
+// ours is a label of the Services and slices of these tests.
+const ours = "slicecast.io/moving"
+
 // create creates a NodePort Service with endpoints.
 func (c *cluster) create(name string, number uint16, affinity corev1.ServiceAffinity, pods ...*testenv.Pod) service {
 	c.t.Helper()
 	s := newService(name, number, pods...)
 	both := corev1.IPFamilyPolicyRequireDualStack
 	created := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: map[string]string{ours: ""}},
 		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, IPFamilyPolicy: &both, SessionAffinity: affinity, Ports: []corev1.ServicePort{
 			{Name: "tcp", Port: 80, NodePort: int32(s.NodePort)}, {Name: "udp", Port: 80, NodePort: int32(s.NodePort), Protocol: corev1.ProtocolUDP},
 		}},
@@ -138,7 +156,7 @@ func (c *cluster) create(name string, number uint16, affinity corev1.ServiceAffi
 func slice(s service, ipv6 bool, pods []*testenv.Pod) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("%s-%t", s.Name, ipv6), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: s.Name},
+			Name: fmt.Sprintf("%s-%t", s.Name, ipv6), Namespace: "default", Labels: map[string]string{discoveryv1.LabelServiceName: s.Name, ours: ""},
 		},
 		AddressType: map[bool]discoveryv1.AddressType{false: discoveryv1.AddressTypeIPv4, true: discoveryv1.AddressTypeIPv6}[ipv6],
 		Ports: []discoveryv1.EndpointPort{

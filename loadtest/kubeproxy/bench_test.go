@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
@@ -83,7 +84,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 		_, err = n.awaitChange(ctx, before) // the other table, too
 		require.NoError(b, err)
 	}
-	b.ReportMetric(p.cpu(b).Seconds(), "program-cpu-s")
+	b.ReportMetric(familyCPU(b, p).Seconds(), "program-cpu-s")
 
 	if n.mode != "ipvs" {
 		c.measureChanges(b, p, n, c.ordinary, "change")
@@ -91,7 +92,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 			c.measureChanges(b, p, n, c.large, "large")
 		}
 	}
-	memory, err := usage.MemoryOf(p.Process.Pid)
+	memory, err := usage.MemoryOf(p.Pid())
 	require.NoError(b, err)
 	b.ReportMetric(float64(memory.Resident)/(1<<20), "rss-MiB")
 	b.ReportMetric(float64(memory.Peak)/(1<<20), "peak-MiB")
@@ -117,15 +118,15 @@ func (c *cluster) clusterIP(b *testing.B, s *discoveryv1.EndpointSlice) netip.Ad
 }
 
 // measureRestart ends an agent and starts another.
-func (c *cluster) measureRestart(b *testing.B, p *process, n *node) {
+func (c *cluster) measureRestart(b *testing.B, p *command.Command, n *node) {
 	b.Helper()
 	for range 2 {
-		p.end()
+		require.NoError(b, p.Stop())
 		before, err := n.stamp()
 		require.NoError(b, err)
 		start := time.Now()
 		p = c.startSubject(b, slicecast, n)
-		p.awaitOK(b, "http://127.0.0.1:10256/readyz", programTimeout)
+		p.AwaitOK(b, programTimeout, "http://127.0.0.1:10256/readyz")
 		b.ReportMetric(time.Since(start).Seconds(), "restart-s")
 		after, err := n.stamp()
 		require.NoError(b, err)
@@ -136,10 +137,10 @@ func (c *cluster) measureRestart(b *testing.B, p *process, n *node) {
 }
 
 // measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
-func (c *cluster) measureChanges(b *testing.B, p *process, n *node, s *discoveryv1.EndpointSlice, what string) {
+func (c *cluster) measureChanges(b *testing.B, p *command.Command, n *node, s *discoveryv1.EndpointSlice, what string) {
 	b.Helper()
 	var times []time.Duration
-	before := p.cpu(b)
+	before := familyCPU(b, p)
 	ticker := time.NewTicker(between)
 	defer ticker.Stop()
 	for range *changesFlag / 2 * 2 {
@@ -154,7 +155,7 @@ func (c *cluster) measureChanges(b *testing.B, p *process, n *node, s *discovery
 		times = append(times, end.Sub(start))
 		<-ticker.C
 	}
-	spent := p.cpu(b) - before
+	spent := familyCPU(b, p) - before
 	slices.Sort(times)
 	millis := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	b.ReportMetric(millis(times[len(times)/2]), what+"-ms")

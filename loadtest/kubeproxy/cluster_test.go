@@ -159,7 +159,7 @@ func (c *cluster) startServer(b *testing.B) {
 		// Agents show the certificates that kubelets have.
 		"--client-ca-file="+c.write(b, "clients.crt", c.control.AdminConfig().CAData),
 		"--drain-window=100ms")
-	server.awaitOK(b, "http://127.0.0.1:8473/readyz", 5*time.Minute)
+	server.AwaitOK(b, 5*time.Minute, "http://127.0.0.1:8473/readyz")
 }
 
 func (c *cluster) write(b *testing.B, name string, content []byte) string {

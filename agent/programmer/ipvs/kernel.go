@@ -228,6 +228,9 @@ func (p *Programmer) prepare(node view.Node) error {
 	if err := p.ensureDevice(); err != nil {
 		return err
 	}
+	if err := p.restoreSources(); err != nil {
+		return err
+	}
 	var err error
 	p.nodeAddresses, err = p.findNodeAddresses(node)
 	return err

@@ -11,12 +11,13 @@
 //
 // # Open connections
 //
-// Connections that nat leads go on, as conntrack has their translation, also when they are to be IPVS' henceforth. Those that IPVS
-// leads end when the node is taken over from it: ipvs.Cleanup has their clients told.
+// Connections that nat leads go on, as conntrack has their translation, also when new ones are IPVS'. Those that IPVS leads need it
+// for as long as they are open: so it goes in steps, see ipvs.Retirement.
 package takeover
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -30,15 +31,18 @@ const (
 	// that will probably never work, and rules that nobody changes do more harm with each change of a Service.
 	patience = time.Minute
 	// retryAfter is when what could not be removed is tried again.
-	retryAfter = time.Minute
+	retryAfter = 10 * time.Second
 )
 
 // Other is what another programmer may have left on the node.
 type Other struct {
 	// Name is the programmer's.
 	Name string
-	// Cleanup removes what there is of it, and costs little where there is nothing.
+	// Cleanup removes what there is of it, and costs little where there is nothing. If it gives programmer.ErrDraining it is called
+	// again for as long as it does.
 	Cleanup func(context.Context) error
+
+	draining bool // it has been logged
 }
 
 // Programmer is a programmer that takes over.
@@ -90,10 +94,20 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 func (p *Programmer) clean(ctx context.Context) {
 	var left []Other
 	for _, o := range p.others {
-		if err := o.Cleanup(ctx); err != nil {
+		err := o.Cleanup(ctx)
+		if err != nil {
+			left = append(left, o)
+		}
+		switch {
+		case errors.Is(err, programmer.ErrDraining):
+			if left[len(left)-1].draining = true; !o.draining {
+				p.log.Info("The node is programmed otherwise now; what leads connections that are still open is removed when they have ended", "programmer", o.Name)
+			}
+		case err != nil:
 			p.log.Error("What another programmer has left on this node can't be removed, and may lead connections astray. It is tried again",
 				"programmer", o.Name, "in", retryAfter, "err", err)
-			left = append(left, o)
+		case o.draining:
+			p.log.Info("What was left of another programmer is removed", "programmer", o.Name)
 		}
 	}
 	p.others = left

@@ -84,6 +84,9 @@ func (c *Command) Start(env []string, path string, args ...string) error {
 	return nil
 }
 
+// Name is for messages.
+func (c *Command) Name() string { return c.name }
+
 // Pid is that of the process that was started last.
 func (c *Command) Pid() int { return c.cmd.Process.Pid }
 
