@@ -2,7 +2,6 @@ package app
 
 import (
 	"bytes"
-	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -44,15 +43,17 @@ func TestRunningServer(t *testing.T) {
 		"--ca-file="+files.certificate, "--node-ca-cert-file="+files.certificate, "--node-ca-key-file="+files.key, "--output=json")
 	var out, progress bytes.Buffer
 	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, &progress), "%s", &progress)
-	var r report.Report
-	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
-	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, r.Check)
-	require.Equal(t, 10, r.ColdSync.Services)
-	require.Greater(t, r.Churn.NodeUpdates, int64(4))
-	require.Greater(t, r.Churn.Latency.Count, int64(4))
-	require.Positive(t, r.Server.ResidentBytes)
-	require.Zero(t, r.Churn.Changes, "nobody knows")
-	require.Contains(t, r.Notes[0], "last-change-trigger-time")
+	r, err := report.Read(&out)
+	require.NoError(t, err)
+	first := r.Repeats[0]
+	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, first.Check)
+	require.Equal(t, 10, first.State.Services)
+	changes := first.Phases[1]
+	require.Greater(t, changes.Updates, int64(4))
+	require.Greater(t, changes.Latency.Count, int64(4))
+	require.Positive(t, first.ServerPeakBytes)
+	require.Zero(t, changes.Changes, "nobody knows")
+	require.Contains(t, first.Notes[0], "last-change-trigger-time")
 }
 
 type authorityFiles struct{ certificate, key string }

@@ -30,7 +30,7 @@ func (r *run) memory(ctx context.Context) (m report.Memory, err error) {
 }
 
 // floor measures what the server's process pays for TLS alone.
-func (r *run) floor(ctx context.Context, result *report.Report) error {
+func (r *run) floor(ctx context.Context, result *report.Repeat) error {
 	r.progress.set(func() string { return "raw TLS, for comparison" })
 	address, err := r.process.Listen(ctx)
 	if err != nil {
@@ -58,8 +58,7 @@ func (r *run) floor(ctx context.Context, result *report.Report) error {
 	}
 	nodes := int64(r.options.Nodes)
 	out := &report.Floor{
-		HandshakeCPUMicros: *cpuPer(after.server.Sub(before.server), nodes),
-		HandshakeBytes:     float64(clients.Received()) / float64(nodes),
+		HandshakeCPU: report.CPUOf(after.server.Sub(before.server)), Handshakes: nodes, HandshakeBytes: clients.Received(),
 	}
 
 	expected := int64(0)
@@ -83,11 +82,11 @@ func (r *run) floor(ctx context.Context, result *report.Report) error {
 		writes := nodes * int64(w.Plan.Count)
 		return report.FloorWrites{
 			MessageBytes: int64(w.Size), Writes: writes, Seconds: after.at.Sub(before.at).Seconds(),
-			ServerCPUMicrosPerWrite: *cpuPer(after.server.Sub(before.server), writes), Lag: lagOf(lag),
+			ServerCPU: report.CPUOf(after.server.Sub(before.server)), Lag: lagOf(lag),
 		}, nil
 	}
 	if out.Cold, err = write(floor.Writes{
-		Size: int(math.Round(result.ColdSync.BytesPerNode)), AtATime: r.options.Connecting,
+		Size: int(math.Round(float64(result.Phases[0].ReceivedBytes) / float64(nodes))), AtATime: r.options.Connecting,
 		Plan: generate.Plan{Start: time.Now(), Count: 1, Rate: 1},
 	}); err != nil {
 		return err
@@ -104,7 +103,7 @@ func (r *run) floor(ctx context.Context, result *report.Report) error {
 }
 
 // restart kills the server, starts it again with the same state, and measures how the nodes come back.
-func (r *run) restart(ctx context.Context, result *report.Report) error {
+func (r *run) restart(ctx context.Context, result *report.Repeat) error {
 	r.muted.Store(true)
 	defer r.muted.Store(false)
 	r.setup.Address = r.process.Address
@@ -129,13 +128,12 @@ func (r *run) restart(ctx context.Context, result *report.Report) error {
 	if err != nil {
 		return err
 	}
-	cost := costOf(sync)
-	result.Restart = &report.Restart{
-		BytesPerNode: cost.bytes, MaxBytes: cost.maxBytes, MessageBytesPerNode: cost.messageBytes, Node: cost.took,
-		DownSeconds: before.at.Sub(killed).Seconds(), AllSeconds: after.at.Sub(killed).Seconds(),
-		ServerCPUMicrosPerNode: *cpuPer(after.server.Sub(before.server), int64(r.options.Nodes)),
-		ServerPeakBytes:        after.serverMemory.Peak,
-	}
+	p := r.syncPhase("restart", report.Resync, sync, before, after)
+	// Nodes have waited since the kill.
+	p.DownSeconds = before.at.Sub(killed).Seconds()
+	p.StartSeconds, p.Seconds = p.StartSeconds-p.DownSeconds, p.Seconds+p.DownSeconds
+	result.Phases = append(result.Phases, p)
+	peaks(result, after)
 	return nil
 }
 

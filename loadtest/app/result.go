@@ -2,9 +2,9 @@ package app
 
 import (
 	"fmt"
+	"maps"
+	"runtime"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/loadtest/fleet"
@@ -25,120 +25,89 @@ func (r *run) newReport() (*report.Report, error) {
 		return nil, err
 	}
 	o := r.options
-	result := &report.Report{
-		Schema: report.Schema, Start: r.progress.start, Version: daemon.Version(), Machine: machine,
-		Parameters: report.Parameters{
-			Nodes: o.Nodes, Server: o.Server, DurationSeconds: o.Duration.Seconds(), Connecting: o.Connecting, GRPCGo: o.GRPCGo,
-		},
-		Notes: []string{},
+	parameters := map[string]any{
+		"nodes": o.Nodes, "durationSeconds": o.Duration.Seconds(), "connecting": o.Connecting, "grpcGo": o.GRPCGo,
 	}
 	if r.cluster != nil {
-		p := &result.Parameters
-		p.LargeServices, p.LargeEndpoints = o.LargeServices, o.LargeEndpoints
-		p.Services, p.Endpoints, p.ChurnRate, p.Seed, p.WarmUpSeconds = o.Services, o.Endpoints, o.Churn, o.Seed, o.WarmUp.Seconds()
+		maps.Copy(parameters, map[string]any{
+			"services": o.Services, "endpointsPerService": o.Endpoints, "largeServices": o.LargeServices,
+			"endpointsPerLargeService": o.LargeEndpoints, "changesPerSecond": o.Churn, "seed": o.Seed, "warmUpSeconds": o.WarmUp.Seconds(),
+		})
+	}
+	return &report.Report{
+		Schema: report.Schema, Start: r.progress.start, Peer: report.Slicecast, Nodes: o.Nodes, Processes: 1, Server: o.Server,
+		Scenario: report.Scenario{Name: "flags", Parameters: parameters}, Machine: machine,
+		Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
+		Repeats:  []report.Repeat{{Start: r.progress.start, Notes: []string{}}},
+		Notes:    []string{},
+	}, nil
+}
+
+// phase is what happened between two readings.
+func (r *run) phase(name string, kind report.PhaseKind, before, after reading) report.Phase {
+	p := report.Phase{
+		Name: name, Kind: kind, StartSeconds: before.at.Sub(r.progress.start).Seconds(), Seconds: after.at.Sub(before.at).Seconds(),
+		ReceivedBytes: after.received - before.received, SentBytes: after.sent - before.sent,
+		ClientCPU: report.CPUOf(after.client.Sub(before.client)),
 	}
 	if r.meter.server != 0 {
-		result.Server = &report.Process{}
+		p.ServerCPU = new(report.CPUOf(after.server.Sub(before.server)))
 	}
-	return result, nil
+	return p
 }
 
-// coldSync fills in what it took to give all nodes the state.
-func (r *run) coldSync(result *report.Report, before, after reading) {
-	c := &result.ColdSync
-	c.Services, c.Slices, c.Endpoints = r.fleet.Objects()
-	cost := costOf(r.fleet.Sync())
-	c.BytesPerNode, c.MessageBytesPerNode, c.Node = cost.bytes, cost.messageBytes, cost.took
-	seconds := after.at.Sub(before.at).Seconds()
-	c.AllSeconds = seconds
-	result.Client.ColdSyncCores = after.client.Sub(before.client).Total().Seconds() / seconds
-	if s := result.Server; s != nil {
-		s.ColdSyncCores = after.server.Sub(before.server).Total().Seconds() / seconds
-		c.ServerCPUMicrosPerNode = cpuPer(after.server.Sub(before.server), int64(r.options.Nodes))
-		c.ServerPeakBytes = after.serverMemory.Peak
-	}
-}
-
-// syncCost is what a sync took.
-type syncCost struct {
-	bytes, messageBytes float64 // that a node received, in the mean
-	maxBytes            int64
-	took                report.Distribution
-}
-
-func costOf(s *fleet.Sync) (c syncCost) {
-	histogram := hdrhistogram.New(1, time.Hour.Microseconds(), 3)
+// syncPhase is one in which all nodes came to the state.
+func (r *run) syncPhase(name string, kind report.PhaseKind, s *fleet.Sync, before, after reading) report.Phase {
+	p := r.phase(name, kind, before, after)
 	nodes := s.Nodes()
+	p.Updates = int64(len(nodes))
+	p.ReceivedBytes = 0
+	histogram := report.NewHistogram()
 	for _, n := range nodes {
-		c.bytes += float64(n.Bytes) / float64(len(nodes))
-		c.messageBytes += float64(n.MessageBytes) / float64(len(nodes))
-		c.maxBytes = max(c.maxBytes, n.Bytes)
-		_ = histogram.RecordValue(min(n.Duration, time.Hour).Microseconds()) // within its range
+		p.ReceivedBytes += n.Bytes
+		p.MessageBytes += n.MessageBytes
+		p.MaxNodeBytes = max(p.MaxNodeBytes, n.Bytes)
+		_ = histogram.RecordValue(min(n.Duration, report.MaxDuration).Microseconds()) // within its range
 	}
-	c.took = report.DistributionOf(histogram)
-	return c
+	p.Latency = report.DistributionOf(histogram)
+	return p
 }
 
-// cpuPer divides CPU time by a number.
-func cpuPer(c usage.CPU, n int64) *report.CPU {
-	micros := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(n) }
-	return &report.CPU{User: micros(c.User), System: micros(c.System), Total: micros(c.Total())}
+// peaks takes note of the most memory that there was.
+func peaks(result *report.Repeat, at reading) {
+	result.ServerPeakBytes = max(result.ServerPeakBytes, at.serverMemory.Peak)
+	result.ClientPeakBytes = max(result.ClientPeakBytes, at.clientMemory.Peak)
 }
 
-// serverMemory fills in what the nodes added to the server's memory.
-func (r *run) serverMemory(result *report.Report, state, connected report.Memory) {
-	if r.process == nil {
-		return
-	}
-	each := func(bytes int64) float64 { return float64(bytes) / float64(r.options.Nodes) }
-	result.ServerMemory = &report.ServerMemory{
-		State: state, Connected: connected,
-		BytesPerNode:         each(connected.Heap + connected.Stacks - state.Heap - state.Stacks),
-		ResidentBytesPerNode: each(connected.Resident - state.Resident),
-	}
+// changesPhase is one in which the state changed.
+func (r *run) changesPhase(name string, kind report.PhaseKind, window *fleet.Window, before, after reading) report.Phase {
+	p := r.phase(name, kind, before, after)
+	p.Latency = report.DistributionOf(window.Latencies())
+	p.Reconnects = after.reconnects - before.reconnects
+	return p
 }
 
-// churnCost fills in what it took to give all nodes the changes.
-func (r *run) churnCost(result *report.Report, window *fleet.Window, nodeUpdates int64, before, after reading) {
-	c := &result.Churn
-	seconds := after.at.Sub(before.at).Seconds()
-	c.Seconds = seconds
-	c.NodeUpdates = nodeUpdates
-	c.ReceivedBytes, c.SentBytes = after.received-before.received, after.sent-before.sent
-	c.Latency = report.DistributionOf(window.Latencies())
-	c.Reconnects = r.fleet.Reconnects()
-	server, client := after.server.Sub(before.server), after.client.Sub(before.client)
-	if nodeUpdates > 0 {
-		each := func(v float64) float64 { return v / float64(nodeUpdates) }
-		c.ReceivedBytesPerNodeUpdate, c.SentBytesPerNodeUpdate = each(float64(c.ReceivedBytes)), each(float64(c.SentBytes))
-		if result.Server != nil {
-			c.ServerCPUMicrosPerNodeUpdate = cpuPer(server, nodeUpdates)
-		}
-	}
-	result.Client.ChurnCores = client.Total().Seconds() / seconds
-	result.Client.ResidentBytes, result.Client.PeakBytes = after.clientMemory.Resident, after.clientMemory.Peak
-	if s := result.Server; s != nil {
-		s.ChurnCores = server.Total().Seconds() / seconds
-		s.ResidentBytes, s.PeakBytes = after.serverMemory.Resident, after.serverMemory.Peak
-	}
-
+// notes says what has to be known about measured changes.
+func (r *run) notes(result *report.Repeat, p report.Phase, cpus int, machine time.Duration) {
 	note := func(is bool, format string, args ...any) {
 		if is {
 			result.Notes = append(result.Notes, fmt.Sprintf(format, args...))
 		}
 	}
-	cores := float64(result.Machine.CPUs)
-	busy := (after.machine - before.machine).Seconds() / seconds
-	others := busy - (server.Total()+client.Total()).Seconds()/seconds
-	note(busy > busyShare*cores, "the machine was %.0f %% busy during the churn: latencies hold waits for a CPU", 100*busy/cores)
-	note(client.Total().Seconds()/seconds > clientShare*cores,
-		"the load tester itself used more than half of the machine: latencies are also its own")
-	note(result.Server != nil && others > othersShare*cores, "other processes used %.2f cores during the churn", others)
-	if rate := result.Parameters.ChurnRate; rate > 0 {
-		note(c.Latency.P50 > 1000/rate, "half of the updates took longer than the %.0f ms between two changes: nodes were behind and got several "+
+	cores := float64(cpus)
+	busy := machine.Seconds() / p.Seconds
+	client := p.ClientCPU.Total() / p.Seconds
+	note(busy > busyShare*cores, "the machine was %.0f %% busy during the changes: latencies hold waits for a CPU", 100*busy/cores)
+	note(client > clientShare*cores, "the load tester itself used more than half of the machine: latencies are also its own")
+	if s := p.ServerCPU; s != nil {
+		others := busy - s.Total()/p.Seconds - client
+		note(others > othersShare*cores, "other processes used %.2f cores during the changes", others)
+	}
+	if rate := r.options.Churn; r.cluster != nil && rate > 0 {
+		note(p.Latency.P50 > 1000/rate, "half of the updates took longer than the %.0f ms between two changes: nodes were behind and got several "+
 			"in one go, so bytes and CPU a node-update are lower than they are where nodes keep up", 1000/rate)
 	}
-	note(c.Reconnects > 0, "%d streams broke and were opened again", c.Reconnects)
+	note(p.Reconnects > 0, "%d streams broke and were opened again", p.Reconnects)
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,6 +94,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
 		return err
 	}
+	result.Summarize()
 	write := result.WriteText
 	if o.Output == outputJSON {
 		write = result.WriteJSON
@@ -203,27 +205,31 @@ func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Repor
 	if err != nil {
 		return nil, err
 	}
-	r.coldSync(result, start, synced)
+	repeat := &result.Repeats[0]
+	repeat.State.Services, repeat.State.Slices, repeat.State.Endpoints = r.fleet.Objects()
+	repeat.Phases = append(repeat.Phases, r.syncPhase("cold sync", report.ColdSync, r.fleet.Sync(), start, synced))
 	connected, err := r.memory(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r.serverMemory(result, state, connected)
+	if r.process != nil {
+		repeat.ServerMemory = &report.ServerMemory{State: state, Connected: connected}
+	}
 
-	if err := r.churn(ctx, result); err != nil {
+	if err := r.churn(ctx, repeat); err != nil {
 		return nil, err
 	}
 	if r.options.Floor {
-		if err := r.floor(ctx, result); err != nil {
+		if err := r.floor(ctx, repeat); err != nil {
 			return nil, err
 		}
 	}
 	if r.options.Restart {
-		if err := r.restart(ctx, result); err != nil {
+		if err := r.restart(ctx, repeat); err != nil {
 			return nil, err
 		}
 	}
-	if err := r.check(ctx, parts, result); err != nil {
+	if err := r.check(ctx, parts, repeat); err != nil {
 		if !errors.Is(err, fleet.ErrDiverged) {
 			return nil, err
 		}
@@ -264,22 +270,27 @@ func (r *run) wait(ctx context.Context, done <-chan struct{}) error {
 }
 
 // churn lets the state change: first unmeasured, then measured.
-func (r *run) churn(ctx context.Context, result *report.Report) error {
+func (r *run) churn(ctx context.Context, result *report.Repeat) error {
 	if r.cluster == nil || r.options.Churn == 0 {
 		return r.observe(ctx, result)
 	}
 	if r.options.WarmUp > 0 {
-		if _, _, err := r.carryOut(ctx, "warm-up", r.options.WarmUp); err != nil {
+		if err := r.changes(ctx, result, "warm-up", report.WarmUp, r.options.WarmUp); err != nil {
 			return err
 		}
 	}
-	warmedUp := r.churned
 	defer pauseCollection()()
+	return r.changes(ctx, result, "changes", report.Changes, r.options.Duration)
+}
+
+// changes has changes made for a time, and measures that.
+func (r *run) changes(ctx context.Context, result *report.Repeat, name string, kind report.PhaseKind, d time.Duration) error {
+	made := r.churned
 	before, err := r.meter.read()
 	if err != nil {
 		return err
 	}
-	window, lag, err := r.carryOut(ctx, "churn", r.options.Duration)
+	window, lag, err := r.carryOut(ctx, name, d)
 	if err != nil {
 		return err
 	}
@@ -287,15 +298,15 @@ func (r *run) churn(ctx context.Context, result *report.Report) error {
 	if err != nil {
 		return err
 	}
-	_, all := window.Progress()
-	result.Churn.Changes = r.churned - warmedUp
-	result.Churn.SourceLag = new(lagOf(lag))
-	r.churnCost(result, window, all, before, after)
+	p := r.changesPhase(name, kind, window, before, after)
+	p.Changes, p.SourceLag = r.churned-made, new(lagOf(lag))
+	_, p.Updates = window.Progress()
+	r.measured(result, p, before, after)
 	return nil
 }
 
 // observe measures whatever comes.
-func (r *run) observe(ctx context.Context, result *report.Report) error {
+func (r *run) observe(ctx context.Context, result *report.Repeat) error {
 	defer pauseCollection()()
 	before, err := r.meter.read()
 	if err != nil {
@@ -318,8 +329,19 @@ func (r *run) observe(ctx context.Context, result *report.Report) error {
 		result.Notes = append(result.Notes,
 			"latencies are from the slices' last-change-trigger-time, as precise as that is and by the clock of who set it")
 	}
-	r.churnCost(result, window, window.Objects(), before, after)
+	p := r.changesPhase("observed", report.Changes, window, before, after)
+	p.Updates = window.Objects()
+	r.measured(result, p, before, after)
 	return nil
+}
+
+// measured adds a phase with changes.
+func (r *run) measured(result *report.Repeat, p report.Phase, before, after reading) {
+	result.Phases = append(result.Phases, p)
+	peaks(result, after)
+	if p.Kind == report.Changes {
+		r.notes(result, p, runtime.NumCPU(), after.machine-before.machine)
+	}
 }
 
 // plan is for changes from now on.
@@ -359,7 +381,7 @@ func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*flee
 }
 
 // check compares all nodes with the true state: what was generated, or what the running server tells one more stream.
-func (r *run) check(ctx context.Context, parts *sync.WaitGroup, result *report.Report) error {
+func (r *run) check(ctx context.Context, parts *sync.WaitGroup, result *report.Repeat) error {
 	r.progress.set(func() string { return "checking that all nodes hold the true state" })
 	ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
@@ -392,12 +414,14 @@ type reading struct {
 	server, client             usage.CPU
 	machine                    time.Duration
 	received, sent             int64
+	reconnects                 int64
 	serverMemory, clientMemory usage.Memory
 }
 
 func (m *meter) read() (r reading, err error) {
 	r.at = time.Now()
 	r.received, r.sent = m.fleet.Traffic()
+	r.reconnects = m.fleet.Reconnects()
 	if m.server != 0 {
 		if r.server, err = usage.CPUOf(m.server); err != nil {
 			return r, err
