@@ -9,6 +9,7 @@ import (
 
 	"github.com/slicecast/slicecast/loadtest/floor"
 	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
@@ -31,7 +32,7 @@ func (r *run) memory(ctx context.Context) (m report.Memory, err error) {
 
 // floor measures what the server's process pays for TLS alone.
 func (r *run) floor(ctx context.Context, result *report.Repeat) error {
-	r.progress.set(func() string { return "raw TLS, for comparison" })
+	r.progress.Set(func() progress.Status { return r.status("raw TLS, for comparison") })
 	address, err := r.process.Listen(ctx)
 	if err != nil {
 		return err

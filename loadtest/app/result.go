@@ -35,10 +35,10 @@ func (r *run) newReport() (*report.Report, error) {
 		})
 	}
 	return &report.Report{
-		Schema: report.Schema, Start: r.progress.start, Peer: report.Slicecast, Nodes: o.Nodes, Processes: 1, Server: o.Server,
+		Schema: report.Schema, Start: r.progress.Start(), Peer: report.Slicecast, Nodes: o.Nodes, Processes: 1, Server: o.Server,
 		Scenario: report.Scenario{Name: "flags", Parameters: parameters}, Machine: machine,
 		Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
-		Repeats:  []report.Repeat{{Start: r.progress.start, Notes: []string{}}},
+		Repeats:  []report.Repeat{{Start: r.progress.Start(), Notes: []string{}}},
 		Notes:    []string{},
 	}, nil
 }
@@ -46,7 +46,7 @@ func (r *run) newReport() (*report.Report, error) {
 // phase is what happened between two readings.
 func (r *run) phase(name string, kind report.PhaseKind, before, after reading) report.Phase {
 	p := report.Phase{
-		Name: name, Kind: kind, StartSeconds: before.at.Sub(r.progress.start).Seconds(), Seconds: after.at.Sub(before.at).Seconds(),
+		Name: name, Kind: kind, StartSeconds: before.at.Sub(r.progress.Start()).Seconds(), Seconds: after.at.Sub(before.at).Seconds(),
 		ReceivedBytes: after.received - before.received, SentBytes: after.sent - before.sent,
 		ClientCPU: report.CPUOf(after.client.Sub(before.client)),
 	}

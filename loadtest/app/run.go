@@ -22,6 +22,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -34,7 +35,7 @@ const leadTime = 200 * time.Millisecond
 type run struct {
 	options  Options
 	log      *slog.Logger
-	progress *progress
+	progress *progress.View
 	meter    *meter
 	fleet    *fleet.Fleet
 
@@ -56,7 +57,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 	if err := o.validate(); err != nil {
 		return err
 	}
-	r := &run{options: o, log: logger, progress: &progress{w: progressOut, start: time.Now()}}
+	r := &run{options: o, log: logger, progress: progress.New(progressOut)}
 	if !o.GRPCGo {
 		r.identity.protocols = []string{wire.Protocol}
 	}
@@ -89,7 +90,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer stop()
-	parts.Go(func() { r.progress.run(running) })
+	parts.Go(func() { r.progress.Run(running) })
 	result, err := r.measure(running, &parts)
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
 		return err
@@ -235,13 +236,17 @@ func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Repor
 		}
 		return result, err
 	}
-	r.progress.set(nil)
+	r.progress.Set(nil)
 	return result, nil
 }
 
 // awaitSync waits until all nodes are in sync.
 func (r *run) awaitSync(ctx context.Context, s *fleet.Sync) error {
-	r.progress.set(func() string { return fmt.Sprintf("%d of %d nodes in sync", s.Reached(), r.options.Nodes) })
+	r.progress.Set(func() progress.Status {
+		status := r.status("nodes get the state")
+		status.NodesUp = s.Reached()
+		return status
+	})
 	if err := r.wait(ctx, s.Done()); err != nil {
 		return fmt.Errorf("%d of %d nodes have the server's state; node %s, for one, does not get it (--log-level=info tells more): %w",
 			s.Reached(), r.options.Nodes, s.Missing(), err)
@@ -313,7 +318,11 @@ func (r *run) observe(ctx context.Context, result *report.Repeat) error {
 		return err
 	}
 	window := r.fleet.Open(nil)
-	r.progress.set(func() string { return fmt.Sprintf("observing: nodes have received %d objects", window.Objects()) })
+	r.progress.Set(func() progress.Status {
+		status := r.status("observing")
+		status.Received = window.Objects()
+		return status
+	})
 	timer := time.NewTimer(r.options.Duration)
 	defer timer.Stop()
 	select {
@@ -344,6 +353,13 @@ func (r *run) measured(result *report.Repeat, p report.Phase, before, after read
 	}
 }
 
+// status is what can be said of all phases, once all nodes have the state.
+func (r *run) status(phase string) progress.Status {
+	s := progress.Status{Phase: phase, Nodes: r.options.Nodes, NodesUp: r.options.Nodes}
+	s.Bytes, _ = r.fleet.Traffic()
+	return s
+}
+
 // plan is for changes from now on.
 func (r *run) plan(d time.Duration) generate.Plan {
 	return generate.Plan{
@@ -358,9 +374,12 @@ func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*flee
 	r.churned += plan.Count
 	changes := r.cluster.Changes(plan)
 	window := r.fleet.Open(changes)
-	r.progress.set(func() string {
-		reached, all := window.Progress()
-		return fmt.Sprintf("%s: %d of %d node-updates received", name, reached, all)
+	r.progress.Set(func() progress.Status {
+		status := r.status(name)
+		status.Received, status.Planned = window.Progress()
+		due := int64(time.Since(plan.Start).Seconds() * plan.Rate)
+		status.Sent = min(max(due, 0)*int64(r.options.Nodes), status.Planned)
+		return status
 	})
 	lag, err := r.process.Churn(ctx, plan)
 	if err != nil {
@@ -382,7 +401,7 @@ func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*flee
 
 // check compares all nodes with the true state: what was generated, or what the running server tells one more stream.
 func (r *run) check(ctx context.Context, parts *sync.WaitGroup, result *report.Repeat) error {
-	r.progress.set(func() string { return "checking that all nodes hold the true state" })
+	r.progress.Set(func() progress.Status { return r.status("checking that all nodes hold the true state") })
 	ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
 	shards := r.fleet.Shards()
