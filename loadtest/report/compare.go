@@ -164,11 +164,12 @@ func (c *Comparison) WriteText(w io.Writer) error {
 			r.Versions.Slicecast, len(r.Repeats), r.MachineText())
 	}
 	t.line("")
-	t.line("%-22s %26s %26s  %-12s %s", "median (range)", from, to, "", "verdict")
+	t.cells("median (range)", from, to, to+" has", "verdict")
 	for i := range c.Changes {
 		ch := &c.Changes[i]
-		t.line("%-22s %26s %26s  %-12s %s", ch.Metric.Name, ch.From.Text(), ch.To.Text(), ch.Ratio(), ch.verdictText())
+		t.cells(ch.Metric.Name, ch.From.Text(), ch.To.Text(), ch.Ratio(), ch.verdictText())
 	}
+	t.flush()
 	for _, n := range c.Notes {
 		t.line("note             %s", n)
 	}
@@ -181,6 +182,3 @@ func (c *Change) verdictText() string {
 	}
 	return fmt.Sprintf("%s (p=%.3f)", c.Verdict, c.P)
 }
-
-// Text is the median and, of several repeats, the range.
-func (s Spread) Text() string { return FormatValue(s.Median, s.Unit) + s.rangeText() }

@@ -116,11 +116,7 @@ func key(r *report.Report) (out []keyFigure) {
 		if !ok {
 			continue
 		}
-		k := keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Help: m.Help}
-		if len(s.Values) > 1 {
-			k.Range = report.FormatValue(s.Min, s.Unit) + " to " + report.FormatValue(s.Max, s.Unit)
-		}
-		out = append(out, k)
+		out = append(out, keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Range: s.RangeText(), Help: m.Help})
 	}
 	return out
 }
