@@ -18,7 +18,6 @@ const (
 	fontSize                 = 13
 	lineHeight               = 18
 	barHeight, groupGap      = 16, 12
-	valueWidth               = 90
 	// letterWidth is about what a letter takes.
 	letterWidth = 7
 )
@@ -84,6 +83,8 @@ type Axis struct {
 	Log bool
 	// Format writes a value.
 	Format func(float64) string
+	// Binary: round values are powers of two, as of bytes.
+	Binary bool
 	// Ticks are set by the caller; nil: they follow from the values.
 	Ticks []Tick
 }
@@ -99,7 +100,7 @@ type Lines struct {
 
 // SVG draws it.
 func (c Lines) SVG() template.HTML {
-	x, y := c.X.scale(c.values(func(p Point) float64 { return p.X }), false), c.Y.scale(c.values(func(p Point) float64 { return p.Y }), true)
+	x, y := c.X.scale(c.values(func(p Point) float64 { return p.X })), c.Y.scale(c.values(func(p Point) float64 { return p.Y }))
 	px := func(v float64) float64 { return left + x.place(v)*(width-left-right) }
 	py := func(v float64) float64 { return height - bottom - y.place(v)*(height-top-bottom) }
 	legend := len(c.Lines) > 1
@@ -121,15 +122,7 @@ func (c Lines) SVG() template.HTML {
 		fmt.Fprintf(&b, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, px(t.At), px(t.At), top, height-bottom)
 		text(&b, px(t.At), height-bottom+fontSize+3, anchor, t.Text)
 	}
-	for _, m := range c.Marks {
-		fmt.Fprintf(&b, `<line class="mark" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, px(m.At), px(m.At), top, height-bottom)
-		// Text goes to the side where there is room.
-		anchor, shift := "start", 3.
-		if px(m.At)+float64(letterWidth*len(m.Text)) > width-right {
-			anchor, shift = "end", -3
-		}
-		text(&b, px(m.At)+shift, top+fontSize, anchor, m.Text)
-	}
+	c.marks(&b, px)
 	text(&b, 0, fontSize, "start", c.Y.Title)
 	text(&b, width-right, height-6, "end", c.X.Title)
 	for i, l := range c.Lines {
@@ -152,6 +145,25 @@ func (c Lines) SVG() template.HTML {
 	}
 	b.WriteString("\n</svg>\n")
 	return template.HTML(b.String()) //nolint:gosec // all texts are escaped
+}
+
+// marks draws the marks, with texts in rows where they would be over each other.
+func (c Lines) marks(b *strings.Builder, px func(float64) float64) {
+	var taken []float64 // until where, by row
+	for _, m := range c.Marks {
+		x, wide := px(m.At)+3, float64(letterWidth*len(m.Text))
+		fmt.Fprintf(b, `<line class="mark" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, x-3, x-3, top, height-bottom)
+		x = min(x, width-right-wide)
+		row := 0
+		for row < len(taken) && taken[row] > x {
+			row++
+		}
+		if row == len(taken) {
+			taken = append(taken, 0)
+		}
+		taken[row] = x + wide
+		text(b, x, float64(top+fontSize+row*(fontSize+2)), "start", m.Text)
+	}
 }
 
 func (c Lines) values(of func(Point) float64) (out []float64) {
@@ -185,8 +197,8 @@ func (s scale) place(v float64) float64 {
 // maxTicks is how many there are at most, if values decide.
 const maxTicks = 6
 
-// scale fits the axis to values; zero: 0 has to be on it, unless it is logarithmic.
-func (a Axis) scale(values []float64, zero bool) scale {
+// scale fits the axis to values, and to 0 unless it is logarithmic.
+func (a Axis) scale(values []float64) scale {
 	s := scale{log: a.Log, low: math.Inf(1), high: math.Inf(-1)}
 	for _, v := range values {
 		if a.Log {
@@ -200,26 +212,18 @@ func (a Axis) scale(values []float64, zero bool) scale {
 	if math.IsInf(s.low, 0) {
 		s.low, s.high = 0, 1 // nothing to show
 	}
-	if zero && !a.Log {
-		s.low = min(s.low, 0)
-	}
 	switch {
 	case a.Ticks != nil:
-		s.ticks = a.Ticks
+		s.low, s.ticks = min(s.low, 0), a.Ticks
 		s.high = max(s.high, a.Ticks[len(a.Ticks)-1].At)
 	case a.Log:
-		s.low, s.high = math.Floor(s.low), math.Ceil(s.high)
-		if s.high == s.low {
-			s.high++
-		}
-		for e := s.low; e <= s.high; e++ {
-			s.ticks = append(s.ticks, Tick{math.Pow(10, e), a.Format(math.Pow(10, e))})
-		}
+		a.logTicks(&s)
 	default:
+		s.low = min(s.low, 0)
 		if s.high == s.low {
 			s.high++
 		}
-		step := niceStep((s.high - s.low) / maxTicks)
+		step := niceStep((s.high-s.low)/maxTicks, a.Binary)
 		s.high = math.Ceil(s.high/step) * step
 		for i := math.Ceil(s.low / step); i*step <= s.high+step/2; i++ {
 			s.ticks = append(s.ticks, Tick{i * step, a.Format(i * step)})
@@ -228,8 +232,40 @@ func (a Axis) scale(values []float64, zero bool) scale {
 	return s
 }
 
-// niceStep gives 1, 2 or 5 times a power of ten, and at least v.
-func niceStep(v float64) float64 {
+// logTicks sets ticks at powers of ten and, if these are few, between them. The scale ends at ticks.
+func (a Axis) logTicks(s *scale) {
+	const few = 2
+	between := []float64{1}
+	if s.high-s.low <= few {
+		between = []float64{1, 2, 5}
+	}
+	low, high := s.low, s.high
+	s.low, s.high = math.Floor(low), math.Ceil(high)
+	if s.high == s.low {
+		s.high++
+	}
+	for e := s.low; e <= s.high; e++ {
+		for _, m := range between {
+			if at := e + math.Log10(m); at <= s.high {
+				s.ticks = append(s.ticks, Tick{m * math.Pow(10, e), a.Format(m * math.Pow(10, e))})
+			}
+		}
+	}
+	// What is before the last tick that all values are above is not needed, nor what is after the first that all are below.
+	for len(s.ticks) > 2 && math.Log10(s.ticks[1].At) <= low {
+		s.ticks = s.ticks[1:]
+	}
+	for len(s.ticks) > 2 && math.Log10(s.ticks[len(s.ticks)-2].At) >= high {
+		s.ticks = s.ticks[:len(s.ticks)-1]
+	}
+	s.low, s.high = math.Log10(s.ticks[0].At), math.Log10(s.ticks[len(s.ticks)-1].At)
+}
+
+// niceStep gives 1, 2 or 5 times a power of ten or, if binary, a power of two, and at least v.
+func niceStep(v float64, binary bool) float64 {
+	if binary {
+		return math.Pow(2, math.Ceil(math.Log2(v)))
+	}
 	power := math.Pow(10, math.Floor(math.Log10(v)))
 	for _, m := range []float64{1, 2, 5} {
 		if m*power >= v {
@@ -259,9 +295,10 @@ type Bars struct {
 
 // SVG draws it.
 func (c Bars) SVG() template.HTML {
-	most := 0.
+	most, longest := 0., 0
 	for _, bar := range c.Bars {
 		most = max(most, sum(bar.Parts), bar.High)
+		longest = max(longest, len(bar.Text))
 	}
 	if most == 0 {
 		most = 1
@@ -272,7 +309,7 @@ func (c Bars) SVG() template.HTML {
 	}
 	var b strings.Builder
 	c.open(&b, full)
-	scale := (width - valueWidth - right) / most
+	scale := float64(width-letterWidth*longest-right) / most
 	y := float64(top / 2)
 	for _, bar := range c.Bars {
 		text(&b, 0, y+fontSize-2, "start", bar.Name)

@@ -31,7 +31,7 @@ func figures(sides []side) (out []figure) {
 var percentiles = []struct {
 	share float64
 	text  string
-}{{0, "0 %"}, {0.5, "50 %"}, {0.9, "90 %"}, {0.99, "99 %"}, {0.999, "99.9 %"}, {0.9999, "99.99 %"}, {0.99999, "99.999 %"}}
+}{{0.5, "50 %"}, {0.9, "90 %"}, {0.99, "99 %"}, {0.999, "99.9 %"}, {0.9999, "99.99 %"}, {0.99999, "99.999 %"}}
 
 // nines is where a share is on the axis: each nine is as far from the last.
 func nines(share float64) float64 { return -math.Log10(1 - share) }
@@ -88,7 +88,7 @@ func latencyDistribution(sides []side) (figure, bool) {
 		return figure{}, false
 	}
 	for _, p := range percentiles {
-		if p.share == 0 || p.share == 0.5 && most > 1 || nines(p.share) <= math.Log10(float64(most)) {
+		if p.share == percentiles[0].share || nines(p.share) <= math.Log10(float64(most)) {
 			c.X.Ticks = append(c.X.Ticks, chart.Tick{At: nines(p.share), Text: p.text})
 		}
 	}
@@ -102,7 +102,7 @@ func latencyDistribution(sides []side) (figure, bool) {
 type overTime struct {
 	id, title, text, axis string
 	format                func(float64) string
-	log                   bool
+	log, binary           bool
 	// lines of one side, by name, in order.
 	lines []line
 }
@@ -117,7 +117,7 @@ const maxRows = 60
 
 func (o overTime) draw(sides []side) (figure, bool) {
 	c := chart.Lines{
-		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain}, Y: chart.Axis{Title: o.axis, Log: o.log, Format: o.format},
+		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain}, Y: chart.Axis{Title: o.axis, Log: o.log, Binary: o.binary, Format: o.format},
 	}
 	t := table{Head: []string{"second"}, Long: true}
 	var words []string
@@ -226,7 +226,7 @@ func cpuOverTime(sides []side) (figure, bool) {
 
 func memoryOverTime(sides []side) (figure, bool) {
 	return overTime{
-		id: "memory", title: "Memory over time", text: "What processes have in RAM, first repeat.", axis: "bytes in RAM", format: bytes,
+		id: "memory", title: "Memory over time", text: "What processes have in RAM, first repeat.", axis: "bytes in RAM", format: bytes, binary: true,
 		lines: []line{
 			{"server", func(_, s *report.Second) float64 { return float64(s.ServerMemory) }},
 			{"load tester", func(_, s *report.Second) float64 { return float64(s.ClientMemory) }},

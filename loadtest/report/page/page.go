@@ -35,15 +35,18 @@ func Write(w io.Writer, reports ...*report.Report) error {
 	} else {
 		p.Key = key(reports[0])
 	}
+	p.Tiles = tiles(reports)
 	p.Figures = figures(p.Sides)
 	return parsed.Execute(w, p)
 }
 
 // content is what the template gets.
 type content struct {
-	Style       template.CSS
-	Title       string
-	Sides       []side
+	Style template.CSS
+	Title string
+	Sides []side
+	// Tiles are what one looks at first.
+	Tiles       []keyFigure
 	Key         []keyFigure
 	Comparisons []comparison
 	Figures     []figure
@@ -117,6 +120,38 @@ func key(r *report.Report) (out []keyFigure) {
 			continue
 		}
 		out = append(out, keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Range: s.RangeText(), Help: m.Help})
+	}
+	return out
+}
+
+// first are the metrics that one looks at first, in short words; a scenario has some of them.
+var first = []struct{ metric, words string }{
+	{"p99", "latency of a node-update, p99"},
+	{"bytes-per-update", "a node-update, received"},
+	{"cpu-per-update", "server CPU a node-update"},
+	{"changes-time", "until the last change was everywhere"},
+	{"cold-time", "until the last cold node was in sync"},
+	{"resync-time", "until the last node was back in sync"},
+	{"memory-per-node", "server memory a node"},
+}
+
+// tiles picks these of a report or, of two, how they differ.
+func tiles(reports []*report.Report) (out []keyFigure) {
+	for _, f := range first {
+		a, ok := reports[0].Summary[f.metric]
+		if !ok {
+			continue
+		}
+		tile := keyFigure{Value: report.FormatValue(a.Median, a.Unit), Help: f.words, Range: a.RangeText()}
+		if len(reports) > 1 {
+			b, ok := reports[1].Summary[f.metric]
+			if !ok {
+				continue
+			}
+			change := report.Change{From: a, To: b}
+			tile.Value, tile.Range = change.Ratio(), tile.Value+" → "+report.FormatValue(b.Median, b.Unit)
+		}
+		out = append(out, tile)
 	}
 	return out
 }
