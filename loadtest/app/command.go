@@ -3,16 +3,13 @@ package app
 
 import (
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/slicecast/slicecast/internal/daemon"
-	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
@@ -26,11 +23,11 @@ func NewCommand() *cobra.Command {
 		Use:   "slicecast-loadtest",
 		Short: "Measure what Slicecast costs with thousands of nodes",
 		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client, and measures what a
-server spends on them and how long changes take to reach them.`,
-		Args:              cobra.NoArgs,
+server spends on them and how long changes take to reach them.
+` + exitCodes,
 		Version:           daemon.Version(),
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints it
+		SilenceErrors:     true, // Execute prints it
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
@@ -49,7 +46,8 @@ the whole state, lets the state change, and reports what that cost.
 Without --server it starts a server with generated state as a separate process and drives the changes: at the times that
 --churn says, whether or not earlier ones have arrived. With --server it observes the changes that a running server has.
 
-It fails if at the end a node does not hold exactly the true state.`,
+It fails if at the end a node does not hold exactly the true state.
+` + exitCodes,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			logger, err := o.Log.NewLogger(c.ErrOrStderr())
@@ -88,38 +86,6 @@ func pauseCollection() (resume func()) {
 	runtime.GC()
 	debug.SetGCPercent(-1)
 	return func() { debug.SetGCPercent(garbagePercent) }
-}
-
-func newShowCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show report.json...",
-		Short: "Print reports that were written with --output=json",
-		Args:  cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, files []string) error {
-			for i, name := range files {
-				if i > 0 {
-					fmt.Fprintln(c.OutOrStdout())
-				}
-				if err := show(c.OutOrStdout(), name); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-			}
-			return nil
-		},
-	}
-}
-
-func show(out io.Writer, name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	r, err := report.Read(f)
-	if err != nil {
-		return err
-	}
-	return r.WriteText(out)
 }
 
 func newServeCommand() *cobra.Command {

@@ -12,12 +12,6 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// The values of --output.
-const (
-	outputText = "text"
-	outputJSON = "json"
-)
-
 // spareFiles is how many files the process needs beside those for nodes' connections.
 const spareFiles = 64
 
@@ -46,8 +40,8 @@ type Options struct {
 
 	Connecting int
 	Timeout    time.Duration
-	Output     string
 	Log        daemon.LogOptions
+	Presentation
 }
 
 // AddFlags adds the flags, with their defaults.
@@ -81,7 +75,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 	fs.IntVar(&o.Connecting, "connecting", 32, "nodes that connect and get their first state at the same time; as many as --nodes: all at once")
 	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take for their first state, and after the churn for the last change")
-	fs.StringVarP(&o.Output, "output", "o", outputText, "form of the report: text or json")
+	o.Presentation.AddFlags(fs)
 	o.Log.AddFlags(fs)
 	// Thousands of nodes have little to say that counts.
 	o.Log.Level = "warn"
@@ -102,7 +96,6 @@ func (o *Options) validate() error {
 	wrong(o.WarmUp < 0, "--warm-up is %v: use 0 or more", o.WarmUp)
 	wrong(o.Connecting < 1, "--connecting is %d: use at least 1", o.Connecting)
 	wrong(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
-	wrong(o.Output != outputText && o.Output != outputJSON, "--output is %q: use text or json", o.Output)
 	files := o.CAFile != "" && o.NodeCACertFile != "" && o.NodeCAKeyFile != ""
 	anyFile := o.CAFile != "" || o.NodeCACertFile != "" || o.NodeCAKeyFile != "" || o.ServerName != ""
 	switch {
@@ -129,7 +122,11 @@ func (o *Options) validate() error {
 	}
 	wrong(open+spareFiles > limit.Max, "--nodes is %d, for which a process has %d files open, and it may have %d: use fewer, or raise the limit "+
 		"(ulimit -Hn)", o.Nodes, open+spareFiles, limit.Max)
-	return errors.Join(errs...)
+	errs = append(errs, o.Presentation.Validate())
+	if err := errors.Join(errs...); err != nil {
+		return usageError{err}
+	}
+	return nil
 }
 
 func (o *Options) cluster() generate.Config {

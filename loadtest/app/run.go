@@ -96,11 +96,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut i
 		return err
 	}
 	result.Summarize()
-	write := result.WriteText
-	if o.Output == outputJSON {
-		write = result.WriteJSON
-	}
-	return errors.Join(err, write(out))
+	stop()
+	parts.Wait() // the last of the progress is there
+	return errors.Join(err, o.Present(result, out, progressOut))
 }
 
 // startServer gives the credentials of nodes, and the address, of the server that is there or started.

@@ -33,13 +33,9 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == serveCommand) {
 		ctx, stop := daemon.SignalContext(context.Background())
-		err := NewCommand().ExecuteContext(ctx)
+		code := Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 		stop()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+		os.Exit(code)
 	}
 	goleak.VerifyTestMain(m)
 }
