@@ -13,9 +13,10 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, and docs/metrics.md
+generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, and the schema of load tests' reports
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
 	go run ./internal/tools/metricsdoc docs/metrics.md
+	go run ./internal/tools/reportschema loadtest/report/schema.json
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API

@@ -23,11 +23,11 @@ func NewCommand() *cobra.Command {
 		Use:   "slicecast-loadtest",
 		Short: "Measure what Slicecast costs with thousands of nodes",
 		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client, and measures what a
-server spends on them and how long changes take to reach them.`,
-		Args:              cobra.NoArgs,
+server spends on them and how long changes take to reach them.
+` + exitCodes,
 		Version:           daemon.Version(),
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints it
+		SilenceErrors:     true, // Execute prints it
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
@@ -46,7 +46,8 @@ the scenario says, whether or not earlier ones have arrived.
 The state is generated, in a server that run starts; or it is written to a Kubernetes API server (--kube-apiserver) that
 run's servers watch; or it is that of a running Slicecast server (--server), whose own changes are observed.
 
-It fails if at the end a node does not hold exactly the true state.`,
+It fails if at the end a node does not hold exactly the true state.
+` + exitCodes,
 	})
 }
 
@@ -58,7 +59,8 @@ func newAPIServerCommand() *cobra.Command {
 EndpointSlices and their own Node, in protobuf, each over a connection of its own. Without a kubeconfig it starts an API
 server. In the cluster of a kubeconfig it writes nothing unless --write-namespace is given.
 
-It fails if at the end a node does not hold exactly what the API server has.`,
+It fails if at the end a node does not hold exactly what the API server has.
+` + exitCodes,
 	})
 }
 
@@ -71,38 +73,6 @@ func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
 	}
 	o.AddFlags(c.Flags())
 	return c
-}
-
-func newShowCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show report.json...",
-		Short: "Print reports that were written with --output=json",
-		Args:  cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, files []string) error {
-			for i, name := range files {
-				if i > 0 {
-					fmt.Fprintln(c.OutOrStdout())
-				}
-				if err := show(c.OutOrStdout(), name); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-			}
-			return nil
-		},
-	}
-}
-
-func show(out io.Writer, name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	r, err := report.Read(f)
-	if err != nil {
-		return err
-	}
-	return r.WriteText(out)
 }
 
 func newTargetCommand() *cobra.Command {

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -13,55 +12,47 @@ import (
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// The values of --output.
-const (
-	outputText = "text"
-	outputJSON = "json"
-)
-
-// Options are the flags of the commands that run a scenario.
+// Options are the flags of the commands that play a scenario.
 type Options struct {
 	engine.Options
-	Output string
+	Presentation
 }
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Options.AddFlags(fs)
-	fs.StringVarP(&o.Output, "output", "o", outputText, "form of the report: text or json")
+	o.Presentation.AddFlags(fs)
 }
 
-// Run plays a scenario and writes the report to out, and what is under way to progressOut. The error wraps fleet.ErrDiverged if nodes
-// do not hold the true state at the end; the report is written all the same.
-func Run(ctx context.Context, o Options, out, progressOut io.Writer) error {
-	if o.Output != outputText && o.Output != outputJSON {
-		return fmt.Errorf("--output is %q: use text or json", o.Output)
+// Run plays a scenario and presents the report on out, and what is under way on errOut. The error wraps fleet.ErrDiverged if nodes
+// do not hold the true state at the end; the report is presented all the same.
+func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
+	s, err := o.Options.Validate()
+	if err := errors.Join(err, o.Presentation.Validate()); err != nil {
+		return usageError{err}
 	}
-	view := progress.New(progressOut)
-	logger, err := o.Log.NewLogger(view.Log())
-	if err != nil {
-		return err
-	}
-	slog.SetDefault(logger)
-	result, err := play(ctx, o.Options, logger, view)
+	result, err := play(ctx, o.Options, s, errOut)
 	if result == nil {
 		return err
 	}
-	write := result.WriteText
-	if o.Output == outputJSON {
-		write = result.WriteJSON
-	}
-	return errors.Join(err, write(out))
+	return errors.Join(err, o.Present(result, out, errOut))
 }
 
-// play plays a scenario, with the view alive.
-func play(ctx context.Context, o engine.Options, logger *slog.Logger, view *progress.View) (*report.Report, error) {
+// play plays a scenario, and shows how that goes until it is over. There is a report if nodes have diverged, too.
+func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io.Writer) (*report.Report, error) {
+	view := progress.New(errOut)
+	logger, err := o.Log.NewLogger(view.Log())
+	if err != nil {
+		return nil, err
+	}
+	slog.SetDefault(logger)
 	viewing, stop := context.WithCancel(ctx)
 	var shown sync.WaitGroup
 	shown.Go(func() { view.Run(viewing) })
-	defer shown.Wait()
+	defer shown.Wait() // the last of it is there before anything else is written
 	defer stop()
-	return engine.Run(ctx, o, logger, view)
+	return engine.Run(ctx, o, s, view)
 }

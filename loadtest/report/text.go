@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 )
 
@@ -44,8 +45,9 @@ func (r *Report) WriteText(w io.Writer) error {
 		if !ok {
 			continue
 		}
-		t.line("%-22s %12s%s  %s", m.Name, FormatValue(s.Median, s.Unit), s.rangeText(), m.Help)
+		t.cells(m.Name, s.Text(), m.Help)
 	}
+	t.flush()
 	t.line("")
 	for i := range r.Repeats {
 		c := &r.Repeats[i].Check
@@ -155,6 +157,27 @@ func (r *Report) AllNotes() []string {
 type text struct {
 	w   io.Writer
 	err error
+	// table holds cells until flush.
+	table *tabwriter.Writer
+}
+
+// cells adds a row to a table, in columns as wide as they need to be.
+func (t *text) cells(cells ...string) {
+	if t.table == nil {
+		const padding = 2
+		t.table = tabwriter.NewWriter(t.w, 0, 0, padding, ' ', 0)
+	}
+	if t.err == nil {
+		_, t.err = fmt.Fprintln(t.table, strings.Join(cells, "\t"))
+	}
+}
+
+// flush ends a table.
+func (t *text) flush() {
+	if t.err == nil && t.table != nil {
+		t.err = t.table.Flush()
+	}
+	t.table = nil
 }
 
 func (t *text) line(format string, args ...any) {
@@ -163,12 +186,22 @@ func (t *text) line(format string, args ...any) {
 	}
 }
 
-// rangeText is how far repeats were apart; empty for one.
-func (s Spread) rangeText() string {
-	if len(s.Values) < 2 {
+// Text is the median and, if repeats differ, the range.
+func (s Spread) Text() string {
+	median := FormatValue(s.Median, s.Unit)
+	if r := s.RangeText(); r != "" {
+		return median + " (" + r + ")"
+	}
+	return median
+}
+
+// RangeText is how far repeats were apart; empty if they were not, as far as it is written.
+func (s Spread) RangeText() string {
+	low, high := FormatValue(s.Min, s.Unit), FormatValue(s.Max, s.Unit)
+	if low == high {
 		return ""
 	}
-	return fmt.Sprintf(" (%s to %s)", FormatValue(s.Min, s.Unit), FormatValue(s.Max, s.Unit))
+	return low + " to " + high
 }
 
 // FormatValue writes a value with three significant digits and a unit of the size that suits it.
