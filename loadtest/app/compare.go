@@ -102,18 +102,18 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	}
 	switch {
 	case o.against == "":
-		from, err = play(ctx, self, "apiserver", flags, errOut)
+		from, err = child(ctx, self, "apiserver", flags, errOut)
 	case isReport(o.against):
 		if from, err = readReport(o.against); err != nil {
 			err = fmt.Errorf("%s: %w", o.against, err)
 		}
 	default:
-		from, err = play(ctx, o.against, "run", flags, errOut)
+		from, err = child(ctx, o.against, "run", flags, errOut)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	to, err = play(ctx, self, "run", flags, errOut)
+	to, err = child(ctx, self, "run", flags, errOut)
 	return from, to, err
 }
 
@@ -129,8 +129,8 @@ func isReport(name string) bool {
 	return err == nil && first[0] == '{'
 }
 
-// play has a load tester play a scenario, in a process of its own: neither has the other's garbage.
-func play(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
+// child has a load tester play a scenario, in a process of its own: neither has the other's garbage.
+func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
 	arguments := append([]string{command, "--output=json"}, flags...)
 	c := exec.CommandContext(ctx, program, arguments...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }

@@ -69,7 +69,7 @@ type Versions struct {
 type Repeat struct {
 	Start time.Time `json:"start"`
 	State State     `json:"state"`
-	// Phases in their order; each begins where the one before ended, or later.
+	// Phases as they ended. A resync may be inside of changes: each has then what both cost.
 	Phases []Phase `json:"phases"`
 	// ServerMemory is absent where a running server is observed.
 	ServerMemory *ServerMemory `json:"serverMemory,omitempty"`
@@ -136,6 +136,8 @@ type Phase struct {
 	// Latency of changes is from the time at which a change was due at the source until a node's client had applied it; of a
 	// sync, from a node's first attempt, or the cut, until the node had everything.
 	Latency Distribution `json:"latency"`
+	// SlowLatency is that of nodes which the scenario slows down; Latency is then of the others. Absent if there are none.
+	SlowLatency *Distribution `json:"slowLatency,omitempty"`
 	// Convergence is there for changes on a schedule.
 	Convergence *Convergence `json:"convergence,omitempty"`
 	// SourceLag is how late changes were made at the source: a part of the latency that is not the server's.
