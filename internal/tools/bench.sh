@@ -7,7 +7,9 @@ cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
 # Only what this run measures is taken.
-rm -f bin/bench/*
+while IFS= read -r line; do
+	rm -f "bin/bench/${line%%: *}".{json,txt}
+done <"$list"
 
 while IFS= read -r line; do
 	name=${line%%: *}

@@ -230,18 +230,19 @@ const (
 // Chart makes the chart of README.md: what one change costs with thousands of nodes, beside the API server's watches. Bars of
 // bytes and of CPU time are each as long as their share of the largest.
 func (m *Measured) Chart() (string, error) {
-	c := chart.Bars{Head: chart.Head{ID: "headline", Title: "An endpoint of a slice of 100 flips: what each of 3000 nodes costs"}}
+	const heading = "An endpoint of a slice of 100 flips: what each of 3000 nodes costs"
+	c := chart.Bars{Head: chart.Head{ID: "headline", Title: heading}, Heading: heading}
 	var words []string
 	for _, row := range []struct{ metric, words string }{{"bytes-per-update", "bytes to a node"}, {"cpu-per-update", "server CPU for a node"}} {
 		most := 0.
-		for _, side := range []struct{ name, report string }{{"kube-apiserver", chartAPIServer}, {"Slicecast", chartSlicecast}} {
+		for i, side := range []struct{ name, report string }{{"kube-apiserver", chartAPIServer}, {"Slicecast", chartSlicecast}} {
 			s, err := m.Figure(side.report, row.metric)
 			if err != nil {
 				return "", err
 			}
 			most = max(most, s.Median)
 			text := report.FormatValue(s.Median, s.Unit)
-			c.Bars = append(c.Bars, chart.Bar{Name: row.words + ", " + side.name, Parts: []float64{s.Median / most}, Text: text})
+			c.Bars = append(c.Bars, chart.Bar{Name: row.words + ", " + side.name, Parts: []float64{s.Median / most}, Text: text, Color: 1 - i})
 			words = append(words, fmt.Sprintf("%s, %s: %s", row.words, side.name, text))
 		}
 	}
