@@ -48,7 +48,7 @@ func play(t *testing.T, v *View) {
 		v.Run(ctx)
 	}()
 	v.Set(func() Status { return Status{Phase: "nodes get the state", NodesUp: 40, Nodes: 100} })
-	time.Sleep(1700 * time.Millisecond)
+	<-time.After(1700 * time.Millisecond)
 	start := time.Now()
 	v.Set(func() Status {
 		passed := int64(time.Since(start) / time.Millisecond)
@@ -57,9 +57,9 @@ func play(t *testing.T, v *View) {
 			P50: 12 * time.Millisecond, P99: 34 * time.Millisecond,
 		}
 	})
-	time.Sleep(2 * time.Second)
+	<-time.After(2 * time.Second)
 	fmt.Fprintln(v.Log(), "level=WARN msg=something")
-	time.Sleep(1500 * time.Millisecond)
+	<-time.After(1500 * time.Millisecond)
 	cancel()
 	<-done
 }

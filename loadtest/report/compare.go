@@ -26,20 +26,22 @@ const (
 
 // Change is one metric in two reports.
 type Change struct {
-	Metric *Metric
+	Metric *Metric `json:"metric"`
 	// From is in the first report, To in the second; both have it.
-	From, To Spread
-	Verdict  Verdict
+	From    Spread  `json:"from"`
+	To      Spread  `json:"to"`
+	Verdict Verdict `json:"verdict"`
 	// P is the probability that repeats of the same thing differ as much.
-	P float64
+	P float64 `json:"p"`
 }
 
 // Comparison is what came of the same scenario twice: with another peer, or another version.
 type Comparison struct {
-	From, To *Report
-	Changes  []Change
+	From    *Report  `json:"from"`
+	To      *Report  `json:"to"`
+	Changes []Change `json:"changes"`
 	// Notes say what makes the two hard to compare.
-	Notes []string
+	Notes []string `json:"notes"`
 }
 
 // Compare compares two reports metric by metric. The tolerance is a share, such as 0.05, by which medians may differ.

@@ -46,7 +46,9 @@ type joined struct {
 	received    float64
 	sent        float64
 	reconnects  float64
+	messages    float64
 	server      *CPU
+	client      CPU
 	latency     Distribution
 	lag         *Lag
 	convergence *Convergence
@@ -72,7 +74,9 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.updates += float64(p.Updates)
 		j.received += float64(p.ReceivedBytes)
 		j.sent += float64(p.SentBytes)
+		j.messages += float64(p.MessageBytes)
 		j.reconnects += float64(p.Reconnects)
+		j.client.User, j.client.System = j.client.User+p.ClientCPU.User, j.client.System+p.ClientCPU.System
 		latencies = append(latencies, p.Latency)
 		if c := p.ServerCPU; c != nil {
 			if j.server == nil {
@@ -120,6 +124,12 @@ var Metrics = slices.Concat(
 		}},
 		{"changes-time", Seconds, "from the first change until the last was everywhere", func(f *figures) (float64, bool) {
 			return f.changes.seconds, f.changes.updates > 0
+		}},
+		{"server-cores", Number, "CPU cores that the server used meanwhile", func(f *figures) (float64, bool) {
+			return total(f.changes.server) / f.changes.seconds, f.changes.server != nil && f.changes.seconds > 0
+		}},
+		{"client-cores", Number, "CPU cores that the load tester used meanwhile", func(f *figures) (float64, bool) {
+			return f.changes.client.Total() / f.changes.seconds, f.changes.seconds > 0
 		}},
 		{"source-lag", Millis, "how late the source made changes, p99", func(f *figures) (float64, bool) {
 			if f.changes.lag == nil {
@@ -196,6 +206,10 @@ func syncMetrics(name, what string, of func(*figures) *joined) []Metric {
 			j := of(f)
 			return j.received / j.updates, j.updates > 0
 		}},
+		{name + "-message-bytes-per-node", Bytes, "… of which messages, before HTTP/2 and TLS", func(f *figures) (float64, bool) {
+			j := of(f)
+			return j.messages / j.updates, j.updates > 0 && j.messages > 0
+		}},
 		{name + "-cpu-per-node", Micros, "server CPU for " + what + ", TLS handshake included", func(f *figures) (float64, bool) {
 			j := of(f)
 			return total(j.server) * microsPerSecond / j.updates, j.updates > 0 && j.server != nil
@@ -258,6 +272,9 @@ func total(c *CPU) float64 {
 	}
 	return c.Total()
 }
+
+// MarshalText gives the metric's name.
+func (m *Metric) MarshalText() ([]byte, error) { return []byte(m.Name), nil }
 
 // MetricNamed finds a metric. The error lists the names that there are.
 func MetricNamed(name string) (*Metric, error) {

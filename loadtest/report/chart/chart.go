@@ -283,6 +283,8 @@ type Bar struct {
 	Low, High float64
 	// Text is the value in words.
 	Text string
+	// Color of the first part; the others follow.
+	Color int
 }
 
 // Bars is a chart of horizontal bars.
@@ -291,6 +293,8 @@ type Bars struct {
 	Bars []Bar
 	// Parts names the parts of bars; nil: they have one.
 	Parts []string
+	// Heading is drawn above; empty: the page around the chart has one.
+	Heading string
 }
 
 // SVG draws it.
@@ -307,16 +311,23 @@ func (c Bars) SVG() template.HTML {
 	if len(c.Parts) > 0 {
 		full += lineHeight
 	}
+	y := float64(top / 2)
+	if c.Heading != "" {
+		full += lineHeight + groupGap
+		y += lineHeight + groupGap
+	}
 	var b strings.Builder
 	c.open(&b, full)
 	scale := float64(width-letterWidth*longest-right) / most
-	y := float64(top / 2)
+	if c.Heading != "" {
+		text(&b, 0, lineHeight, "start", c.Heading)
+	}
 	for _, bar := range c.Bars {
 		text(&b, 0, y+fontSize-2, "start", bar.Name)
 		y += lineHeight
 		x := 0.
 		for i, v := range bar.Parts {
-			fmt.Fprintf(&b, `<rect class="f%d" x="%.1f" y="%.1f" width="%.1f" height="%d"/>`, i%series, x, y, max(v*scale, 1), barHeight)
+			fmt.Fprintf(&b, `<rect class="f%d" x="%.1f" y="%.1f" width="%.1f" height="%d"/>`, (bar.Color+i)%series, x, y, max(v*scale, 1), barHeight)
 			x += max(v*scale, 1)
 		}
 		if bar.High > bar.Low {

@@ -17,10 +17,10 @@ func plain(v float64) string   { return fmt.Sprintf("%g", v) }
 
 // figures makes all charts for which there are figures.
 func figures(sides []side) (out []figure) {
-	for _, make := range []func([]side) (figure, bool){
+	for _, draw := range []func([]side) (figure, bool){
 		latencyDistribution, latencyOverTime, bytesPerUpdate, cpuPerUpdate, updatesOverTime, cpuOverTime, memoryOverTime, convergence,
 	} {
-		if f, ok := make(sides); ok {
+		if f, ok := draw(sides); ok {
 			out = append(out, f)
 		}
 	}
