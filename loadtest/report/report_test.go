@@ -206,7 +206,9 @@ func TestFormatValue(t *testing.T) {
 		"20.5 TiB":  {22.5e12, report.Bytes},
 		"-1.00 KiB": {-1024, report.Bytes},
 		"12345":     {12345, report.Number},
-		"0.50":      {0.5, report.Number},
+		"0.5":       {0.5, report.Number},
+		"0.000665":  {0.00066489, report.Number},
+		"3":         {3, report.Number},
 	} {
 		require.Equal(t, want, report.FormatValue(v.value, v.unit))
 	}
