@@ -52,7 +52,7 @@ func TestExitCodes(t *testing.T) {
 		{"nonsense", exitUsage, `unknown command "nonsense"`},
 		{"show " + old, exitFailed, `its schema is "slicecast-loadtest/v1"`},
 		{"show /no/such/file", exitFailed, "no such file"},
-		{"run --nodes=0 --require p97<1ms", exitUsage, "--nodes is 0"},
+		{"run --nodes=0 --require p97<1ms", exitUsage, "nodes is 0"},
 		{"run --require p97<1ms", exitUsage, `there is no metric "p97"`},
 	} {
 		code, _, errOut := execute(t, strings.Fields(c.arguments)...)

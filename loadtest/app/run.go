@@ -12,9 +12,10 @@ import (
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// Options are the flags of the commands that run a scenario.
+// Options are the flags of the commands that play a scenario.
 type Options struct {
 	engine.Options
 	Presentation
@@ -26,31 +27,32 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Presentation.AddFlags(fs)
 }
 
-// Run plays a scenario and writes the report to out, and what is under way to progressOut. The error wraps fleet.ErrDiverged if nodes
-// do not hold the true state at the end; the report is written all the same. See Presentation for errMissed.
-func Run(ctx context.Context, o Options, out, progressOut io.Writer) error {
-	if err := errors.Join(o.Options.Validate(), o.Presentation.Validate()); err != nil {
+// Run plays a scenario and presents the report on out, and what is under way on errOut. The error wraps fleet.ErrDiverged if nodes
+// do not hold the true state at the end; the report is presented all the same.
+func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
+	s, err := o.Options.Validate()
+	if err := errors.Join(err, o.Presentation.Validate()); err != nil {
 		return usageError{err}
 	}
-	view := progress.New(progressOut)
-	logger, err := o.Log.NewLogger(view.Log())
-	if err != nil {
-		return err
-	}
-	slog.SetDefault(logger)
-	result, err := play(ctx, o.Options, logger, view)
+	result, err := play(ctx, o.Options, s, errOut)
 	if result == nil {
 		return err
 	}
-	return errors.Join(err, o.Present(result, out, progressOut))
+	return errors.Join(err, o.Present(result, out, errOut))
 }
 
-// play plays a scenario, with the view alive.
-func play(ctx context.Context, o engine.Options, logger *slog.Logger, view *progress.View) (*report.Report, error) {
+// play plays a scenario, and shows how that goes until it is over. There is a report if nodes have diverged, too.
+func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io.Writer) (*report.Report, error) {
+	view := progress.New(errOut)
+	logger, err := o.Log.NewLogger(view.Log())
+	if err != nil {
+		return nil, err
+	}
+	slog.SetDefault(logger)
 	viewing, stop := context.WithCancel(ctx)
 	var shown sync.WaitGroup
 	shown.Go(func() { view.Run(viewing) })
-	defer shown.Wait()
+	defer shown.Wait() // the last of it is there before anything else is written
 	defer stop()
-	return engine.Run(ctx, o, logger, view)
+	return engine.Run(ctx, o, s, view)
 }

@@ -153,7 +153,11 @@ func (m *meter) kill(one *server) error {
 func (m *meter) join(one *server) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.stack.servers = append(m.stack.servers, one)
+	if len(one.setup.Upstream) == 0 {
+		m.stack.servers = append(m.stack.servers, one)
+	} else {
+		m.stack.relays = append(m.stack.relays, one)
+	}
 }
 
 // servers lists those that have the state from the beginning of the chain.

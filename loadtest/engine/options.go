@@ -102,14 +102,8 @@ func (o *Options) writes() bool {
 	return o.Server == "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own || o.WriteNamespace != "")
 }
 
-// Validate finds all that is wrong.
-func (o *Options) Validate() error {
-	_, err := o.validate()
-	return err
-}
-
-// validate gives the scenario, or finds all that is wrong.
-func (o *Options) validate() (*scenario.Scenario, error) {
+// Validate gives the scenario, or finds all that is wrong.
+func (o *Options) Validate() (*scenario.Scenario, error) {
 	var errs []error
 	wrong := func(is bool, format string, args ...any) {
 		if is {

@@ -216,7 +216,7 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 	}
 	r.stack.plans = append(r.stack.plans, plan)
 	playing, played := errgroup.WithContext(ctx)
-	var lag generate.Lag
+	var lag *generate.Lag
 	playing.Go(func() (err error) {
 		lag, err = r.carryOut(played, plan)
 		return err
@@ -241,34 +241,41 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 	}
 	p := r.received(name, kind, got, before, after)
 	p.Changes, p.Updates = got[0].Changes, int64(got[0].Changes)*int64(r.scenario.Nodes)
-	p.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
+	if lag != nil {
+		p.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
+	}
 	p.Convergence = convergence(got)
 	r.add(p, after.machine-before.machine)
 	return nil
 }
 
-// carryOut has whoever makes the changes carry a plan out.
-func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (lag generate.Lag, err error) {
+// carryOut has whoever makes the changes carry a plan out, and tells how late that was; nil: nobody is left who knows.
+func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.Lag, error) {
 	if r.stack.writer != nil {
-		return r.stack.writer.Play(ctx, plan)
+		lag, err := r.stack.writer.Play(ctx, plan)
+		return &lag, err
 	}
 	servers := r.meter.servers()
 	for _, one := range servers {
 		if err := one.Play(ctx, plan); err != nil {
-			return lag, err
+			return nil, err
 		}
 	}
+	var worst *generate.Lag
 	for _, one := range servers {
-		l, err := one.Played(ctx)
+		lag, err := one.Played(ctx)
 		switch {
 		case err != nil && one.leaving.Load():
 			continue // it was killed; another one, or its next process, has the same plan
 		case err != nil:
-			return lag, err
+			return nil, err
+		case worst == nil:
+			worst = &lag
+		default:
+			worst = &generate.Lag{P99: max(worst.P99, lag.P99), Max: max(worst.Max, lag.Max)}
 		}
-		lag = generate.Lag{P99: max(lag.P99, l.P99), Max: max(lag.Max, l.Max)}
 	}
-	return lag, nil
+	return worst, nil
 }
 
 // observe measures whatever comes.

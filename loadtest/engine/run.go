@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"runtime"
 	"time"
 
@@ -15,13 +14,9 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// Run plays a scenario as often as it is to be played, and shows in the view how that goes. The error wraps fleet.ErrDiverged if nodes
+// Run plays the scenario of the options as often as it is to be played, and shows in the view how that goes. The error wraps fleet.ErrDiverged if nodes
 // do not hold the true state at the end of a repeat; the report is there all the same, and ends with that repeat.
-func Run(ctx context.Context, o Options, logger *slog.Logger, view *progress.View) (*report.Report, error) {
-	s, err := o.validate()
-	if err != nil {
-		return nil, err
-	}
+func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.View) (*report.Report, error) {
 	machine, err := usage.ThisMachine()
 	if err != nil {
 		return nil, err
@@ -37,7 +32,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, view *progress.Vie
 	}
 	out.Notes = append(out.Notes, remarks(&o)...)
 	for range o.Repeats {
-		r := &repeat{options: &o, scenario: s, log: logger, view: view, report: out}
+		r := &repeat{options: &o, scenario: s, view: view, report: out}
 		if err = r.run(ctx); err != nil {
 			break
 		}
@@ -71,7 +66,6 @@ func remarks(o *Options) (out []string) {
 type repeat struct {
 	options  *Options
 	scenario *scenario.Scenario
-	log      *slog.Logger
 	view     *progress.View
 	report   *report.Report
 

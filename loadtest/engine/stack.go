@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -140,7 +138,7 @@ func (s *stack) observe(setup *worker.Setup) (err error) {
 		return nil
 	}
 	setup.ServerName = o.ServerName
-	for file, into := range map[string]*[]byte{o.CAFile: &setup.Roots, o.NodeCACertFile: &setup.CA, o.NodeCAKeyFile: &setup.CAKey} {
+	for into, file := range map[*[]byte]string{&setup.Roots: o.CAFile, &setup.CA: o.NodeCACertFile, &setup.CAKey: o.NodeCAKeyFile} {
 		if *into, err = os.ReadFile(file); err != nil {
 			return fmt.Errorf("--ca-file, --node-ca-cert-file, --node-ca-key-file: %w", err)
 		}
@@ -157,7 +155,7 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 	if setup.CAKey, err = s.authority.KeyPEM(); err != nil {
 		return err
 	}
-	roots, err := addresses(s.scenario.Servers)
+	roots, err := target.Addresses(s.scenario.Servers)
 	if err != nil {
 		return err
 	}
@@ -170,7 +168,7 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 	}
 	setup.Servers = roots
 	if s.scenario.Relays > 0 {
-		relays, err := addresses(s.scenario.Relays)
+		relays, err := target.Addresses(s.scenario.Relays)
 		if err != nil {
 			return err
 		}
@@ -275,21 +273,4 @@ func (s *stack) close() (err error) {
 		errs = append(errs, os.RemoveAll(s.dir))
 	}
 	return errors.Join(errs...)
-}
-
-// addresses finds ports of loopback outside the kernel's range for outgoing connections, so that no node takes one while a
-// server is away.
-func addresses(n int) (out []string, err error) {
-	for range 100 * n {
-		if len(out) == n {
-			return out, nil
-		}
-		address := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))
-		var l net.Listener
-		if l, err = net.Listen("tcp", address); err == nil && !slices.Contains(out, address) {
-			out = append(out, address)
-			err = l.Close()
-		}
-	}
-	return nil, fmt.Errorf("there is no free port: %w", err)
 }

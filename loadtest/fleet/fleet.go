@@ -54,7 +54,6 @@ type node struct {
 	*Member
 	cache  *client.Cache
 	client *client.Client
-	ctx    context.Context
 	// connecting holds the node's place among those that connect, until its first state is there; then it is nil.
 	connecting chan struct{}
 	// synced is closed when the first state is there.
@@ -102,6 +101,9 @@ func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, erro
 
 func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
 	c, err := n.Traffic.Dial(ctx, address)
+	if err == nil && n.Delay > 0 {
+		c = newSlowConn(c, n.Delay)
+	}
 	if err == nil {
 		n.mu.Lock()
 		n.conn = c
@@ -131,7 +133,7 @@ func (f *Fleet) Run(ctx context.Context) {
 }
 
 func (f *Fleet) start(ctx context.Context, n *node, running *sync.WaitGroup) {
-	n.ctx, n.Started = ctx, time.Now()
+	n.Started = time.Now()
 	running.Go(func() { _ = n.client.Run(ctx) }) // it returns nil when the context ends, and only then
 }
 
@@ -153,14 +155,6 @@ func (f *Fleet) On(m *Member, server string) bool {
 
 // observe sees every response that a node has applied.
 func (f *Fleet) observe(n *node, r *wire.Response) {
-	if n.Delay > 0 {
-		wait := time.NewTimer(n.Delay)
-		select {
-		case <-wait.C:
-		case <-n.ctx.Done():
-			wait.Stop()
-		}
-	}
 	switch {
 	case r.Welcome != nil:
 		n.Streams.Add(1)

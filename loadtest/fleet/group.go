@@ -16,7 +16,7 @@ type Member struct {
 	Messages atomic.Int64
 	// Streams that were answered.
 	Streams atomic.Int64
-	// Delay is how long the node takes for each message beyond what it takes anyway.
+	// Delay is how long the node pauses before it reads what has come, again and again; 0: it is not a slow one.
 	Delay time.Duration
 	// Started is when it first tried to connect.
 	Started time.Time

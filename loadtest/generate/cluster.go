@@ -143,9 +143,14 @@ func (g *Cluster) add(endpoints int, empty bool) {
 	g.services = append(g.services, s)
 }
 
-// walk lists the endpoints that flip, as they are now, and shuffles them.
+// walk lists the endpoints that flip, as they are now, and shuffles them: those of the Services that change, or, as long as
+// these have none, of all.
 func (g *Cluster) walk() {
-	for _, s := range g.changing {
+	of := g.changing
+	if !slices.ContainsFunc(of, func(s *service) bool { return len(s.addresses()) > 0 }) {
+		of = g.services
+	}
+	for _, s := range of {
 		for _, slice := range s.slices {
 			for e := range slice.endpoints {
 				g.order = append(g.order, place{s, slice, e})

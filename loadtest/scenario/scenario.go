@@ -33,7 +33,7 @@ const (
 	Reconnect Event = "reconnect"
 	// Restart kills a server and starts it again with the state as it is by then.
 	Restart Event = "restart"
-	// Failover kills a server for good; there must be another one.
+	// Failover kills a server for good; there must be another one. With relays it, like Restart, is about one of these.
 	Failover Event = "failover"
 )
 
@@ -103,8 +103,8 @@ func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&s.Servers, "servers", 1, "servers that are started")
 	f.IntVar(&s.Relays, "relays", 0, "relays that are started, which then serve the nodes")
 	f.IntVar(&s.Connecting, "connecting", 32, "nodes that connect and get their first state at the same time; 0: all at once")
-	f.IntVar(&s.SlowPercent, "slow-percent", 0, "share of the nodes that take --slow-delay for each message")
-	f.DurationVar(&s.SlowDelay, "slow-delay", time.Second, "how long a slow node takes for a message")
+	f.IntVar(&s.SlowPercent, "slow-percent", 0, "share of the nodes that are slow")
+	f.DurationVar(&s.SlowDelay, "slow-delay", time.Second, "how long a slow node does not read, before it reads what has come, and so on")
 	f.BoolVar(&s.GRPCGo, "grpc-go", false,
 		"for comparison: nodes do not offer the agents' protocol in TLS, so that grpc-go serves them instead of the server's own HTTP/2")
 	f.BoolVar(&s.Floor, "floor", false,
@@ -253,7 +253,8 @@ func (s *Scenario) Validate() error {
 	wrong(s.At < 0, "at is %v: use 0 or more", s.At)
 	wrong(s.Servers < 1, "servers is %d: use at least 1", s.Servers)
 	wrong(s.Relays < 0, "relays is %d: use 0 or more", s.Relays)
-	wrong(s.Event == Failover && s.Servers < 2, "event is failover with servers: %d: use at least 2 servers", s.Servers)
+	wrong(s.Event == Failover && s.Relays == 0 && s.Servers < 2 || s.Event == Failover && s.Relays == 1,
+		"event is failover, and nodes have only one server or relay: use at least 2")
 	wrong(s.Connecting < 0, "connecting is %d: use 0 (all at once) or more", s.Connecting)
 	wrong(s.SlowPercent < 0 || s.SlowPercent >= 100, "slow-percent is %d: use 0 to 99", s.SlowPercent)
 	wrong(s.SlowDelay <= 0, "slow-delay is %v: use a positive duration", s.SlowDelay)

@@ -5,6 +5,10 @@ package target
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
 
 	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/floor"
@@ -84,4 +88,21 @@ func (p *Process) Listen(ctx context.Context) (address string, err error) {
 func (p *Process) Write(ctx context.Context, w floor.Writes) (lag generate.Lag, err error) {
 	err = p.Call(ctx, "Write", w, &lag)
 	return lag, err
+}
+
+// Addresses finds ports of loopback outside the kernel's range for outgoing connections, so that no node takes one while a
+// server is away.
+func Addresses(n int) (out []string, err error) {
+	for range 100 * n {
+		if len(out) == n {
+			return out, nil
+		}
+		address := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))
+		var l net.Listener
+		if l, err = net.Listen("tcp", address); err == nil && !slices.Contains(out, address) {
+			out = append(out, address)
+			err = l.Close()
+		}
+	}
+	return nil, fmt.Errorf("there is no free port: %w", err)
 }
