@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -70,6 +71,8 @@ type Watchers struct {
 	all     []*watcher
 	// lists: the API server does not stream lists.
 	lists atomic.Bool
+	// complaints bounds what is logged of thousands of watches that fail in the same way.
+	complaints rate.Sometimes
 }
 
 // watcher is a node.
@@ -102,7 +105,7 @@ type stream struct {
 
 // NewWatchers makes watchers. Run starts them.
 func NewWatchers(o WatchOptions) (*Watchers, error) {
-	w := &Watchers{Group: fleet.Group{Members: o.Members}, options: o, decoder: newDecoder()}
+	w := &Watchers{Group: fleet.Group{Members: o.Members}, options: o, decoder: newDecoder(), complaints: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	var err error
 	if w.base, _, err = rest.DefaultServerUrlFor(o.Config); err != nil {
 		return nil, err
@@ -224,17 +227,19 @@ func (w *Watchers) On(*fleet.Member, string) bool { return true }
 // follow keeps a watch open.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
 	for {
+		streaming := s.begins() && !w.lists.Load()
 		err := w.watch(ctx, s)
 		if ctx.Err() != nil {
 			return
 		}
-		level := slog.LevelWarn
-		if errors.Is(err, io.EOF) || apierrors.IsInvalid(err) {
-			level = slog.LevelDebug // as watches end now and then, and not all API servers stream lists
-		}
-		w.options.Logger.Log(ctx, level, "the watch has ended, it is opened again", "node", s.watcher.Name, "path", s.path, "error", err)
-		if apierrors.IsInvalid(err) {
+		if status := apierrors.APIStatus(nil); streaming && s.begins() && errors.As(err, &status) {
+			w.lists.Store(true) // as reflectors do, whatever the API server has against it
 			continue
+		}
+		if !errors.Is(err, io.EOF) { // as watches end now and then
+			w.complaints.Do(func() {
+				w.options.Logger.Warn("a watch has ended with an error, and is opened again, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
+			})
 		}
 		pause := time.NewTimer(backoff + rand.N(backoff))
 		select {
@@ -245,19 +250,23 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 	}
 }
 
+// begins tells whether the next watch begins with a list.
+func (s *stream) begins() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.resourceVersion == ""
+}
+
 // watch opens a watch and reads it to its end.
 func (w *Watchers) watch(ctx context.Context, s *stream) error {
-	s.mu.Lock()
-	from := s.resourceVersion
-	s.mu.Unlock()
-	if from == "" && w.lists.Load() {
+	if s.begins() && w.lists.Load() {
 		if err := w.list(ctx, s); err != nil {
 			return err
 		}
-		s.mu.Lock()
-		from = s.resourceVersion
-		s.mu.Unlock()
 	}
+	s.mu.Lock()
+	from := s.resourceVersion
+	s.mu.Unlock()
 	query := url.Values{"watch": {"true"}, "allowWatchBookmarks": {"true"}}
 	if from == "" {
 		query.Set("sendInitialEvents", "true")
@@ -265,9 +274,6 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 	}
 	query.Set("resourceVersion", from)
 	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf+";stream=watch")
-	if apierrors.IsInvalid(err) && from == "" {
-		w.lists.Store(true)
-	}
 	if err != nil {
 		return err
 	}
