@@ -100,7 +100,7 @@ func TestManifestsAsKubectlWritesThem(t *testing.T) {
 	}
 	write("services.json", `{"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "a"}, "spec": {"clusterIP": "10.0.0.1",
 		"ports": [{"port": 80}]}}]}`)
-	write("all.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n"+
+	write("all.yaml", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: node-a}}\n"+
 		"- {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a-1, labels: {kubernetes.io/service-name: a}},\n"+
 		"   addressType: IPv4, ports: [{port: 80}], endpoints: [{addresses: [10.1.0.1]}]}\n"+
 		"---\n---\napiVersion: example.com/v1\nkind: Other\nmetadata: {name: x}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n")
