@@ -3,6 +3,7 @@ package estimate
 import (
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -10,24 +11,28 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// What is around each message on a connection. Both sides send short messages one by one as they come, so each is in an
-// HTTP/2 DATA frame (RFC 9113, section 4.1) and a TLS 1.3 record (RFC 8446, section 5.2: header, content type, tag) of its own;
-// long ones take more records, which is some bytes in 16 KiB.
+// What is around each message on a connection. Both sides send messages one by one as they come, so each is in an HTTP/2 DATA
+// frame (RFC 9113, section 4.1) and a TLS 1.3 record (RFC 8446, section 5.2: header, content type, tag) of its own, or in as many as
+// their size takes.
 const (
-	http2Header   = 9
-	tlsRecord     = 5 + 1 + 16
-	grpcPrefix    = 5 // compressed flag and length
-	watchPrefix   = 4 // length of an event
-	envelopeBytes = http2Header + tlsRecord
+	http2Header = 9
+	tlsRecord   = 5 + 1 + 16
+	grpcPrefix  = 5        // compressed flag and length
+	watchPrefix = 4        // length of an event
+	frameSize   = 16 << 10 // what a frame and a record hold, by default
 )
+
+// onConnection is what a message is below TLS.
+func onConnection(message int) int {
+	frames := (message + frameSize - 1) / frameSize
+	return message + frames*(http2Header+tlsRecord)
+}
 
 // protobufSerializer is the API server's for objects: it adds their apiVersion and kind, and a magic number.
 var protobufSerializer = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
@@ -45,7 +50,7 @@ func eventBytes(kind watch.EventType, o runtime.Object) (int, error) {
 		return 0, fmt.Errorf("encode as the API server does: %w", err)
 	}
 	event := metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}
-	return event.Size() + watchPrefix + envelopeBytes, nil
+	return onConnection(event.Size() + watchPrefix), nil
 }
 
 // bookmarkBytes is what a watcher gets when there is nothing else, about once a minute on each of its two watches.
@@ -64,7 +69,7 @@ func updateBytes(u *model.Update) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return len(f) + grpcPrefix + envelopeBytes, nil
+	return onConnection(len(f) + grpcPrefix), nil
 }
 
 // coldBytes is what a node that holds nothing gets of all shards: compressed, as it is sent then.
@@ -81,7 +86,7 @@ func coldBytes(s *store.Store) (out int, err error) {
 		if f, err = wire.Compress(f); err != nil {
 			return 0, err
 		}
-		out += len(f) + grpcPrefix + envelopeBytes
+		out += onConnection(len(f) + grpcPrefix)
 	}
 	return out, nil
 }
@@ -97,5 +102,5 @@ func heartbeatBytes(s *store.Store) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return len(f) + grpcPrefix + envelopeBytes, nil
+	return onConnection(len(f) + grpcPrefix), nil
 }
