@@ -80,7 +80,6 @@ type agent struct {
 
 	mu             sync.Mutex
 	flips, applies []time.Duration // what they took
-	changes        int
 }
 
 // timed is the agent's programmer.
@@ -97,9 +96,14 @@ func newAgent(b *testing.B, s size) *agent {
 	require.NoError(b, err)
 	serving, err := authority.Server("127.0.0.1")
 	require.NoError(b, err)
-	setup := target.Setup{ClientCA: authority.PEM(), Cluster: generate.Config{
-		Nodes: 3000, Services: s.services, Endpoints: s.endpoints, LargeServices: min(s.large, 1), LargeEndpoints: s.large,
+	addresses, err := target.Addresses(1)
+	require.NoError(b, err)
+	setup := target.Setup{ClientCA: authority.PEM(), Address: addresses[0], Cluster: &generate.Config{
+		Nodes: 3000, Services: []generate.Group{{Count: s.services, Least: s.endpoints, Most: s.endpoints}}, Change: generate.Flip,
 	}}
+	if s.large > 0 {
+		setup.Cluster.Changing = []generate.Group{{Count: 1, Least: s.large, Most: s.large}}
+	}
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(b, err)
 	a.server, err = target.Start(b.Context(), []string{serveArgument}, setup)
@@ -213,11 +217,11 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	a.flips, a.applies = nil, nil
 	runtime.GC()
 	start, before := time.Now(), cpu(b)
-	plan := generate.Plan{Start: start.Add(200 * time.Millisecond), First: a.changes, Count: count, Rate: rate}
-	_, err := a.server.Churn(b.Context(), plan)
+	plan := generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start.Add(200 * time.Millisecond), Count: count, Rate: rate}}
+	require.NoError(b, a.server.Play(b.Context(), plan))
+	_, err := a.server.Played(b.Context())
 	require.NoError(b, err)
 	require.Eventually(b, func() bool { return a.received.Load() == 0 }, changeTimeout, time.Millisecond)
-	a.changes += count
 	spent, took := cpu(b)-before, time.Since(start)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -285,7 +289,7 @@ func heap() float64 {
 // serveArgument makes this binary the server's process of a BenchmarkAgent.
 const serveArgument = "serve-generated"
 
-func serve(in io.Reader, out io.Writer) int {
+func serve(in io.Reader, out io.WriteCloser) int {
 	if err := target.Serve(context.Background(), in, out, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)
 		return 1
