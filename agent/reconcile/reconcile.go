@@ -12,6 +12,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -273,6 +274,9 @@ func (r *Reconciler) step(ctx context.Context) error {
 	r.report()
 	r.Reporter.Ack(r.epoch, r.unacked)
 	r.unacked = make(map[uint32]uint64)
+	if replaced {
+		debug.FreeOSMemory() // it takes as much again as what is kept, and is seldom
+	}
 	return nil
 }
 

@@ -215,6 +215,7 @@ func (a *agent) measure(b *testing.B) {
 func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	b.Helper()
 	a.flips, a.applies = nil, nil
+	a.received.Store(0) // of what changed nothing
 	runtime.GC()
 	start, before := time.Now(), cpu(b)
 	plan := generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start.Add(200 * time.Millisecond), Count: count, Rate: rate}}

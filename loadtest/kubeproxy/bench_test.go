@@ -35,7 +35,7 @@ const (
 //   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
 //     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. Not with IPVS, which
 //     has nothing that tells of a change: see agent/programmer/ipvs;
-//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of iptables' tables nat and filter;
+//   - rss-MiB, peak-MiB: the process's memory after that; anon-MiB: without the program's own code; rules: those of iptables' tables nat and filter;
 //   - first-…, last-…: new connections from a pod by the first and the last Service in the rules (nftables has no such order: made first
 //     and last), one after the other: the median rate of ten turns, and the median and the 99th percentile of the time that each took;
 //   - restart-s, Slicecast's only: the time from the start of another process until it has found that nothing has changed; touched:
@@ -96,6 +96,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	require.NoError(b, err)
 	b.ReportMetric(float64(memory.Resident)/(1<<20), "rss-MiB")
 	b.ReportMetric(float64(memory.Peak)/(1<<20), "peak-MiB")
+	b.ReportMetric(float64(memory.Anonymous)/(1<<20), "anon-MiB")
 
 	first, last := c.clusterIP(b, c.first), to
 	if n.iptables != "" {

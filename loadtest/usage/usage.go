@@ -83,9 +83,9 @@ func MachineCPU() (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// Memory is what a process has in RAM, in bytes.
+// Memory is what a process has in RAM, in bytes: all, at most so far, and without what is of files, such as its own code.
 type Memory struct {
-	Resident, Peak int64
+	Resident, Peak, Anonymous int64
 }
 
 // MemoryOf reads it.
@@ -95,7 +95,7 @@ func MemoryOf(pid int) (Memory, error) {
 		return Memory{}, fmt.Errorf("memory of process %d: %w", pid, err)
 	}
 	var m Memory
-	for name, into := range map[string]*int64{"VmRSS": &m.Resident, "VmHWM": &m.Peak} {
+	for name, into := range map[string]*int64{"VmRSS": &m.Resident, "VmHWM": &m.Peak, "RssAnon": &m.Anonymous} {
 		n, err := kibibytes(b, name)
 		if err != nil {
 			return Memory{}, fmt.Errorf("memory of process %d: %w", pid, err)

@@ -33,6 +33,8 @@ func TestOwnUsage(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, m.Resident, int64(1<<20))
 	require.GreaterOrEqual(t, m.Peak, m.Resident)
+	require.Greater(t, m.Resident, m.Anonymous)
+	require.Positive(t, m.Anonymous)
 }
 
 func TestFamilyUsage(t *testing.T) {

@@ -11,15 +11,21 @@
 // docs/nftables.md explains the table for those who read it on a node.
 //
 // The chains are nat chains, rejecting and dropping included, so that only the first packet of a connection passes them.
+// What is filtered besides is filtered after all proxies' translation, so that other proxies may serve other Services, or
+// the same ones while a node changes over.
+//
+// A packet makes several lookups, and a transaction may come between two of them. Then it is looked up again.
 //
 // # Changes
 //
 // Replace reads the table and changes what differs. A process that starts finds out by it what another one left: ids are
 // found by the comments of frontends, and rules are told by a hash in their user data. Affinity is held by a map that
-// packets fill. It survives all that does not remove the table.
+// packets fill. It survives all that does not remove the table. A table that can't be changed to what is wanted is
+// made anew, while another stands in for it.
 //
 // Apply knows what the kernel holds. Its elements come and go in one transaction. When the kernel refuses it, it is tried
 // in halves until the Service ports to blame are alone; the table is kept as it was for those.
 //
-// Backends come in slots: the indices from 0 without gaps. When one goes, the last one takes its place.
+// Backends come in slots: the indices from 0 without gaps. When one goes, the last one takes its place. All Service ports'
+// slots are in a few maps, as the kernel takes a time to give back a map that grows with the square of its size.
 package nftables
