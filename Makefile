@@ -13,9 +13,11 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, and docs/metrics.md
+generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md, and the schema of load tests' reports
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
 	go run ./internal/tools/metricsdoc docs/metrics.md
+	go run ./internal/tools/reportschema loadtest/report/schema.json
+	go run ./internal/tools/performance
 
 .PHONY: lint
 lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API
@@ -34,7 +36,7 @@ test: setup lint verify ## all checks and all tests, under the race detector, as
 	go test -race -timeout 40m ./...
 
 .PHONY: bench
-bench: build ## the figures of docs/performance.md, on a machine that has nothing else to do; reports in bin/bench
+bench: build ## measure anew, on a machine that has nothing else to do, and make docs/performance.md of it; reports in bin/bench
 	internal/tools/bench.sh
 
 MODES ?= nftables,iptables-nft,iptables-legacy

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -12,10 +11,7 @@ import (
 
 func main() {
 	ctx, stop := daemon.SignalContext(context.Background())
-	err := app.NewCommand().ExecuteContext(ctx)
+	code := app.Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "slicecast-loadtest:", err)
-		os.Exit(1)
-	}
+	os.Exit(code)
 }

@@ -98,6 +98,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		return o.named(err)
 	}
 	p.observe(registry)
+	viewOptions.Schedulers = p.schedulers()
 	cache := client.NewCache()
 	checkpoint, err := o.openCheckpoint(cache, logger, registry)
 	if err != nil {

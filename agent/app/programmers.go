@@ -178,6 +178,14 @@ func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
 	}
 }
 
+// schedulers gives those that a Service may choose from by its annotation.
+func (c *chosen) schedulers() []string {
+	if c.name == programmerIPVS {
+		return ipvs.Schedulers()
+	}
+	return nil
+}
+
 // observe has metrics tell of the choice.
 func (c *chosen) observe(registerer prometheus.Registerer) {
 	promauto.With(registerer).NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "programmer_info",

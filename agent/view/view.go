@@ -40,9 +40,11 @@ type View struct {
 	healthChanged bool
 
 	// Space for what is under way.
-	endpointSpace []endpoint
-	backendSpace  []Backend
-	idSpace       []ServicePortID
+	endpointSpace, sortedSpace []endpoint
+	endSpace                   []int // of the lists in endpointSpace
+	keySpace                   [2][]endpointKey
+	backendSpace               []Backend
+	idSpace                    []ServicePortID
 }
 
 // service is a Service that there is, or was when Changes was last called.
@@ -176,7 +178,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	clear(v.endpointSpace) // it would keep slices that are gone
+	v.forgetEndpoints() // they would keep slices that are gone
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node

@@ -18,8 +18,8 @@ import (
 var large = sync.OnceValues(func() ([]source.Object, error) {
 	var out []source.Object
 	for name, config := range map[string]generate.Config{
-		"":      {Nodes: 200, Services: 1000, Endpoints: 50},
-		"huge-": {Nodes: 200, Services: 1, Endpoints: 5000},
+		"":      {Nodes: 200, Services: []generate.Group{{Count: 1000, Least: 50, Most: 50}}, Change: generate.Flip},
+		"huge-": {Nodes: 200, Services: []generate.Group{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip},
 	} {
 		g, err := generate.New(config)
 		if err != nil {

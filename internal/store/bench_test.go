@@ -17,7 +17,10 @@ import (
 )
 
 // standard is the state that figures are about: 1000 Services × 50 endpoints and one with 5000, in slices of at most 100.
-var standard = generate.Config{Nodes: 3000, Services: 1000, Endpoints: 50, LargeServices: 1, LargeEndpoints: 5000, Seed: 1}
+var standard = generate.Config{
+	Nodes: 3000, Services: []generate.Group{{Count: 1000, Least: 50, Most: 50}}, Changing: []generate.Group{{Count: 1, Least: 5000, Most: 5000}},
+	Seed: 1, Change: generate.Flip,
+}
 
 // filled gives a store with the standard state, and its slices.
 func filled(t testing.TB) (*Store, []*model.Slice) {
@@ -135,7 +138,7 @@ func TestHeapOfTheStandardState(t *testing.T) {
 		endpoints += len(slice.Endpoints)
 	}
 	used := heap() - before
-	t.Logf("%d Services, %d slices, %d endpoints: %d bytes", standard.Services+standard.LargeServices, len(endpointSlices), endpoints, used)
+	t.Logf("%d Services, %d slices, %d endpoints: %d bytes", 1001, len(endpointSlices), endpoints, used)
 	require.Equal(t, 55_000, endpoints)
 	require.Less(t, used, int64(limit))
 	runtime.KeepAlive(s)

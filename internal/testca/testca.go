@@ -52,12 +52,29 @@ func New() (*CA, error) {
 
 // Load reads a CA from PEM files.
 func Load(certFile, keyFile string) (*CA, error) {
-	pair, err := tls.LoadX509KeyPair(certFile, keyFile)
+	cert, err := os.ReadFile(certFile)
+	if err != nil {
+		return nil, fmt.Errorf("CA: %w", err)
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("key of CA %s: %w", certFile, err)
+	}
+	ca, err := Parse(cert, key)
 	if err != nil {
 		return nil, fmt.Errorf("CA %s with key %s: %w", certFile, keyFile, err)
 	}
+	return ca, nil
+}
+
+// Parse reads a CA from PEM.
+func Parse(cert, key []byte) (*CA, error) {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
 	if !pair.Leaf.IsCA {
-		return nil, fmt.Errorf("CA %s: the certificate is no CA's", certFile)
+		return nil, errors.New("the certificate is no CA's")
 	}
 	return &CA{pair.Leaf, pair.PrivateKey}, nil
 }
@@ -77,9 +94,19 @@ func (c *CA) Pool() *x509.CertPool {
 
 // Server issues a server certificate for names, which may be IP addresses.
 func (c *CA) Server(names ...string) (tls.Certificate, error) {
+	return c.issue(serving(pkix.Name{CommonName: names[0]}, names))
+}
+
+// Relay issues a certificate for names, as Server does, with which a Slicecast relay also shows itself to its servers.
+func (c *CA) Relay(names ...string) (tls.Certificate, error) {
+	t := serving(pkix.Name{CommonName: names[0], Organization: []string{"slicecast:relays"}}, names)
+	t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
+	return c.issue(t)
+}
+
+func serving(subject pkix.Name, names []string) *x509.Certificate {
 	t := &x509.Certificate{
-		Subject: pkix.Name{CommonName: names[0]}, KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		Subject: subject, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	for _, n := range names {
 		if ip := net.ParseIP(n); ip != nil {
@@ -88,7 +115,7 @@ func (c *CA) Server(names ...string) (tls.Certificate, error) {
 			t.DNSNames = append(t.DNSNames, n)
 		}
 	}
-	return c.issue(t)
+	return t
 }
 
 // Node issues the client certificate of a node, as the kubelet has one: system:node:<name> of group system:nodes.

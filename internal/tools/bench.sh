@@ -1,35 +1,26 @@
 #!/usr/bin/env bash
-# Makes the figures of docs/performance.md again, one after the other: about 15 minutes. What the commands report is in
-# bin/bench. DURATION is how long each churn is measured, 30s by default.
+# Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
+# then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, 1 by
+# default. ONLY=steady makes only the reports whose names begin so; the page keeps the others.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-duration=${DURATION:-30s}
+list=loadtest/performance/commands.txt
 mkdir -p bin/bench
+# Only what this run measures is taken.
+while IFS= read -r line; do
+	rm -f "bin/bench/${line%%: *}".{json,txt}
+done <"$list"
 
-# run NAME FLAG...: a load test, its report as JSON and as text.
-run() {
-	local name=$1
-	shift
-	echo "== $name: slicecast-loadtest run $*"
-	bin/slicecast-loadtest run --output=json "$@" >"bin/bench/$name.json"
-	bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
-}
-
-# benchmark NAME ARGUMENT...: a Go benchmark.
-benchmark() {
-	local name=$1
-	shift
-	echo "== $name: go test $*"
-	go test -run '^$' -timeout 1h "$@" | tee "bin/bench/$name.txt"
-}
-
-for nodes in 100 1000 3000; do
-	run "nodes-$nodes" --nodes="$nodes" --duration="$duration" --floor --restart
-done
-run rate-50 --nodes=1000 --churn=50 --duration="$duration"
-run rate-200 --nodes=1000 --churn=200 --duration="$duration"
-run rate-200-spread --nodes=1000 --churn=200 --duration="$duration" --large-services=50 --large-endpoints=100
-run cold-3000 --nodes=3000 --connecting=3000 --churn=0 --duration=1s --floor
-run grpc-go-1000 --nodes=1000 --duration="$duration" --grpc-go
-benchmark apiserver -bench BenchmarkWatch -benchtime=150x ./loadtest/apiserver
-benchmark ingest -bench BenchmarkIngest ./internal/store
+while IFS= read -r line; do
+	name=${line%%: *}
+	eval "command=(${line#*: })" # as a shell reads it: arguments may be quoted
+	[[ $name == "${ONLY:-}"* ]] || continue
+	echo "== $name: ${command[*]}"
+	if [[ ${command[0]} == go ]]; then
+		"${command[@]}" | tee "bin/bench/$name.txt"
+	else
+		"bin/${command[0]}" "${command[@]:1}" --repeats="${REPEATS:-1}" --output=json >"bin/bench/$name.json" </dev/null
+		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
+	fi
+done <"$list"
+go run ./internal/tools/performance bin/bench

@@ -18,6 +18,12 @@ if ! diff docs/metrics.md "$generated/metrics.md"; then
 	exit 1
 fi
 
+go run ./internal/tools/reportschema "$generated/schema.json"
+if ! diff loadtest/report/schema.json "$generated/schema.json"; then
+	echo "loadtest/report/schema.json is not current: run 'make generate'" >&2
+	exit 1
+fi
+
 unformatted=$(gofmt -l .)
 if [[ -n $unformatted ]]; then
 	printf "not formatted, run 'gofmt -w .':\n%s\n" "$unformatted" >&2

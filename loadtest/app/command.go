@@ -1,24 +1,21 @@
-// Package app is the slicecast-loadtest command: its flags, and a run from the start of the server to the report.
+// Package app is the slicecast-loadtest command: its flags, and what becomes of reports.
 package app
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
-	"github.com/slicecast/slicecast/loadtest/usage"
+	"github.com/slicecast/slicecast/loadtest/worker"
 )
-
-// serveCommand is the command with which a run starts its server.
-const serveCommand = "serve-generated"
 
 // NewCommand makes the command.
 func NewCommand() *cobra.Command {
@@ -26,117 +23,82 @@ func NewCommand() *cobra.Command {
 		Use:   "slicecast-loadtest",
 		Short: "Measure what Slicecast costs with thousands of nodes",
 		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client, and measures what a
-server spends on them and how long changes take to reach them.`,
-		Args:              cobra.NoArgs,
+server spends on them and how long changes take to reach them.
+` + exitCodes,
 		Version:           daemon.Version(),
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints it
+		SilenceErrors:     true, // Execute prints it
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
-	c.AddCommand(newRunCommand(), newShowCommand(), newServeCommand())
+	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newEstimateCommand(), newShowCommand(), newTargetCommand(), newWorkerCommand())
 	return c
 }
 
 func newRunCommand() *cobra.Command {
-	o := &Options{}
-	c := &cobra.Command{
+	return newEngineCommand(report.Slicecast, &cobra.Command{
 		Use:   "run",
-		Short: "Run simulated nodes against a server",
-		Long: `run connects simulated nodes to a server, each with a connection and a client certificate of its own, waits until all have
-the whole state, lets the state change, and reports what that cost.
+		Short: "Run simulated nodes against Slicecast",
+		Long: `run plays a scenario: it connects simulated nodes to servers, each with a connection and a client certificate of its own,
+waits until all have the whole state, lets the state change, and reports what that cost. Changes are made at the times that
+the scenario says, whether or not earlier ones have arrived.
 
-Without --server it starts a server with generated state as a separate process and drives the changes: at the times that
---churn says, whether or not earlier ones have arrived. With --server it observes the changes that a running server has.
+The state is generated, in a server that run starts; or it is written to a Kubernetes API server (--kube-apiserver) that
+run's servers watch; or it is that of a running Slicecast server (--server), whose own changes are observed.
 
-It fails if at the end a node does not hold exactly the true state.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			logger, err := o.Log.NewLogger(c.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			slog.SetDefault(logger)
-			if err := collectLess(); err != nil {
-				return err
-			}
-			return Run(c.Context(), *o, logger, c.OutOrStdout(), c.ErrOrStderr())
-		},
+It fails if at the end a node does not hold exactly the true state.
+` + exitCodes,
+	})
+}
+
+func newAPIServerCommand() *cobra.Command {
+	return newEngineCommand(report.KubeAPIServer, &cobra.Command{
+		Use:   "apiserver",
+		Short: "Run simulated kube-proxies against a Kubernetes API server",
+		Long: `apiserver plays a scenario as run does, with nodes that watch a Kubernetes API server as kube-proxies do: Services,
+EndpointSlices and their own Node, in protobuf, each over a connection of its own. Without a kubeconfig it starts an API
+server. In the cluster of a kubeconfig it writes nothing unless --write-namespace is given.
+
+It fails if at the end a node does not hold exactly what the API server has.
+` + exitCodes,
+	})
+}
+
+// newEngineCommand makes the command that runs a scenario against a peer.
+func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
+	o := &Options{Options: engine.Options{Peer: peer}}
+	c.Args = cobra.NoArgs
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return Run(c.Context(), *o, c.OutOrStdout(), c.ErrOrStderr())
 	}
 	o.AddFlags(c.Flags())
 	return c
 }
 
-// collectLess has garbage collected less often, as long as there is room for it: the caches of thousands of nodes are long to
-// scan, and the CPU time is needed.
-func collectLess() error {
-	const share = 2
-	machine, err := usage.ThisMachine()
-	if err != nil {
-		return err
-	}
-	debug.SetGCPercent(garbagePercent)
-	debug.SetMemoryLimit(machine.Memory / share)
-	return nil
+func newTargetCommand() *cobra.Command {
+	return newChildCommand(engine.ServeCommand, "Serve, as a run says", target.Serve)
 }
 
-const garbagePercent = 400
-
-// pauseCollection collects garbage for the last time until resume is called, as long as there is room for what comes: each of
-// a thousand nodes would else wait for what is collected of the others, as nodes with a machine of their own do not.
-func pauseCollection() (resume func()) {
-	runtime.GC()
-	debug.SetGCPercent(-1)
-	return func() { debug.SetGCPercent(garbagePercent) }
+func newWorkerCommand() *cobra.Command {
+	return newChildCommand(engine.WorkCommand, "Simulate nodes, as a run says", worker.Serve)
 }
 
-func newShowCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "show report.json...",
-		Short: "Print reports that were written with --output=json",
-		Args:  cobra.MinimumNArgs(1),
-		RunE: func(c *cobra.Command, files []string) error {
-			for i, name := range files {
-				if i > 0 {
-					fmt.Fprintln(c.OutOrStdout())
-				}
-				if err := show(c.OutOrStdout(), name); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-			}
-			return nil
-		},
-	}
-}
-
-func show(out io.Writer, name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	r, err := report.Read(f)
-	if err != nil {
-		return err
-	}
-	return r.WriteText(out)
-}
-
-func newServeCommand() *cobra.Command {
+// newChildCommand makes a command with which a run starts parts of itself.
+func newChildCommand(name, short string, serve func(context.Context, io.Reader, io.WriteCloser, *slog.Logger) error) *cobra.Command {
 	var log daemon.LogOptions
 	c := &cobra.Command{
-		Use:    serveCommand,
-		Short:  "Serve generated state, as standard input says",
-		Hidden: true, // it is run's
+		Use:    name,
+		Short:  short,
+		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			logger, err := log.NewLogger(c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
-			logger = logger.With("process", "server")
+			logger = logger.With("process", name)
 			slog.SetDefault(logger)
-			return target.Serve(c.Context(), c.InOrStdin(), c.OutOrStdout(), logger)
+			return serve(c.Context(), os.Stdin, os.Stdout, logger)
 		},
 	}
 	log.AddFlags(c.Flags())

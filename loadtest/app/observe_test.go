@@ -1,9 +1,6 @@
 package app
 
 import (
-	"bytes"
-	"encoding/json"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/target"
@@ -23,35 +21,33 @@ func TestRunningServer(t *testing.T) {
 	files := writeAuthority(t)
 	authority, err := testca.Load(files.certificate, files.key)
 	require.NoError(t, err)
-	setup := target.Setup{Cluster: generate.Config{Nodes: 4, Services: 10, Endpoints: 10}, ClientCA: authority.PEM()}
+	address, err := target.Addresses(1)
+	require.NoError(t, err)
+	setup := target.Setup{
+		Cluster:  &generate.Config{Nodes: 4, Services: []generate.Group{{Count: 10, Least: 10, Most: 10}}, Change: generate.Flip},
+		ClientCA: authority.PEM(), Address: address[0],
+	}
 	serving, err := authority.Server("127.0.0.1")
 	require.NoError(t, err)
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(t, err)
-	server, err := target.Start(t.Context(), []string{serveCommand}, setup)
+	server, err := target.Start(t.Context(), []string{engine.ServeCommand}, setup)
 	require.NoError(t, err)
-	churned := make(chan error, 1)
-	go func() {
-		_, err := server.Churn(t.Context(), generate.Plan{Start: time.Now(), Count: 100_000, Rate: 50})
-		churned <- err
-	}()
-	defer func() {
-		require.NoError(t, server.Close())
-		require.ErrorContains(t, <-churned, "has ended")
-	}()
+	defer func() { require.NoError(t, server.Close()) }()
+	require.NoError(t, server.Play(t.Context(), generate.Plan{
+		Kind: generate.Flip, Schedule: generate.Schedule{Start: time.Now(), Count: 100_000, Rate: 50},
+	}))
 
-	o := options(t, "--nodes=4", "--duration=1s", "--server="+server.Address, "--server-pid="+strconv.Itoa(server.PID()),
-		"--ca-file="+files.certificate, "--node-ca-cert-file="+files.certificate, "--node-ca-key-file="+files.key, "--output=json")
-	var out, progress bytes.Buffer
-	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, &progress), "%s", &progress)
-	var r report.Report
-	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
-	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, r.Check)
-	require.Equal(t, 10, r.ColdSync.Services)
-	require.Greater(t, r.Churn.NodeUpdates, int64(4))
-	require.Greater(t, r.Churn.Latency.Count, int64(4))
-	require.Positive(t, r.Server.ResidentBytes)
-	require.Zero(t, r.Churn.Changes, "nobody knows")
+	r := run(t, report.Slicecast, "--nodes=4", "--duration=1s", "--server="+server.Address, "--server-pid="+strconv.Itoa(server.PID()),
+		"--ca-file="+files.certificate, "--node-ca-cert-file="+files.certificate, "--node-ca-key-file="+files.key)
+	first := r.Repeats[0]
+	require.Equal(t, report.Check{Nodes: 4, Shards: 64, OK: true}, first.Check)
+	require.Equal(t, 10, first.State.Services)
+	changes := first.Phases[1]
+	require.Greater(t, changes.Updates, int64(4))
+	require.Greater(t, changes.Latency.Count, int64(4))
+	require.Positive(t, first.ServerPeakBytes)
+	require.Zero(t, changes.Changes, "nobody knows")
 	require.Contains(t, r.Notes[0], "last-change-trigger-time")
 }
 
@@ -71,6 +67,6 @@ func writeAuthority(t *testing.T) authorityFiles {
 }
 
 func TestServerThatDoesNotStart(t *testing.T) {
-	_, err := target.Start(t.Context(), []string{serveCommand}, target.Setup{Cluster: generate.Config{}})
-	require.ErrorContains(t, err, "start the server: ")
+	_, err := target.Start(t.Context(), []string{engine.ServeCommand}, target.Setup{Cluster: &generate.Config{}})
+	require.ErrorContains(t, err, "server: ")
 }

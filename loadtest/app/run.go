@@ -2,416 +2,57 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
-	"math"
-	"os"
 	"sync"
-	"sync/atomic"
-	"time"
 
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
+	"github.com/spf13/pflag"
 
-	"github.com/slicecast/slicecast/internal/testca"
-	"github.com/slicecast/slicecast/internal/wire"
-	"github.com/slicecast/slicecast/loadtest/fleet"
-	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/engine"
+	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
-	"github.com/slicecast/slicecast/loadtest/target"
-	"github.com/slicecast/slicecast/loadtest/usage"
+	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// leadTime is between the decision to churn and the first change: enough for the source to know of it.
-const leadTime = 200 * time.Millisecond
-
-// run is one run.
-type run struct {
-	options  Options
-	log      *slog.Logger
-	progress *progress
-	meter    *meter
-	fleet    *fleet.Fleet
-
-	// process is the server's, set up with setup, and cluster what it serves; nil where a running server is observed.
-	process *target.Process
-	setup   target.Setup
-	cluster *generate.Cluster
-	// churned is how many changes have been made.
-	churned int
-	// identity gives the TLS configuration of a node.
-	identity identity
-	// muted keeps nodes from telling what is known.
-	muted atomic.Bool
+// Options are the flags of the commands that play a scenario.
+type Options struct {
+	engine.Options
+	Presentation
 }
 
-// Run runs a load test and writes its report to out, and what is under way to progressOut. The error wraps
-// fleet.ErrDiverged if nodes do not hold the true state at the end; the report is written all the same.
-func Run(ctx context.Context, o Options, logger *slog.Logger, out, progressOut io.Writer) (err error) {
-	if err := o.validate(); err != nil {
-		return err
-	}
-	r := &run{options: o, log: logger, progress: &progress{w: progressOut, start: time.Now()}}
-	if !o.GRPCGo {
-		r.identity.protocols = []string{wire.Protocol}
-	}
-	defer func() {
-		if r.process != nil {
-			err = errors.Join(err, r.process.Close())
-		}
-	}()
-	node, server, err := r.startServer(ctx)
-	if err != nil {
-		return err
-	}
-	names := make([]string, o.Nodes)
-	for i := range names {
-		names[i] = generate.NodeName(i)
-	}
-	if r.fleet, err = fleet.New(fleet.Options{
-		Server: server, Names: names, Credentials: node, Connecting: o.Connecting,
-		Logger: slog.New(mutable{logger.Handler(), &r.muted}),
-	}); err != nil {
-		return err
-	}
-	pid := o.ServerPID
-	if r.process != nil {
-		pid = r.process.PID()
-	}
-	r.meter = &meter{server: pid, fleet: r.fleet}
+// AddFlags adds the flags, with their defaults.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	o.Options.AddFlags(fs)
+	o.Presentation.AddFlags(fs)
+}
 
-	running, stop := context.WithCancel(ctx)
-	var parts sync.WaitGroup
-	defer parts.Wait()
+// Run plays a scenario and presents the report on out, and what is under way on errOut. The error wraps fleet.ErrDiverged if nodes
+// do not hold the true state at the end; the report is presented all the same.
+func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
+	s, err := o.Options.Validate()
+	if err := errors.Join(err, o.Presentation.Validate()); err != nil {
+		return usageError{err}
+	}
+	result, err := play(ctx, o.Options, s, errOut)
+	if result == nil {
+		return err
+	}
+	return errors.Join(err, o.Present(result, out, errOut))
+}
+
+// play plays a scenario, and shows how that goes until it is over. There is a report if nodes have diverged, too.
+func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io.Writer) (*report.Report, error) {
+	view := progress.New(errOut)
+	logger, err := o.Log.NewLogger(view.Log())
+	if err != nil {
+		return nil, err
+	}
+	slog.SetDefault(logger)
+	viewing, stop := context.WithCancel(ctx)
+	var shown sync.WaitGroup
+	shown.Go(func() { view.Run(viewing) })
+	defer shown.Wait() // the last of it is there before anything else is written
 	defer stop()
-	parts.Go(func() { r.progress.run(running) })
-	result, err := r.measure(running, &parts)
-	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
-		return err
-	}
-	write := result.WriteText
-	if o.Output == outputJSON {
-		write = result.WriteJSON
-	}
-	return errors.Join(err, write(out))
-}
-
-// startServer gives the credentials of nodes, and the address, of the server that is there or started.
-func (r *run) startServer(ctx context.Context) (node func(string) (credentials.TransportCredentials, error), address string, err error) {
-	o := r.options
-	if o.Server != "" {
-		if o.InsecurePlaintext {
-			return func(string) (credentials.TransportCredentials, error) { return insecure.NewCredentials(), nil }, o.Server, nil
-		}
-		authority, err := testca.Load(o.NodeCACertFile, o.NodeCAKeyFile)
-		if err != nil {
-			return nil, "", err
-		}
-		pem, err := os.ReadFile(o.CAFile)
-		if err != nil {
-			return nil, "", fmt.Errorf("--ca-file: %w", err)
-		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(pem) {
-			return nil, "", fmt.Errorf("--ca-file %s: there is no PEM certificate", o.CAFile)
-		}
-		r.identity.authority, r.identity.roots, r.identity.serverName = authority, roots, o.ServerName
-		return r.identity.credentials, o.Server, nil
-	}
-	authority, err := testca.New()
-	if err != nil {
-		return nil, "", err
-	}
-	r.identity.authority, r.identity.roots = authority, authority.Pool()
-	r.setup = target.Setup{Cluster: o.cluster(), ClientCA: authority.PEM()}
-	serving, err := authority.Server("127.0.0.1")
-	if err != nil {
-		return nil, "", err
-	}
-	if r.setup.Certificate, r.setup.PrivateKey, err = testca.EncodePEM(serving); err != nil {
-		return nil, "", err
-	}
-	if r.cluster, err = generate.New(o.cluster()); err != nil {
-		return nil, "", err
-	}
-	if err := r.startProcess(ctx); err != nil {
-		return nil, "", err
-	}
-	return r.identity.credentials, r.process.Address, nil
-}
-
-// startProcess starts the server with the state as it is.
-func (r *run) startProcess(ctx context.Context) (err error) {
-	r.setup.Changed = r.churned
-	arguments := []string{serveCommand, "--log-level=" + r.options.Log.Level, "--log-format=" + r.options.Log.Format}
-	r.process, err = target.Start(ctx, arguments, r.setup)
-	return err
-}
-
-// identity is what nodes know themselves and the server by.
-type identity struct {
-	authority  *testca.CA
-	roots      *x509.CertPool
-	serverName string
-	// protocols that nodes offer before "h2".
-	protocols []string
-}
-
-// tlsConfig gives a node a certificate.
-func (i *identity) tlsConfig(node string) (*tls.Config, error) {
-	certificate, err := i.authority.Node(node)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, RootCAs: i.roots, ServerName: i.serverName, Certificates: []tls.Certificate{certificate},
-		NextProtos: i.protocols,
-	}, nil
-}
-
-func (i *identity) credentials(node string) (credentials.TransportCredentials, error) {
-	config, err := i.tlsConfig(node)
-	if err != nil {
-		return nil, err
-	}
-	return credentials.NewTLS(config), nil
-}
-
-// measure takes the fleet through the run. What it starts, it adds to parts, which end with the context.
-func (r *run) measure(ctx context.Context, parts *sync.WaitGroup) (*report.Report, error) {
-	result, err := r.newReport()
-	if err != nil {
-		return nil, err
-	}
-	state, err := r.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	start, err := r.meter.read()
-	if err != nil {
-		return nil, err
-	}
-	parts.Go(func() { r.fleet.Run(ctx) })
-	if err := r.awaitSync(ctx, r.fleet.Sync()); err != nil {
-		return nil, err
-	}
-	synced, err := r.meter.read()
-	if err != nil {
-		return nil, err
-	}
-	r.coldSync(result, start, synced)
-	connected, err := r.memory(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r.serverMemory(result, state, connected)
-
-	if err := r.churn(ctx, result); err != nil {
-		return nil, err
-	}
-	if r.options.Floor {
-		if err := r.floor(ctx, result); err != nil {
-			return nil, err
-		}
-	}
-	if r.options.Restart {
-		if err := r.restart(ctx, result); err != nil {
-			return nil, err
-		}
-	}
-	if err := r.check(ctx, parts, result); err != nil {
-		if !errors.Is(err, fleet.ErrDiverged) {
-			return nil, err
-		}
-		return result, err
-	}
-	r.progress.set(nil)
-	return result, nil
-}
-
-// awaitSync waits until all nodes are in sync.
-func (r *run) awaitSync(ctx context.Context, s *fleet.Sync) error {
-	r.progress.set(func() string { return fmt.Sprintf("%d of %d nodes in sync", s.Reached(), r.options.Nodes) })
-	if err := r.wait(ctx, s.Done()); err != nil {
-		return fmt.Errorf("%d of %d nodes have the server's state; node %s, for one, does not get it (--log-level=info tells more): %w",
-			s.Reached(), r.options.Nodes, s.Missing(), err)
-	}
-	return nil
-}
-
-// wait waits for a channel to be closed, as long as that makes sense.
-func (r *run) wait(ctx context.Context, done <-chan struct{}) error {
-	timeout := time.NewTimer(r.options.Timeout)
-	defer timeout.Stop()
-	var ended <-chan struct{}
-	if r.process != nil {
-		ended = r.process.Ended()
-	}
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-ended:
-		return errors.New("the server's process has ended; what it said is above")
-	case <-timeout.C:
-		return fmt.Errorf("not within %v (--timeout)", r.options.Timeout)
-	}
-}
-
-// churn lets the state change: first unmeasured, then measured.
-func (r *run) churn(ctx context.Context, result *report.Report) error {
-	if r.cluster == nil || r.options.Churn == 0 {
-		return r.observe(ctx, result)
-	}
-	if r.options.WarmUp > 0 {
-		if _, _, err := r.carryOut(ctx, "warm-up", r.options.WarmUp); err != nil {
-			return err
-		}
-	}
-	warmedUp := r.churned
-	defer pauseCollection()()
-	before, err := r.meter.read()
-	if err != nil {
-		return err
-	}
-	window, lag, err := r.carryOut(ctx, "churn", r.options.Duration)
-	if err != nil {
-		return err
-	}
-	after, err := r.meter.read()
-	if err != nil {
-		return err
-	}
-	_, all := window.Progress()
-	result.Churn.Changes = r.churned - warmedUp
-	result.Churn.SourceLag = new(lagOf(lag))
-	r.churnCost(result, window, all, before, after)
-	return nil
-}
-
-// observe measures whatever comes.
-func (r *run) observe(ctx context.Context, result *report.Report) error {
-	defer pauseCollection()()
-	before, err := r.meter.read()
-	if err != nil {
-		return err
-	}
-	window := r.fleet.Open(nil)
-	r.progress.set(func() string { return fmt.Sprintf("observing: nodes have received %d objects", window.Objects()) })
-	timer := time.NewTimer(r.options.Duration)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	after, err := r.meter.read()
-	if err != nil {
-		return err
-	}
-	if r.cluster == nil {
-		result.Notes = append(result.Notes,
-			"latencies are from the slices' last-change-trigger-time, as precise as that is and by the clock of who set it")
-	}
-	r.churnCost(result, window, window.Objects(), before, after)
-	return nil
-}
-
-// plan is for changes from now on.
-func (r *run) plan(d time.Duration) generate.Plan {
-	return generate.Plan{
-		Start: time.Now().Add(leadTime).Truncate(time.Millisecond), First: r.churned,
-		Count: max(1, int(math.Round(r.options.Churn*d.Seconds()))), Rate: r.options.Churn,
-	}
-}
-
-// carryOut has changes made for a time and waits until all nodes have received all of them.
-func (r *run) carryOut(ctx context.Context, name string, d time.Duration) (*fleet.Window, generate.Lag, error) {
-	plan := r.plan(d)
-	r.churned += plan.Count
-	changes := r.cluster.Changes(plan)
-	window := r.fleet.Open(changes)
-	r.progress.set(func() string {
-		reached, all := window.Progress()
-		return fmt.Sprintf("%s: %d of %d node-updates received", name, reached, all)
-	})
-	lag, err := r.process.Churn(ctx, plan)
-	if err != nil {
-		return nil, lag, err
-	}
-	for _, c := range changes {
-		r.cluster.Make(c)
-	}
-	if err := r.wait(ctx, window.Delivered()); err != nil {
-		reached, all := window.Progress()
-		err = fmt.Errorf("%s: nodes have received %d of %d updates: %w", name, reached, all, err)
-		if node, missing := r.fleet.Behind(window); missing > 0 {
-			err = fmt.Errorf("%w; node %s, for one, lacks %d of %d", err, node, missing, plan.Count)
-		}
-		return nil, lag, err
-	}
-	return window, lag, nil
-}
-
-// check compares all nodes with the true state: what was generated, or what the running server tells one more stream.
-func (r *run) check(ctx context.Context, parts *sync.WaitGroup, result *report.Report) error {
-	r.progress.set(func() string { return "checking that all nodes hold the true state" })
-	ctx, cancel := context.WithTimeout(ctx, r.options.Timeout)
-	defer cancel()
-	shards := r.fleet.Shards()
-	truth := func() fleet.Truth { return fleet.TruthOf(r.cluster.Objects(), shards) }
-	if r.cluster == nil {
-		reference, done, err := r.fleet.StartReference(ctx)
-		if err != nil {
-			return err
-		}
-		parts.Go(func() { <-done })
-		truth = reference.Truth
-	}
-	err := r.fleet.Check(ctx, truth)
-	result.Check = report.Check{Nodes: r.options.Nodes, Shards: shards, OK: err == nil}
-	if err != nil {
-		result.Check.Error = err.Error()
-	}
-	return err
-}
-
-// meter reads what has been used so far.
-type meter struct {
-	server int // process; 0: unknown
-	fleet  *fleet.Fleet
-}
-
-type reading struct {
-	at                         time.Time
-	server, client             usage.CPU
-	machine                    time.Duration
-	received, sent             int64
-	serverMemory, clientMemory usage.Memory
-}
-
-func (m *meter) read() (r reading, err error) {
-	r.at = time.Now()
-	r.received, r.sent = m.fleet.Traffic()
-	if m.server != 0 {
-		if r.server, err = usage.CPUOf(m.server); err != nil {
-			return r, err
-		}
-		if r.serverMemory, err = usage.MemoryOf(m.server); err != nil {
-			return r, err
-		}
-	}
-	if r.client, err = usage.CPUOf(os.Getpid()); err != nil {
-		return r, err
-	}
-	if r.clientMemory, err = usage.MemoryOf(os.Getpid()); err != nil {
-		return r, err
-	}
-	r.machine, err = usage.MachineCPU()
-	return r, err
+	return engine.Run(ctx, o, s, view)
 }

@@ -3,11 +3,8 @@ package app
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -27,141 +24,166 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestMain lets the test binary be the command itself: runs start it as their server, and tests as a run to interrupt.
+// TestMain lets the test binary be the command itself: runs start it as their servers and workers, and tests as a run to interrupt.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == serveCommand) {
+	if len(os.Args) > 1 && slices.Contains([]string{"run", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
 		ctx, stop := daemon.SignalContext(context.Background())
-		err := NewCommand().ExecuteContext(ctx)
+		code := Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 		stop()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+		os.Exit(code)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// options parses flags as the command does.
-func options(t *testing.T, flags ...string) Options {
-	var o Options
+// small makes a scenario small; what follows may replace it.
+var small = []string{"--nodes=6", "--services=10x5-60", "--changing=1x300", "--duration=1s", "--warm-up=200ms", "--at=300ms", "--grace=300ms"}
+
+// options parses flags as the command of a peer does.
+func options(t *testing.T, peer report.Peer, flags ...string) Options {
+	o := Options{Options: engine.Options{Peer: peer}}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	require.NoError(t, fs.Parse(flags))
 	return o
 }
 
-func TestRun(t *testing.T) {
-	o := options(t, "--nodes=20", "--services=40", "--endpoints=60", "--large-services=2", "--large-endpoints=1200",
-		"--churn=50", "--duration=2s", "--warm-up=500ms", "--floor", "--restart", "--output=json")
+// run runs the command of a peer, which must succeed, and gives its report.
+func run(t *testing.T, peer report.Peer, flags ...string) *report.Report {
+	t.Helper()
 	var out, progress bytes.Buffer
-	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &out, &progress), "%s", &progress)
-
-	require.Equal(t, jsonFields, fieldsOf(t, out.Bytes()), "the schema changed: fields may be added to it, else it needs a new name")
-	d := json.NewDecoder(&out)
-	d.DisallowUnknownFields()
-	var r report.Report
-	require.NoError(t, d.Decode(&r))
-
-	require.Equal(t, report.Schema, r.Schema)
-	require.Equal(t, report.Check{Nodes: 20, Shards: 64, OK: true}, r.Check)
-	require.Equal(t, 42, r.ColdSync.Services)
-	require.Equal(t, 40+2*12, r.ColdSync.Slices)
-	require.Equal(t, 4800, r.ColdSync.Endpoints)
-	require.EqualValues(t, 20, r.ColdSync.Node.Count)
-	require.Greater(t, r.ColdSync.BytesPerNode, 4800.*2, "an endpoint has an address, a node and a zone, compressed")
-
-	require.Equal(t, 100, r.Churn.Changes)
-	require.EqualValues(t, 20*100, r.Churn.NodeUpdates)
-	require.EqualValues(t, 20*100, r.Churn.Latency.Count, "each change is measured on each node, once")
-	require.Greater(t, r.Churn.Latency.P50, 0.)
-	require.LessOrEqual(t, r.Churn.Latency.P50, r.Churn.Latency.P99)
-	require.LessOrEqual(t, r.Churn.Latency.P99, r.Churn.Latency.Max*1.001, "to the histogram's three digits")
-	require.Greater(t, r.Churn.ReceivedBytesPerNodeUpdate, 50.)
-	require.Less(t, r.Churn.ReceivedBytesPerNodeUpdate, 400., "deltas, and not slices")
-	require.Greater(t, r.Churn.ServerCPUMicrosPerNodeUpdate.Total, 0.)
-	require.Zero(t, r.Churn.Reconnects)
-
-	require.Greater(t, r.ServerMemory.State.Heap, int64(4800*100), "an endpoint is a structure of some size")
-	require.Greater(t, r.ServerMemory.Connected.Heap, r.ServerMemory.State.Heap)
-	require.Greater(t, r.ServerMemory.BytesPerNode, 1000.)
-	require.Equal(t, int64(math.Round(r.ColdSync.BytesPerNode)), r.Floor.Cold.MessageBytes)
-	require.EqualValues(t, 20, r.Floor.Cold.Writes)
-	require.EqualValues(t, 20*100, r.Floor.Churn.Writes)
-	require.Greater(t, r.Floor.HandshakeBytes, 500.)
-	require.EqualValues(t, 20, r.Restart.Node.Count)
-	require.Less(t, r.Restart.MessageBytesPerNode, 600., "positions and the like: nothing has changed")
-	require.Greater(t, r.Restart.BytesPerNode, r.Floor.HandshakeBytes)
-	require.Greater(t, r.Server.PeakBytes, int64(1<<20))
-	require.Contains(t, progress.String(), "churn: ")
+	require.NoError(t, Run(t.Context(), options(t, peer, append(flags, "--output=json")...), &out, &progress), "%s", &progress)
+	require.NoError(t, reporttest.Validate(out.Bytes()))
+	r, err := report.Read(&out)
+	require.NoError(t, err)
+	require.Equal(t, peer, r.Peer)
+	require.True(t, r.OK())
+	return r
 }
 
-// jsonFields are the paths in a report that has everything.
-var jsonFields = []string{
-	"check.nodes", "check.ok", "check.shards",
-	"churn.changes", "churn.latency.count", "churn.latency.maxMillis", "churn.latency.p50Millis", "churn.latency.p99Millis",
-	"churn.nodeUpdates", "churn.receivedBytes", "churn.receivedBytesPerNodeUpdate", "churn.reconnects", "churn.seconds",
-	"churn.sentBytes", "churn.sentBytesPerNodeUpdate", "churn.serverCPUMicrosPerNodeUpdate.system",
-	"churn.serverCPUMicrosPerNodeUpdate.total", "churn.serverCPUMicrosPerNodeUpdate.user", "churn.sourceLag.maxMillis",
-	"churn.sourceLag.p99Millis",
-	"client.churnCores", "client.coldSyncCores", "client.peakBytes", "client.residentBytes",
-	"coldSync.allSeconds", "coldSync.bytesPerNode", "coldSync.endpoints", "coldSync.messageBytesPerNode",
-	"coldSync.node.count", "coldSync.node.maxMillis", "coldSync.node.p50Millis", "coldSync.node.p99Millis",
-	"coldSync.serverCPUMicrosPerNode.system", "coldSync.serverCPUMicrosPerNode.total",
-	"coldSync.serverCPUMicrosPerNode.user", "coldSync.serverPeakBytes", "coldSync.services", "coldSync.slices",
-	"floor.churn.lag.maxMillis", "floor.churn.lag.p99Millis", "floor.churn.messageBytes", "floor.churn.seconds",
-	"floor.churn.serverCPUMicrosPerWrite.system", "floor.churn.serverCPUMicrosPerWrite.total",
-	"floor.churn.serverCPUMicrosPerWrite.user", "floor.churn.writes", "floor.cold.lag.maxMillis", "floor.cold.lag.p99Millis",
-	"floor.cold.messageBytes", "floor.cold.seconds", "floor.cold.serverCPUMicrosPerWrite.system",
-	"floor.cold.serverCPUMicrosPerWrite.total", "floor.cold.serverCPUMicrosPerWrite.user", "floor.cold.writes",
-	"floor.handshakeBytes", "floor.handshakeCPUMicros.system", "floor.handshakeCPUMicros.total",
-	"floor.handshakeCPUMicros.user",
-	"machine.cpu", "machine.cpus", "machine.go", "machine.kernel", "machine.memoryBytes",
-	"notes",
-	"parameters.churnPerSecond", "parameters.connecting", "parameters.durationSeconds",
-	"parameters.endpointsPerLargeService", "parameters.endpointsPerService", "parameters.grpcGo", "parameters.largeServices", "parameters.nodes",
-	"parameters.seed", "parameters.services", "parameters.warmUpSeconds",
-	"restart.allSeconds", "restart.bytesPerNode", "restart.downSeconds", "restart.maxBytes", "restart.messageBytesPerNode",
-	"restart.node.count", "restart.node.maxMillis", "restart.node.p50Millis", "restart.node.p99Millis",
-	"restart.serverCPUMicrosPerNode.system", "restart.serverCPUMicrosPerNode.total", "restart.serverCPUMicrosPerNode.user",
-	"restart.serverPeakBytes",
-	"schema",
-	"server.churnCores", "server.coldSyncCores", "server.peakBytes", "server.residentBytes",
-	"serverMemory.bytesPerNode", "serverMemory.connected.heapBytes", "serverMemory.connected.residentBytes",
-	"serverMemory.connected.stackBytes", "serverMemory.residentBytesPerNode", "serverMemory.state.heapBytes",
-	"serverMemory.state.residentBytes", "serverMemory.state.stackBytes",
-	"start",
-	"version",
+func TestRun(t *testing.T) {
+	r := run(t, report.Slicecast, "--nodes=20", "--services=40x60", "--changing=2x1200", "--rate=50", "--duration=2s", "--warm-up=500ms", "--floor",
+		"--repeats=2")
+	require.Len(t, r.Repeats, 2)
+	require.Equal(t, "steady", r.Scenario.Name)
+	require.Equal(t, "2x1200", r.Scenario.Parameters["changing"])
+	first := r.Repeats[0]
+	require.Equal(t, report.Check{Nodes: 20, Shards: 64, OK: true}, first.Check)
+	require.Equal(t, report.State{Services: 42, Slices: 40 + 2*12, Endpoints: 4800}, first.State)
+	require.Len(t, first.Phases, 3)
+	cold, warmUp, changes := first.Phases[0], first.Phases[1], first.Phases[2]
+
+	require.Equal(t, report.ColdSync, cold.Kind)
+	require.EqualValues(t, 20, cold.Latency.Count)
+	require.Greater(t, cold.ReceivedBytes, int64(20*4800*2), "an endpoint has an address, a node and a zone, compressed")
+
+	require.Equal(t, report.WarmUp, warmUp.Kind)
+	require.Equal(t, 25, warmUp.Changes)
+	require.Equal(t, report.Changes, changes.Kind)
+	require.Equal(t, 100, changes.Changes)
+	require.EqualValues(t, 20*100, changes.Updates)
+	require.EqualValues(t, 20*100, changes.Latency.Count, "each change is measured on each node, once")
+	require.EqualValues(t, 100, changes.Convergence.Nodes100.Count)
+	require.InDelta(t, changes.Latency.Max, changes.Convergence.Nodes100.Max, 0.01*changes.Latency.Max)
+	require.Zero(t, changes.Reconnects)
+	require.NotNil(t, changes.SourceLag)
+	bytesPerUpdate := r.Summary["bytes-per-update"].Median
+	require.Greater(t, bytesPerUpdate, 50.)
+	require.Less(t, bytesPerUpdate, 400., "deltas, and not slices")
+	require.Greater(t, cold.ServerCPU.Total(), 0.)
+	require.Greater(t, cold.ClientCPU.Total(), 0.)
+
+	require.Greater(t, first.ServerMemory.State.Heap, int64(4800*100), "an endpoint is a structure of some size")
+	require.Greater(t, first.ServerMemory.Connected.Heap, first.ServerMemory.State.Heap)
+	require.Greater(t, r.Summary["memory-per-node"].Median, 1000.)
+	require.Equal(t, cold.ReceivedBytes/20, first.Floor.Cold.MessageBytes)
+	require.EqualValues(t, 20, first.Floor.Cold.Writes)
+	require.EqualValues(t, 20*100, first.Floor.Churn.Writes)
+	require.Greater(t, r.Summary["floor-handshake-bytes"].Median, 500.)
+	require.Greater(t, first.ServerPeakBytes, int64(1<<20))
+	require.NotEmpty(t, first.Series)
+	require.Equal(t, 20, first.Series[len(first.Series)-1].NodesUp)
 }
 
-func fieldsOf(t *testing.T, b []byte) []string {
-	var root map[string]any
-	require.NoError(t, json.Unmarshal(b, &root))
-	var out []string
-	var walk func(prefix string, m map[string]any)
-	walk = func(prefix string, m map[string]any) {
-		for name, v := range m {
-			if inner, ok := v.(map[string]any); ok {
-				walk(prefix+name+".", inner)
-			} else {
-				out = append(out, prefix+name)
+// TestShippedScenarios plays each of them, made small.
+func TestShippedScenarios(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags   []string
+		changes int // at least
+		resync  int // nodes
+	}{
+		"steady":          {changes: 5},
+		"rolling-update":  {flags: []string{"--rate=300"}, changes: 150},
+		"headline":        {flags: []string{"--rate=300"}, changes: 150},
+		"node-drain":      {flags: []string{"--changing=", "--rate=2"}, changes: 4},
+		"scale-up":        {flags: []string{"--rate=500"}, changes: 12},
+		"many-small":      {flags: []string{"--services=100x5", "--changing="}, changes: 20},
+		"reconnect-storm": {changes: 5, resync: 6},
+		"server-failover": {flags: []string{"--nodes=12"}, changes: 5, resync: 1},
+		"slow-nodes":      {flags: []string{"--slow-percent=40", "--slow-delay=200ms"}, changes: 5},
+		"cold-start":      {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := run(t, report.Slicecast, slices.Concat([]string{"--scenario=" + name}, small, c.flags)...)
+			changes, resynced := 0, int64(0)
+			for _, p := range r.Repeats[0].Phases {
+				switch p.Kind {
+				case report.Changes:
+					changes += p.Changes
+					if p.SlowLatency != nil {
+						require.EqualValues(t, p.Updates, p.Latency.Count+p.SlowLatency.Count)
+						require.EqualValues(t, 2*p.Changes, p.SlowLatency.Count, "two of six nodes are slow")
+					} else {
+						require.Equal(t, p.Updates, p.Latency.Count)
+					}
+				case report.Resync:
+					resynced += p.Updates
+					require.Equal(t, p.Updates, p.Latency.Count)
+				}
 			}
-		}
+			require.GreaterOrEqual(t, changes, c.changes)
+			require.GreaterOrEqual(t, resynced, int64(c.resync))
+			require.Equal(t, name == "slow-nodes", r.Repeats[0].Phases[len(r.Repeats[0].Phases)-1].SlowLatency != nil)
+		})
 	}
-	walk("", root)
-	slices.Sort(out)
-	return out
+}
+
+// TestNodesInSeveralProcessesBehindRelays also has a relay killed and started again meanwhile.
+func TestNodesInSeveralProcessesBehindRelays(t *testing.T) {
+	r := run(t, report.Slicecast, slices.Concat(small, []string{
+		"--nodes=15", "--nodes-per-process=7", "--servers=2", "--relays=2", "--event=restart", "--change=roll", "--rate=300",
+	})...)
+	require.Equal(t, 3, r.Processes)
+	require.Equal(t, 15, r.Repeats[0].Check.Nodes)
+	last := r.Repeats[0].Phases[len(r.Repeats[0].Phases)-1]
+	require.Equal(t, last.Updates, last.Latency.Count)
+	require.Equal(t, int64(15*last.Changes), last.Updates)
+	resync := r.Repeats[0].Phases[len(r.Repeats[0].Phases)-2]
+	require.Equal(t, report.Resync, resync.Kind)
+	require.Positive(t, resync.DownSeconds)
+	require.Less(t, resync.Updates, int64(15), "the other relay's nodes do not notice")
+}
+
+// TestRestart kills the only server, and starts it again with what has changed meanwhile.
+func TestRestart(t *testing.T) {
+	r := run(t, report.Slicecast, append(small, "--event=restart", "--rate=20")...)
+	require.EqualValues(t, 6, r.Repeats[0].Phases[2].Updates)
+	require.EqualValues(t, 6*20, r.Repeats[0].Phases[3].Latency.Count)
+
+	r = run(t, report.Slicecast, append(small, "--event=restart", "--change=none")...)
+	require.Len(t, r.Repeats[0].Phases, 2)
+	require.Less(t, r.Repeats[0].Phases[1].MessageBytes, int64(6*600), "positions and the like: nothing has changed")
 }
 
 func TestIdleRun(t *testing.T) {
-	o := options(t, "--nodes=2", "--services=3", "--endpoints=4", "--large-services=0", "--churn=0", "--duration=100ms", "--grpc-go",
-		"--floor", "--output=json")
 	var report, out bytes.Buffer
-	require.NoError(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), &report, new(bytes.Buffer)))
+	flags := []string{"--nodes=2", "--services=3x4", "--changing=", "--change=none", "--grpc-go", "--floor", "--output=json"}
+	require.NoError(t, Run(t.Context(), options(t, "slicecast", flags...), &report, new(bytes.Buffer)))
 	file := filepath.Join(t.TempDir(), "report.json")
 	require.NoError(t, os.WriteFile(file, report.Bytes(), 0o600))
 	c := NewCommand()
@@ -169,34 +191,37 @@ func TestIdleRun(t *testing.T) {
 	c.SetOut(&out)
 	require.NoError(t, c.ExecuteContext(t.Context()))
 	require.Contains(t, out.String(), "all 64 shards of all 2 nodes hold the true state")
-	require.Contains(t, out.String(), "node-updates    0 in")
-	require.Contains(t, out.String(), "served by grpc-go")
-	require.Contains(t, out.String(), "received for a handshake")
-
-	require.NoError(t, os.WriteFile(file, []byte(`{"schema": "v0"}`), 0o600))
-	require.ErrorContains(t, c.ExecuteContext(t.Context()), `its schema is "v0"`)
+	require.Contains(t, out.String(), "grpc-go=true")
+	require.Contains(t, out.String(), "floor-handshake-bytes")
 }
 
 func TestOptionsSayWhatIsWrong(t *testing.T) {
-	for flag, message := range map[string]string{
-		"--nodes=0":                 "--nodes is 0",
-		"--nodes=1000000000":        "use fewer, or raise the limit",
-		"--services=0":              "0 services",
-		"--endpoints=0":             "0 endpoints",
-		"--large-endpoints=0":       "1 with 0: use at least 1 endpoint",
-		"--churn=-1":                "--churn is -1",
-		"--duration=0s":             "--duration is 0s",
-		"--warm-up=-1s":             "--warm-up is -1s",
-		"--connecting=0":            "--connecting is 0",
-		"--timeout=0s":              "--timeout is 0s",
-		"--output=yaml":             `--output is "yaml"`,
-		"--server=localhost:1":      "--server needs --ca-file",
-		"--server-pid=1":            "add --server",
-		"--floor --server=x:1":      "leave --server out",
-		"--restart --server=x:1":    "leave --server out",
-		"--node-ca-cert-file=x.crt": "add --server",
+	for flags, message := range map[string]string{
+		"--nodes=0":                         "nodes is 0",
+		"--nodes=1000000000":                "nodes: use 1 to",
+		"--nodes=900000":                    "use more relays, or raise the limit",
+		"--scenario=nonsense":               `there is no scenario "nonsense"`,
+		"--repeats=0":                       "--repeats is 0",
+		"--nodes-per-process=0":             "--nodes-per-process is 0",
+		"--timeout=0s":                      "--timeout is 0s",
+		"--output=yaml":                     `--output is "yaml"`,
+		"--server=localhost:1":              "--server needs --ca-file",
+		"--server-pid=1":                    "add --server",
+		"--floor --server=x:1":              "leave --server out",
+		"--event=restart --server=x:1":      "leave --server out",
+		"--relays=1 --server=x:1":           "leave --server out",
+		"--node-ca-cert-file=x.crt":         "add --server",
+		"--server=x:1 --kube-apiserver=own": "use one of them",
+		"--write-namespace=x":               "add --kube-apiserver=KUBECONFIG",
 	} {
-		require.ErrorContains(t, Run(t.Context(), options(t, strings.Fields(flag)...), slog.Default(), nil, nil), message, flag)
+		require.ErrorContains(t, Run(t.Context(), options(t, report.Slicecast, strings.Fields(flags)...), nil, nil), message, flags)
+	}
+	for flags, message := range map[string]string{
+		"--event=restart --relays=0":               "the API server is not killed",
+		"--kube-apiserver= ":                       "name a kubeconfig, or own",
+		"--kube-apiserver=own --write-namespace=x": "add --kube-apiserver=KUBECONFIG",
+	} {
+		require.ErrorContains(t, Run(t.Context(), options(t, report.KubeAPIServer, strings.Fields(flags)...), nil, nil), message, flags)
 	}
 }
 
@@ -273,23 +298,23 @@ func TestDivergedNodeFailsTheRun(t *testing.T) {
 // the server's process and its files are then gone.
 func interrupted(t *testing.T, s os.Signal) (exitCode int) {
 	dir := t.TempDir()
-	c := exec.CommandContext(t.Context(), os.Args[0], "run", "--nodes=5", "--services=10", "--endpoints=5", "--duration=1h")
+	c := exec.CommandContext(t.Context(), os.Args[0], "run", "--nodes=5", "--services=10x5", "--changing=", "--duration=1h")
 	c.Env = append(os.Environ(), "TMPDIR="+dir)
 	progress, err := c.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, c.Start())
 	var seen strings.Builder
-	for b := make([]byte, 1024); !strings.Contains(seen.String(), "churn:"); {
+	for b := make([]byte, 1024); !strings.Contains(seen.String(), "changes:"); {
 		n, err := progress.Read(b)
 		seen.Write(b[:n])
 		require.NoError(t, err, "%s", &seen)
 	}
 	children := childrenOf(t, c.Process.Pid)
-	require.Len(t, children, 1, "the server is a process of its own")
+	require.Len(t, children, 2, "the server and the nodes are processes of their own")
 
 	require.NoError(t, c.Process.Signal(s))
 	_ = c.Wait() // that it failed is what the caller looks at
-	require.Eventually(t, func() bool { return !alive(children[0]) }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return !slices.ContainsFunc(children, alive) }, 30*time.Second, 10*time.Millisecond)
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
 	require.Empty(t, left)

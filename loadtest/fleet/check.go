@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/slicecast/slicecast/agent/client"
@@ -50,6 +51,13 @@ func (f *Fleet) Shards() int {
 	return len(sequences)
 }
 
+// Holds tells whether a node says of itself that it holds the truth, of a state that no longer changes. Check does not take
+// its word for it.
+func (f *Fleet) Holds(m *Member, t Truth) bool {
+	_, digests := f.nodes[m.Index].cache.Digests()
+	return slices.Equal(digests, t.Digests)
+}
+
 // Check compares every shard of every node with the truth, which is asked for again as long as shards move, until the
 // context ends. What a node holds counts by its content: the versions that came over the wire are computed again, for each
 // object that nodes share once. Errors wrap ErrDiverged or are the context's.
@@ -61,10 +69,10 @@ func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 		t := truth()
 		var moving []*node
 		for _, n := range pending {
-			if verified[n.index] == nil {
-				verified[n.index] = make([]bool, len(t.Digests))
+			if verified[n.Index] == nil {
+				verified[n.Index] = make([]bool, len(t.Digests))
 			}
-			if !c.check(n, t, verified[n.index]) {
+			if !c.check(n, t, verified[n.Index]) {
 				moving = append(moving, n)
 			}
 		}
@@ -78,7 +86,7 @@ func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: %d nodes, one of them %s, have not come to the server's position: %w",
-				ErrDiverged, len(pending), pending[0].name, ctx.Err())
+				ErrDiverged, len(pending), pending[0].Name, ctx.Err())
 		case <-time.After(retryCheck):
 		}
 	}
@@ -95,7 +103,7 @@ type checker struct {
 func (c *checker) check(n *node, t Truth, verified []bool) bool {
 	sequences, digests := n.cache.Digests()
 	if len(digests) != len(t.Digests) {
-		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.name, len(digests), len(t.Digests)))
+		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.Name, len(digests), len(t.Digests)))
 		return true
 	}
 	content := make([]uint64, len(digests))
@@ -110,7 +118,7 @@ func (c *checker) check(n *node, t Truth, verified []bool) bool {
 		case after[shard] != sequences[shard], t.Sequences != nil && t.Sequences[shard] != sequences[shard]:
 			complete = false
 		case digests[shard] != t.Digests[shard] || content[shard] != digests[shard]:
-			c.report(fmt.Sprintf("  node %s, shard %d at sequence %d: digest %016x, of its content %016x, should be %016x%s", n.name,
+			c.report(fmt.Sprintf("  node %s, shard %d at sequence %d: digest %016x, of its content %016x, should be %016x%s", n.Name,
 				shard, sequences[shard], digests[shard], content[shard], t.Digests[shard], c.explain(n, shard, t)))
 			verified[shard] = true // reported once
 		default:
@@ -212,7 +220,7 @@ func objects(cache *client.Cache) iter.Seq[model.Object] {
 	}
 }
 
-// referenceName is the name of a node that is no other one: a second stream of a node would end the first.
+// referenceName begins the name of a node that is no other one: a second stream of a node would end the first.
 const referenceName = "slicecast-loadtest-reference"
 
 // Reference is one more stream, which decodes for itself: the server's state as it tells it now.
@@ -221,15 +229,16 @@ type Reference struct{ node *node }
 // StartReference connects a reference, and keeps it connected until the context ends; then done is closed. It returns when
 // the reference has the server's state.
 func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan struct{}, err error) {
-	n, err := f.newNode(-1, referenceName, wire.Decode)
+	n, err := f.newNode(&Member{Index: -1, Name: referenceName + "-" + f.Members[0].Name}, wire.Decode)
 	if err != nil {
 		return nil, nil, err
 	}
-	n.started = time.Now()
 	ended := make(chan struct{})
+	var running sync.WaitGroup
+	f.start(ctx, n, &running)
 	go func() {
 		defer close(ended)
-		_ = n.client.Run(ctx) // it returns nil when the context ends, and only then
+		running.Wait()
 	}()
 	select {
 	case <-n.synced:

@@ -1,14 +1,15 @@
 // Package fleet simulates the nodes of a cluster: each is the agent's own client with its own connection, credentials and
 // cache, and programs nothing. What the nodes of one process hold in common is in memory once; everything else, from the
-// bytes on the wire to the acks, is as it is with as many real agents.
+// bytes on the wire to the acks, is as it is with as many real agents. What is measured of nodes (Group) does not depend on
+// what they are the clients of.
 package fleet
 
 import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,7 +19,6 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
-	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // readBuffer is small because there are thousands: TLS has a buffer of its own, and most messages are short.
@@ -29,13 +29,13 @@ const programmer = "none (load test)"
 
 // Options set up a Fleet.
 type Options struct {
-	// Server is the address (host:port) that all nodes connect to.
-	Server string
-	// Names of the nodes.
-	Names []string
+	// Servers are the addresses (host:port) that all nodes begin with.
+	Servers []string
+	// Members are the nodes, by their Index.
+	Members []*Member
 	// Credentials gives the transport credentials of a node.
 	Credentials func(node string) (credentials.TransportCredentials, error)
-	// Connecting is how many nodes at most are on their way to their first state at the same time.
+	// Connecting is how many nodes at most are on their way to their first state at the same time; 0: all.
 	Connecting int
 	// Logger for what nodes have to say.
 	Logger *slog.Logger
@@ -43,72 +43,84 @@ type Options struct {
 
 // Fleet is a number of nodes.
 type Fleet struct {
+	Group
 	options Options
 	shared  *shared
 	nodes   []*node
-	sync    atomic.Pointer[Sync]
-	window  atomic.Pointer[Window]
 }
 
 // node is one simulated node. What has no other guard is written by its client's goroutine only.
 type node struct {
-	index   int
-	name    string
-	cache   *client.Cache
-	client  *client.Client
-	traffic usage.Traffic
-	// messages is how many bytes of messages it has received, before HTTP/2 and TLS.
-	messages atomic.Int64
-	// welcomes counts the streams that were answered.
-	welcomes atomic.Int64
+	*Member
+	cache  *client.Cache
+	client *client.Client
 	// connecting holds the node's place among those that connect, until its first state is there; then it is nil.
 	connecting chan struct{}
-	started    time.Time
 	// synced is closed when the first state is there.
 	synced chan struct{}
+
+	mu   sync.Mutex // guards what follows
+	conn net.Conn   // made last
 }
 
 // New makes a fleet. Run starts it.
 func New(o Options) (*Fleet, error) {
-	f := &Fleet{options: o, shared: newShared()}
-	for i, name := range o.Names {
-		n, err := f.newNode(i, name, f.shared.decode)
+	f := &Fleet{Group: Group{Members: o.Members}, options: o, shared: newShared()}
+	for _, m := range o.Members {
+		n, err := f.newNode(m, f.shared.decode)
 		if err != nil {
 			return nil, err
 		}
 		f.nodes = append(f.nodes, n)
 	}
-	f.AwaitSync()
+	f.AwaitSync(nil)
 	return f, nil
 }
 
-func (f *Fleet) newNode(index int, name string, decode func(wire.Frame) (*wire.Response, error)) (*node, error) {
-	n := &node{index: index, name: name, cache: client.NewCache(), synced: make(chan struct{})}
-	creds, err := f.options.Credentials(name)
+func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, error)) (*node, error) {
+	n := &node{Member: m, cache: client.NewCache(), synced: make(chan struct{})}
+	creds, err := f.options.Credentials(m.Name)
 	if err != nil {
-		return nil, fmt.Errorf("credentials of node %s: %w", name, err)
+		return nil, fmt.Errorf("credentials of node %s: %w", m.Name, err)
 	}
 	n.client = client.New(client.Options{
-		Servers: client.Static(f.options.Server), NodeName: name, Version: daemon.Version(), Programmer: programmer,
+		Servers: client.Static(f.options.Servers...), NodeName: m.Name, Version: daemon.Version(), Programmer: programmer,
 		DialOptions: []grpc.DialOption{
-			grpc.WithTransportCredentials(creds), grpc.WithContextDialer(n.traffic.Dial), grpc.WithNoProxy(),
+			grpc.WithTransportCredentials(creds), grpc.WithContextDialer(n.dial), grpc.WithNoProxy(),
 			grpc.WithReadBufferSize(readBuffer),
 		},
 		Cache: n.cache, Decode: decode, Apply: f.shared.apply,
 		Observe: func(r *wire.Response, size int) {
-			n.messages.Add(int64(size))
+			n.Messages.Add(int64(size))
 			f.observe(n, r)
 		},
-		Logger: f.options.Logger.With("node", name),
+		Logger: f.options.Logger.With("node", m.Name),
 	})
 	return n, nil
+}
+
+func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
+	c, err := n.Traffic.Dial(ctx, address)
+	if err == nil && n.Delay > 0 {
+		c = newSlowConn(c, n.Delay)
+	}
+	if err == nil {
+		n.mu.Lock()
+		n.conn = c
+		n.mu.Unlock()
+	}
+	return c, err
 }
 
 // Run connects all nodes and keeps them connected until the context ends.
 func (f *Fleet) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	places := make(chan struct{}, f.options.Connecting)
+	atATime := f.options.Connecting
+	if atATime == 0 {
+		atATime = len(f.nodes)
+	}
+	places := make(chan struct{}, atATime)
 	for _, n := range f.nodes {
 		select {
 		case <-ctx.Done():
@@ -116,21 +128,41 @@ func (f *Fleet) Run(ctx context.Context) {
 		case places <- struct{}{}:
 		}
 		n.connecting = places
-		n.started = time.Now()
-		running.Go(func() { _ = n.client.Run(ctx) }) // it returns nil when the context ends, and only then
+		f.start(ctx, n, &running)
 	}
+}
+
+func (f *Fleet) start(ctx context.Context, n *node, running *sync.WaitGroup) {
+	n.Started = time.Now()
+	running.Go(func() { _ = n.client.Run(ctx) }) // it returns nil when the context ends, and only then
+}
+
+// Cut ends the connections of all nodes, as a network does that goes away.
+func (f *Fleet) Cut() {
+	for _, n := range f.nodes {
+		n.mu.Lock()
+		if n.conn != nil {
+			n.conn.Close()
+		}
+		n.mu.Unlock()
+	}
+}
+
+// On tells whether a node is in sync with the server at this address.
+func (f *Fleet) On(m *Member, server string) bool {
+	return f.nodes[m.Index].client.Connection().Server.Address == server
 }
 
 // observe sees every response that a node has applied.
 func (f *Fleet) observe(n *node, r *wire.Response) {
 	switch {
 	case r.Welcome != nil:
-		n.welcomes.Add(1)
+		n.Streams.Add(1)
 	case r.InSync != nil:
 		f.inSync(n)
 	case r.Update != nil && !r.More:
-		if w := f.window.Load(); w != nil && n.index >= 0 {
-			w.received(n.index, r.Update, time.Now())
+		if w := f.Window(); w != nil && n.Index >= 0 {
+			w.Received(n.Member, r.Update, time.Now())
 		}
 	}
 	// A real agent acks what its kernel holds; here that is what the cache holds.
@@ -149,27 +181,9 @@ func (f *Fleet) inSync(n *node) {
 		<-n.connecting
 		n.connecting = nil
 	}
-	if n.index >= 0 {
-		f.sync.Load().reached(n)
+	if n.Index >= 0 {
+		f.Reached(n.Member)
 	}
-}
-
-// Traffic is what all nodes together have received and sent, in bytes below TLS.
-func (f *Fleet) Traffic() (received, sent int64) {
-	for _, n := range f.nodes {
-		received += n.traffic.Received.Load()
-		sent += n.traffic.Sent.Load()
-	}
-	return received, sent
-}
-
-// Reconnects is how many streams were opened beyond the first of each node.
-func (f *Fleet) Reconnects() int64 {
-	var out int64
-	for _, n := range f.nodes {
-		out += max(0, n.welcomes.Load()-1)
-	}
-	return out
 }
 
 // Objects is how much the first node holds.

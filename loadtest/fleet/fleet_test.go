@@ -1,7 +1,7 @@
 package fleet
 
 import (
-	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,52 +15,34 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMemo(t *testing.T) {
-	m := newMemo[string, int](10)
-	calls := 0
-	get := func(key string, cost int) int {
-		v, err := m.get(key, cost, func() (int, error) { calls++; return calls, nil })
-		require.NoError(t, err)
-		return v
-	}
-	require.Equal(t, 1, get("a", 4))
-	require.Equal(t, 1, get("a", 4))
-	require.Equal(t, 2, get("b", 4))
-	require.Equal(t, 3, get("c", 4), "a goes")
-	require.Equal(t, 2, get("b", 4))
-	require.Equal(t, 4, get("a", 4), "computed again")
-	require.Equal(t, 5, get("large", 100), "is kept alone")
-	require.Equal(t, 5, get("large", 100))
-	require.Equal(t, 1, m.lru.Len())
-
-	failed := errors.New("failed")
-	for range 2 {
-		_, err := m.get("error", 1, func() (int, error) { return 0, failed })
-		require.ErrorIs(t, err, failed)
-	}
-}
-
 func cluster(t *testing.T) *generate.Cluster {
-	g, err := generate.New(generate.Config{Nodes: 2, Services: 1, Endpoints: 3})
+	g, err := generate.New(generate.Config{Nodes: 2, Services: []generate.Group{{Count: 1, Least: 3, Most: 3}}})
 	require.NoError(t, err)
 	return g
 }
 
-// delta gives the slice of the cluster before and after a change, and the delta between.
-func delta(g *generate.Cluster, c generate.Change) (before, after *model.Slice, d *model.SliceDelta) {
+var start = time.UnixMilli(1_700_000_000_000)
+
+// flips gives changes 100 ms apart, all of the same slice.
+func flips(g *generate.Cluster, count int) []generate.Change {
+	return slices.Collect(g.Play(generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start, Count: count, Rate: 10}}))
+}
+
+func sliceOf(g *generate.Cluster) (s *model.Slice) {
 	for _, o := range g.Objects() {
-		if s, ok := o.(*model.Slice); ok {
-			before = s
+		if o, ok := o.(*model.Slice); ok {
+			s = o
 		}
 	}
-	after = g.Make(c)
-	return before, after, model.Diff(before, after)
+	return s
 }
 
 func TestNodesShareObjects(t *testing.T) {
 	s := newShared()
 	g := cluster(t)
-	before, after, d := delta(g, g.Changes(generate.Plan{Start: time.Now(), Count: 1, Rate: 1})[0])
+	before := sliceOf(g)
+	after := flips(g, 1)[0].Slice
+	d := model.Diff(before, after)
 	f, err := wire.EncodeUpdate(&model.Update{To: 1, Full: true, Slices: []*model.Slice{before}})
 	require.NoError(t, err)
 	one, err := s.decode(f)
@@ -86,55 +68,67 @@ func TestNodesShareObjects(t *testing.T) {
 	require.ErrorIs(t, err, model.ErrBase)
 }
 
-func fleetOf(nodes int) *Fleet {
-	f := &Fleet{}
+func groupOf(nodes int) *Group {
+	g := &Group{}
 	for i := range nodes {
-		f.nodes = append(f.nodes, &node{index: i, name: generate.NodeName(i)})
+		g.Members = append(g.Members, &Member{Index: i, Name: generate.NodeName(i)})
 	}
-	return f
+	return g
+}
+
+func names(members []*Member) (out []string) {
+	for _, m := range members {
+		out = append(out, m.Name)
+	}
+	return out
 }
 
 func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
-	f := fleetOf(2)
 	g := cluster(t)
-	start := time.UnixMilli(1_700_000_000_000)
-	changes := g.Changes(generate.Plan{Start: start, Count: 3, Rate: 10}) // 100 ms apart, all of the same slice
-	w := f.Open(changes)
+	f := groupOf(2)
+	before := sliceOf(g)
+	changes := flips(g, 3)
+	w := f.NewWindow(changes)
+	f.Open(w)
 	update := func(c generate.Change) *model.Update {
-		_, _, d := delta(g, c)
+		d := model.Diff(before, c.Slice)
+		before = c.Slice
 		return &model.Update{Deltas: []*model.SliceDelta{d}}
 	}
 	first, second, third := update(changes[0]), update(changes[1]), update(changes[2])
 
 	// Node 0 gets each, and the second twice; node 1 gets the first two in one.
-	w.received(0, first, start.Add(10*time.Millisecond))
-	w.received(0, second, start.Add(110*time.Millisecond))
-	w.received(0, second, start.Add(999*time.Millisecond))
-	w.received(1, second, start.Add(120*time.Millisecond))
-	reached, all := w.Progress()
+	w.Received(f.Members[0], first, start.Add(10*time.Millisecond))
+	w.Received(f.Members[0], second, start.Add(110*time.Millisecond))
+	w.Received(f.Members[0], second, start.Add(999*time.Millisecond))
+	w.Received(f.Members[1], second, start.Add(120*time.Millisecond))
+	reached, owed, all := w.Progress()
 	require.EqualValues(t, 4, reached)
+	require.EqualValues(t, 6, owed, "all were due long ago")
 	require.EqualValues(t, 6, all)
-	name, missing := f.Behind(w)
-	require.Equal(t, "node-00000", name)
-	require.Equal(t, 1, missing)
+	require.Equal(t, []string{"node-00000", "node-00001"}, names(w.Behind()))
 
-	w.received(0, third, start.Add(210*time.Millisecond))
-	name, _ = f.Behind(w)
-	require.Equal(t, "node-00001", name)
+	w.Received(f.Members[0], third, start.Add(210*time.Millisecond))
+	require.Equal(t, []string{"node-00001"}, names(w.Behind()))
 	select {
 	case <-w.Delivered():
 		t.Fatal("node 1 lacks a change")
 	default:
 	}
 	// A whole slice says as much as a delta.
-	w.received(1, &model.Update{Slices: []*model.Slice{{
-		Namespace: changes[2].Slice.Namespace, Name: changes[2].Slice.Name, LastChangeTriggerTimeMS: changes[2].TriggerMS,
+	w.Received(f.Members[1], &model.Update{Slices: []*model.Slice{{
+		Namespace: changes[2].Key.Namespace, Name: changes[2].Key.Name, LastChangeTriggerTimeMS: changes[2].TriggerMS,
 	}}}, start.Add(210*time.Millisecond))
 	<-w.Delivered()
-	_, missing = f.Behind(w)
-	require.Zero(t, missing)
+	require.Empty(t, w.Behind())
 
-	h := w.Latencies()
+	h, slow := w.Latencies()
+	require.Zero(t, slow.TotalCount())
+	require.EqualValues(t, 6, w.TakeRecent().TotalCount())
+	require.Zero(t, w.TakeRecent().TotalCount())
+	converged := w.Convergence()
+	require.Equal(t, []int64{10_000, 10_000, 10_000}, converged[0], "of two nodes, half is one")
+	require.Equal(t, []int64{120_000, 20_000, 10_000}, converged[2])
 	require.EqualValues(t, 6, h.TotalCount())
 	near := func(want time.Duration, got int64) { require.InEpsilon(t, want.Microseconds(), got, 0.001) }
 	near(10*time.Millisecond, h.ValueAtQuantile(50))
@@ -142,33 +136,88 @@ func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
 	require.EqualValues(t, 6, w.Objects())
 }
 
+func TestWindowCountsRemovals(t *testing.T) {
+	f := groupOf(1)
+	key := func(name string) model.Key { return model.Key{Kind: model.KindSlice, Namespace: "default", Name: name} }
+	changes := []generate.Change{
+		{Due: start, Key: key("a"), TriggerMS: start.UnixMilli()},
+		{Due: start.Add(time.Second), Key: key("a"), TriggerMS: start.UnixMilli() + 1000, Removed: true},
+		{Due: start.Add(time.Second), Key: key("b"), TriggerMS: start.UnixMilli() + 1000},
+	}
+	w := f.NewWindow(changes)
+	w.Slice(f.Members[0], key("a"), start.UnixMilli()+5000, start.Add(2*time.Second))
+	reached, _, _ := w.Progress()
+	require.EqualValues(t, 1, reached, "it is not removed")
+	w.Removed(f.Members[0], key("b"), start.Add(2*time.Second))
+	reached, _, _ = w.Progress()
+	require.EqualValues(t, 1, reached, "nobody expects that")
+	w.Received(f.Members[0], &model.Update{Removed: []model.Key{key("a")}}, start.Add(2*time.Second))
+	reached, _, _ = w.Progress()
+	require.EqualValues(t, 2, reached)
+	w.Finish(f.Members[0], start.Add(9*time.Second))
+	<-w.Delivered()
+	h, _ := w.Latencies()
+	require.EqualValues(t, 3, h.TotalCount())
+	require.InEpsilon(t, (8 * time.Second).Microseconds(), h.Max(), 0.001, "what came otherwise counts from when it was found")
+}
+
+func TestWindowKeepsSlowNodesApart(t *testing.T) {
+	f := groupOf(2)
+	f.Members[1].Delay = time.Second
+	g := cluster(t)
+	changes := flips(g, 1)
+	w := f.NewWindow(changes)
+	for _, m := range f.Members {
+		w.Slice(m, changes[0].Key, changes[0].TriggerMS, start.Add(time.Second))
+	}
+	ordinary, slow := w.Latencies()
+	require.EqualValues(t, 1, ordinary.TotalCount())
+	require.EqualValues(t, 1, slow.TotalCount())
+}
+
 func TestWindowWithoutListGoesByTriggerTimes(t *testing.T) {
-	w := fleetOf(1).Open(nil)
+	f := groupOf(1)
+	w := f.NewWindow(nil)
 	now := time.Now()
 	slice := func(trigger time.Time) *model.Update {
 		return &model.Update{Slices: []*model.Slice{{LastChangeTriggerTimeMS: trigger.UnixMilli()}}}
 	}
-	w.received(0, slice(w.opened.Add(-time.Hour)), now)
-	w.received(0, slice(w.opened.Add(time.Second)), w.opened.Add(2*time.Second))
+	w.Received(f.Members[0], slice(w.made.Add(-time.Hour)), now)
+	w.Received(f.Members[0], slice(w.made.Add(time.Second)), w.made.Add(2*time.Second))
 	require.EqualValues(t, 2, w.Objects())
-	h := w.Latencies()
+	h, _ := w.Latencies()
 	require.EqualValues(t, 1, h.TotalCount(), "what changed before the window is no latency")
 	require.InEpsilon(t, time.Second.Microseconds(), h.Max(), 0.002)
 }
 
+func TestSyncOfSomeNodes(t *testing.T) {
+	f := groupOf(3)
+	s := f.AwaitSync(func(m *Member) bool { return m.Index > 0 })
+	require.Equal(t, 2, s.Count())
+	f.Reached(f.Members[0])
+	require.Zero(t, s.Reached())
+	require.Equal(t, "node-00001", s.Missing())
+	f.Reached(f.Members[1])
+	f.Reached(f.Members[2])
+	<-s.Done()
+	require.Len(t, s.Nodes(), 2)
+	require.Equal(t, 3, f.Up())
+	<-f.AwaitSync(func(*Member) bool { return false }).Done()
+}
+
 func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
-	f := fleetOf(2)
-	n := f.nodes[0]
-	n.traffic.Received.Add(1000)
-	n.messages.Add(900)
-	n.started = time.Now().Add(-time.Hour)
-	s := f.AwaitSync()
+	f := groupOf(2)
+	n := f.Members[0]
+	n.Traffic.Received.Add(1000)
+	n.Messages.Add(900)
+	n.Started = time.Now().Add(-time.Hour)
+	s := f.AwaitSync(nil)
 	require.Equal(t, "node-00000", s.Missing())
 
-	n.traffic.Received.Add(50)
-	n.messages.Add(30)
+	n.Traffic.Received.Add(50)
+	n.Messages.Add(30)
 	s.reached(n)
-	n.traffic.Received.Add(7)
+	n.Traffic.Received.Add(7)
 	s.reached(n) // on one more stream
 	require.Equal(t, 1, s.Reached())
 	require.Equal(t, "node-00001", s.Missing())
@@ -177,7 +226,7 @@ func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
 		t.Fatal("a node is missing")
 	default:
 	}
-	s.reached(f.nodes[1])
+	s.reached(f.Members[1])
 	<-s.Done()
 	require.Empty(t, s.Missing())
 	require.Equal(t, Synced{Bytes: 50, MessageBytes: 30, Duration: s.Nodes()[0].Duration}, s.Nodes()[0])

@@ -41,13 +41,13 @@ func TestEveryConnectionGetsEveryMessage(t *testing.T) {
 	defer clients.Close()
 	handshakes := clients.Received()
 
-	lag, err := s.Write(t.Context(), Writes{Size: 100, Plan: generate.Plan{Start: time.Now(), Count: 5, Rate: 1000}})
+	lag, err := s.Write(t.Context(), Writes{Size: 100, Schedule: generate.Schedule{Start: time.Now(), Count: 5, Rate: 1000}})
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, lag.Max, lag.P99)
 	require.NoError(t, clients.Await(t.Context(), 500))
 	require.EqualValues(t, 20*5*(100+22), clients.Received()-handshakes, "a record's header, type and tag are 22 bytes")
 
-	_, err = s.Write(t.Context(), Writes{Size: 300_000, AtATime: 20, Plan: generate.Plan{Start: time.Now(), Count: 1, Rate: 1}})
+	_, err = s.Write(t.Context(), Writes{Size: 300_000, AtATime: 20, Schedule: generate.Schedule{Start: time.Now(), Count: 1, Rate: 1}})
 	require.NoError(t, err)
 	require.NoError(t, clients.Await(t.Context(), 300_500))
 }
@@ -65,6 +65,6 @@ func TestTroubleIsTold(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorContains(t, clients.Await(ctx, 1), "0 of 2 bytes")
-	_, err = s.Write(ctx, Writes{Size: 1, Plan: generate.Plan{Start: time.Now(), Count: 1, Rate: 1}})
+	_, err = s.Write(ctx, Writes{Size: 1, Schedule: generate.Schedule{Start: time.Now(), Count: 1, Rate: 1}})
 	require.ErrorIs(t, err, context.Canceled)
 }

@@ -26,8 +26,8 @@ type Writes struct {
 	Size int `json:"size"`
 	// AtATime is how many connections are written to at the same time; 0: as many as there are CPUs.
 	AtATime int `json:"atATime"`
-	// Plan says when each connection gets a message.
-	Plan generate.Plan `json:"plan"`
+	// Schedule says when each connection gets a message.
+	Schedule generate.Schedule `json:"schedule"`
 }
 
 // Server writes to the connections that it has accepted.
@@ -85,7 +85,7 @@ func (s *Server) begin(c *tls.Conn) {
 	_, _ = c.Write(make([]byte, greeting))
 }
 
-// Write writes a message to every connection each time that the plan says, and tells how late it began with that.
+// Write writes a message to every connection each time that the schedule says, and tells how late it began with that.
 func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 	s.mu.Lock()
 	conns := s.conns
@@ -95,7 +95,7 @@ func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 		workers = runtime.GOMAXPROCS(0)
 	}
 	message := make([]byte, w.Size)
-	return w.Plan.Follow(ctx, func(int) error {
+	return w.Schedule.Follow(ctx, func(int) error {
 		var next atomic.Int64
 		var all errgroup.Group
 		for range workers {

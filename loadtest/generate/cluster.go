@@ -1,18 +1,16 @@
-// Package generate makes the state of a cluster that does not exist, and changes it on a schedule. Both follow from a few
-// numbers and a seed, so that the process that serves the state and the one that checks what arrives need not exchange it:
-// each makes its own and they must agree.
+// Package generate makes the state of a cluster that does not exist, and changes it on a schedule, as pods come and go and the
+// EndpointSlice controller writes it down. Both follow from a few numbers and a seed, so that the processes that serve the
+// state and those that check what arrives need not exchange it: each makes its own and they must agree.
 package generate
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
-
-// sliceSize is how many endpoints a slice has at most: the EndpointSlice controller's default.
-const sliceSize = 100
 
 // servicesPerNamespace is how many Services share a namespace.
 const servicesPerNamespace = 50
@@ -25,115 +23,157 @@ var (
 
 var zones = []string{"zone-a", "zone-b", "zone-c"}
 
+// Group is a number of Services with Least to Most endpoints each, all sizes being as likely.
+type Group struct {
+	Count int `json:"count"`
+	Least int `json:"least"`
+	Most  int `json:"most"`
+}
+
 // Config is what a Cluster follows from.
 type Config struct {
 	// Nodes of the cluster; the endpoints are spread over them.
 	Nodes int `json:"nodes"`
 	// Services, each with one port.
-	Services int `json:"services"`
-	// Endpoints of each Service.
-	Endpoints int `json:"endpoints"`
-	// LargeServices are more Services, of LargeEndpoints each. If there are any, it is their endpoints that change.
-	LargeServices  int `json:"largeServices"`
-	LargeEndpoints int `json:"largeEndpoints"`
+	Services []Group `json:"services"`
+	// Changing are more Services: those whose endpoints change. Without any, all do.
+	Changing []Group `json:"changing"`
 	// Seed of where endpoints are and in which order they change.
 	Seed uint64 `json:"seed"`
+	// Change is what will happen, for which the state is prepared: to flip, every other endpoint in the order of changes is
+	// not ready, so that changes go both ways in turns; to scale, the Services that change have no endpoints yet.
+	Change Kind `json:"change"`
+	// Namespace that all Services are in; empty: several.
+	Namespace string `json:"namespace,omitempty"`
 }
 
 // Validate tells which number is out of range.
 func (c Config) Validate() error {
-	total := c.total()
-	// Addresses are drawn until one is free, so half of them stay free.
-	pods := size(podRange) / 2
+	// Addresses are drawn until one is free, so half of them stay free. What is replaced takes new ones.
+	pods := size(podRange) / 4
+	services, endpoints := 0, 0
+	for _, g := range slices.Concat(c.Services, c.Changing) {
+		if g.Count < 0 || g.Count >= size(serviceRange) || g.Least < 1 || g.Most < g.Least || g.Most > pods {
+			return fmt.Errorf("%d services with %d to %d endpoints: use 0 to %d services, and 1 to %d endpoints", g.Count, g.Least, g.Most,
+				size(serviceRange)-1, pods)
+		}
+		services += g.Count
+		endpoints += g.Count * g.Most
+	}
 	switch {
 	case c.Nodes < 1 || c.Nodes >= size(nodeRange):
 		return fmt.Errorf("%d nodes: use 1 to %d", c.Nodes, size(nodeRange)-1)
-	case c.Services < 1 || c.LargeServices < 0 || c.Services+c.LargeServices >= size(serviceRange):
-		return fmt.Errorf("%d services and %d large ones: use 1 to %d in all", c.Services, c.LargeServices, size(serviceRange)-1)
-	case c.Endpoints < 1 || c.LargeServices > 0 && c.LargeEndpoints < 1 || max(c.Endpoints, c.LargeEndpoints) > pods || total > pods:
-		return fmt.Errorf("%d services with %d endpoints each, %d with %d: use at least 1 endpoint, and at most %d in all",
-			c.Services, c.Endpoints, c.LargeServices, c.LargeEndpoints, pods)
+	case services < 1 || services >= size(serviceRange):
+		return fmt.Errorf("%d services: use 1 to %d in all", services, size(serviceRange)-1)
+	case endpoints > pods:
+		return fmt.Errorf("%d endpoints: use at most %d in all", endpoints, pods)
+	case c.Change == Drain && c.Nodes < 2:
+		return fmt.Errorf("there is %d node, and nowhere for the pods of a drained one to go: use at least 2", c.Nodes)
 	}
 	return nil
 }
 
-// total number of endpoints.
-func (c Config) total() int { return c.Services*c.Endpoints + c.LargeServices*c.LargeEndpoints }
-
 func size(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
 
-// Cluster is the state, as of the changes made so far. It is not safe for concurrent use; the objects are immutable.
+// Cluster is the state, as of the changes made so far. It is not safe for concurrent use; the objects that it gives are
+// immutable.
 type Cluster struct {
-	services []*model.Service
-	slices   []*model.Slice
+	config   Config
 	nodes    []*model.Node
-	// order in which endpoints change; it is walked again and again, so that an endpoint changes a second time only after
-	// all others have: nothing is undone while it may still wait to be published.
-	order []place
+	services []*service
+	changing []*service
+	pods     placement
+	// order in which endpoints flip, and how many have; it is walked again and again, so that an endpoint changes a second
+	// time only after all others have: nothing is undone while it may still wait to be published.
+	order   []place
+	flipped int
 }
 
-// place is where an endpoint is: index in Cluster.slices, and in the slice's endpoints.
-type place struct{ slice, endpoint uint32 }
+// place is where an endpoint is.
+type place struct {
+	service  *service
+	slice    *slice
+	endpoint int
+}
 
-// New makes the state before any change. Every other endpoint in the order of changes is not ready, so that changes go both
-// ways in turns.
+// New makes the state before any change.
 func New(c Config) (*Cluster, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	g := &Cluster{}
+	g := &Cluster{config: c}
 	for n := range c.Nodes {
 		g.nodes = append(g.nodes, node(n))
 	}
-	p := placement{random: rand.New(rand.NewPCG(c.Seed, 1)), nodes: g.nodes, taken: make(map[int]struct{}, c.total())}
-	for s := range c.Services + c.LargeServices {
-		endpoints := c.Endpoints
-		if s >= c.Services {
-			endpoints = c.LargeEndpoints
+	g.pods = placement{random: rand.New(rand.NewPCG(c.Seed, 1)), nodes: g.nodes, taken: make(map[int]struct{}), away: make(map[string]struct{})}
+	sizes := rand.New(rand.NewPCG(c.Seed, 2))
+	add := func(groups []Group, empty bool) {
+		for _, group := range groups {
+			for range group.Count {
+				g.add(group.Least+sizes.IntN(group.Most-group.Least+1), empty)
+			}
 		}
-		changes := c.LargeServices == 0 || s >= c.Services
-		g.add(service(s), endpoints, changes, &p)
 	}
-	rand.New(rand.NewPCG(c.Seed, 0)).Shuffle(len(g.order), func(i, j int) { g.order[i], g.order[j] = g.order[j], g.order[i] })
-	away := make(map[uint32][]uint32) // endpoints that are not ready, by slice
-	for i := 1; i < len(g.order); i += 2 {
-		away[g.order[i].slice] = append(away[g.order[i].slice], g.order[i].endpoint)
+	add(c.Services, c.Change == Scale && len(c.Changing) == 0)
+	g.changing = g.services
+	if first := len(g.services); len(c.Changing) > 0 {
+		add(c.Changing, c.Change == Scale)
+		g.changing = g.services[first:]
 	}
-	for slice, endpoints := range away {
-		g.flip(slice, 0, endpoints...)
+	if c.Change == Flip {
+		g.walk()
+		for i := 1; i < len(g.order); i += 2 {
+			g.flip(g.order[i])
+		}
 	}
 	return g, nil
 }
 
-// add adds a Service and its slices. Its endpoints are among those that change, or not.
-func (g *Cluster) add(service *model.Service, endpoints int, changes bool, p *placement) {
-	g.services = append(g.services, service)
-	for first := 0; first < endpoints; first += sliceSize {
-		s := model.Slice{
-			Namespace: service.Namespace, Name: fmt.Sprintf("%s-%05x", service.Name, first/sliceSize), Service: service.Name,
-			Family: model.IPv4,
-			Ports:  []model.SlicePort{{Name: "http", Protocol: model.TCP, Port: 8080}},
+// add adds a Service.
+func (g *Cluster) add(endpoints int, empty bool) {
+	number := len(g.services)
+	s := &service{object: newService(number, g.config.Namespace), wanted: endpoints}
+	var pods []model.Endpoint
+	for range endpoints {
+		if !empty {
+			pods = append(pods, g.pods.next())
 		}
-		for e := range min(sliceSize, endpoints-first) {
-			s.Endpoints = append(s.Endpoints, p.endpoint())
-			if changes {
-				g.order = append(g.order, place{uint32(len(g.slices)), uint32(e)})
-			}
-		}
-		g.slices = append(g.slices, model.NewSlice(s))
 	}
+	s.sync(nil, nil, pods)
+	g.services = append(g.services, s)
 }
 
-// placement gives endpoints their addresses and nodes: at random, as nothing in a real cluster sorts pods by Service, and
+// walk lists the endpoints that flip, as they are now, and shuffles them: those of the Services that change, or, as long as
+// these have none, of all.
+func (g *Cluster) walk() {
+	of := g.changing
+	if !slices.ContainsFunc(of, func(s *service) bool { return len(s.addresses()) > 0 }) {
+		of = g.services
+	}
+	for _, s := range of {
+		for _, slice := range s.slices {
+			for e := range slice.endpoints {
+				g.order = append(g.order, place{s, slice, e})
+			}
+		}
+	}
+	rand.New(rand.NewPCG(g.config.Seed, 0)).Shuffle(len(g.order), func(i, j int) { g.order[i], g.order[j] = g.order[j], g.order[i] })
+}
+
+// placement gives pods their addresses and nodes: at random, as nothing in a real cluster sorts pods by Service, and
 // what follows from the order would make what is sent smaller than it is.
 type placement struct {
 	random *rand.Rand
 	nodes  []*model.Node
 	taken  map[int]struct{}
+	away   map[string]struct{} // nodes that take none
 }
 
-func (p *placement) endpoint() model.Endpoint {
+func (p *placement) next() model.Endpoint {
 	n := p.random.IntN(len(p.nodes))
+	for drained := true; drained; _, drained = p.away[p.nodes[n].Name] {
+		n = p.random.IntN(len(p.nodes))
+	}
 	pod := 0
 	for used := true; used; _, used = p.taken[pod] {
 		pod = 1 + p.random.IntN(size(podRange)-1)
@@ -151,16 +191,20 @@ func (p *placement) endpoint() model.Endpoint {
 func NodeName(n int) string { return fmt.Sprintf("node-%05d", n) }
 
 // Objects gives the Services and slices as they are.
-func (g *Cluster) Objects() []model.Object {
-	out := make([]model.Object, 0, len(g.services)+len(g.slices))
+func (g *Cluster) Objects() (out []model.Object) {
 	for _, s := range g.services {
-		out = append(out, s)
+		out = append(out, s.object)
 	}
-	for _, s := range g.slices {
-		out = append(out, s)
+	for _, s := range g.services {
+		for _, slice := range s.slices {
+			out = append(out, slice.object(s))
+		}
 	}
 	return out
 }
+
+// Nodes gives the nodes.
+func (g *Cluster) Nodes() []*model.Node { return g.nodes }
 
 func node(n int) *model.Node {
 	return &model.Node{
@@ -175,18 +219,17 @@ func node(n int) *model.Node {
 	}
 }
 
-func service(s int) *model.Service {
+func newService(number int, namespace string) *model.Service {
+	if namespace == "" {
+		namespace = fmt.Sprintf("team-%03d", number/servicesPerNamespace)
+	}
 	return model.NewService(model.Service{
-		Namespace: namespace(s), Name: serviceName(s), Type: model.ClusterIP,
-		ClusterIPs:          []netip.Addr{nth(serviceRange, s+1)},
-		Ports:               []model.ServicePort{{Name: "http", Protocol: model.TCP, Port: 80}},
-		CreationTimeSeconds: 1_700_000_000 + int64(s),
+		Namespace: namespace, Name: fmt.Sprintf("service-%05d", number), Type: model.ClusterIP,
+		ClusterIPs:          []netip.Addr{nth(serviceRange, number+1)},
+		Ports:               []model.ServicePort{{Name: portName, Protocol: model.TCP, Port: 80}},
+		CreationTimeSeconds: 1_700_000_000 + int64(number),
 	})
 }
-
-func namespace(service int) string { return fmt.Sprintf("team-%03d", service/servicesPerNamespace) }
-
-func serviceName(service int) string { return fmt.Sprintf("service-%05d", service) }
 
 // nth gives an address of an IPv4 prefix.
 func nth(p netip.Prefix, n int) netip.Addr {

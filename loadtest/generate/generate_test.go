@@ -2,6 +2,10 @@ package generate
 
 import (
 	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var config = Config{Nodes: 7, Services: 5, Endpoints: 230, Seed: 3}
+var config = Config{Nodes: 7, Services: []Group{{5, 230, 230}}, Seed: 3, Change: Flip}
 
-func newCluster(t *testing.T) *Cluster {
-	g, err := New(config)
+func newCluster(t *testing.T, c Config) *Cluster {
+	g, err := New(c)
 	require.NoError(t, err)
 	return g
 }
@@ -30,9 +34,14 @@ func versions(objects []model.Object) map[model.Key]model.Version {
 	return out
 }
 
+func flips(count int, rate float64) Plan {
+	return Plan{Kind: Flip, Schedule: Schedule{Start: start, Count: count, Rate: rate}}
+}
+
+var start = time.UnixMilli(1_700_000_000_000)
+
 func TestStateFollowsFromConfig(t *testing.T) {
-	g := newCluster(t)
-	objects := g.Objects()
+	objects := newCluster(t, config).Objects()
 	require.Len(t, objects, 5+5*3, "a slice has at most 100 endpoints")
 	require.Len(t, versions(objects), len(objects), "all have different names")
 	addresses := make(map[string]bool)
@@ -50,122 +59,255 @@ func TestStateFollowsFromConfig(t *testing.T) {
 	}
 	require.Len(t, addresses, 5*230)
 	require.Equal(t, 5*230/2, ready)
-	require.Equal(t, versions(objects), versions(newCluster(t).Objects()))
-}
+	require.Equal(t, versions(objects), versions(newCluster(t, config).Objects()))
 
-func TestLargeServicesAreWhatChanges(t *testing.T) {
-	c := Config{Nodes: 3, Services: 4, Endpoints: 10, LargeServices: 2, LargeEndpoints: 150, Seed: 3}
-	g, err := New(c)
-	require.NoError(t, err)
-	require.Len(t, g.Objects(), 4+2+4+2*2)
-	sizes := make(map[model.Key]int)
-	for _, o := range g.Objects() {
-		if s, ok := o.(*model.Slice); ok {
-			sizes[o.Key()] = len(s.Endpoints)
-		}
-	}
-	changed := make(map[model.Key]int)
-	for _, c := range g.Changes(Plan{Start: time.Now(), Count: 300, Rate: 10}) {
-		changed[c.Slice]++
-	}
-	require.Len(t, changed, 4)
-	for key, n := range changed {
-		require.Equal(t, sizes[key], n)
-		require.GreaterOrEqual(t, n, 50)
-	}
-}
-
-func TestPlacesFollowFromTheSeed(t *testing.T) {
 	other := config
 	other.Seed++
-	g, err := New(other)
-	require.NoError(t, err)
-	require.NotEqual(t, versions(newCluster(t).Objects()), versions(g.Objects()))
+	require.NotEqual(t, versions(objects), versions(newCluster(t, other).Objects()))
+	other = config
+	other.Namespace = "mine"
+	for _, o := range newCluster(t, other).Objects() {
+		require.Equal(t, "mine", o.Key().Namespace)
+	}
+}
+
+func TestSizesAreDrawnFromARange(t *testing.T) {
+	g := newCluster(t, Config{Nodes: 3, Services: []Group{{200, 1, 20}, {1, 500, 500}}, Seed: 1})
+	sizes := make(map[int]int)
+	for _, s := range g.services {
+		sizes[len(s.addresses())]++
+	}
+	require.Len(t, sizes, 21, "200 Services have all of 20 sizes, and one has another")
+	require.Equal(t, 1, sizes[500])
+}
+
+func TestChangingServicesAreWhatChanges(t *testing.T) {
+	g := newCluster(t, Config{Nodes: 3, Services: []Group{{4, 10, 10}}, Changing: []Group{{2, 150, 150}}, Seed: 3, Change: Flip})
+	require.Len(t, g.Objects(), 4+2+4+2*2)
+	changed := make(map[model.Key]int)
+	for c := range g.Play(flips(300, 10)) {
+		changed[c.Key]++
+	}
+	require.Len(t, changed, 4)
+	require.ElementsMatch(t, []int{100, 50, 100, 50}, slices.Collect(maps.Values(changed)), "no endpoint twice before all have changed")
 }
 
 func TestConfigOutOfRange(t *testing.T) {
+	one := []Group{{1, 1, 1}}
 	for _, c := range []Config{
-		{Nodes: 0, Services: 1, Endpoints: 1}, {Nodes: 1, Services: 0, Endpoints: 1}, {Nodes: 1, Services: 1, Endpoints: 0},
-		{Nodes: 1 << 20, Services: 1, Endpoints: 1}, {Nodes: 1, Services: 1 << 20, Endpoints: 1}, {Nodes: 1, Services: 1 << 11, Endpoints: 1 << 11},
-		{Nodes: 1, Services: 1, Endpoints: 1, LargeServices: 1}, {Nodes: 1, Services: 1, Endpoints: 1, LargeServices: -1},
-		{Nodes: 1, Services: 1, Endpoints: 1, LargeServices: 2, LargeEndpoints: 1 << 20},
+		{Nodes: 0, Services: one}, {Nodes: 1}, {Nodes: 1, Services: []Group{{1, 0, 0}}}, {Nodes: 1, Services: []Group{{1, 2, 1}}},
+		{Nodes: 1 << 20, Services: one}, {Nodes: 1, Services: []Group{{1 << 20, 1, 1}}}, {Nodes: 1, Services: []Group{{1 << 11, 1 << 11, 1 << 11}}},
+		{Nodes: 1, Services: []Group{{-1, 1, 1}}}, {Nodes: 1, Services: one, Changing: []Group{{2, 1, 1 << 20}}}, {Nodes: 1, Services: one, Change: Drain},
 	} {
 		_, err := New(c)
 		require.ErrorContains(t, err, "use ", "%+v", c)
 	}
 }
 
-func TestPlan(t *testing.T) {
-	g := newCluster(t)
-	start := time.UnixMilli(1_700_000_000_000)
+func TestFlips(t *testing.T) {
+	g := newCluster(t, config)
 	all := 5 * 230
-	plan := Plan{Start: start, Count: all, Rate: 5000}
-	changes := g.Changes(plan)
-	require.Len(t, changes, all)
-	type endpoint struct {
-		slice model.Key
-		index int
-	}
-	seen := make(map[endpoint]bool)
 	trigger := make(map[model.Key]int64)
-	for i, c := range changes {
+	i := 0
+	for c := range g.Play(flips(all, 5000)) {
 		require.Equal(t, start.Add(time.Duration(i)*200*time.Microsecond), c.Due)
-		require.Greater(t, c.TriggerMS, trigger[c.Slice], "slice and time tell the change")
+		require.Greater(t, c.TriggerMS, trigger[c.Key], "slice and time tell the change")
 		require.GreaterOrEqual(t, c.TriggerMS, c.Due.UnixMilli())
-		trigger[c.Slice] = c.TriggerMS
-		seen[endpoint{c.Slice, int(c.place.endpoint)}] = true
+		require.Equal(t, c.TriggerMS, c.Slice.LastChangeTriggerTimeMS)
+		trigger[c.Key] = c.TriggerMS
+		i++
 	}
-	require.Len(t, seen, all, "no endpoint changes twice before all have changed")
-
-	// A plan that follows goes on where this one ended.
-	half := g.Changes(Plan{Start: start, First: all / 2, Count: 1, Rate: 1})
-	require.Equal(t, changes[all/2].place, half[0].place)
-	require.Equal(t, changes[all/2].Slice, half[0].Slice)
+	require.Equal(t, all, i)
 }
 
-func TestChangesGoBothWaysInTurns(t *testing.T) {
-	g := newCluster(t)
-	for i, c := range g.Changes(Plan{Start: time.Now(), Count: 100, Rate: 10}) {
-		conditions := g.Make(c).Endpoints[c.place.endpoint].Conditions
-		require.Equal(t, i%2 == 1, conditions.Ready)
-		require.Equal(t, conditions.Ready, conditions.Serving)
-	}
-}
-
-func TestMakeIsUndoneByTheNextRound(t *testing.T) {
-	g := newCluster(t)
+func TestFlipsGoBothWaysAndTheNextRoundUndoesThem(t *testing.T) {
+	g := newCluster(t, config)
 	before := versions(g.Objects())
-	plan := Plan{Start: time.Now(), Count: 5 * 230, Rate: 10}
-	changes := g.Changes(plan)
-	s := g.Make(changes[0])
-	require.NotEqual(t, before[s.Key()], s.ContentVersion())
-	require.Equal(t, changes[0].TriggerMS, s.LastChangeTriggerTimeMS)
-	for _, c := range changes[1:] {
-		g.Make(c)
+	ready := func() (n int) {
+		for _, s := range g.services {
+			for _, slice := range s.slices {
+				for _, e := range slice.endpoints {
+					require.Equal(t, e.Conditions.Ready, e.Conditions.Serving)
+					if e.Conditions.Ready {
+						n++
+					}
+				}
+			}
+		}
+		return n
+	}
+	was := ready()
+	i := 0
+	for range g.Play(flips(5*230, 10)) {
+		now := ready()
+		require.Equal(t, map[bool]int{true: -1, false: 1}[i%2 == 0], now-was, "by turns")
+		was = now
+		i++
 	}
 	require.NotEqual(t, before, versions(g.Objects()), "those that were ready are not, and the other way round")
-	for _, c := range changes {
-		g.Make(c)
+	for range g.Play(flips(5*230, 10)) {
 	}
 	require.Equal(t, before, versions(g.Objects()))
+}
+
+// follow keeps what changes say, as a watch does, and checks what holds after each.
+func follow(t *testing.T, g *Cluster, p Plan) (count int) {
+	held := make(map[model.Key]*model.Slice)
+	for _, o := range g.Objects() {
+		if s, ok := o.(*model.Slice); ok {
+			held[s.Key()] = s
+		}
+	}
+	last := start
+	triggers := make(map[model.Key]int64)
+	for c := range g.Play(p) {
+		count++
+		require.False(t, c.Due.Before(last), "in the order in which they are due")
+		last = c.Due
+		require.Greater(t, c.TriggerMS, triggers[c.Key])
+		triggers[c.Key] = c.TriggerMS
+		if c.Removed {
+			require.Contains(t, held, c.Key)
+			delete(held, c.Key)
+			continue
+		}
+		require.LessOrEqual(t, len(c.Slice.Endpoints), sliceSize)
+		if old := held[c.Key]; old != nil {
+			require.NotEqual(t, old.ContentVersion(), c.Slice.ContentVersion(), "%v", c.Key)
+		}
+		held[c.Key] = c.Slice
+	}
+	require.NotZero(t, count)
+	have := make(map[model.Key]model.Version)
+	for key, s := range held {
+		have[key] = s.ContentVersion()
+	}
+	want := versions(g.Objects())
+	for key := range want {
+		if key.Kind == model.KindService {
+			delete(want, key)
+		}
+	}
+	require.Equal(t, want, have, "the changes are all that has changed")
+	return count
+}
+
+func TestRollReplacesAllPodsOfTheServicesThatChange(t *testing.T) {
+	c := Config{Nodes: 7, Services: []Group{{3, 20, 20}}, Changing: []Group{{1, 1000, 1000}}, Seed: 3, Change: Roll}
+	g := newCluster(t, c)
+	s := g.changing[0]
+	old := set(s.addresses())
+	count := follow(t, g, Plan{Kind: Roll, Schedule: Schedule{Start: start, Rate: 100}, Batch: 10, Grace: time.Second})
+	now := s.addresses()
+	require.Len(t, now, 1000)
+	for _, a := range now {
+		require.NotContains(t, old, a)
+	}
+	for _, slice := range s.slices {
+		for _, e := range slice.endpoints {
+			require.Equal(t, model.Conditions{Ready: true, Serving: true}, e.Conditions)
+		}
+	}
+	require.Greater(t, count, 1000, "pods that go are all over the slices")
+	require.Less(t, len(s.slices), 30, "slices are filled up")
+}
+
+func TestScaleBeginsWithNothing(t *testing.T) {
+	g := newCluster(t, Config{Nodes: 7, Changing: []Group{{1, 250, 250}}, Seed: 3, Change: Scale})
+	require.Len(t, g.changing[0].slices, 1, "the controller keeps one")
+	require.Empty(t, g.changing[0].addresses())
+	require.Equal(t, 25, follow(t, g, Plan{Kind: Scale, Schedule: Schedule{Start: start, Rate: 100}, Batch: 10}))
+	require.Len(t, g.changing[0].addresses(), 250)
+	require.Len(t, g.changing[0].slices, 3, "full ones")
+}
+
+func TestDrainLeavesNodesWithoutPods(t *testing.T) {
+	g := newCluster(t, Config{Nodes: 10, Services: []Group{{30, 40, 40}}, Seed: 3, Change: Drain})
+	follow(t, g, Plan{Kind: Drain, Schedule: Schedule{Start: start, Rate: 1, Count: 3}, Grace: time.Second})
+	require.Len(t, g.pods.away, 3)
+	for _, s := range g.services {
+		require.Len(t, s.addresses(), 40)
+		for node := range g.pods.away {
+			require.Empty(t, s.on(node))
+		}
+	}
+}
+
+// TestSlicesAreRepackedAsTheControllerDoes has the cases of the reconciler, one after the other.
+func TestSlicesAreRepackedAsTheControllerDoes(t *testing.T) {
+	g := newCluster(t, Config{Nodes: 2, Services: []Group{{1, 210, 210}}, Seed: 1})
+	s := g.services[0]
+	sizes := func() (out []int) {
+		for _, slice := range s.slices {
+			out = append(out, len(slice.endpoints))
+		}
+		return out
+	}
+	names := func(of []*slice) (out []string) {
+		for _, slice := range of {
+			out = append(out, strings.TrimPrefix(slice.name, "service-00000-"))
+		}
+		return out
+	}
+	require.Equal(t, []int{100, 100, 10}, sizes())
+	first := func(slice, n int) map[netip.Addr]struct{} {
+		gone := make(map[netip.Addr]struct{})
+		for _, e := range s.slices[slice].endpoints[:n] {
+			gone[e.Address] = struct{}{}
+		}
+		return gone
+	}
+
+	changed, removed := s.sync(first(0, 30), nil, nil)
+	require.Equal(t, []int{70, 100, 10}, sizes(), "what goes leaves a hole")
+	require.Equal(t, []string{"00000"}, names(changed))
+	require.Empty(t, removed)
+
+	changed, _ = s.sync(first(2, 1), nil, g.pods.some(5))
+	require.Equal(t, []int{70, 100, 14}, sizes(), "a slice that changes anyway takes what comes")
+	require.Equal(t, []string{"00002"}, names(changed))
+
+	s.sync(nil, nil, g.pods.some(25))
+	require.Equal(t, []int{95, 100, 14}, sizes(), "else the one that it fills best")
+
+	changed, _ = s.sync(nil, nil, g.pods.some(90))
+	require.Equal(t, []int{95, 100, 14, 90}, sizes(), "or a new one")
+	require.Equal(t, []string{"00003"}, names(changed))
+
+	changed, removed = s.sync(first(2, 14), nil, nil)
+	require.Equal(t, []int{95, 100, 90}, sizes())
+	require.Empty(t, changed)
+	require.Equal(t, []string{"00002"}, names(removed))
+
+	changed, removed = s.sync(first(0, 95), nil, g.pods.some(50))
+	require.Equal(t, []int{50, 100, 90}, sizes(), "a new slice takes the place of one that is removed")
+	require.Equal(t, []string{"00000"}, names(changed))
+	require.Empty(t, removed)
+
+	s.sync(set(s.addresses()), nil, nil)
+	require.Equal(t, []int{0}, sizes(), "one without endpoints stays")
+	require.Empty(t, s.slices[0].object(s).Ports)
 }
 
 func TestSourceCarriesOutPlans(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
-	source := NewSource(newCluster(t))
+	now := time.Now()
+	// The first half of the first plan is in the past; the second plan comes while the source runs.
+	early := Plan{Kind: Flip, Schedule: Schedule{Start: now.Add(-time.Second), Count: 20, Rate: 10}}
+	source := NewSource(newCluster(t, config), early)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- source.Run(ctx, s) }()
 
-	mine := newCluster(t)
-	for first := 0; first < 40; first += 20 {
-		plan := Plan{Start: time.Now(), First: first, Count: 20, Rate: 10_000}
-		lag, err := source.Churn(ctx, plan)
+	mine := newCluster(t, config)
+	late := Plan{Kind: Flip, Schedule: Schedule{Start: now.Add(1500 * time.Millisecond), Count: 20, Rate: 10_000}}
+	require.NoError(t, source.Play(ctx, late))
+	for _, p := range []Plan{early, late} {
+		lag, err := source.Played(ctx)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, lag.Max, lag.P99)
-		for _, c := range mine.Changes(plan) {
-			mine.Make(c)
+		for range mine.Play(p) {
 		}
 	}
 	s.Publish()
@@ -173,6 +315,7 @@ func TestSourceCarriesOutPlans(t *testing.T) {
 	var have []model.Object
 	for i := range s.Shards() {
 		u := s.Snapshot(i).Since(0)
+		require.LessOrEqual(t, u.ResourceVersions.Slices, uint64(1+40))
 		for _, o := range u.Services {
 			have = append(have, o)
 		}
@@ -184,6 +327,6 @@ func TestSourceCarriesOutPlans(t *testing.T) {
 
 	cancel()
 	require.NoError(t, <-ended)
-	_, err = source.Churn(ctx, Plan{Count: 1, Rate: 1})
+	_, err = source.Played(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 }

@@ -2,77 +2,129 @@ package generate
 
 import (
 	"context"
+	"time"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// Source gives a Cluster to a server and changes it as plans say.
+// maxPlans bounds the plans that wait for their turn.
+const maxPlans = 16
+
+// Source gives a Cluster to a server and changes it as plans say. Servers with the same plans make the same changes at the
+// same times, with the same resource versions: one may take another's place.
 type Source struct {
 	cluster *Cluster
+	early   []Plan
 	plans   chan Plan
-	done    chan Lag
+	played  chan Lag
+
+	// What follows is Run's.
+	sink            source.Sink
+	resourceVersion uint64
+	begun           time.Time
+	serving         bool // the sink has the state
 }
 
 var _ source.Source = (*Source)(nil)
 
-// NewSource makes a source, which then owns the cluster.
-func NewSource(g *Cluster) *Source {
-	return &Source{cluster: g, plans: make(chan Plan), done: make(chan Lag)}
+// NewSource makes a source, which then owns the cluster, of which no plan has been carried out yet. Changes of these plans
+// that are due before the source runs are in the state that it begins with.
+func NewSource(g *Cluster, plans ...Plan) *Source {
+	return &Source{
+		cluster: g, early: plans, plans: make(chan Plan, maxPlans), played: make(chan Lag, maxPlans+len(plans)), resourceVersion: 1,
+	}
+}
+
+// Play has one more plan carried out, after those before it.
+func (s *Source) Play(ctx context.Context, p Plan) error {
+	select {
+	case s.plans <- p:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Played waits until one more plan has been carried out, and tells how late its changes were made.
+func (s *Source) Played(ctx context.Context) (Lag, error) {
+	select {
+	case lag := <-s.played:
+		return lag, nil
+	case <-ctx.Done():
+		return Lag{}, ctx.Err()
+	}
 }
 
 // Run implements source.Source.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
-	var services, endpointSlices, nodes []source.Object
-	for _, o := range s.cluster.services {
-		services = append(services, o)
+	s.sink, s.begun = sink, time.Now()
+	for _, p := range s.early {
+		if s.carryOut(ctx, p) != nil {
+			return nil // the context has ended
+		}
 	}
-	for _, o := range s.cluster.slices {
-		endpointSlices = append(endpointSlices, o)
-	}
-	for _, o := range s.cluster.nodes {
-		nodes = append(nodes, o)
-	}
-	resourceVersion := uint64(1)
-	sink.Replace(model.KindNode, nodes, resourceVersion)
-	sink.Replace(model.KindService, services, resourceVersion)
-	sink.Replace(model.KindSlice, endpointSlices, resourceVersion)
-	sink.Synced()
+	s.serve()
 	for {
-		var p Plan
 		select {
 		case <-ctx.Done():
 			return nil
-		case p = <-s.plans:
-		}
-		changes := s.cluster.Changes(p)
-		lag, err := p.Follow(ctx, func(i int) error {
-			resourceVersion++
-			sink.Upsert(s.cluster.Make(changes[i]), resourceVersion)
-			return nil
-		})
-		if err != nil {
-			continue // the context has ended
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case s.done <- lag:
+		case p := <-s.plans:
+			if s.carryOut(ctx, p) != nil {
+				return nil
+			}
 		}
 	}
 }
 
-// Churn has a plan carried out and tells how that went. It returns when the last change is made, or the context ends.
-func (s *Source) Churn(ctx context.Context, p Plan) (Lag, error) {
-	select {
-	case <-ctx.Done():
-		return Lag{}, ctx.Err()
-	case s.plans <- p:
+// carryOut makes a plan's changes: at once as long as they were due before it all began, else when they are due.
+func (s *Source) carryOut(ctx context.Context, p Plan) error {
+	var lags Lags
+	for _, step := range s.cluster.steps(p) {
+		if !step.due.Before(s.begun) {
+			s.serve()
+			if err := lags.Await(ctx, step.due); err != nil {
+				return err
+			}
+		}
+		for _, c := range step.make(step.due) {
+			s.resourceVersion++
+			switch {
+			case !s.serving:
+			case c.Removed:
+				s.sink.Remove(c.Key, s.resourceVersion)
+			default:
+				s.sink.Upsert(c.Slice, s.resourceVersion)
+			}
+		}
 	}
 	select {
+	case s.played <- lags.Lag():
+		return nil
 	case <-ctx.Done():
-		return Lag{}, ctx.Err()
-	case l := <-s.done:
-		return l, nil
+		return ctx.Err()
 	}
+}
+
+// serve gives the sink the state as it is, once.
+func (s *Source) serve() {
+	if s.serving {
+		return
+	}
+	s.serving = true
+	var services, endpointSlices, nodes []source.Object
+	for _, o := range s.cluster.Objects() {
+		if o.Key().Kind == model.KindService {
+			services = append(services, o)
+		} else {
+			endpointSlices = append(endpointSlices, o)
+		}
+	}
+	for _, o := range s.cluster.nodes {
+		nodes = append(nodes, o)
+	}
+	s.sink.Replace(model.KindNode, nodes, s.resourceVersion)
+	s.sink.Replace(model.KindService, services, s.resourceVersion)
+	s.sink.Replace(model.KindSlice, endpointSlices, s.resourceVersion)
+	s.sink.Synced()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -51,6 +52,7 @@ const (
 //   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
 //     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
 //     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
+//   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
 func BenchmarkAgent(b *testing.B) {
@@ -73,9 +75,11 @@ type agent struct {
 	received atomic.Int64
 	began    time.Time
 
+	// replaced gets a value whenever everything has been programmed.
+	replaced chan struct{}
+
 	mu             sync.Mutex
 	flips, applies []time.Duration // what they took
-	changes        int
 }
 
 // timed is the agent's programmer.
@@ -87,25 +91,29 @@ type timed struct {
 func newAgent(b *testing.B, s size) *agent {
 	b.Helper()
 	network := testenv.NewNetwork(b)
-	a := &agent{size: s, host: network.AddNode("node").Host, began: time.Now()}
+	a := &agent{size: s, host: network.AddNode("node").Host, began: time.Now(), replaced: make(chan struct{}, 1)}
 	authority, err := testca.New()
 	require.NoError(b, err)
 	serving, err := authority.Server("127.0.0.1")
 	require.NoError(b, err)
-	setup := target.Setup{ClientCA: authority.PEM(), Cluster: generate.Config{
-		Nodes: 3000, Services: s.services, Endpoints: s.endpoints, LargeServices: min(s.large, 1), LargeEndpoints: s.large,
+	addresses, err := target.Addresses(1)
+	require.NoError(b, err)
+	setup := target.Setup{ClientCA: authority.PEM(), Address: addresses[0], Cluster: &generate.Config{
+		Nodes: 3000, Services: []generate.Group{{Count: s.services, Least: s.endpoints, Most: s.endpoints}}, Change: generate.Flip,
 	}}
+	if s.large > 0 {
+		setup.Cluster.Changing = []generate.Group{{Count: 1, Least: s.large, Most: s.large}}
+	}
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(b, err)
 	a.server, err = target.Start(b.Context(), []string{serveArgument}, setup)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.server.Close()) })
-
 	name := generate.NodeName(0)
 	identity, err := authority.Node(name)
 	require.NoError(b, err)
 	cache, logger := client.NewCache(), slog.New(slog.DiscardHandler)
-	a.view = view.New(view.Options{NodeName: name})
+	a.view = view.New(view.Options{NodeName: name, ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(clusterCIDR)}})
 	a.client = client.New(client.Options{
 		Servers: client.Static(a.server.Address), NodeName: name, Programmer: "nftables", Cache: cache, Decode: a.decode, Logger: logger,
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
@@ -145,6 +153,16 @@ func (t *timed) Watch(ctx context.Context, lost func(string)) {
 	})
 }
 
+// Replace is on the node for its sysctls, too.
+func (t *timed) Replace(ctx context.Context, state view.State) error {
+	err := t.agent.host.Do(func() error { return t.Programmer.Replace(ctx, state) })
+	select {
+	case t.agent.replaced <- struct{}{}:
+	default:
+	}
+	return err
+}
+
 // Apply applies, and takes the time.
 func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	received := time.Duration(t.agent.received.Swap(0))
@@ -153,7 +171,10 @@ func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	end := time.Since(t.agent.began)
 	t.agent.mu.Lock()
 	defer t.agent.mu.Unlock()
-	t.agent.flips, t.agent.applies = append(t.agent.flips, end-received), append(t.agent.applies, end-start)
+	t.agent.applies = append(t.agent.applies, end-start)
+	if received > 0 { // else it came while the one before was taken for this one
+		t.agent.flips = append(t.agent.flips, end-received)
+	}
 	return err
 }
 
@@ -175,6 +196,16 @@ func (a *agent) measure(b *testing.B) {
 		a.churn(b, "rollover", 2*a.size.large, rolloverRate)
 	}
 	b.ReportMetric(heap(), "heap-MiB")
+	<-a.replaced // the first time
+	start = time.Now()
+	_, err := a.host.Run(b.Context(), "nft", "flush", "ruleset")
+	require.NoError(b, err)
+	select {
+	case <-a.replaced:
+		b.ReportMetric(time.Since(start).Seconds(), "repair-s")
+	case <-time.After(programTimeout):
+		b.Error("not repaired")
+	}
 	cancel()
 	running.Wait()
 	a.measurePrograms(b)
@@ -186,11 +217,11 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	a.flips, a.applies = nil, nil
 	runtime.GC()
 	start, before := time.Now(), cpu(b)
-	plan := generate.Plan{Start: start.Add(200 * time.Millisecond), First: a.changes, Count: count, Rate: rate}
-	_, err := a.server.Churn(b.Context(), plan)
+	plan := generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start.Add(200 * time.Millisecond), Count: count, Rate: rate}}
+	require.NoError(b, a.server.Play(b.Context(), plan))
+	_, err := a.server.Played(b.Context())
 	require.NoError(b, err)
 	require.Eventually(b, func() bool { return a.received.Load() == 0 }, changeTimeout, time.Millisecond)
-	a.changes += count
 	spent, took := cpu(b)-before, time.Since(start)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -258,7 +289,7 @@ func heap() float64 {
 // serveArgument makes this binary the server's process of a BenchmarkAgent.
 const serveArgument = "serve-generated"
 
-func serve(in io.Reader, out io.Writer) int {
+func serve(in io.Reader, out io.WriteCloser) int {
 	if err := target.Serve(context.Background(), in, out, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))); err != nil {
 		fmt.Fprintln(os.Stderr, "server:", err)
 		return 1

@@ -1,16 +1,19 @@
 package kubeproxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -134,6 +137,36 @@ func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
 		}
 		if now != from && time.Since(last) > quiet {
 			return last, nil
+		}
+	}
+}
+
+// awaitIPVS waits until IPVS has so many backends, and the node so many cluster IPs. Looking takes a while, and who is measured wants
+// the time.
+func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
+	for {
+		var haveBackends, haveIPs int
+		err := n.Do(func() error {
+			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+			if err != nil {
+				return err
+			}
+			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are
+			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+			for _, a := range addresses {
+				if ip, ok := netip.AddrFromSlice(a.IP); ok && testenv.ServiceCIDRs()[0].Contains(ip) {
+					haveIPs++
+				}
+			}
+			return err
+		})
+		if err != nil || haveBackends == backends && haveIPs >= clusterIPs {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: IPVS has %d backends and %d cluster IPs, want %d and %d", context.Cause(ctx), haveBackends, haveIPs, backends, clusterIPs)
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

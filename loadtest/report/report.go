@@ -1,82 +1,192 @@
 // Package report is what a load test has to say: a machine-readable form with a versioned schema, and one for people.
+//
+// A report is about one scenario and one peer. It has the scenario's repeats, each with its phases in their order, and what
+// follows from all repeats: for each metric (Metrics) the median and how far repeats were apart. Objectives, comparisons and
+// docs/performance.md speak of the same metrics by the same names.
 package report
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
 // Schema names the form of the JSON. Fields may be added to it; anything else gets a new name.
-const Schema = "slicecast-loadtest/v1"
+const Schema = "slicecast-loadtest/v2"
 
-// Report is the outcome of a run. Durations are in the unit that a field's name ends with, sizes in bytes.
+// Report is the outcome of a scenario. Durations are in the unit that a field's name ends with, sizes in bytes.
 type Report struct {
 	Schema string    `json:"schema"`
 	Start  time.Time `json:"start"`
-	// Version of the load tester, and of the server that it starts.
-	Version    string        `json:"version"`
-	Machine    usage.Machine `json:"machine"`
-	Parameters Parameters    `json:"parameters"`
-	ColdSync   ColdSync      `json:"coldSync"`
-	// ServerMemory is absent where the run observes a running server, and so are Floor and Restart, or if nobody asked.
-	ServerMemory *ServerMemory `json:"serverMemory,omitempty"`
-	Churn        Churn         `json:"churn"`
-	Floor        *Floor        `json:"floor,omitempty"`
-	Restart      *Restart      `json:"restart,omitempty"`
-	// Server is absent where the server's process is not known.
-	Server *Process `json:"server,omitempty"`
-	// Client is the process with the nodes: what the load tester itself costs.
-	Client Process `json:"client"`
-	// Check tells whether all nodes hold the true state at the end.
-	Check Check `json:"check"`
-	// Notes say what a reader of the figures has to know about this run.
+	// Peer is who distributed the state.
+	Peer     Peer     `json:"peer"`
+	Scenario Scenario `json:"scenario"`
+	// Nodes that were simulated: Slicecast's agents, or kube-proxies that watch.
+	Nodes int `json:"nodes"`
+	// Processes that the nodes were in.
+	Processes int `json:"processes"`
+	// Server is the address of a running server or cluster that was observed; empty: the run started its own.
+	Server string `json:"server,omitempty"`
+	// Machine is the one with the nodes, and with the server if the run started it.
+	Machine  usage.Machine `json:"machine"`
+	Versions Versions      `json:"versions"`
+	// Repeats of the scenario, each from the start of a server.
+	Repeats []Repeat `json:"repeats"`
+	// Summary has what the repeats come to, by the names of metrics; Summarize fills it in. What was not measured is absent.
+	Summary map[string]Spread `json:"summary"`
+	// Notes say what a reader of the figures has to know about the run as a whole.
 	Notes []string `json:"notes"`
 }
 
-// Parameters of the run.
-type Parameters struct {
-	Nodes int `json:"nodes"`
-	// Server is the address of a running server; empty: the run started its own, to which the next seven belong.
-	Server         string  `json:"server,omitempty"`
-	Services       int     `json:"services"`
-	Endpoints      int     `json:"endpointsPerService"`
-	LargeServices  int     `json:"largeServices"`
-	LargeEndpoints int     `json:"endpointsPerLargeService"`
-	ChurnRate      float64 `json:"churnPerSecond"`
-	Seed           uint64  `json:"seed"`
-	WarmUpSeconds  float64 `json:"warmUpSeconds"`
-	// DurationSeconds of the measured churn.
-	DurationSeconds float64 `json:"durationSeconds"`
-	// Connecting is how many nodes at a time were on their way to their first state.
-	Connecting int `json:"connecting"`
-	// GRPCGo: the nodes were served by grpc-go, for comparison.
-	GRPCGo bool `json:"grpcGo"`
+// Peer is who distributes state to nodes.
+type Peer string
+
+// The peers.
+const (
+	Slicecast     Peer = "slicecast"
+	KubeAPIServer Peer = "kube-apiserver"
+)
+
+// Scenario is what was played.
+type Scenario struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	// Parameters are all that the scenario's course follows from, as its file would have them: two reports with the same ones
+	// can be compared.
+	Parameters map[string]any `json:"parameters"`
 }
 
-// ColdSync is how nodes that held nothing got the whole state.
-type ColdSync struct {
-	// Services, Slices and Endpoints of the state.
+// Versions of what was measured and of what measured.
+type Versions struct {
+	// Slicecast is that of the load tester, and of the server that it starts.
+	Slicecast string `json:"slicecast"`
+	Go        string `json:"go"`
+	// KubeAPIServer is there where one was part of the run.
+	KubeAPIServer string `json:"kubeAPIServer,omitempty"`
+}
+
+// Repeat is one course of the scenario.
+type Repeat struct {
+	Start time.Time `json:"start"`
+	State State     `json:"state"`
+	// Phases as they ended. A resync may be inside of changes: each has then what both cost.
+	Phases []Phase `json:"phases"`
+	// ServerMemory is absent where a running server is observed.
+	ServerMemory *ServerMemory `json:"serverMemory,omitempty"`
+	// Floor is absent if nobody asked.
+	Floor *Floor `json:"floor,omitempty"`
+	// Series has what happened in each second, over all phases.
+	Series []Second `json:"series,omitempty"`
+	// ServerPeakBytes and ClientPeakBytes are the most RAM that the server's process, and all processes with nodes, ever had; 0:
+	// unknown.
+	ServerPeakBytes int64 `json:"serverPeakBytes"`
+	ClientPeakBytes int64 `json:"clientPeakBytes"`
+	// Check tells whether all nodes hold the true state at the end.
+	Check Check `json:"check"`
+	// Notes say what a reader of the figures has to know about this repeat.
+	Notes []string `json:"notes"`
+}
+
+// State is how much the nodes hold, when they hold everything for the first time.
+type State struct {
 	Services  int `json:"services"`
 	Slices    int `json:"slices"`
 	Endpoints int `json:"endpoints"`
-	// BytesPerNode is the mean of what a node received, below TLS and with its handshake.
-	BytesPerNode float64 `json:"bytesPerNode"`
-	// MessageBytesPerNode is how much of it is messages, before HTTP/2 and TLS.
-	MessageBytesPerNode float64 `json:"messageBytesPerNode"`
-	// AllSeconds is from the first node's first attempt until all had the state.
-	AllSeconds float64 `json:"allSeconds"`
-	// Node is from a node's first attempt until it had the state.
-	Node Distribution `json:"node"`
-	// ServerCPUMicrosPerNode includes the handshake; absent where the server's process is not known.
-	ServerCPUMicrosPerNode *CPU `json:"serverCPUMicrosPerNode,omitempty"`
-	// ServerPeakBytes is the most RAM that the server ever had until then; 0: unknown.
-	ServerPeakBytes int64 `json:"serverPeakBytes"`
+}
+
+// PhaseKind is what a phase is for.
+type PhaseKind string
+
+// The kinds.
+const (
+	// ColdSync has nodes that hold nothing get the whole state.
+	ColdSync PhaseKind = "cold-sync"
+	// WarmUp has changes that are in no figure.
+	WarmUp PhaseKind = "warm-up"
+	// Changes has the state change, and is over when the last change is everywhere.
+	Changes PhaseKind = "changes"
+	// Resync has nodes come back to the state that they hold: to a server that restarted, to another one, after a cut.
+	Resync PhaseKind = "resync"
+)
+
+// Phase is a part of a repeat, and what it cost.
+type Phase struct {
+	// Name as the scenario has it.
+	Name string    `json:"name"`
+	Kind PhaseKind `json:"kind"`
+	// StartSeconds since the repeat's start, and the phase's length.
+	StartSeconds float64 `json:"startSeconds"`
+	Seconds      float64 `json:"seconds"`
+	// Changes of the state. Where a running server is observed it is not known, and 0.
+	Changes int `json:"changes"`
+	// Updates that reached nodes: in a sync one for each node, else changes times nodes; where a running server is observed,
+	// objects that nodes received.
+	Updates int64 `json:"updates"`
+	// ReceivedBytes and SentBytes are all nodes', below TLS, with all that their connections carry: handshakes, heartbeats, acks.
+	ReceivedBytes int64 `json:"receivedBytes"`
+	SentBytes     int64 `json:"sentBytes"`
+	// MessageBytes is how much of ReceivedBytes is messages, before HTTP/2 and TLS; 0: unknown.
+	MessageBytes int64 `json:"messageBytes"`
+	// MaxNodeBytes is the most that one node received; 0: unknown.
+	MaxNodeBytes int64 `json:"maxNodeBytes"`
+	// ServerCPU is absent where the server's process is not known. It includes all processes that distribute: relays too.
+	ServerCPU *CPU `json:"serverCPU,omitempty"`
+	// ClientCPU is that of all processes with nodes: what the load tester itself costs.
+	ClientCPU CPU `json:"clientCPU"`
+	// Latency of changes is from the time at which a change was due at the source until a node's client had applied it; of a
+	// sync, from a node's first attempt, or the cut, until the node had everything.
+	Latency Distribution `json:"latency"`
+	// SlowLatency is that of nodes which the scenario slows down; Latency is then of the others. Absent if there are none.
+	SlowLatency *Distribution `json:"slowLatency,omitempty"`
+	// Convergence is there for changes on a schedule.
+	Convergence *Convergence `json:"convergence,omitempty"`
+	// SourceLag is how late changes were made at the source: a part of the latency that is not the server's.
+	SourceLag *Lag `json:"sourceLag,omitempty"`
+	// DownSeconds is how long there was no server.
+	DownSeconds float64 `json:"downSeconds,omitempty"`
+	// Reconnects is how many streams broke during the phase without the scenario's doing.
+	Reconnects int64 `json:"reconnects"`
+}
+
+// CPU time in seconds, by the accounting of the operating system.
+type CPU struct {
+	User   float64 `json:"userSeconds"`
+	System float64 `json:"systemSeconds"`
+}
+
+// Total is user and system time.
+func (c CPU) Total() float64 { return c.User + c.System }
+
+// CPUOf converts a reading.
+func CPUOf(c usage.CPU) CPU { return CPU{User: c.User.Seconds(), System: c.System.Seconds()} }
+
+// Convergence is, over changes, how long it took from when a change was due until so many of the nodes had it.
+type Convergence struct {
+	Nodes50  Distribution `json:"nodes50"`
+	Nodes99  Distribution `json:"nodes99"`
+	Nodes100 Distribution `json:"nodes100"`
+}
+
+// Second is what happened in a second, or in as much of one as there was.
+type Second struct {
+	// At is the end of it, in seconds since the repeat's start.
+	At float64 `json:"at"`
+	// NodesUp is how many nodes were connected and had the state once.
+	NodesUp int `json:"nodesUp"`
+	// Sent is how many updates the source owed to nodes by changes made in this second; Applied, how many nodes applied.
+	Sent    int64 `json:"sent"`
+	Applied int64 `json:"applied"`
+	// Latency of what was applied in this second; 0 where nothing was.
+	P50 float64 `json:"p50Millis"`
+	P99 float64 `json:"p99Millis"`
+	Max float64 `json:"maxMillis"`
+	// ServerCPU is zero where the server's process is not known.
+	ServerCPU     CPU   `json:"serverCPU"`
+	ReceivedBytes int64 `json:"receivedBytes"`
+	SentBytes     int64 `json:"sentBytes"`
+	// ServerMemory and ClientMemory are what processes have in RAM.
+	ServerMemory int64 `json:"serverMemoryBytes"`
+	ClientMemory int64 `json:"clientMemoryBytes"`
 }
 
 // ServerMemory is what the server's process has in use without garbage.
@@ -84,9 +194,6 @@ type ServerMemory struct {
 	// State is with the whole state and before the first node, Connected with all nodes in sync.
 	State     Memory `json:"state"`
 	Connected Memory `json:"connected"`
-	// BytesPerNode and ResidentBytesPerNode are the differences, of heap and stacks, and of RAM, for a node.
-	BytesPerNode         float64 `json:"bytesPerNode"`
-	ResidentBytesPerNode float64 `json:"residentBytesPerNode"`
 }
 
 // Memory of a process, in bytes.
@@ -100,72 +207,26 @@ type Memory struct {
 
 // Floor is what the same two processes pay for as many connections, bytes and writes over TLS and nothing else.
 type Floor struct {
-	// HandshakeCPUMicros is server CPU for a connection.
-	HandshakeCPUMicros CPU `json:"handshakeCPUMicros"`
-	// HandshakeBytes is what a client receives until the connection is there.
-	HandshakeBytes float64 `json:"handshakeBytes"`
+	// HandshakeCPU is the server's for all connections.
+	HandshakeCPU CPU `json:"handshakeCPU"`
+	// Handshakes is how many connections there were, HandshakeBytes what all clients received until they were there.
+	Handshakes     int64 `json:"handshakes"`
+	HandshakeBytes int64 `json:"handshakeBytes"`
 	// Cold: each connection got once as many bytes as a node did in the cold sync.
 	Cold FloorWrites `json:"cold"`
-	// Churn: each connection got a message of 100 bytes for each change, on the same schedule; absent without churn.
+	// Churn: each connection got a message of 100 bytes for each change, on the same schedule; absent without changes.
 	Churn *FloorWrites `json:"churn,omitempty"`
 }
 
 // FloorWrites are messages over raw TLS.
 type FloorWrites struct {
+	// MessageBytes of each message, and how many were written.
 	MessageBytes int64   `json:"messageBytes"`
 	Writes       int64   `json:"writes"`
 	Seconds      float64 `json:"seconds"`
-	// ServerCPUMicrosPerWrite is for a message on one connection.
-	ServerCPUMicrosPerWrite CPU `json:"serverCPUMicrosPerWrite"`
+	ServerCPU    CPU     `json:"serverCPU"`
 	// Lag of the schedule.
 	Lag Lag `json:"lag"`
-}
-
-// Restart is how the nodes came back to a server that was killed and started again with the state that they hold.
-type Restart struct {
-	// BytesPerNode and MaxBytes are what a node received until it was in sync again, below TLS and with the handshake: the
-	// mean, and the most.
-	BytesPerNode float64 `json:"bytesPerNode"`
-	MaxBytes     int64   `json:"maxBytes"`
-	// MessageBytesPerNode is how much of it is messages, before HTTP/2 and TLS.
-	MessageBytesPerNode float64 `json:"messageBytesPerNode"`
-	// DownSeconds is from the kill until the new process listened, AllSeconds from the kill until the last node was in sync.
-	DownSeconds float64 `json:"downSeconds"`
-	AllSeconds  float64 `json:"allSeconds"`
-	// Node is from the kill until a node was in sync.
-	Node Distribution `json:"node"`
-	// ServerCPUMicrosPerNode is the new process's, from when it listened, with the handshake.
-	ServerCPUMicrosPerNode CPU   `json:"serverCPUMicrosPerNode"`
-	ServerPeakBytes        int64 `json:"serverPeakBytes"`
-}
-
-// Churn is what the measured window cost, from the first change until the last was everywhere.
-type Churn struct {
-	Seconds float64 `json:"seconds"`
-	// Changes of the state. Where a running server is observed it is not known, and 0.
-	Changes int `json:"changes"`
-	// NodeUpdates is changes times nodes; where a running server is observed, objects that nodes received.
-	NodeUpdates int64 `json:"nodeUpdates"`
-	// ReceivedBytes and SentBytes are all nodes', below TLS, with all that streams carry: heartbeats, acks, window updates.
-	ReceivedBytes              int64   `json:"receivedBytes"`
-	SentBytes                  int64   `json:"sentBytes"`
-	ReceivedBytesPerNodeUpdate float64 `json:"receivedBytesPerNodeUpdate"`
-	SentBytesPerNodeUpdate     float64 `json:"sentBytesPerNodeUpdate"`
-	// Server CPU; absent where the server's process is not known.
-	ServerCPUMicrosPerNodeUpdate *CPU `json:"serverCPUMicrosPerNodeUpdate,omitempty"`
-	// Latency is from the time at which a change was due at the source to when a node's client had applied it.
-	Latency Distribution `json:"latency"`
-	// SourceLag is how late changes were made at the source: a part of the latency that is not the server's.
-	SourceLag *Lag `json:"sourceLag,omitempty"`
-	// Reconnects is how many streams broke, since the start of the run.
-	Reconnects int64 `json:"reconnects"`
-}
-
-// CPU time, in microseconds.
-type CPU struct {
-	User   float64 `json:"user"`
-	System float64 `json:"system"`
-	Total  float64 `json:"total"`
 }
 
 // Lag is how late things were done on a schedule, in milliseconds.
@@ -174,160 +235,22 @@ type Lag struct {
 	Max float64 `json:"maxMillis"`
 }
 
-// Distribution of durations, in milliseconds.
-type Distribution struct {
-	Count int64   `json:"count"`
-	P50   float64 `json:"p50Millis"`
-	P99   float64 `json:"p99Millis"`
-	Max   float64 `json:"maxMillis"`
-}
-
-// DistributionOf reads a histogram of microseconds.
-func DistributionOf(h *hdrhistogram.Histogram) Distribution {
-	millis := func(us int64) float64 { return float64(us) / 1000 }
-	return Distribution{
-		Count: h.TotalCount(), P50: millis(h.ValueAtQuantile(50)), P99: millis(h.ValueAtQuantile(99)), Max: millis(h.Max()),
-	}
-}
-
-// Process is what a process used.
-type Process struct {
-	// CPU cores in use, on average, while the nodes got their first state, and during the churn.
-	ColdSyncCores float64 `json:"coldSyncCores"`
-	ChurnCores    float64 `json:"churnCores"`
-	// ResidentBytes after the churn, and the most there ever was.
-	ResidentBytes int64 `json:"residentBytes"`
-	PeakBytes     int64 `json:"peakBytes"`
-}
-
 // Check of the nodes against the true state.
 type Check struct {
 	Nodes int `json:"nodes"`
-	// Shards of each node.
+	// Shards of each node; 0: the peer has none.
 	Shards int  `json:"shards"`
 	OK     bool `json:"ok"`
-	// Error names nodes and shards; empty if OK.
+	// Error names nodes and what they lack; empty if OK.
 	Error string `json:"error,omitempty"`
 }
 
-// WriteJSON writes the report for machines.
-func (r *Report) WriteJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(r)
-}
-
-// Read reads a report for machines.
-func Read(r io.Reader) (*Report, error) {
-	var out Report
-	if err := json.NewDecoder(r).Decode(&out); err != nil {
-		return nil, fmt.Errorf("not a report: %w", err)
-	}
-	if out.Schema != Schema {
-		return nil, fmt.Errorf("not a report of this version: its schema is %q, and not %q", out.Schema, Schema)
-	}
-	return &out, nil
-}
-
-// WriteText writes the report for people.
-func (r *Report) WriteText(w io.Writer) error {
-	t := &text{w: w}
-	p, c := r.Parameters, r.Churn
-	t.line("slicecast-loadtest %s, %s", r.Version, r.Start.UTC().Format(time.RFC3339))
-	t.line("machine         %d CPUs %s, %s, Linux %s, %s", r.Machine.CPUs, r.Machine.CPU, size(r.Machine.Memory), r.Machine.Kernel, r.Machine.Go)
-	if p.Server != "" {
-		t.line("parameters      %d nodes, server %s, observed for %gs", p.Nodes, p.Server, p.DurationSeconds)
-	} else {
-		t.line("parameters      %d nodes, %d Services × %d endpoints, %d × %d, churn %g/s for %gs after %gs of warm-up, seed %d",
-			p.Nodes, p.Services, p.Endpoints, p.LargeServices, p.LargeEndpoints, p.ChurnRate, p.DurationSeconds, p.WarmUpSeconds, p.Seed)
-	}
-	if p.GRPCGo {
-		t.line("                served by grpc-go, for comparison")
-	}
-	t.line("state           %d Services, %d slices, %d endpoints", r.ColdSync.Services, r.ColdSync.Slices, r.ColdSync.Endpoints)
-	t.line("cold sync       %s a node; all in sync after %.1fs, %d at a time; a node: p50 %s, p99 %s, max %s",
-		size(int64(r.ColdSync.BytesPerNode)), r.ColdSync.AllSeconds, p.Connecting,
-		millis(r.ColdSync.Node.P50), millis(r.ColdSync.Node.P99), millis(r.ColdSync.Node.Max))
-	if cpu := r.ColdSync.ServerCPUMicrosPerNode; cpu != nil {
-		t.line("                server CPU %s a node, peak memory %s", cpu.text(), size(r.ColdSync.ServerPeakBytes))
-	}
-	if m := r.ServerMemory; m != nil {
-		t.line("server memory   heap and stacks %s with the state, %s with all nodes: %s a node",
-			size(m.State.Heap+m.State.Stacks), size(m.Connected.Heap+m.Connected.Stacks), size(int64(m.BytesPerNode)))
-		t.line("                in RAM %s with the state, %s with all nodes: %s a node",
-			size(m.State.Resident), size(m.Connected.Resident), size(int64(m.ResidentBytesPerNode)))
-	}
-	t.line("node-updates    %d in %.1fs", c.NodeUpdates, c.Seconds)
-	t.line("bytes           %.0f received, %.0f sent, a node-update (below TLS, everything included)",
-		c.ReceivedBytesPerNodeUpdate, c.SentBytesPerNodeUpdate)
-	if cpu := c.ServerCPUMicrosPerNodeUpdate; cpu != nil {
-		t.line("server CPU      %s a node-update", cpu.text())
-	}
-	if c.Latency.Count > 0 {
-		t.line("latency         p50 %s, p99 %s, max %s, from due at the source to applied at the node",
-			millis(c.Latency.P50), millis(c.Latency.P99), millis(c.Latency.Max))
-	}
-	if c.SourceLag != nil {
-		t.line("                of which the source was late by p99 %s, max %s", millis(c.SourceLag.P99), millis(c.SourceLag.Max))
-	}
-	if f := r.Floor; f != nil {
-		t.line("raw TLS         server CPU %s and %.0f bytes received for a handshake", f.HandshakeCPUMicros.text(), f.HandshakeBytes)
-		t.line("                %s for %s to a node; all of it in %.1fs", f.Cold.ServerCPUMicrosPerWrite.text(), size(f.Cold.MessageBytes), f.Cold.Seconds)
-		if c := f.Churn; c != nil {
-			t.line("                %s for a write of %d bytes, %d of them in %.1fs", c.ServerCPUMicrosPerWrite.text(), c.MessageBytes, c.Writes, c.Seconds)
+// OK tells whether the check of every repeat was.
+func (r *Report) OK() bool {
+	for i := range r.Repeats {
+		if !r.Repeats[i].Check.OK {
+			return false
 		}
 	}
-	if s := r.Restart; s != nil {
-		t.line("restart         %.0f bytes a node, of which %.0f in messages, at most %d; down for %.1fs, all in sync %.1fs after the kill; "+
-			"a node: p50 %s, p99 %s", s.BytesPerNode, s.MessageBytesPerNode, s.MaxBytes, s.DownSeconds, s.AllSeconds, millis(s.Node.P50), millis(s.Node.P99))
-		t.line("                server CPU %s a node, peak memory %s", s.ServerCPUMicrosPerNode.text(), size(s.ServerPeakBytes))
-	}
-	if s := r.Server; s != nil {
-		t.line("server          memory %s, peak %s; %.2f cores in the cold sync, %.2f in the churn",
-			size(s.ResidentBytes), size(s.PeakBytes), s.ColdSyncCores, s.ChurnCores)
-	}
-	t.line("load tester     memory %s, peak %s; %.2f cores in the cold sync, %.2f in the churn",
-		size(r.Client.ResidentBytes), size(r.Client.PeakBytes), r.Client.ColdSyncCores, r.Client.ChurnCores)
-	if r.Check.OK {
-		t.line("check           all %d shards of all %d nodes hold the true state", r.Check.Shards, r.Check.Nodes)
-	} else {
-		t.line("check           FAILED: %s", r.Check.Error)
-	}
-	for _, n := range r.Notes {
-		t.line("note            %s", n)
-	}
-	return t.err
-}
-
-// text keeps the first error.
-type text struct {
-	w   io.Writer
-	err error
-}
-
-func (t *text) line(format string, args ...any) {
-	if t.err == nil {
-		_, t.err = fmt.Fprintf(t.w, format+"\n", args...)
-	}
-}
-
-func (c *CPU) text() string {
-	return fmt.Sprintf("%.1f µs (user %.1f, system %.1f)", c.Total, c.User, c.System)
-}
-
-func millis(v float64) string {
-	if v >= 10_000 {
-		return fmt.Sprintf("%.1f s", v/1000)
-	}
-	return fmt.Sprintf("%.1f ms", v)
-}
-
-func size(bytes int64) string {
-	switch {
-	case bytes >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
-	case bytes >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
-	}
-	return fmt.Sprintf("%.1f KiB", float64(bytes)/(1<<10))
+	return len(r.Repeats) > 0
 }

@@ -4,25 +4,30 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
+	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/floor"
 	"github.com/slicecast/slicecast/loadtest/generate"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
 
@@ -30,85 +35,106 @@ import (
 const gracePeriod = 5 * time.Second
 
 // Serve is the server's process: it does what it reads from in, until that or the context ends.
-func Serve(ctx context.Context, in io.Reader, out io.Writer, logger *slog.Logger) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	var first request
-	if err := requests.Decode(&first); err != nil {
-		return fmt.Errorf("control input: %w", err)
+func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.Logger) error {
+	s := &Servant{log: logger, registry: daemon.NewRegistry(), ended: make(chan error, 1)}
+	err := child.Serve(ctx, in, out, func(ctx context.Context) any { s.ctx = ctx; return s })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.floor != nil {
+		s.floor.Close()
 	}
-	if first.Setup == nil {
-		return errors.New("control input: the first line must hold setup")
+	if s.running {
+		err = errors.Join(err, <-s.ended)
 	}
-	registry := daemon.NewRegistry()
-	server, source, err := newServer(first.Setup, logger, registry)
-	if err != nil {
-		return errors.Join(err, answers.Encode(answer{Error: err.Error()}))
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- server.Run(ctx) }()
-	if err := answers.Encode(answer{Address: server.Addresses().GRPC.String()}); err != nil {
-		cancel()
-		return errors.Join(err, <-ended)
-	}
-	input := make(chan error, 1)
-	go func() {
-		input <- (&servant{setup: first.Setup, source: source, metrics: registry}).obey(ctx, requests, answers)
-	}()
-	select {
-	case err := <-ended:
-		return err
-	case err := <-input:
-		cancel()
-		return errors.Join(err, <-ended)
-	}
+	return err
 }
 
-// newServer makes the server as slicecast-server does without flags, but for where its state comes from and where it
-// listens.
-func newServer(s *Setup, logger *slog.Logger, registry *prometheus.Registry) (*serverapp.Server, *generate.Source, error) {
+// Servant does what the parent asks for. Its methods are net/rpc's.
+type Servant struct {
+	ctx      context.Context // ends with the process
+	log      *slog.Logger
+	registry *prometheus.Registry
+	setup    Setup
+	source   *generate.Source // nil if the state is not generated
+	ended    chan error       // tells how the server has ended
+
+	mu      sync.Mutex // guards what follows
+	running bool
+	floor   *floor.Server // nil until it is asked for
+}
+
+// Setup starts the server.
+func (s *Servant) Setup(setup Setup, _ *struct{}) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running {
+		return errors.New("the server is there already")
+	}
+	s.setup = setup
+	config, err := s.config()
+	if err != nil {
+		return err
+	}
+	server, err := serverapp.New(config)
+	if err != nil {
+		return err
+	}
+	s.running = true
+	go func() {
+		err := server.Run(s.ctx)
+		if s.ctx.Err() == nil {
+			s.log.Error("the server has ended", "error", err)
+			os.Exit(1) // the parent notices at once
+		}
+		s.ended <- err
+	}()
+	return nil
+}
+
+// config is what slicecast-server makes of its flags, but for where its state comes from and where its files are.
+func (s *Servant) config() (c serverapp.Config, err error) {
 	var files tlsfiles.Files
 	for path, content := range map[*string][]byte{
-		&files.Certificate: s.Certificate, &files.PrivateKey: s.PrivateKey, &files.CA: s.ClientCA,
+		&files.Certificate: s.setup.Certificate, &files.PrivateKey: s.setup.PrivateKey, &files.CA: s.setup.ClientCA,
 	} {
-		var err error
 		if *path, err = memoryFile(content); err != nil {
-			return nil, nil, fmt.Errorf("TLS files: %w", err)
+			return c, fmt.Errorf("TLS files: %w", err)
 		}
 	}
-	cluster, err := generate.New(s.Cluster)
-	if err != nil {
-		return nil, nil, err
+	c = serverapp.Config{
+		TLS: &files, BindAddress: s.setup.Address, GracePeriod: gracePeriod, Logger: s.log, Registry: s.registry,
 	}
-	for _, c := range cluster.Changes(generate.Plan{Start: time.Now(), Count: s.Changed, Rate: float64(time.Second)}) {
-		cluster.Make(c)
+	for _, address := range s.setup.Servers {
+		c.Servers = append(c.Servers, &pb.Server{Address: address})
 	}
-	source := generate.NewSource(cluster)
-	address := s.Address
-	if address == "" {
-		if address, err = freeAddress(); err != nil {
-			return nil, nil, err
+	switch {
+	case s.setup.Cluster != nil:
+		cluster, err := generate.New(*s.setup.Cluster)
+		if err != nil {
+			return c, err
 		}
-	}
-	server, err := serverapp.New(serverapp.Config{
-		Source: source, TLS: &files, BindAddress: address, GracePeriod: gracePeriod,
-		Logger: logger, Registry: registry,
-	})
-	return server, source, err
-}
-
-// freeAddress finds a port of loopback outside the kernel's range for outgoing connections, so that no node takes it while
-// the server is away.
-func freeAddress() (address string, err error) {
-	for range 100 {
-		address = fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))
-		var l net.Listener
-		if l, err = net.Listen("tcp", address); err == nil {
-			return address, l.Close()
+		s.source = generate.NewSource(cluster, s.setup.Plans...)
+		c.Source = s.source
+	case len(s.setup.Upstream) > 0:
+		followed, err := tlsfiles.Follow(files, s.log)
+		if err != nil {
+			return c, err
 		}
+		c.Upstream = &upstream.Options{
+			Servers: client.Static(s.setup.Upstream...), Version: daemon.Version(), Logger: s.log, Metrics: s.registry,
+			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(followed.ClientCredentials(wire.Protocol))},
+		}
+	default:
+		api, err := kube.Config(s.setup.Kubeconfig)
+		if err != nil {
+			return c, err
+		}
+		c.Source, err = kube.New(kube.Options{
+			Config: api, ServiceProxyName: s.setup.ServiceProxyName, Log: s.log, Metrics: s.registry,
+		})
+		return c, err
 	}
-	return "", fmt.Errorf("there is no free port: %w", err)
+	return c, nil
 }
 
 // memoryFile makes a file that no other process sees and that is gone with this one, however it ends.
@@ -121,85 +147,67 @@ func memoryFile(content []byte) (path string, err error) {
 	return path, os.WriteFile(path, content, 0)
 }
 
-// servant does what the parent asks for beside serving.
-type servant struct {
-	setup   *Setup
-	source  *generate.Source
-	metrics prometheus.Gatherer
-	floor   *floor.Server // nil until it is asked for
+var errNotGenerated = errors.New("the state is not generated: nothing can be planned")
+
+// Play has one more plan carried out.
+func (s *Servant) Play(p generate.Plan, _ *struct{}) error {
+	if s.source == nil {
+		return errNotGenerated
+	}
+	return s.source.Play(s.ctx, p)
 }
 
-// obey does what further requests say, until there are none.
-func (s *servant) obey(ctx context.Context, requests *json.Decoder, answers *json.Encoder) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// The input's end is noticed during a churn too. Reading can't be interrupted, so this goroutine may outlive the call;
-	// the process then ends.
-	read := make(chan request)
-	var readErr error // readable when read is closed
-	go func() {
-		defer cancel()
-		defer close(read)
-		for {
-			var r request
-			if readErr = requests.Decode(&r); readErr != nil {
-				return
-			}
-			select {
-			case read <- r:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	defer func() {
-		if s.floor != nil {
-			s.floor.Close()
-		}
-	}()
-	for r := range read {
-		a, err := s.do(ctx, r)
-		switch {
-		case ctx.Err() != nil:
-			continue // the input's end, and with it everything's
-		case err != nil:
-			a = answer{Error: err.Error()}
-		}
-		if err := answers.Encode(a); err != nil {
-			return fmt.Errorf("control output: %w", err)
-		}
+// Played waits for the end of one more plan.
+func (s *Servant) Played(_ struct{}, lag *generate.Lag) (err error) {
+	if s.source == nil {
+		return errNotGenerated
 	}
-	if readErr == nil || errors.Is(readErr, io.EOF) {
-		return nil
-	}
-	return fmt.Errorf("control input: %w", readErr)
+	*lag, err = s.source.Played(s.ctx)
+	return err
 }
 
-func (s *servant) do(ctx context.Context, r request) (a answer, err error) {
-	var lag generate.Lag
-	switch {
-	case r.Churn != nil:
-		lag, err = s.source.Churn(ctx, *r.Churn)
-		return answer{Lag: &lag}, err
-	case r.Memory != nil:
-		if err := s.awaitPublished(ctx); err != nil {
-			return a, err
-		}
-		return answer{Memory: countMemory()}, nil
-	case r.Listen != nil && s.floor == nil:
-		config, err := s.setup.tlsConfig()
-		if err != nil {
-			return a, err
-		}
-		if s.floor, err = floor.Listen(config); err != nil {
-			return a, err
-		}
-		return answer{Address: s.floor.Address()}, nil
-	case r.Write != nil && s.floor != nil:
-		lag, err = s.floor.Write(ctx, *r.Write)
-		return answer{Lag: &lag}, err
+// Memory counts what is in use.
+func (s *Servant) Memory(_ struct{}, m *Memory) error {
+	if err := s.awaitPublished(); err != nil {
+		return err
 	}
-	return a, errors.New("control input: a line that holds nothing to do")
+	for range 4 { // stacks shrink by half each time, and pools empty in two steps
+		debug.FreeOSMemory()
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	*m = Memory{Heap: int64(stats.HeapAlloc), Stacks: int64(stats.StackInuse)}
+	return nil
+}
+
+// Listen takes connections of the floor.
+func (s *Servant) Listen(_ struct{}, address *string) error {
+	config, err := s.setup.tlsConfig()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.floor != nil {
+		return errors.New("it listens already")
+	}
+	if s.floor, err = floor.Listen(config); err != nil {
+		return err
+	}
+	*address = s.floor.Address()
+	return nil
+}
+
+// Write writes to all connections of the floor.
+func (s *Servant) Write(w floor.Writes, lag *generate.Lag) (err error) {
+	s.mu.Lock()
+	f := s.floor
+	s.mu.Unlock()
+	if f == nil {
+		return errors.New("nobody listens")
+	}
+	*lag, err = f.Write(s.ctx, w)
+	return err
 }
 
 // tlsConfig is what the server's own comes to.
@@ -219,11 +227,11 @@ func (s *Setup) tlsConfig() (*tls.Config, error) {
 }
 
 // awaitPublished waits for the server to have published the state that it was set up with: its first publish holds all of it.
-func (s *servant) awaitPublished(ctx context.Context) error {
+func (s *Servant) awaitPublished() error {
 	retry := time.NewTicker(10 * time.Millisecond)
 	defer retry.Stop()
 	for {
-		families, err := s.metrics.Gather()
+		families, err := s.registry.Gather()
 		if err != nil {
 			return err
 		}
@@ -234,17 +242,8 @@ func (s *servant) awaitPublished(ctx context.Context) error {
 		}
 		select {
 		case <-retry.C:
-		case <-ctx.Done():
-			return ctx.Err()
+		case <-s.ctx.Done():
+			return s.ctx.Err()
 		}
 	}
-}
-
-func countMemory() *Memory {
-	for range 4 { // stacks shrink by half each time, and pools empty in two steps
-		debug.FreeOSMemory()
-	}
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return &Memory{Heap: int64(m.HeapAlloc), Stacks: int64(m.StackInuse)}
 }

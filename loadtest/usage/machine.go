@@ -13,12 +13,11 @@ type Machine struct {
 	CPU    string `json:"cpu"`
 	Memory int64  `json:"memoryBytes"`
 	Kernel string `json:"kernel"`
-	Go     string `json:"go"`
 }
 
 // ThisMachine describes the machine that this runs on.
 func ThisMachine() (Machine, error) {
-	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version()}
+	m := Machine{CPUs: runtime.NumCPU()}
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return m, fmt.Errorf("processors of the machine: %w", err)

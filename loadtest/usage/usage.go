@@ -24,6 +24,9 @@ func (c CPU) Total() time.Duration { return c.User + c.System }
 // Sub is the time between two readings.
 func (c CPU) Sub(earlier CPU) CPU { return CPU{c.User - earlier.User, c.System - earlier.System} }
 
+// Add is the time of both.
+func (c CPU) Add(o CPU) CPU { return CPU{c.User + o.User, c.System + o.System} }
+
 // CPUOf reads what a process, with all its threads, has used so far.
 func CPUOf(pid int) (CPU, error) {
 	own, _, err := cpuOf(pid)
@@ -33,7 +36,7 @@ func CPUOf(pid int) (CPU, error) {
 // FamilyCPUOf reads what a process and the processes that it has started, and that have ended, have used so far.
 func FamilyCPUOf(pid int) (CPU, error) {
 	own, children, err := cpuOf(pid)
-	return CPU{own.User + children.User, own.System + children.System}, err
+	return own.Add(children), err
 }
 
 func cpuOf(pid int) (own, children CPU, err error) {

@@ -125,6 +125,7 @@ func BenchmarkProgrammer(b *testing.B) {
 			state := c.view.State()
 			host := testenv.NewNetwork(b).AddNode("a")
 			h := newInHost(b, host.Host, Options{})
+			require.NoError(b, h.Replace(b.Context(), state)) // which has the kernel load what it needs
 			b.Run("Load", func(b *testing.B) {
 				for b.Loop() {
 					b.StopTimer()

@@ -55,7 +55,7 @@ func RouteLocalnet(options Options) error {
 	if f == nil {
 		return nil
 	}
-	o := objects{dialect: f.dialect, table: Table}
+	o := objects{dialect: f.dialect}
 	o.addTable()
 	o.addChain(guardChain)
 	o.setRules(guardChain, f.fixedChains(view.Node{LocalhostNodePorts: true})[guardChain])

@@ -59,7 +59,7 @@ func New(options Options) (*Programmer, error) {
 	p := &Programmer{conn: c, log: options.Log}
 	var missing []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log}
+		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
 		err := f.try()
 		switch {
 		case err == nil:
@@ -85,9 +85,9 @@ func New(options Options) (*Programmer, error) {
 func (f *family) try() error {
 	b := newBatch(nil)
 	// Not the table itself, as the kernel would look at all elements that there are.
-	o := objects{dialect: f.dialect, table: Table + "-check"}
+	o := objects{dialect: f.of(Table + "-check")}
 	o.addTable()
-	sticky := pick{class: classOf(exactSize+1, 1)}
+	sticky := pick{class: classOf(exactSize+1, 1, 0)}
 	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
@@ -95,7 +95,7 @@ func (f *family) try() error {
 		Pods: view.Route{To: view.Cluster, Masquerade: true}, Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
 	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
 	for s := range sources + 2 {
-		if s.String() != "" && s != sources {
+		if s.String() != "" && (s.always() || s == affinity || s > sources) {
 			o.addSet(s)
 		}
 	}
@@ -176,14 +176,23 @@ func Cleanup(context.Context) error {
 func (c *conn) removeTables() error {
 	var errs []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		o := objects{dialect: newDialect(name, DefaultMasqueradeMark), table: Table}
-		o.removeTable()
-		b := newBatch(nil)
-		b.append(o.buf)
-		err := c.commit(b)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		d := newDialect(name, DefaultMasqueradeMark)
+		if err := errors.Join(c.removeTable(d), c.removeTable(d.of(StandInTable))); err != nil {
 			errs = append(errs, fmt.Errorf("nftables for %v: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeTable removes a table, if it is there.
+func (c *conn) removeTable(d *dialect) error {
+	o := objects{dialect: d}
+	o.removeTable()
+	b := newBatch(nil)
+	b.append(o.buf)
+	err := c.commit(b)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil
+	}
+	return err
 }

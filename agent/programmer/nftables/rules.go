@@ -13,8 +13,11 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Table is the name of the table that a family has.
-const Table = "slicecast"
+// Table is the name of the table that a family has, and StandInTable that of one that is there while it is made anew.
+const (
+	Table        = "slicecast"
+	StandInTable = "slicecast-stand-in"
+)
 
 // Chains that always exist, and two that do not: guard is there if NodePorts are on loopback addresses, and outputFilter if
 // the ranges of cluster IPs are known. The others are those of policies and picks.
@@ -53,6 +56,7 @@ var setChains = [backendSets]string{cluster: view.Cluster.String(), local: view.
 
 // dialect is what differs between the families' rules.
 type dialect struct {
+	table   string
 	family  model.Family
 	nfproto byte
 	address field
@@ -67,9 +71,16 @@ type dialect struct {
 
 func newDialect(family model.Family, mark uint32) *dialect {
 	if family == model.IPv6 {
-		return &dialect{family, unix.NFPROTO_IPV6, ipv6Type, 128, 8, 24, netip.PrefixFrom(netip.IPv6Loopback(), 128), mark, false}
+		return &dialect{Table, family, unix.NFPROTO_IPV6, ipv6Type, 128, 8, 24, netip.PrefixFrom(netip.IPv6Loopback(), 128), mark, false}
 	}
-	return &dialect{family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark, false}
+	return &dialect{Table, family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark, false}
+}
+
+// of gives the same for another table.
+func (d *dialect) of(table string) *dialect {
+	other := *d
+	other.table = table
+	return &other
 }
 
 // hook is where a base chain is called, and whether it drops what no rule of it decides.
@@ -95,14 +106,17 @@ var hooks = map[string]hook{
 // fixedChains gives the chains that do not depend on any Service. The nat chains see only the first packet of a
 // connection, so that nothing here costs the others anything except forward, and guard where it is.
 func (d *dialect) fixedChains(node view.Node) map[string][]rule {
+	// A packet may find something gone, as a transaction came between two of its lookups. The second time all is of one.
+	dispatch := []rule{
+		do(jump(servicesChain)),
+		do(jump(servicesChain)).because("again: something may just have changed"),
+		do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
+	}
 	chains := map[string][]rule{
-		preroutingChain: {do(jump(servicesChain))},
-		outputChain:     {do(jump(servicesChain))},
-		servicesChain: {
-			do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies)),
-			do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
-		},
-		nodePortsChain: {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		preroutingChain: dispatch,
+		outputChain:     dispatch,
+		servicesChain:   {do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		nodePortsChain:  {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
 		// A mark that others set counts, too, as with kube-proxy. It is cleared since the packet may come by again, e.g.
 		// inside a tunnel's.
 		postroutingChain: {

@@ -124,6 +124,14 @@ func (a around) Run() int {
 	return code
 }
 
+// Run starts a control plane for a program that is no test, which has to close it.
+func Run(ctx context.Context, options Options) (*ControlPlane, error) {
+	return start(ctx, options, func(string, ...any) {})
+}
+
+// Close ends a control plane that Run has started, and removes its files.
+func (cp *ControlPlane) Close() error { return cp.stop() }
+
 func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *ControlPlane, err error) {
 	began := time.Now()
 	if !options.Address.IsValid() {
@@ -237,9 +245,12 @@ func (cp *ControlPlane) anonymousConfig() *rest.Config {
 func (cp *ControlPlane) Kubeconfig(t testing.TB, config *rest.Config) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	require.NoError(t, writeKubeconfig(path, config))
+	require.NoError(t, cp.WriteKubeconfig(path, config))
 	return path
 }
+
+// WriteKubeconfig writes config as a kubeconfig file.
+func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error { return writeKubeconfig(path, config) }
 
 // Namespace creates a namespace with a name derived from the test's, and has it deleted, with
 // all that is in it, when t ends. Deletion goes on in the background and needs

@@ -1,0 +1,142 @@
+// Command reportschema writes the JSON Schema of the load tester's reports. Types are read from the Go structures and
+// descriptions from the comments on them, so that the schema says what is written.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+)
+
+// module is the path that packages' directories follow from.
+const module = "github.com/slicecast/slicecast/"
+
+func main() {
+	if err := run(os.Args); err != nil {
+		fmt.Fprintln(os.Stderr, "reportschema:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) != 2 {
+		return errors.New("give the path of the file to write, and run in the module's root")
+	}
+	s, err := jsonschema.For[report.Report](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[report.Peer]():      {Type: "string", Enum: []any{report.Slicecast, report.KubeAPIServer}},
+		reflect.TypeFor[report.PhaseKind](): {Type: "string", Enum: []any{report.ColdSync, report.WarmUp, report.Changes, report.Resync}},
+		reflect.TypeFor[report.Unit]():      {Type: "string", Enum: []any{report.Seconds, report.Millis, report.Micros, report.Bytes, report.Number}},
+	}})
+	if err != nil {
+		return err
+	}
+	d := describer{packages: make(map[string]map[string]string)}
+	if err := d.describe(reflect.TypeFor[report.Report](), s); err != nil {
+		return err
+	}
+	s.Schema = "https://json-schema.org/draft/2020-12/schema"
+	s.Title = report.Schema
+	s.Properties["schema"].Const = jsonschema.Ptr(any(report.Schema))
+	out, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(args[1], append(out, '\n'), 0o644)
+}
+
+// describer takes descriptions from source code.
+type describer struct {
+	// packages holds, by import path, the comments of types, and of fields as "Type.Field".
+	packages map[string]map[string]string
+}
+
+// describe adds descriptions to a type's schema, and allows properties that later versions add.
+func (d describer) describe(t reflect.Type, s *jsonschema.Schema) error {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return d.describe(t.Elem(), s)
+	case reflect.Slice:
+		return d.describe(t.Elem(), s.Items)
+	case reflect.Map:
+		if t.Elem().Kind() == reflect.Struct {
+			return d.describe(t.Elem(), s.AdditionalProperties)
+		}
+		return nil
+	case reflect.Struct:
+	default:
+		return nil
+	}
+	if !strings.HasPrefix(t.PkgPath(), module) {
+		return nil
+	}
+	comments, err := d.comments(t.PkgPath())
+	if err != nil {
+		return err
+	}
+	s.AdditionalProperties = nil
+	s.Description = comments[t.Name()]
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		p := s.Properties[name]
+		if err := d.describe(f.Type, p); err != nil {
+			return err
+		}
+		if c := comments[t.Name()+"."+f.Name]; c != "" {
+			p.Description = c
+		}
+	}
+	return nil
+}
+
+func (d describer) comments(pkg string) (map[string]string, error) {
+	if c, ok := d.packages[pkg]; ok {
+		return c, nil
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimPrefix(pkg, module), "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]string)
+	for _, name := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ParseComments)
+		if err != nil {
+			return nil, err
+		}
+		for _, declaration := range f.Decls {
+			g, ok := declaration.(*ast.GenDecl)
+			if !ok || g.Tok != token.TYPE {
+				continue
+			}
+			for _, spec := range g.Specs {
+				t := spec.(*ast.TypeSpec)
+				out[t.Name.Name] = line(g.Doc)
+				fields, ok := t.Type.(*ast.StructType)
+				if !ok {
+					continue
+				}
+				for _, field := range fields.Fields.List {
+					for _, n := range field.Names {
+						out[t.Name.Name+"."+n.Name] = line(field.Doc)
+					}
+				}
+			}
+		}
+	}
+	d.packages[pkg] = out
+	return out, nil
+}
+
+// line gives a comment as one line.
+func line(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }

@@ -1,0 +1,422 @@
+// Package apiserver measures what a Kubernetes API server pays for what Slicecast does: nodes that watch it as kube-proxies do,
+// and a writer that makes a scenario's changes in it as the EndpointSlice controller would. The writer also feeds Slicecast
+// servers that watch a real API server.
+package apiserver
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/loadtest/fleet"
+)
+
+const (
+	headless = "!service.kubernetes.io/headless"
+	// maxEvent bounds an event: etcd does not take objects of more than 1.5 MiB.
+	maxEvent = 4 << 20
+	// readBuffer is small because there are thousands; TLS has a buffer of its own.
+	readBuffer = 4 << 10
+	// maxList bounds a list, which the watcher holds as a whole.
+	maxList = 1 << 30
+	// backoff is the least pause before a watch is opened again, as reflectors have it, and twice that the longest.
+	backoff = 800 * time.Millisecond
+)
+
+// WatchOptions set up Watchers. All but ServiceProxyName are required.
+type WatchOptions struct {
+	Config *rest.Config
+	// ServiceProxyName is the label of the Services that are watched; empty: those without.
+	ServiceProxyName string
+	// Members are the nodes, by their Index.
+	Members []*fleet.Member
+	// Connecting is how many nodes at most are on their way to their first state at the same time; 0: all.
+	Connecting int
+	Logger     *slog.Logger
+}
+
+// Watchers are nodes that watch Services, EndpointSlices and their own Node, in protobuf, with kube-proxy's selectors, each over a
+// connection of its own: first they stream a list, or, where the API server does not do that, get one. What they get is decoded
+// once for all, so that the machine is left to who is measured.
+type Watchers struct {
+	fleet.Group
+	options WatchOptions
+	tls     *tls.Config
+	wrap    func(http.RoundTripper) (http.RoundTripper, error)
+	base    *url.URL
+	decoder *decoder
+	all     []*watcher
+	// lists: the API server does not stream lists.
+	lists atomic.Bool
+	// complaints bounds what is logged of thousands of watches that fail in the same way.
+	complaints rate.Sometimes
+}
+
+// watcher is a node.
+type watcher struct {
+	*fleet.Member
+	client  *http.Client
+	streams []*stream
+	// pending is how many streams have still to have the state.
+	pending atomic.Int32
+	// place is given back when they have.
+	place chan struct{}
+
+	mu   sync.Mutex // guards what follows
+	conn net.Conn   // made last
+}
+
+// stream is a watch of one resource.
+type stream struct {
+	watcher *watcher
+	path    string
+	query   url.Values
+
+	mu sync.Mutex // guards what follows
+	// resourceVersion that the watch goes on from; empty: it begins with a list.
+	resourceVersion string
+	synced          bool
+	held            []uint64 // versions of objects, by their number
+	digest          uint64   // sum of held
+}
+
+// NewWatchers makes watchers. Run starts them.
+func NewWatchers(o WatchOptions) (*Watchers, error) {
+	w := &Watchers{Group: fleet.Group{Members: o.Members}, options: o, decoder: newDecoder(), complaints: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
+	var err error
+	if w.base, _, err = rest.DefaultServerUrlFor(o.Config); err != nil {
+		return nil, err
+	}
+	if w.tls, err = rest.TLSConfigFor(o.Config); err != nil {
+		return nil, err
+	}
+	if w.tls == nil {
+		return nil, fmt.Errorf("the API server %s is not served with TLS: use an https address", o.Config.Host)
+	}
+	w.tls.NextProtos = []string{http2.NextProtoTLS}
+	if w.tls.ServerName == "" {
+		w.tls.ServerName = w.base.Hostname()
+	}
+	w.wrap = func(rt http.RoundTripper) (http.RoundTripper, error) { return rest.HTTPWrappersForConfig(o.Config, rt) }
+	for _, m := range o.Members {
+		n, err := w.newWatcher(m)
+		if err != nil {
+			return nil, err
+		}
+		w.all = append(w.all, n)
+	}
+	w.AwaitSync(nil)
+	return w, nil
+}
+
+func (w *Watchers) newWatcher(m *fleet.Member) (*watcher, error) {
+	n := &watcher{Member: m}
+	transport, err := w.wrap(&http2.Transport{
+		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) { return n.dial(ctx, w) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.client = &http.Client{Transport: transport}
+	proxy := "!" + source.LabelServiceProxyName
+	if w.options.ServiceProxyName != "" {
+		proxy = source.LabelServiceProxyName + "=" + w.options.ServiceProxyName
+	}
+	selected := url.Values{"labelSelector": {headless + "," + proxy}}
+	own := url.Values{"fieldSelector": {"metadata.name=" + m.Name}}
+	n.streams = []*stream{
+		{watcher: n, path: "/api/v1/services", query: selected},
+		{watcher: n, path: "/apis/discovery.k8s.io/v1/endpointslices", query: selected},
+		{watcher: n, path: "/api/v1/nodes", query: own},
+	}
+	n.pending.Store(int32(len(n.streams)))
+	return n, nil
+}
+
+func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
+	port := w.base.Port()
+	if port == "" {
+		port = "443"
+	}
+	raw, err := n.Traffic.Dial(ctx, net.JoinHostPort(w.base.Hostname(), port))
+	if err != nil {
+		return nil, err
+	}
+	conn := tls.Client(raw, w.tls)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		raw.Close()
+		return nil, err
+	}
+	if conn.ConnectionState().NegotiatedProtocol != http2.NextProtoTLS {
+		raw.Close()
+		return nil, fmt.Errorf("the API server at %s does not speak HTTP/2", w.base.Host)
+	}
+	n.mu.Lock()
+	n.conn = raw
+	n.mu.Unlock()
+	n.Streams.Add(1)
+	return conn, nil
+}
+
+// Run opens all watches and keeps them open until the context ends.
+func (w *Watchers) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	atATime := w.options.Connecting
+	if atATime == 0 {
+		atATime = len(w.all)
+	}
+	places := make(chan struct{}, atATime)
+	for _, n := range w.all {
+		select {
+		case <-ctx.Done():
+			return
+		case places <- struct{}{}:
+		}
+		n.place, n.Started = places, time.Now()
+		for _, s := range n.streams {
+			running.Go(func() { w.follow(ctx, s) })
+		}
+	}
+}
+
+// Cut ends all connections.
+func (w *Watchers) Cut() {
+	for _, n := range w.all {
+		// All streams come again, so all are waited for.
+		n.pending.Store(int32(len(n.streams)))
+		for _, s := range n.streams {
+			s.mu.Lock()
+			s.synced = false
+			s.mu.Unlock()
+		}
+		n.mu.Lock()
+		if n.conn != nil {
+			n.conn.Close()
+		}
+		n.mu.Unlock()
+	}
+}
+
+// On is true: there is one server.
+func (w *Watchers) On(*fleet.Member, string) bool { return true }
+
+// follow keeps a watch open.
+func (w *Watchers) follow(ctx context.Context, s *stream) {
+	for {
+		streaming := s.begins() && !w.lists.Load()
+		err := w.watch(ctx, s)
+		if ctx.Err() != nil {
+			return
+		}
+		if status := apierrors.APIStatus(nil); streaming && s.begins() && errors.As(err, &status) {
+			w.lists.Store(true) // as reflectors do, whatever the API server has against it
+			continue
+		}
+		if !errors.Is(err, io.EOF) { // as watches end now and then
+			w.complaints.Do(func() {
+				w.options.Logger.Warn("a watch has ended with an error, and is opened again, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
+			})
+		}
+		pause := time.NewTimer(backoff + rand.N(backoff))
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
+		}
+		pause.Stop()
+	}
+}
+
+// begins tells whether the next watch begins with a list.
+func (s *stream) begins() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.resourceVersion == ""
+}
+
+// watch opens a watch and reads it to its end.
+func (w *Watchers) watch(ctx context.Context, s *stream) error {
+	if s.begins() && w.lists.Load() {
+		if err := w.list(ctx, s); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	from := s.resourceVersion
+	s.mu.Unlock()
+	query := url.Values{"watch": {"true"}, "allowWatchBookmarks": {"true"}}
+	if from == "" {
+		query.Set("sendInitialEvents", "true")
+		query.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+	}
+	query.Set("resourceVersion", from)
+	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf+";stream=watch")
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if from != "" {
+		w.synced(s) // it goes on from what it holds
+	}
+	r := bufio.NewReaderSize(body, readBuffer)
+	var length [4]byte // an event comes after its length
+	var frame []byte
+	for {
+		if _, err := io.ReadFull(r, length[:]); err != nil {
+			return err
+		}
+		n := int(binary.BigEndian.Uint32(length[:]))
+		if n > maxEvent {
+			return fmt.Errorf("an event has %d bytes", n)
+		}
+		if cap(frame) < n {
+			frame = make([]byte, n)
+		}
+		frame = frame[:n]
+		if _, err := io.ReadFull(r, frame); err != nil {
+			return err
+		}
+		s.watcher.Messages.Add(int64(n))
+		e, err := w.decoder.event(frame)
+		if err != nil {
+			s.forget()
+			return err
+		}
+		w.take(s, e)
+	}
+}
+
+// forget has the next watch begin with a list.
+func (s *stream) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resourceVersion = ""
+	clear(s.held)
+	s.digest = 0
+}
+
+// list gets all objects at once.
+func (w *Watchers) list(ctx context.Context, s *stream) error {
+	body, err := w.get(ctx, s, url.Values{"resourceVersion": {"0"}}, runtime.ContentTypeProtobuf)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	content, err := io.ReadAll(io.LimitReader(body, maxList))
+	if err != nil {
+		return err
+	}
+	s.watcher.Messages.Add(int64(len(content)))
+	l, err := w.decoder.list(content)
+	if err != nil {
+		return err
+	}
+	for _, e := range l.events {
+		w.take(s, e)
+	}
+	s.mu.Lock()
+	s.resourceVersion = l.resourceVersion
+	s.mu.Unlock()
+	return nil
+}
+
+// get sends a request and gives the body of its answer.
+func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept string) (io.ReadCloser, error) {
+	u := *w.base
+	u.Path = strings.TrimSuffix(u.Path, "/") + s.path
+	for name, values := range s.query {
+		query[name] = values
+	}
+	u.RawQuery = query.Encode()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", accept)
+	request.Header.Set("User-Agent", "slicecast-loadtest")
+	response, err := s.watcher.client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		defer response.Body.Close()
+		said, _ := io.ReadAll(io.LimitReader(response.Body, readBuffer)) // what has come of it
+		if response.StatusCode == http.StatusGone {
+			s.forget()
+		}
+		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), 0, true)
+	}
+	return response.Body, nil
+}
+
+// take takes note of an event.
+func (w *Watchers) take(s *stream, e *event) {
+	now := time.Now()
+	if !e.bookmark {
+		s.mu.Lock()
+		for len(s.held) <= e.number {
+			s.held = append(s.held, 0)
+		}
+		known := s.held[e.number] == e.version
+		s.digest += e.version - s.held[e.number]
+		s.held[e.number] = e.version
+		s.resourceVersion = e.resourceVersion
+		s.mu.Unlock()
+		if window := w.Window(); window != nil && !known {
+			if e.version == 0 {
+				window.Removed(s.watcher.Member, e.key, now)
+			} else {
+				window.Slice(s.watcher.Member, e.key, e.triggerMS, now)
+			}
+		}
+		return
+	}
+	s.mu.Lock()
+	s.resourceVersion = e.resourceVersion
+	s.mu.Unlock()
+	if e.complete {
+		w.synced(s)
+	}
+}
+
+// synced takes note that a stream has the state.
+func (w *Watchers) synced(s *stream) {
+	s.mu.Lock()
+	first := !s.synced
+	s.synced = true
+	s.mu.Unlock()
+	if !first || s.watcher.pending.Add(-1) > 0 {
+		return
+	}
+	w.Reached(s.watcher.Member)
+	s.watcher.mu.Lock()
+	place := s.watcher.place
+	s.watcher.place = nil
+	s.watcher.mu.Unlock()
+	if place != nil {
+		<-place
+	}
+}

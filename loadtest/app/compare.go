@@ -1,0 +1,189 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+)
+
+// comparisonSchema names the form of a comparison's JSON; see report.Schema.
+const comparisonSchema = "slicecast-loadtest-comparison/v1"
+
+// endTime is what a run that is interrupted has to end what it started.
+const endTime = time.Minute
+
+// comparison is the command's options.
+type comparison struct {
+	Presentation
+	against   string
+	tolerance float64
+}
+
+func newCompareCommand() *cobra.Command {
+	o := &comparison{}
+	c := &cobra.Command{
+		Use:   "compare [BEFORE.json AFTER.json] [-- FLAGS OF run...]",
+		Short: "Measure the same scenario twice, and compare",
+		Long: `compare plays a scenario with a Kubernetes API server (slicecast-loadtest apiserver) and with Slicecast (slicecast-loadtest run),
+one after the other on this machine, and compares what that cost, metric by metric. What follows -- are flags for both, such as
+--scenario, --nodes and --repeats.
+
+With --against it looks for regressions: what it compares with is then another release's slicecast-loadtest, which is executed with
+the same flags, or a report that was written before, whose scenario is played again if no flags are given. With two reports as arguments it runs nothing.
+
+A verdict takes repeats: from --repeats=4 on, on both sides, a metric is called better or worse if a Mann-Whitney U test at the 5 %
+level says that the repeats differ, and the medians differ by more than --tolerance. Until then, only the figures are told.
+
+  slicecast-loadtest compare -- --scenario=steady --nodes=1000 --repeats=4
+  slicecast-loadtest compare --against=./slicecast-loadtest-v1.0.0 -- --scenario=steady --repeats=5
+  slicecast-loadtest compare --html=page.html before.json after.json
+` + exitCodes,
+		RunE: func(c *cobra.Command, arguments []string) error {
+			files, flags := arguments, []string(nil)
+			if dash := c.ArgsLenAtDash(); dash >= 0 {
+				files, flags = arguments[:dash], arguments[dash:]
+			}
+			if err := o.validate(files, flags); err != nil {
+				return err
+			}
+			from, to, err := o.sides(c.Context(), files, flags, c.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return o.present(report.Compare(from, to, o.tolerance), c.OutOrStdout())
+		},
+	}
+	o.addOutput(c.Flags())
+	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; default: a Kubernetes API server")
+	c.Flags().Float64Var(&o.tolerance, "tolerance", 0.05, "share by which medians may differ without a verdict")
+	return c
+}
+
+func (o *comparison) validate(files, flags []string) error {
+	err := o.Presentation.Validate()
+	switch {
+	case o.tolerance < 0:
+		err = errors.Join(err, fmt.Errorf("--tolerance is %g: use 0 or more", o.tolerance))
+	case len(files) != 0 && len(files) != 2:
+		err = errors.Join(err, fmt.Errorf("there are %d arguments: give two reports, or none and flags of run after --", len(files)))
+	case len(files) == 2 && (o.against != "" || len(flags) > 0):
+		err = errors.Join(err, errors.New("two reports are compared without a run: leave out --against and what follows --"))
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
+// sides reads or makes the two reports.
+func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io.Writer) (from, to *report.Report, err error) {
+	if len(files) == 2 {
+		if from, err = readReport(files[0]); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", files[0], err)
+		}
+		if to, err = readReport(files[1]); err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", files[1], err)
+		}
+		return from, to, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case o.against == "":
+		from, err = child(ctx, self, "apiserver", flags, errOut)
+	case isReport(o.against):
+		if from, err = readReport(o.against); err != nil {
+			err = fmt.Errorf("%s: %w", o.against, err)
+		} else if len(flags) == 0 {
+			flags = flagsOf(from)
+		}
+	default:
+		from, err = child(ctx, o.against, "run", flags, errOut)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	to, err = child(ctx, self, "run", flags, errOut)
+	return from, to, err
+}
+
+// flagsOf gives the flags with which the scenario of a report is played again, as often.
+func flagsOf(r *report.Report) []string {
+	out := []string{fmt.Sprintf("--repeats=%d", len(r.Repeats))}
+	for _, p := range r.Scenario.List() {
+		out = append(out, "--"+p.Name+"="+p.Value)
+	}
+	return out
+}
+
+// isReport tells a report from a program by its first byte.
+func isReport(name string) bool {
+	f, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	first := make([]byte, 1)
+	_, err = io.ReadFull(f, first)
+	return err == nil && first[0] == '{'
+}
+
+// child has a load tester play a scenario, in a process of its own: neither has the other's garbage.
+func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
+	arguments := append([]string{command, "--output=json"}, flags...)
+	c := exec.CommandContext(ctx, program, arguments...)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = endTime
+	var out bytes.Buffer
+	c.Stdout, c.Stderr = &out, errOut
+	ran := c.Run()
+	if out.Len() == 0 {
+		if ran == nil {
+			ran = errors.New("it printed nothing")
+		}
+		return nil, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
+	}
+	// A run whose check failed has a report all the same, which says so.
+	r, err := report.Read(&out)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", program, command, err)
+	}
+	return r, nil
+}
+
+// present prints a comparison. The error wraps errMissed if something is worse, unless the two are different peers.
+func (o *comparison) present(c *report.Comparison, out io.Writer) error {
+	var err error
+	if o.Output == outputJSON {
+		e := json.NewEncoder(out)
+		e.SetIndent("", "  ")
+		err = e.Encode(struct {
+			Schema string `json:"schema"`
+			*report.Comparison
+		}{comparisonSchema, c})
+	} else {
+		err = c.WriteText(out)
+	}
+	if err := errors.Join(err, o.writePage(c.From, c.To)); err != nil {
+		return err
+	}
+	if !c.From.OK() || !c.To.OK() {
+		return errors.New("a run failed its check, so the comparison means nothing")
+	}
+	if worse := c.Regressed(); len(worse) > 0 && !c.ByPeer() {
+		return fmt.Errorf("%w: %d metrics are worse, for one %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio())
+	}
+	return nil
+}

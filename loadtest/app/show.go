@@ -1,0 +1,69 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+)
+
+func newShowCommand() *cobra.Command {
+	p := &Presentation{}
+	c := &cobra.Command{
+		Use:   "show REPORT.json...",
+		Short: "Print reports that were written with --output=json, and make pages of them",
+		Long: `show prints reports that were written with --output=json, and judges them by --require. With --html it writes one page of all of
+them, in which the others are compared with the first.
+
+It reads the reports of its own schema, ` + report.Schema + `, and says so of others.
+` + exitCodes,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(c *cobra.Command, files []string) error {
+			if err := p.Validate(); err != nil {
+				return err
+			}
+			reports, err := readReports(files)
+			if err != nil {
+				return err
+			}
+			if err := p.writePage(reports...); err != nil {
+				return err
+			}
+			each := *p
+			each.HTML = ""
+			var errs []error
+			for i, r := range reports {
+				if i > 0 && p.Output == outputText {
+					fmt.Fprintln(c.OutOrStdout())
+				}
+				errs = append(errs, each.Present(r, c.OutOrStdout(), c.ErrOrStderr()))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	p.AddFlags(c.Flags())
+	return c
+}
+
+func readReports(files []string) (out []*report.Report, err error) {
+	for _, name := range files {
+		r, err := readReport(name)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+func readReport(name string) (*report.Report, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return report.Read(f)
+}

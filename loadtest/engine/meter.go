@@ -1,0 +1,238 @@
+package engine
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/slicecast/slicecast/loadtest/progress"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/usage"
+	"github.com/slicecast/slicecast/loadtest/worker"
+)
+
+// meter reads what has been used so far, and how things stand.
+type meter struct {
+	stack *stack
+	start time.Time
+
+	mu sync.Mutex // guards what follows, and is held during a reading
+	// gone is what servers had used that were killed.
+	gone    usage.CPU
+	latest  reading
+	recent  *hdrhistogram.Histogram // since the last second
+	last    reading                 // of the last second
+	seconds []report.Second
+	peak    struct{ server, client int64 }
+	phase   string
+
+	shown atomic.Pointer[progress.Status]
+}
+
+func newMeter(s *stack, start time.Time) *meter {
+	m := &meter{stack: s, start: start, recent: report.NewHistogram()}
+	m.shown.Store(&progress.Status{})
+	return m
+}
+
+// reading is how things stand at a moment. Sums are over processes.
+type reading struct {
+	at                         time.Time
+	server, client             usage.CPU
+	machine                    time.Duration
+	serverMemory, clientMemory int64
+	nodes                      worker.Sample
+}
+
+// pids of the processes that distribute; none: they are not known.
+func (m *meter) pids() (out []int) {
+	s := m.stack
+	switch {
+	case s.options.Peer == report.KubeAPIServer && s.control != nil:
+		return []int{s.control.APIServer.PID()}
+	case s.options.ServerPID != 0:
+		return []int{s.options.ServerPID}
+	}
+	for _, one := range s.all() {
+		out = append(out, one.PID())
+	}
+	return out
+}
+
+// read reads everything now.
+func (m *meter) read(ctx context.Context) (reading, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.readLocked(ctx)
+}
+
+func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
+	samples := make([]worker.Sample, len(m.stack.workers))
+	asking, ctx := errgroup.WithContext(ctx)
+	for i, w := range m.stack.workers {
+		asking.Go(func() (err error) {
+			samples[i], err = w.Sample(ctx)
+			return err
+		})
+	}
+	if err := asking.Wait(); err != nil {
+		return r, err
+	}
+	r.at = time.Now()
+	for _, s := range samples {
+		r.nodes.Up += s.Up
+		r.nodes.Reached += s.Reached
+		r.nodes.Applied += s.Applied
+		r.nodes.Owed += s.Owed
+		r.nodes.Planned += s.Planned
+		r.nodes.ReceivedBytes += s.ReceivedBytes
+		r.nodes.SentBytes += s.SentBytes
+		r.nodes.Reconnects += s.Reconnects
+		m.recent.Merge(hdrhistogram.Import(s.Recent))
+	}
+	r.server = m.gone
+	serverPeak, clientPeak := int64(0), int64(0)
+	for _, pid := range m.pids() {
+		c, memory, err := use(pid)
+		if err != nil {
+			return r, err
+		}
+		r.server = r.server.Add(c)
+		r.serverMemory += memory.Resident
+		serverPeak += memory.Peak
+	}
+	for _, w := range m.stack.workers {
+		c, memory, err := use(w.PID())
+		if err != nil {
+			return r, err
+		}
+		r.client = r.client.Add(c)
+		r.clientMemory += memory.Resident
+		clientPeak += memory.Peak
+	}
+	m.peak.server, m.peak.client = max(m.peak.server, serverPeak), max(m.peak.client, clientPeak)
+	if r.machine, err = usage.MachineCPU(); err != nil {
+		return r, err
+	}
+	m.latest = r
+	m.showLocked(r)
+	return r, nil
+}
+
+func use(pid int) (c usage.CPU, m usage.Memory, err error) {
+	if c, err = usage.CPUOf(pid); err != nil {
+		return c, m, err
+	}
+	m, err = usage.MemoryOf(pid)
+	return c, m, err
+}
+
+// kill kills a server, with what it has used in the account.
+func (m *meter) kill(one *server) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, err := usage.CPUOf(one.PID())
+	if err != nil {
+		return err
+	}
+	one.leaving.Store(true)
+	if err := one.Kill(); err != nil {
+		return err
+	}
+	m.gone = m.gone.Add(c)
+	m.stack.remove(one)
+	return nil
+}
+
+// join has a server take part that was started later.
+func (m *meter) join(one *server) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(one.setup.Upstream) == 0 {
+		m.stack.servers = append(m.stack.servers, one)
+	} else {
+		m.stack.relays = append(m.stack.relays, one)
+	}
+}
+
+// servers lists those that have the state from the beginning of the chain.
+func (m *meter) servers() []*server {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.stack.servers)
+}
+
+// run reads every second until the context ends.
+func (m *meter) run(ctx context.Context) {
+	seconds := time.NewTicker(time.Second)
+	defer seconds.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-seconds.C:
+			m.mu.Lock()
+			if r, err := m.readLocked(ctx); err == nil { // whoever waits for the process hears of it
+				m.secondLocked(r)
+			}
+			m.mu.Unlock()
+		}
+	}
+}
+
+func (m *meter) secondLocked(r reading) {
+	before := m.last
+	m.last = r
+	if before.at.IsZero() {
+		return
+	}
+	s := report.Second{
+		At: r.at.Sub(m.start).Seconds(), NodesUp: r.nodes.Up,
+		Sent: since(before.nodes.Owed, r.nodes.Owed), Applied: since(before.nodes.Applied, r.nodes.Applied),
+		ServerCPU:     report.CPUOf(r.server.Sub(before.server)),
+		ReceivedBytes: r.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: r.nodes.SentBytes - before.nodes.SentBytes,
+		ServerMemory: r.serverMemory, ClientMemory: r.clientMemory,
+	}
+	if m.recent.TotalCount() > 0 {
+		millis := func(us int64) float64 { return float64(us) / 1000 }
+		s.P50, s.P99, s.Max = millis(m.recent.ValueAtQuantile(50)), millis(m.recent.ValueAtQuantile(99)), millis(m.recent.Max())
+		m.recent.Reset()
+	}
+	m.seconds = append(m.seconds, s)
+}
+
+// since is the difference of a number that begins anew with each window.
+func since(before, now int64) int64 {
+	if now < before {
+		return now
+	}
+	return now - before
+}
+
+// status is what a progress view shows.
+func (m *meter) status() progress.Status { return *m.shown.Load() }
+
+// enter says what is under way from now on.
+func (m *meter) enter(phase string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.phase = phase
+	m.showLocked(m.latest)
+}
+
+func (m *meter) showLocked(r reading) {
+	s := progress.Status{
+		Phase: m.phase, NodesUp: r.nodes.Reached, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
+		Planned: r.nodes.Planned, Bytes: r.nodes.ReceivedBytes,
+	}
+	if n := len(m.seconds); n > 0 {
+		millis := func(v float64) time.Duration { return time.Duration(v * float64(time.Millisecond)) }
+		s.P50, s.P99 = millis(m.seconds[n-1].P50), millis(m.seconds[n-1].P99)
+	}
+	m.shown.Store(&s)
+}

@@ -1,0 +1,401 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/target"
+	"github.com/slicecast/slicecast/loadtest/usage"
+	"github.com/slicecast/slicecast/loadtest/worker"
+)
+
+const (
+	// leadTime is between the decision for a plan and its first change: enough for all to know of it. Who has to work out
+	// where many pods go needs leadPerPod more for each.
+	leadTime   = 300 * time.Millisecond
+	leadPerPod = 100 * time.Microsecond
+)
+
+// each does something with every worker at the same time.
+func (r *repeat) each(ctx context.Context, do func(ctx context.Context, i int, w *worker.Process) error) error {
+	all, ctx := errgroup.WithContext(ctx)
+	for i, w := range r.stack.workers {
+		all.Go(func() error { return do(ctx, i, w) })
+	}
+	return all.Wait()
+}
+
+// within waits for workers for as long as the run's patience lasts, and says what it was if that does not.
+func (r *repeat) within(ctx context.Context, what string, do func(ctx context.Context, i int, w *worker.Process) error) error {
+	patient, cancel := context.WithTimeout(ctx, r.options.Timeout)
+	defer cancel()
+	err := r.each(patient, do)
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+		return err
+	}
+	for _, w := range r.stack.workers {
+		if name, err := w.Missing(ctx); err == nil && name != "" {
+			what += fmt.Sprintf("; node %s, for one, is behind", name)
+			break
+		}
+	}
+	return fmt.Errorf("%s: not within %v (--timeout; --log-level=info tells more)", what, r.options.Timeout)
+}
+
+// connect has nodes that hold nothing get the state.
+func (r *repeat) connect(ctx context.Context) error {
+	state, err := r.memory(ctx)
+	if err != nil {
+		return err
+	}
+	r.meter.enter("nodes get the state")
+	before, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Run(ctx) }); err != nil {
+		return err
+	}
+	phase, err := r.synced(ctx, "cold sync", report.ColdSync, before)
+	if err != nil {
+		return err
+	}
+	r.result.Phases = append(r.result.Phases, phase)
+	connected, err := r.memory(ctx)
+	if err != nil {
+		return err
+	}
+	if state != nil {
+		r.result.ServerMemory = &report.ServerMemory{State: *state, Connected: *connected}
+	}
+	return nil
+}
+
+// synced waits until all nodes that are waited for have come to the state.
+func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind, before reading) (p report.Phase, err error) {
+	all := make([]worker.Cold, len(r.stack.workers))
+	err = r.within(ctx, "not all nodes come to the state", func(ctx context.Context, i int, w *worker.Process) (err error) {
+		all[i], err = w.Synced(ctx)
+		return err
+	})
+	if err != nil {
+		return p, err
+	}
+	after, err := r.meter.read(ctx)
+	if err != nil {
+		return p, err
+	}
+	p = r.phase(name, kind, before, after)
+	p.ReceivedBytes = 0 // of those only that are waited for, and only until they were there
+	took := report.NewHistogram()
+	for _, c := range all {
+		for _, n := range c.Nodes {
+			p.Updates++
+			p.ReceivedBytes += n.Bytes
+			p.MessageBytes += n.MessageBytes
+			p.MaxNodeBytes = max(p.MaxNodeBytes, n.Bytes)
+			_ = took.RecordValue(min(n.Duration, report.MaxDuration).Microseconds()) // within its range
+		}
+	}
+	p.Latency = report.DistributionOf(took)
+	if kind == report.ColdSync {
+		r.result.State = report.State{Services: all[0].Services, Slices: all[0].Slices, Endpoints: all[0].Endpoints}
+	}
+	return p, nil
+}
+
+// memory counts the memory of the run's own servers, when their state is complete; nil: there are none.
+func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
+	var sum *report.Memory
+	for _, one := range r.stack.all() {
+		m, err := one.Memory(ctx)
+		if err != nil {
+			return nil, err
+		}
+		u, err := usage.MemoryOf(one.PID())
+		if err != nil {
+			return nil, err
+		}
+		if sum == nil {
+			sum = &report.Memory{}
+		}
+		sum.Heap += m.Heap
+		sum.Stacks += m.Stacks
+		sum.Resident += u.Resident
+	}
+	return sum, nil
+}
+
+// phase is what happened between two readings.
+func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading) report.Phase {
+	p := report.Phase{
+		Name: name, Kind: kind, StartSeconds: before.at.Sub(r.result.Start).Seconds(), Seconds: after.at.Sub(before.at).Seconds(),
+		ReceivedBytes: after.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: after.nodes.SentBytes - before.nodes.SentBytes,
+		ClientCPU: report.CPUOf(after.client.Sub(before.client)), Reconnects: after.nodes.Reconnects - before.nodes.Reconnects,
+	}
+	if len(r.meter.pids()) > 0 {
+		p.ServerCPU = new(report.CPUOf(after.server.Sub(before.server)))
+	}
+	return p
+}
+
+// warmUp has endpoints flip, unmeasured in what counts.
+func (r *repeat) warmUp(ctx context.Context) error {
+	if r.stack.cluster == nil {
+		return nil
+	}
+	plan := r.scenario.WarmUpPlan(time.Now().Add(leadTime).Truncate(time.Millisecond))
+	if plan.Count == 0 {
+		return nil
+	}
+	r.meter.enter("warm-up")
+	return r.changes(ctx, "warm-up", report.WarmUp, plan, nil)
+}
+
+// play makes the changes that are measured, or observes, and meanwhile lets happen what the scenario says.
+func (r *repeat) play(ctx context.Context) error {
+	if err := r.collect(ctx, false); err != nil {
+		return err
+	}
+	var event func(context.Context, time.Time) error
+	if r.scenario.Event != scenario.None {
+		event = r.event
+	}
+	switch {
+	case r.stack.cluster == nil:
+		r.meter.enter("the cluster's own changes are observed")
+		if err := r.observe(ctx, event); err != nil {
+			return err
+		}
+	case r.scenario.Change != generate.None:
+		r.meter.enter("changes")
+		lead := leadTime
+		if r.scenario.Change != generate.Flip {
+			lead += time.Duration(r.endpoints()) * leadPerPod
+		}
+		if err := r.changes(ctx, "changes", report.Changes, r.scenario.Plan(time.Now().Add(lead).Truncate(time.Millisecond)), event); err != nil {
+			return err
+		}
+	case event != nil:
+		if err := event(ctx, time.Now()); err != nil {
+			return err
+		}
+	}
+	return r.collect(ctx, true)
+}
+
+// collect has garbage collected as usual, or not at all as long as there is room.
+func (r *repeat) collect(ctx context.Context, on bool) error {
+	return r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Collect(ctx, on) })
+}
+
+// endpoints that the Services that change will have.
+func (r *repeat) endpoints() (n int) {
+	for _, g := range append(r.scenario.Services, r.scenario.Changing...) {
+		n += g.Count * g.Most
+	}
+	return n
+}
+
+// changes has a plan carried out and waits until all nodes have received all of it.
+func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind, plan generate.Plan, event func(context.Context, time.Time) error) error {
+	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, &plan) })
+	if err != nil {
+		return err
+	}
+	before, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	r.stack.plans = append(r.stack.plans, plan)
+	playing, played := errgroup.WithContext(ctx)
+	var lag *generate.Lag
+	playing.Go(func() (err error) {
+		lag, err = r.carryOut(played, plan)
+		return err
+	})
+	if event != nil {
+		playing.Go(func() error { return event(played, plan.Start.Add(r.scenario.At)) })
+	}
+	if err := playing.Wait(); err != nil {
+		return err
+	}
+	got := make([]worker.Received, len(r.stack.workers))
+	err = r.within(ctx, name+": not all updates reach all nodes", func(ctx context.Context, i int, w *worker.Process) (err error) {
+		got[i], err = w.Received(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	after, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := r.received(name, kind, got, before, after)
+	p.Changes, p.Updates = got[0].Changes, int64(got[0].Changes)*int64(r.scenario.Nodes)
+	if lag != nil {
+		p.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
+	}
+	p.Convergence = convergence(got)
+	r.add(p, after.machine-before.machine)
+	return nil
+}
+
+// carryOut has whoever makes the changes carry a plan out, and tells how late that was; nil: nobody is left who knows.
+func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.Lag, error) {
+	if r.stack.writer != nil {
+		lag, err := r.stack.writer.Play(ctx, plan)
+		return &lag, err
+	}
+	servers := r.meter.servers()
+	for _, one := range servers {
+		if err := one.Play(ctx, plan); err != nil {
+			return nil, err
+		}
+	}
+	var worst *generate.Lag
+	for _, one := range servers {
+		lag, err := one.Played(ctx)
+		switch {
+		case err != nil && one.leaving.Load():
+			continue // it was killed; another one, or its next process, has the same plan
+		case err != nil:
+			return nil, err
+		case worst == nil:
+			worst = &lag
+		default:
+			worst = &generate.Lag{P99: max(worst.P99, lag.P99), Max: max(worst.Max, lag.Max)}
+		}
+	}
+	return worst, nil
+}
+
+// observe measures whatever comes.
+func (r *repeat) observe(ctx context.Context, event func(context.Context, time.Time) error) error {
+	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, nil) })
+	if err != nil {
+		return err
+	}
+	before, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	if event != nil {
+		if err := event(ctx, before.at.Add(r.scenario.At)); err != nil {
+			return err
+		}
+	}
+	if err := wait(ctx, before.at.Add(r.scenario.Duration)); err != nil {
+		return err
+	}
+	got := make([]worker.Received, len(r.stack.workers))
+	err = r.each(ctx, func(ctx context.Context, i int, w *worker.Process) (err error) {
+		got[i], err = w.Received(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	after, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	p := r.received("changes", report.Changes, got, before, after)
+	for _, g := range got {
+		p.Updates += g.Objects
+	}
+	r.add(p, after.machine-before.machine)
+	return nil
+}
+
+// wait waits until a time. The error is the context's.
+func wait(ctx context.Context, until time.Time) error {
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// received is a phase in which the state changed.
+func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Received, before, after reading) report.Phase {
+	p := r.phase(name, kind, before, after)
+	ordinary, slow := report.NewHistogram(), report.NewHistogram()
+	for _, g := range got {
+		ordinary.Merge(imported(g.Latencies))
+		slow.Merge(imported(g.Slow))
+	}
+	p.Latency = report.DistributionOf(ordinary)
+	if slow.TotalCount() > 0 {
+		p.SlowLatency = new(report.DistributionOf(slow))
+	}
+	return p
+}
+
+// event is what the scenario says, at its time; it returns when all nodes are back.
+func (r *repeat) event(ctx context.Context, at time.Time) error {
+	if err := wait(ctx, at); err != nil {
+		return err
+	}
+	tier, address := r.meter.servers(), ""
+	if len(r.stack.relays) > 0 {
+		tier = r.stack.relays
+	}
+	var victim *server
+	if r.scenario.Event != scenario.Reconnect {
+		victim = tier[len(tier)-1]
+		address = victim.Address
+	}
+	before, err := r.meter.read(ctx)
+	if err != nil {
+		return err
+	}
+	err = r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error {
+		_, err := w.AwaitSync(ctx, address)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	struck, down := time.Now(), 0.0
+	if victim == nil {
+		err = r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Cut(ctx) })
+	} else {
+		err = r.meter.kill(victim)
+	}
+	if err == nil && r.scenario.Event == scenario.Restart {
+		err = r.restart(ctx, victim.setup)
+		down = time.Since(struck).Seconds()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", r.scenario.Event, err)
+	}
+	p, err := r.synced(ctx, string(r.scenario.Event), report.Resync, before)
+	if err != nil {
+		return err
+	}
+	p.DownSeconds = down
+	p.Reconnects = max(0, p.Reconnects-p.Updates)
+	r.result.Phases = append(r.result.Phases, p)
+	return nil
+}
+
+// restart starts a server that was killed with the state as it is by now.
+func (r *repeat) restart(ctx context.Context, setup target.Setup) error {
+	one := &server{setup: setup}
+	if err := r.stack.startServer(ctx, one); err != nil {
+		return err
+	}
+	r.meter.join(one)
+	return nil
+}

@@ -1,0 +1,165 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/loadtest/fleet"
+	"github.com/slicecast/slicecast/loadtest/progress"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/usage"
+)
+
+// Run plays the scenario of the options as often as it is to be played, and shows in the view how that goes. The error wraps fleet.ErrDiverged if nodes
+// do not hold the true state at the end of a repeat; the report is there all the same, and ends with that repeat.
+func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.View) (*report.Report, error) {
+	machine, err := usage.ThisMachine()
+	if err != nil {
+		return nil, err
+	}
+	out := &report.Report{
+		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server,
+		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: s.Parameters()},
+		Machine:  machine, Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
+		Notes: []string{},
+	}
+	if o.KubeAPIServer != "" && o.KubeAPIServer != Own {
+		out.Server = o.KubeAPIServer
+	}
+	out.Notes = append(out.Notes, remarks(&o)...)
+	for range o.Repeats {
+		r := &repeat{options: &o, scenario: s, view: view, report: out}
+		if err = r.run(ctx); err != nil {
+			break
+		}
+	}
+	view.Set(nil)
+	out.Summarize()
+	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
+		return nil, err
+	}
+	return out, err
+}
+
+// remarks are what readers of any report of such a run have to know.
+func remarks(o *Options) (out []string) {
+	note := func(is bool, text string) {
+		if is {
+			out = append(out, text)
+		}
+	}
+	note(!o.writes(), "the changes are the cluster's own; latencies are from the slices' last-change-trigger-time, as precise as that is and by the "+
+		"clock of who set it")
+	note(o.Peer == report.KubeAPIServer && o.writes(), "the API server's CPU time includes the writes of the changes, but not etcd's; "+
+		"latencies are from when a change was due, its way through etcd included")
+	note(o.Peer == report.KubeAPIServer, "the nodes decode what they get once for all; their CPU time is not a kube-proxy's")
+	note(o.Peer == report.Slicecast && o.KubeAPIServer != "" && o.writes(), "the servers watch an API server, whose own CPU time is not in the "+
+		"figures; latencies are from when a change was due, its way through etcd and the API server included")
+	return out
+}
+
+// repeat is one course of the scenario.
+type repeat struct {
+	options  *Options
+	scenario *scenario.Scenario
+	view     *progress.View
+	report   *report.Report
+
+	stack  *stack
+	meter  *meter
+	result report.Repeat
+}
+
+func (r *repeat) run(ctx context.Context) (err error) {
+	ctx, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
+	start := time.Now()
+	r.result = report.Repeat{Start: start, Notes: []string{}}
+	r.stack = &stack{options: r.options, scenario: r.scenario, lost: lost}
+	defer func() { err = errors.Join(err, r.stack.close()) }()
+	r.meter = newMeter(r.stack, start)
+	r.view.Set(r.meter.status)
+	r.meter.enter("start")
+	if err := r.stack.start(ctx); err != nil {
+		return because(ctx, err)
+	}
+	r.report.Processes, r.report.Versions.KubeAPIServer = len(r.stack.workers), r.stack.kubeVersion
+
+	reading, stop := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.meter.run(reading)
+	}()
+	err = r.course(ctx)
+	stop()
+	<-ended
+	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
+		return because(ctx, err)
+	}
+	r.result.Series = r.meter.seconds
+	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peak.server, r.meter.peak.client
+	r.report.Repeats = append(r.report.Repeats, r.result)
+	return err
+}
+
+// because gives why a context has ended, if it has, and else the error.
+func because(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// course takes the nodes through the scenario.
+func (r *repeat) course(ctx context.Context) error {
+	if err := r.connect(ctx); err != nil {
+		return err
+	}
+	if err := r.warmUp(ctx); err != nil {
+		return err
+	}
+	if err := r.play(ctx); err != nil {
+		return err
+	}
+	if r.scenario.Floor {
+		if err := r.floor(ctx); err != nil {
+			return err
+		}
+	}
+	return r.check(ctx)
+}
+
+// check compares all nodes with the true state.
+func (r *repeat) check(ctx context.Context) error {
+	r.meter.enter("all nodes are compared with the true state")
+	check := &r.result.Check
+	check.Nodes = r.scenario.Nodes
+	for _, w := range r.stack.workers {
+		c, err := w.Check(ctx, r.options.Timeout)
+		if err != nil {
+			return err
+		}
+		check.Shards = c.Shards
+		if c.Wrong != "" {
+			check.Error += c.Wrong
+		}
+	}
+	if check.OK = check.Error == ""; !check.OK {
+		return diverged(check.Error)
+	}
+	return nil
+}
+
+// diverged is fleet.ErrDiverged with what workers have found, which says so itself.
+type diverged string
+
+// Error implements error.
+func (d diverged) Error() string { return string(d) }
+
+// Unwrap gives fleet.ErrDiverged.
+func (diverged) Unwrap() error { return fleet.ErrDiverged }

@@ -1,0 +1,237 @@
+package generate
+
+import (
+	"cmp"
+	"iter"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Kind is what changes.
+type Kind string
+
+// The kinds. Pods are of the Services that change.
+const (
+	// Flip turns an endpoint not ready, or ready again.
+	Flip Kind = "flip"
+	// Roll replaces all pods: new ones get ready, then as many old ones terminate, and go.
+	Roll Kind = "roll"
+	// Drain takes all pods from nodes: they terminate, go, and others are ready elsewhere. It touches all Services.
+	Drain Kind = "drain"
+	// Scale gives Services that have no pods all of theirs.
+	Scale Kind = "scale"
+	// None: nothing does.
+	None Kind = "none"
+)
+
+// handover is between a new pod's being ready and an old one's termination.
+const handover = 100 * time.Millisecond
+
+// Plan says which changes happen when.
+type Plan struct {
+	Kind Kind `json:"kind"`
+	// Schedule is that of endpoints that flip, pods that come, or nodes that are drained. Roll and Scale have all pods come,
+	// whatever its Count.
+	Schedule
+	// Batch is how many pods a sync of the EndpointSlice controller takes in, for Roll and Scale.
+	Batch int `json:"batch"`
+	// Grace is how long a pod terminates.
+	Grace time.Duration `json:"grace"`
+}
+
+// Change is what a sync of the EndpointSlice controller does to one slice.
+type Change struct {
+	// Due is when it has to happen.
+	Due time.Time
+	// Key of the slice.
+	Key model.Key
+	// TriggerMS is the slice's last-change-trigger-time after the change, which travels with it: Due in milliseconds since
+	// 1970, or the next one that the slice has not had, so that slice and time tell which change arrived.
+	TriggerMS int64
+	// Slice as it is then, unless it is removed.
+	Slice   *model.Slice
+	Removed bool
+}
+
+// Play carries a plan out: it makes its changes, in the order in which they are due, each before it is given. It waits for
+// nothing.
+func (g *Cluster) Play(p Plan) iter.Seq[Change] {
+	return func(yield func(Change) bool) {
+		for _, step := range g.steps(p) {
+			for _, c := range step.make(step.due) {
+				if !yield(c) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// step is what happens at one time.
+type step struct {
+	due  time.Time
+	make func(due time.Time) []Change
+}
+
+func (g *Cluster) steps(p Plan) (out []step) {
+	switch p.Kind {
+	case Flip:
+		if len(g.order) == 0 {
+			g.walk()
+		}
+		for i := range p.Count {
+			out = append(out, step{p.Start.Add(p.After(i)), g.flipNext})
+		}
+	case Scale:
+		pods := 0
+		for _, s := range g.changing {
+			for first := 0; first < s.wanted; first += p.Batch {
+				batch := min(p.Batch, s.wanted-first)
+				out = append(out, step{p.Start.Add(p.After(pods)), func(due time.Time) []Change {
+					return changes(s, due, nil, nil, g.pods.some(batch))
+				}})
+				pods += batch
+			}
+		}
+	case Roll:
+		pods := 0
+		for _, s := range g.changing {
+			old := s.addresses()
+			g.random(pods).Shuffle(len(old), func(i, j int) { old[i], old[j] = old[j], old[i] })
+			for batch := range slices.Chunk(old, p.Batch) {
+				due := p.Start.Add(p.After(pods))
+				out = append(out,
+					step{due, func(due time.Time) []Change { return changes(s, due, nil, nil, g.pods.some(len(batch))) }},
+					step{due.Add(handover), func(due time.Time) []Change { return changes(s, due, nil, terminating(batch), nil) }},
+					step{due.Add(handover + p.Grace), func(due time.Time) []Change { return changes(s, due, set(batch), nil, nil) }},
+				)
+				pods += len(batch)
+			}
+		}
+	case Drain:
+		nodes := slices.Clone(g.nodes)
+		g.random(0).Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		for i, node := range nodes[:min(p.Count, len(nodes)/2)] {
+			due := p.Start.Add(p.After(i))
+			out = append(out,
+				step{due, func(due time.Time) []Change { return g.evict(node.Name, due) }},
+				step{due.Add(p.Grace), func(due time.Time) []Change { return g.replace(node.Name, due) }})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b step) int { return a.due.Compare(b.due) })
+	return out
+}
+
+// random is for an order, one of several that follow from the seed.
+func (g *Cluster) random(which int) *rand.Rand {
+	return rand.New(rand.NewPCG(g.config.Seed, 3+uint64(which)))
+}
+
+// flipNext flips the next endpoint in the order, of those that are still there.
+func (g *Cluster) flipNext(due time.Time) []Change {
+	for range g.order {
+		p := g.order[g.flipped%len(g.order)]
+		g.flipped++
+		if p.endpoint < len(p.slice.endpoints) {
+			g.flip(p)
+			return []Change{changed(p.service, p.slice, due)}
+		}
+	}
+	return nil
+}
+
+func (g *Cluster) flip(p place) {
+	c := &p.slice.endpoints[p.endpoint].Conditions
+	c.Ready = !c.Ready
+	c.Serving = c.Ready
+}
+
+// evict has a node's pods terminate, and no others come to it.
+func (g *Cluster) evict(node string, due time.Time) (out []Change) {
+	g.pods.away[node] = struct{}{}
+	for _, s := range g.services {
+		if pods := s.on(node); len(pods) > 0 {
+			out = append(out, changes(s, due, nil, terminating(pods), nil)...)
+		}
+	}
+	return out
+}
+
+// replace has a node's pods go, and others come elsewhere.
+func (g *Cluster) replace(node string, due time.Time) (out []Change) {
+	for _, s := range g.services {
+		if pods := s.on(node); len(pods) > 0 {
+			out = append(out, changes(s, due, set(pods), nil, g.pods.some(len(pods)))...)
+		}
+	}
+	return out
+}
+
+func (p *placement) some(n int) (out []model.Endpoint) {
+	for range n {
+		out = append(out, p.next())
+	}
+	return out
+}
+
+// addresses of a Service's endpoints.
+func (s *service) addresses() (out []netip.Addr) {
+	for _, slice := range s.slices {
+		for i := range slice.endpoints {
+			out = append(out, slice.endpoints[i].Address)
+		}
+	}
+	return out
+}
+
+// on lists the addresses of a Service's endpoints on a node.
+func (s *service) on(node string) (out []netip.Addr) {
+	for _, slice := range s.slices {
+		for i := range slice.endpoints {
+			if e := &slice.endpoints[i]; e.NodeName == node {
+				out = append(out, e.Address)
+			}
+		}
+	}
+	return out
+}
+
+func set(addresses []netip.Addr) map[netip.Addr]struct{} {
+	out := make(map[netip.Addr]struct{}, len(addresses))
+	for _, a := range addresses {
+		out[a] = struct{}{}
+	}
+	return out
+}
+
+// terminating is how pods are that still serve those who have them.
+func terminating(addresses []netip.Addr) map[netip.Addr]model.Conditions {
+	out := make(map[netip.Addr]model.Conditions, len(addresses))
+	for _, a := range addresses {
+		out[a] = model.Conditions{Serving: true, Terminating: true}
+	}
+	return out
+}
+
+// changes is a sync of the controller.
+func changes(s *service, due time.Time, gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions, come []model.Endpoint) (out []Change) {
+	now, removed := s.sync(gone, conditions, come)
+	slices.SortFunc(now, func(a, b *slice) int { return cmp.Compare(a.name, b.name) })
+	for _, slice := range now {
+		out = append(out, changed(s, slice, due))
+	}
+	for _, slice := range removed {
+		out = append(out, Change{Due: due, Key: slice.object(s).Key(), TriggerMS: max(due.UnixMilli(), slice.triggerMS+1), Removed: true})
+	}
+	return out
+}
+
+func changed(s *service, slice *slice, due time.Time) Change {
+	slice.triggerMS = max(due.UnixMilli(), slice.triggerMS+1)
+	o := slice.object(s)
+	return Change{Due: due, Key: o.Key(), TriggerMS: o.LastChangeTriggerTimeMS, Slice: o}
+}

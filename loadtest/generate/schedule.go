@@ -1,0 +1,68 @@
+package generate
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+)
+
+// Schedule says when things happen: Count of them at equal intervals from Start on, whether or not earlier ones have
+// arrived anywhere (an open loop).
+type Schedule struct {
+	// Start is when the first is due.
+	Start time.Time `json:"start"`
+	Count int       `json:"count"`
+	// Rate is how many are due in a second.
+	Rate float64 `json:"rate"`
+}
+
+// After is the time from the schedule's start to so many of its things.
+func (s Schedule) After(count int) time.Duration {
+	return time.Duration(math.Round(float64(count) / s.Rate * float64(time.Second)))
+}
+
+// Follow does what is scheduled when it is due, by its number from 0 on, and tells how late that was. The error is that of
+// do, or the context's.
+func (s Schedule) Follow(ctx context.Context, do func(i int) error) (Lag, error) {
+	var lags Lags
+	for i := range s.Count {
+		if err := lags.Await(ctx, s.Start.Add(s.After(i))); err != nil {
+			return Lag{}, err
+		}
+		if err := do(i); err != nil {
+			return Lag{}, err
+		}
+	}
+	return lags.Lag(), nil
+}
+
+// Lag is how late what a schedule says was done: what the machine owed the schedule.
+type Lag struct {
+	P99 time.Duration `json:"p99"`
+	Max time.Duration `json:"max"`
+}
+
+// Lags collects how late each thing was.
+type Lags struct{ all []time.Duration }
+
+// Await waits until something is due. The error is the context's.
+func (l *Lags) Await(ctx context.Context, due time.Time) error {
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+		l.all = append(l.all, max(0, time.Since(due)))
+	}
+	return ctx.Err() // with both at hand, select takes either
+}
+
+// Lag is what all come to; zero if there was nothing.
+func (l *Lags) Lag() Lag {
+	if len(l.all) == 0 {
+		return Lag{}
+	}
+	slices.Sort(l.all)
+	return Lag{P99: l.all[(len(l.all)-1)*99/100], Max: l.all[len(l.all)-1]}
+}

@@ -1,0 +1,251 @@
+package performance
+
+import (
+	_ "embed"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/template"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/chart"
+)
+
+// What is made of the reports, from the module's root.
+const (
+	PageFile  = "docs/performance.md"
+	ChartFile = "docs/performance.svg"
+)
+
+//go:embed page.md.tmpl
+var pageSource string
+
+// commandList has a line for each report: its name, a colon and the command. make bench runs them.
+//
+//go:embed commands.txt
+var commandList string
+
+// value is a figure in the page.
+type value struct{ report.Spread }
+
+// String writes the figure, with the range of its repeats if they differ.
+func (v value) String() string { return v.Text() }
+
+// functions are what the page's template may call. Each gives an error for what was not measured, so that a figure cannot
+// silently be missing.
+func (m *Measured) functions() template.FuncMap {
+	return template.FuncMap{
+		"fig": func(name, metric string) (value, error) {
+			s, err := m.Figure(name, metric)
+			return value{s}, err
+		},
+		"minus": func(a value, others ...value) (value, error) {
+			out := a.Median
+			for _, o := range others {
+				if o.Unit != a.Unit {
+					return value{}, fmt.Errorf("%q minus %q", a.Unit, o.Unit)
+				}
+				out -= o.Median
+			}
+			return value{report.Spread{Unit: a.Unit, Median: out, Min: out, Max: out}}, nil
+		},
+		"bench": func(name, benchmark, unit string) (string, error) {
+			v, err := m.Bench(name, benchmark, unit)
+			return thousands(v), err
+		},
+		"has": func(names ...string) bool {
+			return !slices.ContainsFunc(names, func(name string) bool { return m.Reports[name] == nil })
+		},
+		"machine": func() (string, error) {
+			return m.common("the machine", func(r *report.Report) string { return r.MachineText() })
+		},
+		"repeats": func() (string, error) {
+			return m.common("the number of repeats", func(r *report.Report) string { return fmt.Sprint(len(r.Repeats)) })
+		},
+		"played":    m.played,
+		"notes":     m.notes,
+		"commands":  m.commands,
+		"endpoints": endpoints,
+		"directory": func() string { return Directory },
+		"list":      func(items ...string) []string { return items },
+	}
+}
+
+// common gives what all reports have in common; a page of reports of several machines would compare what cannot be compared.
+func (m *Measured) common(what string, of func(*report.Report) string) (string, error) {
+	var all []string
+	for _, r := range m.Reports {
+		if s := of(r); !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	if len(all) != 1 {
+		slices.Sort(all)
+		return "", fmt.Errorf("%s is not the same in all reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
+	}
+	return all[0], nil
+}
+
+// thousands writes a number with commas: a bench's values have no unit that could be scaled.
+func thousands(v float64) string {
+	s := report.FormatValue(v, report.Number)
+	whole, fraction, _ := strings.Cut(s, ".")
+	for i := len(whole) - 3; i > 0; i -= 3 {
+		whole = whole[:i] + "," + whole[i:]
+	}
+	if fraction != "" {
+		whole += "." + fraction
+	}
+	return whole
+}
+
+// Command is one that makes a report.
+type Command struct{ Name, Command string }
+
+// Bench tells whether it is a Go benchmark, and not a load test.
+func (c Command) Bench() bool { return strings.HasPrefix(c.Command, "go test ") }
+
+// File is the name of the report's file.
+func (c Command) File() string {
+	if c.Bench() {
+		return c.Name + ".txt"
+	}
+	return c.Name + ".json"
+}
+
+// Commands lists what make bench runs.
+func Commands() (out []Command) {
+	for line := range strings.Lines(commandList) {
+		name, c, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		out = append(out, Command{name, c})
+	}
+	return out
+}
+
+// commands lists those of the reports that there are.
+func (m *Measured) commands() []Command {
+	return slices.DeleteFunc(Commands(), func(c Command) bool { return m.Reports[c.Name] == nil && m.Benches[c.Name] == nil })
+}
+
+// endpoints computes what the headline's rolling update is where nodes get one Endpoints object whole each time that a pod is
+// replaced: the object with all that the endpoints controller writes, in protobuf.
+func endpoints() (string, error) {
+	const pods, nodes = 5000, 3000
+	e := corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headline"}}                            //nolint:staticcheck // it is deprecated, and that is the point
+	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "http", Port: 8080, Protocol: corev1.ProtocolTCP}}} //nolint:staticcheck // as above
+	for i := range pods {
+		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{ //nolint:staticcheck // as above
+			IP: fmt.Sprintf("100.64.%d.%d", i/250, i%250), NodeName: new(fmt.Sprintf("node-%05d", i%nodes)),
+			TargetRef: &corev1.ObjectReference{
+				Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("headline-7d4b9c6f58-%05x", i), UID: "00000000-0000-0000-0000-000000000000",
+			},
+		})
+	}
+	e.Subsets = append(e.Subsets, subset)
+	object := float64(e.Size())
+	all := object * pods * nodes
+	return fmt.Sprintf("%s × %d replaced pods × %d nodes = %s; the announcement has 1.5 MB for the object, and so 22.5 TB",
+		report.FormatValue(object, report.Bytes), pods, nodes, report.FormatValue(all, report.Bytes)), nil
+}
+
+// row is a scenario in the page's table of all that were played.
+type row struct{ Name, Scenario, Peer, Nodes, Latency, Bytes, CPU, Time, Memory string }
+
+// played lists the reports of scenarios, by scenario, nodes and peer.
+func (m *Measured) played() (out []row) {
+	var names []string
+	for name := range m.Reports {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		x, y := m.Reports[a], m.Reports[b]
+		if c := strings.Compare(x.Scenario.Name, y.Scenario.Name); c != 0 {
+			return c
+		}
+		if x.Nodes != y.Nodes {
+			return x.Nodes - y.Nodes
+		}
+		return strings.Compare(string(y.Peer)+b, string(x.Peer)+a)
+	})
+	for _, name := range names {
+		r := m.Reports[name]
+		text := func(metrics ...string) string {
+			var parts []string
+			for _, metric := range metrics {
+				if s, ok := r.Summary[metric]; ok {
+					parts = append(parts, s.Text())
+				}
+			}
+			return strings.Join(parts, " / ")
+		}
+		out = append(out, row{
+			Name: name, Scenario: r.Scenario.Name, Peer: string(r.Peer), Nodes: fmt.Sprint(r.Nodes),
+			Latency: text("p50", "p99"), Bytes: text("bytes-per-update"), CPU: text("cpu-per-update"),
+			Time: text("changes-time", "resync-time"), Memory: text("server-peak"),
+		})
+	}
+	return out
+}
+
+// note is what reports say to readers of their figures.
+type note struct{ Text, Reports string }
+
+// notes lists those of all reports, each once.
+func (m *Measured) notes() (out []note) {
+	of := make(map[string][]string)
+	for _, name := range slices.Sorted(maps.Keys(m.Reports)) {
+		for _, text := range m.Reports[name].AllNotes() {
+			of[text] = append(of[text], "`"+name+"`")
+		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, note{text, strings.Join(of[text], ", ")})
+	}
+	return out
+}
+
+// Page makes docs/performance.md.
+func (m *Measured) Page() (string, error) {
+	t, err := template.New("page").Option("missingkey=error").Funcs(m.functions()).Parse(pageSource)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	if err := t.Execute(&out, nil); err != nil {
+		return "", err
+	}
+	return out.String(), nil
+}
+
+// The two sides of the chart and of the headline.
+const (
+	chartSlicecast = "steady-3000"
+	chartAPIServer = "apiserver-steady-3000"
+)
+
+// Chart makes the chart of README.md: what one change costs with thousands of nodes, beside the API server's watches. Bars of
+// bytes and of CPU time are each as long as their share of the largest.
+func (m *Measured) Chart() (string, error) {
+	const heading = "An endpoint of a slice of 100 flips: what each of 3000 nodes costs"
+	c := chart.Bars{Head: chart.Head{ID: "headline", Title: heading}, Heading: heading}
+	var words []string
+	for _, row := range []struct{ metric, words string }{{"bytes-per-update", "bytes to a node"}, {"cpu-per-update", "server CPU for a node"}} {
+		most := 0.
+		for i, side := range []struct{ name, report string }{{"kube-apiserver", chartAPIServer}, {"Slicecast", chartSlicecast}} {
+			s, err := m.Figure(side.report, row.metric)
+			if err != nil {
+				return "", err
+			}
+			most = max(most, s.Median)
+			text := report.FormatValue(s.Median, s.Unit)
+			c.Bars = append(c.Bars, chart.Bar{Name: row.words + ", " + side.name, Parts: []float64{s.Median / most}, Text: text, Color: 1 - i})
+			words = append(words, fmt.Sprintf("%s, %s: %s", row.words, side.name, text))
+		}
+	}
+	c.Text = strings.Join(words, "; ") + "."
+	return chart.File(c.SVG()), nil
+}

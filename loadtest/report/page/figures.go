@@ -1,0 +1,325 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/chart"
+)
+
+// What values look like in charts and tables.
+func millis(v float64) string  { return report.FormatValue(v, report.Millis) }
+func seconds(v float64) string { return report.FormatValue(v, report.Seconds) }
+func bytes(v float64) string   { return report.FormatValue(v, report.Bytes) }
+func plain(v float64) string   { return fmt.Sprintf("%g", v) }
+
+// figures makes all charts for which there are figures.
+func figures(sides []side) (out []figure) {
+	for _, draw := range []func([]side) (figure, bool){
+		latencyDistribution, latencyOverTime, bytesPerUpdate, cpuPerUpdate, updatesOverTime, cpuOverTime, memoryOverTime, convergence,
+	} {
+		if f, ok := draw(sides); ok {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// percentiles that the distribution's axis names, as shares.
+var percentiles = []struct {
+	share float64
+	text  string
+}{{0.5, "50 %"}, {0.9, "90 %"}, {0.99, "99 %"}, {0.999, "99.9 %"}, {0.9999, "99.99 %"}, {0.99999, "99.999 %"}}
+
+// nines is where a share is on the axis: each nine is as far from the last.
+func nines(share float64) float64 { return -math.Log10(1 - share) }
+
+// latencyOf joins the latencies of all repeats' changes or, without changes, of their syncs.
+func latencyOf(r *report.Report) (report.Distribution, bool) {
+	for _, kind := range []report.PhaseKind{report.Changes, report.Resync, report.ColdSync} {
+		var all []report.Distribution
+		for i := range r.Repeats {
+			for _, p := range r.Repeats[i].Phases {
+				if p.Kind == kind && p.Latency.Count > 0 {
+					all = append(all, p.Latency)
+				}
+			}
+		}
+		if d, err := report.Merge(all...); len(all) > 0 && err == nil {
+			return d, true
+		}
+	}
+	return report.Distribution{}, false
+}
+
+func latencyDistribution(sides []side) (figure, bool) {
+	c := chart.Lines{
+		Head: chart.Head{ID: "distribution"},
+		X:    chart.Axis{Title: "share of the node-updates that took no longer"},
+		Y:    chart.Axis{Title: "latency, logarithmic", Log: true, Format: millis},
+	}
+	t := table{Head: []string{"", "count", "min", "50 %", "90 %", "99 %", "99.9 %", "max"}}
+	var words []string
+	most := int64(0)
+	for _, s := range sides {
+		d, ok := latencyOf(s.Report)
+		if !ok {
+			continue
+		}
+		h, err := d.Decode()
+		if err != nil {
+			continue
+		}
+		l := chart.Line{Name: s.Name}
+		most = max(most, d.Count)
+		// Steps of a tenth of a nine, as far as there are that many values.
+		for x := 0.; x <= math.Log10(float64(d.Count)); x += 0.1 {
+			l.Points = append(l.Points, chart.Point{X: x, Y: float64(h.ValueAtQuantile(100*(1-math.Pow(10, -x)))) / 1000})
+		}
+		c.Lines = append(c.Lines, l)
+		t.Rows = append(t.Rows, []string{
+			s.Name, fmt.Sprint(d.Count), millis(d.Min), millis(d.P50), millis(d.P90), millis(d.P99), millis(d.P999), millis(d.Max),
+		})
+		words = append(words, fmt.Sprintf("%s: half within %s, 99 %% within %s, the longest %s", s.Name, millis(d.P50), millis(d.P99), millis(d.Max)))
+	}
+	if len(c.Lines) == 0 {
+		return figure{}, false
+	}
+	for _, p := range percentiles {
+		if p.share == percentiles[0].share || nines(p.share) <= math.Log10(float64(most)) {
+			c.X.Ticks = append(c.X.Ticks, chart.Tick{At: nines(p.share), Text: p.text})
+		}
+	}
+	c.Title, c.Text = "Latency distribution", strings.Join(words, "; ")+"."
+	return figure{
+		Title: c.Title, Text: "How long node-updates took, by share, all repeats together.", Chart: c.SVG(), Table: t,
+	}, true
+}
+
+// overTime is a chart of the first repeat's seconds, with its phases marked.
+type overTime struct {
+	id, title, text, axis string
+	format                func(float64) string
+	log, binary           bool
+	// lines of one side, by name, in order.
+	lines []line
+}
+
+type line struct {
+	name string
+	of   func(before, s *report.Second) float64
+}
+
+// maxRows is how many rows the table of a chart over time has at most: figures are taken at equal distances.
+const maxRows = 60
+
+func (o overTime) draw(sides []side) (figure, bool) {
+	c := chart.Lines{
+		Head: chart.Head{ID: o.id, Title: o.title}, X: chart.Axis{Title: "seconds", Format: plain}, Y: chart.Axis{Title: o.axis, Log: o.log, Binary: o.binary, Format: o.format},
+	}
+	t := table{Head: []string{"second"}, Long: true}
+	var words []string
+	var longest []report.Second
+	var columns [][]float64
+	for _, s := range sides {
+		if len(s.Report.Repeats) == 0 || len(s.Report.Repeats[0].Series) == 0 {
+			continue
+		}
+		first := &s.Report.Repeats[0]
+		if len(first.Series) > len(longest) {
+			longest = first.Series
+			c.Marks = nil
+			for _, p := range first.Phases {
+				c.Marks = append(c.Marks, chart.Tick{At: p.StartSeconds, Text: p.Name})
+			}
+		}
+		for _, l := range o.lines {
+			name := l.name
+			if len(sides) > 1 {
+				name = strings.TrimSuffix(s.Name+", "+l.name, ", ")
+			}
+			out := chart.Line{Name: name}
+			var column []float64
+			most := 0.
+			for i := range first.Series {
+				before := &report.Second{}
+				if i > 0 {
+					before = &first.Series[i-1]
+				}
+				v := l.of(before, &first.Series[i])
+				out.Points = append(out.Points, chart.Point{X: first.Series[i].At, Y: v})
+				column = append(column, v)
+				most = max(most, v)
+			}
+			if most == 0 {
+				continue
+			}
+			c.Lines, columns = append(c.Lines, out), append(columns, column)
+			t.Head = append(t.Head, name)
+			words = append(words, fmt.Sprintf("%s: at most %s", name, o.format(most)))
+		}
+	}
+	if len(c.Lines) == 0 {
+		return figure{}, false
+	}
+	step := (len(longest) + maxRows - 1) / maxRows
+	for i := 0; i < len(longest); i += step {
+		row := []string{fmt.Sprintf("%.0f", longest[i].At)}
+		for _, column := range columns {
+			if i < len(column) {
+				row = append(row, o.format(column[i]))
+			} else {
+				row = append(row, "")
+			}
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	c.Text = strings.Join(words, "; ") + ". Dotted lines are where phases begin."
+	return figure{Title: o.title, Text: o.text, Chart: c.SVG(), Table: t}, true
+}
+
+func latencyOverTime(sides []side) (figure, bool) {
+	o := overTime{
+		id: "latency", title: "Latency over time", text: "Of what nodes applied in each second of the first repeat.",
+		axis: "latency, logarithmic", format: millis, log: true,
+		lines: []line{
+			{"p50", func(_, s *report.Second) float64 { return s.P50 }},
+			{"p99", func(_, s *report.Second) float64 { return s.P99 }},
+			{"max", func(_, s *report.Second) float64 { return s.Max }},
+		},
+	}
+	if len(sides) > 1 {
+		o.lines = o.lines[1:2] // one line for each
+	}
+	return o.draw(sides)
+}
+
+func updatesOverTime(sides []side) (figure, bool) {
+	rate := func(of func(*report.Second) int64) func(before, s *report.Second) float64 {
+		return func(before, s *report.Second) float64 { return float64(of(s)) / (s.At - before.At) }
+	}
+	return overTime{
+		id: "updates", title: "Node-updates over time", text: "What the source owed to nodes, and what they applied, first repeat.",
+		axis: "node-updates a second", format: func(v float64) string { return report.FormatValue(v, report.Number) },
+		lines: []line{
+			{"owed", rate(func(s *report.Second) int64 { return s.Sent })},
+			{"applied", rate(func(s *report.Second) int64 { return s.Applied })},
+		},
+	}.draw(sides)
+}
+
+func cpuOverTime(sides []side) (figure, bool) {
+	cores := func(of func(report.CPU) float64) func(before, s *report.Second) float64 {
+		return func(before, s *report.Second) float64 { return of(s.ServerCPU) / (s.At - before.At) }
+	}
+	return overTime{
+		id: "cpu", title: "Server CPU over time", text: "Cores in use, first repeat.", axis: "cores",
+		format: func(v float64) string { return fmt.Sprintf("%.2g", v) },
+		lines: []line{
+			{"user", cores(func(c report.CPU) float64 { return c.User })},
+			{"system", cores(func(c report.CPU) float64 { return c.System })},
+		},
+	}.draw(sides)
+}
+
+func memoryOverTime(sides []side) (figure, bool) {
+	return overTime{
+		id: "memory", title: "Memory over time", text: "What processes have in RAM, first repeat.", axis: "bytes in RAM", format: bytes, binary: true,
+		lines: []line{
+			{"server", func(_, s *report.Second) float64 { return float64(s.ServerMemory) }},
+			{"load tester", func(_, s *report.Second) float64 { return float64(s.ClientMemory) }},
+		},
+	}.draw(sides)
+}
+
+// bars is a chart of metrics, a bar for each side. The range is that of a metric which is their sum; empty: there is none.
+func bars(sides []side, id, title, about, ranged string, names []string, of ...string) (figure, bool) {
+	c := chart.Bars{Head: chart.Head{ID: id, Title: title}, Parts: names}
+	t := table{Head: append([]string{""}, names...)}
+	if len(of) > 1 {
+		t.Head = append(t.Head, "together")
+	}
+	var words []string
+	for _, s := range sides {
+		bar := chart.Bar{Name: s.Name}
+		row := []string{s.Name}
+		together := 0.
+		var unit report.Unit
+		for _, name := range of {
+			v, ok := s.Report.Summary[name]
+			if !ok {
+				break
+			}
+			bar.Parts = append(bar.Parts, v.Median)
+			together += v.Median
+			unit = v.Unit
+			row = append(row, v.Text())
+		}
+		if len(bar.Parts) < len(of) {
+			continue
+		}
+		bar.Text = report.FormatValue(together, unit)
+		if r, ok := s.Report.Summary[ranged]; ok {
+			bar.Low, bar.High = r.Min, r.Max
+		}
+		if len(of) > 1 {
+			row = append(row, bar.Text)
+		}
+		c.Bars = append(c.Bars, bar)
+		t.Rows = append(t.Rows, row)
+		words = append(words, s.Name+": "+bar.Text)
+	}
+	if len(c.Bars) == 0 {
+		return figure{}, false
+	}
+	c.Text = strings.Join(words, "; ") + "."
+	return figure{Title: title, Text: about, Chart: c.SVG(), Table: t}, true
+}
+
+func bytesPerUpdate(sides []side) (figure, bool) {
+	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: handshakes apart, all that the connections carry while changes are measured.", "",
+		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
+}
+
+func cpuPerUpdate(sides []side) (figure, bool) {
+	return bars(sides, "cpu-each", "Server CPU a node-update", "By the kernel's accounting, of the processes that distribute.", "cpu-per-update",
+		[]string{"user", "system"}, "cpu-user-per-update", "cpu-system-per-update")
+}
+
+// convergence shows how long until so many nodes had a change: the median over changes, of the first repeat.
+func convergence(sides []side) (figure, bool) {
+	c := chart.Bars{Head: chart.Head{ID: "convergence", Title: "Convergence"}}
+	t := table{Head: []string{"nodes that have it", "median of the changes", "p99", "longest"}}
+	var words []string
+	for _, s := range sides {
+		for i := range s.Report.Repeats[:min(1, len(s.Report.Repeats))] {
+			for _, p := range s.Report.Repeats[i].Phases {
+				if p.Convergence == nil || p.Kind != report.Changes {
+					continue
+				}
+				for _, part := range []struct {
+					name string
+					of   report.Distribution
+				}{{"50 %", p.Convergence.Nodes50}, {"99 %", p.Convergence.Nodes99}, {"all", p.Convergence.Nodes100}} {
+					name := fmt.Sprintf("%s, %s: %s", s.Name, p.Name, part.name)
+					c.Bars = append(c.Bars, chart.Bar{
+						Name: name, Parts: []float64{part.of.P50}, Low: part.of.P50, High: part.of.Max,
+						Text: millis(part.of.P50) + " to " + millis(part.of.Max),
+					})
+					t.Rows = append(t.Rows, []string{name, millis(part.of.P50), millis(part.of.P99), millis(part.of.Max)})
+					words = append(words, name+" "+millis(part.of.P50))
+				}
+			}
+		}
+	}
+	if len(c.Bars) == 0 {
+		return figure{}, false
+	}
+	c.Text = "Median of the changes. " + strings.Join(words, "; ") + "."
+	return figure{
+		Title: c.Title, Text: "From when a change was due until so many nodes had it: the median of the changes, and to the longest. First repeat.",
+		Chart: c.SVG(), Table: t,
+	}, true
+}

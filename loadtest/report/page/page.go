@@ -1,0 +1,203 @@
+// Package page makes of reports one HTML file that needs nothing else, for who reads it in a browser, on paper, on a phone
+// or with a screen reader: charts are drawn in it, and each has its figures in a table beside it.
+package page
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/chart"
+)
+
+//go:embed page.html.tmpl
+var source string
+
+var parsed = template.Must(template.New("page").Parse(source))
+
+// Write writes the page of a report, or of several that show the same scenario: the first is what others are compared with.
+func Write(w io.Writer, reports ...*report.Report) error {
+	p := &content{Style: template.CSS(chart.Style), Title: title(reports)} //nolint:gosec // it is a constant
+	for i, r := range reports {
+		p.Sides = append(p.Sides, side{
+			Name: sideName(reports, i), Report: r, OK: r.OK(), Start: r.Start.UTC().Format(time.RFC3339), Phases: phases(r),
+		})
+	}
+	if len(reports) > 1 {
+		for _, r := range reports[1:] {
+			p.Comparisons = append(p.Comparisons, comparisonOf(reports[0], r))
+		}
+	} else {
+		p.Key = key(reports[0])
+	}
+	p.Tiles = tiles(reports)
+	p.Figures = figures(p.Sides)
+	return parsed.Execute(w, p)
+}
+
+// content is what the template gets.
+type content struct {
+	Style template.CSS
+	Title string
+	Sides []side
+	// Tiles are what one looks at first.
+	Tiles       []keyFigure
+	Key         []keyFigure
+	Comparisons []comparison
+	Figures     []figure
+}
+
+// side is one report.
+type side struct {
+	Name   string
+	Start  string
+	Report *report.Report
+	OK     bool
+	Phases table
+}
+
+// keyFigure is a metric of a single report.
+type keyFigure struct{ Name, Value, Range, Help string }
+
+// comparison is a table of two reports.
+type comparison struct {
+	From, To string
+	Rows     []comparisonRow
+	Notes    []string
+}
+
+type comparisonRow struct {
+	Name, Help, From, To, Ratio, Verdict string
+	P                                    string
+}
+
+// figure is a chart with its figures.
+type figure struct {
+	Title, Text string
+	Chart       template.HTML
+	Table       table
+}
+
+type table struct {
+	Head []string
+	Rows [][]string
+	// Long tables are folded.
+	Long bool
+}
+
+func title(reports []*report.Report) string {
+	var peers []string
+	for _, r := range reports {
+		if !slices.Contains(peers, string(r.Peer)) {
+			peers = append(peers, string(r.Peer))
+		}
+	}
+	return fmt.Sprintf("%s, %d nodes: %s", reports[0].Scenario.Name, reports[0].Nodes, strings.Join(peers, " and "))
+}
+
+// sideName tells a report from the others.
+func sideName(reports []*report.Report, i int) string {
+	r := reports[i]
+	name := string(r.Peer)
+	for j, o := range reports {
+		if j != i && o.Peer == r.Peer {
+			return fmt.Sprintf("%s %s (%d)", name, r.Versions.Slicecast, i+1)
+		}
+	}
+	return name
+}
+
+func key(r *report.Report) (out []keyFigure) {
+	for i := range report.Metrics {
+		m := &report.Metrics[i]
+		s, ok := r.Summary[m.Name]
+		if !ok {
+			continue
+		}
+		out = append(out, keyFigure{Name: m.Name, Value: report.FormatValue(s.Median, s.Unit), Range: s.RangeText(), Help: m.Help})
+	}
+	return out
+}
+
+// first are the metrics that one looks at first, in short words; a scenario has some of them.
+var first = []struct{ metric, words string }{
+	{"p99", "latency of a node-update, p99"},
+	{"bytes-per-update", "a node-update, received"},
+	{"cpu-per-update", "server CPU a node-update"},
+	{"changes-time", "until the last change was everywhere"},
+	{"cold-time", "until the last cold node was in sync"},
+	{"resync-time", "until the last node was back in sync"},
+	{"memory-per-node", "server memory a node"},
+}
+
+// tiles picks these of a report or, of two, how they differ.
+func tiles(reports []*report.Report) (out []keyFigure) {
+	for _, f := range first {
+		a, ok := reports[0].Summary[f.metric]
+		if !ok {
+			continue
+		}
+		tile := keyFigure{Value: report.FormatValue(a.Median, a.Unit), Help: f.words, Range: a.RangeText()}
+		if len(reports) > 1 {
+			b, ok := reports[1].Summary[f.metric]
+			if !ok {
+				continue
+			}
+			change := report.Change{From: a, To: b}
+			tile.Value, tile.Range = change.Ratio(), tile.Value+" → "+report.FormatValue(b.Median, b.Unit)
+		}
+		out = append(out, tile)
+	}
+	return out
+}
+
+// tolerance is the share by which medians may differ without a verdict.
+const tolerance = 0.05
+
+func comparisonOf(from, to *report.Report) comparison {
+	c := report.Compare(from, to, tolerance)
+	out := comparison{Notes: c.Notes}
+	out.From, out.To = c.Names()
+	for i := range c.Changes {
+		ch := &c.Changes[i]
+		row := comparisonRow{
+			Name: ch.Metric.Name, Help: ch.Metric.Help, From: ch.From.Text(), To: ch.To.Text(), Ratio: ch.Ratio(), Verdict: string(ch.Verdict),
+		}
+		if ch.Verdict != report.Unknown {
+			row.P = fmt.Sprintf("p=%.3f", ch.P)
+		}
+		out.Rows = append(out.Rows, row)
+	}
+	return out
+}
+
+// phases lists the phases of all repeats.
+func phases(r *report.Report) table {
+	t := table{
+		Head: []string{"phase", "begins", "takes", "updates", "received", "sent", "server CPU", "user", "system", "load tester CPU", "p50", "p99", "max"},
+		Long: len(r.Repeats) > 1,
+	}
+	for i := range r.Repeats {
+		for _, p := range r.Repeats[i].Phases {
+			name := fmt.Sprintf("%s (%s)", p.Name, p.Kind)
+			if len(r.Repeats) > 1 {
+				name = fmt.Sprintf("repeat %d: %s", i+1, name)
+			}
+			cpu := report.CPU{}
+			if p.ServerCPU != nil {
+				cpu = *p.ServerCPU
+			}
+			t.Rows = append(t.Rows, []string{
+				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
+				seconds(cpu.Total()), seconds(cpu.User), seconds(cpu.System), seconds(p.ClientCPU.Total()),
+				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
+			})
+		}
+	}
+	return t
+}

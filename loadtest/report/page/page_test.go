@@ -1,0 +1,165 @@
+package page_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/page"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
+)
+
+// write makes a page and checks what holds of every one.
+func write(t *testing.T, reports ...*report.Report) (text string, root *html.Node) {
+	t.Helper()
+	var out strings.Builder
+	require.NoError(t, page.Write(&out, reports...))
+	text = out.String()
+	requireWellFormed(t, text)
+	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|url\(|@import|<script|<link|<img|\bsrc=|\bhref=`), text, "it needs nothing else")
+	require.NotContains(t, text, "NaN")
+	require.NotContains(t, text, "Inf")
+	require.NotContains(t, text, "ZgotmplZ", "the template refused a value")
+	root, err := html.Parse(strings.NewReader(text))
+	require.NoError(t, err)
+
+	ids := make(map[string]bool)
+	for n := range root.Descendants() {
+		if id := attribute(n, "id"); id != "" {
+			require.False(t, ids[id], "id %q is there twice", id)
+			ids[id] = true
+		}
+	}
+	for n := range root.Descendants() {
+		for _, id := range strings.Fields(attribute(n, "aria-labelledby")) {
+			require.True(t, ids[id], "nothing has the id %q", id)
+		}
+	}
+	return text, root
+}
+
+// void are the elements without an end.
+var void = map[atom.Atom]bool{atom.Meta: true, atom.Br: true, atom.Hr: true, atom.Input: true}
+
+// requireWellFormed checks that every element ends where it should: a parser would repair it.
+func requireWellFormed(t *testing.T, text string) {
+	t.Helper()
+	var open []string
+	z := html.NewTokenizer(strings.NewReader(text))
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			require.ErrorContains(t, z.Err(), "EOF")
+			require.Empty(t, open)
+			return
+		case html.StartTagToken:
+			if token := z.Token(); !void[token.DataAtom] {
+				open = append(open, token.Data)
+			}
+		case html.EndTagToken:
+			token := z.Token()
+			require.NotEmpty(t, open, "</%s> ends nothing", token.Data)
+			require.Equal(t, open[len(open)-1], token.Data, "ends of elements")
+			open = open[:len(open)-1]
+		case html.TextToken, html.SelfClosingTagToken, html.CommentToken, html.DoctypeToken:
+		}
+	}
+}
+
+func attribute(n *html.Node, name string) string {
+	for _, a := range n.Attr {
+		if a.Key == name {
+			return a.Val
+		}
+	}
+	return ""
+}
+
+// figures gives the page's figures by the titles of their charts.
+func figures(t *testing.T, root *html.Node) map[string]*html.Node {
+	t.Helper()
+	out := make(map[string]*html.Node)
+	for n := range root.Descendants() {
+		if n.DataAtom != atom.Figure {
+			continue
+		}
+		var title, description string
+		tables := 0
+		for d := range n.Descendants() {
+			switch {
+			case d.Data == "svg":
+				require.Equal(t, "img", attribute(d, "role"))
+			case d.Data == "title":
+				title = d.FirstChild.Data
+			case d.Data == "desc":
+				description = d.FirstChild.Data
+			case d.DataAtom == atom.Table:
+				tables++
+			}
+		}
+		require.NotEmpty(t, title)
+		require.NotEmpty(t, description, "%s has no words", title)
+		require.Equal(t, 1, tables, "%s has no figures beside it", title)
+		out[title] = n
+	}
+	return out
+}
+
+func TestPage(t *testing.T) {
+	text, root := write(t, reporttest.Slicecast(3, 1))
+	require.Contains(t, text, "Example &lt;CPU&gt;")
+	require.Contains(t, text, "all nodes ended with the true state")
+	all := figures(t, root)
+	for _, title := range []string{
+		"Latency distribution", "Latency over time", "Bytes a node-update", "Server CPU a node-update", "Node-updates over time",
+		"Server CPU over time", "Memory over time", "Convergence",
+	} {
+		require.Contains(t, all, title)
+	}
+	for i := range report.Metrics {
+		require.Contains(t, text, ">"+report.Metrics[i].Name+"<")
+	}
+}
+
+func TestComparisonPage(t *testing.T) {
+	text, root := write(t, reporttest.APIServer(4), reporttest.Slicecast(4, 1))
+	require.Contains(t, text, "steady, 1000 nodes: kube-apiserver and slicecast")
+	require.Contains(t, text, "5.00 × less")
+	require.Contains(t, text, `<span class="good">better</span> (p=0.029)`)
+	require.Contains(t, figures(t, root), "Latency distribution")
+	text, _ = write(t, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2))
+	require.Contains(t, text, "slicecast v1.0.0 (2)", "sides that are alike are told apart")
+	require.Contains(t, text, `<span class="bad">worse</span>`)
+}
+
+// TestSparsePages has reports that lack what charts are made of.
+func TestSparsePages(t *testing.T) {
+	failed := reporttest.Slicecast(1, 1)
+	failed.Repeats[0].Series = nil
+	failed.Repeats[0].Check = report.Check{Error: "node-00003 <lacks> a shard"}
+	for i := range failed.Repeats[0].Phases {
+		p := &failed.Repeats[0].Phases[i]
+		p.ServerCPU, p.Convergence, p.Latency.Histogram = nil, nil, ""
+	}
+	failed.Summarize()
+	text, root := write(t, failed)
+	require.Contains(t, text, "failed its check")
+	require.Contains(t, text, "node-00003 &lt;lacks&gt; a shard")
+	require.Len(t, figures(t, root), 1, "bytes are all there is")
+
+	empty := reporttest.Slicecast(0, 1)
+	_, root = write(t, empty)
+	require.Empty(t, figures(t, root))
+
+	idle := reporttest.Slicecast(1, 1)
+	for i := range idle.Repeats[0].Series {
+		s := &idle.Repeats[0].Series[i]
+		*s = report.Second{At: s.At}
+	}
+	write(t, idle)
+}

@@ -1,0 +1,298 @@
+package report_test
+
+import (
+	"bytes"
+	"flag"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
+)
+
+var update = flag.Bool("update", false, "write the files in testdata anew")
+
+// golden compares a text with a file in testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := "testdata/" + name
+	if *update {
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(want), got, "run the test with -update if this is how it should be")
+}
+
+func TestText(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, reporttest.Slicecast(3, 1).WriteText(&out))
+	golden(t, "report.txt", out.String())
+	out.Reset()
+	failed := reporttest.APIServer(1)
+	failed.Repeats[0].Check = report.Check{Nodes: 1000, Error: "node-00003 lacks default/web"}
+	failed.Server, failed.Processes = "https://cluster:6443", 2
+	require.False(t, failed.OK())
+	require.NoError(t, failed.WriteText(&out))
+	golden(t, "failed.txt", out.String())
+}
+
+func TestReportIsReadAsItWasWritten(t *testing.T) {
+	r := reporttest.Slicecast(2, 1)
+	var out bytes.Buffer
+	require.NoError(t, r.WriteJSON(&out))
+	text := out.String()
+	read, err := report.Read(&out)
+	require.NoError(t, err)
+	require.True(t, read.OK())
+	var again bytes.Buffer
+	require.NoError(t, read.WriteJSON(&again))
+	require.Equal(t, text, again.String())
+}
+
+func TestOtherSchemasAreRefusedByName(t *testing.T) {
+	for text, message := range map[string]string{
+		`{"schema": "slicecast-loadtest/v1", "churn": {}}`: `its schema is "slicecast-loadtest/v1", and this load tester reads "slicecast-loadtest/v2" only`,
+		`{"schema": "slicecast-loadtest/v3"}`:              `"slicecast-loadtest/v3"`,
+		`{}`:                                               "it names no schema",
+		`[]`:                                               "not a report: ",
+		`{"schema": "slicecast-loadtest/v2", "nodes": "many"}`: "not a report: ",
+		`p99`: "not a report: ",
+	} {
+		_, err := report.Read(strings.NewReader(text))
+		require.ErrorContains(t, err, message, text)
+	}
+}
+
+func TestSchema(t *testing.T) {
+	for name, change := range map[string]struct {
+		make  func(*report.Report)
+		valid bool
+	}{
+		"as it is":          {func(*report.Report) {}, true},
+		"least":             {func(r *report.Report) { *r = report.Report{Schema: report.Schema, Peer: report.Slicecast} }, false},
+		"no repeat":         {func(r *report.Report) { r.Repeats = nil }, true},
+		"unknown peer":      {func(r *report.Report) { r.Peer = "typha" }, false},
+		"other schema":      {func(r *report.Report) { r.Schema = "slicecast-loadtest/v1" }, false},
+		"unknown phase":     {func(r *report.Report) { r.Repeats[0].Phases[0].Kind = "nap" }, false},
+		"a running server":  {func(r *report.Report) { r.Repeats[0].ServerMemory, r.Repeats[0].Phases[0].ServerCPU = nil, nil }, true},
+		"no floor":          {func(r *report.Report) { r.Repeats[0].Floor = nil }, true},
+		"of the API server": {func(r *report.Report) { *r = *reporttest.APIServer(1) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := reporttest.Slicecast(1, 1)
+			change.make(r)
+			var out bytes.Buffer
+			require.NoError(t, r.WriteJSON(&out))
+			err := reporttest.Validate(out.Bytes())
+			if change.valid {
+				require.NoError(t, err)
+			} else {
+				require.Error(t, err)
+			}
+		})
+	}
+}
+
+func TestDistributions(t *testing.T) {
+	a, b := report.NewHistogram(), report.NewHistogram()
+	for i := range int64(1000) {
+		require.NoError(t, a.RecordValue(1000*(i+1)))
+		require.NoError(t, b.RecordValue(1000_000*(i+1)))
+	}
+	d := report.DistributionOf(a)
+	require.EqualValues(t, 1000, d.Count)
+	require.InEpsilon(t, 1, d.Min, 0.002)
+	require.InEpsilon(t, 500, d.P50, 0.002)
+	require.InEpsilon(t, 990, d.P99, 0.002)
+	require.InEpsilon(t, 1000, d.Max, 0.002)
+	merged, err := report.Merge(d, report.DistributionOf(b), report.Distribution{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2000, merged.Count)
+	require.InEpsilon(t, 1000, merged.P50, 0.002)
+	require.InEpsilon(t, 1_000_000, merged.Max, 0.002)
+
+	d.Histogram = ""
+	_, err = report.Merge(d)
+	require.ErrorContains(t, err, "histogram of a distribution", "figures alone cannot be merged")
+	require.Equal(t, report.Distribution{}, report.DistributionOf(report.NewHistogram()))
+}
+
+// summary gives a metric of a report with one repeat.
+func summary(t *testing.T, r *report.Report, name string) float64 {
+	t.Helper()
+	r.Summarize()
+	require.Contains(t, r.Summary, name)
+	return r.Summary[name].Median
+}
+
+func TestMetrics(t *testing.T) {
+	r := reporttest.Slicecast(1, 1)
+	for name, want := range map[string]float64{
+		"bytes-per-update": 110, "sent-bytes-per-update": 11, "cpu-per-update": 14, "cpu-user-per-update": 14. / 3, "changes-time": 20,
+		"changes-cpu": 1.4, "changes-bytes": 11e6, "cold-bytes-per-node": 565_000, "cold-cpu-per-node": 1200, "cold-time": 3,
+		"resync-bytes-per-node": 2500, "resync-cpu-per-node": 600, "resync-time": 5, "source-lag": 1.5, "reconnects": 0,
+		"floor-handshake-cpu": 600, "floor-handshake-bytes": 1986, "floor-cold-cpu": 400, "floor-write-cpu": 9,
+		"memory-per-node": (60<<20 - 16<<20 - 1<<19) / 1000., "server-peak": 120 << 20,
+	} {
+		require.InDelta(t, want, summary(t, r, name), 1e-6*want, name)
+	}
+	for _, m := range report.Metrics {
+		require.Contains(t, r.Summary, m.Name, "the fixture has everything")
+		require.NotEmpty(t, m.Help, m.Name)
+	}
+
+	// A second phase with changes counts as much as the first.
+	more := r.Repeats[0].Phases[2]
+	more.Latency = report.Distribution{Count: 1, P99: 1} // without its histogram
+	r.Repeats[0].Phases = append(r.Repeats[0].Phases, more)
+	require.InDelta(t, 2.8, summary(t, r, "changes-cpu"), 1e-9)
+	require.InDelta(t, 14, summary(t, r, "cpu-per-update"), 1e-9)
+	require.NotContains(t, r.Summary, "p99", "what cannot be merged is unknown")
+
+	// What was not measured is absent.
+	r.Repeats[0].Phases = r.Repeats[0].Phases[:1]
+	r.Repeats[0].Phases[0].ServerCPU = nil
+	r.Summarize()
+	require.Contains(t, r.Summary, "cold-bytes-per-node")
+	for _, name := range []string{"p50", "bytes-per-update", "cpu-per-update", "cold-cpu-per-node", "resync-time", "changes-time"} {
+		require.NotContains(t, r.Summary, name)
+	}
+}
+
+func TestSpread(t *testing.T) {
+	r := reporttest.Slicecast(4, 1)
+	s := r.Summary["cpu-per-update"]
+	require.Len(t, s.Values, 4)
+	require.InDelta(t, 14, s.Min, 1e-9)
+	require.InDelta(t, 14*1.03, s.Max, 1e-9)
+	require.InDelta(t, 14*1.015, s.Median, 1e-9)
+	require.Equal(t, "14.2 µs (14.0 µs to 14.4 µs)", s.Text())
+}
+
+func TestFormatValue(t *testing.T) {
+	for want, v := range map[string]struct {
+		value float64
+		unit  report.Unit
+	}{
+		"0 µs":      {0, report.Millis},
+		"1.50 s":    {1500, report.Millis},
+		"45.3 ms":   {45.311, report.Millis},
+		"13.1 µs":   {13.1333, report.Micros},
+		"2.88 s":    {2.88, report.Seconds},
+		"110 B":     {110, report.Bytes},
+		"14.6 KiB":  {14926, report.Bytes},
+		"20.5 TiB":  {22.5e12, report.Bytes},
+		"-1.00 KiB": {-1024, report.Bytes},
+		"12345":     {12345, report.Number},
+		"0.5":       {0.5, report.Number},
+		"0.000665":  {0.00066489, report.Number},
+		"3":         {3, report.Number},
+	} {
+		require.Equal(t, want, report.FormatValue(v.value, v.unit))
+	}
+}
+
+func TestObjectives(t *testing.T) {
+	r := reporttest.Slicecast(3, 1)
+	for text, kept := range map[string]bool{
+		"cpu-per-update<15us":     true,
+		"cpu-per-update < 0.01ms": false,
+		"cpu-per-update<14.2µs":   false, // kept by the median, and not by the worst
+		"bytes-per-update<1KB":    true,
+		"bytes-per-update<0.1KiB": false,
+		"changes-time<=20s":       true,
+		"changes-time<20s":        false,
+		"changes-time<1m":         true,
+		"reconnects<=0":           true,
+		"reconnects<0":            false,
+	} {
+		o, err := report.ParseObjective(text)
+		require.NoError(t, err)
+		got, why := o.Judge(r)
+		require.Equal(t, kept, got, why)
+		require.Contains(t, why, text)
+	}
+	o, err := report.ParseObjective("p99<1s")
+	require.NoError(t, err)
+	r.Repeats[1].Phases = nil
+	r.Summarize()
+	kept, why := o.Judge(r)
+	require.False(t, kept)
+	require.Contains(t, why, "p99 was not measured in all repeats")
+}
+
+func TestObjectivesSayWhatIsWrong(t *testing.T) {
+	for text, message := range map[string]string{
+		"p99":             "METRIC<VALUE",
+		"p99>250ms":       "METRIC<VALUE",
+		"p99=250ms":       "METRIC<VALUE",
+		"p99<fast":        "METRIC<VALUE",
+		"p99<-1ms":        "METRIC<VALUE",
+		"":                "METRIC<VALUE",
+		"p98<1s":          `there is no metric "p98": use one of p50, p90`,
+		"p99<250":         `"" is no unit of p99`,
+		"p99<250KB":       `"KB" is no unit of p99`,
+		"reconnects<1ms":  `"ms" is no unit of reconnects`,
+		"changes-bytes<1": `"" is no unit of changes-bytes`,
+	} {
+		_, err := report.ParseObjective(text)
+		require.ErrorContains(t, err, message, text)
+	}
+}
+
+func TestCompare(t *testing.T) {
+	find := func(c *report.Comparison, name string) report.Change {
+		for _, ch := range c.Changes {
+			if ch.Metric.Name == name {
+				return ch
+			}
+		}
+		require.Fail(t, "no such metric", name)
+		return report.Change{}
+	}
+	const tolerance = 0.05
+	base := reporttest.Slicecast(5, 1)
+
+	c := report.Compare(base, reporttest.Slicecast(5, 1), tolerance)
+	require.Empty(t, c.Regressed())
+	require.Equal(t, report.Same, find(c, "cpu-per-update").Verdict)
+	require.Equal(t, "the same", new(find(c, "cpu-per-update")).Ratio())
+
+	c = report.Compare(base, reporttest.Slicecast(5, 1.03), tolerance)
+	require.Equal(t, report.Same, find(c, "cpu-per-update").Verdict, "within the tolerance")
+
+	c = report.Compare(base, reporttest.Slicecast(5, 1.2), tolerance)
+	slower := find(c, "cpu-per-update")
+	require.Equal(t, report.Worse, slower.Verdict)
+	require.Less(t, slower.P, 0.01)
+	require.Equal(t, "+20.0 %", slower.Ratio())
+	require.NotEmpty(t, c.Regressed())
+	require.Equal(t, report.Better, find(report.Compare(reporttest.Slicecast(5, 1.2), base, tolerance), "cpu-per-update").Verdict)
+
+	c = report.Compare(reporttest.Slicecast(1, 1), reporttest.Slicecast(1, 10), tolerance)
+	require.Equal(t, report.Unknown, find(c, "cpu-per-update").Verdict, "one repeat each tells nothing")
+	require.Equal(t, "10.0 × more", new(find(c, "cpu-per-update")).Ratio())
+	require.Empty(t, c.Regressed())
+
+	other := reporttest.APIServer(5)
+	other.Scenario.Parameters["seed"] = 2
+	other.Nodes, other.Machine.CPUs = 999, 64
+	other.Repeats[0].Check.OK = false
+	c = report.Compare(other, base, tolerance)
+	require.True(t, c.ByPeer())
+	require.Equal(t, "5.00 × less", new(find(c, "bytes-per-update")).Ratio())
+	notes := strings.Join(c.Notes, "\n")
+	for _, part := range []string{`parameter seed differs: "2" and "1"`, "nodes differ: 999 and 1000", "machines differ", "a check failed"} {
+		require.Contains(t, notes, part)
+	}
+
+	var out strings.Builder
+	require.NoError(t, report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).WriteText(&out))
+	golden(t, "compare.txt", out.String())
+	require.False(t, math.IsNaN(slower.P))
+}

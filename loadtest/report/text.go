@@ -1,0 +1,247 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	t := &text{w: w}
+	t.line("slicecast-loadtest %s, %s", r.Versions.Slicecast, r.Start.UTC().Format(time.RFC3339))
+	t.line("peer            %s", r.PeerText())
+	t.line("machine         %s", r.MachineText())
+	t.line("scenario        %s", strings.TrimSuffix(r.Scenario.Name+": "+r.Scenario.Description, ": "))
+	t.line("parameters      %s", r.ParametersText())
+	nodes := fmt.Sprintf("%d", r.Nodes)
+	if r.Processes > 1 {
+		nodes += fmt.Sprintf(" in %d processes", r.Processes)
+	}
+	t.line("nodes           %s", nodes)
+	if len(r.Repeats) > 0 {
+		s := r.Repeats[0].State
+		t.line("state           %d Services, %d slices, %d endpoints", s.Services, s.Slices, s.Endpoints)
+	}
+	for i := range r.Repeats {
+		if len(r.Repeats) > 1 {
+			t.line("repeat %d of %d", i+1, len(r.Repeats))
+		}
+		r.Repeats[i].writeText(t)
+	}
+	t.line("")
+	if len(r.Repeats) > 1 {
+		t.line("figures         median of %d repeats (least to most)", len(r.Repeats))
+	}
+	for i := range Metrics {
+		m := &Metrics[i]
+		s, ok := r.Summary[m.Name]
+		if !ok {
+			continue
+		}
+		t.cells(m.Name, s.Text(), m.Help)
+	}
+	t.flush()
+	t.line("")
+	for i := range r.Repeats {
+		c := &r.Repeats[i].Check
+		repeat := ""
+		if len(r.Repeats) > 1 {
+			repeat = fmt.Sprintf(", repeat %d", i+1)
+		}
+		switch {
+		case !c.OK:
+			t.line("check           FAILED%s: %s", repeat, c.Error)
+		case c.Shards > 0:
+			t.line("check           all %d shards of all %d nodes hold the true state%s", c.Shards, c.Nodes, repeat)
+		default:
+			t.line("check           all %d nodes hold the true state%s", c.Nodes, repeat)
+		}
+	}
+	for _, n := range r.AllNotes() {
+		t.line("note            %s", n)
+	}
+	return t.err
+}
+
+func (r *Repeat) writeText(t *text) {
+	for i := range r.Phases {
+		p := &r.Phases[i]
+		t.line("phase           %s (%s): %.1fs, %d updates, %s received%s", p.Name, p.Kind, p.Seconds, p.Updates,
+			FormatValue(float64(p.ReceivedBytes), Bytes), p.cpuText())
+		if p.Latency.Count > 0 {
+			t.line("                latency p50 %s, p99 %s, max %s", FormatValue(p.Latency.P50, Millis), FormatValue(p.Latency.P99, Millis),
+				FormatValue(p.Latency.Max, Millis))
+		}
+	}
+}
+
+func (p *Phase) cpuText() string {
+	if p.ServerCPU == nil {
+		return ""
+	}
+	return fmt.Sprintf(", server CPU %s (user %s, system %s)", FormatValue(p.ServerCPU.Total(), Seconds), FormatValue(p.ServerCPU.User, Seconds),
+		FormatValue(p.ServerCPU.System, Seconds))
+}
+
+// PeerText names the peer and, if it was not the run's own, where it is.
+func (r *Report) PeerText() string {
+	out := string(r.Peer)
+	if r.Peer == KubeAPIServer && r.Versions.KubeAPIServer != "" {
+		out += " " + r.Versions.KubeAPIServer
+	}
+	if r.Server != "" {
+		out += " at " + r.Server
+	}
+	return out
+}
+
+// MachineText describes the machine and what the load tester is made with.
+func (r *Report) MachineText() string {
+	m := r.Machine
+	return fmt.Sprintf("%d CPUs %s, %s, Linux %s, %s", m.CPUs, m.CPU, FormatValue(float64(m.Memory), Bytes), m.Kernel, r.Versions.Go)
+}
+
+// ParametersText lists the scenario's parameters.
+func (r *Report) ParametersText() string {
+	out := make([]string, 0, len(r.Scenario.Parameters))
+	for _, p := range r.Scenario.List() {
+		out = append(out, p.Name+"="+p.Value)
+	}
+	return strings.Join(out, " ")
+}
+
+// Parameter is one of a scenario's, for people.
+type Parameter struct{ Name, Value string }
+
+// List lists the parameters by name; what is inside of another one has its name behind a dot.
+func (s Scenario) List() (out []Parameter) {
+	var walk func(prefix string, m map[string]any)
+	walk = func(prefix string, m map[string]any) {
+		for _, name := range slices.Sorted(maps.Keys(m)) {
+			if inner, ok := m[name].(map[string]any); ok {
+				walk(prefix+name+".", inner)
+				continue
+			}
+			value, err := json.Marshal(m[name])
+			if err != nil {
+				value = fmt.Append(nil, m[name]) // what JSON has no form for cannot have come from it
+			}
+			out = append(out, Parameter{prefix + name, strings.Trim(string(value), `"`)})
+		}
+	}
+	walk("", s.Parameters)
+	return out
+}
+
+// AllNotes are those of the run and of its repeats, each once.
+func (r *Report) AllNotes() []string {
+	out := slices.Clone(r.Notes)
+	for i := range r.Repeats {
+		for _, n := range r.Repeats[i].Notes {
+			if !slices.Contains(out, n) {
+				out = append(out, n)
+			}
+		}
+	}
+	return out
+}
+
+// text keeps the first error.
+type text struct {
+	w   io.Writer
+	err error
+	// table holds cells until flush.
+	table *tabwriter.Writer
+}
+
+// cells adds a row to a table, in columns as wide as they need to be.
+func (t *text) cells(cells ...string) {
+	if t.table == nil {
+		const padding = 2
+		t.table = tabwriter.NewWriter(t.w, 0, 0, padding, ' ', 0)
+	}
+	if t.err == nil {
+		_, t.err = fmt.Fprintln(t.table, strings.Join(cells, "\t"))
+	}
+}
+
+// flush ends a table.
+func (t *text) flush() {
+	if t.err == nil && t.table != nil {
+		t.err = t.table.Flush()
+	}
+	t.table = nil
+}
+
+func (t *text) line(format string, args ...any) {
+	if t.err == nil {
+		_, t.err = fmt.Fprintf(t.w, format+"\n", args...)
+	}
+}
+
+// Text is the median and, if repeats differ, the range.
+func (s Spread) Text() string {
+	median := FormatValue(s.Median, s.Unit)
+	if r := s.RangeText(); r != "" {
+		return median + " (" + r + ")"
+	}
+	return median
+}
+
+// RangeText is how far repeats were apart; empty if they were not, as far as it is written.
+func (s Spread) RangeText() string {
+	low, high := FormatValue(s.Min, s.Unit), FormatValue(s.Max, s.Unit)
+	if low == high {
+		return ""
+	}
+	return low + " to " + high
+}
+
+// FormatValue writes a value with three significant digits and a unit of the size that suits it.
+func FormatValue(v float64, unit Unit) string {
+	type scale struct {
+		from float64
+		name string
+	}
+	pick := func(v float64, scales ...scale) string {
+		for _, s := range scales {
+			if math.Abs(v) >= s.from {
+				return digits(v/s.from) + " " + s.name
+			}
+		}
+		last := scales[len(scales)-1]
+		return digits(v/last.from) + " " + last.name
+	}
+	switch unit {
+	case Bytes:
+		return pick(v, scale{1 << 40, "TiB"}, scale{1 << 30, "GiB"}, scale{1 << 20, "MiB"}, scale{1 << 10, "KiB"}, scale{1, "B"})
+	case Seconds, Millis, Micros:
+		seconds := v * map[Unit]float64{Seconds: 1, Millis: 1e-3, Micros: 1e-6}[unit]
+		return pick(seconds, scale{1, "s"}, scale{1e-3, "ms"}, scale{1e-6, "µs"})
+	case Number:
+		if v == math.Trunc(v) {
+			return fmt.Sprintf("%.0f", v)
+		}
+	}
+	return digits(v)
+}
+
+// digits writes three significant digits, and all of what is before the point.
+func digits(v float64) string {
+	switch a := math.Abs(v); {
+	case a == 0 || a >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case a >= 10:
+		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
+	}
+	return fmt.Sprintf("%.3g", v)
+}

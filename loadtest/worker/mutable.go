@@ -1,0 +1,29 @@
+package worker
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+)
+
+// mutable is a logger's handler that drops warnings, and less, while it is muted: thousands of nodes that lose their server
+// because the run has killed it.
+type mutable struct {
+	slog.Handler
+	muted *atomic.Bool
+}
+
+// Enabled implements slog.Handler.
+func (m mutable) Enabled(ctx context.Context, l slog.Level) bool {
+	return (l > slog.LevelWarn || !m.muted.Load()) && m.Handler.Enabled(ctx, l)
+}
+
+// WithAttrs implements slog.Handler.
+func (m mutable) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return mutable{m.Handler.WithAttrs(attrs), m.muted}
+}
+
+// WithGroup implements slog.Handler.
+func (m mutable) WithGroup(name string) slog.Handler {
+	return mutable{m.Handler.WithGroup(name), m.muted}
+}
