@@ -1,7 +1,7 @@
 // Package kubeproxy removes what kube-proxy has left on a node, in any of its modes, when Slicecast has taken its place. It removes
 // nothing else: what is Slicecast's, the kubelet's (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or
-// anybody else's is as before, and connections, which conntrack has the translations of, go on. Only those that kube-proxy's IPVS
-// leads end.
+// anybody else's is as before, and connections, which conntrack has the translations of, go on. Only those end that kube-proxy's IPVS
+// leads, and those of the node's own that come from an address of its device.
 package kubeproxy
 
 import (
@@ -23,7 +23,7 @@ func Cleanup(ctx context.Context) error {
 			"kubectl -n kube-system delete daemonset kube-proxy", where)
 	}
 	return errors.Join(
-		ipvs.CleanupKubeProxy(),
+		ipvs.CleanupKubeProxy(ctx),
 		cleanupIPTables(ctx),
 		cleanupNFTables(),
 		ipvs.CleanupKubeProxySets(), // which the rules of iptables refer to

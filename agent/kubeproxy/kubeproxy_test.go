@@ -3,6 +3,7 @@ package kubeproxy
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -164,7 +165,7 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	mode.Store("nftables")
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/proxyMode" {
-			fmt.Fprint(w, mode.Load())
+			_, _ = io.WriteString(w, mode.Load().(string)) // the client would tell
 		}
 	})}
 	served := make(chan error, 1)

@@ -71,10 +71,6 @@ func takeOver(t *testing.T, mode, programmer string) {
 			return nil
 		})
 	}
-	s := startStream(t, all)
-	var o open
-	defer o.close()
-	o.openAll(t, w.ways(web))
 	out, err := c.cleanup()
 	require.Error(t, err, out)
 	require.Contains(t, out, "kube-proxy runs on this node (process ")
@@ -82,6 +78,10 @@ func takeOver(t *testing.T, mode, programmer string) {
 	require.NoError(t, c.proxy.Stop())
 	left := c.rules(isKubeProxys)
 	require.NotEmpty(t, left)
+	var o open
+	defer o.close()
+	o.openAll(t, w.ways(web))
+	s := startStream(t, all)
 	w.start(programmer, "--node-name="+w.node.Name, "--source=kube", "--kubeconfig="+c.control.Kubeconfig(t, c.control.AdminConfig()))
 	s.RequireSome()
 	require.Equal(t, left, c.rules(isKubeProxys), "nobody has asked")

@@ -1,14 +1,18 @@
 package ipvs
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -23,10 +27,14 @@ var nodePortSets = map[string]model.Protocol{
 	"KUBE-NODE-PORT-TCP": model.TCP, "KUBE-NODE-PORT-UDP": model.UDP, "KUBE-NODE-PORT-SCTP-HASH": model.SCTP,
 }
 
+// settleTime is for connections that are being made.
+const settleTime = 10 * time.Second
+
 // CleanupKubeProxy removes what kube-proxy's IPVS mode has left in IPVS, and its device. Of virtual services these are the ones
 // of the device's addresses and those of its NodePorts, but for what is this package's. A device's address that is a
-// Service's here, too, stays the node's all the time: see isKubeProxys.
-func CleanupKubeProxy() error {
+// Service's here, too, stays the node's all the time: see isKubeProxys. Others do not: so the node's own connections get
+// another source before, and those that are being made some time.
+func CleanupKubeProxy(ctx context.Context) error {
 	if _, err := os.Stat("/proc/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
 		return nil // and asking for IPVS would have it loaded
 	}
@@ -62,6 +70,17 @@ func CleanupKubeProxy() error {
 			return fmt.Errorf("remove kube-proxy's virtual service %v:%d from IPVS: %w", s.Address, s.Port, err)
 		}
 	}
+	if _, err := p.links.LinkByName(Device); err != nil {
+		// kube-proxy leaves it down, and routes want it up.
+		if err := errors.Join(p.links.LinkSetUp(device), preferOtherSources(p.links, device)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(settleTime):
+		}
+	}
 	if err := p.links.LinkDel(device); err != nil {
 		return fmt.Errorf("remove the device %s: %w", KubeProxyDevice, err)
 	}
@@ -79,18 +98,15 @@ func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
 		port     uint16
 	}
 	nodePorts := map[nodePort]bool{}
-	for name, protocol := range nodePortSets {
-		for _, set := range []string{name, strings.Replace(name, kubeProxySets, kubeProxySets+"6-", 1)} {
-			list, err := netlink.IpsetList(set)
-			if err != nil {
-				continue // there is none if there are no such NodePorts
-			}
-			for _, e := range list.Entries {
-				if e.Port != nil {
-					nodePorts[nodePort{protocol, *e.Port}] = true
-				}
+	err = eachIPSet(func(name string, ports []uint16) {
+		if protocol, ok := nodePortSets[strings.Replace(name, kubeProxySets+"6-", kubeProxySets, 1)]; ok {
+			for _, port := range ports {
+				nodePorts[nodePort{protocol, port}] = true
 			}
 		}
+	})
+	if err != nil {
+		return nil, err
 	}
 	ours, err := p.affinityServices()
 	if err != nil {
@@ -137,20 +153,50 @@ func (p *Programmer) isLocal(a netip.Addr) bool {
 
 // CleanupKubeProxySets removes kube-proxy's ipsets, which no rule may refer to any more.
 func CleanupKubeProxySets() error {
-	all, err := netlink.IpsetListAll()
-	if err != nil {
-		return nil //nolint:nilerr // a kernel without ipsets has none
-	}
-	var errs []error
-	seen := map[string]bool{} // a large set comes in parts
-	for _, s := range all {
-		if seen[s.SetName] || !strings.HasPrefix(s.SetName, kubeProxySets) {
-			continue
+	theirs := map[string]bool{}
+	err := eachIPSet(func(name string, _ []uint16) {
+		if strings.HasPrefix(name, kubeProxySets) {
+			theirs[name] = true
 		}
-		seen[s.SetName] = true
-		if err := netlink.IpsetDestroy(s.SetName); err != nil {
-			errs = append(errs, fmt.Errorf("remove the ipset %s: %w", s.SetName, err))
+	})
+	errs := []error{err}
+	for name := range theirs {
+		if err := netlink.IpsetDestroy(name); err != nil {
+			errs = append(errs, fmt.Errorf("remove the ipset %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// eachIPSet calls f with the name of each ipset, and the ports of entries that have one; several times with a large one. A kernel
+// without ipsets has none. (What the library has for it writes to the log.)
+func eachIPSet(f func(name string, ports []uint16)) error {
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, unix.NLM_F_DUMP)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	err := r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
+		var name string
+		var ports []uint16
+		for kind, value := range attributes(message[min(nl.SizeofNfgenmsg, len(message)):]) {
+			switch kind {
+			case nl.IPSET_ATTR_SETNAME:
+				name = nl.BytesToString(value)
+			case nl.IPSET_ATTR_ADT:
+				for _, entry := range attributes(value) {
+					for kind, value := range attributes(entry) {
+						if kind == nl.IPSET_ATTR_PORT && len(value) == 2 {
+							ports = append(ports, binary.BigEndian.Uint16(value))
+						}
+					}
+				}
+			}
+		}
+		f(name, ports)
+		return true
+	})
+	switch {
+	case err == nil, errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return nil
+	}
+	return fmt.Errorf("list ipsets: %w", err)
 }
