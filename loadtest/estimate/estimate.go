@@ -225,6 +225,7 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 	)
 	add("When a node starts, or all do",
 		bytes("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
+		bytes("cold-list-bytes-today", "today, if it gets lists", float64(c.lists.bytes), "each object once, all of them compressed with gzip"),
 		bytes("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
 		bytes("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", size(float64(c.cold)), nodes),
 		bytes("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", size(float64(cold)), nodes),
@@ -238,6 +239,8 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 		"Bytes are what TLS gives to TCP: messages with their frames and records. On the way back there are acks, which are not in the figures.",
 		"Today each node has a kube-proxy that watches Services and EndpointSlices with its own selectors, in protobuf. Its watch of its Node, and other watchers " +
 			"(CoreDNS, ingress controllers), cost the same with Slicecast and are not in the figures.",
+		"A kube-proxy of today streams its lists, as initial events of watches, which are not compressed. One that is older, or whose API server does not stream, gets " +
+			"lists; those of more than 128 KiB are compressed.",
 		"Slicecast is counted without joining changes that come close together, as a server does under load: it sends no more than this.",
 		fmt.Sprintf("CPU of API servers: %s for an event to a watcher, with the writes of the changes in it. Source: %s. There an event had %s; here it has %s in "+
 			"the mean, and smaller ones cost less.", micros(api.value), api.source, size(apiBytes.value), mean),

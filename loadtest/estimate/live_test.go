@@ -56,7 +56,7 @@ func TestCluster(t *testing.T) {
 	c, err := newCount("")
 	require.NoError(t, err)
 	require.NoError(t, l.list(ctx, c))
-	c.begun()
+	require.NoError(t, c.begun())
 
 	// Two flips, a label that no node needs, and a Service's end: each in a watch of its own kind.
 	const slicesEvents, servicesEvents = 3, 1
