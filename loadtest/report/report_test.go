@@ -3,6 +3,7 @@ package report_test
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -295,4 +296,16 @@ func TestCompare(t *testing.T) {
 	require.NoError(t, report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).WriteText(&out))
 	golden(t, "compare.txt", out.String())
 	require.False(t, math.IsNaN(slower.P))
+}
+
+// TestMetricsAreDocumented proves that docs/loadtest.md lists the metrics that there are.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/loadtest.md")
+	require.NoError(t, err)
+	var want strings.Builder
+	for i := range report.Metrics {
+		m := &report.Metrics[i]
+		fmt.Fprintf(&want, "| `%s` | %s | %s |\n", m.Name, m.Unit, m.Help)
+	}
+	require.Contains(t, string(page), "| --- | --- | --- |\n"+want.String()+"\n")
 }
