@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"text/template"
@@ -63,9 +64,7 @@ func (m *Measured) functions() template.FuncMap {
 		"machine": func() (string, error) {
 			return m.common("the machine", func(r *report.Report) string { return r.MachineText() })
 		},
-		"repeats": func() (string, error) {
-			return m.common("the number of repeats", func(r *report.Report) string { return fmt.Sprint(len(r.Repeats)) })
-		},
+		"repeats":   m.repeats,
 		"played":    m.played,
 		"notes":     m.notes,
 		"commands":  m.commands,
@@ -88,6 +87,21 @@ func (m *Measured) common(what string, of func(*report.Report) string) (string, 
 		return "", fmt.Errorf("%s is not the same in all reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
 	}
 	return all[0], nil
+}
+
+// repeats says how often load tests were run.
+func (m *Measured) repeats() string {
+	least, most := math.MaxInt, 0
+	for _, r := range m.Reports {
+		least, most = min(least, len(r.Repeats)), max(most, len(r.Repeats))
+	}
+	switch {
+	case most <= 1:
+		return "One run each, so there is no spread"
+	case least == most:
+		return fmt.Sprintf("%d runs each: the median and, in parentheses, the least and the most", most)
+	}
+	return fmt.Sprintf("%d to %d runs each: the median and, in parentheses, the least and the most", least, most)
 }
 
 // thousands writes a number with commas: a bench's values have no unit that could be scaled.
