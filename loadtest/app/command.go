@@ -31,7 +31,7 @@ server spends on them and how long changes take to reach them.
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
-	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newShowCommand(), newTargetCommand(), newWorkerCommand())
+	c.AddCommand(newRunCommand(), newAPIServerCommand(), newCompareCommand(), newEstimateCommand(), newShowCommand(), newTargetCommand(), newWorkerCommand())
 	return c
 }
 

@@ -39,7 +39,7 @@ one after the other on this machine, and compares what that cost, metric by metr
 --scenario, --nodes and --repeats.
 
 With --against it looks for regressions: what it compares with is then another release's slicecast-loadtest, which is executed with
-the same flags, or a report that was written before. With two reports as arguments it runs nothing.
+the same flags, or a report that was written before, whose scenario is played again if no flags are given. With two reports as arguments it runs nothing.
 
 A verdict takes repeats: from --repeats=4 on, on both sides, a metric is called better or worse if a Mann-Whitney U test at the 5 %
 level says that the repeats differ, and the medians differ by more than --tolerance. Until then, only the figures are told.
@@ -106,6 +106,8 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	case isReport(o.against):
 		if from, err = readReport(o.against); err != nil {
 			err = fmt.Errorf("%s: %w", o.against, err)
+		} else if len(flags) == 0 {
+			flags = flagsOf(from)
 		}
 	default:
 		from, err = child(ctx, o.against, "run", flags, errOut)
@@ -115,6 +117,15 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	}
 	to, err = child(ctx, self, "run", flags, errOut)
 	return from, to, err
+}
+
+// flagsOf gives the flags with which the scenario of a report is played again, as often.
+func flagsOf(r *report.Report) []string {
+	out := []string{fmt.Sprintf("--repeats=%d", len(r.Repeats))}
+	for _, p := range r.Scenario.List() {
+		out = append(out, "--"+p.Name+"="+p.Value)
+	}
+	return out
 }
 
 // isReport tells a report from a program by its first byte.

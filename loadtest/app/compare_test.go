@@ -59,19 +59,29 @@ func TestCompareRuns(t *testing.T) {
 	base := file(t, reporttest.Slicecast(1, 1))
 	release := filepath.Join(dir, "slicecast-loadtest-v1")
 	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\necho \"$*\" >"+dir+"/arguments\ncat "+base+"\n"), 0o700))
-	flags := []string{"--nodes=3", "--services=2", "--endpoints=4", "--large-services=0", "--churn=20", "--duration=500ms", "--warm-up=0s"}
+	flags := []string{"--nodes=3", "--services=2x4", "--changing=", "--rate=20", "--duration=500ms", "--warm-up=0s"}
 	for _, against := range []string{base, release} {
 		code, out, errOut := execute(t, append([]string{"compare", "--against", against, "--"}, flags...)...)
 		require.Zero(t, code, errOut)
 		require.Contains(t, out, "too few repeats to tell")
 		require.Contains(t, out, "the numbers of nodes differ: 1000 and 3")
 	}
+	// Without flags it plays what the report has.
+	r := reporttest.Slicecast(1, 1)
+	var parameters map[string]any
+	require.NoError(t, json.Unmarshal([]byte(`{"nodes": 3, "services": "2x4", "changing": "", "rate": 20, "duration": "500ms", "warm-up": "0s"}`), &parameters))
+	r.Scenario.Parameters, r.Nodes = parameters, 3
+	code, out, errOut := execute(t, "compare", "--against", file(t, r))
+	require.Zero(t, code, errOut)
+	require.NotContains(t, out, "the numbers of nodes differ")
+	require.NotContains(t, out, "the parameter duration differs")
+
 	arguments, err := os.ReadFile(filepath.Join(dir, "arguments"))
 	require.NoError(t, err)
 	require.Equal(t, "run --output=json "+strings.Join(flags, " ")+"\n", string(arguments))
 
 	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\necho broken >&2\nexit 7\n"), 0o700))
-	code, _, errOut := execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
+	code, _, errOut = execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, errOut, "broken\n")
 	require.Contains(t, errOut, "exit status 7; what it said is above")

@@ -26,6 +26,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -57,6 +58,7 @@ func run(t *testing.T, peer report.Peer, flags ...string) *report.Report {
 	t.Helper()
 	var out, progress bytes.Buffer
 	require.NoError(t, Run(t.Context(), options(t, peer, append(flags, "--output=json")...), &out, &progress), "%s", &progress)
+	require.NoError(t, reporttest.Validate(out.Bytes()))
 	r, err := report.Read(&out)
 	require.NoError(t, err)
 	require.Equal(t, peer, r.Peer)

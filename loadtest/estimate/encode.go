@@ -1,8 +1,10 @@
 package estimate
 
 import (
+	"compress/gzip"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -10,52 +12,81 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// What is around each message on a connection. Both sides send short messages one by one as they come, so each is in an
-// HTTP/2 DATA frame (RFC 9113, section 4.1) and a TLS 1.3 record (RFC 8446, section 5.2: header, content type, tag) of its own;
-// long ones take more records, which is some bytes in 16 KiB.
+// What is around each message on a connection. Both sides send messages one by one as they come, so each is in an HTTP/2 DATA
+// frame (RFC 9113, section 4.1) and a TLS 1.3 record (RFC 8446, section 5.2: header, content type, tag) of its own, or in as many as
+// their size takes.
 const (
-	http2Header   = 9
-	tlsRecord     = 5 + 1 + 16
-	grpcPrefix    = 5 // compressed flag and length
-	watchPrefix   = 4 // length of an event
-	envelopeBytes = http2Header + tlsRecord
+	http2Header = 9
+	tlsRecord   = 5 + 1 + 16
+	grpcPrefix  = 5        // compressed flag and length
+	watchPrefix = 4        // length of an event
+	frameSize   = 16 << 10 // what a frame and a record hold, by default
 )
+
+// onConnection is what a message is below TLS.
+func onConnection(message int) int {
+	frames := (message + frameSize - 1) / frameSize
+	return message + frames*(http2Header+tlsRecord)
+}
 
 // protobufSerializer is the API server's for objects: it adds their apiVersion and kind, and a magic number.
 var protobufSerializer = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
-// eventBytes is what a watch event of an object has on a watcher's connection, in protobuf.
-func eventBytes(kind watch.EventType, o runtime.Object) (int, error) {
+// encode gives an object as the API server encodes it in protobuf.
+func encode(o runtime.Object) ([]byte, error) {
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
 	if err != nil {
-		return 0, fmt.Errorf("encode as the API server does: %w", err)
+		return nil, fmt.Errorf("encode as the API server does: %w", err)
 	}
 	o = o.DeepCopyObject()
 	o.GetObjectKind().SetGroupVersionKind(kinds[0])
 	raw, err := runtime.Encode(protobufSerializer, o)
 	if err != nil {
-		return 0, fmt.Errorf("encode as the API server does: %w", err)
+		return nil, fmt.Errorf("encode as the API server does: %w", err)
 	}
+	return raw, nil
+}
+
+// eventBytes is what a watch event with an encoded object has on a watcher's connection, in protobuf.
+func eventBytes(kind watch.EventType, raw []byte) int {
 	event := metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}
-	return event.Size() + watchPrefix + envelopeBytes, nil
+	return onConnection(event.Size() + watchPrefix)
+}
+
+// compressed counts what a list has that is compressed as the API server does it with those of more than 128 KiB: gzip, at the
+// fastest level.
+type compressed struct {
+	gzip  *gzip.Writer
+	bytes int
+}
+
+func newCompressed() *compressed {
+	c := &compressed{}
+	c.gzip, _ = gzip.NewWriterLevel(c, gzip.BestSpeed) // which is a level
+	return c
+}
+
+// Write implements io.Writer, behind the compression.
+func (c *compressed) Write(b []byte) (int, error) {
+	c.bytes += len(b)
+	return len(b), nil
 }
 
 // bookmarkBytes is what a watcher gets when there is nothing else, about once a minute on each of its two watches.
 func bookmarkBytes() (services, slices int, err error) {
 	meta := metav1.ObjectMeta{ResourceVersion: "123456789"} // of a cluster that has been there for a while
-	if services, err = eventBytes(watch.Bookmark, &corev1.Service{ObjectMeta: meta}); err != nil {
+	service, err := encode(&corev1.Service{ObjectMeta: meta})
+	if err != nil {
 		return 0, 0, err
 	}
-	slices, err = eventBytes(watch.Bookmark, &discoveryv1.EndpointSlice{ObjectMeta: meta})
-	return services, slices, err
+	slice, err := encode(&discoveryv1.EndpointSlice{ObjectMeta: meta})
+	return eventBytes(watch.Bookmark, service), eventBytes(watch.Bookmark, slice), err
 }
 
 // updateBytes is what an Update has on a node's connection.
@@ -64,7 +95,7 @@ func updateBytes(u *model.Update) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return len(f) + grpcPrefix + envelopeBytes, nil
+	return onConnection(len(f) + grpcPrefix), nil
 }
 
 // coldBytes is what a node that holds nothing gets of all shards: compressed, as it is sent then.
@@ -81,7 +112,7 @@ func coldBytes(s *store.Store) (out int, err error) {
 		if f, err = wire.Compress(f); err != nil {
 			return 0, err
 		}
-		out += len(f) + grpcPrefix + envelopeBytes
+		out += onConnection(len(f) + grpcPrefix)
 	}
 	return out, nil
 }
@@ -97,5 +128,5 @@ func heartbeatBytes(s *store.Store) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return len(f) + grpcPrefix + envelopeBytes, nil
+	return onConnection(len(f) + grpcPrefix), nil
 }

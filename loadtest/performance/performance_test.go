@@ -12,6 +12,7 @@ import (
 
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
 
 const root = "../.."
@@ -48,6 +49,9 @@ func TestReportsAreGood(t *testing.T) {
 		require.True(t, r.OK(), name)
 		require.NotEmpty(t, r.Summary, name)
 		require.Empty(t, r.Repeats[0].Series, "%s is not trimmed", name)
+		content, err := os.ReadFile(filepath.Join("reports", name+".json"))
+		require.NoError(t, err)
+		require.NoError(t, reporttest.Validate(content), name)
 	}
 	for name := range m.Benches {
 		require.True(t, known[name+".txt"], "no command makes %s", name)

@@ -33,7 +33,7 @@ const (
 
 // Status is how things stand. What is not known is 0 and not shown.
 type Status struct {
-	// Phase is what is under way, in a few words.
+	// Phase is what is under way, in a few words; empty: nothing that is worth a line.
 	Phase string
 	// NodesUp of Nodes have the state.
 	NodesUp, Nodes int
@@ -152,6 +152,9 @@ func (v *View) showLocked(now time.Time) {
 		return
 	}
 	s := v.status()
+	if s.Phase == "" {
+		return
+	}
 	v.ratesLocked(s, now)
 	head, rest := fmt.Sprintf("%5.0fs  %s", now.Sub(v.start).Seconds(), s.Phase), v.fields(s)
 	if v.columns == nil {

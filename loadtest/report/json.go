@@ -1,10 +1,16 @@
 package report
 
 import (
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
 )
+
+// JSONSchema is the JSON Schema of reports, as it is published: made of the types in this package.
+//
+//go:embed schema.json
+var JSONSchema []byte
 
 // maxReport is the most that is read of a report; one of an hour with ten repeats is a tenth of it.
 const maxReport = 256 << 20

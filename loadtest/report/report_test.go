@@ -2,14 +2,13 @@ package report_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"flag"
+	"fmt"
 	"math"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/google/jsonschema-go/jsonschema"
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -70,20 +69,7 @@ func TestOtherSchemasAreRefusedByName(t *testing.T) {
 	}
 }
 
-// schema is the published one.
-func schema(t *testing.T) *jsonschema.Resolved {
-	t.Helper()
-	file, err := os.ReadFile("schema.json")
-	require.NoError(t, err)
-	var s jsonschema.Schema
-	require.NoError(t, json.Unmarshal(file, &s))
-	resolved, err := s.Resolve(nil)
-	require.NoError(t, err)
-	return resolved
-}
-
 func TestSchema(t *testing.T) {
-	s := schema(t)
 	for name, change := range map[string]struct {
 		make  func(*report.Report)
 		valid bool
@@ -103,9 +89,7 @@ func TestSchema(t *testing.T) {
 			change.make(r)
 			var out bytes.Buffer
 			require.NoError(t, r.WriteJSON(&out))
-			var value any
-			require.NoError(t, json.Unmarshal(out.Bytes(), &value))
-			err := s.Validate(value)
+			err := reporttest.Validate(out.Bytes())
 			if change.valid {
 				require.NoError(t, err)
 			} else {
@@ -206,7 +190,9 @@ func TestFormatValue(t *testing.T) {
 		"20.5 TiB":  {22.5e12, report.Bytes},
 		"-1.00 KiB": {-1024, report.Bytes},
 		"12345":     {12345, report.Number},
-		"0.50":      {0.5, report.Number},
+		"0.5":       {0.5, report.Number},
+		"0.000665":  {0.00066489, report.Number},
+		"3":         {3, report.Number},
 	} {
 		require.Equal(t, want, report.FormatValue(v.value, v.unit))
 	}
@@ -310,4 +296,16 @@ func TestCompare(t *testing.T) {
 	require.NoError(t, report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).WriteText(&out))
 	golden(t, "compare.txt", out.String())
 	require.False(t, math.IsNaN(slower.P))
+}
+
+// TestMetricsAreDocumented proves that docs/loadtest.md lists the metrics that there are.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/loadtest.md")
+	require.NoError(t, err)
+	var want strings.Builder
+	for i := range report.Metrics {
+		m := &report.Metrics[i]
+		fmt.Fprintf(&want, "| `%s` | %s | %s |\n", m.Name, m.Unit, m.Help)
+	}
+	require.Contains(t, string(page), "| --- | --- | --- |\n"+want.String()+"\n")
 }

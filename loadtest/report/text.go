@@ -226,6 +226,9 @@ func FormatValue(v float64, unit Unit) string {
 		seconds := v * map[Unit]float64{Seconds: 1, Millis: 1e-3, Micros: 1e-6}[unit]
 		return pick(seconds, scale{1, "s"}, scale{1e-3, "ms"}, scale{1e-6, "µs"})
 	case Number:
+		if v == math.Trunc(v) {
+			return fmt.Sprintf("%.0f", v)
+		}
 	}
 	return digits(v)
 }
@@ -237,6 +240,8 @@ func digits(v float64) string {
 		return fmt.Sprintf("%.0f", v)
 	case a >= 10:
 		return fmt.Sprintf("%.1f", v)
+	case a >= 1:
+		return fmt.Sprintf("%.2f", v)
 	}
-	return fmt.Sprintf("%.2f", v)
+	return fmt.Sprintf("%.3g", v)
 }

@@ -234,8 +234,8 @@ func memoryOverTime(sides []side) (figure, bool) {
 	}.draw(sides)
 }
 
-// bars is a chart of metrics, a bar for each side.
-func bars(sides []side, id, title, about string, names []string, of ...string) (figure, bool) {
+// bars is a chart of metrics, a bar for each side. The range is that of a metric which is their sum; empty: there is none.
+func bars(sides []side, id, title, about, ranged string, names []string, of ...string) (figure, bool) {
 	c := chart.Bars{Head: chart.Head{ID: id, Title: title}, Parts: names}
 	t := table{Head: append([]string{""}, names...)}
 	if len(of) > 1 {
@@ -253,7 +253,6 @@ func bars(sides []side, id, title, about string, names []string, of ...string) (
 				break
 			}
 			bar.Parts = append(bar.Parts, v.Median)
-			bar.Low, bar.High = bar.Low+v.Min, bar.High+v.Max
 			together += v.Median
 			unit = v.Unit
 			row = append(row, v.Text())
@@ -262,6 +261,9 @@ func bars(sides []side, id, title, about string, names []string, of ...string) (
 			continue
 		}
 		bar.Text = report.FormatValue(together, unit)
+		if r, ok := s.Report.Summary[ranged]; ok {
+			bar.Low, bar.High = r.Min, r.Max
+		}
 		if len(of) > 1 {
 			row = append(row, bar.Text)
 		}
@@ -277,12 +279,12 @@ func bars(sides []side, id, title, about string, names []string, of ...string) (
 }
 
 func bytesPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: handshakes apart, all that the connections carry while changes are measured.",
+	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: handshakes apart, all that the connections carry while changes are measured.", "",
 		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
 }
 
 func cpuPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "cpu-each", "Server CPU a node-update", "By the kernel's accounting, of the processes that distribute.",
+	return bars(sides, "cpu-each", "Server CPU a node-update", "By the kernel's accounting, of the processes that distribute.", "cpu-per-update",
 		[]string{"user", "system"}, "cpu-user-per-update", "cpu-system-per-update")
 }
 

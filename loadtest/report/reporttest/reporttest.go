@@ -2,8 +2,11 @@
 package reporttest
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
 
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -13,6 +16,23 @@ const (
 	nodes   = 1000
 	changes = 100
 )
+
+// Validate checks a report in JSON against the published schema.
+func Validate(content []byte) error {
+	var s jsonschema.Schema
+	if err := json.Unmarshal(report.JSONSchema, &s); err != nil {
+		return err
+	}
+	resolved, err := s.Resolve(nil)
+	if err != nil {
+		return err
+	}
+	var value any
+	if err := json.Unmarshal(content, &value); err != nil {
+		return err
+	}
+	return resolved.Validate(value)
+}
 
 // begin is when all of it would have been.
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -1,0 +1,73 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/slicecast/slicecast/internal/daemon"
+	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/loadtest/estimate"
+	"github.com/slicecast/slicecast/loadtest/progress"
+)
+
+func newEstimateCommand() *cobra.Command {
+	var o estimate.Options
+	var log daemon.LogOptions
+	var output string
+	c := &cobra.Command{
+		Use:   "estimate",
+		Short: "Compute what distribution costs a cluster today, and with Slicecast",
+		Long: `estimate reads a cluster's Services and EndpointSlices, watches their changes for a time, and computes what it costs to tell all
+nodes of them: today, with a kube-proxy on each that watches the API server, and with Slicecast. It writes nothing to the cluster; it
+needs to list and watch Services and EndpointSlices, and to list Nodes.
+
+Bytes are those of the cluster's own objects and changes, as an API server and as Slicecast encode them. CPU time is computed with
+what was measured for docs/performance.md. Every figure comes with its arithmetic, and what is assumed is listed.
+
+  slicecast-loadtest estimate --kubeconfig=$HOME/.kube/config --watch=1h
+  slicecast-loadtest estimate --manifests=dump --nodes=5000 --flips-per-second=3
+` + exitCodes,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return usageError{err}
+			}
+			if output != outputText && output != outputJSON {
+				return usageError{fmt.Errorf("--output is %q: use text or json", output)}
+			}
+			view := progress.New(c.ErrOrStderr())
+			logger, err := log.NewLogger(view.Log())
+			if err != nil {
+				return usageError{err}
+			}
+			slog.SetDefault(logger)
+			kube.RouteLogs(logger)
+			e, err := estimated(c.Context(), o, view)
+			if err != nil {
+				return err
+			}
+			if output == outputJSON {
+				return e.WriteJSON(c.OutOrStdout())
+			}
+			return e.WriteText(c.OutOrStdout())
+		},
+	}
+	o.AddFlags(c.Flags())
+	c.Flags().StringVarP(&output, "output", "o", outputText, "form of what is printed: text or json")
+	log.AddFlags(c.Flags())
+	return c
+}
+
+// estimated makes an estimate, with the view alive.
+func estimated(ctx context.Context, o estimate.Options, view *progress.View) (*estimate.Estimate, error) {
+	viewing, stop := context.WithCancel(ctx)
+	var shown sync.WaitGroup
+	shown.Go(func() { view.Run(viewing) })
+	defer shown.Wait()
+	defer stop()
+	return estimate.Run(ctx, o, view)
+}

@@ -1,0 +1,160 @@
+package estimate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+// selector is kube-proxy's for Services and EndpointSlices.
+const selector = "!" + corev1.IsHeadlessService + ",!" + source.LabelServiceProxyName
+
+// cluster is a live one, which is only read.
+type cluster struct {
+	services, slices *cache.ListWatch
+	client           kubernetes.Interface
+	metadata         metadata.Interface
+	// servicesAt and slicesAt are the resource versions of the lists.
+	servicesAt, slicesAt string
+}
+
+func newCluster(config *rest.Config) (*cluster, error) {
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
+	}
+	m, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
+	}
+	listWatch := func(c cache.Getter, resource, fieldSelector string) *cache.ListWatch {
+		return cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
+			o.LabelSelector, o.FieldSelector = selector, fieldSelector
+		})
+	}
+	return &cluster{
+		services: listWatch(client.CoreV1().RESTClient(), "services", fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()),
+		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", ""),
+		client:   client, metadata: m,
+	}, nil
+}
+
+// list takes what is there.
+func (l *cluster) list(ctx context.Context, c *count) (err error) {
+	if l.servicesAt, err = each(ctx, l.services, c.begin); err != nil {
+		return fmt.Errorf("list Services: %w", err)
+	}
+	if l.slicesAt, err = each(ctx, l.slices, c.begin); err != nil {
+		return fmt.Errorf("list EndpointSlices: %w", err)
+	}
+	return nil
+}
+
+// each hands over the objects of a list, page by page, and gives the resource version that they are of.
+func each(ctx context.Context, from *cache.ListWatch, take func(object) error) (resourceVersion string, err error) {
+	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		list, err := from.ListWithContextFunc(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		if l, ok := list.(metav1.ListInterface); ok {
+			resourceVersion = l.GetResourceVersion()
+		}
+		return list, nil
+	})
+	err = p.EachListItem(ctx, metav1.ListOptions{}, func(o runtime.Object) error { return take(o.(object)) })
+	return resourceVersion, err
+}
+
+// nodes counts the nodes, without what is in them.
+func (l *cluster) nodes(ctx context.Context) (n int, err error) {
+	resource := l.metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return resource.List(ctx, o) })
+	err = p.EachListItem(ctx, metav1.ListOptions{}, func(runtime.Object) error { n++; return nil })
+	if err != nil {
+		return 0, fmt.Errorf("count nodes: %w", err)
+	}
+	return n, nil
+}
+
+// apiServers counts the API servers: the endpoints of the Service default/kubernetes.
+func (l *cluster) apiServers(ctx context.Context) (int, error) {
+	const name = "kubernetes"
+	list, err := l.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
+		LabelSelector: discoveryv1.LabelServiceName + "=" + name,
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count API servers: %w", err)
+	}
+	most := 0 // of one family
+	for i := range list.Items {
+		most = max(most, len(list.Items[i].Endpoints))
+	}
+	return max(most, 1), nil
+}
+
+// follow takes what happens for a time; seen hears how many events there were.
+func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) error {
+	var watches [2]*watchtools.RetryWatcher
+	for i, from := range []struct {
+		resourceVersion string
+		watch           *cache.ListWatch
+	}{{l.servicesAt, l.services}, {l.slicesAt, l.slices}} {
+		w, err := watchtools.NewRetryWatcherWithContext(ctx, from.resourceVersion, from.watch)
+		if err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		defer func() {
+			w.Stop()
+			<-w.Done()
+		}()
+		watches[i] = w
+	}
+	start := time.Now()
+	end := time.NewTimer(d)
+	defer end.Stop()
+	for events := 1; ; events++ {
+		var e watch.Event
+		var open bool
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-end.C:
+			c.seconds = time.Since(start).Seconds()
+			return nil
+		case e, open = <-watches[0].ResultChan():
+		case e, open = <-watches[1].ResultChan():
+		}
+		if !open {
+			return errors.Join(errors.New("a watch has ended: the API server cannot go on from the list; run this again"), ctx.Err())
+		}
+		if e.Type == watch.Error {
+			return fmt.Errorf("watch: %w", apierrors.FromObject(e.Object))
+		}
+		o, ok := e.Object.(object)
+		if e.Type == watch.Bookmark || !ok {
+			continue
+		}
+		if err := c.event(e.Type, o); err != nil {
+			return err
+		}
+		seen(events)
+	}
+}

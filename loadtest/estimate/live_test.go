@@ -1,0 +1,135 @@
+package estimate
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/progress"
+)
+
+// TestCluster estimates from a real API server, and compares what it says of events with what the API server sends.
+func TestCluster(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{})
+	client := cp.Client()
+	ctx := t.Context()
+	for i := range 3 {
+		_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i)}}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	services, endpointSlices := client.CoreV1().Services("default"), client.DiscoveryV1().EndpointSlices("default")
+	service, err := services.Create(ctx, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	s, err := endpointSlices.Create(ctx, slice(100), metav1.CreateOptions{})
+	require.NoError(t, err)
+
+	// The API server's own Service comes by itself. It has no endpoint: those on loopback are none.
+	require.Eventually(t, func() bool {
+		_, err := services.Get(ctx, "kubernetes", metav1.GetOptions{})
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
+
+	config := cp.ConfigFor("somebody", "system:masters")
+	l, err := newCluster(config)
+	require.NoError(t, err)
+	nodes, err := l.nodes(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, nodes)
+	apiServers, err := l.apiServers(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 1, apiServers)
+	c, err := newCount("")
+	require.NoError(t, err)
+	require.NoError(t, l.list(ctx, c))
+	require.NoError(t, c.begun())
+
+	// Two flips, a label that no node needs, and a Service's end: each in a watch of its own kind.
+	const slicesEvents, servicesEvents = 3, 1
+	sent := rawWatch(t, config, "/apis/discovery.k8s.io/v1/endpointslices", l.slicesAt, slicesEvents)
+	sentServices := rawWatch(t, config, "/api/v1/services", l.servicesAt, servicesEvents)
+	for i := range 2 {
+		s.Endpoints[i].Conditions.Ready = new(false)
+		s, err = endpointSlices.Update(ctx, s, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	s.Labels["team"] = "a"
+	_, err = endpointSlices.Update(ctx, s, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	require.NoError(t, services.Delete(ctx, service.Name, metav1.DeleteOptions{}))
+
+	following, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	err = l.follow(following, c, time.Hour, func(events int) {
+		if events == slicesEvents+servicesEvents {
+			stop()
+		}
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, slicesEvents, c.slices.events)
+	require.Equal(t, servicesEvents, c.services.events)
+	require.Equal(t, <-sent, c.slices.today, "what the API server sends")
+	require.Equal(t, <-sentServices, c.services.today)
+	require.Equal(t, 2, c.slices.updates)
+	require.Less(t, c.slices.slicecast, 2*200)
+	require.Equal(t, 1, c.services.updates)
+
+	// All of it, without anything that happens.
+	e, err := Run(ctx, Options{Kubeconfig: cp.Kubeconfig(t, config), Watch: 10 * time.Millisecond, Servers: 2}, progress.New(new(bytes.Buffer)))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, value(t, e, "nodes"))
+	require.EqualValues(t, 100, value(t, e, "endpoints"))
+}
+
+// rawWatch gives what so many events of a watch have below TLS, by their bytes as they come.
+func rawWatch(t *testing.T, config *rest.Config, path, resourceVersion string, events int) <-chan int {
+	t.Helper()
+	client, err := rest.HTTPClientFor(config)
+	require.NoError(t, err)
+	query := url.Values{"watch": {"true"}, "labelSelector": {selector}, "resourceVersion": {resourceVersion}}
+	ctx, cancel := context.WithCancel(context.Background())
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
+	require.NoError(t, err)
+	request.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
+	response, err := client.Do(request)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode)
+	sum, ended := make(chan int, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		total := 0
+		for range events {
+			var length [watchPrefix]byte
+			if _, err := io.ReadFull(response.Body, length[:]); err != nil {
+				return
+			}
+			n := int(binary.BigEndian.Uint32(length[:]))
+			if _, err := io.CopyN(io.Discard, response.Body, int64(n)); err != nil {
+				return
+			}
+			total += onConnection(n + watchPrefix)
+		}
+		sum <- total
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		_ = response.Body.Close()
+		client.CloseIdleConnections()
+	})
+	return sum
+}

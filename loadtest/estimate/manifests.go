@@ -1,0 +1,169 @@
+package estimate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+const (
+	// maxManifest is the most that is read of a file.
+	maxManifest = 1 << 30
+	// lookAhead is how much of a file tells whether it is JSON or YAML.
+	lookAhead = 4096
+	// sampleFlips is how many flips are encoded; they stand for all.
+	sampleFlips = 2000
+)
+
+// manifests are a directory's objects that matter.
+type manifests struct {
+	objects []object
+	slices  []*discoveryv1.EndpointSlice
+	nodes   int
+}
+
+// readManifests reads the *.yaml, *.yml and *.json files of a directory, as Slicecast's source does: lists and several documents
+// in a file are fine, and kinds that do not matter are passed over.
+func readManifests(directory string) (*manifests, error) {
+	entries, err := os.ReadDir(directory)
+	if err != nil {
+		return nil, fmt.Errorf("directory of manifests: %w", err)
+	}
+	m := &manifests{}
+	for _, e := range entries {
+		if !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name())) {
+			continue
+		}
+		if err := m.file(filepath.Join(directory, e.Name())); err != nil {
+			return nil, fmt.Errorf("%s: %w", e.Name(), err)
+		}
+	}
+	if len(m.objects) == 0 {
+		return nil, fmt.Errorf("directory of manifests: there is no Service and no EndpointSlice in %s", directory)
+	}
+	return m, nil
+}
+
+func (m *manifests) file(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	d := yaml.NewYAMLOrJSONDecoder(io.LimitReader(f, maxManifest), lookAhead)
+	for {
+		var raw runtime.RawExtension
+		if err := d.Decode(&raw); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if len(raw.Raw) == 0 || string(raw.Raw) == "null" {
+			continue
+		}
+		if err := m.document(raw.Raw); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *manifests) document(raw []byte) error {
+	decoded, _, err := scheme.Codecs.UniversalDeserializer().Decode(raw, nil, nil)
+	if runtime.IsNotRegisteredError(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if list, ok := decoded.(*corev1.List); ok {
+		for _, item := range list.Items {
+			if err := m.document(item.Raw); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if meta.IsListType(decoded) {
+		return meta.EachListItem(decoded, func(o runtime.Object) error { m.take(o); return nil })
+	}
+	m.take(decoded)
+	return nil
+}
+
+func (m *manifests) take(o runtime.Object) {
+	switch o := o.(type) {
+	case *corev1.Node:
+		m.nodes++
+	case *corev1.Service:
+		o.Namespace = namespace(o.Namespace)
+		m.objects = append(m.objects, o)
+	case *discoveryv1.EndpointSlice:
+		o.Namespace = namespace(o.Namespace)
+		m.objects = append(m.objects, o)
+		m.slices = append(m.slices, o)
+	}
+}
+
+func namespace(s string) string {
+	if s == "" {
+		return metav1.NamespaceDefault
+	}
+	return s
+}
+
+// flips has endpoints flip, at random over all, as the EndpointSlice controller writes it: enough of them to stand for a rate of so many a
+// second for a time.
+func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d time.Duration) error {
+	total := 0
+	for _, s := range m.slices {
+		total += len(s.Endpoints)
+	}
+	c.seconds = d.Seconds()
+	wanted := perSecond * d.Seconds()
+	if total == 0 || wanted == 0 {
+		return nil
+	}
+	random := rand.New(rand.NewPCG(1, 1)) // the same endpoints each time
+	at := time.Now().UTC()
+	for range sampleFlips {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := random.IntN(total)
+		i := 0
+		for ; n >= len(m.slices[i].Endpoints); i++ {
+			n -= len(m.slices[i].Endpoints)
+		}
+		s := m.slices[i]
+		conditions := &s.Endpoints[n].Conditions
+		ready := conditions.Ready != nil && !*conditions.Ready
+		conditions.Ready, conditions.Serving = &ready, &ready
+		if s.Annotations == nil {
+			s.Annotations = make(map[string]string)
+		}
+		at = at.Add(time.Second)
+		s.Annotations[corev1.EndpointsLastChangeTriggerTime] = at.Format(time.RFC3339Nano)
+		if err := c.event(watch.Modified, s); err != nil {
+			return err
+		}
+	}
+	f := &c.slices
+	scale := func(v int) int { return int(float64(v) * wanted / sampleFlips) }
+	f.events, f.today, f.slicecast, f.updates = scale(f.events), scale(f.today), scale(f.slicecast), scale(f.updates)
+	return nil
+}
