@@ -57,8 +57,8 @@ type Received struct {
 
 // Sample is how things stand in a worker.
 type Sample struct {
-	// Up nodes have had the state. Of those that are waited for, Reached have it now.
-	Up, Reached int
+	// Up nodes have had the state; Behind ones are waited for to get it.
+	Up, Behind int
 	// Applied, Owed and Planned are the window's Progress; without changes that are expected, Applied is objects.
 	Applied, Owed, Planned int64
 	// Recent are the latencies of what was applied since the last sample.
