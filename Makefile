@@ -39,10 +39,19 @@ test: setup lint verify ## all checks and all tests, under the race detector, as
 bench: build ## measure anew, on a machine that has nothing else to do, and make docs/performance.md of it; reports in bin/bench
 	internal/tools/bench.sh
 
-.PHONY: bench-iptables
-bench-iptables: ## a node's figures beside a real kube-proxy's, on a machine that has nothing else to do; about half an hour
+MODES ?= nftables,iptables-nft,iptables-legacy
+SIZES ?= 1000x50+5000,10000x5
+
+.PHONY: bench-node
+bench-node: ## a node's figures beside a real kube-proxy's, on a machine that has nothing else to do; MODES=nftables SIZES=10000x50 choose
 	mkdir -p bin/bench
-	go test -run '^$$' -bench Node -benchtime 1x -timeout 4h ./loadtest/kubeproxy | tee bin/bench/kubeproxy.txt
+	go test -run '^$$' -bench Node -benchtime 1x -timeout 8h ./loadtest/kubeproxy -kubeproxy.modes=$(MODES) -kubeproxy.sizes=$(SIZES) | tee bin/bench/node.txt
+
+.PHONY: bench-agent
+bench-agent: ## an agent's figures with nftables, without kube-proxy, also in the largest clusters
+	mkdir -p bin/bench
+	go test -run '^$$' -bench Agent -benchtime 1x -timeout 1h ./loadtest/kubeproxy \
+		-kubeproxy.sizes=99x50+50,1000x50+5000,9999x50+50,44124x1+1,5005x49+4766 | tee bin/bench/agent.txt
 
 FUZZTIME ?= 1m
 

@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,10 +14,6 @@ import (
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/health"
-	"github.com/slicecast/slicecast/agent/programmer"
-	"github.com/slicecast/slicecast/agent/programmer/iptables"
-	"github.com/slicecast/slicecast/agent/programmer/nftables"
-	"github.com/slicecast/slicecast/agent/programmer/printer"
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/agent/view"
@@ -68,25 +63,6 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 	return c
 }
 
-func newCleanupCommand() *cobra.Command {
-	var checkpoint string
-	c := &cobra.Command{
-		Use:          "cleanup",
-		Short:        "Remove everything that agents have programmed on this node, and their checkpoint",
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE: func(c *cobra.Command, _ []string) error {
-			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()))
-			if checkpoint != "" {
-				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
-			}
-			return err
-		},
-	}
-	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
-	return c
-}
-
 // feed is where state comes from: client.Client or client.Local.
 type feed interface {
 	reconcile.Reporter
@@ -103,7 +79,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 			return o.named(err)
 		}
 		o.Node.tune(logger)
-		o.routeLocalnet(ctx, logger)
+		o.prepareKernel(ctx, logger)
 		return nil
 	}
 	if err := o.validate(); err != nil {
@@ -117,16 +93,18 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if registry == nil {
 		registry = daemon.NewRegistry()
 	}
+	p, err := o.choose(logger, out)
+	if err != nil {
+		return o.named(err)
+	}
+	p.observe(registry)
+	viewOptions.Schedulers = p.schedulers()
 	cache := client.NewCache()
 	checkpoint, err := o.openCheckpoint(cache, logger, registry)
 	if err != nil {
 		return err
 	}
-	f, err := o.newFeed(cache, logger, registry)
-	if err != nil {
-		return err
-	}
-	p, err := o.newProgrammer(logger, out)
+	f, err := o.newFeed(cache, p.name, logger, registry)
 	if err != nil {
 		return err
 	}
@@ -136,10 +114,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
 	})
 	options := reconcile.Options{
-		Cache: cache, View: view.New(viewOptions), Programmer: p, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
+		Cache: cache, View: view.New(viewOptions), Programmer: p.Programmer, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
 		Logger: logger, Registerer: registry,
 	}
-	if o.Programmer != programmerPrinter { // which leaves the machine alone
+	if p.name != programmerPrinter { // which leaves the machine alone
 		o.Node.tune(logger)
 		options.Flows, options.Health = flows, healthServer
 	}
@@ -151,7 +129,10 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		return err
 	}
 	servers, _ := f.(*client.Client) // nil: standalone
-	if err := o.serveStatus(ctx, g, status.Options{Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r}); err != nil {
+	err = o.serveStatus(ctx, g, status.Options{
+		Programmer: p.name, ProgrammerReason: p.reason, Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r,
+	})
+	if err != nil {
 		return err
 	}
 	if checkpoint != nil {
@@ -161,7 +142,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	g.Go(func() error { r.Run(ctx); return nil })
 	g.Go(func() error { flows.Run(ctx); return nil })
 	g.Go(func() error { healthServer.Run(ctx); return nil })
-	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", o.Programmer, "standalone", o.standalone())
+	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", p.name, "reason", p.reason, "standalone", o.standalone())
 	if err := g.Wait(); err != nil {
 		return err
 	}
@@ -183,7 +164,8 @@ func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, regis
 	return checkpoint, nil
 }
 
-func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (feed, error) {
+// newFeed makes the feed. programmer is what the servers are told.
+func (o *Options) newFeed(cache *client.Cache, programmer string, logger *slog.Logger, registry daemon.Registry) (feed, error) {
 	if o.standalone() {
 		src, err := o.newSource(logger, registry)
 		if err != nil {
@@ -204,7 +186,7 @@ func (o *Options) newFeed(cache *client.Cache, logger *slog.Logger, registry dae
 		return nil, err
 	}
 	return client.New(client.Options{
-		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: o.Programmer, DialOptions: dial,
+		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: programmer, DialOptions: dial,
 		Cache: cache, Observe: observer(logger, cache), Logger: logger, Registerer: registry,
 	}), nil
 }
@@ -218,34 +200,6 @@ func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (sour
 		return nil, err
 	}
 	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
-}
-
-func (o *Options) newProgrammer(logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
-	switch o.Programmer {
-	case programmerPrinter:
-		return printer.New(out), nil
-	case programmerNFTables:
-		return nftables.New(nftables.Options{MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger})
-	}
-	return iptables.New(o.iptables(logger))
-}
-
-func (o *Options) iptables(logger *slog.Logger) iptables.Options {
-	return iptables.Options{
-		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
-	}
-}
-
-// routeLocalnet makes the kernel ready for NodePorts on loopback addresses, where there will be such.
-func (o *Options) routeLocalnet(ctx context.Context, logger *slog.Logger) {
-	v, err := o.Node.view(o.NodeName)
-	// Without the Node object a view takes primary for all addresses, but loopback ones are never primary.
-	if err != nil || o.Programmer != programmerIPTables || v.NodePortPrimary || !view.New(v).State().Node.LocalhostNodePorts {
-		return
-	}
-	if err := iptables.RouteLocalnet(ctx, o.iptables(logger)); err != nil {
-		logger.Error("NodePorts on loopback addresses will not work; all else does", "err", err)
-	}
 }
 
 // serveMetrics serves metrics, where asked for.

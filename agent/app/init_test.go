@@ -21,21 +21,25 @@ func TestInitOnly(t *testing.T) {
 		"--iptables-localhost-nodeports --programmer=printer":                                  false,
 		"--iptables-localhost-nodeports=false --nodeport-addresses=127.0.0.0/8,192.168.0.0/16": false,
 	} {
-		t.Run(args, func(t *testing.T) {
-			node := testenv.NewNetwork(t).AddNode("a")
-			o := parse(t, append(strings.Fields(args), "--init-only", "--conntrack-max-per-core=0", "--iptables-variant=nft")...)
-			require.NoError(t, node.Do(func() error { return Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard) }))
-			localnet, err := node.Run(t.Context(), "cat", "/proc/sys/net/ipv4/conf/all/route_localnet")
-			require.NoError(t, err)
-			rules, err := node.Run(t.Context(), "iptables-nft-save", "-t", "filter")
-			require.NoError(t, err)
-			if ready {
-				require.Equal(t, "1", strings.TrimSpace(localnet))
-				require.Contains(t, rules, "-A INPUT -d 127.0.0.0/8 ! -i lo -j SLICECAST-LOCALNET\n")
-			} else {
-				require.Equal(t, "0", strings.TrimSpace(localnet))
-				require.NotContains(t, rules, "SLICECAST")
-			}
-		})
+		for programmer, guard := range map[string]string{"iptables": "jump SLICECAST-LOCALNET", "auto": "chain guard-loopback {"} {
+			t.Run(programmer+" "+args, func(t *testing.T) {
+				node := testenv.NewNetwork(t).AddNode("a")
+				o := parse(t, append([]string{
+					"--programmer=" + programmer, "--init-only", "--conntrack-max-per-core=0", "--iptables-variant=nft",
+				}, strings.Fields(args)...)...)
+				require.NoError(t, node.Do(func() error { return Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard) }))
+				localnet, err := node.Run(t.Context(), "cat", "/proc/sys/net/ipv4/conf/all/route_localnet")
+				require.NoError(t, err)
+				rules, err := node.Run(t.Context(), "nft", "list", "ruleset")
+				require.NoError(t, err)
+				if ready {
+					require.Equal(t, "1", strings.TrimSpace(localnet))
+					require.Contains(t, rules, guard)
+				} else {
+					require.Equal(t, "0", strings.TrimSpace(localnet))
+					require.Empty(t, strings.TrimSpace(rules))
+				}
+			})
+		}
 	}
 }

@@ -34,8 +34,12 @@ func TestWhatIsMigratedIsTaken(t *testing.T) {
 	}
 	iptables := maps.Clone(mode)
 	iptables["localhostNodePorts"] = yesOrNo
+	ipvs := map[string]*rapid.Generator[any]{
+		"minSyncPeriod": mode["minSyncPeriod"], "syncPeriod": mode["syncPeriod"], "strictARP": yesOrNo, "excludeCIDRs": some([]string{"10.0.0.0/8"}),
+		"scheduler": some("", "rr", "wlc", "mh"), "tcpTimeout": duration(time.Hour), "tcpFinTimeout": duration(3 * time.Second), "udpTimeout": duration(3 * time.Second),
+	}
 	fields := map[string]*rapid.Generator[any]{
-		"mode": some("", "iptables", "ipvs", "nftables"), "iptables": section(iptables), "ipvs": section(mode), "nftables": section(mode),
+		"mode": some("", "iptables", "ipvs", "nftables"), "iptables": section(iptables), "ipvs": section(ipvs), "nftables": section(mode),
 		"detectLocalMode": some("", "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"),
 		"clusterCIDR":     some("", "10.0.0.0/8", "10.0.0.0/8,fd00::/48"), "hostnameOverride": some("", " Node-1 "),
 		"bindAddress": some("", "::", "0.0.0.0", "192.168.0.2"), "healthzBindAddress": some("", "0.0.0.0", "::1", "[::1]:1", ":10256", "127.0.0.1:2"),

@@ -48,7 +48,7 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 		"for --detect-local-mode=InterfaceNamePrefix: what the names of the interfaces begin with that pods' traffic comes in by")
 
 	fs.BoolVar(&o.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs, that of pods too")
-	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31")
+	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31; with --programmer=ipvs, of conntrack's mark")
 	fs.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
 		"where NodePorts are: CIDRs, for the node's addresses in them (an IP family without any is not restricted), or primary, for the first InternalIP of each family in the Node's status; the default is primary")
 	localhost := fs.VarPF(optional{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",

@@ -11,22 +11,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 )
-
-// Names of the programmers.
-const (
-	programmerIPTables = "iptables"
-	programmerNFTables = "nftables"
-	programmerPrinter  = "printer"
-)
-
-// iptablesVariants are the values of --iptables-variant.
-var iptablesVariants = map[string]iptables.Variant{
-	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
-}
 
 // Options are the agent's flags. The zero value is not usable: AddFlags sets the defaults.
 type Options struct {
@@ -52,9 +39,11 @@ type Options struct {
 	ClientKeyFile     string
 	InsecurePlaintext bool
 
-	Programmer      string
-	IPTablesVariant string
-	Node            NodeOptions
+	Programmer         string
+	ProgrammerFallback bool
+	IPTablesVariant    string
+	IPVS               IPVSOptions
+	Node               NodeOptions
 
 	StatusSocket        string
 	HealthzAddresses    []string
@@ -79,7 +68,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MigrateFile, "migrate-config", "",
 		"kube-proxy's configuration file (- for standard input), to make one for --config of: it is written to standard output, what could not be carried over is named, and that is all")
 	fs.BoolVar(&o.InitOnly, "init-only", false,
-		"make the settings of the kernel that are asked for (connection tracking, NodePorts on loopback addresses), which takes a privileged container, and end")
+		"make the settings of the kernel that are asked for (connection tracking, NodePorts on loopback addresses, IPVS), which takes a privileged container, and end")
 	fs.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"),
 		"name of this machine's Node; the default is $NODE_NAME, else the host name in lower case")
 
@@ -104,8 +93,13 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "talk to the server without TLS: anyone on the path can read and redirect traffic")
 
-	fs.StringVar(&o.Programmer, "programmer", programmerIPTables, "what to program: iptables, nftables, or printer, which only prints")
+	fs.StringVar(&o.Programmer, "programmer", programmerAuto,
+		"what to program: nftables, iptables or ipvs; auto, which is nftables where the kernel has it and else iptables; or printer, which only prints. "+
+			"What another one has left on the node is removed when all is programmed")
+	fs.BoolVar(&o.ProgrammerFallback, "programmer-fallback", true,
+		"where the kernel lacks what --programmer needs, use the next one of ipvs, nftables, iptables; the log, metrics and status say why. If false, that is an error")
 	fs.StringVar(&o.IPTablesVariant, "iptables-variant", "auto", "iptables commands to use: auto (what iptables is on this machine), nft or legacy")
+	o.IPVS.addFlags(fs)
 	o.Node.addFlags(fs)
 
 	fs.StringVar(&o.StatusSocket, "status-socket", "",
@@ -194,13 +188,13 @@ func (o *Options) validateCredentials() error {
 }
 
 func (o *Options) validateProgrammer() error {
-	if !slices.Contains([]string{programmerIPTables, programmerNFTables, programmerPrinter}, o.Programmer) {
-		return fmt.Errorf("--programmer is %q: use iptables, nftables or printer", o.Programmer)
+	if candidates[o.Programmer] == nil {
+		return fmt.Errorf("--programmer is %q: use auto, nftables, iptables, ipvs or printer", o.Programmer)
 	}
 	if _, ok := iptablesVariants[o.IPTablesVariant]; !ok {
 		return fmt.Errorf("--iptables-variant is %q: use auto, nft or legacy", o.IPTablesVariant)
 	}
-	return o.Node.validate()
+	return errors.Join(o.IPVS.validate(), o.Node.validate())
 }
 
 func (o *Options) validateHealthz() error {

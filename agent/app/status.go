@@ -32,7 +32,7 @@ func (o *Options) serveStatus(ctx context.Context, g *errgroup.Group, what statu
 	if err != nil {
 		return fmt.Errorf("--status-socket: %w", err)
 	}
-	what.NodeName, what.Version, what.Programmer, what.Source = o.NodeName, daemon.Version(), o.Programmer, o.Source
+	what.NodeName, what.Version, what.Source = o.NodeName, daemon.Version(), o.Source
 	service := status.New(what)
 	g.Go(func() error { return service.Serve(ctx, l) })
 	return nil
@@ -164,4 +164,5 @@ func (r *statusReport) printKernel(out *show.Page) {
 		text += fmt.Sprintf(", %d changes behind", n)
 	}
 	out.Row("Kernel", r.GetProgrammer()+": "+text)
+	out.Row("Programmer", r.GetProgrammer()+": "+r.GetProgrammerReason())
 }

@@ -74,7 +74,8 @@ func TestStatusStandalone(t *testing.T) {
 	}, 10*time.Second, 10*time.Millisecond)
 	out, err := runStatus(t, "--status-socket="+socket)
 	require.NoError(t, err)
-	require.Contains(t, out, "\nSource  file, standalone\n")
+	require.Regexp(t, `\nSource +file, standalone\n`, out)
+	require.Regexp(t, `\nProgrammer +printer: --programmer=printer\n`, out)
 }
 
 func TestStatusErrorsSayWhatToDo(t *testing.T) {
@@ -101,7 +102,8 @@ func TestStatusTables(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 	r := &statusReport{AgentDebugServiceGetStatusResponse: &pb.AgentDebugServiceGetStatusResponse{
-		Time: timestamppb.New(now), NodeName: "node-1", Version: "v1.2.3", Programmer: "iptables", StartTime: ago(50 * time.Hour),
+		Time: timestamppb.New(now), NodeName: "node-1", Version: "v1.2.3", Programmer: "iptables",
+		ProgrammerReason: "--programmer=iptables", StartTime: ago(50 * time.Hour),
 		Server:  &pb.ServerConnection{Name: "server-1", Address: "10.0.0.1:8472", Version: "v1.2.4", Since: ago(time.Hour)},
 		Servers: []*pb.Server{{Address: "10.0.0.1:8472"}, {Address: "10.0.0.2:8472"}}, Epoch: 0xabc,
 		ResourceVersions: &pb.ResourceVersions{Services: 5, Slices: 6},
@@ -118,6 +120,7 @@ Server      server-1 at 10.0.0.1:8472, version v1.2.4, in sync for 1h0m0s
 Known       10.0.0.1:8472, 10.0.0.2:8472
 State       1000 Services, 1050 slices, 55000 endpoints in 64 shards, epoch 0000000000000abc, resource versions 5 (Services), 6 (EndpointSlices)
 Kernel      iptables: 1100 Service ports, programmed 1.23s ago in 15.6ms, 2 changes behind
+Programmer  iptables: --programmer=iptables
 Checkpoint  written 9s ago
 
 1 Services of which something can't be programmed; the rest is

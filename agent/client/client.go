@@ -12,7 +12,8 @@
 //
 // Status codes and what the client does: UNAVAILABLE and all others not named here: the next server, with back-off once
 // all have been tried. UNAVAILABLE and RESOURCE_EXHAUSTED with google.rpc.RetryInfo: the same, and this server not before
-// that time. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an operator has to act. A
+// that time. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an operator has to act; but a stream that
+// has lasted and ends with UNAUTHENTICATED has outlived its credentials, and another one with fresh ones follows at once. A
 // breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
 //
 // # Servers

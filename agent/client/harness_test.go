@@ -84,7 +84,7 @@ func serveStore(t *testing.T, id identity, s *store.Store, heartbeat time.Durati
 	t.Helper()
 	hub := fanout.New(fanout.Options{
 		Store: s, Heartbeat: heartbeat, DrainWindow: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
-		Authorize: func(context.Context, pb.ClientKind, string) (string, error) { return "", nil },
+		Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil },
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -221,8 +221,13 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 		c.choice.lost = ""
 		return s.welcomed
 	}
+	settled := s.welcomed && time.Since(start) >= c.times.settled
+	if settled && status.Code(err) == codes.Unauthenticated {
+		c.log.Info("The credentials that the stream began with have expired; coming back with those of now", "server", server.Address)
+		return true
+	}
 	c.logEnd(server.Address, err, s.welcomed)
-	if !s.welcomed || time.Since(start) < c.times.settled {
+	if !settled {
 		return false
 	}
 	c.choice.lost = server.Address

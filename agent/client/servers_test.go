@@ -345,6 +345,28 @@ func TestLostOrOutOfReach(t *testing.T) {
 	require.Equal(t, []string{"Can't reach the server", "Lost the server", "Can't reach the server"}, ends[:3])
 }
 
+// Who comes back because credentials have expired comes back to the same server, and at once.
+func TestExpiredCredentials(t *testing.T) {
+	id := newIdentity(t)
+	servers, _, addresses := replicas(t, id, 3)
+	var streams atomic.Int32
+	for _, s := range servers {
+		s.play = func(g pb.DistributionService_StreamServer) error {
+			if streams.Add(1) < 4 {
+				return oneShard(1, status.Error(codes.Unauthenticated, "expired"))(g)
+			}
+			return oneShard(1)(g)
+		}
+	}
+	run(t, NewCache(), quiet(id, Options{Servers: Static(addresses...)}), func(t *times) {
+		t.settled, t.minBackoff, t.maxBackoff = 0, time.Hour, time.Hour
+	})
+	require.Eventually(t, func() bool { return streams.Load() == 4 }, patience, tick)
+	for _, s := range servers {
+		require.Contains(t, []int{0, 4}, s.streams())
+	}
+}
+
 // writer is a function that is a Writer.
 type writer func([]byte) (int, error)
 

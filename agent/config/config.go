@@ -45,8 +45,10 @@ type Agent struct {
 	Checkpoint       *string           `json:"checkpoint,omitempty" flag:"checkpoint"`
 	TLS              *TLS              `json:"tls,omitempty"`
 
-	Programmer *string   `json:"programmer,omitempty" flag:"programmer"`
-	IPTables   *IPTables `json:"iptables,omitempty"`
+	Programmer         *string   `json:"programmer,omitempty" flag:"programmer"`
+	ProgrammerFallback *bool     `json:"programmerFallback,omitempty" flag:"programmer-fallback"`
+	IPTables           *IPTables `json:"iptables,omitempty"`
+	IPVS               *IPVS     `json:"ipvs,omitempty"`
 
 	DetectLocalMode   *string      `json:"detectLocalMode,omitempty" flag:"detect-local-mode"`
 	DetectLocal       *DetectLocal `json:"detectLocal,omitempty"`
@@ -86,6 +88,16 @@ type IPTables struct {
 	LocalhostNodePorts *bool            `json:"localhostNodePorts,omitempty" flag:"iptables-localhost-nodeports"`
 	SyncPeriod         *metav1.Duration `json:"syncPeriod,omitempty" flag:"iptables-sync-period"`
 	MinSyncPeriod      *metav1.Duration `json:"minSyncPeriod,omitempty" flag:"iptables-min-sync-period"`
+}
+
+// IPVS is about the programmer for IPVS.
+type IPVS struct {
+	Scheduler     *string          `json:"scheduler,omitempty" flag:"ipvs-scheduler"`
+	StrictARP     *bool            `json:"strictARP,omitempty" flag:"ipvs-strict-arp"`
+	TCPTimeout    *metav1.Duration `json:"tcpTimeout,omitempty" flag:"ipvs-tcp-timeout"`
+	TCPFinTimeout *metav1.Duration `json:"tcpFinTimeout,omitempty" flag:"ipvs-tcpfin-timeout"`
+	UDPTimeout    *metav1.Duration `json:"udpTimeout,omitempty" flag:"ipvs-udp-timeout"`
+	DrainLimit    *metav1.Duration `json:"drainLimit,omitempty" flag:"ipvs-drain-limit"`
 }
 
 // DetectLocal is what some detectLocalModes need.

@@ -54,12 +54,17 @@ type kubeProxyLogging struct {
 	Format string `json:"format"`
 }
 
-// kubeProxyMode has what of the sections of kube-proxy's modes has an equal here.
+// kubeProxyMode has what of the sections of kube-proxy's modes has an equal here; each mode has some of it.
 type kubeProxyMode struct {
 	MasqueradeBit      *int32          `json:"masqueradeBit"`
 	MasqueradeAll      bool            `json:"masqueradeAll"`
 	LocalhostNodePorts *bool           `json:"localhostNodePorts"`
 	MinSyncPeriod      metav1.Duration `json:"minSyncPeriod"`
+	Scheduler          string          `json:"scheduler"`
+	StrictARP          bool            `json:"strictARP"`
+	TCPTimeout         metav1.Duration `json:"tcpTimeout"`
+	TCPFinTimeout      metav1.Duration `json:"tcpFinTimeout"`
+	UDPTimeout         metav1.Duration `json:"udpTimeout"`
 }
 
 // Note is what is to be known of a field of kube-proxy's file.
@@ -84,7 +89,6 @@ var reasons = map[string]string{
 	"conntrack":                   "it is not known here",
 	"enableProfiling":             "there is no profiling endpoint",
 	"featureGates":                "there are no feature gates",
-	"ipvs":                        "this agent has no programmer for IPVS",
 	"logging":                     "logging.level is debug, info, warn or error, and logging.format text or json",
 	"metricsBindAddress":          "metrics are served over TLS only: give metricsBindAddress with metricsCertFile, metricsKeyFile and metricsClientCAFile",
 	"oomScoreAdj":                 "the agent does not change its own; set it where it is started",
@@ -94,6 +98,10 @@ var reasons = map[string]string{
 	"winkernel":                   "there is no agent for Windows",
 }
 
+// excludeCIDRsReason is about what kube-proxy must be told.
+const excludeCIDRsReason = "virtual services that are not Slicecast's are left alone, wherever they are"
+
+// syncPeriodReason is about a period that kube-proxy has other uses for.
 const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +
 	"compared with the kernel nonetheless"
 
@@ -147,21 +155,23 @@ func (m *migration) note(field, text string) { m.out.Notes = append(m.out.Notes,
 
 // mode carries over what the sections of the modes say, as far as kube-proxy uses it in its mode.
 func (m *migration) mode() error {
+	m.take("mode")
 	if m.in.Mode == "" {
 		m.in.Mode = modeIPTables
+		m.note("mode", "kube-proxy's default is iptables; here it is nftables where the kernel has it, and programmer: iptables is the other one")
+	} else {
+		m.out.Agent.Programmer = &m.in.Mode
 	}
 	// Where kube-proxy has what it uses: about masquerading, and about time.
 	used, timed := &m.in.IPTables, &m.in.IPTables
 	section := modeIPTables
 	switch m.in.Mode {
 	case modeIPTables:
-		m.take("mode")
 	case modeIPVS:
 		timed = &m.in.IPVS
-		m.lose("mode", "this agent programs iptables, whose Services behave the same, apart from what is particular to IPVS")
+		m.ipvs()
 	case modeNFTables:
 		used, timed, section = &m.in.NFTables, &m.in.NFTables, modeNFTables
-		m.lose("mode", "this agent programs iptables, whose Services behave the same")
 	default:
 		return fmt.Errorf("mode is %q: there is an agent for iptables, ipvs and nftables only", m.in.Mode)
 	}
@@ -186,6 +196,44 @@ func (m *migration) mode() error {
 		m.out.Agent.IPTables = out
 	}
 	return nil
+}
+
+// ipvs carries over what is particular to that mode.
+func (m *migration) ipvs() {
+	in, out := &m.in.IPVS, &IPVS{}
+	m.take("ipvs.scheduler", "ipvs.strictARP", "ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
+	if in.Scheduler != "" {
+		out.Scheduler = &in.Scheduler
+	}
+	if in.StrictARP {
+		out.StrictARP = &in.StrictARP
+	}
+	for _, timeout := range []struct {
+		name string
+		in   *metav1.Duration
+		out  **metav1.Duration
+	}{
+		{"tcpTimeout", &in.TCPTimeout, &out.TCPTimeout}, {"tcpFinTimeout", &in.TCPFinTimeout, &out.TCPFinTimeout},
+		{"udpTimeout", &in.UDPTimeout, &out.UDPTimeout},
+	} {
+		if timeout.in.Duration == 0 { // as it is
+			continue
+		}
+		*timeout.out = m.wholeSeconds("ipvs."+timeout.name, timeout.in)
+	}
+	if *out != (IPVS{}) {
+		m.out.Agent.IPVS = out
+	}
+}
+
+// wholeSeconds leaves out what the kernel has no place for.
+func (m *migration) wholeSeconds(field string, d *metav1.Duration) *metav1.Duration {
+	if d.Duration%time.Second == 0 {
+		return d
+	}
+	whole := &metav1.Duration{Duration: d.Duration.Truncate(time.Second)}
+	m.note(field, "it is "+whole.Duration.String()+" here: the kernel has whole seconds, and kube-proxy leaves out the rest, too")
+	return whole
 }
 
 // nodePorts says where NodePorts are. Slicecast's default is that of kube-proxy's mode nftables.
@@ -251,10 +299,8 @@ func (m *migration) others() {
 		{"tcpEstablishedTimeout", &c.TCPEstablishedTimeout}, {"tcpCloseWaitTimeout", &c.TCPCloseWaitTimeout},
 		{"udpTimeout", &c.UDPTimeout}, {"udpStreamTimeout", &c.UDPStreamTimeout},
 	} {
-		if d := *timeout.value; d != nil && d.Duration%time.Second != 0 {
-			whole := d.Duration.Truncate(time.Second)
-			*timeout.value = &metav1.Duration{Duration: whole}
-			m.note("conntrack."+timeout.name, "it is "+whole.String()+" here: the kernel has whole seconds, and kube-proxy leaves out the rest, too")
+		if d := *timeout.value; d != nil {
+			*timeout.value = m.wholeSeconds("conntrack."+timeout.name, d)
 		}
 	}
 	for _, d := range []**metav1.Duration{&c.UDPTimeout, &c.UDPStreamTimeout} { // 0 is the default
@@ -315,6 +361,8 @@ func (m *migration) reason(section, field string) string {
 		return syncPeriodReason
 	case isMode && section != m.in.Mode:
 		return "kube-proxy does not use it in mode " + m.in.Mode
+	case field == "ipvs.excludeCIDRs":
+		return excludeCIDRsReason
 	case reasons[section] != "":
 		return reasons[section]
 	}

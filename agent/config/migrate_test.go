@@ -42,6 +42,7 @@ func TestMigrateKubeadms(t *testing.T) {
 	require.Equal(t, "iptables.localhostNodePorts=true clusterCIDR=10.244.0.0/16,fd00:10:244::/56 nodePortAddresses=0.0.0.0/0,::/0 healthzBindAddress=0.0.0.0:10256", fields)
 	require.Equal(t, map[string]string{"clientConnection.kubeconfig": reasons["clientConnection"]}, lost)
 	require.Contains(t, notes["nodePortAddresses"], "all of the node's addresses in mode iptables")
+	require.Contains(t, notes["mode"], "kube-proxy's default is iptables")
 }
 
 func TestMigrate(t *testing.T) {
@@ -56,15 +57,18 @@ func TestMigrate(t *testing.T) {
 		"NodePorts primary":    {"nodePortAddresses: [primary]", localhost + " nodePortAddresses=primary " + health, ""},
 		"mode nftables": {
 			"mode: nftables\nnftables: {masqueradeBit: 3, masqueradeAll: true, minSyncPeriod: 5s, syncPeriod: 10s}\niptables: {masqueradeBit: 4, syncPeriod: 5s, localhostNodePorts: true}",
-			"iptables.masqueradeBit=3 iptables.masqueradeAll=true iptables.minSyncPeriod=5s " + health,
-			"iptables.localhostNodePorts iptables.masqueradeBit iptables.syncPeriod mode nftables.syncPeriod",
+			"programmer=nftables iptables.masqueradeBit=3 iptables.masqueradeAll=true iptables.minSyncPeriod=5s " + health,
+			"iptables.localhostNodePorts iptables.masqueradeBit iptables.syncPeriod nftables.syncPeriod",
 		},
 		"mode ipvs": {
-			"mode: ipvs\nipvs: {scheduler: lc, strictARP: true, excludeCIDRs: [10.0.0.0/8], minSyncPeriod: 3s}\niptables: {masqueradeBit: 4, masqueradeAll: true, minSyncPeriod: 9s}",
-			"iptables.masqueradeBit=4 iptables.masqueradeAll=true iptables.minSyncPeriod=3s " + all + " " + health,
-			"ipvs.excludeCIDRs ipvs.scheduler ipvs.strictARP iptables.minSyncPeriod mode",
+			"mode: ipvs\nipvs: {scheduler: lc, strictARP: true, excludeCIDRs: [10.0.0.0/8], minSyncPeriod: 3s, syncPeriod: 30s, tcpTimeout: 15m, tcpFinTimeout: 0s, udpTimeout: 1500ms}\n" +
+				"iptables: {masqueradeBit: 4, masqueradeAll: true, minSyncPeriod: 9s}",
+			"programmer=ipvs iptables.masqueradeBit=4 iptables.masqueradeAll=true iptables.minSyncPeriod=3s " +
+				"ipvs.scheduler=lc ipvs.strictARP=true ipvs.tcpTimeout=15m0s ipvs.udpTimeout=1s " + all + " " + health,
+			"ipvs.excludeCIDRs ipvs.syncPeriod iptables.minSyncPeriod",
 		},
-		"another mode's section": {"mode: iptables\nipvs: {scheduler: rr}", localhost + " " + all + " " + health, "ipvs.scheduler"},
+		"mode ipvs, nothing else": {"mode: ipvs", "programmer=ipvs " + all + " " + health, ""},
+		"another mode's section":  {"mode: iptables\nipvs: {scheduler: rr}", "programmer=iptables " + localhost + " " + all + " " + health, "ipvs.scheduler"},
 		"iptables": {
 			"iptables: {masqueradeBit: 0, masqueradeAll: true, minSyncPeriod: 1s, syncPeriod: 30s}",
 			"iptables.masqueradeBit=0 iptables.masqueradeAll=true " + localhost + " iptables.minSyncPeriod=1s " + all + " " + health, "iptables.syncPeriod",
@@ -110,7 +114,9 @@ func TestMigrate(t *testing.T) {
 }
 
 func TestChangesOfTimesAreNoted(t *testing.T) {
-	_, _, notes := migrated(t, proxy+"conntrack: {tcpEstablishedTimeout: 1500ms, udpStreamTimeout: 20s}\niptables: {minSyncPeriod: 2h}")
+	_, _, notes := migrated(t, proxy+"mode: ipvs\nipvs: {udpTimeout: 1500ms}")
+	require.Contains(t, notes["ipvs.udpTimeout"], "1s")
+	_, _, notes = migrated(t, proxy+"conntrack: {tcpEstablishedTimeout: 1500ms, udpStreamTimeout: 20s}\niptables: {minSyncPeriod: 2h}")
 	require.Contains(t, notes["conntrack.tcpEstablishedTimeout"], "1s")
 	require.NotContains(t, notes, "conntrack.udpStreamTimeout")
 	require.Contains(t, notes["iptables.syncPeriod"], "2h0m0s")

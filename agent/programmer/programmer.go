@@ -34,6 +34,10 @@ type Monitor interface {
 	Watch(ctx context.Context, lost func(reason string))
 }
 
+// ErrDraining tells that what is to be removed leads connections that are still open. It is removed when it is tried again
+// and they have ended.
+var ErrDraining = errors.New("connections are still open")
+
 // PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
 // several, joined; any other error means that nothing is known to be programmed.
 type PortError struct {

@@ -23,7 +23,9 @@ import (
 
 // Options are what an agent is made of.
 type Options struct {
-	NodeName, Version, Programmer string
+	NodeName, Version string
+	// Programmer is what programs the kernel, ProgrammerReason why it is that.
+	Programmer, ProgrammerReason string
 	// Source of an agent without servers, as --source has it; else empty.
 	Source string
 	// Client is nil without servers, Checkpoint if there is to be none. The others are required.
@@ -64,7 +66,7 @@ func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusReque
 	// The kernel's positions first: they must not be ahead of the cache's.
 	kernel, cache := s.Reconciler.Status(), s.Cache.Status()
 	out := &pb.AgentDebugServiceGetStatusResponse{
-		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Programmer: s.Programmer, Source: s.Source,
+		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Programmer: s.Programmer, ProgrammerReason: s.ProgrammerReason, Source: s.Source,
 		StartTime: timestamppb.New(s.started), Epoch: cache.Epoch, ByCheckpoint: cache.Stale,
 		ResourceVersions: wire.ResourceVersionsToProto(cache.ResourceVersions),
 		Size: &pb.StateSize{

@@ -137,7 +137,7 @@ func serve(t *testing.T, s *store.Store, address string) (at string, stop func()
 	t.Helper()
 	hub := fanout.New(fanout.Options{
 		Store: s, ServerName: "server-1", ServerVersion: "v7", Servers: []*pb.Server{{Address: "127.0.0.1:1"}},
-		Authorize: func(context.Context, pb.ClientKind, string) (string, error) { return "", nil }, Logger: slog.New(slog.DiscardHandler),
+		Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil }, Logger: slog.New(slog.DiscardHandler),
 	})
 	l, err := net.Listen("tcp", address)
 	require.NoError(t, err)

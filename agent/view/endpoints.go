@@ -2,6 +2,7 @@ package view
 
 import (
 	"cmp"
+	"encoding/binary"
 	"iter"
 	"net/netip"
 	"slices"
@@ -33,8 +34,8 @@ func (e endpoint) backend() Backend {
 // one's object was gone. Then one that does not terminate counts, as in kube-proxy, and among several of them, where
 // kube-proxy takes any, the readiest.
 func (v *View) endpoints(of []*model.Slice, family model.Family, name string, protocol model.Protocol) []endpoint {
-	clear(v.endpointSpace) // where it is longer than what follows it would keep slices that are gone
-	out, lists := v.endpointSpace[:0], 0
+	v.forgetEndpoints() // where they are longer than what follows they would keep slices that are gone
+	out, ends := v.endpointSpace[:0], v.endSpace[:0]
 	for i, s := range of {
 		if s.Family != family {
 			continue
@@ -43,25 +44,89 @@ func (v *View) endpoints(of []*model.Slice, family model.Family, name string, pr
 			if p.Name != name || p.Protocol != protocol || p.Port == 0 {
 				continue
 			}
-			lists++
 			for j := range s.Endpoints {
 				e := &s.Endpoints[j]
 				out = append(out, endpoint{e, p.Port, e.NodeName != "" && e.NodeName == v.options.NodeName, uint32(i)})
 			}
+			ends = append(ends, len(out))
 		}
 	}
-	v.endpointSpace = out
-	if lists < 2 {
+	v.endpointSpace, v.endSpace = out, ends
+	if len(ends) < 2 {
 		return out // a slice is in order
 	}
-	slices.SortFunc(out, func(a, b endpoint) int {
-		if c := cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.port, b.port)); c != 0 {
-			return c
+	sorted := v.sortedSpace[:0]
+	keys := v.mergedKeys()
+	for i, k := range keys {
+		if i == 0 || !k.same(keys[i-1]) {
+			sorted = append(sorted, out[k.index])
 		}
-		return cmp.Or(falseFirst(a.Conditions.Terminating, b.Conditions.Terminating), falseFirst(!a.ready(), !b.ready()),
-			falseFirst(!a.Conditions.Serving, !b.Conditions.Serving), falseFirst(!a.local, !b.local), cmp.Compare(a.slice, b.slice))
-	})
-	return slices.CompactFunc(out, func(a, b endpoint) bool { return a.port == b.port && a.Address == b.Address })
+	}
+	v.sortedSpace = sorted
+	return sorted
+}
+
+// endpointKey is an endpoint's address and port, and where in a list it is: quick to compare, and to move.
+type endpointKey struct {
+	high, low uint64
+	port      uint16
+	index     uint32
+}
+
+func (k endpointKey) same(o endpointKey) bool {
+	return k.high == o.high && k.low == o.low && k.port == o.port
+}
+
+// mergedKeys gives the keys of the list of endpoints in their order. A slice's are in order, so lists are merged, two at a time.
+func (v *View) mergedKeys() []endpointKey {
+	from, to, ends := v.keySpace[0][:0], v.keySpace[1][:0], v.endSpace
+	for i, e := range v.endpointSpace {
+		a := e.Address.As16()
+		from = append(from, endpointKey{binary.BigEndian.Uint64(a[:8]), binary.BigEndian.Uint64(a[8:]), e.port, uint32(i)})
+	}
+	for len(ends) > 1 {
+		merged, next, begin := to[:0], ends[:0], 0
+		for i := 0; i < len(ends); i += 2 {
+			middle, end := ends[i], ends[min(i+1, len(ends)-1)]
+			merged = v.mergeKeys(merged, from[begin:middle], from[middle:end])
+			next, begin = append(next, end), end
+		}
+		from, to, ends = merged, from, next
+	}
+	v.keySpace = [2][]endpointKey{from, to}
+	return from
+}
+
+// mergeKeys appends two ascending lists to a third, in order.
+func (v *View) mergeKeys(to, a, b []endpointKey) []endpointKey {
+	for len(a) > 0 && len(b) > 0 {
+		if v.before(a[0], b[0]) {
+			to, a = append(to, a[0]), a[1:]
+		} else {
+			to, b = append(to, b[0]), b[1:]
+		}
+	}
+	return append(append(to, a...), b...)
+}
+
+// before tells which of two endpoints comes first: among those with the same address and port the one that counts.
+func (v *View) before(a, b endpointKey) bool {
+	switch {
+	case a.high != b.high:
+		return a.high < b.high
+	case a.low != b.low:
+		return a.low < b.low
+	case a.port != b.port:
+		return a.port < b.port
+	}
+	x, y := v.endpointSpace[a.index], v.endpointSpace[b.index]
+	return cmp.Or(falseFirst(x.Conditions.Terminating, y.Conditions.Terminating), falseFirst(!x.ready(), !y.ready()),
+		falseFirst(!x.Conditions.Serving, !y.Conditions.Serving), falseFirst(!x.local, !y.local), cmp.Compare(x.slice, y.slice)) < 0
+}
+
+func (v *View) forgetEndpoints() {
+	clear(v.endpointSpace)
+	clear(v.sortedSpace)
 }
 
 // slicePorts gives the names and protocols of ports that slices of a family have, each once.

@@ -35,6 +35,7 @@ func drawService(t *rapid.T, key model.ServiceKey) *model.Service {
 		ClientIPAffinitySeconds: rapid.SampledFrom([]uint32{0, 60}).Draw(t, "affinity"),
 		HealthCheckNodePort:     rapid.SampledFrom([]uint16{0, 31000}).Draw(t, "health check"),
 		CreationTimeSeconds:     rapid.Int64Range(0, 2).Draw(t, "created"),
+		IPVSScheduler:           rapid.SampledFrom([]string{"", "", "lc", "best"}).Draw(t, "scheduler"),
 		ClusterIPs:              rapid.SliceOfNDistinct(address, 0, 2, model.FamilyOf).Draw(t, "cluster IPs"),
 		ExternalIPs:             rapid.SliceOfN(address, 0, 2).Draw(t, "external IPs"),
 
@@ -230,6 +231,7 @@ func TestHistories(t *testing.T) {
 		o := rapid.SampledFrom([]view.Options{
 			options, {NodeName: here}, {NodeName: here, DetectLocal: view.ByNodeCIDR, MasqueradeAll: true, LocalhostNodePorts: &yes},
 			{NodeName: here, DetectLocal: view.ByBridgeInterface, BridgeInterface: "cni0"}, {ClusterCIDRs: prefixes("fd00:180::/48")},
+			{NodeName: here, Schedulers: []string{"rr", "lc"}},
 		}).Draw(t, "options")
 		h := &history{
 			world: world{options: o, services: map[model.ServiceKey]*model.Service{}}, view: view.New(o),

@@ -40,6 +40,9 @@ type Options struct {
 	// LocalhostNodePorts asks for NodePorts as kube-proxy has them in iptables mode: on all addresses unless restricted,
 	// and if true on IPv4 loopback addresses too. nil: not given.
 	LocalhostNodePorts *bool
+	// Schedulers are those that the programmer has and that a Service may choose from by its annotation slicecast.io/ipvs-scheduler.
+	// Any other name is a Problem, and the Service is served as without it. Empty: the annotation means nothing.
+	Schedulers []string
 }
 
 // node is what the view needs to know of the Node.

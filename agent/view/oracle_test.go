@@ -49,10 +49,11 @@ type fate struct {
 	endpoints  []string // "address:port", with a star on this node, ascending
 	masquerade bool
 	affinity   uint32
+	scheduler  string
 }
 
 func (f fate) equal(o fate) bool {
-	return f.verdict == o.verdict && slices.Equal(f.endpoints, o.endpoints) && f.masquerade == o.masquerade && f.affinity == o.affinity
+	return f.verdict == o.verdict && slices.Equal(f.endpoints, o.endpoints) && f.masquerade == o.masquerade && f.affinity == o.affinity && f.scheduler == o.scheduler
 }
 
 // fate gives what becomes of a connection.
@@ -98,6 +99,9 @@ func (w *world) fate(c connection) fate {
 		return fate{verdict: "drop"} // there are some, and none here
 	}
 	out := fate{masquerade: masquerade, affinity: s.ClientIPAffinitySeconds}
+	if slices.Contains(w.options.Schedulers, s.IPVSScheduler) {
+		out.scheduler = s.IPVSScheduler
+	}
 	for _, e := range chosen {
 		out.endpoints = append(out.endpoints, e.text())
 	}
@@ -344,7 +348,7 @@ func observed(state view.State, c connection) fate {
 				out.verdict = route.To.String()
 				return out
 			}
-			out.affinity = uint32(p.Affinity.Seconds())
+			out.affinity, out.scheduler = uint32(p.Affinity.Seconds()), p.Scheduler
 			for _, b := range set {
 				text := b.Address.String()
 				if b.Local {

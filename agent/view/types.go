@@ -37,6 +37,9 @@ type ServicePort struct {
 	// Serving are, for UDP, all endpoints that serve, whether they get new connections or not: flows that lead elsewhere
 	// are stale (conntrack). Ascending.
 	Serving []netip.AddrPort
+	// Scheduler chooses a backend for each new connection in IPVS, in the place of the programmer's own; one of Options.Schedulers,
+	// or empty: the programmer's own.
+	Scheduler string
 	// HealthCheckPort is the Service's healthCheckNodePort, 0: none. The agent answers there over TCP on the addresses of NodePorts
 	// (Node.NodePorts), so a node that lets in only what is named has to let it in. Of a Service's ports in a family one has it.
 	HealthCheckPort uint16

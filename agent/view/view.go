@@ -40,9 +40,11 @@ type View struct {
 	healthChanged bool
 
 	// Space for what is under way.
-	endpointSpace []endpoint
-	backendSpace  []Backend
-	idSpace       []ServicePortID
+	endpointSpace, sortedSpace []endpoint
+	endSpace                   []int // of the lists in endpointSpace
+	keySpace                   [2][]endpointKey
+	backendSpace               []Backend
+	idSpace                    []ServicePortID
 }
 
 // service is a Service that there is, or was when Changes was last called.
@@ -176,7 +178,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	clear(v.endpointSpace) // it would keep slices that are gone
+	v.forgetEndpoints() // they would keep slices that are gone
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
@@ -210,6 +212,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
 	s.problems = nil
 	if s.object != nil {
+		scheduler := v.scheduler(s)
 		for family, ip := range families(s.object) {
 			w := want(s.object, family, ip)
 			w.problems(s)
@@ -218,7 +221,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 			for _, port := range w.ports {
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
 				before := v.ports[id]
-				p := v.port(s, id, port, v.frontends(s, &w, port, sources), checkPort, before)
+				p := v.port(s, id, port, v.frontends(s, &w, port, sources), scheduler, checkPort, before)
 				if p == nil {
 					continue
 				}
@@ -258,12 +261,13 @@ func (v *View) update(s *service, changes []Change) []Change {
 }
 
 // port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
-func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, checkPort uint16, before *ServicePort) *ServicePort {
+func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
 	}
 	p := &ServicePort{
-		ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second, HealthCheckPort: checkPort,
+		ID: id, Frontends: frontends, Affinity: time.Duration(s.object.ClientIPAffinitySeconds) * time.Second,
+		Scheduler: scheduler, HealthCheckPort: checkPort,
 	}
 	old := before
 	if old == nil {
@@ -285,10 +289,23 @@ func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []F
 		return p
 	}
 	p.Frontends = old.Frontends
-	if p.Affinity == old.Affinity && p.HealthCheckPort == old.HealthCheckPort && same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
+	if p.Affinity == old.Affinity && p.Scheduler == old.Scheduler && p.HealthCheckPort == old.HealthCheckPort &&
+		same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
 		return before
 	}
 	return p
+}
+
+// scheduler gives the IPVS scheduler that a Service asks for, empty: none that there is.
+func (v *View) scheduler(s *service) string {
+	name := s.object.IPVSScheduler
+	switch {
+	case slices.Contains(v.options.Schedulers, name):
+		return name
+	case name != "" && len(v.options.Schedulers) > 0:
+		s.problem("its annotation asks for the IPVS scheduler %q, which is none of %s: the default serves it", name, strings.Join(v.options.Schedulers, ", "))
+	}
+	return ""
 }
 
 // same tells whether a, a list that keep gave, is b, the list that was before.

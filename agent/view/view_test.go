@@ -148,6 +148,33 @@ func TestServiceCIDRs(t *testing.T) {
 	is("none", true, nil)
 }
 
+func TestSchedulers(t *testing.T) {
+	v := view.New(view.Options{NodeName: here, Schedulers: []string{"rr", "lc"}})
+	asksFor := func(name string) func(*model.Service) { return func(s *model.Service) { s.IPVSScheduler = name } }
+	set := func(name string) (scheduler string, changes int) {
+		v.Set(web, service(web, asksFor(name)), []*model.Slice{slice("s", endpoint("10.180.1.1"))})
+		list, _ := v.Changes()
+		return v.State().Ports[id(http, model.IPv4)].Scheduler, len(list)
+	}
+	is := func(why, name, want string, changed int) {
+		t.Helper()
+		scheduler, changes := set(name)
+		require.Equal(t, want, scheduler, why)
+		require.Equal(t, changed, changes, why)
+	}
+	is("it is new", "lc", "lc", 1)
+	is("another", "rr", "rr", 1)
+	require.Empty(t, v.Problems())
+	is("an unknown one is none", "best", "", 1)
+	require.Equal(t, []view.Problem{{
+		Service: web, Reason: `its annotation asks for the IPVS scheduler "best", which is none of rr, lc: the default serves it`,
+	}}, v.Problems())
+	is("none", "", "", 0)
+	require.Empty(t, v.Problems())
+
+	require.Empty(t, see(t, options, service(web, asksFor("best")))[id(http, model.IPv4)].Scheduler, "nothing for other programmers")
+}
+
 func TestHealthChecks(t *testing.T) {
 	healthCheck := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
 	four, six := view.HealthCheckID{Service: web, Family: model.IPv4}, view.HealthCheckID{Service: web, Family: model.IPv6}

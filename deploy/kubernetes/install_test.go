@@ -77,6 +77,17 @@ func TestInstall(t *testing.T) {
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
 	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
+	// What kube-proxy may have left goes, and the Service stays.
+	_, err = node.Run(ctx, "iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
+	require.NoError(t, err)
+	_, cleanupProxy := load(t, "cleanup-kube-proxy")
+	proxyPod := newPod(t, template(t, cleanupProxy, "DaemonSet"), "slicecast-cleanup-kube-proxy-0", node.Name, node.Host)
+	require.NoError(t, proxyPod.start(proxyPod.Spec.InitContainers[0]).wait())
+	rules, err := node.Run(ctx, "nft", "list", "ruleset")
+	require.NoError(t, err)
+	require.NotContains(t, rules, "KUBE-")
+	require.Contains(t, rules, "table ip slicecast {")
+
 	// The rules and the checkpoint outlast the agent, until they are cleaned up.
 	require.NoError(t, agent.terminate())
 	require.FileExists(t, filepath.Join(hostDir(node.Name, "/var/lib/slicecast"), "checkpoint"))
@@ -88,12 +99,9 @@ func TestInstall(t *testing.T) {
 	left, err := os.ReadDir(hostDir(node.Name, "/var/lib/slicecast"))
 	require.NoError(t, err)
 	require.Empty(t, left)
-	for _, family := range []string{"iptables-save", "ip6tables-save"} {
-		rules, err := node.Run(ctx, family)
-		require.NoError(t, err)
-		require.NotContains(t, rules, "SLICECAST", family)
-		require.NotContains(t, rules, "slicecast", family)
-	}
+	rules, err = node.Run(ctx, "nft", "list", "ruleset")
+	require.NoError(t, err)
+	require.NotContains(t, strings.ToLower(rules), "slicecast")
 	require.NoError(t, server.terminate())
 	require.Contains(t, server.logs.String(), "Server ended")
 }
@@ -103,7 +111,7 @@ func requireStatus(t *testing.T, node string) {
 	t.Helper()
 	for command, c := range map[string]struct{ socket, says string }{
 		"slicecast-server": {"--debug-socket=" + filepath.Join(volumesDir, "slicecast-server-0", "debug", "server.sock"), node},
-		"slicecast-agent":  {"--status-socket=" + filepath.Join(volumesDir, "slicecast-agent-0", "run", "agent.sock"), "of node " + node},
+		"slicecast-agent":  {"--status-socket=" + filepath.Join(volumesDir, "slicecast-agent-0", "run", "agent.sock"), "nftables: --programmer=auto"},
 	} {
 		testenv.Eventually(t, deadline, func() error {
 			var out bytes.Buffer

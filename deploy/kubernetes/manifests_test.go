@@ -92,7 +92,7 @@ func apply(t *testing.T, objects []*unstructured.Unstructured, dryRun ...string)
 }
 
 func TestAPIServerAcceptsTheManifests(t *testing.T) {
-	for _, dir := range []string{".", "cleanup"} {
+	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
 		_, objects := load(t, dir)
 		if objects[0].GetKind() == "Namespace" {
 			apply(t, objects[:1]) // what is in it can't be tried without it
@@ -102,7 +102,7 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 }
 
 func TestKustomizationsHoldEverything(t *testing.T) {
-	for _, dir := range []string{".", "cleanup"} {
+	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
 		k, objects := load(t, dir)
 		files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		require.NoError(t, err)

@@ -166,9 +166,9 @@ func TestBesideKubeProxy(t *testing.T) {
 	// Each is restarted, and leaves the other alone.
 	for _, n := range w.nodes {
 		proxys, slicecasts := n.rules()
-		n.agent.stop()
+		require.NoError(t, n.agent.Stop())
 		n.agent = n.startAgent()
-		n.proxy.stop()
+		require.NoError(t, n.proxy.Stop())
 		n.proxy = n.startProxy()
 		w.requireServed(theirs, "kube-proxy", pods...)
 		w.requireServed(ours, "slicecast", pods...)
@@ -180,7 +180,7 @@ func TestBesideKubeProxy(t *testing.T) {
 	// Each cleans up what is its own, and only that.
 	for _, n := range w.nodes {
 		proxys, _ := n.rules()
-		n.agent.stop()
+		require.NoError(t, n.agent.Stop())
 		n.cleanUp()
 		again, slicecasts := n.rules()
 		require.Equal(t, proxys, again)
@@ -190,8 +190,8 @@ func TestBesideKubeProxy(t *testing.T) {
 	w.requireServed(ours, "slicecast", pods...)
 	for _, n := range w.nodes {
 		_, slicecasts := n.rules()
-		n.proxy.stop()
-		<-n.startProxy("--cleanup").done
+		require.NoError(t, n.proxy.Stop())
+		require.NoError(t, n.startProxy("--cleanup").Wait(settleTimeout))
 		proxys, again := n.rules()
 		require.Equal(t, slicecasts, again)
 		for _, rule := range proxys { // it leaves chains that others may use

@@ -4,20 +4,16 @@ package beside
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	agent "github.com/slicecast/slicecast/agent/app"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -45,49 +41,10 @@ func runAgent() {
 	os.Exit(0)
 }
 
-// process is a command on a node, that runs until the end of the test.
-type process struct {
-	t    *testing.T
-	cmd  *testenv.Cmd
-	done chan struct{} // closed at its end
-}
-
-func start(t *testing.T, host *testenv.Host, name string, env []string, path string, args ...string) *process {
+// start starts a command on a node, which runs until the end of the test.
+func start(t *testing.T, host *testenv.Host, name string, env []string, path string, args ...string) *command.Command {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "log")
-	log, err := os.Create(file)
-	require.NoError(t, err)
-	defer log.Close()
-	p := &process{t: t, cmd: host.Command(context.Background(), path, args...), done: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	require.NoError(t, p.cmd.Start())
-	go func() {
-		defer close(p.done)
-		_ = p.cmd.Wait() // how it ended is in its log
-	}()
-	t.Cleanup(func() {
-		p.stop()
-		if t.Failed() {
-			content, _ := os.ReadFile(file) // a log that can't be read is no further failure
-			lines := strings.Split(string(content), "\n")
-			t.Logf("---- the end of the log of %s:\n%s", name, strings.Join(lines[max(0, len(lines)-40):], "\n"))
-		}
-	})
-	return p
-}
-
-// stop ends the process as an update does. It may have ended.
-func (p *process) stop() {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		require.NoError(p.t, err)
-	}
-	select {
-	case <-p.done:
-	case <-time.After(30 * time.Second):
-		_ = p.cmd.Process.Kill()
-		<-p.done
-		p.t.Errorf("it does not end: %s", p.cmd)
-	}
+	c := command.New(t, host, name)
+	require.NoError(t, c.Start(env, path, args...))
+	return c
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -30,8 +31,8 @@ type node struct {
 	mode       string // kube-proxy's
 	kubeconfig string
 	client     *testenv.Pod
-	proxy      *process
-	agent      *process
+	proxy      *command.Command
+	agent      *command.Command
 }
 
 // newNode makes a node with a pod, and its Node object.
@@ -50,7 +51,7 @@ func newNode(t *testing.T, network *testenv.Network, control *controlplane.Contr
 }
 
 // startProxy starts kube-proxy.
-func (n *node) startProxy(more ...string) *process {
+func (n *node) startProxy(more ...string) *command.Command {
 	n.t.Helper()
 	binary, err := controlplane.KubernetesBinary(n.t.Context(), "kube-proxy")
 	require.NoError(n.t, err)
@@ -83,11 +84,11 @@ func nftCommands(t *testing.T) string {
 }
 
 // startAgent starts Slicecast.
-func (n *node) startAgent() *process {
+func (n *node) startAgent() *command.Command {
 	n.t.Helper()
 	return start(n.t, n.Host, "slicecast-agent on "+n.Name, []string{agentVariable + "=1"}, "/proc/self/exe",
 		"--node-name="+n.Name, "--source=kube", "--kubeconfig="+n.kubeconfig, "--service-proxy-name="+proxyName,
-		"--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
+		"--programmer=iptables", "--iptables-variant=nft", "--cluster-cidr="+clusterCIDRs, "--log-level=debug")
 }
 
 // cleanUp runs "slicecast-agent cleanup".

@@ -13,14 +13,14 @@
 // at a time. Flags:
 //
 //	-conformance.dir          folder of cases; also others' in the same format
-//	-conformance.kube-proxy   ways of kube-proxy to play them with: nftables, iptables-nft, iptables-legacy
-//	-conformance.slicecast    the same of Slicecast; both iptables variants by default
+//	-conformance.kube-proxy   ways of kube-proxy to play them with: ipvs, nftables, iptables-nft, iptables-legacy
+//	-conformance.slicecast    the same of Slicecast; all but ipvs, which most kernels lack, by default
 //	-conformance.exceptions   what our programmers may do otherwise in these cases; empty for none
 //
-// On a machine without Go or a network, such as a VM, the compiled test (go test -c) runs in this package's folder with
-// the environment variable SLICECAST_BINARIES naming a folder that holds etcd, kube-apiserver, kube-proxy,
-// slicecast-server and slicecast-agent. It needs the commands conntrack, and nft or iptables as far as they are flushed.
-// It needs root, or a kernel that lets others have user namespaces.
+// On a machine without Go or a network, the compiled test (go test -c) runs in this package's folder with the environment
+// variable SLICECAST_BINARIES naming a folder that holds etcd, kube-apiserver, kube-proxy, slicecast-server and slicecast-agent.
+// internal/testenv/vm/oldkernel has it run in a virtual machine, with API servers on the host. It needs the commands conntrack,
+// and nft or iptables as far as they are flushed. It needs root, or a kernel that lets others have user namespaces.
 //
 // # What is observed
 //

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	testcommand "github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
@@ -28,7 +29,7 @@ func TestKubeProxy(t *testing.T) {
 
 // kubeProxy is a kube-proxy.
 type kubeProxy struct {
-	*process
+	*testcommand.Command
 	mode       Mode
 	iptables   string
 	binary     string
@@ -42,7 +43,7 @@ func newKubeProxy(t *testing.T, s *stage, mode Mode, iptables string) *kubeProxy
 	binary, err := controlplane.KubernetesBinary(t.Context(), "kube-proxy")
 	require.NoError(t, err)
 	k := &kubeProxy{
-		process: newProcess(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
+		Command: testcommand.New(t, s.node.Host, "kube-proxy"), mode: mode, iptables: iptables, binary: binary,
 		kubeconfig: s.control.Kubeconfig(t, s.control.AdminConfig()), configFile: filepath.Join(t.TempDir(), "config"),
 	}
 	if iptables != "" {
@@ -77,6 +78,9 @@ func (k *kubeProxy) Start(s settings) error {
 		// Sooner than by default, to see changes at once, and that rules were flushed.
 		string(k.mode): k.modeConfig(s),
 	}
+	if k.mode == IPVS {
+		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll} // which is where it looks for that
+	}
 	switch s.detectLocalMode() {
 	case ClusterCIDR:
 		config["detectLocalMode"] = ClusterCIDR
@@ -91,11 +95,15 @@ func (k *kubeProxy) Start(s settings) error {
 	if err := os.WriteFile(k.configFile, text, 0o600); err != nil {
 		return err
 	}
-	return k.process.Start(k.env, k.binary, "--config="+k.configFile, "--v=2")
+	return k.Command.Start(k.env, k.binary, "--config="+k.configFile, "--v=2")
 }
 
 func (k *kubeProxy) modeConfig(s settings) map[string]any {
-	config := map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms", "syncPeriod": "5s"}
+	config := map[string]any{"minSyncPeriod": "10ms", "syncPeriod": "5s"}
+	if k.mode == IPVS {
+		return config
+	}
+	config["masqueradeAll"] = s.MasqueradeAll
 	if k.mode == IPTables && s.LocalhostNodePorts != nil {
 		config["localhostNodePorts"] = *s.LocalhostNodePorts
 	}

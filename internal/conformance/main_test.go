@@ -19,8 +19,8 @@ import (
 var (
 	scenarioDir    = flag.String("conformance.dir", "testdata/scenarios", "folder of the cases")
 	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of what our programmers may do otherwise; empty: none")
-	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "what of kube-proxy to run the cases against: nftables, iptables-nft, iptables-legacy, several with commas")
-	slicecasts     = flag.String("conformance.slicecast", "iptables-nft,iptables-legacy", "what of Slicecast to run the cases against: iptables-nft, iptables-legacy, several with commas")
+	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "what of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy, several with commas")
+	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "what of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy, several with commas")
 )
 
 func TestMain(m *testing.M) {

@@ -3,7 +3,6 @@ package conformance
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/testca"
-	"github.com/slicecast/slicecast/internal/testenv"
+	testcommand "github.com/slicecast/slicecast/internal/testenv/command"
 )
 
 // TestSlicecast plays the cases against a slicecast-server and a slicecast-agent.
@@ -29,7 +28,7 @@ func TestSlicecast(t *testing.T) {
 
 // slicecast is an agent, with a server that runs all the time.
 type slicecast struct {
-	*process
+	*testcommand.Command
 	mode     Mode
 	iptables string
 	// feed are the flags that say where the server is and who the agent is.
@@ -57,7 +56,7 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 	clients := filepath.Join(dir, "clients.crt")
 	require.NoError(t, os.WriteFile(clients, s.control.AdminConfig().CAData, 0o600))
 
-	server := newProcess(t, world, "slicecast-server")
+	server := testcommand.New(t, world, "slicecast-server")
 	require.NoError(t, server.Start(nil, command(serverCommand),
 		"--kubeconfig="+s.control.Kubeconfig(t, s.control.AdminConfig()),
 		fmt.Sprintf("--bind-address=%s:%d", world.IPv4, serverPort),
@@ -65,10 +64,10 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key, "--client-ca-file="+clients,
 		"--drain-window=100ms", "--log-level=debug",
 	))
-	awaitReady(t, server, fmt.Sprintf("http://%s:%d/readyz", world.IPv4, serverHealthPort))
+	server.AwaitOK(t, syncTimeout, fmt.Sprintf("http://%s:%d/readyz", world.IPv4, serverHealthPort))
 
 	return &slicecast{
-		process: newProcess(t, s.node.Host, "slicecast-agent"), mode: mode, iptables: iptables,
+		Command: testcommand.New(t, s.node.Host, "slicecast-agent"), mode: mode, iptables: iptables,
 		feed: func(node string) ([]string, error) {
 			identity := s.control.ConfigFor("system:node:"+node, "system:nodes")
 			cert, key := filepath.Join(dir, "node.crt"), filepath.Join(dir, "node.key")
@@ -85,32 +84,7 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 	}
 }
 
-// awaitReady waits until a URL of a process answers.
-func awaitReady(t *testing.T, p *process, url string) {
-	t.Helper()
-	client := http.Client{
-		Timeout:   requestTimeout,
-		Transport: &http.Transport{DialContext: p.host.DialContext, DisableKeepAlives: true},
-	}
-	testenv.Eventually(t, syncTimeout, func() error {
-		require.NoError(t, p.Check())
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
-		if err != nil {
-			return err
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return err
-		}
-		defer response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s: %s", url, response.Status)
-		}
-		return nil
-	})
-}
-
-func (a *slicecast) Name() string { return a.name }
+func (a *slicecast) Name() string { return agentCommand }
 
 func (a *slicecast) Mode() Mode { return a.mode }
 
@@ -123,7 +97,7 @@ func (a *slicecast) Start(s settings) error {
 	if err != nil {
 		return err
 	}
-	return a.process.Start(nil, command(agentCommand), append(feed, a.flags(s)...)...)
+	return a.Command.Start(nil, command(agentCommand), append(feed, a.flags(s)...)...)
 }
 
 // flags are the agent's for a case's settings. What a case leaves open keeps the agent's default, but for the cluster's

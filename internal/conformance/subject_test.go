@@ -32,7 +32,7 @@ var variants = map[string]struct {
 	mode     Mode
 	iptables string
 }{
-	"nftables": {NFTables, ""}, "iptables-nft": {IPTables, "nft"}, "iptables-legacy": {IPTables, "legacy"},
+	"ipvs": {IPVS, ""}, "nftables": {NFTables, ""}, "iptables-nft": {IPTables, "nft"}, "iptables-legacy": {IPTables, "legacy"},
 }
 
 // eachVariant runs a test for each variant of a list.

@@ -123,7 +123,7 @@ func (r *replicas) awaitAt(n *node, s *replica) {
 	r.c.t.Helper()
 	testenv.Eventually(r.c.t, settleTimeout, func() error {
 		if at := r.at(n); at != s {
-			return fmt.Errorf("the agent on %s is connected to %s, not %s", n.Name, at.name, s.name)
+			return fmt.Errorf("the agent on %s is connected to %s, not %s", n.Name, at.Name(), s.Name())
 		}
 		return nil
 	})

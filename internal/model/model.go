@@ -202,6 +202,8 @@ type Service struct {
 	HealthCheckNodePort      uint16 // 0: none
 	TrafficDistribution      string // as in Kubernetes; empty: none
 	CreationTimeSeconds      int64  // since 1970
+	// IPVSScheduler is the annotation slicecast.io/ipvs-scheduler, whatever it says; empty: none.
+	IPVSScheduler string
 
 	version Version
 }

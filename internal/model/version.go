@@ -137,6 +137,7 @@ func (s *Service) hash() uint64 {
 	h.num(18, uint64(s.HealthCheckNodePort))
 	h.str(19, s.TrafficDistribution)
 	h.num(20, uint64(s.CreationTimeSeconds))
+	h.str(21, s.IPVSScheduler)
 	return h.sum()
 }
 

@@ -114,6 +114,7 @@ func TestVersionCoversEveryField(t *testing.T) {
 		"health check":     func(s *model.Service) { s.HealthCheckNodePort = 1 },
 		"distribution":     func(s *model.Service) { s.TrafficDistribution = "PreferClose" },
 		"time of creation": func(s *model.Service) { s.CreationTimeSeconds = 1 },
+		"scheduler":        func(s *model.Service) { s.IPVSScheduler = "lc" },
 	} {
 		v := service(change)
 		for other, o := range services {

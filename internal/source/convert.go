@@ -24,6 +24,12 @@ import (
 // LabelServiceProxyName names the proxy that is to serve a Service; without it the cluster's default proxy does.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
+// AnnotationIPVSScheduler names the scheduler that IPVS is to choose a Service's backends with.
+const AnnotationIPVSScheduler = "slicecast.io/ipvs-scheduler"
+
+// maxAnnotation is the longest value of it in bytes: the kernel's names have at most 15.
+const maxAnnotation = 63
+
 // taintToBeDeleted is how the cluster autoscaler announces that it will remove a node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
@@ -179,6 +185,11 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	}
 	s.ClientIPAffinitySeconds = affinitySeconds(o, &skips)
 	s.TrafficDistribution = c.strings.Get(ptr.Deref(o.Spec.TrafficDistribution, ""))
+	if name := o.Annotations[AnnotationIPVSScheduler]; len(name) > maxAnnotation || !utf8.ValidString(name) {
+		skips.add(InvalidAnnotation, "metadata.annotations", "%s is no name of a scheduler", AnnotationIPVSScheduler)
+	} else {
+		s.IPVSScheduler = c.strings.Get(name)
+	}
 	if !o.CreationTimestamp.IsZero() {
 		s.CreationTimeSeconds = o.CreationTimestamp.Unix()
 	}

@@ -2,6 +2,7 @@ package source
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,6 +81,7 @@ func TestFromService(t *testing.T) {
 		"everything": {
 			in: service(func(s *corev1.Service) {
 				s.CreationTimestamp = metav1.NewTime(created)
+				s.Annotations = map[string]string{"slicecast.io/ipvs-scheduler": "lc", "example.com/other": "x"}
 				s.Spec = corev1.ServiceSpec{
 					Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10", "fd00::10"},
 					ExternalIPs: []string{"198.51.100.1", "2001:db8::1", "198.51.100.1"},
@@ -116,7 +118,14 @@ func TestFromService(t *testing.T) {
 				ClientIPAffinitySeconds:  60,
 				LoadBalancerSourceRanges: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")},
 				HealthCheckNodePort:      32000, TrafficDistribution: "PreferSameZone", CreationTimeSeconds: created.Unix(),
+				IPVSScheduler: "lc",
 			}),
+		},
+		"a scheduler's name that is none": {
+			in: service(func(s *corev1.Service) {
+				s.Annotations = map[string]string{"slicecast.io/ipvs-scheduler": strings.Repeat("r", 64)}
+			}),
+			want: wantService(), skips: []Reason{InvalidAnnotation},
 		},
 		"affinity without a timeout": {
 			in:   service(func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP }),

@@ -17,7 +17,8 @@ import (
 
 // FuzzConvert: whatever an API server says, an object comes out that travels, or none.
 func FuzzConvert(f *testing.F) {
-	f.Add(uint8(0), []byte(`{"metadata": {"name": "web", "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z"}, "spec": {
+	f.Add(uint8(0), []byte(`{"metadata": {"name": "web", "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z",
+		"annotations": {"slicecast.io/ipvs-scheduler": "lc"}}, "spec": {
 		"type": "LoadBalancer", "clusterIPs": ["10.96.0.1", "fd00::1"], "externalIPs": ["192.0.2.1", "010.1.1.1"],
 		"ports": [{"name": "http", "port": 80, "nodePort": 30080, "protocol": "SCTP"}, {"port": 0}, {"port": 1, "protocol": "x"}],
 		"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 5}}, "internalTrafficPolicy": "Local",

@@ -36,6 +36,8 @@ const (
 	InvalidTimeout  Reason = "invalid_timeout"
 	WrongFamily     Reason = "wrong_family"
 	InvalidText     Reason = "invalid_text" // no UTF-8
+	// InvalidAnnotation: a value of one of Slicecast's own that can't be meant.
+	InvalidAnnotation Reason = "invalid_annotation"
 )
 
 // Skip tells what of an object is left out and why.

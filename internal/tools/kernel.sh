@@ -5,7 +5,19 @@ set -euo pipefail
 
 cache=${SLICECAST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/slicecast}/kernel
 mkdir -p "$cache"
-newest() { find "$cache" -mindepth 2 -maxdepth 2 -name vmlinuz -printf '%h\n' | sort -V | tail -n 1; }
+# Of its modules, in the order of their folders.
+parts="net lib fs/9p fs/netfs fs/fscache fs/overlayfs drivers/virtio drivers/char/virtio_console.ko drivers/net/dummy.ko
+	drivers/net/veth.ko drivers/net/virtio_net.ko drivers/net/net_failover.ko drivers/net/vxlan drivers/net/bonding arch crypto"
+# newest gives the newest kernel that has all of them.
+newest() {
+	local dir
+	while read -r dir; do
+		if [[ $(cat "$dir/parts" 2>/dev/null) == "$parts" ]]; then
+			echo "$dir"
+			return
+		fi
+	done < <(find "$cache" -mindepth 2 -maxdepth 2 -name vmlinuz -printf '%h\n' | sort -rV)
+}
 dir=$(newest)
 if [[ -z $dir ]]; then
 	give_up() {
@@ -35,12 +47,12 @@ if [[ -z $dir ]]; then
 	keep=$unpack/keep
 	mkdir -p "$keep/modules/drivers"
 	mv "$unpack"/boot/vmlinuz-* "$keep/vmlinuz"
-	for part in net lib fs/9p fs/netfs fs/fscache fs/overlayfs drivers/virtio drivers/char/virtio_console.ko \
-		drivers/net/dummy.ko drivers/net/veth.ko drivers/net/vxlan drivers/net/bonding arch crypto; do
+	for part in $parts; do
 		mkdir -p "$(dirname "$keep/modules/$part")"
 		mv "${modules[0]}/kernel/$part" "$keep/modules/$part"
 	done
 	find "$keep/modules" -name '*.ko.xz' -exec xz -d {} +
+	echo "$parts" >"$keep/parts"
 	rm -rf "${cache:?}/$version"
 	mv "$keep" "$cache/$version"
 	dir=$cache/$version

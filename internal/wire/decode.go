@@ -181,6 +181,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 		HealthCheckNodePort:     d.port("health_check_node_port", p.GetHealthCheckNodePort()),
 		TrafficDistribution:     common.Get(p.GetTrafficDistribution()),
 		CreationTimeSeconds:     p.GetCreationTimeSeconds(),
+		IPVSScheduler:           common.Get(p.GetIpvsScheduler()),
 	}
 	d.name(p.GetName())
 	for _, i := range p.GetLoadBalancerIngress() {

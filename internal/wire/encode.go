@@ -98,6 +98,7 @@ func serviceToProto(s *model.Service) *pb.Service {
 		HealthCheckNodePort:     uint32(s.HealthCheckNodePort),
 		TrafficDistribution:     s.TrafficDistribution,
 		CreationTimeSeconds:     s.CreationTimeSeconds,
+		IpvsScheduler:           s.IPVSScheduler,
 	}
 	for _, i := range s.LoadBalancerIngress {
 		p.LoadBalancerIngress = append(p.LoadBalancerIngress, &pb.LoadBalancerIngress{Ip: i.IP.String(), ProxyMode: i.ProxyMode})

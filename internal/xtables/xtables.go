@@ -6,6 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
@@ -85,4 +88,41 @@ func SizeOf(family model.Family, table string) (Size, error) {
 		}
 	}
 	return s, nil
+}
+
+// HasChain asks nf_tables whether there is a chain. A kernel without nf_tables has none.
+func HasChain(family model.Family, table, chain string) (bool, error) {
+	number := uint8(unix.NFPROTO_IPV4)
+	if family == model.IPv6 {
+		number = unix.NFPROTO_IPV6
+	}
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: number, Version: nl.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
+	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	switch {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL),
+		errors.Is(err, unix.EAFNOSUPPORT):
+		return false, nil
+	}
+	return false, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
+}
+
+// HasLegacy tells whether a table of the legacy interface is there, without making it.
+func HasLegacy(family model.Family, table string) (bool, error) {
+	name := "ip_tables_names"
+	if family == model.IPv6 {
+		name = "ip6_tables_names"
+	}
+	names, err := os.ReadFile("/proc/thread-self/net/" + name)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil // the interface's module is not loaded
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for tables of the legacy interface: %w", err)
+	}
+	return slices.Contains(strings.Fields(string(names)), table), nil
 }

@@ -1,5 +1,5 @@
-// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in iptables mode, on the same API
-// server and the same kernel.
+// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in the same mode, on the same API
+// server and the same kernel; and what Slicecast's agent takes by itself where kube-proxy would take too long.
 package kubeproxy
 
 import (
@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/testenv/command"
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
@@ -29,13 +30,16 @@ const (
 
 // BenchmarkNode starts an agent or a kube-proxy on a new node, once. It tells
 //
-//   - program-s: the time from the start of the process to the first connection by a cluster IP; program-cpu-s: CPU time meanwhile,
+//   - program-s: the time from the start of the process to the first connection by a cluster IP, and with IPVS until all backends and cluster IPs are there; program-cpu-s: CPU time meanwhile,
 //     of the process and the programs that it runs;
 //   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
-//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service;
-//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of nat and filter;
-//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules, one after the other:
-//     the median rate of ten turns, and the median and the 99th percentile of the time that each took.
+//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. Not with IPVS, which
+//     has nothing that tells of a change: see agent/programmer/ipvs;
+//   - rss-MiB, peak-MiB: the process's memory after that; rules: those of iptables' tables nat and filter;
+//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules (nftables has no such order: made first
+//     and last), one after the other: the median rate of ten turns, and the median and the 99th percentile of the time that each took;
+//   - restart-s, Slicecast's only: the time from the start of another process until it has found that nothing has changed; touched:
+//     the transactions of nftables meanwhile. It is the second of two, as the first removes what no Service needs any more.
 func BenchmarkNode(b *testing.B) {
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
@@ -43,11 +47,11 @@ func BenchmarkNode(b *testing.B) {
 		b.Run(text, func(b *testing.B) {
 			c := newCluster(b, size)
 			nodes := 0
-			for variant := range strings.SplitSeq(*variantsFlag, ",") {
+			for mode := range strings.SplitSeq(*modesFlag, ",") {
 				for subject := range strings.SplitSeq(*subjectsFlag, ",") {
-					b.Run(variant+"/"+subject, func(b *testing.B) {
+					b.Run(mode+"/"+subject, func(b *testing.B) {
 						nodes++
-						c.measure(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), variant))
+						c.measure(b, subject, c.addNode(b, fmt.Sprint("node-", nodes), mode))
 					})
 				}
 			}
@@ -56,9 +60,7 @@ func BenchmarkNode(b *testing.B) {
 }
 
 func (c *cluster) measure(b *testing.B, subject string, n *node) {
-	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), c.ordinary.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
-	require.NoError(b, err)
-	to := netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+	to := c.clusterIP(b, c.ordinary)
 	before, err := n.stamp()
 	require.NoError(b, err)
 
@@ -73,31 +75,72 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 		}
 		require.NoError(b, ctx.Err(), "%v", err)
 	}
+	if n.mode == "ipvs" {
+		require.NoError(b, n.awaitIPVS(ctx, c.size.services*c.size.endpoints+c.size.large, c.size.services+min(c.size.large, 1)))
+	}
 	b.StopTimer()
 	b.ReportMetric(time.Since(began).Seconds(), "program-s")
-	_, err = n.awaitChange(ctx, before) // the other table, too
-	require.NoError(b, err)
-	b.ReportMetric(p.cpu(b).Seconds(), "program-cpu-s")
-
-	c.measureChanges(b, p, n, c.ordinary, "change")
-	if c.large != nil {
-		c.measureChanges(b, p, n, c.large, "large")
+	if n.mode != "ipvs" {
+		_, err = n.awaitChange(ctx, before) // the other table, too
+		require.NoError(b, err)
 	}
-	memory, err := usage.MemoryOf(p.Process.Pid)
+	b.ReportMetric(familyCPU(b, p).Seconds(), "program-cpu-s")
+
+	if n.mode != "ipvs" {
+		c.measureChanges(b, p, n, c.ordinary, "change")
+		if c.large != nil {
+			c.measureChanges(b, p, n, c.large, "large")
+		}
+	}
+	memory, err := usage.MemoryOf(p.Pid())
 	require.NoError(b, err)
 	b.ReportMetric(float64(memory.Resident)/(1<<20), "rss-MiB")
 	b.ReportMetric(float64(memory.Peak)/(1<<20), "peak-MiB")
 
-	rules := n.rules(b)
-	b.ReportMetric(float64(len(rules)), "rules")
-	n.measureConnections(b, rules)
+	first, last := c.clusterIP(b, c.first), to
+	if n.iptables != "" {
+		rules := n.rules(b)
+		b.ReportMetric(float64(len(rules)), "rules")
+		first, last = ends(rules)
+	}
+	n.measureConnections(b, first, last)
+	if subject == slicecast {
+		c.measureRestart(b, p, n)
+	}
+}
+
+// clusterIP gives the address and port of a slice's Service.
+func (c *cluster) clusterIP(b *testing.B, s *discoveryv1.EndpointSlice) netip.AddrPort {
+	b.Helper()
+	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), s.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
+	require.NoError(b, err)
+	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
+}
+
+// measureRestart ends an agent and starts another.
+func (c *cluster) measureRestart(b *testing.B, p *command.Command, n *node) {
+	b.Helper()
+	for range 2 {
+		require.NoError(b, p.Stop())
+		before, err := n.stamp()
+		require.NoError(b, err)
+		start := time.Now()
+		p = c.startSubject(b, slicecast, n)
+		p.AwaitOK(b, programTimeout, "http://127.0.0.1:10256/readyz")
+		b.ReportMetric(time.Since(start).Seconds(), "restart-s")
+		after, err := n.stamp()
+		require.NoError(b, err)
+		if n.iptables == "" {
+			b.ReportMetric(float64(after.(uint32)-before.(uint32)), "touched")
+		}
+	}
 }
 
 // measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
-func (c *cluster) measureChanges(b *testing.B, p *process, n *node, s *discoveryv1.EndpointSlice, what string) {
+func (c *cluster) measureChanges(b *testing.B, p *command.Command, n *node, s *discoveryv1.EndpointSlice, what string) {
 	b.Helper()
 	var times []time.Duration
-	before := p.cpu(b)
+	before := familyCPU(b, p)
 	ticker := time.NewTicker(between)
 	defer ticker.Stop()
 	for range *changesFlag / 2 * 2 {
@@ -112,7 +155,7 @@ func (c *cluster) measureChanges(b *testing.B, p *process, n *node, s *discovery
 		times = append(times, end.Sub(start))
 		<-ticker.C
 	}
-	spent := p.cpu(b) - before
+	spent := familyCPU(b, p) - before
 	slices.Sort(times)
 	millis := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	b.ReportMetric(millis(times[len(times)/2]), what+"-ms")
@@ -137,10 +180,9 @@ func ends(rules []string) (first, last netip.AddrPort) {
 }
 
 // measureConnections makes connections to both ends in turns, so that what else the machine does meets both.
-func (n *node) measureConnections(b *testing.B, rules []string) {
+func (n *node) measureConnections(b *testing.B, first, last netip.AddrPort) {
 	b.Helper()
 	const turns = 10
-	first, last := ends(rules)
 	times, rates := map[string][]time.Duration{}, map[string][]float64{}
 	for range 1 + turns { // one to warm up
 		for what, to := range map[string]netip.AddrPort{"first": first, "last": last} {

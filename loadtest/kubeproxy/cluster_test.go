@@ -1,6 +1,7 @@
 package kubeproxy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -53,8 +54,8 @@ type cluster struct {
 	network *testenv.Network
 	control *controlplane.ControlPlane
 	size    size
-	// first of all slices of an ordinary Service, and of the large one, which is nil without such.
-	ordinary, large *discoveryv1.EndpointSlice
+	// The first slices of the first and of another ordinary Service, and of the large one, which is nil without such.
+	first, ordinary, large *discoveryv1.EndpointSlice
 	// ca and dir are for agents' credentials.
 	ca, dir string
 }
@@ -103,6 +104,7 @@ func newCluster(b *testing.B, s size) *cluster {
 	}
 	for i := range s.services {
 		c.ordinary = add(fmt.Sprintf("service-%05d", i), s.endpoints)
+		c.first = cmp.Or(c.first, c.ordinary)
 	}
 	if s.large > 0 {
 		c.large = add("large", s.large)
@@ -157,7 +159,7 @@ func (c *cluster) startServer(b *testing.B) {
 		// Agents show the certificates that kubelets have.
 		"--client-ca-file="+c.write(b, "clients.crt", c.control.AdminConfig().CAData),
 		"--drain-window=100ms")
-	server.awaitOK(b, "http://127.0.0.1:8473/readyz", 5*time.Minute)
+	server.AwaitOK(b, 5*time.Minute, "http://127.0.0.1:8473/readyz")
 }
 
 func (c *cluster) write(b *testing.B, name string, content []byte) string {

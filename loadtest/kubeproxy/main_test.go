@@ -18,7 +18,7 @@ import (
 
 var (
 	sizesFlag    = flag.String("kubeproxy.sizes", "1000x50+5000,10000x5", "clusters, with commas: SERVICESxENDPOINTS, and +ENDPOINTS for one large Service more")
-	variantsFlag = flag.String("kubeproxy.variants", "nft,legacy", "variants of iptables, with commas")
+	modesFlag    = flag.String("kubeproxy.modes", "nftables,iptables-nft,iptables-legacy", "ways to program nodes, with commas; also ipvs, see internal/testenv/vm/oldkernel")
 	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "who to measure, with commas")
 	changesFlag  = flag.Int("kubeproxy.changes", 20, "changes of one endpoint to make in each Service")
 	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "connections to make to each Service")
@@ -28,6 +28,9 @@ var (
 const buildDirVariable = "SLICECAST_KUBEPROXY_BUILD"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == serveArgument {
+		os.Exit(serve(os.Stdin, os.Stdout))
+	}
 	flag.Parse()
 	var prepare []func() error
 	if bench := flag.Lookup("test.bench").Value.String(); bench != "" {
@@ -39,6 +42,9 @@ func TestMain(m *testing.M) {
 
 // build builds what is measured, while there still is a network.
 func build() error {
+	if os.Getenv(buildDirVariable) != "" {
+		return nil // they are there
+	}
 	dir, err := os.MkdirTemp("", "slicecast-kubeproxy-")
 	if err != nil {
 		return err

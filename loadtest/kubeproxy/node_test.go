@@ -1,16 +1,19 @@
 package kubeproxy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,13 +26,17 @@ import (
 // node is a node with a pod that has the addresses of all endpoints, and one that is a client.
 type node struct {
 	*testenv.Node
-	client  *testenv.Pod
-	variant string // of iptables
+	client   *testenv.Pod
+	mode     string // as in -kubeproxy.modes
+	iptables string // its variant; empty: it is not used
 }
 
-func (c *cluster) addNode(b *testing.B, name, variant string) *node {
+func (c *cluster) addNode(b *testing.B, name, mode string) *node {
 	b.Helper()
-	n := &node{Node: c.network.AddNode(name), variant: variant}
+	n := &node{Node: c.network.AddNode(name), mode: mode}
+	if variant, ok := strings.CutPrefix(mode, "iptables-"); ok {
+		n.iptables = variant
+	}
 	b.Cleanup(n.Delete)
 	sink := n.AddPod("endpoints")
 	n.client = n.AddPod("client")
@@ -81,7 +88,7 @@ func (n *node) rules(b *testing.B) []string {
 	b.Helper()
 	var rules []string
 	for _, table := range []string{"nat", "filter"} {
-		out, err := n.Run(b.Context(), "iptables-"+n.variant+"-save", "-t", table)
+		out, err := n.Run(b.Context(), "iptables-"+n.iptables+"-save", "-t", table)
 		require.NoError(b, err)
 		for line := range strings.Lines(out) {
 			if strings.HasPrefix(line, "-A ") {
@@ -95,10 +102,10 @@ func (n *node) rules(b *testing.B) []string {
 // stamp changes when the tables do.
 func (n *node) stamp() (stamp any, err error) {
 	err = n.Do(func() (err error) {
-		if n.variant == "nft" {
-			stamp, err = xtables.Generation()
-		} else {
+		if n.iptables == "legacy" {
 			stamp, err = xtables.SizeOf(model.IPv4, "nat")
+		} else {
+			stamp, err = xtables.Generation()
 		}
 		return err
 	})
@@ -130,6 +137,36 @@ func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
 		}
 		if now != from && time.Since(last) > quiet {
 			return last, nil
+		}
+	}
+}
+
+// awaitIPVS waits until IPVS has so many backends, and the node so many cluster IPs. Looking takes a while, and who is measured wants
+// the time.
+func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
+	for {
+		var haveBackends, haveIPs int
+		err := n.Do(func() error {
+			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
+			if err != nil {
+				return err
+			}
+			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are
+			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+			for _, a := range addresses {
+				if ip, ok := netip.AddrFromSlice(a.IP); ok && testenv.ServiceCIDRs()[0].Contains(ip) {
+					haveIPs++
+				}
+			}
+			return err
+		})
+		if err != nil || haveBackends == backends && haveIPs >= clusterIPs {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: IPVS has %d backends and %d cluster IPs, want %d and %d", context.Cause(ctx), haveBackends, haveIPs, backends, clusterIPs)
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

@@ -103,7 +103,7 @@ func (d *distribution) Stream(g pb.DistributionService_StreamServer) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.auth.Authorize(g.Context(), request.GetHello().GetKind(), request.GetHello().GetNodeName()); err != nil {
+	if _, _, err := d.auth.Authorize(g.Context(), request.GetHello().GetKind(), request.GetHello().GetNodeName()); err != nil {
 		return err
 	}
 	return g.Send(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{}}})
@@ -360,10 +360,10 @@ func TestOperatorNeedsNoCredentials(t *testing.T) {
 	require.NoError(t, err)
 	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	for kind := range pb.ClientKind_name {
-		user, err := a.Authorize(withIdentity(t.Context(), i), pb.ClientKind(kind), "a")
+		user, _, err := a.Authorize(withIdentity(t.Context(), i), pb.ClientKind(kind), "a")
 		require.NoError(t, err)
 		require.Equal(t, "debug socket", user)
-		_, err = a.Authorize(context.Background(), pb.ClientKind(kind), "a")
+		_, _, err = a.Authorize(context.Background(), pb.ClientKind(kind), "a")
 		require.Equal(t, codes.Unauthenticated, status.Code(err))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Organizations and common names of client certificates. Kubernetes' own are in "Certificates and Certificate Signing
@@ -29,6 +30,8 @@ type Identity struct {
 	Observer bool
 	// Operator may be any node, a relay and an observer.
 	Operator bool
+	// Until is when the certificate or token expires; zero: never.
+	Until time.Time
 }
 
 type identityKey struct{}
@@ -50,6 +53,7 @@ func certificateIdentity(c *x509.Certificate) (Identity, bool) {
 		Relay:    slices.Contains(groups, relaysGroup) && user != "",
 		Observer: slices.Contains(groups, observersGroup),
 		Operator: slices.Contains(groups, mastersGroup),
+		Until:    c.NotAfter,
 	}
 	if node, ok := strings.CutPrefix(user, nodeUserPrefix); ok && slices.Contains(groups, nodesGroup) {
 		i.Node = node

@@ -124,6 +124,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 			}
 			// An API server that does not name the audience did not check it.
 			v = r.judge(s.User.Username, s.Audiences, node)
+			v.identity.Until = c.Until()
 		}
 		v.expires = r.now().Add(verdictLife)
 		r.verdicts.Add(hash, v)

@@ -2,6 +2,7 @@ package auth
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -25,7 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
+	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/auth/jwt"
 )
 
 const audience = "slicecast"
@@ -97,6 +100,29 @@ func newReviewer(namespace string) (*TokenReviewer, *countingReviews) {
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
 	}), reviews
+}
+
+// An identity holds as long as what shows it.
+func TestIdentityExpires(t *testing.T) {
+	namespace := cluster.Namespace(t)
+	reviewer, _ := newReviewer(namespace)
+	token := newAccount(t, namespace, "agent", "token-until").token(audience, true)
+	v, err := reviewer.review(t.Context(), token)
+	require.NoError(t, err)
+	claims, ok := jwt.Parse(token)
+	require.True(t, ok)
+	require.EqualValues(t, claims.Expires, v.identity.Until.Unix())
+	require.WithinDuration(t, time.Now().Add(time.Hour), v.identity.Until, 10*time.Minute)
+
+	ca, err := testca.New()
+	require.NoError(t, err)
+	pair, err := ca.Node("a")
+	require.NoError(t, err)
+	certificate, err := x509.ParseCertificate(pair.Certificate[0])
+	require.NoError(t, err)
+	i, ok := certificateIdentity(certificate)
+	require.True(t, ok)
+	require.Equal(t, certificate.NotAfter, i.Until)
 }
 
 func TestTokens(t *testing.T) {

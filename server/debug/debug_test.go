@@ -47,7 +47,7 @@ func start(t *testing.T, o fanout.Options) *fixture {
 	require.NoError(t, err)
 	o.Store, o.ServerName, o.ServerVersion, o.Logger = s, "server-1", "v1.2.3", slog.New(slog.DiscardHandler)
 	o.DrainWindow = time.Millisecond
-	o.Authorize = func(context.Context, pb.ClientKind, string) (string, error) { return "", nil }
+	o.Authorize = func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil }
 	f := &fixture{t: t, store: s, hub: fanout.New(o)}
 	server := grpc.NewServer(fanout.ServerOption())
 	pb.RegisterDistributionServiceServer(server, f.hub)

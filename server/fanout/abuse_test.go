@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -91,10 +92,10 @@ func TestOnlyAHelloIsTakenOfStrangers(t *testing.T) {
 	up := &told{}
 	h := running(t, Options{
 		Store: filled(t, 1), Upstream: up,
-		Authorize: func(context.Context, pb.ClientKind, string) (string, error) {
+		Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) {
 			asked <- struct{}{}
 			<-answer
-			return "", status.Error(codes.PermissionDenied, "who are you?")
+			return "", time.Time{}, status.Error(codes.PermissionDenied, "who are you?")
 		},
 	})
 	nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{

@@ -69,7 +69,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(uint8(0), all)
 
 	h := New(Options{
-		Store: filled(f, 10), Logger: slog.New(slog.DiscardHandler), Authorize: func(context.Context, pb.ClientKind, string) (string, error) { return "", nil },
+		Store: filled(f, 10), Logger: slog.New(slog.DiscardHandler), Authorize: func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil },
 	})
 	f.Fuzz(func(t *testing.T, kind uint8, data []byte) { checkMessages(t, h, kind, data) })
 }

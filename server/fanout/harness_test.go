@@ -51,11 +51,11 @@ func startWith(t *testing.T, o Options) *fixture {
 		Store: o.Store, Upstream: o.Upstream, Servers: o.Servers, MaxBehindWait: o.MaxBehindWait, ColdBytes: o.ColdBytes,
 		ServerName: "server-1", ServerVersion: "v1", Heartbeat: time.Second, DrainWindow: 10 * time.Millisecond,
 		Logger: slog.New(slog.DiscardHandler),
-		Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, error) {
+		Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
 			if node == "stranger" {
-				return "", status.Error(codes.PermissionDenied, "who are you?")
+				return "", time.Time{}, status.Error(codes.PermissionDenied, "who are you?")
 			}
-			return "", nil
+			return "", time.Time{}, nil
 		},
 	})
 	server := grpc.NewServer(ServerOption())

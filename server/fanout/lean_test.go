@@ -137,7 +137,7 @@ func running(t *testing.T, o Options) *Hub {
 func run(t require.TestingT, o Options) (h *Hub, stop func()) {
 	o.Logger = slog.New(slog.DiscardHandler)
 	if o.Authorize == nil {
-		o.Authorize = func(context.Context, pb.ClientKind, string) (string, error) { return "", nil }
+		o.Authorize = func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil }
 	}
 	h = New(o)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -406,10 +406,28 @@ func TestANodesNewestStreamCounts(t *testing.T) {
 	require.Eventually(t, func() bool { return h.nodes.Load() == 0 && len(h.Streams(nil)) == 0 }, patience, tick)
 }
 
+// A stream lasts as long as the credentials that it began with.
+func TestStreamEndsWithItsCredentials(t *testing.T) {
+	until := time.Now().Add(20 * time.Millisecond)
+	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
+		if node == "brief" {
+			return node, until, nil
+		}
+		return node, time.Now().Add(time.Hour), nil
+	}})
+	lasting := connect(t, h, &pb.Hello{NodeName: "lasting"})
+	err := <-connect(t, h, &pb.Hello{NodeName: "brief"}).done
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	require.False(t, time.Now().Before(until))
+	eventually(t, lasting.session.s.synced.Load)
+	require.Len(t, h.Streams(nil), 1)
+	_ = lasting.close()
+}
+
 // One observer, or relay, can't take the place of others.
 func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
-	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, error) {
-		return node, nil
+	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
+		return node, time.Time{}, nil
 	}})
 	observe := func(as string) *pipe { return connect(t, h, &pb.Hello{NodeName: as}) }
 	var pipes []*pipe

@@ -129,8 +129,12 @@ func (s *stream) serve() error {
 	if err != nil {
 		return err
 	}
-	if err := s.admit(); err != nil {
+	until, err := s.admit()
+	if err != nil {
 		return err
+	}
+	if !until.IsZero() {
+		defer time.AfterFunc(time.Until(until), func() { s.end(errExpired) }).Stop()
 	}
 	if err := h.register(s); err != nil {
 		return err
@@ -177,19 +181,21 @@ func (s *stream) greeted() (*pb.Hello, error) {
 	}
 }
 
-// admit tells whether the client may be what it says.
-func (s *stream) admit() error {
+// errExpired ends a stream that has lasted as long as what its client has shown of itself.
+var errExpired = status.Error(codes.Unauthenticated, "the credentials that this stream began with have expired: open another one with fresh ones")
+
+// admit tells whether the client may be what it says, and until when.
+func (s *stream) admit() (until time.Time, err error) {
 	o := s.hub.options
-	var err error
-	if s.user, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
-		return err
+	if s.user, until, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
+		return until, err
 	}
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY && o.Upstream != nil {
 		if _, ok := o.Upstream.Path(); !ok {
-			return errNoUpstream
+			return until, errNoUpstream
 		}
 	}
-	return nil
+	return until, nil
 }
 
 // introduce takes what the hello says of the client.

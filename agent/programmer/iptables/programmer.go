@@ -16,6 +16,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // Variant tells which of the kernel's interfaces iptables is used over.
@@ -279,6 +280,9 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
 
 func cleanupAll(ctx context.Context, run runner) error {
+	if !mayBeLeft() {
+		return nil
+	}
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
@@ -289,6 +293,24 @@ func cleanupAll(ctx context.Context, run runner) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// mayBeLeft tells whether there may be chains of this package, by next to no means: the programs read all rules, of which
+// others may have many.
+func mayBeLeft() bool {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
+			if has, err := xtables.HasLegacy(family, t.String()); has || err != nil {
+				return true
+			}
+			for _, chain := range chains {
+				if has, err := xtables.HasChain(family, t.String(), chain); has || err != nil {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 func cleanup(ctx context.Context, name string, run runner) error {

@@ -59,7 +59,11 @@ func (c *cluster) see(t *testing.T, sights []sight) {
 }
 
 func (c *cluster) look(ctx context.Context, s sight) outcome {
-	r := s.from.Probe(ctx, s.tr.probe, s.to, 1, testenv.ProbeOptions{Timeout: time.Second, Source: netip.AddrPortFrom(s.source, 0)})
+	timeout := patient.Timeout
+	if s.want.to == view.Drop {
+		timeout = time.Second // which passes each time
+	}
+	r := s.from.Probe(ctx, s.tr.probe, s.to, 1, testenv.ProbeOptions{Timeout: timeout, Source: netip.AddrPortFrom(s.source, 0)})
 	switch r.Attempts[0].Outcome {
 	case testenv.Answered:
 		for name := range r.Backends() {

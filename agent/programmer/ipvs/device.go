@@ -1,10 +1,10 @@
 package ipvs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -17,6 +17,9 @@ import (
 
 // Device is the name of the dummy device that has the Services' addresses: IPVS sees only what is meant for the node.
 const Device = "slicecast-ipvs0"
+
+// KubeProxyDevice is the name of the one that kube-proxy has for the same.
+const KubeProxyDevice = "kube-ipvs0"
 
 // ensureDevice makes the device if it is not there, and sets it up.
 func (p *Programmer) ensureDevice() error {
@@ -90,36 +93,70 @@ func (p *Programmer) nodesOwn(a netip.Addr) bool {
 		return false // there is no way there, and so it is not local
 	}
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index
+		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index && !p.isKubeProxys(r.LinkIndex)
 	})
 }
 
-// deviceAddress gives an address as the device has it: so that the kernel does not choose it as a source, e.g. of what is
+// isKubeProxys tells whether a device is the one on which kube-proxy has Services' addresses. Two may have the same, so that
+// they are there when the other one is removed.
+func (p *Programmer) isKubeProxys(index int) bool {
+	link, err := p.links.LinkByName(KubeProxyDevice)
+	return err == nil && link.Attrs().Index == index
+}
+
+func (p *Programmer) addAddresses(list []netip.Addr) error {
+	return p.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
+		if errno == unix.EEXIST {
+			return nil
+		}
+		return fmt.Errorf("give %s the address %v: %w", Device, a, errno)
+	})
+}
+
+func (p *Programmer) removeAddresses(list []netip.Addr) error {
+	return p.changeAddresses(list, unix.RTM_DELADDR, 0, func(a netip.Addr, errno unix.Errno) error {
+		if errno == unix.EADDRNOTAVAIL {
+			return nil
+		}
+		return fmt.Errorf("take the address %v from %s: %w", a, Device, errno)
+	})
+}
+
+// changeAddresses has the kernel give the device addresses, or take them from it.
+func (p *Programmer) changeAddresses(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
+	p.requests.reset()
+	for _, a := range list {
+		p.requests.address(kind, flags, p.device.Attrs().Index, a)
+	}
+	var failed error
+	err := p.addresses.execute(&p.requests, func(i int, errno unix.Errno) {
+		failed = cmp.Or(failed, failure(list[i], errno))
+	})
+	return errors.Join(err, failed)
+}
+
+// address writes a message about an address of the device. The kernel is not to choose it as a source, e.g. of what is
 // masqueraded.
-func deviceAddress(a netip.Addr) *netlink.Addr {
-	address := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
-	if model.FamilyOf(a) == model.IPv4 {
-		address.Scope = unix.RT_SCOPE_HOST
-	} else {
+func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
+	const own, permanent = unix.IFA_LOCAL, math.MaxUint32
+	family, scope, addressFlags := byte(unix.AF_INET), byte(unix.RT_SCOPE_HOST), byte(0)
+	if model.FamilyOf(a) == model.IPv6 {
 		// Deprecated: valid for ever, preferred for no time.
-		address.Flags = unix.IFA_F_NODAD
-		address.ValidLft, address.PreferedLft = math.MaxUint32, 0
+		family, scope, addressFlags = unix.AF_INET6, unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
 	}
-	return address
-}
-
-func (p *Programmer) addAddress(a netip.Addr) error {
-	if err := p.links.AddrAdd(p.device, deviceAddress(a)); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("give %s the address %v: %w", Device, a, err)
+	r.begin(kind, flags)
+	r.buf = append(r.buf, family, byte(a.BitLen()), addressFlags, scope)
+	r.buf = append(r.buf, host32(uint32(index))...)
+	r.bytes(own, a.AsSlice())
+	r.bytes(unix.IFA_ADDRESS, a.AsSlice())
+	if model.FamilyOf(a) == model.IPv6 {
+		info := r.nest(unix.IFA_CACHEINFO)
+		for _, v := range []uint32{0, permanent, 0, 0} { // preferred, valid, and two times that only the kernel tells
+			r.buf = append(r.buf, host32(v)...)
+		}
+		r.endNest(info)
 	}
-	return nil
-}
-
-func (p *Programmer) removeAddress(a netip.Addr) error {
-	if err := p.links.AddrDel(p.device, deviceAddress(a)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("take the address %v from %s: %w", a, Device, err)
-	}
-	return nil
+	r.end()
 }
 
 // removeDevice removes the device, if there is one.

@@ -98,6 +98,10 @@ func shared(port *view.ServicePort, add func(elementKey)) {
 			add(elementKey{setAddresses, addressKey(f.Address)})
 		}
 	}
+	hairpins(port, add)
+}
+
+func hairpins(port *view.ServicePort, add func(elementKey)) {
 	for r := range roles {
 		for _, b := range r.backends(port) {
 			if b.Local {

@@ -16,12 +16,12 @@ import (
 // held is all that the kernel has of ours.
 type heldState struct {
 	Elements  map[model.Family]elements
-	Services  map[serviceKey]map[netip.AddrPort]int
+	Services  map[serviceKey]map[netip.AddrPort]uint32
 	Addresses map[netip.Addr]bool
 }
 
 func (h *inHost) read(t require.TestingT) (s heldState) {
-	s = heldState{Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]int{}}
+	s = heldState{Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]uint32{}}
 	for family, l := range h.layouts {
 		list, whole, err := h.tables.read(l)
 		require.NoError(t, err)
@@ -31,7 +31,11 @@ func (h *inHost) read(t require.TestingT) (s heldState) {
 	services, err := h.readServices(func(serviceKey) bool { return true })
 	require.NoError(t, err)
 	for k, service := range services {
-		s.Services[k] = service.weights
+		weights := map[netip.AddrPort]uint32{}
+		for _, b := range service.backends {
+			weights[b.address] = b.weight
+		}
+		s.Services[k] = weights
 	}
 	s.Addresses, err = h.deviceAddresses()
 	require.NoError(t, err)
@@ -62,7 +66,7 @@ func TestHistories(t *testing.T) {
 		return list
 	}
 	draw := func(t *rapid.T, id view.ServicePortID, number byte) *view.ServicePort {
-		p := &view.ServicePort{ID: id, Affinity: time.Duration(rapid.SampledFrom([]int{0, 0, 10, 60}).Draw(t, "affinity")) * time.Second}
+		p := &view.ServicePort{ID: id, Scheduler: rapid.SampledFrom([]string{"", "", "lc", "mh"}).Draw(t, "scheduler"), Affinity: time.Duration(rapid.SampledFrom([]int{0, 0, 10, 60}).Draw(t, "affinity")) * time.Second}
 		p.Cluster, p.Local = backends(t, id.Family, "cluster"), backends(t, id.Family, "local")
 		to := func() view.Route {
 			targets := []view.Target{view.Reject, view.Drop}

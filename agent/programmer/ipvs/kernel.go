@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -103,12 +104,16 @@ func (p *Programmer) openIPVS() error {
 	if p.ipvs != nil {
 		return nil
 	}
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
 		return err
 	}
+	if p.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
+		return err
+	}
+	p.ipvsFamily = family.ID
 	// It has modprobe called, too, and logs it if there is none.
 	logrus.SetOutput(io.Discard)
-	var err error
 	p.ipvs, err = mobyipvs.New("")
 	return err
 }
@@ -120,14 +125,11 @@ func New(options Options) (*Programmer, error) {
 		return nil, err
 	}
 	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: map[drainKey]time.Time{}}
-	var err error
-	if p.links, err = netlink.NewHandle(); err != nil {
-		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	err := p.open()
+	if err == nil {
+		err = find(p.probes(), modprobe)
 	}
-	if p.tables, err = dialTables(); err != nil {
-		return nil, fmt.Errorf("open a socket for nftables: %w", err)
-	}
-	if err := find(p.probes(), modprobe); err != nil {
+	if err != nil {
 		p.close()
 		return nil, err
 	}
@@ -139,12 +141,37 @@ func New(options Options) (*Programmer, error) {
 	return p, nil
 }
 
+// close closes what is open.
 func (p *Programmer) close() {
-	p.links.Close()
-	_ = p.tables.conn.CloseLasting() // nothing can be done about it
+	if p.links != nil {
+		p.links.Close()
+	}
+	if p.addresses != nil {
+		p.addresses.close()
+	}
+	if p.tables != nil {
+		_ = p.tables.conn.CloseLasting() // nothing can be done about it
+	}
+	if p.commands != nil {
+		p.commands.close()
+	}
 	if p.ipvs != nil {
 		p.ipvs.Close()
 	}
+}
+
+// open opens what is there on any machine.
+func (p *Programmer) open() (err error) {
+	if p.links, err = netlink.NewHandle(); err != nil {
+		return fmt.Errorf("open a netlink socket: %w", err)
+	}
+	if p.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("open a netlink socket for addresses: %w", err)
+	}
+	if p.tables, err = dialTables(); err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	return nil
 }
 
 // sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. IPVS tells conntrack of its connections, which
@@ -165,20 +192,32 @@ var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_announce": "2",
 }
 
-// prepare sets what is set once.
-func (p *Programmer) prepare(node view.Node) error {
+// SetSysctls does ahead what of a Replace takes a privileged container. IPVS must be loaded, which New has it.
+func SetSysctls(options Options) error {
 	settings := []map[string]string{sysctls}
-	if p.options.StrictARP {
+	if options.StrictARP {
 		settings = append(settings, strictARP)
 	}
 	for _, s := range settings {
 		for name, value := range s {
 			name, optional := strings.CutPrefix(name, "?")
-			err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0)
+			path := filepath.Join("/proc/sys", name)
+			if is, err := os.ReadFile(path); err == nil && string(bytes.TrimSpace(is)) == value {
+				continue // in a container without privileges it can be read only
+			}
+			err := os.WriteFile(path, []byte(value), 0)
 			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
-				return fmt.Errorf("set sysctl %s to %s: %w", name, value, err)
+				return fmt.Errorf("set sysctl %s to %s: %w; in a container, run the agent once with --init-only in a privileged one before", name, value, err)
 			}
 		}
+	}
+	return nil
+}
+
+// prepare sets what is set once.
+func (p *Programmer) prepare(node view.Node) error {
+	if err := SetSysctls(p.options); err != nil {
+		return err
 	}
 	timeouts := &mobyipvs.Config{TimeoutTCP: p.options.TCPTimeout, TimeoutTCPFin: p.options.TCPFinTimeout, TimeoutUDP: p.options.UDPTimeout}
 	if *timeouts != (mobyipvs.Config{}) {
@@ -187,6 +226,9 @@ func (p *Programmer) prepare(node view.Node) error {
 		}
 	}
 	if err := p.ensureDevice(); err != nil {
+		return err
+	}
+	if err := p.restoreSources(); err != nil {
 		return err
 	}
 	var err error
@@ -203,17 +245,15 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 }
 
 // Cleanup removes what this package made, also in earlier runs: the device, the tables and the virtual services. Settings
-// of the kernel stay.
+// of the kernel stay. Open connections through IPVS end, see ledFrontends.
 func Cleanup(ctx context.Context) error {
 	p := &Programmer{}
-	var err error
-	if p.links, err = netlink.NewHandle(); err != nil {
-		return fmt.Errorf("open a netlink socket: %w", err)
-	}
-	if p.tables, err = dialTables(); err != nil {
-		return fmt.Errorf("open a socket for nftables: %w", err)
-	}
 	defer p.close()
+	if err := p.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil // without nftables nothing was made
+	} else if err != nil {
+		return err
+	}
 	// Asking for IPVS would have it loaded.
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
 		if err := p.openIPVS(); err != nil {
@@ -228,10 +268,13 @@ func (p *Programmer) cleanup(context.Context) error {
 		return err
 	}
 	tables, err := p.tables.conn.ListTables()
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return nil // without nf_tables nothing was made
+	}
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
-	named := map[serviceKey]bool{}
+	named, led := map[serviceKey]bool{}, ledFrontends{}
 	for _, t := range tables {
 		if t.Name != Table {
 			continue
@@ -250,6 +293,7 @@ func (p *Programmer) cleanup(context.Context) error {
 				named[l.affinityKey(k.key)] = true
 			}
 		}
+		led.add(family, held)
 		p.tables.conn.DelTable(t)
 	}
 	if err := p.tables.write(); err != nil {
@@ -258,19 +302,18 @@ func (p *Programmer) cleanup(context.Context) error {
 	if p.ipvs == nil {
 		return nil
 	}
-	for k := range named {
-		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
+	services, err := p.ipvs.GetServices()
+	if err != nil {
+		return fmt.Errorf("read IPVS' virtual services: %w", err)
+	}
+	x := newChange()
+	for _, s := range services {
+		if k, ok := keyOf(s); ok && (k.number != 0 || named[k]) {
+			x.removeService(k)
 		}
 	}
-	services, err := p.readServices(func(serviceKey) bool { return false })
-	if err != nil {
+	if err := p.run(x, x.after); err != nil {
 		return err
 	}
-	for k := range services {
-		if err := p.ipvs.DelService(k.moby()); err != nil {
-			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
-		}
-	}
-	return nil
+	return led.forget()
 }

@@ -50,13 +50,13 @@ func (c *cluster) kernel(t *testing.T) string {
 }
 
 // destinations gives the weights of a virtual service's destinations.
-func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]int {
+func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]uint32 {
 	t.Helper()
-	list, err := c.ipvs.GetDestinations(c.services(c.ports[id])[0].serviceKey.moby())
+	list, err := c.readBackends(nil, c.services(c.ports[id])[0].serviceKey)
 	require.NoError(t, err)
-	weights := map[netip.AddrPort]int{}
-	for _, d := range list {
-		weights[addressOf(d)] = d.Weight
+	weights := map[netip.AddrPort]uint32{}
+	for _, b := range list {
+		weights[b.address] = b.weight
 	}
 	return weights
 }
@@ -233,7 +233,7 @@ func TestDrain(t *testing.T) {
 	moved.Cluster = c.backends(model.IPv4, udpPort, 2)
 	c.apply(t, udp.ID, &moved)
 	gone := c.backends(model.IPv4, tcpPort, 0)[0].Address
-	require.Equal(t, map[netip.AddrPort]int{gone: 0, c.backends(model.IPv4, tcpPort, 2)[0].Address: 1}, c.destinations(t, web.ID))
+	require.Equal(t, map[netip.AddrPort]uint32{gone: 0, c.backends(model.IPv4, tcpPort, 2)[0].Address: 1}, c.destinations(t, web.ID))
 	require.Len(t, c.destinations(t, udp.ID), 1)
 
 	reply, err := open[0].Echo(t.Context(), "go on")
@@ -243,7 +243,7 @@ func TestDrain(t *testing.T) {
 
 	// Who comes back is there at once, and leaves again.
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 0, 2))
-	require.Equal(t, 1, c.destinations(t, web.ID)[gone])
+	require.Equal(t, uint32(1), c.destinations(t, web.ID)[gone])
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 2))
 
 	c.endDrains(time.Now())
@@ -252,7 +252,7 @@ func TestDrain(t *testing.T) {
 	require.NotContains(t, c.destinations(t, web.ID), gone)
 
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1))
-	require.Equal(t, map[netip.AddrPort]int{c.backends(model.IPv4, tcpPort, 2)[0].Address: 0}, c.destinations(t, web.ID))
+	require.Equal(t, map[netip.AddrPort]uint32{c.backends(model.IPv4, tcpPort, 2)[0].Address: 0}, c.destinations(t, web.ID))
 	again := newInHost(t, c.a.Host, Options{})
 	require.NoError(t, again.Replace(t.Context(), c.state))
 	require.Len(t, again.draining, 1, "a new process waits as well")
@@ -305,6 +305,39 @@ func TestSchedulers(t *testing.T) {
 			}
 		}
 	}
+	// Each Service may have one of its own; what the kernel lacks is told, and the default serves.
+	own, lacking := c.web("own", model.IPv4, 2, 0, 1), c.web("lacking", model.IPv4, 3, 2)
+	own.Scheduler, lacking.Scheduler = "lc", "best"
+	scheduler := func(id view.ServicePortID) string {
+		s, err := c.ipvs.GetService(c.services(c.ports[id])[0].serviceKey.moby())
+		require.NoError(t, err)
+		return s.SchedName
+	}
+	c.set(own, lacking)
+	for _, program := range []func() error{
+		func() error { return c.Replace(t.Context(), c.state) },
+		func() error { return c.Replace(t.Context(), c.state) },
+		func() error {
+			plain := *lacking
+			plain.Scheduler = ""
+			c.apply(t, lacking.ID, &plain)
+			return c.Apply(t.Context(), []view.Change{{Before: &plain, After: lacking}})
+		},
+	} {
+		ports, ok := programmer.PortErrors(program())
+		require.True(t, ok)
+		require.Len(t, ports, 1)
+		require.Equal(t, lacking.ID, ports[0].ID)
+		require.ErrorContains(t, ports[0], "no IPVS scheduler best (kernel module ip_vs_best), the default serves it")
+		require.Equal(t, "lc", scheduler(own.ID))
+		require.Equal(t, DefaultScheduler, scheduler(lacking.ID))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 3), servicePort), 2, patient)
+		require.Equal(t, map[string]int{"pod2": 2}, r.Backends())
+	}
+	changed := *own
+	changed.Scheduler = "sh"
+	c.apply(t, own.ID, &changed)
+	require.Equal(t, "sh", scheduler(own.ID))
 	_, err := New(Options{Scheduler: "best"})
 	require.ErrorContains(t, err, "must be one of rr, wrr")
 }
@@ -461,7 +494,8 @@ func TestOthersServices(t *testing.T) {
 	require.NoError(t, c.a.Do(func() error {
 		require.NoError(t, c.prepare(c.state.Node))
 		require.NoError(t, c.ipvs.NewService(foreign))
-		require.NoError(t, c.ipvs.NewDestination(foreign, destination(c.backends(model.IPv4, tcpPort, 3)[0].Address, 1)))
+		backend := c.backends(model.IPv4, tcpPort, 3)[0].Address
+		require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: backend.Addr().AsSlice(), Port: backend.Port(), Weight: 1}))
 		text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
 		before = string(text)
 		return err

@@ -53,6 +53,7 @@ func TestPackets(t *testing.T) {
 			)
 		}
 	}
+	c.state.Node.ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/24"), netip.MustParsePrefix("fd00:10:96::/112")}
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	all := map[string]*testenv.Host{"local pod": c.pods[0].Host, "remote pod": c.pods[2].Host, "node": c.a.Host, "client": c.client.Host}
 
@@ -107,6 +108,13 @@ func TestPackets(t *testing.T) {
 					require.Equal(t, []netip.Addr{ip(c.a.Host)}, viaNode.Clients("pod2"), "%s: %v", name, viaNode)
 				}
 			}
+		}
+		for name, from := range all {
+			if name == "remote pod" {
+				continue
+			}
+			r := from.Probe(t.Context(), tr.probe, netip.AddrPortFrom(vip(family, 99), servicePort), 1, hasty)
+			require.True(t, r.All(testenv.TimedOut) || r.All(testenv.Denied), "no Service has it, from %s: %v", name, r)
 		}
 		r := probe(c.pods[0].Host, vip(family, 2), servicePort, 3)
 		require.True(t, r.All(testenv.Answered), "hairpin: %v", r)

@@ -15,7 +15,6 @@ import (
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -85,9 +84,14 @@ type Programmer struct {
 	options  Options
 	log      *slog.Logger
 	families []model.Family // that this machine has
-	ipvs     *mobyipvs.Handle
-	links    *netlink.Handle
-	tables   *tables
+	// ipvs is for what is asked or set now and then, commands for what there is much of; so are links and addresses.
+	ipvs       *mobyipvs.Handle
+	ipvsFamily uint16 // of generic netlink
+	commands   *socket
+	links      *netlink.Handle
+	addresses  *socket
+	requests   requests // reused
+	tables     *tables
 
 	// mu guards what is below: Watch looks at it, too, and ends what drains.
 	mu     sync.Mutex
@@ -122,9 +126,10 @@ type change struct {
 	held, want     map[model.Family]elements
 	create         map[model.Family]bool // the whole table
 	arrive, depart []netip.Addr
-	removals       []removal
-	gone           []serviceKey
-	errs           []error // PortErrors
+	// before and after are what IPVS does before and after the rest changes.
+	before, after []command
+	gone          []serviceKey
+	errs          []error // PortErrors
 }
 
 func newChange() *change {
@@ -204,9 +209,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		}
 		p.giveNumbers(now)
 		for _, v := range p.services(now) {
-			if err := p.replaceService(x, v, services[v.serviceKey]); err != nil {
-				return err
-			}
+			p.replaceService(x, v, services[v.serviceKey])
 			delete(services, v.serviceKey)
 		}
 		p.ports[id] = now
@@ -214,7 +217,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		shared(port, func(k elementKey) { p.shared[id.Family][k]++ })
 	}
 	for k := range services {
-		x.gone = append(x.gone, k)
+		x.removeService(k)
 	}
 	p.replaceShared(x, onDevice)
 	return p.carryOut(ctx, x)
@@ -266,30 +269,37 @@ func (p *Programmer) giveNumbers(now *programmed) {
 	}
 }
 
-// replaceService makes a virtual service as it should be, but for the backends to remove. held is nil if there is none.
-func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) error {
+// replaceService has a virtual service made as it should be. held is nil if there is none.
+func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 	if held == nil {
 		held = &heldService{}
 	}
-	if err := p.ensureService(x, v, held.service); err != nil {
-		return err
+	x.ensureService(v, held.service)
+	left := held.backends
+	gone := func(b heldBackend) {
+		if b.weight == 0 && waits(v.owner.Protocol) {
+			p.drain(drainKey{v.serviceKey, b.address})
+			return
+		}
+		p.removeBackend(x, v, b.address)
 	}
 	for _, b := range v.backends {
-		if held.weights[b.Address] != 1 {
-			if err := x.port(v.owner, p.addBackend(v.serviceKey, b.Address)); err != nil {
-				return err
-			}
+		for len(left) > 0 && left[0].address.Compare(b.Address) < 0 {
+			gone(left[0])
+			left = left[1:]
 		}
-		delete(held.weights, b.Address)
-	}
-	for b, weight := range held.weights {
-		if weight == 0 && waits(v.owner.Protocol) {
-			p.drain(drainKey{v.serviceKey, b})
+		if len(left) == 0 || left[0].address != b.Address {
+			p.addBackend(x, v, b.Address, false)
 			continue
 		}
-		x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
+		if left[0].weight != 1 {
+			p.addBackend(x, v, b.Address, true)
+		}
+		left = left[1:]
 	}
-	return nil
+	for _, b := range left {
+		gone(b)
+	}
 }
 
 // Apply changes the virtual services and backends of the Service ports that changed. What clients see of it changes in one
@@ -309,33 +319,39 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
-		numbers := ids{}
-		if was := p.ports[id]; was != nil {
-			numbers = was.numbers
+		was, now := p.ports[id], (*programmed)(nil)
+		delete(p.ports, id)
+		if c.After != nil {
+			now = &programmed{port: c.After}
+			if was != nil {
+				now.numbers = was.numbers
+			}
+			p.giveNumbers(now)
+			p.ports[id] = now
+		}
+		if was != nil && now != nil && sameTable(was, now) {
+			p.changeBackends(x, touched[id.Family], was, now)
+			continue
+		}
+		if was != nil {
 			for _, v := range p.services(was) {
 				before[v.serviceKey] = v
 			}
 			p.wantOwn(x.held[id.Family], was)
 			shared(was.port, func(k elementKey) { touched[id.Family][k]-- })
-			delete(p.ports, id)
 		}
-		if c.After != nil {
-			now := &programmed{port: c.After, numbers: numbers}
-			p.giveNumbers(now)
+		if now != nil {
 			after = append(after, p.services(now)...)
 			p.wantOwn(x.want[id.Family], now)
 			shared(now.port, func(k elementKey) { touched[id.Family][k]++ })
-			p.ports[id] = now
 		}
 	}
 	for _, v := range after {
-		if err := p.changeService(x, before[v.serviceKey], v); err != nil {
-			return err
-		}
+		p.changeService(x, before[v.serviceKey], v)
 		delete(before, v.serviceKey)
 	}
 	for k := range before {
-		x.gone = append(x.gone, k)
+		x.removeService(k)
 	}
 	for family, keys := range touched {
 		for k, more := range keys {
@@ -345,26 +361,37 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	return p.carryOut(ctx, x)
 }
 
-// changeService makes a virtual service as it should be, but for the backends to remove. was is nil for a new one.
-func (p *Programmer) changeService(x *change, was, v *virtual) error {
-	var have *mobyipvs.Service
+// sameTable tells whether two states of a Service port have the same virtual services, and the same elements of their own.
+func sameTable(was, now *programmed) bool {
+	a, b := was.port.Frontends, now.port.Frontends
+	return was.numbers == now.numbers && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
+		len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
+}
+
+// changeBackends changes a Service port that differs in its backends only.
+func (p *Programmer) changeBackends(x *change, touched map[elementKey]int, was, now *programmed) {
+	last := p.services(was)
+	for i, v := range p.services(now) {
+		p.changeService(x, last[i], v)
+	}
+	hairpins(was.port, func(k elementKey) { touched[k]-- })
+	hairpins(now.port, func(k elementKey) { touched[k]++ })
+}
+
+// changeService has a virtual service made as it should be. was is nil for a new one.
+func (p *Programmer) changeService(x *change, was, v *virtual) {
 	var last []view.Backend
-	if was != nil {
-		have, last = was.moby(), was.backends
+	if was == nil {
+		x.ensureService(v, nil)
+	} else {
+		last = was.backends
+		if was.scheduler != v.scheduler || was.affinity != v.affinity {
+			x.ensureService(v, was.moby())
+		}
 	}
-	if err := p.ensureService(x, v, have); err != nil {
-		return err
-	}
-	if len(last) == len(v.backends) && (len(last) == 0 || &last[0] == &v.backends[0]) {
-		return nil
-	}
-	var err error
 	difference(last, v.backends,
-		func(b netip.AddrPort) { err = errors.Join(err, x.port(v.owner, p.addBackend(v.serviceKey, b))) },
-		func(b netip.AddrPort) {
-			x.removals = append(x.removals, removal{v.serviceKey, b, !waits(v.owner.Protocol)})
-		})
-	return err
+		func(b netip.AddrPort) { p.addBackend(x, v, b, false) },
+		func(b netip.AddrPort) { p.removeBackend(x, v, b) })
 }
 
 // changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
@@ -424,24 +451,19 @@ func (p *Programmer) number() uint32 {
 	}
 }
 
-// port notes an error that is about one Service port, and returns any other: IPVS refuses, for instance, backends with
-// addresses that nothing can be sent to.
-func (x *change) port(id view.ServicePortID, err error) error {
-	if !errors.Is(err, unix.EINVAL) {
-		return err
-	}
-	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err})
-	return nil
-}
-
 // carryOut makes packets go where they should, and then removes what they do not go to any more. An address that goes is
 // taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
 func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	start := time.Now()
-	for _, a := range x.depart {
-		if err := p.removeAddress(a); err != nil {
-			return err
-		}
+	backends := len(x.before) + len(x.after)
+	if x.onlyIPVS() {
+		x.before, x.after = append(x.before, x.after...), nil
+	}
+	if err := p.run(x, x.before); err != nil {
+		return err
+	}
+	if err := p.removeAddresses(x.depart); err != nil {
+		return err
 	}
 	for _, family := range p.families {
 		l, held := p.layouts[family], x.held[family]
@@ -458,26 +480,29 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	if err := p.tables.write(); err != nil {
 		return err
 	}
-	for _, a := range x.arrive {
-		if err := p.addAddress(a); err != nil {
-			return err
-		}
+	if err := p.addAddresses(x.arrive); err != nil {
+		return err
 	}
-	for _, r := range x.removals {
-		if err := p.removeBackend(r); err != nil {
-			return err
-		}
+	if err := p.run(x, x.after); err != nil {
+		return err
 	}
 	for _, k := range x.gone {
-		if err := p.ipvs.DelService(k.moby()); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove IPVS' virtual service %v: %w", k, err)
-		}
 		delete(p.taken, k.number)
 	}
 	if len(x.gone) > 0 && len(p.draining) > 0 {
 		maps.DeleteFunc(p.draining, func(k drainKey, _ time.Time) bool { return slices.Contains(x.gone, k.service) })
 	}
 	p.known = true
-	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "backendsRemoved", len(x.removals), "duration", time.Since(start))
+	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", backends, "duration", time.Since(start))
 	return errors.Join(x.errs...)
+}
+
+// onlyIPVS tells whether nothing else changes.
+func (x *change) onlyIPVS() bool {
+	for family, want := range x.want {
+		if len(want)+len(x.held[family]) > 0 || x.create[family] {
+			return false
+		}
+	}
+	return len(x.arrive)+len(x.depart) == 0
 }

@@ -32,12 +32,14 @@ const (
 	maxID uint32 = flagDrop - 1
 )
 
-// Chains. The first four are hooked.
+// Chains. The first six are hooked.
 const (
 	reenterChain     = "reenter"
 	inputChain       = "input"
 	outputChain      = "output"
 	postroutingChain = "postrouting"
+	forwardChain     = "forward"
+	leaveChain       = "leave"
 	sourcesChain     = "sources"
 	unknownChain     = "unknown-port"
 	routeChain       = "route"
@@ -172,6 +174,8 @@ func (l *layout) chains() []chain {
 			{"", verdict(expr.VerdictGoto, node.String())},
 		}},
 		{postroutingChain, nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, l.postroutingRules()},
+		{forwardChain, nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter, l.unusedRules()},
+		{leaveChain, nftables.ChainTypeFilter, nftables.ChainHookOutput, *nftables.ChainPriorityFilter, l.unusedRules()},
 		{name: sourcesChain, rules: []rule{
 			{"loadBalancerSourceRanges", join(l.loadFrontend(), []expr.Any{l.loadAddress(l.srcOffset, l.sourceRegister())}, l.in(setSources), verdict(expr.VerdictReturn, ""))},
 			{"", verdict(expr.VerdictDrop, "")},
@@ -236,6 +240,18 @@ func loopback(family model.Family) netip.Prefix {
 		return netip.MustParsePrefix("::1/128")
 	}
 	return netip.MustParsePrefix("127.0.0.0/8")
+}
+
+// unusedRules drop new connections to addresses that Services may have and none of ours has: they would wander about. It is seen
+// after IPVS, so that what others send elsewhere by then is left alone.
+func (l *layout) unusedRules() (rules []rule) {
+	for _, p := range l.node.ServiceCIDRs {
+		if model.FamilyOf(p.Addr()) == l.family {
+			rules = append(rules, rule{"no Service", join(l.inPrefix(l.dstOffset, p), l.load(l.dstOffset),
+				[]expr.Any{&expr.Lookup{SourceRegister: 1, SetName: l.sets[setAddresses].Name, Invert: true}}, isNew(), verdict(expr.VerdictDrop, ""))})
+		}
+	}
+	return rules
 }
 
 // unknownRules refuse new connections to ports that no Service has, on addresses that only Services have: they would come

@@ -2,9 +2,9 @@ package ipvs
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	mobyipvs "github.com/moby/ipvs"
@@ -84,17 +84,6 @@ func same(have, want *mobyipvs.Service) bool {
 	return have.SchedName == want.SchedName && have.Flags&ourFlags == want.Flags && (want.Flags&persistent == 0 || have.Timeout == want.Timeout)
 }
 
-func destination(a netip.AddrPort, weight int) *mobyipvs.Destination {
-	return &mobyipvs.Destination{
-		Address: a.Addr().AsSlice(), Port: a.Port(), Weight: weight, ConnectionFlags: mobyipvs.ConnectionFlagMasq,
-	}
-}
-
-func addressOf(d *mobyipvs.Destination) netip.AddrPort {
-	a, _ := netip.AddrFromSlice(d.Address)
-	return netip.AddrPortFrom(a.Unmap(), d.Port)
-}
-
 // keyOf names a virtual service that the kernel has; ok is false for one of a protocol that no Service has.
 func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	k.family = model.IPv4
@@ -118,8 +107,8 @@ func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 
 // heldService is what the kernel has of a virtual service.
 type heldService struct {
-	service *mobyipvs.Service
-	weights map[netip.AddrPort]int
+	service  *mobyipvs.Service
+	backends []heldBackend // ascending
 }
 
 // readServices gives the virtual services that are ours: those with our marks, and of others the ones that named tells.
@@ -129,30 +118,20 @@ func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
 	held := map[serviceKey]*heldService{}
+	var space []heldBackend
 	for _, s := range all {
 		k, ok := keyOf(s)
 		if !ok || k.number == 0 && !named(k) {
 			continue
 		}
-		destinations, err := p.ipvs.GetDestinations(s)
-		if err != nil {
-			return nil, fmt.Errorf("read the destinations of IPVS' virtual service %v: %w", k, err)
+		if space, err = p.readBackends(space[:0], k); err != nil {
+			return nil, err
 		}
-		h := &heldService{service: s, weights: make(map[netip.AddrPort]int, len(destinations))}
-		for _, d := range destinations {
-			h.weights[addressOf(d)] = d.Weight
-		}
+		h := &heldService{service: s, backends: slices.Clone(space)}
+		slices.SortFunc(h.backends, func(a, b heldBackend) int { return a.address.Compare(b.address) })
 		held[k] = h
 	}
 	return held, nil
-}
-
-// removal is a backend that gets no new connections any more.
-type removal struct {
-	service serviceKey
-	backend netip.AddrPort
-	// atOnce: its connections are not waited for.
-	atOnce bool
 }
 
 // drainKey names a backend whose connections are waited for.
@@ -171,7 +150,7 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 	id := of.port.ID
 	add := func(k serviceKey, backends []view.Backend) {
 		k.family = id.Family
-		list = append(list, &virtual{serviceKey: k, scheduler: p.options.Scheduler, affinity: of.port.Affinity, backends: backends, owner: id})
+		list = append(list, &virtual{serviceKey: k, scheduler: cmp.Or(of.port.Scheduler, p.options.Scheduler), affinity: of.port.Affinity, backends: backends, owner: id})
 	}
 	if of.port.Affinity == 0 {
 		for r, number := range of.numbers {
@@ -206,66 +185,46 @@ func affinitySet(port *view.ServicePort, f view.Frontend) []view.Backend {
 	return nil
 }
 
-// ensureService makes a virtual service, or changes it if the kernel has another; have is nil if it has none.
-func (p *Programmer) ensureService(x *change, v *virtual, have *mobyipvs.Service) error {
-	wanted := v.moby()
-	if have != nil && same(have, wanted) {
-		return nil
-	}
-	put := p.ipvs.NewService
+// ensureService has a virtual service made, or changed if the kernel has another; have is nil if it has none.
+func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
+	kind := byte(commandNewService)
 	if have != nil {
-		put = p.ipvs.UpdateService
+		if same(have, v.moby()) {
+			return
+		}
+		kind = commandSetService
 	}
-	err := put(wanted)
-	if errors.Is(err, unix.EEXIST) {
-		err = p.ipvs.UpdateService(wanted)
-	}
-	if err != nil {
-		return x.port(v.owner, fmt.Errorf("make IPVS' virtual service %v with the scheduler %s: %w", v.serviceKey, v.scheduler, err))
-	}
-	return nil
+	x.before = append(x.before, command{kind: kind, service: v.serviceKey, virtual: v, owner: v.owner})
 }
 
-// addBackend has a backend take new connections.
-func (p *Programmer) addBackend(k serviceKey, b netip.AddrPort) error {
-	first, second := p.ipvs.NewDestination, p.ipvs.UpdateDestination
-	if _, draining := p.draining[drainKey{k, b}]; draining {
-		first, second = second, first
+// addBackend has a backend take new connections; held tells that the kernel has it already.
+func (p *Programmer) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
+	key := drainKey{v.serviceKey, b}
+	_, draining := p.draining[key]
+	delete(p.draining, key)
+	kind := byte(commandNewBackend)
+	if draining || held {
+		kind = commandSetBackend
 	}
-	delete(p.draining, drainKey{k, b})
-	err := first(k.moby(), destination(b, 1))
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOENT) {
-		err = second(k.moby(), destination(b, 1))
-	}
-	if err != nil {
-		return fmt.Errorf("add backend %v to IPVS: %w", b, err)
-	}
-	return nil
+	x.before = append(x.before, command{kind: kind, service: v.serviceKey, backend: b, weight: 1, owner: v.owner})
 }
 
-// removeBackend has a backend take no new connections. Those that it has go on for as long as they last, up to a limit.
-func (p *Programmer) removeBackend(r removal) error {
-	key := drainKey{r.service, r.backend}
-	if r.atOnce {
+// removeBackend has a backend take no new connections. Those of TCP go on for as long as they last, up to a limit.
+func (p *Programmer) removeBackend(x *change, v *virtual, b netip.AddrPort) {
+	key := drainKey{v.serviceKey, b}
+	if !waits(v.owner.Protocol) {
 		delete(p.draining, key)
-		return p.deleteBackend(r.service, r.backend)
-	}
-	err := p.ipvs.UpdateDestination(r.service.moby(), destination(r.backend, 0))
-	if errors.Is(err, unix.ENOENT) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("drain backend %v of IPVS: %w", r.backend, err)
+		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
+		return
 	}
 	p.drain(key)
-	return nil
+	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
 }
 
-func (p *Programmer) deleteBackend(k serviceKey, b netip.AddrPort) error {
-	if err := p.ipvs.DelDestination(k.moby(), destination(b, 0)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove backend %v from IPVS: %w", b, err)
-	}
-	return nil
+// removeService has a virtual service removed, with all its backends.
+func (x *change) removeService(k serviceKey) {
+	x.gone = append(x.gone, k)
+	x.after = append(x.after, command{kind: commandDelService, service: k})
 }
 
 // waits tells whether a protocol's connections are waited for: UDP has none that end, and SCTP is as in kube-proxy.
@@ -273,15 +232,20 @@ func waits(p model.Protocol) bool { return p == model.TCP }
 
 // difference calls added and removed for what two ascending lists of backends do not share.
 func difference(before, after []view.Backend, added, removed func(netip.AddrPort)) {
+	if len(before) == len(after) && (len(before) == 0 || &before[0] == &after[0]) {
+		return
+	}
+	// Mostly it is one backend among many.
+	for len(before) > 0 && len(after) > 0 && before[0].Address == after[0].Address {
+		before, after = before[1:], after[1:]
+	}
+	for len(before) > 0 && len(after) > 0 && before[len(before)-1].Address == after[len(after)-1].Address {
+		before, after = before[:len(before)-1], after[:len(after)-1]
+	}
 	for len(before) > 0 || len(after) > 0 {
-		var order int
-		switch {
-		case len(before) == 0:
-			order = 1
-		case len(after) == 0:
-			order = -1
-		default:
-			order = cmp.Or(before[0].Address.Addr().Compare(after[0].Address.Addr()), cmp.Compare(before[0].Address.Port(), after[0].Address.Port()))
+		order := len(after) - len(before) // if one of them is empty
+		if len(before) > 0 && len(after) > 0 {
+			order = before[0].Address.Compare(after[0].Address)
 		}
 		if order <= 0 {
 			if order < 0 {

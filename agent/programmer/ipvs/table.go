@@ -57,7 +57,10 @@ func dialTables() (*tables, error) {
 		t.port = address.(*unix.SockaddrNetlink).Pid
 		return errors.Join(c.SetWriteBuffer(wantedTransaction), c.SetReadBuffer(wantedTransaction))
 	}))
-	return t, err
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
 }
 
 // maxReads is how often a table is read again because others changed something meanwhile.

@@ -173,30 +173,28 @@ func (p *Programmer) drain(k drainKey) {
 func (p *Programmer) endDrains(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byService := map[serviceKey][]drainKey{}
+	byService := map[serviceKey][]netip.AddrPort{}
 	for k := range p.draining {
-		byService[k.service] = append(byService[k.service], k)
+		byService[k.service] = append(byService[k.service], k.backend)
 	}
-	for service, keys := range byService {
-		destinations, err := p.ipvs.GetDestinations(service.moby())
-		if err != nil {
+	var held []heldBackend
+	var ended []command
+	for service, backends := range byService {
+		var err error
+		if held, err = p.readBackends(held[:0], service); err != nil {
 			p.log.Debug("a virtual service of IPVS is gone whose backends were to be removed", "err", err)
-			destinations = nil
 		}
-		for _, k := range keys {
-			left := 0
-			for _, d := range destinations {
-				if addressOf(d) == k.backend {
-					left = d.ActiveConnections + d.InactiveConnections
-				}
-			}
-			if left > 0 && now.Before(p.draining[k]) {
+		for _, b := range backends {
+			key := drainKey{service, b}
+			i := slices.IndexFunc(held, func(h heldBackend) bool { return h.address == b })
+			if i >= 0 && held[i].connections > 0 && now.Before(p.draining[key]) {
 				continue
 			}
-			delete(p.draining, k)
-			if err := p.deleteBackend(service, k.backend); err != nil {
-				p.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "backend", k.backend, "err", err)
-			}
+			delete(p.draining, key)
+			ended = append(ended, command{kind: commandDelBackend, service: service, backend: b})
 		}
+	}
+	if err := p.run(newChange(), ended); err != nil {
+		p.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "err", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -50,6 +51,8 @@ func TestAffinity(t *testing.T) {
 		// one gives the one backend that a client comes to.
 		one := func(from *testenv.Host, to netip.Addr, port uint16) netip.AddrPort {
 			t.Helper()
+			// A new connection may have the port of an earlier one, which conntrack still knows.
+			require.NoError(t, c.a.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 			r := probe(from, to, port, 8)
 			require.True(t, r.All(testenv.Answered), "%v", r)
 			require.Len(t, r.Servers(), 1, "%v", r)

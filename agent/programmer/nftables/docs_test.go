@@ -33,6 +33,7 @@ func TestDocs(t *testing.T) {
 	})
 	state := newState()
 	state.Node.NodePorts = []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}
+	state.Node.ServiceCIDRs = testenv.ServiceCIDRs()
 	require.NoError(t, h.Replace(t.Context(), state))
 	for _, p := range []*view.ServicePort{
 		{

@@ -203,7 +203,7 @@ func localPolicy(f view.Frontend) view.Frontend {
 
 // patient waits for answers even on a busy machine; brief and silence are for those that do not come.
 var (
-	patient = testenv.ProbeOptions{Timeout: 2 * time.Second}
+	patient = testenv.ProbeOptions{Timeout: 10 * time.Second}
 	brief   = testenv.ProbeOptions{Timeout: 300 * time.Millisecond}
 	silence = testenv.ProbeOptions{Timeout: 50 * time.Millisecond}
 )

@@ -28,6 +28,9 @@ type family struct {
 	held map[ref]int
 	// The last ones given.
 	lastID, lastNumber uint32
+	// loads are how many backends each part has, and partSize is how many one has at most, as long as another has room.
+	loads    [parts]int
+	partSize int
 
 	// prefix is what the next transaction has to do before all else.
 	prefix      objects
@@ -52,6 +55,8 @@ func (f *family) lengths(by map[ref]int) []int {
 func (f *family) replace(ctx context.Context, state view.State) error {
 	f.known = false
 	f.node = state.Node
+	// Who sets this has packets of connections go ways that conntrack does not see, and wants none dropped for that.
+	f.liberal = isOne("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	c, err := f.read()
 	switch {
 	case errors.Is(err, errInterrupted):
@@ -59,6 +64,11 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 		c = &content{foreign: true}
 	case err != nil:
 		return err
+	}
+	if c.standIn { // of a process that has ended before its time
+		if err := f.conn.removeTable(f.of(StandInTable)); err != nil {
+			return err
+		}
 	}
 	if !c.foreign && c.lastNumber < 1<<31 {
 		err = f.replaceFrom(ctx, c, state)
@@ -70,8 +80,21 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 		}
 		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
 	}
+	return f.anew(ctx, state)
+}
+
+// anew makes the table hold a state, without anything of what it holds.
+func (f *family) anew(ctx context.Context, state view.State) error {
 	f.log.Info("the nftables table is made anew, and affinity is lost", "family", f.family)
-	return f.replaceFrom(ctx, &content{exists: true, foreign: true}, state)
+	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
+	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+	anew := &content{exists: true, foreign: true}
+	errStandIn := standIn.replaceFrom(ctx, anew, state)
+	if _, ok := programmer.PortErrors(errStandIn); !ok {
+		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.family, "err", errStandIn)
+	}
+	err := f.replaceFrom(ctx, anew, state)
+	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
 }
 
 // replaceFrom makes the table hold a state, given what it holds.
@@ -81,7 +104,8 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 	byName := map[string]*port{}
 	for id, found := range c.found {
 		f.ids[id] = struct{}{}
-		p := &port{id: id, sticky: found.sticky(), slots: found.slots, found: found.elements}
+		p := &port{id: id, sticky: found.sticky(), slots: found.slots, part: found.part, found: found.elements}
+		f.loads[p.part] += p.load()
 		if found.name == "" || byName[found.name] != nil {
 			steps = append(steps, change{before: p})
 			continue
@@ -110,14 +134,14 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 // table that Service ports need is counted once, as if for one more Service port.
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
-	f.lastID, f.lastNumber = c.lastID, c.lastNumber
+	f.lastID, f.lastNumber, f.loads = c.lastID, c.lastNumber, [parts]int{}
 	for _, addresses := range c.addresses {
 		for r := range addresses {
 			f.held[r] = 1
 		}
 	}
 	p := &f.prefix
-	*p = objects{dialect: f.dialect, table: Table}
+	*p = objects{dialect: f.dialect}
 	if c.foreign {
 		p.addTable() // so that it can be removed
 		p.removeTable()
@@ -131,10 +155,8 @@ func (f *family) adopt(c *content) {
 		case s.String() == "":
 		case c.sets[s.String()] != nil:
 			delete(unknown, s.String())
-			if s == affinity {
-				f.held[ref{kind: refAffinity}] = 1
-			} else if s >= sources {
-				f.held[ref{kind: refSources, number: uint32(s - sources)}] = 1
+			if r, ok := refOfSet(s); ok {
+				f.held[r] = 1
 			}
 		case s.always():
 			p.addSet(s)
@@ -187,7 +209,7 @@ func (f *family) adoptChains(c *content, wanted map[string][]rule) {
 		for key := range keys {
 			e.add([]byte(key), nil, "")
 		}
-		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.nfproto, s)
+		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.dialect, s)
 	}
 	for name := range c.chains {
 		if wanted[name] == nil {
@@ -259,7 +281,7 @@ type failure struct {
 
 // refused tells that the kernel refuses what one Service port wants, while the rest might do.
 func refused(err error) bool {
-	if errors.Is(err, errNoID) {
+	if errors.Is(err, errNoID) || errors.Is(err, errTooManyBackends) {
 		return true
 	}
 	var k *kernelError

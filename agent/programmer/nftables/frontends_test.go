@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/crc32"
 	"net"
 	"net/netip"
@@ -147,6 +148,94 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
+// TestServiceCIDRs holds that packets to addresses of the Services' network that no Service has are dropped, wherever they come from,
+// and that what another proxy serves there, or anywhere else, is not.
+func TestServiceCIDRs(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const unused, others = 7, 8 // addresses
+	for _, family := range families {
+		c.set(&view.ServicePort{
+			ID: serviceID("web", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))}, Cluster: c.backends(family, tcpPort, 2),
+		})
+		nft := map[model.Family]string{model.IPv4: "ip", model.IPv6: "ip6"}[family]
+		for _, hook := range []string{"prerouting", "output"} {
+			c.nft(t, fmt.Sprintf("add table %[1]s other; add chain %[1]s other %[2]s { type nat hook %[2]s priority -100; }; "+
+				"add rule %[1]s other %[2]s %[1]s daddr %[3]v dnat to %[4]v", nft, hook, vip(family, others), c.pods[1].Addr(family == model.IPv6)))
+		}
+	}
+	probes := func(t *testing.T, test func(t *testing.T, from *testenv.Host, to func(last byte, port uint16, o testenv.ProbeOptions) testenv.Result)) {
+		eachFamily(t, func(t *testing.T, family model.Family) {
+			for _, from := range []*testenv.Host{c.pods[0].Host, c.a.Host, c.client.Host} {
+				t.Run(from.Name, func(t *testing.T) {
+					test(t, from, func(last byte, port uint16, o testenv.ProbeOptions) testenv.Result {
+						return from.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, last), port), 1, o)
+					})
+				})
+			}
+		})
+	}
+	c.state.Node.ServiceCIDRs = testenv.ServiceCIDRs()
+	c.replace(t)
+	probes(t, func(t *testing.T, from *testenv.Host, to func(byte, uint16, testenv.ProbeOptions) testenv.Result) {
+		r := to(unused, servicePort, brief)
+		require.True(t, r.Count(testenv.TimedOut)+r.Count(testenv.Denied) == 1, "%v", r)
+		require.Equal(t, map[string]int{"pod2": 1}, to(1, servicePort, patient).Backends())
+		requireRefused(t, to(1, servicePort+1, patient))
+		require.Equal(t, map[string]int{"pod1": 1}, to(others, tcpPort, patient).Backends(), "another proxy's")
+	})
+	require.Contains(t, c.inHost.list(t, model.IPv4), outputFilter)
+	c.state.Node.ServiceCIDRs = nil
+	c.replace(t)
+	require.NotContains(t, c.inHost.list(t, model.IPv4), outputFilter)
+}
+
+// TestInvalid holds that what conntrack finds invalid is dropped where it comes from a backend on this node, unless conntrack is
+// told to be liberal.
+func TestInvalid(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, family := range families {
+		c.set(&view.ServicePort{
+			ID: serviceID("web", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))}, Cluster: c.backends(family, tcpPort, 0),
+		})
+	}
+	// An answer that nobody has asked for.
+	segment := make([]byte, 20)
+	binary.BigEndian.PutUint16(segment[0:], tcpPort)
+	binary.BigEndian.PutUint16(segment[2:], 4321)
+	segment[12], segment[13] = 5<<4, 0x12 // length of the header; SYN and ACK
+	for _, liberal := range []bool{false, true} {
+		_, err := c.a.Run(t.Context(), "sysctl", "-w", fmt.Sprintf("net.netfilter.nf_conntrack_tcp_be_liberal=%d", map[bool]int{true: 1}[liberal]))
+		require.NoError(t, err)
+		c.replace(t)
+		eachFamily(t, func(t *testing.T, family model.Family) {
+			network := map[model.Family]string{model.IPv4: "ip4:tcp", model.IPv6: "ip6:tcp"}[family]
+			to := &net.IPAddr{IP: c.client.Addr(family == model.IPv6).AsSlice()}
+			client := listenRaw(t, c.client.Host, network)
+			for _, pod := range c.pods[:2] { // a backend and another
+				_, err := listenRaw(t, pod.Host, network).WriteTo(segment, to)
+				require.NoError(t, err)
+			}
+			_, from, err := client.ReadFrom(make([]byte, 100))
+			require.NoError(t, err)
+			require.Equal(t, c.pods[map[bool]int{false: 1, true: 0}[liberal]].Addr(family == model.IPv6).String(), from.String(), "the first to arrive")
+		})
+	}
+}
+
+// listenRaw opens a raw socket on a host until the test ends.
+func listenRaw(t *testing.T, h *testenv.Host, network string) (conn net.PacketConn) {
+	t.Helper()
+	require.NoError(t, h.Do(func() (err error) {
+		conn, err = net.ListenPacket(network, "")
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, conn.SetDeadline(time.Now().Add(patient.Timeout)))
+	return conn
+}
+
 // TestLocalhostNodePorts holds that nodePorts are on IPv4 loopback addresses where that is asked for, for the node itself
 // only, and that its neighbours do not reach what listens there.
 func TestLocalhostNodePorts(t *testing.T) {
@@ -267,16 +356,7 @@ func TestSCTP(t *testing.T) {
 			&view.ServicePort{ID: serviceID("tcp", model.TCP, family), Frontends: []view.Frontend{everyone(clusterIP(vip(family, 1)), toReject)}})
 		c.replace(t)
 		network := map[model.Family]string{model.IPv4: "ip4:132", model.IPv6: "ip6:132"}[family]
-		open := func(h *testenv.Host) (conn net.PacketConn) {
-			require.NoError(t, h.Do(func() (err error) {
-				conn, err = net.ListenPacket(network, "")
-				return err
-			}))
-			t.Cleanup(func() { _ = conn.Close() })
-			require.NoError(t, conn.SetDeadline(time.Now().Add(patient.Timeout)))
-			return conn
-		}
-		server, client := open(c.pods[2].Host), open(c.pods[0].Host)
+		server, client := listenRaw(t, c.pods[2].Host, network), listenRaw(t, c.pods[0].Host, network)
 		for to, port := range map[netip.Addr]uint16{vip(family, 1): servicePort, c.a.Addr(family == model.IPv6): 30001} {
 			_, err := client.WriteTo(sctpInit(port), &net.IPAddr{IP: to.AsSlice()})
 			require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,11 +99,14 @@ func drawNode(t *rapid.T) (n view.Node) {
 		{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8")},
 	}).Draw(t, "nodePort addresses")
 	n.LocalhostNodePorts = rapid.Bool().Draw(t, "localhost")
+	n.ServiceCIDRs = rapid.SampledFrom([][]netip.Prefix{
+		nil, {netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}, {netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("10.97.0.0/16")},
+	}).Draw(t, "service CIDRs")
 	return n
 }
 
-// holds is what a family's table holds, without what depends on the way there: ids, numbers, the order of slots, and
-// parts that are kept though nobody needs them.
+// holds is what a family's table holds, without what depends on the way there: ids, numbers, the order of slots, which part of the
+// backends they are in, and what is kept though nobody needs it.
 type holds struct {
 	Chains    map[string]heldChain
 	Sets      []string
@@ -131,14 +135,24 @@ func (f *family) holds(t require.TestingT) holds {
 		for key, chain := range chains {
 			r, ok := refOf(s, key, chain)
 			require.True(t, ok)
+			var rules []uint64
+			for _, r := range f.rules(r) {
+				_, hash := f.encode(r)
+				rules = append(rules, hash)
+			}
+			require.Equal(t, rules, c.chains[chain].rules)
+			delete(out.Chains, chain)
 			if f.held[r] > 0 {
+				if part := r.pick.part(); part > 0 {
+					require.Contains(t, c.sets, endpoints(r.pick.set, part).String())
+					key &^= 0xf00
+					chain = strings.Replace(chain, partSuffix(part), "", 1)
+				}
 				out.Vmaps[fmt.Sprint(s, " ", key)] = chain
-			} else {
-				delete(out.Chains, chain)
 			}
 		}
 	}
-	out.Sets = slices.Sorted(maps.Keys(c.sets))
+	out.Sets = slices.DeleteFunc(slices.Sorted(maps.Keys(c.sets)), func(name string) bool { return strings.Contains(name, "-part-") })
 	if f.held[ref{kind: refAffinity}] == 0 {
 		out.Sets = slices.DeleteFunc(out.Sets, func(name string) bool { return name == affinity.String() })
 	}
@@ -149,6 +163,11 @@ func (f *family) holds(t require.TestingT) holds {
 		}
 	}
 	slices.Sort(out.Addresses)
+	var loads [parts]int
+	for _, held := range f.ports {
+		loads[held.part] += held.load()
+	}
+	require.Equal(t, f.loads, loads)
 	require.Len(t, c.found, len(f.ports))
 	require.Len(t, f.ids, len(f.ports))
 	for id, held := range f.ports {
@@ -158,6 +177,7 @@ func (f *family) holds(t require.TestingT) holds {
 		p := heldPort{Sticky: held.sticky}
 		numbers := map[netip.AddrPort]uint32{}
 		for set := range backendSets {
+			require.True(t, held.sticky || len(found.slots[set]) == 0 || held.part == found.part)
 			require.True(t, slices.Equal(held.slots[set], found.slots[set]), "%v: %v, %v", id, held.slots[set], found.slots[set])
 			for _, s := range held.slots[set] {
 				require.False(t, s.empty())
@@ -175,7 +195,10 @@ func (f *family) holds(t require.TestingT) holds {
 			case e.set == frontends || e.set == nodePorts:
 				e.data &= policyBits
 			case e.set < sources: // sizes
-				e.key = ""
+				if e.key = ""; !held.sticky {
+					require.Equal(t, held.part, class(e.data).part())
+					e.data &^= 0xf00
+				}
 			}
 			p.Elements = append(p.Elements, fmt.Sprintf("%+v", e))
 		}
@@ -212,7 +235,14 @@ func TestHistories(t *testing.T) {
 		for range rapid.IntRange(0, 30).Draw(rt, "at first") {
 			set(id(), false)
 		}
-		h := newInHost(t, node.Host, Options{})
+		start := func() *inHost {
+			h := newInHost(t, node.Host, Options{})
+			for _, f := range h.families {
+				f.partSize = rapid.SampledFrom([]int{partSize, 100}).Draw(rt, "part size")
+			}
+			return h
+		}
+		h := start()
 		require.NoError(rt, h.Replace(t.Context(), state))
 		for range rapid.IntRange(1, 4).Draw(rt, "steps") {
 			changes := map[view.ServicePortID]view.Change{}
@@ -230,7 +260,7 @@ func TestHistories(t *testing.T) {
 				state.Node = drawNode(rt)
 				require.NoError(rt, h.Replace(t.Context(), state))
 			case 1:
-				h = newInHost(t, node.Host, Options{})
+				h = start()
 				require.NoError(rt, h.Replace(t.Context(), state))
 			default:
 				require.NoError(rt, h.Apply(t.Context(), slices.Collect(maps.Values(changes))))

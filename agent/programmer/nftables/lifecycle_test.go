@@ -77,6 +77,9 @@ var damage = map[string]string{
 	"flush vmap":       "flush map %s slicecast policies",
 	"add rule":         "add rule %s slicecast services drop",
 	"insert rule":      "insert rule %s slicecast prerouting ct state new drop",
+	"chain policy":     "chain %s slicecast forward { policy drop; }",
+	"dormant":          "add table %s slicecast { flags dormant; }",
+	"other priority":   "delete chain %s slicecast postrouting; add chain %s slicecast postrouting { type nat hook postrouting priority 0; }",
 	"add base chain":   "add chain %s slicecast other { type filter hook forward priority 0; policy drop; }",
 	"add element":      "add element %s slicecast cluster-endpoints { 0x77000 . 0x3 : %s . 80 }",
 	"add frontend":     "add element %s slicecast frontends { %s . udp . 99 : 0x77001 }",
@@ -103,16 +106,8 @@ func TestRepair(t *testing.T) {
 	c.replace(t)
 	wanted := [2]holds{c.inHost.families[0].holds(t), c.inHost.families[1].holds(t)}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
 	lost := make(chan string, 100)
-	var wait sync.WaitGroup
-	wait.Go(func() { c.inHost.Watch(ctx, func(reason string) { lost <- reason }) })
-	require.Eventually(t, func() bool {
-		c.inHost.conn.watcher.mu.Lock()
-		defer c.inHost.conn.watcher.mu.Unlock()
-		return c.inHost.conn.watcher.file != nil
-	}, patient.Timeout, time.Millisecond)
+	stop := c.watch(t, lost)
 
 	for name, command := range damage {
 		t.Run(name, func(t *testing.T) {
@@ -157,8 +152,7 @@ func TestRepair(t *testing.T) {
 		return nil
 	}))
 	require.Contains(t, <-lost, "during a large change")
-	cancel()
-	wait.Wait()
+	stop()
 	require.Empty(t, lost)
 }
 
@@ -181,7 +175,7 @@ func TestRestart(t *testing.T) {
 	stop := c.stream(t, addresses...)
 	defer stop()
 
-	for range 3 {
+	for range 20 {
 		c.restart()
 		before := c.generation(t)
 		c.replace(t)
@@ -207,7 +201,12 @@ func TestRestart(t *testing.T) {
 		c.nft(t, "add set ip slicecast sources-7 { type mark; }; add set ip6 slicecast sources-7 { type mark; }")
 		c.replace(t)
 		require.NotContains(t, c.inHost.list(t, model.IPv4), "sources-7")
+		c.nft(t, "add table ip slicecast-stand-in") // as if the process had ended meanwhile
 	}
+	c.replace(t)
+	tables, err := c.a.Run(t.Context(), "nft", "list", "tables")
+	require.NoError(t, err)
+	require.Equal(t, []string{"table ip slicecast", "table ip6 slicecast"}, strings.Split(strings.TrimSpace(tables), "\n"))
 	for i := range 50 {
 		for _, family := range families {
 			c.apply(t, c.web(family, 7, i%4))
@@ -345,6 +344,60 @@ func TestLongTransactions(t *testing.T) {
 	check()
 }
 
+// TestParts holds that Service ports whose backends are in different parts are served, and that another process finds them there.
+func TestParts(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, f := range c.inHost.families {
+		f.partSize = 3
+	}
+	for _, family := range families {
+		for i := range byte(parts + 2) {
+			p := c.web(family, i, 0, 2)
+			p.Frontends = append(p.Frontends, localPolicy(nodePort(30000+uint16(i))))
+			p.Local = c.backends(family, tcpPort, 0)
+			c.set(p)
+		}
+	}
+	c.replace(t)
+	served := func() {
+		t.Helper()
+		eachFamily(t, func(t *testing.T, family model.Family) {
+			for i := range byte(parts + 2) {
+				// One of two backends is missed with a chance of 2^-29.
+				require.Len(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 30, patient).Backends(), 2)
+				to := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30000+uint16(i))
+				require.Equal(t, map[string]int{"pod0": 1}, c.client.Probe(t.Context(), testenv.TCP, to, 1, patient).Backends())
+			}
+		})
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+	served()
+	for _, f := range c.inHost.families {
+		require.NotContains(t, f.loads, 0)
+	}
+	before := c.generation(t)
+	c.restart()
+	c.replace(t)
+	require.Equal(t, before, c.generation(t), "nothing is touched")
+	served()
+	// Who comes now is in the first part, which holds them all; the others go with the next Replace.
+	for _, family := range families {
+		for i := range byte(parts + 2) {
+			c.apply(t, c.web(family, i))
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, i)}}))
+			delete(c.state.Ports, c.web(family, i).ID)
+			c.set(c.web(family, i, 1))
+		}
+	}
+	c.replace(t)
+	for _, family := range families {
+		require.NotContains(t, c.inHost.list(t, family), "-part-")
+	}
+}
+
 // TestCleanup holds that nothing is left of the tables, and that others' are not touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
@@ -411,7 +464,7 @@ func TestRestless(t *testing.T) {
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		for ctx.Err() == nil {
-			o := objects{dialect: newDialect(model.IPv4, 1), table: "other"}
+			o := objects{dialect: newDialect(model.IPv4, 1).of("other")}
 			o.addTable()
 			o.removeTable()
 			b := newBatch(nil)

@@ -7,7 +7,6 @@ import (
 // objects writes messages that add and remove parts of a table.
 type objects struct {
 	*dialect
-	table string
 	writer
 }
 
@@ -143,7 +142,7 @@ func (e *elements) reset() {
 }
 
 // write gives the messages that add the elements to a set, or remove them.
-func (e *elements) write(w *writer, kind int, nfproto byte, s setID) {
+func (e *elements) write(w *writer, kind int, d *dialect, s setID) {
 	flags := uint16(0)
 	if kind == unix.NFT_MSG_NEWSETELEM {
 		flags = unix.NLM_F_CREATE
@@ -154,8 +153,8 @@ func (e *elements) write(w *writer, kind int, nfproto byte, s setID) {
 		if i < len(e.cuts) {
 			to = e.cuts[i]
 		}
-		at := w.message(kind, flags, nfproto)
-		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
+		at := w.message(kind, flags, d.nfproto)
+		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, d.table)
 		w.text(unix.NFTA_SET_ELEM_LIST_SET, s.String())
 		list := w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		w.buf = append(w.buf, e.buf[from:to]...)

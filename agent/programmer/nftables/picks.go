@@ -43,31 +43,37 @@ type pick struct {
 	class
 }
 
-// class is what a chain to choose a backend is made for: the size in its lowest three hexadecimal digits, as sizeOf has
-// it, and the timeout of affinity in seconds in the others, 0 without. The class 0 is that of a set without backends.
+// class is what a chain to choose a backend is made for: the size in its lowest two hexadecimal digits, as sizeOf has it, the part
+// that the backends are in in the third, 0 with affinity, and the timeout of affinity in seconds in the others, 0 without. The class 0
+// is that of a set without backends.
 type class uint32
 
 // maxTimeout is as long as a class can tell, twelve days; Kubernetes allows one.
 const maxTimeout = 1<<20 - 1
 
-func classOf(backends int, timeout uint32) class {
-	if backends == 0 {
+func classOf(backends int, timeout uint32, part uint8) class {
+	switch {
+	case backends == 0:
 		return 0
+	case timeout > 0:
+		part = 0
 	}
-	return class(timeout<<12 | sizeOf(backends))
+	return class(timeout<<12 | uint32(part)<<8 | sizeOf(backends))
 }
 
 func (c class) timeout() uint32 { return uint32(c >> 12) }
 
+func (c class) part() uint8 { return uint8(c >> 8 & 0xf) }
+
 // valid tells whether classOf could have given it.
 func (c class) valid() bool {
-	e, m := c>>8&0xf, c&0xff
-	return m > 0 && m <= exactSize && (e == 0 || m > exactSize/2)
+	e, m := c>>4&0xf, c&0xf
+	return m > 0 && m <= exactSize && (e == 0 || m > exactSize/2) && (c.timeout() == 0 || c.part() == 0)
 }
 
-// chain gives a name such as cluster-50, or local-3-affinity-10800-nodeport.
+// chain gives a name such as cluster-56, cluster-56-part-2, or local-3-affinity-10800-nodeport.
 func (p pick) chain() string {
-	name := fmt.Sprintf("%s-%d", setChains[p.set], p.draws()[0])
+	name := fmt.Sprintf("%s-%d%s", setChains[p.set], p.draws()[0], partSuffix(p.part()))
 	if t := p.timeout(); t > 0 {
 		name += fmt.Sprintf("-affinity-%d", t)
 	}
@@ -82,10 +88,12 @@ func (p pick) chain() string {
 const (
 	exactSize = 8
 	tries     = 14
+	// maxBackends is the largest that there is.
+	maxBackends = exactSize << 15
 )
 
-// sizeOf rounds a number of backends up by at most a quarter, to m × 2^e with m up to exactSize; it gives e in the third
-// hexadecimal digit and m in the two below. Chains are needed only for such sizes, so that a backend that comes or goes
+// sizeOf rounds a number of backends up by at most a quarter, to m × 2^e with m up to exactSize; it gives e in the second
+// hexadecimal digit and m in the first. Chains are needed only for such sizes, so that a backend that comes or goes
 // hardly ever asks for another one: the kernel looks at all elements of the maps that a new chain's rules refer to. When
 // the index that was drawn has no backend another is drawn, so that each backend is as likely as any other.
 func sizeOf(backends int) uint32 {
@@ -93,14 +101,14 @@ func sizeOf(backends int) uint32 {
 	for backends > exactSize<<e {
 		e++
 	}
-	return uint32(e<<8 | (backends+1<<e-1)>>e)
+	return uint32(e<<4 | (backends+1<<e-1)>>e)
 }
 
 // draws gives the moduli of the indices to draw one after the other, until one has a backend. The last is drawn with a
 // chance of at most 5^-14, about 2^-32, which is how exact random numbers are for the kernel; it always has one, yet the
 // last backends are never drawn then.
 func (c class) draws() []uint32 {
-	e, m := uint32(c>>8)&0xf, uint32(c)&0xff
+	e, m := uint32(c>>4)&0xf, uint32(c)&0xf
 	if e == 0 {
 		return []uint32{m}
 	}
@@ -118,7 +126,7 @@ func (d *dialect) pickChain(p pick) []rule {
 	var rules []rule
 	if p.timeout() == 0 {
 		for _, modulus := range p.draws() {
-			rules = append(rules, do(draw(modulus), lookup(endpoints+p.set, 0, 0), d.dnat(0)))
+			rules = append(rules, do(draw(modulus), lookup(endpoints(p.set, p.part()), 0, 0), d.dnat(0)))
 		}
 		return rules
 	}

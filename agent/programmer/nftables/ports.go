@@ -10,6 +10,8 @@ import (
 type port struct {
 	id    uint32
 	slots [backendSets][]slot
+	// part has the slots, unless they have numbers.
+	part uint8
 	// sticky: with affinity; the slots have numbers.
 	sticky bool
 	// wanted is the Service port that all this is for. nil: what is held was read, and found are its elements.
@@ -24,7 +26,15 @@ func (p *port) elements() []element {
 	case p.wanted == nil:
 		return p.found
 	}
-	return elementsOf(p.wanted, p.id)
+	return elementsOf(p.wanted, p.id, p.part)
+}
+
+// load is how many elements it has in its part.
+func (p *port) load() int {
+	if p == nil || p.sticky {
+		return 0
+	}
+	return len(p.slots[cluster]) + len(p.slots[local])
 }
 
 // change is a step from what is held of a Service port to what is wanted; nil: nothing.
@@ -46,11 +56,11 @@ func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
 		c.of(numbers+set).add(p.slotKey(index), integer(s.number), "")
 		return
 	}
-	c.of(endpoints+set).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+	c.of(endpoints(set, p.part)).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address), "")
 }
 
 func (p *port) removeSlot(c *changes, set backendSet, index int) {
-	s := endpoints + set
+	s := endpoints(set, p.part)
 	if p.sticky {
 		s = numbers + set
 	}

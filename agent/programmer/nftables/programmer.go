@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/bits"
+	"net/netip"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -59,7 +59,7 @@ func New(options Options) (*Programmer, error) {
 	p := &Programmer{conn: c, log: options.Log}
 	var missing []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log}
+		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
 		err := f.try()
 		switch {
 		case err == nil:
@@ -85,17 +85,17 @@ func New(options Options) (*Programmer, error) {
 func (f *family) try() error {
 	b := newBatch(nil)
 	// Not the table itself, as the kernel would look at all elements that there are.
-	o := objects{dialect: f.dialect, table: Table + "-check"}
+	o := objects{dialect: f.of(Table + "-check")}
 	o.addTable()
-	sticky := pick{class: classOf(exactSize+1, 1)}
-	chains := f.fixedChains(view.Node{LocalhostNodePorts: true})
+	sticky := pick{class: classOf(exactSize+1, 1, 0)}
+	chains := f.fixedChains(view.Node{LocalhostNodePorts: true, ServiceCIDRs: []netip.Prefix{f.loopback}})
 	chains[sourcesChain] = f.sourcesRules([]int{1})
 	chains["pick"] = f.pickChain(sticky)
 	chains["policy"] = f.policyChain(policyOf(view.Frontend{
 		Pods: view.Route{To: view.Cluster, Masquerade: true}, Node: view.Route{To: view.Drop}, Others: view.Route{To: view.Reject},
 	}), view.PodDetector{Interface: "lo", InterfacePrefix: "lo"})
 	for s := range sources + 2 {
-		if s.String() != "" && s != sources {
+		if s.String() != "" && (s.always() || s == affinity || s > sources) {
 			o.addSet(s)
 		}
 	}
@@ -146,21 +146,10 @@ func describeFailure(f *family, err error) error {
 	return fmt.Errorf("nftables for %v: %w", f.family, err)
 }
 
-// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
-const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
-
-// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
-// others may rely on it.
-func (p *Programmer) routeLocalnet(node view.Node) {
-	if !node.LocalhostNodePorts || !slices.ContainsFunc(p.families, func(f *family) bool { return f.family == model.IPv4 }) {
-		return
-	}
-	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return
-	}
-	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
-		p.log.Error("nodePorts on loopback addresses do not work: set the sysctl net.ipv4.conf.all.route_localnet to 1", "err", err)
-	}
+// isOne tells whether a sysctl is there and is 1.
+func isOne(path string) bool {
+	is, err := os.ReadFile(path)
+	return err == nil && string(bytes.TrimSpace(is)) == "1"
 }
 
 // Cleanup removes what the function Cleanup removes.
@@ -187,14 +176,23 @@ func Cleanup(context.Context) error {
 func (c *conn) removeTables() error {
 	var errs []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
-		o := objects{dialect: newDialect(name, DefaultMasqueradeMark), table: Table}
-		o.removeTable()
-		b := newBatch(nil)
-		b.append(o.buf)
-		err := c.commit(b)
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EAFNOSUPPORT) {
+		d := newDialect(name, DefaultMasqueradeMark)
+		if err := errors.Join(c.removeTable(d), c.removeTable(d.of(StandInTable))); err != nil {
 			errs = append(errs, fmt.Errorf("nftables for %v: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeTable removes a table, if it is there.
+func (c *conn) removeTable(d *dialect) error {
+	o := objects{dialect: d}
+	o.removeTable()
+	b := newBatch(nil)
+	b.append(o.buf)
+	err := c.commit(b)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil
+	}
+	return err
 }

@@ -6,14 +6,17 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
 // content is what a family's table holds.
 type content struct {
 	exists bool
-	chains map[string]*heldChain
-	sets   map[string][]byte // the attributes of their definitions
+	// standIn: there is a StandInTable.
+	standIn bool
+	chains  map[string]*heldChain
+	sets    map[string][]byte // the attributes of their definitions
 
 	vmaps     map[setID]map[uint32]string // policies and picks: the chain, or "" where there is none
 	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
@@ -38,12 +41,10 @@ type heldChain struct {
 type found struct {
 	name     string // of the Service port, from the comment of a frontend
 	elements []element
-	// slots are those in endpoints, and numbered those in numbers, without addresses.
+	// slots are those in endpoints, all in one part, and numbered those in numbers, without addresses.
 	slots, numbered [backendSets][]slot
+	part            uint8
 }
-
-// maxSlots is more than any set of backends has.
-const maxSlots = 1 << 20
 
 // attempts is how often what was interrupted is read again.
 const attempts = 10
@@ -56,7 +57,13 @@ func (f *family) read() (*content, error) {
 		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
 	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
-		c.exists = c.exists || textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) == Table
+		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
+		case Table:
+			c.exists = true
+			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0 // it sleeps, or is another process's
+		case StandInTable:
+			c.standIn = true
+		}
 	})
 	if err != nil || !c.exists {
 		return c, err
@@ -69,7 +76,11 @@ func (f *family) read() (*content, error) {
 		}),
 		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
 			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
-				c.chains[textOf(attribute(attrs, unix.NFTA_CHAIN_NAME))] = &heldChain{hook: hookOf(attrs)}
+				name, held := textOf(attribute(attrs, unix.NFTA_CHAIN_NAME)), hookOf(attrs)
+				c.chains[name] = &heldChain{hook: held}
+				if wanted, base := hooks[name]; base && held != wanted {
+					c.foreign = true
+				}
 			}
 		}))
 	if err != nil {
@@ -133,13 +144,16 @@ func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs
 // as many elements as it gave before. If the table grows or shrinks meanwhile, as it does for a while after large
 // changes, some are left out and as many are given twice. Other changes do no harm, as nobody else changes this set.
 func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
+	definition := f.define(s)
+	_, keyLen := typeAndLength(definition.key)
+	_, dataLen := typeAndLength(definition.data)
 	distinct := 0
 	for range attempts {
 		given := 0
 		err := f.conn.dump(unix.NFT_MSG_GETSETELEM, f.nfproto, ask, func(attrs []byte) {
 			for _, e := range attributes(attribute(attrs, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
 				given++
-				if c.element(f.dialect, s, e) {
+				if c.element(f.dialect, s, keyLen, dataLen, e) {
 					distinct++
 				}
 			}
@@ -163,11 +177,12 @@ func hookOf(attrs []byte) hook {
 		kind:     textOf(attribute(attrs, unix.NFTA_CHAIN_TYPE)),
 		number:   uint32Of(attribute(h, unix.NFTA_HOOK_HOOKNUM)),
 		priority: int32(uint32Of(attribute(h, unix.NFTA_HOOK_PRIORITY))),
+		drops:    uint32Of(attribute(attrs, unix.NFTA_CHAIN_POLICY)) != uint32(expr.VerdictAccept),
 	}
 }
 
-// element takes in an element of a set, and tells whether it is new.
-func (c *content) element(d *dialect, s setID, attrs []byte) bool {
+// element takes in an element of a set with keys and data of such lengths, and tells whether it is new.
+func (c *content) element(d *dialect, s setID, keyLen, dataLen uint32, attrs []byte) bool {
 	var key, data, userdata []byte
 	chain := ""
 	for kind, value := range attributes(attrs) {
@@ -183,9 +198,6 @@ func (c *content) element(d *dialect, s setID, attrs []byte) bool {
 			userdata = value
 		}
 	}
-	definition := d.define(s)
-	_, keyLen := typeAndLength(definition.key)
-	_, dataLen := typeAndLength(definition.data)
 	if uint32(len(key)) != keyLen || uint32(len(data)) != dataLen {
 		c.foreign = true
 		return true
@@ -219,7 +231,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 			return c.drop(s, key)
 		}
 		return put(c.addresses, s, r, struct{}{})
-	case s == policies, s >= firstPick && s < sources:
+	case s == policies, s >= firstPick && s < firstEndpoints:
 		return put(c.vmaps, s, integerOf(key), chain)
 	case s == backends+cluster, s == backends+local:
 		return put(c.backends, s, integerOf(key), d.backendOf(data))
@@ -248,18 +260,20 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 		return f.element(element{set: s, key: string(key), data: integerOf(data)})
 	}
 	index := integerOf(key[4:])
-	if index >= maxSlots {
+	if index >= maxBackends {
 		return c.drop(s, key)
 	}
-	switch s {
-	case endpoints + cluster, endpoints + local:
-		return fill(&f.slots[s-endpoints], index, slot{address: d.backendOf(data)})
-	default: // numbers
-		if integerOf(data) == 0 {
+	if part, ok := s.part(); ok {
+		if len(f.slots[cluster])+len(f.slots[local]) > 0 && part != f.part {
 			return c.drop(s, key)
 		}
-		return fill(&f.numbered[s-numbers], index, slot{number: integerOf(data)})
+		f.part = part
+		return fill(&f.slots[(s-firstEndpoints)%backendSets], index, slot{address: d.backendOf(data)})
 	}
+	if integerOf(data) == 0 { // numbers
+		return c.drop(s, key)
+	}
+	return fill(&f.numbered[s-numbers], index, slot{number: integerOf(data)})
 }
 
 // element adds an element, and tells whether it is new.
@@ -324,7 +338,7 @@ func (c *content) number(p *port, found *found) {
 	for set := range backendSets {
 		for i, s := range found.slots[set] {
 			if !s.empty() {
-				c.drop(endpoints+set, p.slotKey(i))
+				c.drop(endpoints(set, found.part), p.slotKey(i))
 			}
 		}
 		for i := range found.numbered[set] {

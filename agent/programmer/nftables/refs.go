@@ -12,7 +12,7 @@ import (
 // ref names a part of the table that several Service ports need, and that is there when one does.
 type ref struct {
 	kind    refKind
-	number  uint32     // of refPolicy: the policy; of refSources: the length
+	number  uint32     // of refPolicy: the policy; of refSources: the length; of refPart: the set
 	pick    pick       // of refPick
 	address netip.Addr // of refClusterIP and refHairpin
 }
@@ -25,13 +25,16 @@ const (
 	refHairpin
 	refAffinity // the map of clients
 	refSources  // a set of sources' prefixes of one length
+	refPart     // a part of the backends, but for the first one
 	refPolicy   // a policy's chain
 	refPick     // a chain that chooses a backend
 )
 
 // kept tells that such a part, once it is there, is only removed by a Replace: it may be needed again soon, and to make
 // it takes the kernel as long as there are elements in maps.
-func (k refKind) kept() bool { return k == refPolicy || k == refPick || k == refAffinity }
+func (k refKind) kept() bool {
+	return k == refPolicy || k == refPick || k == refPart || k == refAffinity
+}
 
 // compareRefs orders parts by their kinds, and beyond that only so that there is an order.
 func compareRefs(a, b ref) int {
@@ -64,6 +67,19 @@ func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
 	return r, chain == expected
 }
 
+// refOfSet gives the part of the table that a set is; ok is false for those that are always there.
+func refOfSet(s setID) (r ref, ok bool) {
+	switch {
+	case s.always():
+		return ref{}, false
+	case s == affinity:
+		return ref{kind: refAffinity}, true
+	case s >= sources:
+		return ref{kind: refSources, number: uint32(s - sources)}, true
+	}
+	return ref{kind: refPart, number: uint32(s)}, true
+}
+
 // rules gives the rules of that chain.
 func (f *family) rules(r ref) []rule {
 	if r.kind == refPolicy {
@@ -82,9 +98,9 @@ func (r ref) key() (s setID, key []byte) {
 }
 
 // classes gives the class of each set of a Service port's backends.
-func classes(port *view.ServicePort) [backendSets]class {
+func classes(port *view.ServicePort, part uint8) [backendSets]class {
 	t := timeout(port)
-	return [backendSets]class{cluster: classOf(len(port.Cluster), t), local: classOf(len(port.Local), t)}
+	return [backendSets]class{cluster: classOf(len(port.Cluster), t, part), local: classOf(len(port.Local), t, part)}
 }
 
 // timeout gives that of affinity in whole seconds; 0: no affinity.
@@ -103,7 +119,7 @@ func backendsOf(port *view.ServicePort, set backendSet) []view.Backend {
 }
 
 // refsOf calls each with what a Service port needs, except hairpins.
-func refsOf(port *view.ServicePort, each func(ref)) {
+func refsOf(port *view.ServicePort, part uint8, each func(ref)) {
 	var by [vias]bool
 	for _, f := range port.Frontends {
 		each(ref{kind: refPolicy, number: uint32(policyOf(f))})
@@ -119,12 +135,15 @@ func refsOf(port *view.ServicePort, each func(ref)) {
 			each(ref{kind: refSources, number: uint32(p.Bits())})
 		}
 	}
-	for set, c := range classes(port) {
+	for set, c := range classes(port, part) {
 		if c == 0 {
 			continue
 		}
 		if c.timeout() > 0 {
 			each(ref{kind: refAffinity})
+		}
+		if c.part() > 0 {
+			each(ref{kind: refPart, number: uint32(endpoints(backendSet(set), part))})
 		}
 		for v := range vias {
 			if by[v] {
@@ -147,7 +166,7 @@ func compareElements(a, b element) int {
 }
 
 // elementsOf gives the elements of a Service port with an id, in their order.
-func elementsOf(port *view.ServicePort, id uint32) []element {
+func elementsOf(port *view.ServicePort, id uint32, part uint8) []element {
 	var out []element
 	name := label(port.ID)
 	for _, f := range port.Frontends {
@@ -165,7 +184,7 @@ func elementsOf(port *view.ServicePort, id uint32) []element {
 			out = append(out, element{set: sources + setID(p.Bits()), key: string(appendAddress([]byte(e.key), p.Masked().Addr()))})
 		}
 	}
-	for set, c := range classes(port) {
+	for set, c := range classes(port, part) {
 		if c != 0 {
 			out = append(out, element{set: sizes + backendSet(set), key: string(integer(id)), data: uint32(c)})
 		}

@@ -13,16 +13,20 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Table is the name of the table that a family has.
-const Table = "slicecast"
+// Table is the name of the table that a family has, and StandInTable that of one that is there while it is made anew.
+const (
+	Table        = "slicecast"
+	StandInTable = "slicecast-stand-in"
+)
 
-// Chains that always exist, and guard, which does if NodePorts are on loopback addresses. The others are those of
-// policies and picks.
+// Chains that always exist, and two that do not: guard is there if NodePorts are on loopback addresses, and outputFilter if
+// the ranges of cluster IPs are known. The others are those of policies and picks.
 const (
 	preroutingChain  = "prerouting"
 	outputChain      = "output"
 	postroutingChain = "postrouting"
 	forwardChain     = "forward"
+	outputFilter     = "output-filter"
 	guardChain       = "guard-loopback"
 	servicesChain    = "services"
 	nodePortsChain   = "nodeports"
@@ -33,7 +37,7 @@ const (
 // chainOrder is that of packets. It is for those who read the table, as nft lists chains in the order they came in.
 var chainOrder = []string{
 	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain, setChains[cluster], setChains[local],
-	forwardChain, postroutingChain,
+	forwardChain, outputFilter, postroutingChain,
 }
 
 // compareChains puts the chains that always exist in their order, and the others behind them by their names.
@@ -52,6 +56,7 @@ var setChains = [backendSets]string{cluster: view.Cluster.String(), local: view.
 
 // dialect is what differs between the families' rules.
 type dialect struct {
+	table   string
 	family  model.Family
 	nfproto byte
 	address field
@@ -60,54 +65,66 @@ type dialect struct {
 	saddr, daddr uint32
 	loopback     netip.Prefix
 	mark         uint32
+	// liberal: conntrack takes TCP segments outside of the window for valid.
+	liberal bool
 }
 
 func newDialect(family model.Family, mark uint32) *dialect {
 	if family == model.IPv6 {
-		return &dialect{family, unix.NFPROTO_IPV6, ipv6Type, 128, 8, 24, netip.PrefixFrom(netip.IPv6Loopback(), 128), mark}
+		return &dialect{Table, family, unix.NFPROTO_IPV6, ipv6Type, 128, 8, 24, netip.PrefixFrom(netip.IPv6Loopback(), 128), mark, false}
 	}
-	return &dialect{family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark}
+	return &dialect{Table, family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark, false}
 }
 
-// hook is where a base chain is called.
+// of gives the same for another table.
+func (d *dialect) of(table string) *dialect {
+	other := *d
+	other.table = table
+	return &other
+}
+
+// hook is where a base chain is called, and whether it drops what no rule of it decides.
 type hook struct {
 	kind     string
 	number   uint32
 	priority int32
+	drops    bool
 }
 
+// hooks are those of base chains. The nat chains are where those of iptables are: the kernel asks the nat chains of a hook one
+// after the other until one has translated the connection, so that only one of two proxies does, whichever comes first. What is
+// filtered is so after that (and, on the way out, after IPVS at -98), so that what another proxy serves is not taken for unused.
 var hooks = map[string]hook{
-	preroutingChain:  {"nat", unix.NF_INET_PRE_ROUTING, -100},
-	outputChain:      {"nat", unix.NF_INET_LOCAL_OUT, -100},
-	postroutingChain: {"nat", unix.NF_INET_POST_ROUTING, 100},
-	forwardChain:     {"filter", unix.NF_INET_FORWARD, 0},
-	guardChain:       {"filter", unix.NF_INET_PRE_ROUTING, -300},
+	preroutingChain:  {kind: "nat", number: unix.NF_INET_PRE_ROUTING, priority: -100},
+	outputChain:      {kind: "nat", number: unix.NF_INET_LOCAL_OUT, priority: -100},
+	postroutingChain: {kind: "nat", number: unix.NF_INET_POST_ROUTING, priority: 100},
+	forwardChain:     {kind: "filter", number: unix.NF_INET_FORWARD, priority: 0},
+	outputFilter:     {kind: "filter", number: unix.NF_INET_LOCAL_OUT, priority: 0},
+	guardChain:       {kind: "filter", number: unix.NF_INET_PRE_ROUTING, priority: -300},
 }
 
 // fixedChains gives the chains that do not depend on any Service. The nat chains see only the first packet of a
 // connection, so that nothing here costs the others anything except forward, and guard where it is.
 func (d *dialect) fixedChains(node view.Node) map[string][]rule {
+	// A packet may find something gone, as a transaction came between two of its lookups. The second time all is of one.
+	dispatch := []rule{
+		do(jump(servicesChain)),
+		do(jump(servicesChain)).because("again: something may just have changed"),
+		do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
+	}
 	chains := map[string][]rule{
-		preroutingChain: {do(jump(servicesChain))},
-		outputChain:     {do(jump(servicesChain))},
-		servicesChain: {
-			do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies)),
-			do(d.destination(0), in(clusterIPs), gotoTo(rejectChain)).because("another port of a cluster IP"),
-		},
-		nodePortsChain: {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		preroutingChain: dispatch,
+		outputChain:     dispatch,
+		servicesChain:   {do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies))},
+		nodePortsChain:  {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
 		// A mark that others set counts, too, as with kube-proxy. It is cleared since the packet may come by again, e.g.
 		// inside a tunnel's.
 		postroutingChain: {
 			do(d.marked(), d.setMark(false), masquerade()),
 			do(ctHas(expr.CtKeySTATUS, ctStatusDNAT), d.source(0), d.destination(d.words()), in(hairpins), masquerade()).because("a backend that is its own client"),
 		},
-		// A packet that conntrack finds invalid would pass untranslated, and the client, which knows only the Service's
-		// address, would reset the connection (kubernetes/kubernetes#74839). Only what comes from backends on this node is
-		// dropped: of others' connections the node may rightly see one direction only.
-		forwardChain: {
-			do(ctHas(expr.CtKeySTATE, ctStateInvalid), d.source(0), d.source(d.words()), in(hairpins), drop()).because("would reset a Service's connection"),
-		},
-		rejectChain: {do(d.reject())},
+		forwardChain: {},
+		rejectChain:  {do(d.reject())},
 	}
 	if d.family == model.IPv6 {
 		// Linux does not heed an ICMPv6 error that comes while connect still holds the socket, as it does when client and
@@ -119,6 +136,22 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 	}
 	for i := range setChains {
 		chains[setChains[i]] = d.setChain(backendSet(i))
+	}
+	if !d.liberal {
+		// A packet that conntrack finds invalid would pass untranslated, and the client, which knows only the Service's
+		// address, would reset the connection (kubernetes/kubernetes#74839). Only what comes from backends on this node is
+		// dropped: of others' connections the node may rightly see one direction only.
+		chains[forwardChain] = []rule{
+			do(ctHas(expr.CtKeySTATE, ctStateInvalid), d.source(0), d.source(d.words()), in(hairpins), drop()).because("would reset a Service's connection"),
+		}
+	}
+	for _, p := range node.ServiceCIDRs {
+		if model.FamilyOf(p.Addr()) != d.family {
+			continue
+		}
+		r := do(ctHas(expr.CtKeySTATE, ctStateNew), d.inPrefix(d.destination, expr.CmpOpEq, p), drop()).because("no Service has this address")
+		chains[forwardChain] = append(chains[forwardChain], r)
+		chains[outputFilter] = append(chains[outputFilter], r)
 	}
 
 	loopback := d.family == model.IPv4 && node.LocalhostNodePorts
@@ -146,6 +179,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 // Of include/uapi/linux/netfilter/nf_conntrack_common.h, as nft's "ct state" and "ct status" have them.
 const (
 	ctStateInvalid = 1 << 0
+	ctStateNew     = 1 << 3
 	ctStatusDNAT   = 1 << 5
 )
 

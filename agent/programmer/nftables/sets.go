@@ -29,8 +29,6 @@ const (
 	// For the cluster set of backends, and with 1 added for the local set.
 	sizes     // id : class
 	_         //
-	endpoints // id . index : address . port, without affinity
-	_         //
 	numbers   // id . index : number, with affinity
 	_         //
 	backends  // number : address . port, with affinity
@@ -40,11 +38,31 @@ const (
 	_         //
 	_         //
 
+	firstEndpoints // id . index : address . port, without affinity; see endpoints
+
 	// With a length of prefixes added.
-	sources // address . protocol . port . prefix of sources
+	sources = firstEndpoints + parts*backendSets // address . protocol . port . prefix of sources
 
 	setCount = sources + 129
 )
+
+// The backends of one set, of all Service ports, are in parts, each a map, so that a table can be read back in a time that grows no
+// more than they do: to give the next 32 KiB of a map the kernel walks it from the beginning. A Service port's are in one part, the
+// first with room for them.
+const (
+	parts    = 16
+	partSize = 1 << 15
+)
+
+// endpoints gives the map of a part.
+func endpoints(set backendSet, part uint8) setID {
+	return firstEndpoints + setID(part)*backendSets + set
+}
+
+// part gives the part that a map of endpoints is.
+func (s setID) part() (part uint8, ok bool) {
+	return uint8((s - firstEndpoints) / backendSets), s >= firstEndpoints && s < sources
+}
 
 // backendSet is one of a Service port's sets of backends, to be added to the ids above.
 type backendSet = setID
@@ -58,12 +76,30 @@ const (
 // picks gives the map of chains that choose a backend of a set.
 func picks(set backendSet, v via) setID { return firstPick + setID(v)*backendSets + set }
 
-var setNames = map[setID]string{
-	frontends: "frontends", nodePorts: "nodeports",
-	clusterIPs: "cluster-ips", hairpins: "hairpins", policies: "policies", affinity: "affinity",
-	sizes + cluster: "cluster-sizes", endpoints + cluster: "cluster-endpoints", numbers + cluster: "cluster-numbers", backends + cluster: "cluster-backends",
-	sizes + local: "local-sizes", endpoints + local: "local-endpoints", numbers + local: "local-numbers", backends + local: "local-backends",
-	firstPick: "cluster-picks", firstPick + 1: "local-picks", firstPick + 2: "cluster-nodeport-picks", firstPick + 3: "local-nodeport-picks",
+var setNames = nameSets()
+
+func nameSets() map[setID]string {
+	names := map[setID]string{
+		frontends: "frontends", nodePorts: "nodeports",
+		clusterIPs: "cluster-ips", hairpins: "hairpins", policies: "policies", affinity: "affinity",
+		sizes + cluster: "cluster-sizes", numbers + cluster: "cluster-numbers", backends + cluster: "cluster-backends",
+		sizes + local: "local-sizes", numbers + local: "local-numbers", backends + local: "local-backends",
+		firstPick: "cluster-picks", firstPick + 1: "local-picks", firstPick + 2: "cluster-nodeport-picks", firstPick + 3: "local-nodeport-picks",
+	}
+	for part := range uint8(parts) {
+		for set, name := range setChains {
+			names[endpoints(backendSet(set), part)] = name + "-endpoints" + partSuffix(part)
+		}
+	}
+	return names
+}
+
+// partSuffix is at the end of names that are those of the first part otherwise.
+func partSuffix(part uint8) string {
+	if part == 0 {
+		return ""
+	}
+	return fmt.Sprintf("-part-%d", part+1)
 }
 
 const sourcesPrefix = "sources-"
@@ -91,7 +127,7 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 }
 
 // always are the sets that the table has whether or not anything needs them.
-func (s setID) always() bool { return s < sources && s != affinity }
+func (s setID) always() bool { return s < firstEndpoints+backendSets && s != affinity }
 
 // field is a part of a key or of data: nft's number for its type, by which it prints it, and its length in bytes.
 type field struct {
@@ -140,8 +176,6 @@ func (d *dialect) define(s setID) definition {
 		return definition{key: []field{integerType, d.address}, data: number, flags: unix.NFT_SET_EVAL | unix.NFT_SET_TIMEOUT, size: maxClients}
 	case sizes + cluster, sizes + local:
 		return definition{key: number, data: number}
-	case endpoints + cluster, endpoints + local:
-		return definition{key: []field{integerType, integerType}, data: backend}
 	case numbers + cluster, numbers + local:
 		return definition{key: []field{integerType, integerType}, data: number}
 	case backends + cluster, backends + local:
@@ -149,7 +183,10 @@ func (d *dialect) define(s setID) definition {
 	case firstPick, firstPick + 1, firstPick + 2, firstPick + 3:
 		return definition{key: number, verdicts: true}
 	}
-	return definition{key: append(frontend, d.address)}
+	if s >= sources {
+		return definition{key: append(frontend, d.address)}
+	}
+	return definition{key: []field{integerType, integerType}, data: backend} // endpoints
 }
 
 // typeAndLength gives nft's number for a field or a concatenation, and its length: in that each takes whole registers.

@@ -77,8 +77,8 @@ func TestEdits(t *testing.T) {
 // TestSizes holds that all indices of a set are drawn, that most of those drawn have a backend, and all of the last draw.
 func TestSizes(t *testing.T) {
 	t.Parallel()
-	for n := 1; n <= maxSlots>>3; n++ {
-		c := classOf(n, 10800)
+	for n := 1; n <= maxBackends; n++ {
+		c := classOf(n, 10800, 0)
 		require.True(t, c.valid())
 		require.EqualValues(t, 10800, c.timeout())
 		draws := c.draws()
@@ -92,8 +92,17 @@ func TestSizes(t *testing.T) {
 		require.LessOrEqual(t, last, n)
 		require.Len(t, draws, tries+1)
 	}
-	require.Equal(t, "local-10-affinity-10800-nodeport", pick{local, viaNodePort, classOf(9, 10800)}.chain())
-	require.Zero(t, classOf(0, 10800))
+	require.Equal(t, "local-10-affinity-10800-nodeport", pick{local, viaNodePort, classOf(9, 10800, 1)}.chain())
+	require.Equal(t, "cluster-56-part-2", pick{cluster, viaAddress, classOf(50, 0, 1)}.chain())
+	names := map[string]class{}
+	for part := range uint8(parts) {
+		c := classOf(1, 0, part)
+		require.True(t, c.valid())
+		require.Equal(t, part, c.part())
+		require.NotContains(t, names, pick{class: c}.chain())
+		names[pick{class: c}.chain()] = c
+	}
+	require.Zero(t, classOf(0, 10800, 0))
 }
 
 // TestPolicies holds that a policy's number tells its routes, and that no two have a chain's name.

@@ -14,8 +14,9 @@ import (
 // transaction is a step of a family's table, while it is put together.
 type transaction struct {
 	*family
-	define, undefine objects
-	removed, added   changes
+	// sets are sets that come.
+	sets, define, undefine objects
+	removed, added         changes
 	// early are elements that nothing leads to before the transaction, and late those that nothing leads to after it.
 	early, late changes
 	// refs are how many more Service ports need each part of the table, or fewer; clean: parts that are kept go, too.
@@ -26,6 +27,7 @@ type transaction struct {
 	taken     []uint32 // ids
 	// The last ones given.
 	lastID, lastNumber uint32
+	loads              [parts]int
 }
 
 // performed is a step of one Service port.
@@ -40,7 +42,7 @@ type performed struct {
 
 // changes are elements by set.
 type changes struct {
-	nfproto byte
+	dialect *dialect
 	sets    [setCount]*elements
 	touched []setID
 }
@@ -58,8 +60,8 @@ func (c *changes) of(s setID) *elements {
 // keptBuffer is how much memory a buffer keeps for the next transaction.
 const keptBuffer = 1 << 18
 
-func (c *changes) reset(nfproto byte) {
-	c.nfproto = nfproto
+func (c *changes) reset(d *dialect) {
+	c.dialect = d
 	for _, s := range c.touched {
 		if cap(c.sets[s].buf) > keptBuffer {
 			c.sets[s] = nil
@@ -81,7 +83,7 @@ func (c *changes) length() (n int) {
 // write gives the messages that add the elements, or remove them.
 func (c *changes) write(b *batch, kind int) {
 	for _, s := range c.touched {
-		c.sets[s].write(&b.writer, kind, c.nfproto, s)
+		c.sets[s].write(&b.writer, kind, c.dialect, s)
 	}
 }
 
@@ -91,47 +93,42 @@ func (f *family) begin() *transaction {
 	x.family = f
 	x.end()
 	x.refs = map[ref]int{}
-	x.lastID, x.lastNumber = f.lastID, f.lastNumber
+	x.lastID, x.lastNumber, x.loads = f.lastID, f.lastNumber, f.loads
 	return x
 }
 
 // end forgets what the transaction was, and keeps only memory for a small one.
 func (x *transaction) end() {
-	for _, o := range []*objects{&x.define, &x.undefine} {
-		*o = objects{dialect: x.dialect, table: Table}
+	for _, o := range []*objects{&x.sets, &x.define, &x.undefine} {
+		*o = objects{dialect: x.dialect}
 	}
 	for _, c := range []*changes{&x.removed, &x.added, &x.early, &x.late} {
-		c.reset(x.nfproto)
+		c.reset(x.dialect)
 	}
 	x.refs, x.clean = nil, false
 	x.performed, x.taken = nil, nil
 }
 
-var errNoID = errors.New("there are too many Service ports for the table: more than a million")
+var (
+	errNoID            = errors.New("there are too many Service ports for the table: more than a million")
+	errTooManyBackends = fmt.Errorf("it has too many backends for the table: more than %d", maxBackends)
+)
 
 // change adds a step.
 func (x *transaction) change(c change) error {
-	after := &port{wanted: c.after, sticky: c.after != nil && timeout(c.after) > 0}
-	isNew := c.before == nil || c.renumber
-	switch {
-	case c.after == nil:
-		after = nil
-	case !isNew:
-		after.id = c.before.id
-	default:
-		var err error
-		if after.id, err = x.takeID(); err != nil {
-			return err
-		}
+	x.release(c.before)
+	after, err := x.place(c)
+	if err != nil {
+		return err
 	}
 
 	if c.before == nil || after == nil || c.before.wanted == nil || c.renumber || !sameFrontends(c.before.wanted, c.after) {
 		x.diff(c.before.elements(), after.elements())
 		if c.before != nil && c.before.wanted != nil {
-			refsOf(c.before.wanted, func(r ref) { x.refs[r]-- })
+			refsOf(c.before.wanted, c.before.part, func(r ref) { x.refs[r]-- })
 		}
 		if after != nil {
-			refsOf(c.after, func(r ref) { x.refs[r]++ })
+			refsOf(c.after, after.part, func(r ref) { x.refs[r]++ })
 		}
 	}
 	p := performed{id: c.id, before: c.before, after: after}
@@ -141,8 +138,51 @@ func (x *transaction) change(c change) error {
 	return nil
 }
 
+// release makes room where a Service port's backends are.
+func (x *transaction) release(p *port) {
+	if p != nil {
+		x.loads[p.part] -= p.load()
+	}
+}
+
+// place gives what becomes of a Service port its id and its part; nil: nothing is left of it.
+func (x *transaction) place(c change) (after *port, err error) {
+	if c.after == nil {
+		return nil, nil
+	}
+	if max(len(c.after.Cluster), len(c.after.Local)) > maxBackends {
+		return nil, errTooManyBackends
+	}
+	after = &port{wanted: c.after, sticky: timeout(c.after) > 0}
+	if isNew := c.before == nil || c.renumber; !isNew {
+		after.id = c.before.id
+	} else if after.id, err = x.takeID(); err != nil {
+		return nil, err
+	}
+	if after.sticky {
+		return after, nil
+	}
+	load := len(c.after.Cluster) + len(c.after.Local)
+	if c.before != nil && !c.before.sticky && !c.renumber {
+		after.part = c.before.part
+	} else {
+		for part, held := range x.loads {
+			if held == 0 || held+load <= x.partSize {
+				after.part = uint8(part)
+				break
+			}
+			if held < x.loads[after.part] {
+				after.part = uint8(part)
+			}
+		}
+	}
+	x.loads[after.part] += load
+	return after, nil
+}
+
+// sameFrontends tells whether two Service ports differ in nothing but backends.
 func sameFrontends(a, b *view.ServicePort) bool {
-	return classes(a) == classes(b) && slices.EqualFunc(a.Frontends, b.Frontends, view.Frontend.Equal)
+	return classes(a, 0) == classes(b, 0) && slices.EqualFunc(a.Frontends, b.Frontends, view.Frontend.Equal)
 }
 
 // diff removes and adds elements, both in order.
@@ -317,9 +357,11 @@ func (x *transaction) finish() {
 			s, key := r.key()
 			x.added.of(s).add(key, nil, "")
 		case refAffinity:
-			x.define.addSet(affinity)
+			x.sets.addSet(affinity)
+		case refPart:
+			x.sets.addSet(setID(r.number))
 		case refSources:
-			x.define.addSet(sources + setID(r.number))
+			x.sets.addSet(sources + setID(r.number))
 			lengths = true
 		case refPolicy, refPick:
 			s, key, chain := r.vmap()
@@ -335,6 +377,8 @@ func (x *transaction) finish() {
 			x.removed.of(s).add(key, nil, "")
 		case refAffinity:
 			x.undefine.removeSet(affinity.String())
+		case refPart:
+			x.undefine.removeSet(setID(r.number).String())
 		case refSources:
 			x.undefine.removeSet((sources + setID(r.number)).String())
 			lengths = true
@@ -351,12 +395,12 @@ func (x *transaction) finish() {
 
 // commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
 func (x *transaction) commit() error {
-	length := 2*headerLen + len(x.prefix.buf) + len(x.define.buf) + len(x.undefine.buf)
+	length := 2*headerLen + len(x.prefix.buf) + len(x.sets.buf) + len(x.define.buf) + len(x.undefine.buf)
 	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
 		length += c.length()
 	}
 	all := newBatch(slices.Grow(x.buf[:0], length))
-	all.append(x.prefix.buf, x.define.buf)
+	all.append(x.prefix.buf, x.sets.buf, x.define.buf)
 	x.early.write(all, unix.NFT_MSG_NEWSETELEM)
 	x.steps(all)
 	x.late.write(all, unix.NFT_MSG_DELSETELEM)
@@ -369,7 +413,7 @@ func (x *transaction) commit() error {
 
 	// Too long for one transaction: only what packets see at once must be in one.
 	var prefix, early, main, late batch
-	prefix.append(x.prefix.buf)
+	prefix.append(x.prefix.buf, x.sets.buf)
 	x.early.write(&early, unix.NFT_MSG_NEWSETELEM)
 	main.append(x.define.buf)
 	x.steps(&main)
@@ -421,6 +465,6 @@ func (x *transaction) settle() {
 	for _, id := range x.taken {
 		x.ids[id] = struct{}{}
 	}
-	x.family.lastID, x.family.lastNumber = x.lastID, x.lastNumber
+	x.family.lastID, x.family.lastNumber, x.family.loads = x.lastID, x.lastNumber, x.loads
 	x.prefix.buf = nil
 }

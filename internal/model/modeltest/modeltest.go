@@ -137,6 +137,7 @@ func Service(t *rapid.T, key model.ServiceKey) *model.Service {
 		HealthCheckNodePort:     rapid.SampledFrom([]uint16{0, 30080}).Draw(t, "health check"),
 		TrafficDistribution:     rapid.SampledFrom([]string{"", "PreferClose"}).Draw(t, "distribution"),
 		CreationTimeSeconds:     rapid.Int64Range(0, 2e9).Draw(t, "created"),
+		IPVSScheduler:           rapid.SampledFrom([]string{"", "lc"}).Draw(t, "scheduler"),
 	}
 	for _, f := range rapid.SliceOfNDistinct(family, 0, 2, rapid.ID).Draw(t, "families") {
 		s.ClusterIPs = append(s.ClusterIPs, Address(t, f))

@@ -3,6 +3,7 @@ package controlplane
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
 
 	"k8s.io/client-go/rest"
@@ -18,6 +19,12 @@ type pki struct {
 	ca  *testca.CA
 }
 
+// serverName is a name in the certificate of every API server.
+const serverName = "kubernetes.default.svc"
+
+// caKey is the file of the authority's key; others that are lent the control plane issue certificates, too.
+const caKey = "ca.key"
+
 // newPKI makes an authority, a serving certificate for loopback and address, and the key that signs ServiceAccount tokens,
 // as a certificate, which the API server takes for its public half.
 func newPKI(dir string, address netip.Addr) (*pki, error) {
@@ -28,7 +35,14 @@ func newPKI(dir string, address netip.Addr) (*pki, error) {
 	if _, err := ca.WriteCA(dir); err != nil {
 		return nil, err
 	}
-	serving, err := ca.Server("kubernetes.default.svc", "localhost", loopback.String(), "::1", address.String())
+	key, err := ca.KeyPEM()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, caKey), key, 0o600); err != nil {
+		return nil, err
+	}
+	serving, err := ca.Server(serverName, "localhost", loopback.String(), "::1", address.String())
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +78,7 @@ func writeKubeconfig(path string, config *rest.Config) error {
 	kubeconfig := clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{name: {
 			Server:                   config.Host,
+			TLSServerName:            config.ServerName,
 			CertificateAuthorityData: config.CAData,
 		}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{name: {

@@ -9,8 +9,8 @@
 // # The machine
 //
 // qemu emulates it (TCG), as machines for tests seldom lend their own virtualization. It boots in a few seconds, and runs
-// Go some ten times slower than its host. It has two processors, no network and no disk: its file system is the host's,
-// read only, under a layer of memory that keeps what is written until the end. So tests find their binaries, tools, test
+// Go some ten times slower than its host. It has two processors and no disk: its file system is the host's, read only, under a
+// layer of memory that keeps what is written until the end. It has no network but for the ports of the host that a Suite names. So tests find their binaries, tools, test
 // data and caches where they are on the host; only /proc, /sys, /dev and /run are its own. Modules are loaded when the
 // kernel or a modprobe asks for them.
 //

@@ -18,8 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// bootModules is what the machine needs to read the host's files and to write to its ports.
-var bootModules = []string{"virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay"}
+// bootModules is what the machine needs to read the host's files, to write to its ports and to reach its network.
+var bootModules = []string{"virtio_pci", "virtio_console", "virtio_net", "9pnet_virtio", "9p", "overlay"}
 
 // kernel is an unpacked kernel package.
 type kernel struct {
@@ -128,7 +128,7 @@ func (k *kernel) index() []byte {
 
 // firstFiles gives the machine's first file system: the guest program, as init and as modprobe, what it is to know, and the
 // modules to begin with.
-func (k *kernel) firstFiles(guest string, runs []spec.Run) ([]byte, error) {
+func (k *kernel) firstFiles(guest string, ports []uint16, runs []spec.Run) ([]byte, error) {
 	var a archive
 	program, err := os.ReadFile(guest)
 	if err != nil {
@@ -138,7 +138,7 @@ func (k *kernel) firstFiles(guest string, runs []spec.Run) ([]byte, error) {
 	a.add("bin", 0o040755, nil)
 	a.add("bin/modprobe", 0o120777, []byte("../init"))
 	a.add("dev", 0o040755, nil)
-	s := spec.Spec{Runs: runs}
+	s := spec.Spec{Ports: ports, Runs: runs}
 	for _, name := range bootModules {
 		files := k.files(name)
 		if len(files) == 0 {

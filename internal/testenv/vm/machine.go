@@ -59,10 +59,10 @@ func goBuild(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// run boots, has the programs run, and turns the machine off. It returns a result for each of them, or else an error that
-// holds what the kernel wrote to its console.
-func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, runs ...spec.Run) ([]spec.Result, error) {
-	files, err := m.kernel.firstFiles(m.guest, runs)
+// run boots, has the programs run, and turns the machine off. They can reach these TCP ports of the host's loopback address. It
+// returns a result for each of them, or else an error that holds what the kernel wrote to its console.
+func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uint16, runs ...spec.Run) ([]spec.Result, error) {
+	files, err := m.kernel.firstFiles(m.guest, ports, runs)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +79,9 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, runs ...spe
 		"-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
 		"-device", "virtio-serial-pci",
 	)
+	if len(ports) > 0 {
+		cmd.Args = append(cmd.Args, "-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=")
+	}
 	var console, result tail
 	var copying sync.WaitGroup
 	var pipes []*os.File

@@ -64,7 +64,7 @@ func runSelf() (int, error) {
 		ctx, cancel = context.WithTimeout(ctx, limit+patience)
 		defer cancel()
 	}
-	results, err := m.run(ctx, os.Stdout, os.Stderr, run)
+	results, err := m.run(ctx, os.Stdout, os.Stderr, nil, run)
 	if err != nil {
 		return 0, err
 	}
@@ -89,7 +89,7 @@ func testRun(ctx context.Context, binary, pkg string, flags []string) (spec.Run,
 }
 
 // modprobePath is where the guest program has its modprobe.
-const modprobePath = "/vm/bin"
+const modprobePath = spec.KeptAt + "/bin"
 
 // insideFlags leaves out the flags that ask for files, which would be lost, and those of a build that is not used.
 func insideFlags(args []string) []string {

@@ -23,7 +23,14 @@ type Suite struct {
 	Dir string
 	// Flags are for its tests, e.g. "-test.run=^TestReplace$".
 	Flags []string
+	// Env is what they have in their environment besides this process's own.
+	Env []string
+	// Ports are TCP ports of this machine's loopback address that the tests, and others' in the same boot, reach at Socket.
+	Ports []uint16
 }
+
+// Socket is where tests in the machine reach a port of a Suite: a unix socket, as tests may have network namespaces of their own.
+func Socket(port uint16) string { return spec.Socket(port) }
 
 // Test runs other packages' tests in the machine, in one boot and one suite after the other, and reports each of them as a
 // subtest of t. They need not know: their testenv.Main isolates them inside as it does outside.
@@ -35,14 +42,16 @@ func Test(t *testing.T, suites ...Suite) {
 	m, err := newMachine(ctx, t.TempDir())
 	require.NoError(t, err)
 	var runs []spec.Run
+	var ports []uint16
 	for i, s := range suites {
 		flags := append([]string{"-test.v=test2json", "-test.paniconexit0"}, s.Flags...)
 		run, err := testRun(ctx, filepath.Join(m.temp, fmt.Sprintf("tests%d", i)), filepath.Join(root, s.Dir), flags)
 		require.NoError(t, err)
-		runs = append(runs, run)
+		run.Env = append(run.Env, s.Env...)
+		runs, ports = append(runs, run), append(ports, s.Ports...)
 	}
 	var stdout, stderr bytes.Buffer
-	results, err := m.run(ctx, &stdout, &stderr, runs...)
+	results, err := m.run(ctx, &stdout, &stderr, ports, runs...)
 	require.NoError(t, err, "%s\n%s", &stdout, &stderr)
 	outputs := strings.Split(stdout.String(), spec.NextRun)
 	for i, r := range results {

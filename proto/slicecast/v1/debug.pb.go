@@ -1361,9 +1361,11 @@ type AgentDebugServiceGetStatusResponse struct {
 	// When the state was last written to the checkpoint; absent: it was not, or there is to be none.
 	CheckpointTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=checkpoint_time,json=checkpointTime,proto3" json:"checkpoint_time,omitempty"`
 	// The node is programmed by the checkpoint, as no server has confirmed that since the agent was started.
-	ByCheckpoint  bool `protobuf:"varint,22,opt,name=by_checkpoint,json=byCheckpoint,proto3" json:"by_checkpoint,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ByCheckpoint bool `protobuf:"varint,22,opt,name=by_checkpoint,json=byCheckpoint,proto3" json:"by_checkpoint,omitempty"`
+	// Why the kernel is programmed so: what was asked for and, if that can't be, what the node lacks.
+	ProgrammerReason string `protobuf:"bytes,23,opt,name=programmer_reason,json=programmerReason,proto3" json:"programmer_reason,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
@@ -1548,6 +1550,13 @@ func (x *AgentDebugServiceGetStatusResponse) GetByCheckpoint() bool {
 		return x.ByCheckpoint
 	}
 	return false
+}
+
+func (x *AgentDebugServiceGetStatusResponse) GetProgrammerReason() string {
+	if x != nil {
+		return x.ProgrammerReason
+	}
+	return ""
 }
 
 // ServerConnection is a server that an agent or a relay follows.
@@ -1870,7 +1879,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x10changed_sequence\x18\x03 \x01(\x04R\x0fchangedSequence\x12/\n" +
 	"\aservice\x18\x04 \x01(\v2\x15.slicecast.v1.ServiceR\aservice\x12+\n" +
 	"\x06slices\x18\x05 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\"#\n" +
-	"!AgentDebugServiceGetStatusRequest\"\xb8\b\n" +
+	"!AgentDebugServiceGetStatusRequest\"\xe5\b\n" +
 	"\"AgentDebugServiceGetStatusResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
 	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x18\n" +
@@ -1899,7 +1908,8 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x11programming_error\x18\x13 \x01(\tR\x10programmingError\x12<\n" +
 	"\bfailures\x18\x14 \x03(\v2 .slicecast.v1.ProgrammingFailureR\bfailures\x12C\n" +
 	"\x0fcheckpoint_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x0echeckpointTime\x12#\n" +
-	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\"\x8c\x01\n" +
+	"\rby_checkpoint\x18\x16 \x01(\bR\fbyCheckpoint\x12+\n" +
+	"\x11programmer_reason\x18\x17 \x01(\tR\x10programmerReason\"\x8c\x01\n" +
 	"\x10ServerConnection\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +

@@ -2110,8 +2110,11 @@ type Service struct {
 	TrafficDistribution string `protobuf:"bytes,14,opt,name=traffic_distribution,json=trafficDistribution,proto3" json:"traffic_distribution,omitempty"`
 	// Creation time, seconds since 1970; decides between Services that claim the same address.
 	CreationTimeSeconds int64 `protobuf:"varint,15,opt,name=creation_time_seconds,json=creationTimeSeconds,proto3" json:"creation_time_seconds,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Annotation slicecast.io/ipvs-scheduler: the scheduler that agents which program IPVS use. Empty: their own. An agent nacks a
+	// name that it does not know, and serves the Service with its own.
+	IpvsScheduler string `protobuf:"bytes,16,opt,name=ipvs_scheduler,json=ipvsScheduler,proto3" json:"ipvs_scheduler,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
@@ -2247,6 +2250,13 @@ func (x *Service) GetCreationTimeSeconds() int64 {
 		return x.CreationTimeSeconds
 	}
 	return 0
+}
+
+func (x *Service) GetIpvsScheduler() string {
+	if x != nil {
+		return x.IpvsScheduler
+	}
+	return ""
 }
 
 // LoadBalancerIngress is an ingress point of a Service's load balancer.
@@ -3063,7 +3073,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\tObjectKey\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.slicecast.v1.ObjectKindR\x04kind\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x92\x06\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xb9\x06\n" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -3081,7 +3091,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x1bload_balancer_source_ranges\x18\f \x03(\tR\x18loadBalancerSourceRanges\x123\n" +
 	"\x16health_check_node_port\x18\r \x01(\rR\x13healthCheckNodePort\x121\n" +
 	"\x14traffic_distribution\x18\x0e \x01(\tR\x13trafficDistribution\x122\n" +
-	"\x15creation_time_seconds\x18\x0f \x01(\x03R\x13creationTimeSeconds\"D\n" +
+	"\x15creation_time_seconds\x18\x0f \x01(\x03R\x13creationTimeSeconds\x12%\n" +
+	"\x0eipvs_scheduler\x18\x10 \x01(\tR\ripvsScheduler\"D\n" +
 	"\x13LoadBalancerIngress\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x1d\n" +
 	"\n" +

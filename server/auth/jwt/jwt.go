@@ -52,3 +52,6 @@ func Parse(token string) (c Claims, ok bool) {
 
 // Expired tells whether the token was no longer good at that time.
 func (c *Claims) Expired(at time.Time) bool { return float64(at.Unix()) > c.Expires }
+
+// Until is when the token expires.
+func (c *Claims) Until() time.Time { return time.Unix(int64(min(c.Expires, 1<<40)), 0) }

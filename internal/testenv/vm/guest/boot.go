@@ -16,9 +16,6 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// Where the first file system is kept, with this program and what it was told, after the host's took its place.
-const keptAt = "/vm"
-
 // mount is one mount(2); the target is made first.
 type mount struct {
 	source, target, kind string
@@ -79,33 +76,25 @@ func boot() error {
 		mount{"pts", "/root/dev/pts", "devpts", 0, ""},
 		mount{"shm", "/root/dev/shm", "tmpfs", 0, ""},
 		mount{"run", "/root/run", "tmpfs", 0, "mode=0755"},
-		mount{"/", "/root" + keptAt, "", unix.MS_BIND, ""},
+		mount{"/", "/root" + spec.KeptAt, "", unix.MS_BIND, ""},
 	); err != nil {
 		return err
 	}
 	if err := unix.Chroot("/root"); err != nil {
 		return fmt.Errorf("change to the host's file system: %w", err)
 	}
-	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(keptAt+"/bin/modprobe"), 0); err != nil {
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(spec.KeptAt+"/bin/modprobe"), 0); err != nil {
 		return err
 	}
-	if err := setLoopbackUp(); err != nil {
-		return fmt.Errorf("set the loopback interface up: %w", err)
+	if err := setUp("lo"); err != nil {
+		return err
+	}
+	if len(s.Ports) > 0 {
+		if err := openHost(s.Ports); err != nil {
+			return fmt.Errorf("reach the host: %w", err)
+		}
 	}
 	return runAll(s)
-}
-
-func setLoopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP)
-	return errors.Join(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo), unix.Close(fd))
 }
 
 // runAll runs each program and tells the host how it ended.

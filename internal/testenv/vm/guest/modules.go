@@ -15,7 +15,7 @@ import (
 // modprobe loads the modules of the given names or aliases, with those that they depend on. The kernel calls it when
 // something asks for what is not there, e.g. an iptables match.
 func modprobe(args []string) error {
-	index, err := os.ReadFile(keptAt + "/" + spec.ModulesFile)
+	index, err := os.ReadFile(spec.KeptAt + "/" + spec.ModulesFile)
 	if err != nil {
 		return err
 	}

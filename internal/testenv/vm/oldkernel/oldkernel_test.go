@@ -1,13 +1,81 @@
 package oldkernel
 
 import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/testenv/vm"
 )
 
+var (
+	slicecasts  = flag.String("oldkernel.slicecast", "ipvs,nftables,iptables-nft,iptables-legacy", "what of Slicecast to run the conformance cases against, as with -conformance.slicecast")
+	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the same of kube-proxy, as with -conformance.kube-proxy")
+	cases       = flag.String("oldkernel.cases", "", "a regular expression for the cases; empty: all")
+	programmers = flag.Bool("oldkernel.programmers", true, "run the tests of the programmers, too")
+	figures     = flag.String("oldkernel.figures", "", "only measure nodes with IPVS, in clusters of these sizes, as with -kubeproxy.sizes; the machine is to have nothing else to do")
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// atATime is how many ways of conformance go on at the same time, as the machine has two processors.
+const atATime = 2
+
+// TestOldKernel holds that the programmers do on an older kernel what they do on others.
 func TestOldKernel(t *testing.T) {
-	vm.Test(t,
-		vm.Suite{Dir: "internal/testenv", Flags: []string{"-test.run=^TestProbeSeesTranslation$|^TestHairpinNeedsMasquerade$"}},
-	)
+	var suites []vm.Suite
+	if *figures != "" {
+		vm.Test(t, lent(t, vm.Suite{Dir: "loadtest/kubeproxy", Flags: []string{
+			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures,
+		}}, 1+strings.Count(*figures, ",")))
+		return
+	}
+	if *programmers {
+		suites = append(suites,
+			vm.Suite{Dir: "internal/testenv", Flags: []string{"-test.run=^TestProbeSeesTranslation$|^TestHairpinNeedsMasquerade$"}},
+			vm.Suite{Dir: "agent/programmer/nftables", Flags: []string{"-rapid.checks=10"}},
+			vm.Suite{Dir: "agent/programmer/iptables", Flags: []string{"-rapid.checks=10"}},
+		)
+	}
+	if *slicecasts+*kubeProxies != "" {
+		suites = append(suites, lent(t, vm.Suite{Dir: "internal/conformance", Flags: []string{
+			"-test.run=^(TestSlicecast|TestKubeProxy)$//" + *cases,
+			"-conformance.slicecast=" + *slicecasts, "-conformance.kube-proxy=" + *kubeProxies,
+		}}, atATime))
+	}
+	vm.Test(t, suites...)
+}
+
+// lent gives a suite what it can't make in the virtual machine: API servers, so many, which run on this machine as a start would
+// take minutes there; and the commands.
+func lent(t *testing.T, suite vm.Suite, count int) vm.Suite {
+	t.Helper()
+	var planes []*controlplane.ControlPlane
+	for range count {
+		cp := controlplane.Start(t, controlplane.Options{})
+		planes, suite.Ports = append(planes, cp), append(suite.Ports, cp.Port())
+	}
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/", "./server", "./agent")
+	cmd.Dir = filepath.Join("..", "..", "..", "..")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "build the commands: %s", out)
+	kubeProxy, err := controlplane.KubernetesBinary(t.Context(), "kube-proxy")
+	require.NoError(t, err)
+	for name, file := range map[string]string{"slicecast-server": "server", "slicecast-agent": "agent", "kube-proxy": kubeProxy} {
+		require.NoError(t, os.Symlink(file, filepath.Join(dir, name)))
+	}
+	suite.Env = []string{
+		controlplane.BinariesVariable + "=" + dir, controlplane.LentVariable + "=" + controlplane.Lend(planes, vm.Socket),
+		"SLICECAST_KUBEPROXY_BUILD=" + dir,
+	}
+	return suite
 }

@@ -1,0 +1,46 @@
+package app
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/agent/kubeproxy"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
+)
+
+func newCleanupCommand() *cobra.Command {
+	var checkpoint string
+	var kubeProxys bool
+	c := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove everything that agents have programmed on this node, and their checkpoint; or what kube-proxy has",
+		Long: `cleanup removes everything that agents have programmed on this node, in whichever way, and their checkpoint. Do so when no agent
+runs and something else serves the node's Services.
+
+With --kube-proxy it removes what kube-proxy has programmed instead, in whichever mode, and leaves alone what is the kubelet's or
+Slicecast's. Do so when kube-proxy is gone and the agent has programmed the node; connections go on. While a kube-proxy runs on the
+node it is refused.`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if kubeProxys {
+				if checkpoint != "" {
+					return errors.New("--kube-proxy and --checkpoint exclude each other: kube-proxy has no checkpoint")
+				}
+				return kubeproxy.Cleanup(c.Context())
+			}
+			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()), ipvs.Cleanup(c.Context()))
+			if checkpoint != "" {
+				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
+	c.Flags().BoolVar(&kubeProxys, "kube-proxy", false, "remove what kube-proxy has programmed, and nothing else")
+	return c
+}

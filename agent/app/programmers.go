@@ -1,0 +1,218 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"github.com/spf13/pflag"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/programmer/iptables"
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/agent/programmer/nftables"
+	"github.com/slicecast/slicecast/agent/programmer/printer"
+	"github.com/slicecast/slicecast/agent/programmer/takeover"
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// Values of --programmer.
+const (
+	programmerAuto     = "auto"
+	programmerNFTables = "nftables"
+	programmerIPTables = "iptables"
+	programmerIPVS     = "ipvs"
+	programmerPrinter  = "printer"
+)
+
+// candidates are the programmers that are tried for a value of --programmer, in this order.
+var candidates = map[string][]string{
+	programmerAuto:     {programmerNFTables, programmerIPTables},
+	programmerNFTables: {programmerNFTables, programmerIPTables},
+	programmerIPTables: {programmerIPTables},
+	programmerIPVS:     {programmerIPVS, programmerNFTables, programmerIPTables},
+	programmerPrinter:  {programmerPrinter},
+}
+
+// iptablesVariants are the values of --iptables-variant.
+var iptablesVariants = map[string]iptables.Variant{
+	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
+}
+
+// IPVSOptions are the flags for --programmer=ipvs, with kube-proxy's names.
+type IPVSOptions struct {
+	Scheduler                             string
+	StrictARP                             bool
+	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
+	DrainLimit                            time.Duration
+}
+
+func (o *IPVSOptions) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Scheduler, "ipvs-scheduler", ipvs.DefaultScheduler, "for --programmer=ipvs: what chooses the backends of all Services: "+strings.Join(ipvs.Schedulers(), ", "))
+	fs.BoolVar(&o.StrictARP, "ipvs-strict-arp", false,
+		"for --programmer=ipvs: leave it to others to answer ARP requests for Services' addresses (arp_ignore 1, arp_announce 2), as MetalLB needs it")
+	fs.DurationVar(&o.TCPTimeout, "ipvs-tcp-timeout", 0, "for --programmer=ipvs: after how long an idle TCP connection is forgotten; 0: as it is")
+	fs.DurationVar(&o.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "for --programmer=ipvs: after how long a TCP connection is forgotten that has seen a FIN; 0: as it is")
+	fs.DurationVar(&o.UDPTimeout, "ipvs-udp-timeout", 0, "for --programmer=ipvs: after how long an idle UDP flow is forgotten; 0: as it is")
+	fs.DurationVar(&o.DrainLimit, "ipvs-drain-limit", ipvs.DefaultDrainLimit, "for --programmer=ipvs: how long TCP connections to a backend that is gone may last")
+}
+
+func (o *IPVSOptions) validate() error {
+	if !slices.Contains(ipvs.Schedulers(), o.Scheduler) {
+		return fmt.Errorf("--ipvs-scheduler is %q: use one of %s", o.Scheduler, strings.Join(ipvs.Schedulers(), ", "))
+	}
+	for name, d := range map[string]time.Duration{"tcp": o.TCPTimeout, "tcpfin": o.TCPFinTimeout, "udp": o.UDPTimeout} {
+		if d < 0 || d%time.Second != 0 {
+			return fmt.Errorf("--ipvs-%s-timeout is %v: give whole seconds, or 0 to leave it as it is", name, d)
+		}
+	}
+	if o.DrainLimit <= 0 {
+		return fmt.Errorf("--ipvs-drain-limit is %v: give some time", o.DrainLimit)
+	}
+	return nil
+}
+
+// chosen is the programmer that a node gets.
+type chosen struct {
+	programmer.Programmer
+	name string
+	// reason says why it is this one, for operators.
+	reason string
+}
+
+// choose makes the first of the programmers that may be used and that this machine has all for. Each is asked by doing, in
+// the kernel, what it will do, without effect; an agent without the rights for it gets none.
+func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
+	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
+		return o.newProgrammer(name, logger, out)
+	})
+}
+
+// choose makes the first of the candidates that can be made.
+func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error)) (*chosen, error) {
+	names, asked := candidates[wanted], "--programmer="+wanted
+	if !fallback && wanted != programmerAuto {
+		names = names[:1]
+	}
+	var missing []error
+	for _, name := range names {
+		p, err := newProgrammer(name)
+		if err != nil {
+			missing = append(missing, fmt.Errorf("%s can't be used: %w", name, err))
+			continue
+		}
+		c := &chosen{p, name, asked}
+		switch {
+		case len(missing) > 0:
+			c.reason = fmt.Sprintf("%s, but %s", asked, oneLine(errors.Join(missing...)))
+		case wanted == programmerAuto:
+			c.reason = asked + ", and the kernel has all that it needs"
+		}
+		if len(missing) > 0 && wanted != programmerAuto {
+			logger.Warn("The node is programmed otherwise than it was to be; --programmer-fallback=false makes this an error",
+				"programmer", name, "reason", c.reason)
+		}
+		return c, nil
+	}
+	err := errors.Join(missing...)
+	if len(names) < len(candidates[wanted]) {
+		err = fmt.Errorf("%w; with --programmer-fallback the node would get another one: %s", err, strings.Join(candidates[wanted][1:], ", "))
+	}
+	return nil, fmt.Errorf("%s: %w", asked, err)
+}
+
+// oneLine has what errors.Join puts on lines of their own on one.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
+	switch name {
+	case programmerPrinter:
+		return printer.New(out), nil
+	case programmerNFTables:
+		p, err := nftables.New(o.nftables(logger))
+		return o.takeOver(name, p, err, logger)
+	case programmerIPVS:
+		p, err := ipvs.New(o.ipvs(logger))
+		return o.takeOver(name, p, err, logger)
+	}
+	p, err := iptables.New(o.iptables(logger))
+	return o.takeOver(name, p, err, logger)
+}
+
+// takeOver has a programmer remove what the others have left, when it has done its work.
+func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
+	if err != nil {
+		return nil, err
+	}
+	others := []takeover.Other{
+		{Name: programmerNFTables, Cleanup: nftables.Cleanup},
+		{Name: programmerIPTables, Cleanup: iptables.Cleanup},
+		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
+	}
+	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
+	return takeover.New(p, others, logger), nil
+}
+
+func (o *Options) nftables(logger *slog.Logger) nftables.Options {
+	return nftables.Options{MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger}
+}
+
+func (o *Options) iptables(logger *slog.Logger) iptables.Options {
+	return iptables.Options{
+		Variant: iptablesVariants[o.IPTablesVariant], MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
+	}
+}
+
+func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
+	return ipvs.Options{
+		Scheduler: o.IPVS.Scheduler, StrictARP: o.IPVS.StrictARP, DrainLimit: o.IPVS.DrainLimit,
+		TCPTimeout: o.IPVS.TCPTimeout, TCPFinTimeout: o.IPVS.TCPFinTimeout, UDPTimeout: o.IPVS.UDPTimeout,
+		MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
+	}
+}
+
+// schedulers gives those that a Service may choose from by its annotation.
+func (c *chosen) schedulers() []string {
+	if c.name == programmerIPVS {
+		return ipvs.Schedulers()
+	}
+	return nil
+}
+
+// observe has metrics tell of the choice.
+func (c *chosen) observe(registerer prometheus.Registerer) {
+	promauto.With(registerer).NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "programmer_info",
+		Help: "1 for what programs the kernel, and why it is that."}, []string{"programmer", "reason"}).WithLabelValues(c.name, c.reason).Set(1)
+}
+
+// prepareKernel makes the settings of the kernel that the programmer needs and that take a privileged container. All but what
+// needs them works without.
+func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
+	v, err := o.Node.view(o.NodeName)
+	// Without the Node object a view takes primary for all addresses, but loopback ones are never primary.
+	localhost := err == nil && !v.NodePortPrimary && view.New(v).State().Node.LocalhostNodePorts
+	if o.Programmer == programmerPrinter || !localhost && o.Programmer != programmerIPVS {
+		return
+	}
+	c, err := o.choose(logger, io.Discard)
+	switch {
+	case err != nil:
+	case c.name == programmerIPVS:
+		err = ipvs.SetSysctls(o.ipvs(logger))
+	case !localhost:
+	case c.name == programmerNFTables:
+		err = nftables.RouteLocalnet(o.nftables(logger))
+	default:
+		err = iptables.RouteLocalnet(ctx, o.iptables(logger))
+	}
+	if err != nil {
+		logger.Error("Settings of the kernel for the programmer can't be made: NodePorts on loopback addresses, or Services with IPVS, will not work", "err", err)
+	}
+}

@@ -1,0 +1,95 @@
+package app
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/programmer/printer"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestChoice holds which programmer a node gets, by what it has, and that it is said why.
+func TestChoice(t *testing.T) {
+	for _, c := range []struct {
+		wanted   string
+		fallback bool
+		has      string
+		gets     string // empty: an error
+		reason   string
+		warns    bool
+	}{
+		{"auto", true, "nftables iptables ipvs", "nftables", "--programmer=auto, and the kernel has all that it needs", false},
+		{"auto", false, "iptables", "iptables", "--programmer=auto, but nftables can't be used: no nftables here; nor this", false},
+		{"auto", true, "", "", "--programmer=auto: nftables can't be used: no nftables here\nnor this\niptables can't be used", false},
+		{"nftables", true, "nftables iptables", "nftables", "--programmer=nftables", false},
+		{"nftables", true, "iptables", "iptables", "--programmer=nftables, but nftables can't be used: no nftables here", true},
+		{"nftables", false, "iptables", "", "with --programmer-fallback the node would get another one: iptables", false},
+		{"iptables", true, "nftables iptables", "iptables", "--programmer=iptables", false},
+		{"iptables", true, "nftables", "", "iptables can't be used", false},
+		{"ipvs", false, "ipvs", "ipvs", "--programmer=ipvs", false},
+		{"ipvs", true, "nftables iptables", "nftables", "--programmer=ipvs, but ipvs can't be used: no ipvs here", true},
+		{"ipvs", true, "iptables", "iptables", "ipvs can't be used: no ipvs here; nor this; nftables can't be used", true},
+		{"ipvs", false, "nftables", "", "another one: nftables, iptables", false},
+		{"printer", true, "printer", "printer", "--programmer=printer", false},
+	} {
+		t.Run(fmt.Sprint(c.wanted, " ", c.fallback, " of ", c.has), func(t *testing.T) {
+			var log bytes.Buffer
+			got, err := choose(c.wanted, c.fallback, slog.New(slog.NewTextHandler(&log, nil)), func(name string) (programmer.Programmer, error) {
+				if !slices.Contains(strings.Fields(c.has), name) {
+					return nil, errors.Join(fmt.Errorf("no %s here", name), errors.New("nor this"))
+				}
+				return printer.New(&log), nil
+			})
+			require.Equal(t, c.warns, strings.Contains(log.String(), "level=WARN"), &log)
+			if c.gets == "" {
+				require.ErrorContains(t, err, c.reason)
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, c.gets, got.name)
+			require.Contains(t, got.reason, c.reason)
+			require.NotContains(t, got.reason, "\n")
+			registry := prometheus.NewRegistry()
+			got.observe(registry)
+			require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(fmt.Sprintf(
+				"# HELP slicecast_agent_programmer_info 1 for what programs the kernel, and why it is that.\n# TYPE slicecast_agent_programmer_info gauge\n"+
+					"slicecast_agent_programmer_info{programmer=%q,reason=%q} 1\n", got.name, got.reason))))
+		})
+	}
+}
+
+// TestProbesLeaveNothing holds that what is asked of the kernel to choose a programmer leaves nothing there.
+func TestProbesLeaveNothing(t *testing.T) {
+	node := testenv.NewNetwork(t).AddNode("a")
+	state := func() (all string) {
+		for _, c := range []string{"nft list ruleset", "ip link", "ip addr", "cat /proc/self/net/ip_tables_names"} {
+			words := strings.Fields(c)
+			out, err := node.Run(t.Context(), words[0], words[1:]...)
+			require.NoError(t, err)
+			all += out
+		}
+		return all
+	}
+	before := state()
+	for _, wanted := range []string{"auto", "iptables", "ipvs"} {
+		o := parse(t, "--source=kube", "--programmer="+wanted, "--iptables-variant=nft")
+		require.NoError(t, node.Do(func() error {
+			got, err := o.choose(slog.New(slog.DiscardHandler), nil)
+			if err == nil && wanted != programmerIPVS { // which this machine may lack
+				require.Equal(t, candidates[wanted][0], got.name)
+			}
+			return err
+		}))
+	}
+	require.Equal(t, before, state())
+}

@@ -1,0 +1,62 @@
+// Package kubeproxy removes what kube-proxy has left on a node, in any of its modes, when Slicecast has taken its place. It removes
+// nothing else: what is Slicecast's, the kubelet's (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or
+// anybody else's is as before, and connections, which conntrack has the translations of, go on. Only those that kube-proxy's IPVS
+// leads end.
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+)
+
+// Cleanup removes what kube-proxy has left on this node. It is refused while a kube-proxy runs, which would make it anew. Nothing
+// there is no error; what can't be removed does not keep the rest.
+func Cleanup(ctx context.Context) error {
+	if where := running(ctx); where != "" {
+		return fmt.Errorf("kube-proxy runs on this node (%s) and would put back what is removed: end it first, e.g. with "+
+			"kubectl -n kube-system delete daemonset kube-proxy", where)
+	}
+	return errors.Join(
+		ipvs.CleanupKubeProxy(),
+		cleanupIPTables(ctx),
+		cleanupNFTables(),
+		ipvs.CleanupKubeProxySets(), // which the rules of iptables refer to
+	)
+}
+
+// nftablesTable is kube-proxy's table in mode nftables.
+const nftablesTable = "kube-proxy"
+
+func cleanupNFTables() error {
+	conn, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	all, err := conn.ListTables()
+	switch {
+	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL):
+		return nil // the kernel has no nftables
+	case err != nil:
+		return fmt.Errorf("list nftables tables: %w", err)
+	}
+	found := false
+	for _, t := range all {
+		if t.Name == nftablesTable && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6) {
+			conn.DelTable(t)
+			found = true
+		}
+	}
+	if !found {
+		return nil
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("remove the nftables tables %s: %w", nftablesTable, err)
+	}
+	return nil
+}

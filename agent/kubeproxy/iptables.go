@@ -1,0 +1,120 @@
+package kubeproxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.36), prefixes what the names
+// of those begin with that it makes for each Service.
+var (
+	chains = []string{
+		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD",
+		"KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
+		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+	}
+	prefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}
+)
+
+func isKubeProxys(chain string) bool {
+	return slices.Contains(chains, chain) || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+}
+
+// lockSeconds is how long a program waits for the xtables lock.
+const lockSeconds = "10"
+
+// cleanupIPTables removes kube-proxy's chains and the rules that lead there, in both variants, as far as the machine has their
+// programs: a variant without was not used.
+func cleanupIPTables(ctx context.Context) error {
+	var errs []error
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, variant := range []string{"-nft", "-legacy", ""} { // the last is mostly one of the others, which has nothing left then
+			name := family + variant
+			if _, err := exec.LookPath(name + "-save"); err != nil {
+				continue
+			}
+			if err := cleanupVariant(ctx, name); err != nil {
+				errs = append(errs, fmt.Errorf("remove kube-proxy's chains with %s: %w", name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func cleanupVariant(ctx context.Context, name string) error {
+	rules, err := run(ctx, nil, name+"-save") // asking for a table by name would make the legacy variant load it
+	if err != nil || !bytes.Contains(rules, []byte("KUBE-")) {
+		return err
+	}
+	if text := removal(rules); len(text) > 0 {
+		_, err = run(ctx, text, name+"-restore", "--noflush", "--wait", lockSeconds)
+	}
+	return err
+}
+
+func run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	said := strings.TrimSpace(stderr.String())
+	switch {
+	case err == nil:
+		return stdout.Bytes(), nil
+	case strings.Contains(said, "not supported") || strings.Contains(said, "do you need to insmod?"):
+		return nil, nil // the kernel has not got the variant, so there is nothing of it
+	}
+	return nil, fmt.Errorf("%s: %w: %s", name, err, said)
+}
+
+// removal makes of the output of iptables-save the input for iptables-restore --noflush that removes kube-proxy's chains. Each table
+// changes at once.
+func removal(saved []byte) []byte {
+	var out, declare, unhook, remove bytes.Buffer
+	table := ""
+	for line := range strings.Lines(string(saved)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line
+		case strings.HasPrefix(line, ":"):
+			if chain, _, _ := strings.Cut(line[1:], " "); isKubeProxys(chain) {
+				// Declaring a chain empties it; so no chain that is removed is referred to by another of them.
+				fmt.Fprintf(&declare, ":%s - [0:0]\n", chain)
+				fmt.Fprintf(&remove, "-X %s\n", chain)
+			}
+		case strings.HasPrefix(line, "-A "):
+			if chain, _, _ := strings.Cut(line[3:], " "); !isKubeProxys(chain) && isKubeProxys(target(line)) {
+				fmt.Fprintf(&unhook, "-D %s\n", line[3:])
+			}
+		case line == "COMMIT":
+			if declare.Len() > 0 {
+				fmt.Fprintf(&out, "%s\n%s%s%sCOMMIT\n", table, declare.Bytes(), unhook.Bytes(), remove.Bytes())
+			}
+			declare.Reset()
+			unhook.Reset()
+			remove.Reset()
+		}
+	}
+	return out.Bytes()
+}
+
+var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
+
+// target gives the chain that a rule leads to.
+func target(rule string) string {
+	words := strings.Fields(quoted.ReplaceAllString(rule, `""`)) // a comment may say anything
+	for i, word := range words[:len(words)-1] {
+		if word == "-j" || word == "-g" {
+			return words[i+1]
+		}
+	}
+	return ""
+}

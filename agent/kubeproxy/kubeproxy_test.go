@@ -1,0 +1,177 @@
+package kubeproxy
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// cleanupVariable has the test binary be a cleanup, in the namespace that it is started in.
+const cleanupVariable = "SLICECAST_TEST_CLEANUP"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(cleanupVariable) != "" {
+		if err := Cleanup(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testenv.Main(m)
+}
+
+func cleanup(t *testing.T, host *testenv.Host) error {
+	t.Helper()
+	c := host.Command(t.Context(), "/proc/self/exe")
+	c.Env = append(os.Environ(), cleanupVariable+"=1")
+	out, err := c.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// mixed are rules of kube-proxy, of a kubelet and of others.
+const mixed = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-PROXY-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SVCX - [0:0]
+:OTHER - [0:0]
+-A PREROUTING -m comment --comment "kubernetes -j service \" portals" -j KUBE-SERVICES
+-A PREROUTING -m comment --comment "-j KUBE-SERVICES" -j OTHER
+-A OTHER -p tcp -g KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SERVICES -d 10.96.0.1/32 -j KUBE-SVC-AAAAAAAAAAAAAAAA
+-A KUBE-SEP-AAAAAAAAAAAAAAAA -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+COMMIT
+`
+
+const kept = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*nat
+:KUBE-KUBELET-CANARY - [0:0]
+:KUBE-SVCX - [0:0]
+:OTHER - [0:0]
+-A PREROUTING -m comment --comment "-j KUBE-SERVICES" -j OTHER
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -j DROP
+COMMIT
+`
+
+// saved gives the rules without comments and the kernel's own chains.
+func saved(t *testing.T, host *testenv.Host, variant string) string {
+	t.Helper()
+	var b strings.Builder
+	for _, table := range []string{"mangle", "nat", "filter"} {
+		out, err := host.Run(t.Context(), "iptables-"+variant+"-save", "-t", table)
+		require.NoError(t, err)
+		for line := range strings.Lines(out) {
+			if strings.HasPrefix(line, ":") {
+				name, _, _ := strings.Cut(line[1:], " ")
+				if strings.ToUpper(name) == name && !strings.Contains(name, "-") && name != "OTHER" {
+					continue
+				}
+				line = ":" + name + " - [0:0]\n"
+			}
+			if !strings.HasPrefix(line, "#") {
+				b.WriteString(line)
+			}
+		}
+	}
+	return b.String()
+}
+
+func TestOthersStay(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			host := testenv.NewNetwork(t).AddNode("a").Host
+			restore := host.Command(t.Context(), "iptables-"+variant+"-restore")
+			restore.Stdin = strings.NewReader(mixed)
+			out, err := restore.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			for _, table := range []string{"ip kube-proxy", "ip6 kube-proxy", "inet kube-proxy", "ip other"} {
+				_, err := host.Run(t.Context(), "nft", append([]string{"add", "table"}, strings.Fields(table)...)...)
+				require.NoError(t, err)
+			}
+			for range 2 { // the second time there is nothing to do
+				require.NoError(t, cleanup(t, host))
+				require.Equal(t, kept, saved(t, host, variant))
+				tables, err := host.Run(t.Context(), "nft", "list", "tables")
+				require.NoError(t, err)
+				require.NotContains(t, tables, "table ip kube-proxy\n")
+				require.NotContains(t, tables, "table ip6 kube-proxy\n")
+				require.Contains(t, tables, "table inet kube-proxy\n")
+				require.Contains(t, tables, "table ip other\n")
+			}
+		})
+	}
+}
+
+func TestRefusedWhileKubeProxyRuns(t *testing.T) {
+	network := testenv.NewNetwork(t)
+	a, b := network.AddNode("a").Host, network.AddNode("b").Host
+	sleep, err := exec.LookPath("sleep")
+	require.NoError(t, err)
+	// A process is named by its file.
+	program := filepath.Join(t.TempDir(), "kube-proxy")
+	content, err := os.ReadFile(sleep)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, content, 0o700))
+	proxy := a.Command(t.Context(), program, "1000")
+	require.NoError(t, proxy.Start())
+	require.ErrorContains(t, cleanup(t, a), fmt.Sprintf("kube-proxy runs on this node (process %d)", proxy.Process.Pid))
+	require.NoError(t, cleanup(t, b), "it is another node's")
+	require.NoError(t, proxy.Process.Kill())
+	require.Error(t, proxy.Wait())
+	require.NoError(t, cleanup(t, a))
+
+	// In another container it is not seen among the processes, but answers.
+	listener, err := a.Listen(t.Context(), "tcp4", "127.0.0.1:10249")
+	require.NoError(t, err)
+	var mode atomic.Value
+	mode.Store("nftables")
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/proxyMode" {
+			fmt.Fprint(w, mode.Load())
+		}
+	})}
+	served := make(chan error, 1)
+	go func(l net.Listener) { served <- server.Serve(l) }(listener)
+	require.ErrorContains(t, cleanup(t, a), "says that it is in mode nftables")
+	mode.Store("something else")
+	require.NoError(t, cleanup(t, a))
+	require.NoError(t, server.Close())
+	require.ErrorIs(t, <-served, http.ErrServerClosed)
+}

@@ -1,0 +1,255 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// Commands of IPVS and their attributes (include/uapi/linux/ip_vs.h), as far as the library does not send them.
+const (
+	commandNewService = 1
+	commandSetService = 2
+	commandDelService = 3
+	commandNewBackend = 5
+	commandSetBackend = 6
+	commandDelBackend = 7
+	commandGetBackend = 8
+
+	attrService = 1
+	attrBackend = 2
+
+	svcAttrFamily    = 1
+	svcAttrProtocol  = 2
+	svcAttrAddress   = 3
+	svcAttrPort      = 4
+	svcAttrMark      = 5
+	svcAttrScheduler = 6
+	svcAttrFlags     = 7
+	svcAttrTimeout   = 8
+	svcAttrNetmask   = 9
+
+	destAttrAddress  = 1
+	destAttrPort     = 2
+	destAttrMethod   = 3 // 0: by translating addresses
+	destAttrWeight   = 4
+	destAttrUpper    = 5
+	destAttrLower    = 6
+	destAttrActive   = 7
+	destAttrInactive = 8
+	destAttrFamily   = 11
+
+	genericVersion = 1
+)
+
+// command is one thing for IPVS to do.
+type command struct {
+	kind    byte
+	service serviceKey
+	virtual *virtual       // of commands for virtual services but commandDelService
+	backend netip.AddrPort // of commands for backends
+	weight  uint32
+	// owner is the Service port that an error is told of; zero: nobody's.
+	owner view.ServicePortID
+	tries int
+}
+
+// String says what it is to do, for errors.
+func (c *command) String() string {
+	switch c.kind {
+	case commandNewService, commandSetService:
+		return fmt.Sprintf("make IPVS' virtual service %v with the scheduler %s", c.service, c.virtual.scheduler)
+	case commandDelService:
+		return fmt.Sprintf("remove IPVS' virtual service %v", c.service)
+	case commandDelBackend:
+		return fmt.Sprintf("remove backend %v from IPVS", c.backend)
+	}
+	if c.weight == 0 {
+		return fmt.Sprintf("drain backend %v of IPVS", c.backend)
+	}
+	return fmt.Sprintf("add backend %v to IPVS", c.backend)
+}
+
+// write writes the message.
+func (c *command) write(r *requests, family uint16) {
+	r.begin(family, 0)
+	r.buf = append(r.buf, c.kind, genericVersion, 0, 0)
+	c.service.write(r, c.virtual)
+	if c.backend.IsValid() {
+		at := r.nest(attrBackend)
+		r.bytes(destAttrAddress, c.backend.Addr().AsSlice())
+		r.port(destAttrPort, c.backend.Port())
+		if c.kind != commandDelBackend {
+			r.uint32(destAttrMethod, 0)
+			r.uint32(destAttrWeight, c.weight)
+			r.uint32(destAttrUpper, 0)
+			r.uint32(destAttrLower, 0)
+		}
+		r.endNest(at)
+	}
+	r.end()
+}
+
+// write writes the name of a virtual service, and all of it if v is given.
+func (k serviceKey) write(r *requests, v *virtual) {
+	at := r.nest(attrService)
+	s := k.moby()
+	r.uint16(svcAttrFamily, s.AddressFamily)
+	if s.FWMark != 0 {
+		r.uint32(svcAttrMark, s.FWMark)
+	} else {
+		r.uint16(svcAttrProtocol, s.Protocol)
+		r.bytes(svcAttrAddress, s.Address)
+		r.port(svcAttrPort, s.Port)
+	}
+	if v != nil {
+		s = v.moby()
+		r.text(svcAttrScheduler, s.SchedName)
+		flags := r.nest(svcAttrFlags)
+		r.buf = append(r.buf, host32(s.Flags)...)
+		r.buf = append(r.buf, host32(^uint32(0))...) // which of them are given
+		r.endNest(flags)
+		r.uint32(svcAttrTimeout, s.Timeout)
+		r.uint32(svcAttrNetmask, s.Netmask)
+	}
+	r.endNest(at)
+}
+
+// nobody is no Service port.
+var nobody view.ServicePortID
+
+// maxTries bounds how often a command is tried, in one way or another: each error has one remedy.
+const maxTries = 3
+
+// run has IPVS carry out commands in their order. What is about one Service port only is noted in x.
+func (p *Programmer) run(x *change, commands []command) error {
+	for len(commands) > 0 {
+		p.requests.reset()
+		for i := range commands {
+			commands[i].write(&p.requests, p.ipvsFamily)
+		}
+		var again []command
+		var fatal error
+		err := p.commands.execute(&p.requests, func(i int, errno unix.Errno) {
+			c := commands[i]
+			c.tries++
+			retry, err := p.remedy(x, &c, errno)
+			switch {
+			case retry && c.tries < maxTries:
+				again = append(again, c)
+			case err != nil && fatal == nil:
+				fatal = err
+			}
+		})
+		if err != nil || fatal != nil {
+			return errors.Join(err, fatal)
+		}
+		commands = again
+	}
+	return nil
+}
+
+// remedy changes a command that has failed so that it may be tried again, or tells what the error means.
+func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ error) {
+	err := fmt.Errorf("%v: %w", c, errno)
+	switch {
+	case c.kind == commandDelService && errno == unix.ESRCH, c.kind == commandDelBackend && (errno == unix.ENOENT || errno == unix.ESRCH):
+		return false, nil // as wanted
+	case c.kind == commandSetBackend && c.weight == 0 && errno == unix.ENOENT:
+		return false, nil
+	case c.kind == commandNewService && errno == unix.EEXIST:
+		c.kind = commandSetService
+		return true, err
+	case c.kind == commandSetService && errno == unix.ESRCH:
+		c.kind = commandNewService
+		return true, err
+	case c.kind == commandNewBackend && errno == unix.EEXIST:
+		c.kind = commandSetBackend
+		return true, err
+	case c.kind == commandSetBackend && errno == unix.ENOENT:
+		c.kind = commandNewBackend
+		return true, err
+	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != p.options.Scheduler:
+		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
+			c.virtual.scheduler, c.virtual.scheduler, errno))
+		plain := *c.virtual
+		plain.scheduler = p.options.Scheduler
+		c.virtual = &plain
+		return true, err
+	case c.backend.IsValid() && errno == unix.ESRCH && c.tries < maxTries:
+		return true, err // the virtual service will be there next time, or has failed
+	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
+		// IPVS refuses, for instance, backends with addresses that nothing can be sent to.
+		x.blame(c.owner, err)
+		return false, nil
+	}
+	return false, err
+}
+
+// blame notes an error that is about one Service port.
+func (x *change) blame(id view.ServicePortID, err error) {
+	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err})
+}
+
+// heldBackend is a backend that the kernel has.
+type heldBackend struct {
+	address     netip.AddrPort
+	weight      uint32
+	connections uint32
+}
+
+// readBackends appends the backends of a virtual service.
+func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
+	r := &p.requests
+	r.reset()
+	r.begin(p.ipvsFamily, 0)
+	r.buf = append(r.buf, commandGetBackend, genericVersion, 0, 0)
+	k.write(r, nil)
+	r.end()
+	err := p.commands.dump(r, func(body []byte) {
+		if len(body) < 4 {
+			return
+		}
+		for kind, nested := range attributes(body[4:]) {
+			if b := parseBackend(nested, k.family); kind == attrBackend && b.address.IsValid() {
+				to = append(to, b)
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the backends of IPVS' virtual service %v: %w", k, err)
+	}
+	return to, nil
+}
+
+func parseBackend(b []byte, family model.Family) (held heldBackend) {
+	var address []byte
+	var port uint16
+	for kind, value := range attributes(b) {
+		switch {
+		case kind == destAttrAddress:
+			address = value
+		case kind == destAttrPort && len(value) >= 2:
+			port = uint16(value[0])<<8 | uint16(value[1])
+		case kind == destAttrWeight && len(value) >= 4:
+			held.weight = hostNumber(value)
+		case (kind == destAttrActive || kind == destAttrInactive) && len(value) >= 4:
+			held.connections += hostNumber(value)
+		}
+	}
+	// The kernel gives 16 bytes for either family.
+	length := 4
+	if family == model.IPv6 {
+		length = 16
+	}
+	if a, ok := netip.AddrFromSlice(address[:min(length, len(address))]); ok {
+		held.address = netip.AddrPortFrom(a, port)
+	}
+	return held
+}

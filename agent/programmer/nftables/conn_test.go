@@ -1,0 +1,90 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestLostAnswers holds that a transaction of which the kernel has more to say than fits in the socket's buffer still fails by what it
+// said first, and that the socket is good for the next.
+func TestLostAnswers(t *testing.T) {
+	t.Parallel()
+	h := newInHost(t, testenv.NewNetwork(t).AddNode("a").Host, Options{})
+	require.NoError(t, h.Replace(t.Context(), newState()))
+	d := newDialect(model.IPv4, DefaultMasqueradeMark)
+	require.NoError(t, unix.SetsockoptInt(h.conn.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
+	o := objects{dialect: d}
+	for i := range 1000 {
+		o.removeChain(fmt.Sprint("none-", i))
+	}
+	b := newBatch(nil)
+	b.append(o.buf)
+	err := h.conn.commit(b)
+	require.ErrorIs(t, err, unix.ENOENT)
+	require.ErrorContains(t, err, "remove chain none-0")
+	before, err := h.conn.generation()
+	require.NoError(t, err)
+	o = objects{dialect: d.of("other")}
+	o.addTable()
+	b = newBatch(nil)
+	b.append(o.buf)
+	require.NoError(t, h.conn.commit(b))
+	after, err := h.conn.generation()
+	require.NoError(t, err)
+	require.Equal(t, before+1, after)
+}
+
+// TestLostNotifications holds that others' changes that can't all be told count as changes of the table.
+func TestLostNotifications(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	lost := make(chan string, 100)
+	c.watch(t, lost)
+	w := &c.inHost.conn.watcher
+	raw, err := w.file.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
+	}))
+	elements := make([]string, 5000)
+	for i := range elements {
+		elements[i] = fmt.Sprint(i)
+	}
+	c.nft(t, "add table ip other; add set ip other s { type mark; elements = { "+strings.Join(elements, ", ")+" }; }")
+	select {
+	case reason := <-lost:
+		require.Contains(t, reason, "more than could be told")
+	case <-time.After(patient.Timeout):
+		require.Fail(t, "nobody noticed")
+	}
+}
+
+// watch has the programmer watch until the test ends, and returns when it does.
+func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wait sync.WaitGroup
+	wait.Go(func() { c.inHost.Watch(ctx, func(reason string) { lost <- reason }) })
+	stop = func() {
+		cancel()
+		wait.Wait()
+	}
+	t.Cleanup(stop)
+	require.Eventually(t, func() bool {
+		c.inHost.conn.watcher.mu.Lock()
+		defer c.inHost.conn.watcher.mu.Unlock()
+		return c.inHost.conn.watcher.file != nil
+	}, patient.Timeout, time.Millisecond)
+	return stop
+}

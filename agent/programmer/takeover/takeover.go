@@ -1,0 +1,143 @@
+// Package takeover has one programmer take a node over from others, which an earlier run of the agent used: their rules stay,
+// and lead connections, until the new one's are complete; then they go.
+//
+// # The moment with both
+//
+// No connection is translated twice. Whatever programs a destination's translation, nftables or either variant of iptables, does it at the
+// same point of the kernel's nat hooks, which go on to the next only as long as none has translated; and a packet that is translated
+// never comes to IPVS as a Service's. So connections to Service ports that both have are led by one of them. What the old rules
+// refuse or drop that the new ones would serve, as it came since the old agent ended, is refused as it was
+// before, until they go: that is a part of the time that a change takes while the agent restarts, and nothing is acknowledged before it is over.
+//
+// # Open connections
+//
+// Connections that nat leads go on, as conntrack has their translation, also when new ones are IPVS'. Those that IPVS leads need it
+// for as long as they are open: so it goes in steps, see ipvs.Retirement.
+package takeover
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+const (
+	// patience is how long the others' rules stay for what the new programmer has not got into the kernel: what fails longer than
+	// that will probably never work, and rules that nobody changes do more harm with each change of a Service.
+	patience = time.Minute
+	// retryAfter is when what could not be removed is tried again.
+	retryAfter = 10 * time.Second
+)
+
+// Other is what another programmer may have left on the node.
+type Other struct {
+	// Name is the programmer's.
+	Name string
+	// Cleanup removes what there is of it, and costs little where there is nothing. If it gives programmer.ErrDraining it is called
+	// again for as long as it does.
+	Cleanup func(context.Context) error
+
+	draining bool // it has been logged
+}
+
+// Programmer is a programmer that takes over.
+type Programmer struct {
+	programmer.Monitor
+
+	log *slog.Logger
+	// partlySince is when it was first seen that the kernel does not take all; zero: not yet. Used as a Programmer is, by one
+	// goroutine at a time.
+	partlySince time.Time
+
+	mu     sync.Mutex // guards what follows: Watch tries again
+	ready  bool       // the node is this programmer's
+	others []Other    // that may have left something
+}
+
+var _ programmer.Monitor = (*Programmer)(nil)
+
+// New has p take over from the others.
+func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
+	return &Programmer{Monitor: p, others: others, log: log}
+}
+
+// Replace is that of the programmer. After the first that succeeds what the others have left is removed. What can't be
+// removed is logged, and tried again by Watch.
+func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	err := p.Monitor.Replace(ctx, state)
+	if _, programmed := programmer.PortErrors(err); !programmed {
+		return err
+	}
+	if err != nil {
+		if p.partlySince.IsZero() {
+			p.partlySince = time.Now()
+		}
+		if time.Since(p.partlySince) < patience {
+			return err
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ready {
+		p.ready = true
+		p.clean(ctx)
+	}
+	return err
+}
+
+// clean removes what the others have left. p.mu is held.
+func (p *Programmer) clean(ctx context.Context) {
+	var left []Other
+	for _, o := range p.others {
+		err := o.Cleanup(ctx)
+		if err != nil {
+			left = append(left, o)
+		}
+		switch {
+		case errors.Is(err, programmer.ErrDraining):
+			if left[len(left)-1].draining = true; !o.draining {
+				p.log.Info("The node is programmed otherwise now; what leads connections that are still open is removed when they have ended", "programmer", o.Name)
+			}
+		case err != nil:
+			p.log.Error("What another programmer has left on this node can't be removed, and may lead connections astray. It is tried again",
+				"programmer", o.Name, "in", retryAfter, "err", err)
+		case o.draining:
+			p.log.Info("What was left of another programmer is removed", "programmer", o.Name)
+		}
+	}
+	p.others = left
+}
+
+// Watch is that of the programmer, and tries again to remove what could not be.
+func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { p.Monitor.Watch(ctx, lost) })
+	ticker := time.NewTicker(retryAfter)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if !p.retry(ctx) {
+			return
+		}
+	}
+}
+
+// retry removes what could not be removed, and tells whether there may be more to do later.
+func (p *Programmer) retry(ctx context.Context) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ready && len(p.others) > 0 {
+		p.clean(ctx)
+	}
+	return !p.ready || len(p.others) > 0
+}

@@ -1,0 +1,147 @@
+package takeover
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake is a programmer.
+type fake struct {
+	programmer.Monitor
+	err error // of Replace
+}
+
+func (f *fake) Replace(context.Context, view.State) error { return f.err }
+
+func (f *fake) Watch(ctx context.Context, lost func(string)) {
+	lost("watched")
+	<-ctx.Done()
+}
+
+// other counts the tries to remove what it left, which fail as err says.
+type other struct {
+	mu    sync.Mutex
+	tries int
+	err   error
+}
+
+func (o *other) cleanup(context.Context) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tries++
+	return o.err
+}
+
+func (o *other) fails(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.err = err
+}
+
+// pass lets time pass in a bubble.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // in a bubble it takes no time
+	synctest.Wait()
+}
+
+func (o *other) tried() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.tries
+}
+
+// take gives a Programmer, what it is made of, and its log.
+func take(o *other) (f *fake, p *Programmer, log func() string) {
+	var b bytes.Buffer
+	f = &fake{}
+	p = New(f, []Other{{Name: "other", Cleanup: o.cleanup}}, slog.New(slog.NewTextHandler(&b, nil)))
+	return f, p, func() string {
+		p.mu.Lock() // with which it logs
+		defer p.mu.Unlock()
+		return b.String()
+	}
+}
+
+func TestOthersGoOnceAllIsProgrammed(t *testing.T) {
+	o := &other{}
+	f, p, _ := take(o)
+	f.err = errors.New("the kernel has no memory")
+	require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+	require.Zero(t, o.tried())
+	f.err = nil
+	require.NoError(t, p.Replace(t.Context(), view.State{}))
+	require.Equal(t, 1, o.tried())
+	require.NoError(t, p.Replace(t.Context(), view.State{}))
+	require.Equal(t, 1, o.tried(), "nothing is left")
+}
+
+// TestPatience holds that what the others serve is not taken away while the new one has not got it, for a while.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &other{}
+		f, p, _ := take(o)
+		f.err = &programmer.PortError{Err: errors.New("no SCTP")}
+		for range 3 {
+			require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+			require.Zero(t, o.tried())
+			pass(patience / 3)
+		}
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		require.Equal(t, 1, o.tried())
+	})
+}
+
+// TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.
+func TestTriedAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		err        error
+		says, ends string
+	}{
+		"failure":  {errors.New("no lock"), "level=ERROR", ""},
+		"draining": {programmer.ErrDraining, "level=INFO", "What was left of another programmer is removed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := &other{err: c.err}
+				_, p, log := take(o)
+				ctx, cancel := context.WithCancel(t.Context())
+				lost, ended := make(chan string, 1), make(chan struct{})
+				go func() {
+					defer close(ended)
+					p.Watch(ctx, func(reason string) { lost <- reason })
+				}()
+				require.Equal(t, "watched", <-lost)
+				pass(2 * retryAfter)
+				require.Zero(t, o.tried(), "it is not time yet")
+				require.NoError(t, p.Replace(t.Context(), view.State{}))
+				require.Contains(t, log(), c.says)
+				pass(2*retryAfter + retryAfter/2)
+				require.Equal(t, 3, o.tried())
+				if errors.Is(c.err, programmer.ErrDraining) {
+					require.Equal(t, 1, strings.Count(log(), "\n"), "it is said once")
+				}
+				o.fails(nil)
+				pass(5 * retryAfter)
+				require.Equal(t, 4, o.tried())
+				require.Contains(t, log(), c.ends)
+				cancel()
+				<-ended
+			})
+		})
+	}
+}

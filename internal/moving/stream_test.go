@@ -1,0 +1,184 @@
+package moving
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// way is one way to a Service.
+type way struct {
+	from  *testenv.Host
+	proto testenv.Proto
+	to    netip.AddrPort
+}
+
+// String gives "client to 10.96.0.1:80 over tcp".
+func (w way) String() string { return fmt.Sprintf("%s to %s over %s", w.from.Name, w.to, w.proto) }
+
+// patient waits longer than a lost packet takes to be sent again, also on a slow machine.
+var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
+
+// datagramTimeout is when a datagram is sent again.
+const datagramTimeout = 5 * time.Second
+
+// sourcePorts gives each UDP probe a port of its own: what had been used lately would be led as it was then.
+var sourcePorts atomic.Uint32
+
+func (w way) try(ctx context.Context) testenv.Result {
+	options := patient
+	if w.proto == testenv.UDP {
+		options.Timeout = datagramTimeout
+		options.Source = netip.AddrPortFrom(netip.Addr{}, uint16(10000+sourcePorts.Add(1)%20000))
+	}
+	return w.from.Probe(ctx, w.proto, w.to, 1, options)
+}
+
+// stream is new connections by several ways, all the time.
+type stream struct {
+	t      *testing.T
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu       sync.Mutex
+	counts   map[way]int
+	failures []string
+}
+
+// pause is between two attempts by one way.
+const pause = 10 * time.Millisecond
+
+// startStream makes connections until RequireNoFailure or the end of the test.
+func startStream(t *testing.T, ways []way) *stream {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &stream{t: t, cancel: cancel, counts: map[way]int{}}
+	for _, w := range ways {
+		s.wg.Go(func() { s.run(ctx, w) })
+	}
+	t.Cleanup(s.stop)
+	s.RequireSome()
+	return s
+}
+
+func (s *stream) run(ctx context.Context, w way) {
+	ticker := time.NewTicker(pause)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		result := w.try(ctx)
+		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
+			result = w.try(ctx) // nothing promises that a datagram arrives
+		}
+		s.mu.Lock()
+		s.counts[w]++
+		// An attempt that the end has cut short says nothing.
+		if !result.All(testenv.Answered) && ctx.Err() == nil {
+			s.failures = append(s.failures, fmt.Sprintf("%s %s: %s", time.Now().Format(time.StampMilli), w, result))
+		}
+		s.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-ticker.C:
+		}
+	}
+}
+
+func (s *stream) stop() {
+	s.cancel()
+	s.wg.Wait()
+}
+
+// RequireSome waits until there has been another connection by each way, and requires that none has failed so far.
+func (s *stream) RequireSome() {
+	s.t.Helper()
+	s.mu.Lock()
+	before := make(map[way]int, len(s.counts))
+	for w, n := range s.counts {
+		before[w] = n
+	}
+	s.mu.Unlock()
+	testenv.Eventually(s.t, settleTimeout, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for w, n := range s.counts {
+			if n < before[w]+2 {
+				return fmt.Errorf("no connection from %s", w)
+			}
+		}
+		if len(s.counts) == 0 {
+			return fmt.Errorf("no connections yet")
+		}
+		return nil
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Empty(s.t, s.failures)
+}
+
+// RequireNoFailure ends the stream and requires that every connection was answered.
+func (s *stream) RequireNoFailure() {
+	s.t.Helper()
+	s.stop()
+	require.Empty(s.t, s.failures)
+	all := 0
+	for _, n := range s.counts {
+		all += n
+	}
+	s.t.Logf("%d new connections by %d ways, none failed", all, len(s.counts))
+}
+
+// open are connections that stay open, by several ways.
+type open struct {
+	ways  []way
+	conns []*testenv.Conn
+}
+
+// openAll opens a connection by each way, and closes those that were open.
+func (o *open) openAll(t *testing.T, ways []way) {
+	t.Helper()
+	o.close()
+	for _, w := range ways {
+		conn, err := w.from.Dial(t.Context(), w.proto, w.to, patient)
+		require.NoError(t, err, "%s", w)
+		o.ways, o.conns = append(o.ways, w), append(o.conns, conn)
+	}
+}
+
+func (o *open) close() {
+	for _, c := range o.conns {
+		c.Close()
+	}
+	*o = open{}
+}
+
+// requireAlive requires an answer on each connection of a protocol. A datagram is sent again if it is lost.
+func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
+	t.Helper()
+	for i, conn := range o.conns {
+		if o.ways[i].proto != proto {
+			continue
+		}
+		limit := patient.Timeout
+		if proto == testenv.UDP {
+			limit = datagramTimeout
+		}
+		var err error
+		for range 10 {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			_, err = conn.Echo(ctx, "alive?")
+			cancel()
+			if err == nil || proto == testenv.TCP {
+				break
+			}
+		}
+		require.NoError(t, err, "what was open from %s", o.ways[i])
+	}
+}
