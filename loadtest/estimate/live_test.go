@@ -105,7 +105,7 @@ func rawWatch(t *testing.T, config *rest.Config, path, resourceVersion string, e
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
 	require.NoError(t, err)
 	request.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
-	response, err := client.Do(request)
+	response, err := client.Do(request) //nolint:bodyclose // at the end of the test
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	sum, ended := make(chan int, 1), make(chan struct{})
