@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,6 +32,8 @@ type stack struct {
 	scenario *scenario.Scenario
 	// lost is told why a process has ended that should not.
 	lost context.CancelCauseFunc
+	// said takes what processes say.
+	said io.Writer
 
 	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none.
 	kubeconfig, kubeVersion string
@@ -208,7 +211,7 @@ func (s *stack) startServer(ctx context.Context, one *server) (err error) {
 	if one.setup.Cluster != nil {
 		one.setup.Plans = s.plans
 	}
-	p, err := target.Start(ctx, s.arguments(ServeCommand), one.setup)
+	p, err := target.Start(ctx, s.said, s.arguments(ServeCommand), one.setup)
 	if err != nil {
 		return err
 	}
@@ -230,7 +233,7 @@ func (s *stack) startWorkers(ctx context.Context, setup worker.Setup) error {
 		if setup.Connecting = (s.scenario.Connecting + processes - 1) / processes; s.scenario.Connecting == 0 {
 			setup.Connecting = 0
 		}
-		w, err := worker.Start(ctx, s.arguments(WorkCommand), setup)
+		w, err := worker.Start(ctx, s.said, s.arguments(WorkCommand), setup)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ package worker
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -79,8 +80,9 @@ type Checked struct {
 type Process struct{ *child.Process }
 
 // Start starts a worker: this very program with other arguments, which has to call Serve then. The nodes do not connect yet.
-func Start(ctx context.Context, arguments []string, setup Setup) (*Process, error) {
-	c, err := child.Start("worker", arguments...)
+// What it says on standard error is written to said.
+func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup) (*Process, error) {
+	c, err := child.Start("worker", said, arguments...)
 	if err != nil {
 		return nil, err
 	}
