@@ -53,8 +53,8 @@ type reading struct {
 func (m *meter) pids() (out []int) {
 	s := m.stack
 	switch {
-	case s.options.Peer == report.KubeAPIServer && s.control != nil:
-		return []int{s.control.APIServer.PID()}
+	case s.options.Peer == report.KubeAPIServer && s.own != nil:
+		return []int{s.own.pid()}
 	case s.options.ServerPID != 0:
 		return []int{s.options.ServerPID}
 	}

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
-	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/apiserver"
 	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/generate"
@@ -37,9 +35,8 @@ type stack struct {
 
 	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none.
 	kubeconfig, kubeVersion string
-	control                 *controlplane.ControlPlane // nil: it is somebody else's
-	dir                     string                     // of the kubeconfig of control
-	writer                  *apiserver.Writer          // nil: nothing is written to it
+	own                     *own              // nil: it is somebody else's
+	writer                  *apiserver.Writer // nil: nothing is written to it
 
 	authority *testca.CA
 	cluster   *generate.Config // nil: the changes are not the run's
@@ -91,7 +88,7 @@ func (s *stack) start(ctx context.Context) error {
 
 // namespace that the scenario is in.
 func (s *stack) namespace() string {
-	if s.control != nil {
+	if s.own != nil {
 		return ownNamespace
 	}
 	return s.options.WriteNamespace
@@ -109,16 +106,10 @@ func (s *stack) proxy() string {
 func (s *stack) startAPI(ctx context.Context) (err error) {
 	s.kubeconfig = s.options.KubeAPIServer
 	if s.kubeconfig == Own {
-		if s.control, err = controlplane.Run(ctx, controlplane.Options{}); err != nil {
+		if s.own, err = startOwn(ctx); err != nil {
 			return err
 		}
-		if s.dir, err = os.MkdirTemp("", "slicecast-loadtest-"); err != nil {
-			return err
-		}
-		s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
-		if err := s.control.WriteKubeconfig(s.kubeconfig, s.control.AdminConfig()); err != nil {
-			return err
-		}
+		s.kubeconfig = s.own.kubeconfig
 	}
 	config, err := kube.Config(s.kubeconfig)
 	if err != nil {
@@ -266,14 +257,11 @@ func (s *stack) close() (err error) {
 		one.leaving.Store(true)
 		errs = append(errs, one.Close())
 	}
-	if s.writer != nil && s.control == nil {
+	if s.writer != nil && s.own == nil {
 		errs = append(errs, s.writer.Close())
 	}
-	if s.control != nil {
-		errs = append(errs, s.control.Close())
-	}
-	if s.dir != "" {
-		errs = append(errs, os.RemoveAll(s.dir))
+	if s.own != nil {
+		errs = append(errs, s.own.close())
 	}
 	return errors.Join(errs...)
 }
