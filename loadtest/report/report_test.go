@@ -273,6 +273,10 @@ func TestCompare(t *testing.T) {
 	require.Less(t, slower.P, 0.01)
 	require.Equal(t, "+20.0 %", slower.Ratio())
 	require.NotEmpty(t, c.Regressed())
+	require.Equal(t, report.Worse, find(c, "client-cores").Verdict)
+	for _, ch := range c.Regressed() {
+		require.NotContains(t, []string{"client-cores", "floor-write-cpu"}, ch.Metric.Name, "are not the peer's")
+	}
 	require.Equal(t, report.Better, find(report.Compare(reporttest.Slicecast(5, 1.2), base, tolerance), "cpu-per-update").Verdict)
 
 	c = report.Compare(reporttest.Slicecast(1, 1), reporttest.Slicecast(1, 10), tolerance)
