@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
 # then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, 1 by
-# default. ONLY=steady makes only the reports whose names begin so; the page keeps the others.
+# default. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run that fails does not end the
+# rest: its report stays as it was, and this fails in the end.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
@@ -11,6 +12,15 @@ while IFS= read -r line; do
 	rm -f "bin/bench/${line%%: *}".{json,txt}
 done <"$list"
 
+# loadtest NAME COMMAND...: a load test, its report as JSON and as text.
+loadtest() {
+	local name=$1
+	shift
+	"bin/$1" "${@:2}" --repeats="${REPEATS:-1}" --output=json >"bin/bench/$name.json" </dev/null &&
+		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
+}
+
+failed=()
 while IFS= read -r line; do
 	name=${line%%: *}
 	eval "command=(${line#*: })" # as a shell reads it: arguments may be quoted
@@ -19,8 +29,14 @@ while IFS= read -r line; do
 	if [[ ${command[0]} == go ]]; then
 		"${command[@]}" | tee "bin/bench/$name.txt"
 	else
-		"bin/${command[0]}" "${command[@]:1}" --repeats="${REPEATS:-1}" --output=json >"bin/bench/$name.json" </dev/null
-		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
-	fi
+		loadtest "$name" "${command[@]}"
+	fi || {
+		failed+=("$name")
+		rm -f "bin/bench/$name".{json,txt}
+	}
 done <"$list"
 go run ./internal/tools/performance bin/bench
+if ((${#failed[@]})); then
+	echo "failed: ${failed[*]}" >&2
+	exit 1
+fi

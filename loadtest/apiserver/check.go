@@ -93,7 +93,7 @@ func (w *Watchers) truth(ctx context.Context, of *stream) (digest uint64, err er
 	if err != nil {
 		return 0, err
 	}
-	defer n.client.CloseIdleConnections()
+	defer n.transport.CloseIdleConnections()
 	body, err := w.get(ctx, &stream{watcher: n, path: of.path, query: of.query}, url.Values{}, runtime.ContentTypeProtobuf)
 	if err != nil {
 		return 0, err

@@ -22,7 +22,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +34,8 @@ import (
 )
 
 const (
+	// protocol is HTTP/2, by its name in TLS.
+	protocol = "h2"
 	headless = "!service.kubernetes.io/headless"
 	// maxEvent bounds an event: etcd does not take objects of more than 1.5 MiB.
 	maxEvent = 4 << 20
@@ -78,8 +79,9 @@ type Watchers struct {
 // watcher is a node.
 type watcher struct {
 	*fleet.Member
-	client  *http.Client
-	streams []*stream
+	client    *http.Client
+	transport *http.Transport
+	streams   []*stream
 	// pending is how many streams have still to have the state.
 	pending atomic.Int32
 	// place is given back when they have.
@@ -116,7 +118,7 @@ func NewWatchers(o WatchOptions) (*Watchers, error) {
 	if w.tls == nil {
 		return nil, fmt.Errorf("the API server %s is not served with TLS: use an https address", o.Config.Host)
 	}
-	w.tls.NextProtos = []string{http2.NextProtoTLS}
+	w.tls.NextProtos = []string{protocol}
 	if w.tls.ServerName == "" {
 		w.tls.ServerName = w.base.Hostname()
 	}
@@ -134,9 +136,11 @@ func NewWatchers(o WatchOptions) (*Watchers, error) {
 
 func (w *Watchers) newWatcher(m *fleet.Member) (*watcher, error) {
 	n := &watcher{Member: m}
-	transport, err := w.wrap(&http2.Transport{
-		DialTLSContext: func(ctx context.Context, _, _ string, _ *tls.Config) (net.Conn, error) { return n.dial(ctx, w) },
-	})
+	n.transport = &http.Transport{
+		DialTLSContext:    func(ctx context.Context, _, _ string) (net.Conn, error) { return n.dial(ctx, w) },
+		ForceAttemptHTTP2: true, MaxConnsPerHost: 1, ReadBufferSize: readBuffer, WriteBufferSize: readBuffer,
+	}
+	transport, err := w.wrap(n.transport)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +174,7 @@ func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
 		raw.Close()
 		return nil, err
 	}
-	if conn.ConnectionState().NegotiatedProtocol != http2.NextProtoTLS {
+	if conn.ConnectionState().NegotiatedProtocol != protocol {
 		raw.Close()
 		return nil, fmt.Errorf("the API server at %s does not speak HTTP/2", w.base.Host)
 	}

@@ -83,7 +83,7 @@ func (w *Writer) fill(ctx context.Context) error {
 			making.Go(func() error {
 				made, err := w.client.CoreV1().Services(w.namespace).Create(services, w.service(o), metav1.CreateOptions{})
 				if err != nil {
-					return fmt.Errorf("Service %s: %w", o.Key(), err)
+					return fmt.Errorf("make %s: %w", o.Key(), err)
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -158,7 +158,7 @@ func (w *Writer) write(ctx context.Context, c generate.Change) (err error) {
 		_, err = slices.Create(ctx, w.slice(c.Slice), metav1.CreateOptions{})
 	}
 	if err != nil {
-		return fmt.Errorf("EndpointSlice %s: %w", c.Key, err)
+		return fmt.Errorf("write %s: %w", c.Key, err)
 	}
 	return nil
 }

@@ -31,7 +31,7 @@ func TestRunningServer(t *testing.T) {
 	require.NoError(t, err)
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(t, err)
-	server, err := target.Start(t.Context(), []string{engine.ServeCommand}, setup)
+	server, err := target.Start(t.Context(), os.Stderr, []string{engine.ServeCommand}, setup)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
 	require.NoError(t, server.Play(t.Context(), generate.Plan{
@@ -67,6 +67,6 @@ func writeAuthority(t *testing.T) authorityFiles {
 }
 
 func TestServerThatDoesNotStart(t *testing.T) {
-	_, err := target.Start(t.Context(), []string{engine.ServeCommand}, target.Setup{Cluster: &generate.Config{}})
+	_, err := target.Start(t.Context(), os.Stderr, []string{engine.ServeCommand}, target.Setup{Cluster: &generate.Config{}})
 	require.ErrorContains(t, err, "server: ")
 }

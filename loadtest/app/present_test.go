@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
@@ -78,4 +79,20 @@ func TestShow(t *testing.T) {
 	want, err := os.ReadFile(b)
 	require.NoError(t, err)
 	require.Equal(t, string(want), out)
+}
+
+// TestCommandsOfTheBench proves that what make bench runs, and docs/performance.md says, can be run.
+func TestCommandsOfTheBench(t *testing.T) {
+	for _, c := range performance.Commands() {
+		if c.Bench() {
+			continue
+		}
+		words := strings.Fields(c.Command)
+		require.Equal(t, "slicecast-loadtest", words[0])
+		peer := map[string]report.Peer{"run": report.Slicecast, "apiserver": report.KubeAPIServer}[words[1]]
+		require.NotEmpty(t, peer, c.Command)
+		o := options(t, peer, words[2:]...)
+		_, err := o.Options.Validate()
+		require.NoError(t, err, c.Name)
+	}
 }

@@ -35,8 +35,9 @@ type Process struct {
 	err     error // why it ended; readable when ended is closed
 }
 
-// Start starts this program with other arguments, with which it has to call Serve. The name is for errors.
-func Start(name string, arguments ...string) (*Process, error) {
+// Start starts this program with other arguments, with which it has to call Serve. The name is for errors. What the child says on
+// standard error is written to said.
+func Start(name string, said io.Writer, arguments ...string) (*Process, error) {
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -44,7 +45,6 @@ func Start(name string, arguments ...string) (*Process, error) {
 	p := &Process{name: name, command: exec.Command(executable, arguments...), ended: make(chan struct{})}
 	// A terminal's ^C goes to whole process groups; this process ends when its parent has done with it.
 	p.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	p.command.Stderr = os.Stderr
 	input, err := p.command.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -53,9 +53,15 @@ func Start(name string, arguments ...string) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	reports, report, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	p.command.Stderr = report
 	started := make(chan error, 1)
-	go p.run(started)
-	if err := <-started; err != nil {
+	go p.run(started, reports, said)
+	err = errors.Join(<-started, report.Close()) // the child has its own
+	if err != nil {
 		return nil, fmt.Errorf("start the %s: %w", name, err)
 	}
 	// Nobody but who reads the output knows when it may be closed.
@@ -64,20 +70,29 @@ func Start(name string, arguments ...string) (*Process, error) {
 }
 
 // run starts the process and waits for its end, both on one thread: the kernel sends the death signal when the thread that
-// started the process ends.
-func (p *Process) run(started chan<- error) {
+// started the process ends. Meanwhile it passes on what the process reports.
+func (p *Process) run(started chan<- error, reports *os.File, said io.Writer) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	defer reports.Close()
 	if err := p.command.Start(); err != nil {
 		started <- err
 		return
 	}
 	started <- nil
+	passed := make(chan struct{})
+	go func() {
+		defer close(passed)
+		_, _ = io.Copy(said, reports) // who reads it has no other way to hear
+	}()
 	// Not Command.Wait: it closes the pipe of the output under whoever reads it.
 	state, err := p.command.Process.Wait()
 	if err == nil && !state.Success() {
 		err = &exec.ExitError{ProcessState: state}
 	}
+	// All that it said is there by now, unless another process holds the pipe open.
+	_ = reports.SetReadDeadline(time.Now().Add(time.Second))
+	<-passed
 	p.err = err
 	close(p.ended)
 }

@@ -53,8 +53,8 @@ type reading struct {
 func (m *meter) pids() (out []int) {
 	s := m.stack
 	switch {
-	case s.options.Peer == report.KubeAPIServer && s.control != nil:
-		return []int{s.control.APIServer.PID()}
+	case s.options.Peer == report.KubeAPIServer && s.own != nil:
+		return []int{s.own.pid()}
 	case s.options.ServerPID != 0:
 		return []int{s.options.ServerPID}
 	}
@@ -86,7 +86,7 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	r.at = time.Now()
 	for _, s := range samples {
 		r.nodes.Up += s.Up
-		r.nodes.Reached += s.Reached
+		r.nodes.Behind += s.Behind
 		r.nodes.Applied += s.Applied
 		r.nodes.Owed += s.Owed
 		r.nodes.Planned += s.Planned
@@ -192,7 +192,7 @@ func (m *meter) secondLocked(r reading) {
 		return
 	}
 	s := report.Second{
-		At: r.at.Sub(m.start).Seconds(), NodesUp: r.nodes.Up,
+		At: r.at.Sub(m.start).Seconds(), NodesUp: m.stack.scenario.Nodes - r.nodes.Behind,
 		Sent: since(before.nodes.Owed, r.nodes.Owed), Applied: since(before.nodes.Applied, r.nodes.Applied),
 		ServerCPU:     report.CPUOf(r.server.Sub(before.server)),
 		ReceivedBytes: r.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: r.nodes.SentBytes - before.nodes.SentBytes,
@@ -227,7 +227,7 @@ func (m *meter) enter(phase string) {
 
 func (m *meter) showLocked(r reading) {
 	s := progress.Status{
-		Phase: m.phase, NodesUp: r.nodes.Reached, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
+		Phase: m.phase, NodesUp: m.stack.scenario.Nodes - r.nodes.Behind, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
 		Planned: r.nodes.Planned, Bytes: r.nodes.ReceivedBytes,
 	}
 	if n := len(m.seconds); n > 0 {

@@ -69,7 +69,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	new(scenario.Scenario).AddFlags(fs)
 	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play it, each time from the start; the report tells how far the figures were apart")
 
-	api := "kubeconfig of a Kubernetes API server whose state is distributed, or own: start one, with the etcd and kube-apiserver that make setup has prepared"
+	api := "kubeconfig of a Kubernetes API server whose state is distributed, or own: start one, as the tests do, with etcd and kube-apiserver of this repository's folder, or of $SLICECAST_BINARIES"
 	if o.Peer == report.KubeAPIServer {
 		fs.StringVar(&o.KubeAPIServer, "kube-apiserver", Own, api)
 		fs.IntVar(&o.ServerPID, "server-pid", 0, "the API server's process, if it runs on this machine, for its CPU time and memory")

@@ -79,7 +79,7 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	defer lost(nil)
 	start := time.Now()
 	r.result = report.Repeat{Start: start, Notes: []string{}}
-	r.stack = &stack{options: r.options, scenario: r.scenario, lost: lost}
+	r.stack = &stack{options: r.options, scenario: r.scenario, lost: lost, said: r.view.Log()}
 	defer func() { err = errors.Join(err, r.stack.close()) }()
 	r.meter = newMeter(r.stack, start)
 	r.view.Set(r.meter.status)

@@ -5,14 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
-	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/apiserver"
 	"github.com/slicecast/slicecast/loadtest/child"
 	"github.com/slicecast/slicecast/loadtest/generate"
@@ -31,12 +30,13 @@ type stack struct {
 	scenario *scenario.Scenario
 	// lost is told why a process has ended that should not.
 	lost context.CancelCauseFunc
+	// said takes what processes say.
+	said io.Writer
 
 	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none.
 	kubeconfig, kubeVersion string
-	control                 *controlplane.ControlPlane // nil: it is somebody else's
-	dir                     string                     // of the kubeconfig of control
-	writer                  *apiserver.Writer          // nil: nothing is written to it
+	own                     *own              // nil: it is somebody else's
+	writer                  *apiserver.Writer // nil: nothing is written to it
 
 	authority *testca.CA
 	cluster   *generate.Config // nil: the changes are not the run's
@@ -88,7 +88,7 @@ func (s *stack) start(ctx context.Context) error {
 
 // namespace that the scenario is in.
 func (s *stack) namespace() string {
-	if s.control != nil {
+	if s.own != nil {
 		return ownNamespace
 	}
 	return s.options.WriteNamespace
@@ -106,16 +106,10 @@ func (s *stack) proxy() string {
 func (s *stack) startAPI(ctx context.Context) (err error) {
 	s.kubeconfig = s.options.KubeAPIServer
 	if s.kubeconfig == Own {
-		if s.control, err = controlplane.Run(ctx, controlplane.Options{}); err != nil {
+		if s.own, err = startOwn(ctx); err != nil {
 			return err
 		}
-		if s.dir, err = os.MkdirTemp("", "slicecast-loadtest-"); err != nil {
-			return err
-		}
-		s.kubeconfig = filepath.Join(s.dir, "kubeconfig")
-		if err := s.control.WriteKubeconfig(s.kubeconfig, s.control.AdminConfig()); err != nil {
-			return err
-		}
+		s.kubeconfig = s.own.kubeconfig
 	}
 	config, err := kube.Config(s.kubeconfig)
 	if err != nil {
@@ -208,7 +202,7 @@ func (s *stack) startServer(ctx context.Context, one *server) (err error) {
 	if one.setup.Cluster != nil {
 		one.setup.Plans = s.plans
 	}
-	p, err := target.Start(ctx, s.arguments(ServeCommand), one.setup)
+	p, err := target.Start(ctx, s.said, s.arguments(ServeCommand), one.setup)
 	if err != nil {
 		return err
 	}
@@ -230,7 +224,7 @@ func (s *stack) startWorkers(ctx context.Context, setup worker.Setup) error {
 		if setup.Connecting = (s.scenario.Connecting + processes - 1) / processes; s.scenario.Connecting == 0 {
 			setup.Connecting = 0
 		}
-		w, err := worker.Start(ctx, s.arguments(WorkCommand), setup)
+		w, err := worker.Start(ctx, s.said, s.arguments(WorkCommand), setup)
 		if err != nil {
 			return err
 		}
@@ -263,14 +257,11 @@ func (s *stack) close() (err error) {
 		one.leaving.Store(true)
 		errs = append(errs, one.Close())
 	}
-	if s.writer != nil && s.control == nil {
+	if s.writer != nil && s.own == nil {
 		errs = append(errs, s.writer.Close())
 	}
-	if s.control != nil {
-		errs = append(errs, s.control.Close())
-	}
-	if s.dir != "" {
-		errs = append(errs, os.RemoveAll(s.dir))
+	if s.own != nil {
+		errs = append(errs, s.own.close())
 	}
 	return errors.Join(errs...)
 }

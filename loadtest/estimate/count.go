@@ -24,8 +24,9 @@ type count struct {
 	store     *store.Store
 	// objects is how much the nodes hold at the end.
 	objects struct{ services, slices, endpoints int }
-	// cold is what a kube-proxy gets when it starts: that of the beginning.
+	// cold is what a kube-proxy gets when it starts: that of the beginning, as events and as lists.
 	cold             int
+	lists            *compressed
 	services, slices flow
 	// seconds that the flows took.
 	seconds float64
@@ -43,16 +44,19 @@ func newCount(serviceProxyName string) (*count, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &count{converter: source.NewConverter(serviceProxyName), store: s}, nil
+	return &count{converter: source.NewConverter(serviceProxyName), store: s, lists: newCompressed()}, nil
 }
 
 // begin takes an object that is there from the beginning.
 func (c *count) begin(o object) error {
-	n, err := eventBytes(watch.Added, o)
+	raw, err := encode(o)
 	if err != nil {
 		return err
 	}
-	c.cold += n
+	c.cold += eventBytes(watch.Added, raw)
+	if _, err := c.lists.gzip.Write(raw); err != nil {
+		return err
+	}
 	if _, converted, _ := c.converter.Convert(o); converted != nil {
 		c.store.Upsert(converted, source.ResourceVersion(o))
 	}
@@ -60,9 +64,10 @@ func (c *count) begin(o object) error {
 }
 
 // begun ends the beginning.
-func (c *count) begun() {
+func (c *count) begun() error {
 	c.store.Synced()
 	c.store.Publish()
+	return c.lists.gzip.Close()
 }
 
 // event takes a change.
@@ -71,12 +76,12 @@ func (c *count) event(kind watch.EventType, o object) error {
 	if _, ok := o.(*corev1.Service); ok {
 		f = &c.services
 	}
-	n, err := eventBytes(kind, o)
+	raw, err := encode(o)
 	if err != nil {
 		return err
 	}
 	f.events++
-	f.today += n
+	f.today += eventBytes(kind, raw)
 	key, converted, _ := c.converter.Convert(o)
 	if kind == watch.Deleted || converted == nil {
 		c.store.Remove(key, source.ResourceVersion(o))

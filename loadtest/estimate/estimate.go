@@ -5,6 +5,7 @@
 package estimate
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -81,30 +82,29 @@ func (e *Estimate) WriteJSON(w io.Writer) error {
 
 // WriteText writes the estimate for people.
 func (e *Estimate) WriteText(w io.Writer) error {
-	if _, err := fmt.Fprintf(w, "source      %s, %s\n", e.Source, e.Start.UTC().Format(time.RFC3339)); err != nil {
-		return err
-	}
+	var out bytes.Buffer // whose writes do not fail
+	fmt.Fprintf(&out, "source      %s, %s\n", e.Source, e.Start.UTC().Format(time.RFC3339))
 	for _, s := range e.Sections {
 		const padding = 2
-		t := tabwriter.NewWriter(w, 0, 0, padding, ' ', 0)
-		fmt.Fprintf(t, "\n%s\n", s.Title)
+		fmt.Fprintf(&out, "\n%s\n", s.Title)
+		t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
 		for i := range s.Lines {
 			l := &s.Lines[i]
-			fmt.Fprintln(t, strings.TrimRight(fmt.Sprintf("  %s\t%s\t%s", l.What, l.Text(), l.Arithmetic), "\t"))
+			line := strings.TrimRight(fmt.Sprintf("  %s\t%s\t%s", l.What, l.Text(), l.Arithmetic), "\t")
+			if _, err := io.WriteString(t, line+"\n"); err != nil {
+				return err
+			}
 		}
 		if err := t.Flush(); err != nil {
 			return err
 		}
 	}
-	if _, err := fmt.Fprintln(w, "\nAssumptions"); err != nil {
-		return err
-	}
+	out.WriteString("\nAssumptions\n")
 	for _, a := range e.Assumptions {
-		if _, err := fmt.Fprintln(w, "  -", a); err != nil {
-			return err
-		}
+		out.WriteString("  - " + a + "\n")
 	}
-	return nil
+	_, err := out.WriteTo(w)
+	return err
 }
 
 // bookmarkInterval is how often an API server sends a bookmark to a watch that has nothing else.
@@ -176,7 +176,7 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 	var sections []Section
 	add := func(title string, lines ...Line) { sections = append(sections, Section{title, lines}) }
 	number := func(name, what string, v float64) Line { return Line{Name: name, What: what, Value: v} }
-	bytes := func(name, what string, v float64, format string, args ...any) Line {
+	sized := func(name, what string, v float64, format string, args ...any) Line {
 		return Line{Name: name, What: what, Value: v, Unit: report.Bytes, Arithmetic: fmt.Sprintf(format, args...)}
 	}
 	perSecond := func(l Line) Line {
@@ -198,19 +198,19 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 		Line{Name: "updates", What: "updates by Slicecast", Value: updates, Arithmetic: "events that change what nodes need, one update each"},
 	)
 	add("To each node, all the time",
-		perSecond(bytes("node-bytes-today", "today", toNode, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of two watches (%d B + %d B) / %.0f s = %s",
+		perSecond(sized("node-bytes-today", "today", toNode, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of two watches (%d B + %d B) / %.0f s = %s",
 			size(float64(c.services.today)), size(float64(c.slices.today)), seconds, rate(today/seconds), bookmarkService, bookmarkSlice,
 			bookmarkInterval.Seconds(), rate(bookmarks))),
-		perSecond(bytes("node-bytes-slicecast", "with Slicecast", toNodeWith, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
+		perSecond(sized("node-bytes-slicecast", "with Slicecast", toNodeWith, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
 			size(float64(c.services.slicecast)), size(float64(c.slices.slicecast)), seconds, rate(with/seconds), heartbeat,
 			fanout.DefaultHeartbeat.Seconds(), rate(heartbeats))),
 	)
 	add("From all servers together, all the time",
-		perSecond(bytes("all-bytes-today", "API servers today", n*toNode, "%s × %d nodes", rate(toNode), nodes)),
-		perSecond(bytes("api-server-bytes-today", "… each", n*toNode/a, "%s / %d API servers", rate(n*toNode), apiServers)),
-		perSecond(bytes("all-bytes-slicecast", "Slicecast's servers", n*toNodeWith, "%s × %d nodes", rate(toNodeWith), nodes)),
-		perSecond(bytes("server-bytes-slicecast", "… each", n*toNodeWith/s, "%s / %d servers", rate(n*toNodeWith), servers)),
-		perSecond(bytes("all-bytes-api-server-slicecast", "API servers with Slicecast", s*toNode, "%s × %d Slicecast servers that watch", rate(toNode), servers)),
+		perSecond(sized("all-bytes-today", "API servers today", n*toNode, "%s × %d nodes", rate(toNode), nodes)),
+		perSecond(sized("api-server-bytes-today", "… each", n*toNode/a, "%s / %d API servers", rate(n*toNode), apiServers)),
+		perSecond(sized("all-bytes-slicecast", "Slicecast's servers", n*toNodeWith, "%s × %d nodes", rate(toNodeWith), nodes)),
+		perSecond(sized("server-bytes-slicecast", "… each", n*toNodeWith/s, "%s / %d servers", rate(n*toNodeWith), servers)),
+		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*toNode, "%s × %d Slicecast servers that watch", rate(toNode), servers)),
 	)
 	micros := func(v float64) string { return report.FormatValue(v, report.Micros) }
 	const perMicro = 1e-6
@@ -224,10 +224,11 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 			events, seconds, servers, micros(api.value)),
 	)
 	add("When a node starts, or all do",
-		bytes("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
-		bytes("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
-		bytes("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", size(float64(c.cold)), nodes),
-		bytes("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", size(float64(cold)), nodes),
+		sized("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
+		sized("cold-list-bytes-today", "today, if it gets lists", float64(c.lists.bytes), "each object once, all of them compressed with gzip"),
+		sized("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
+		sized("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", size(float64(c.cold)), nodes),
+		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", size(float64(cold)), nodes),
 	)
 
 	mean := "no event"
@@ -238,6 +239,8 @@ func conclude(c *count, nodes, apiServers, servers int) ([]Section, []string, er
 		"Bytes are what TLS gives to TCP: messages with their frames and records. On the way back there are acks, which are not in the figures.",
 		"Today each node has a kube-proxy that watches Services and EndpointSlices with its own selectors, in protobuf. Its watch of its Node, and other watchers " +
 			"(CoreDNS, ingress controllers), cost the same with Slicecast and are not in the figures.",
+		"A kube-proxy of today streams its lists, as initial events of watches, which are not compressed. One that is older, or whose API server does not stream, gets " +
+			"lists; those of more than 128 KiB are compressed.",
 		"Slicecast is counted without joining changes that come close together, as a server does under load: it sends no more than this.",
 		fmt.Sprintf("CPU of API servers: %s for an event to a watcher, with the writes of the changes in it. Source: %s. There an event had %s; here it has %s in "+
 			"the mean, and smaller ones cost less.", micros(api.value), api.source, size(apiBytes.value), mean),

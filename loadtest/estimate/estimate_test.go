@@ -64,6 +64,8 @@ func TestManifests(t *testing.T) {
 	require.NoError(t, err)
 	require.InEpsilon(t, perSecond*nodes*coefficient.value/1e6, v("all-cores-today"), 1e-9)
 	require.Less(t, v("cold-bytes-slicecast"), v("cold-bytes-today"))
+	require.Less(t, v("cold-list-bytes-today"), v("cold-bytes-today"))
+	require.Greater(t, v("cold-list-bytes-today"), 500.)
 
 	var text, twice strings.Builder
 	require.NoError(t, e.WriteText(&text))
@@ -164,7 +166,7 @@ func TestEventsThatNodesNeedNotKnow(t *testing.T) {
 	require.NoError(t, err)
 	s := slice(3)
 	require.NoError(t, c.begin(s))
-	c.begun()
+	require.NoError(t, c.begun())
 	s.Labels["team"] = "a"
 	require.NoError(t, c.event(watch.Modified, s))
 	require.Equal(t, 1, c.slices.events)

@@ -56,7 +56,7 @@ func TestCluster(t *testing.T) {
 	c, err := newCount("")
 	require.NoError(t, err)
 	require.NoError(t, l.list(ctx, c))
-	c.begun()
+	require.NoError(t, c.begun())
 
 	// Two flips, a label that no node needs, and a Service's end: each in a watch of its own kind.
 	const slicesEvents, servicesEvents = 3, 1
@@ -105,7 +105,7 @@ func rawWatch(t *testing.T, config *rest.Config, path, resourceVersion string, e
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
 	require.NoError(t, err)
 	request.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
-	response, err := client.Do(request)
+	response, err := client.Do(request) //nolint:bodyclose // at the end of the test
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	sum, ended := make(chan int, 1), make(chan struct{})

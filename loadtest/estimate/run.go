@@ -98,7 +98,9 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 			return nil, err
 		}
 	}
-	c.begun()
+	if err := c.begun(); err != nil {
+		return nil, err
+	}
 	if o.Nodes == 0 {
 		o.Nodes = m.nodes
 	}
@@ -138,7 +140,9 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 	if err := l.list(ctx, c); err != nil {
 		return err
 	}
-	c.begun()
+	if err := c.begun(); err != nil {
+		return err
+	}
 	var events atomic.Int64
 	end := time.Now().Add(o.Watch)
 	view.Set(func() progress.Status {

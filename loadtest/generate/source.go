@@ -60,8 +60,8 @@ func (s *Source) Played(ctx context.Context) (Lag, error) {
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	s.sink, s.begun = sink, time.Now()
 	for _, p := range s.early {
-		if s.carryOut(ctx, p) != nil {
-			return nil // the context has ended
+		if !s.carryOut(ctx, p) {
+			return nil
 		}
 	}
 	s.serve()
@@ -70,21 +70,22 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		case <-ctx.Done():
 			return nil
 		case p := <-s.plans:
-			if s.carryOut(ctx, p) != nil {
+			if !s.carryOut(ctx, p) {
 				return nil
 			}
 		}
 	}
 }
 
-// carryOut makes a plan's changes: at once as long as they were due before it all began, else when they are due.
-func (s *Source) carryOut(ctx context.Context, p Plan) error {
+// carryOut makes a plan's changes: at once as long as they were due before it all began, else when they are due. It gives false if
+// the context has ended.
+func (s *Source) carryOut(ctx context.Context, p Plan) bool {
 	var lags Lags
 	for _, step := range s.cluster.steps(p) {
 		if !step.due.Before(s.begun) {
 			s.serve()
-			if err := lags.Await(ctx, step.due); err != nil {
-				return err
+			if lags.Await(ctx, step.due) != nil {
+				return false
 			}
 		}
 		for _, c := range step.make(step.due) {
@@ -100,9 +101,9 @@ func (s *Source) carryOut(ctx context.Context, p Plan) error {
 	}
 	select {
 	case s.played <- lags.Lag():
-		return nil
+		return true
 	case <-ctx.Done():
-		return ctx.Err()
+		return false
 	}
 }
 

@@ -106,7 +106,7 @@ func newAgent(b *testing.B, s size) *agent {
 	}
 	setup.Certificate, setup.PrivateKey, err = testca.EncodePEM(serving)
 	require.NoError(b, err)
-	a.server, err = target.Start(b.Context(), []string{serveArgument}, setup)
+	a.server, err = target.Start(b.Context(), os.Stderr, []string{serveArgument}, setup)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, a.server.Close()) })
 	name := generate.NodeName(0)

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"text/template"
@@ -63,9 +64,7 @@ func (m *Measured) functions() template.FuncMap {
 		"machine": func() (string, error) {
 			return m.common("the machine", func(r *report.Report) string { return r.MachineText() })
 		},
-		"repeats": func() (string, error) {
-			return m.common("the number of repeats", func(r *report.Report) string { return fmt.Sprint(len(r.Repeats)) })
-		},
+		"repeats":   m.repeats,
 		"played":    m.played,
 		"notes":     m.notes,
 		"commands":  m.commands,
@@ -88,6 +87,21 @@ func (m *Measured) common(what string, of func(*report.Report) string) (string, 
 		return "", fmt.Errorf("%s is not the same in all reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
 	}
 	return all[0], nil
+}
+
+// repeats says how often load tests were run.
+func (m *Measured) repeats() string {
+	least, most := math.MaxInt, 0
+	for _, r := range m.Reports {
+		least, most = min(least, len(r.Repeats)), max(most, len(r.Repeats))
+	}
+	switch {
+	case most <= 1:
+		return "One run each, so there is no spread"
+	case least == most:
+		return fmt.Sprintf("%d runs each: the median and, in parentheses, the least and the most", most)
+	}
+	return fmt.Sprintf("%d to %d runs each: the median and, in parentheses, the least and the most", least, most)
 }
 
 // thousands writes a number with commas: a bench's values have no unit that could be scaled.
@@ -135,10 +149,10 @@ func (m *Measured) commands() []Command {
 // replaced: the object with all that the endpoints controller writes, in protobuf.
 func endpoints() (string, error) {
 	const pods, nodes = 5000, 3000
-	e := corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headline"}}                            //nolint:staticcheck // it is deprecated, and that is the point
-	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "http", Port: 8080, Protocol: corev1.ProtocolTCP}}} //nolint:staticcheck // as above
+	e := corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headline"}}
+	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "http", Port: 8080, Protocol: corev1.ProtocolTCP}}}
 	for i := range pods {
-		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{ //nolint:staticcheck // as above
+		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{
 			IP: fmt.Sprintf("100.64.%d.%d", i/250, i%250), NodeName: new(fmt.Sprintf("node-%05d", i%nodes)),
 			TargetRef: &corev1.ObjectReference{
 				Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("headline-7d4b9c6f58-%05x", i), UID: "00000000-0000-0000-0000-000000000000",
@@ -221,29 +235,52 @@ func (m *Measured) Page() (string, error) {
 	return out.String(), nil
 }
 
-// The two sides of the chart and of the headline.
-const (
-	chartSlicecast = "steady-3000"
-	chartAPIServer = "apiserver-steady-3000"
-)
+// pair is what a chart compares: a report of each peer, and what they show.
+type pair struct {
+	heading              string
+	apiServer, slicecast string
+	// metrics, with what they are for a reader.
+	metrics, words [2]string
+}
 
-// Chart makes the chart of README.md: what one change costs with thousands of nodes, beside the API server's watches. Bars of
-// bytes and of CPU time are each as long as their share of the largest.
+// pairs are what README.md's chart may show, the best first.
+var pairs = []pair{
+	{
+		"5000 pods behind one Service are replaced, 3000 nodes", "apiserver-headline-3000", "headline-3000",
+		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
+	},
+	{
+		"An endpoint of a slice of 100 flips: what each of 3000 nodes costs", "apiserver-steady-3000", "steady-3000",
+		[2]string{"bytes-per-update", "cpu-per-update"}, [2]string{"bytes to a node", "server CPU for a node"},
+	},
+}
+
+// Chart makes the chart of README.md: what Slicecast costs beside the API server's watches, for the headline if that was
+// measured. Bars of bytes and of CPU time are each as long as their share of the largest.
 func (m *Measured) Chart() (string, error) {
-	const heading = "An endpoint of a slice of 100 flips: what each of 3000 nodes costs"
-	c := chart.Bars{Head: chart.Head{ID: "headline", Title: heading}, Heading: heading}
+	p := pairs[len(pairs)-1]
+	for _, better := range pairs {
+		if m.Reports[better.apiServer] != nil && m.Reports[better.slicecast] != nil {
+			p = better
+			break
+		}
+	}
+	c := chart.Bars{Head: chart.Head{ID: "headline", Title: p.heading}, Heading: p.heading}
 	var words []string
-	for _, row := range []struct{ metric, words string }{{"bytes-per-update", "bytes to a node"}, {"cpu-per-update", "server CPU for a node"}} {
+	for i, metric := range p.metrics {
 		most := 0.
-		for i, side := range []struct{ name, report string }{{"kube-apiserver", chartAPIServer}, {"Slicecast", chartSlicecast}} {
-			s, err := m.Figure(side.report, row.metric)
+		for color, side := range []struct{ name, report string }{{"Slicecast", p.slicecast}, {"kube-apiserver", p.apiServer}} {
+			s, err := m.Figure(side.report, metric)
 			if err != nil {
 				return "", err
 			}
 			most = max(most, s.Median)
 			text := report.FormatValue(s.Median, s.Unit)
-			c.Bars = append(c.Bars, chart.Bar{Name: row.words + ", " + side.name, Parts: []float64{s.Median / most}, Text: text, Color: 1 - i})
-			words = append(words, fmt.Sprintf("%s, %s: %s", row.words, side.name, text))
+			c.Bars = append(c.Bars, chart.Bar{Name: p.words[i] + ", " + side.name, Parts: []float64{s.Median}, Text: text, Color: color})
+			words = append(words, fmt.Sprintf("%s, %s: %s", p.words[i], side.name, text))
+		}
+		for j := range c.Bars[2*i:] {
+			c.Bars[2*i+j].Parts[0] /= most
 		}
 	}
 	c.Text = strings.Join(words, "; ") + "."

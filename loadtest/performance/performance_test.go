@@ -27,8 +27,8 @@ func checkedIn(t *testing.T) *performance.Measured {
 // TestPageIsCurrent proves that the page says what the reports say.
 func TestPageIsCurrent(t *testing.T) {
 	m := checkedIn(t)
-	for name, make := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
-		content, err := make()
+	for name, produce := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
+		content, err := produce()
 		require.NoError(t, err)
 		have, err := os.ReadFile(filepath.Join(root, name))
 		require.NoError(t, err)
@@ -105,6 +105,9 @@ func TestHeadline(t *testing.T) {
 		}
 		m.Reports[name] = &r
 	}
+	svg, err := m.Chart()
+	require.NoError(t, err)
+	require.Contains(t, svg, "bytes to all nodes, kube-apiserver: 1.00 TiB")
 	text, err := m.Page()
 	require.NoError(t, err)
 	_, headline, ok := strings.Cut(text, "## The headline")

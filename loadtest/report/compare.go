@@ -112,10 +112,10 @@ func verdict(a, b Spread, tolerance float64) (Verdict, float64) {
 // can have, two put all of one side first.
 const minRepeats = 4
 
-// Regressed tells which metrics are worse.
+// Regressed tells which metrics of the peer are worse.
 func (c *Comparison) Regressed() (out []Change) {
 	for i := range c.Changes {
-		if c.Changes[i].Verdict == Worse {
+		if c.Changes[i].Verdict == Worse && c.Changes[i].Metric.OfPeer() {
 			out = append(out, c.Changes[i])
 		}
 	}

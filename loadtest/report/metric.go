@@ -273,6 +273,12 @@ func total(c *CPU) float64 {
 	return c.Total()
 }
 
+// OfPeer tells whether the metric is about who distributed the state. The others are about the load tester and the machine, which
+// readers have to know of.
+func (m *Metric) OfPeer() bool {
+	return m.Name != "source-lag" && !strings.HasPrefix(m.Name, "client-") && !strings.HasPrefix(m.Name, "floor-")
+}
+
 // MarshalText gives the metric's name.
 func (m *Metric) MarshalText() ([]byte, error) { return []byte(m.Name), nil }
 

@@ -3,6 +3,7 @@ package report_test
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -272,6 +273,10 @@ func TestCompare(t *testing.T) {
 	require.Less(t, slower.P, 0.01)
 	require.Equal(t, "+20.0 %", slower.Ratio())
 	require.NotEmpty(t, c.Regressed())
+	require.Equal(t, report.Worse, find(c, "client-cores").Verdict)
+	for _, ch := range c.Regressed() {
+		require.NotContains(t, []string{"client-cores", "floor-write-cpu"}, ch.Metric.Name, "are not the peer's")
+	}
 	require.Equal(t, report.Better, find(report.Compare(reporttest.Slicecast(5, 1.2), base, tolerance), "cpu-per-update").Verdict)
 
 	c = report.Compare(reporttest.Slicecast(1, 1), reporttest.Slicecast(1, 10), tolerance)
@@ -295,4 +300,16 @@ func TestCompare(t *testing.T) {
 	require.NoError(t, report.Compare(reporttest.APIServer(4), reporttest.Slicecast(4, 1), tolerance).WriteText(&out))
 	golden(t, "compare.txt", out.String())
 	require.False(t, math.IsNaN(slower.P))
+}
+
+// TestMetricsAreDocumented proves that docs/loadtest.md lists the metrics that there are.
+func TestMetricsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/loadtest.md")
+	require.NoError(t, err)
+	var want strings.Builder
+	for i := range report.Metrics {
+		m := &report.Metrics[i]
+		fmt.Fprintf(&want, "| `%s` | %s | %s |\n", m.Name, m.Unit, m.Help)
+	}
+	require.Contains(t, string(page), "| --- | --- | --- |\n"+want.String()+"\n")
 }

@@ -79,6 +79,9 @@ func (r *Repeat) writeText(t *text) {
 			t.line("                latency p50 %s, p99 %s, max %s", FormatValue(p.Latency.P50, Millis), FormatValue(p.Latency.P99, Millis),
 				FormatValue(p.Latency.Max, Millis))
 		}
+		if s := p.SlowLatency; s != nil && s.Count > 0 {
+			t.line("                of slow nodes p50 %s, p99 %s, max %s", FormatValue(s.P50, Millis), FormatValue(s.P99, Millis), FormatValue(s.Max, Millis))
+		}
 	}
 }
 

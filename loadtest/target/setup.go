@@ -6,6 +6,7 @@ package target
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -48,9 +49,9 @@ type Process struct {
 }
 
 // Start starts the server: this very program with other arguments, which has to call Serve then. It returns when the server
-// listens.
-func Start(ctx context.Context, arguments []string, setup Setup) (*Process, error) {
-	p, err := child.Start("server", arguments...)
+// listens. What it says on standard error is written to said.
+func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup) (*Process, error) {
+	p, err := child.Start("server", said, arguments...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ package worker
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -57,8 +58,8 @@ type Received struct {
 
 // Sample is how things stand in a worker.
 type Sample struct {
-	// Up nodes have had the state. Of those that are waited for, Reached have it now.
-	Up, Reached int
+	// Up nodes have had the state; Behind ones are waited for to get it.
+	Up, Behind int
 	// Applied, Owed and Planned are the window's Progress; without changes that are expected, Applied is objects.
 	Applied, Owed, Planned int64
 	// Recent are the latencies of what was applied since the last sample.
@@ -79,8 +80,9 @@ type Checked struct {
 type Process struct{ *child.Process }
 
 // Start starts a worker: this very program with other arguments, which has to call Serve then. The nodes do not connect yet.
-func Start(ctx context.Context, arguments []string, setup Setup) (*Process, error) {
-	c, err := child.Start("worker", arguments...)
+// What it says on standard error is written to said.
+func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup) (*Process, error) {
+	c, err := child.Start("worker", said, arguments...)
 	if err != nil {
 		return nil, err
 	}

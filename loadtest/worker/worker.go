@@ -252,7 +252,8 @@ func (w *Worker) stateTruth() func() fleet.Truth {
 
 // Sample tells how things stand.
 func (w *Worker) Sample(_ struct{}, s *Sample) error {
-	s.Up, s.Reached = w.group.Up(), w.group.Sync().Reached()
+	sync := w.group.Sync()
+	s.Up, s.Behind = w.group.Up(), sync.Count()-sync.Reached()
 	recent := report.NewHistogram()
 	if window := w.group.Window(); window != nil {
 		s.Applied, s.Owed, s.Planned = window.Progress()

@@ -250,7 +250,9 @@ func (cp *ControlPlane) Kubeconfig(t testing.TB, config *rest.Config) string {
 }
 
 // WriteKubeconfig writes config as a kubeconfig file.
-func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error { return writeKubeconfig(path, config) }
+func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error {
+	return writeKubeconfig(path, config)
+}
 
 // Namespace creates a namespace with a name derived from the test's, and has it deleted, with
 // all that is in it, when t ends. Deletion goes on in the background and needs

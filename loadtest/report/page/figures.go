@@ -36,14 +36,19 @@ var percentiles = []struct {
 // nines is where a share is on the axis: each nine is as far from the last.
 func nines(share float64) float64 { return -math.Log10(1 - share) }
 
-// latencyOf joins the latencies of all repeats' changes or, without changes, of their syncs.
-func latencyOf(r *report.Report) (report.Distribution, bool) {
+// latencyOf joins the latencies of all repeats' changes or, without changes, of their syncs; slow: those of the nodes that the
+// scenario slows down.
+func latencyOf(r *report.Report, slow bool) (report.Distribution, bool) {
 	for _, kind := range []report.PhaseKind{report.Changes, report.Resync, report.ColdSync} {
 		var all []report.Distribution
 		for i := range r.Repeats {
 			for _, p := range r.Repeats[i].Phases {
-				if p.Kind == kind && p.Latency.Count > 0 {
-					all = append(all, p.Latency)
+				d := &p.Latency
+				if slow {
+					d = p.SlowLatency
+				}
+				if p.Kind == kind && d != nil && d.Count > 0 {
+					all = append(all, *d)
 				}
 			}
 		}
@@ -63,16 +68,12 @@ func latencyDistribution(sides []side) (figure, bool) {
 	t := table{Head: []string{"", "count", "min", "50 %", "90 %", "99 %", "99.9 %", "max"}}
 	var words []string
 	most := int64(0)
-	for _, s := range sides {
-		d, ok := latencyOf(s.Report)
-		if !ok {
-			continue
-		}
+	add := func(name string, d report.Distribution) {
 		h, err := d.Decode()
 		if err != nil {
-			continue
+			return
 		}
-		l := chart.Line{Name: s.Name}
+		l := chart.Line{Name: name}
 		most = max(most, d.Count)
 		// Steps of a tenth of a nine, as far as there are that many values.
 		for x := 0.; x <= math.Log10(float64(d.Count)); x += 0.1 {
@@ -80,9 +81,17 @@ func latencyDistribution(sides []side) (figure, bool) {
 		}
 		c.Lines = append(c.Lines, l)
 		t.Rows = append(t.Rows, []string{
-			s.Name, fmt.Sprint(d.Count), millis(d.Min), millis(d.P50), millis(d.P90), millis(d.P99), millis(d.P999), millis(d.Max),
+			name, fmt.Sprint(d.Count), millis(d.Min), millis(d.P50), millis(d.P90), millis(d.P99), millis(d.P999), millis(d.Max),
 		})
-		words = append(words, fmt.Sprintf("%s: half within %s, 99 %% within %s, the longest %s", s.Name, millis(d.P50), millis(d.P99), millis(d.Max)))
+		words = append(words, fmt.Sprintf("%s: half within %s, 99 %% within %s, the longest %s", name, millis(d.P50), millis(d.P99), millis(d.Max)))
+	}
+	for _, s := range sides {
+		if d, ok := latencyOf(s.Report, false); ok {
+			add(s.Name, d)
+		}
+		if d, ok := latencyOf(s.Report, true); ok {
+			add(s.Name+", slow nodes", d)
+		}
 	}
 	if len(c.Lines) == 0 {
 		return figure{}, false

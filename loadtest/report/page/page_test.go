@@ -163,3 +163,11 @@ func TestSparsePages(t *testing.T) {
 	}
 	write(t, idle)
 }
+
+func TestSlowNodes(t *testing.T) {
+	r := reporttest.Slicecast(1, 1)
+	slow := reporttest.Slicecast(1, 50).Repeats[0].Phases[2].Latency
+	r.Repeats[0].Phases[2].SlowLatency = &slow
+	text, _ := write(t, r)
+	require.Contains(t, text, "slicecast, slow nodes: half within")
+}

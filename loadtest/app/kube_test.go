@@ -1,0 +1,157 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/report"
+)
+
+// TestSomebodysCluster has a real API server with Services of its own, in which nothing is written but where it is allowed.
+func TestSomebodysCluster(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{Controllers: true})
+	kubeconfig := "--kube-apiserver=" + cp.Kubeconfig(t, cp.AdminConfig())
+	theirs := cp.Namespace(t)
+	change := makeSlice(t, cp, theirs)
+	ownState := func() (out []string) {
+		all, err := cp.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		for _, s := range all.Items {
+			out = append(out, s.Namespace+"/"+s.Name)
+		}
+		return out
+	}
+	before := ownState()
+
+	for name, peer := range map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast} {
+		t.Run("observed by "+name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- change(ctx) }()
+			r := run(t, peer, "--nodes=3", "--duration=2s", kubeconfig)
+			cancel()
+			require.ErrorIs(t, <-ended, context.Canceled)
+			changes := r.Repeats[0].Phases[1]
+			require.Greater(t, changes.Latency.Count, int64(3))
+			require.Zero(t, changes.Changes, "nobody knows")
+			require.Equal(t, before, ownState(), "nothing was written")
+			require.Contains(t, r.Notes[0], "last-change-trigger-time")
+			require.Equal(t, 3, r.Repeats[0].Check.Nodes)
+		})
+		t.Run("with a namespace, by "+name, func(t *testing.T) {
+			namespace := "loadtest-" + name
+			r := run(t, peer, slices.Concat(small, []string{
+				"--scenario=rolling-update", "--rate=200", kubeconfig, "--write-namespace=" + namespace, "--nodes-per-process=4",
+			})...)
+			require.Equal(t, 2, r.Processes)
+			changes := r.Repeats[0].Phases[2]
+			require.Equal(t, report.Changes, changes.Kind)
+			require.Greater(t, changes.Changes, 150)
+			require.EqualValues(t, 6*changes.Changes, changes.Latency.Count)
+			require.Equal(t, 11, r.Repeats[0].State.Services, "the cluster's own ones are another proxy's")
+			awaitGone(t, cp, namespace)
+			require.Equal(t, before, ownState())
+		})
+	}
+
+	t.Run("interrupted", func(t *testing.T) {
+		c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"apiserver"}, small,
+			[]string{"--duration=1h", kubeconfig, "--write-namespace=loadtest-interrupted"})...)
+		progress := &awaited{want: "changes:", seen: make(chan struct{})}
+		c.Stderr = progress
+		require.NoError(t, c.Start())
+		<-progress.seen
+		require.NoError(t, c.Process.Signal(os.Interrupt))
+		require.Error(t, c.Wait())
+		awaitGone(t, cp, "loadtest-interrupted")
+	})
+
+	t.Run("a namespace that is there", func(t *testing.T) {
+		o := options(t, report.KubeAPIServer, append(small, kubeconfig, "--write-namespace="+theirs)...)
+		require.ErrorContains(t, Run(t.Context(), o, new(bytes.Buffer), new(bytes.Buffer)), "is there already")
+		require.Equal(t, before, ownState())
+	})
+}
+
+// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections.
+func TestOwnAPIServer(t *testing.T) {
+	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm"})...)
+	require.NotEmpty(t, r.Versions.KubeAPIServer)
+	first := r.Repeats[0]
+	require.Len(t, first.Phases, 4)
+	require.EqualValues(t, 6, first.Phases[2].Updates)
+	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
+	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+}
+
+// awaited is output in which something is awaited.
+type awaited struct {
+	all  bytes.Buffer
+	want string
+	once sync.Once
+	seen chan struct{}
+}
+
+// Write implements io.Writer.
+func (a *awaited) Write(b []byte) (int, error) {
+	n, err := a.all.Write(b)
+	if strings.Contains(a.all.String(), a.want) {
+		a.once.Do(func() { close(a.seen) })
+	}
+	return n, err
+}
+
+func awaitGone(t *testing.T, cp *controlplane.ControlPlane, namespace string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, err := cp.Client().CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	}, 2*time.Minute, 100*time.Millisecond)
+}
+
+// makeSlice makes a Service with a slice that nobody else cares for, and gives what changes it until its context ends.
+func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (change func(context.Context) error) {
+	t.Helper()
+	_, err := cp.Client().CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	all := cp.Client().DiscoveryV1().EndpointSlices(namespace)
+	s, err := all.Create(t.Context(), &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.2.3"}}},
+		Ports: []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	s.ResourceVersion = "" // whatever it is by then
+	ready := true
+	return func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			ready = !ready
+			s.Endpoints[0].Conditions.Ready = new(ready)
+			s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Now().UTC().Format(time.RFC3339Nano)}
+			if _, err := all.Update(ctx, s, metav1.UpdateOptions{}); err != nil && ctx.Err() == nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		return ctx.Err()
+	}
+}
