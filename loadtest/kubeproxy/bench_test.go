@@ -188,7 +188,7 @@ func (n *node) measureConnections(b *testing.B, first, last netip.AddrPort) {
 	for range 1 + turns { // one to warm up
 		for what, to := range map[string]netip.AddrPort{"first": first, "last": last} {
 			start := time.Now()
-			some, err := n.dial(to, *dialsFlag/turns, time.Second)
+			some, err := n.dial(to, *dialsFlag/turns, 10*time.Second)
 			require.NoError(b, err)
 			times[what] = append(times[what], some...)
 			rates[what] = append(rates[what], float64(len(some))/time.Since(start).Seconds())

@@ -153,6 +153,9 @@ func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 			}
 			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are
 			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+			if errors.Is(err, netlink.ErrDumpInterrupted) {
+				err = nil // they change, so it is not over
+			}
 			for _, a := range addresses {
 				if ip, ok := netip.AddrFromSlice(a.IP); ok && testenv.ServiceCIDRs()[0].Contains(ip) {
 					haveIPs++

@@ -46,7 +46,7 @@ func (p *Programmer) ensureDevice() error {
 
 // deviceAddresses gives the addresses that the device has, without the one that the kernel gives each device.
 func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
-	list, err := p.links.AddrList(p.device, netlink.FAMILY_ALL)
+	list, err := p.listAddresses(p.device)
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of %s: %w", Device, err)
 	}
@@ -59,9 +59,19 @@ func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
 	return held, nil
 }
 
+// listAddresses gives the addresses of a device, nil: of all, reading them again where some came or went meanwhile.
+func (p *Programmer) listAddresses(link netlink.Link) (list []netlink.Addr, err error) {
+	for range maxReads {
+		if list, err = p.links.AddrList(link, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
 // findNodeAddresses gives the node's own addresses that have NodePorts.
 func (p *Programmer) findNodeAddresses(node view.Node) (map[model.Family][]netip.Addr, error) {
-	list, err := p.links.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := p.listAddresses(nil)
 	if err != nil {
 		return nil, fmt.Errorf("read the node's addresses: %w", err)
 	}

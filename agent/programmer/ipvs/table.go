@@ -63,7 +63,7 @@ func dialTables() (*tables, error) {
 	return t, nil
 }
 
-// maxReads is how often a table is read again because others changed something meanwhile.
+// maxReads is how often a table, or a list of addresses, is read again because others changed something meanwhile.
 const maxReads = 10
 
 // read gives the elements that the kernel holds; whole is false if there is anything else than the table should be, or
