@@ -74,6 +74,10 @@ func (p *Programmer) suspicious() bool {
 		return false // later: rules are being written
 	}
 	defer p.mu.Unlock()
+	return p.suspiciousLocked()
+}
+
+func (p *Programmer) suspiciousLocked() bool {
 	if p.stamp() != p.watch.last {
 		p.watch.trusted = false
 	}

@@ -123,11 +123,13 @@ func TestWatchIsCheap(t *testing.T) {
 	})
 }
 
-// suspiciousIn is suspicious in the host.
+// suspiciousIn is suspicious in the host, when whoever else looks is done.
 func (h *inHost) suspiciousIn(t *testing.T) (is bool) {
 	t.Helper()
 	require.NoError(t, h.host.Do(func() error {
-		is = h.suspicious()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		is = h.suspiciousLocked()
 		return nil
 	}))
 	return is
