@@ -93,8 +93,8 @@ func takeOver(t *testing.T, mode, programmer string) {
 	require.Empty(t, c.rules(isKubeProxys))
 	require.Equal(t, kubelets, c.rules(isKubelets))
 	s.RequireSome()
-	o.requireAlive(t, testenv.UDP)
-	if c.mode != "ipvs" {
+	if c.mode != "ipvs" { // whose connections are no others'
+		o.requireAlive(t, testenv.UDP)
 		o.requireAlive(t, testenv.TCP)
 	}
 	out, err = c.cleanup()

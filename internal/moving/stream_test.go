@@ -74,8 +74,9 @@ func (s *stream) run(ctx context.Context, w way) {
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		result := w.try(ctx)
-		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
-			result = w.try(ctx) // nothing promises that a datagram arrives
+		// Nothing promises that a datagram arrives.
+		if w.proto == testenv.UDP && !result.All(testenv.Answered) || *lossy && result.All(testenv.TimedOut) {
+			result = w.try(ctx)
 		}
 		s.mu.Lock()
 		s.counts[w]++

@@ -281,6 +281,8 @@ func (l *layout) postroutingRules() []rule {
 	return []rule{
 		{"a backend to itself", join([]expr.Any{l.loadAddress(l.srcOffset, 1), l.loadAddress(l.dstOffset, l.secondAddress())}, l.in(setHairpins), masquerade)},
 		{"", join([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}}, anyBit(l.masqBit), masquerade)},
+		// Other programmers ask for it by the packet's mark. When their rules go, a packet may have passed the first of them.
+		{"asked for by others", join(l.loadMark(), masked(markTagMask|l.masqBit, l.masqBit), masquerade)},
 		// The kernel gives a connection that the node makes to an address of its own that address as its source.
 		{"no reply would come", join([]expr.Any{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte("lo\x00")},
