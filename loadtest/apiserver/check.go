@@ -52,26 +52,18 @@ func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 func (w *Watchers) Check(ctx context.Context) error {
 	verified := make([]bool, len(w.all))
 	for {
-		var want []uint64
-		for _, s := range w.all[0].streams[:2] { // all but the Node, of which each watcher has its own
-			digest, err := w.truth(ctx, s)
-			if err != nil {
-				return err
-			}
-			want = append(want, digest)
+		want, err := w.truth(ctx)
+		if err != nil {
+			return err
 		}
 		var wrong []string
 		for i, n := range w.all {
-			for k := 0; k < len(want) && !verified[i]; k++ {
-				s := n.streams[k]
-				s.mu.Lock()
-				have := s.digest
-				s.mu.Unlock()
-				if have != want[k] {
-					wrong = append(wrong, fmt.Sprintf("  watcher %s: %s: digest %016x, should be %016x", n.Name, s.path, have, want[k]))
-					break
-				}
-				verified[i] = k == len(want)-1
+			if verified[i] {
+				continue
+			}
+			have := n.digests()
+			if verified[i] = have == want; !verified[i] {
+				wrong = append(wrong, fmt.Sprintf("  watcher %s: digests of Services and slices %016x, should be %016x", n.Name, have, want))
 			}
 		}
 		if len(wrong) == 0 {
@@ -86,8 +78,35 @@ func (w *Watchers) Check(ctx context.Context) error {
 	}
 }
 
-// truth lists what a stream watches, over a connection that is not counted as a node's.
-func (w *Watchers) truth(ctx context.Context, of *stream) (digest uint64, err error) {
+// Holds gives what tells whether a node holds what the API server lists now.
+func (w *Watchers) Holds(ctx context.Context) (func(*fleet.Member) bool, error) {
+	want, err := w.truth(ctx)
+	return func(m *fleet.Member) bool { return w.all[m.Index].digests() == want }, err
+}
+
+// digests are those of all but the Node, of which each watcher has its own.
+func (n *watcher) digests() (out [2]uint64) {
+	for i := range out {
+		s := n.streams[i]
+		s.mu.Lock()
+		out[i] = s.digest
+		s.mu.Unlock()
+	}
+	return out
+}
+
+// truth gives the digests of what the API server has.
+func (w *Watchers) truth(ctx context.Context) (out [2]uint64, err error) {
+	for i := range out {
+		if out[i], err = w.listed(ctx, w.all[0].streams[i]); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// listed lists what a stream watches, over a connection that is not counted as a node's.
+func (w *Watchers) listed(ctx context.Context, of *stream) (digest uint64, err error) {
 	m := &fleet.Member{Name: of.watcher.Name}
 	n, err := w.newWatcher(m)
 	if err != nil {

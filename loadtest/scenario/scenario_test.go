@@ -1,8 +1,10 @@
 package scenario
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -146,4 +148,16 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	_, err = Load(folder, nil)
 	require.ErrorContains(t, err, "is no regular file")
+}
+
+// TestParametersAreDocumented compares the table of docs/loadtest.md with the flags.
+func TestParametersAreDocumented(t *testing.T) {
+	_, f := parameters()
+	var want []string
+	f.VisitAll(func(flag *pflag.Flag) {
+		want = append(want, fmt.Sprintf("| `%s` | `%s` | %s |", flag.Name, flag.Value, flag.Usage))
+	})
+	page, err := os.ReadFile("../../docs/loadtest.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), strings.Join(want, "\n"))
 }

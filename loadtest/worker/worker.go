@@ -33,10 +33,10 @@ import (
 const (
 	// garbagePercent has garbage collected less often than usual: the caches of thousands of nodes are long to scan.
 	garbagePercent = 400
-	// memoryShare of the machine is what the process may take before it collects garbage whatever it was told.
+	// memoryShare of the machine is what all workers may take before they collect garbage whatever they were told.
 	memoryShare = 2
 	// look is the pause between looks for nodes that hold the state although they were not told of each change.
-	look = 250 * time.Millisecond
+	look = 500 * time.Millisecond
 )
 
 // nodes are what a worker simulates.
@@ -73,17 +73,12 @@ type Worker struct {
 
 // Serve is the worker's process: it does what it reads from in, until that or the context ends.
 func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.Logger) error {
-	machine, err := usage.ThisMachine()
-	if err != nil {
-		return err
-	}
 	debug.SetGCPercent(garbagePercent)
-	debug.SetMemoryLimit(machine.Memory / memoryShare)
 	w := &Worker{quiet: new(atomic.Bool)}
 	w.log = slog.New(mutable{logger.Handler(), w.quiet})
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err = child.Serve(ctx, in, out, func(ctx context.Context) any { w.ctx = ctx; return w })
+	err := child.Serve(ctx, in, out, func(ctx context.Context) any { w.ctx = ctx; return w })
 	cancel()
 	if w.floor != nil {
 		w.floor.Close()
@@ -98,6 +93,11 @@ func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
 		return errors.New("the nodes are there already")
 	}
 	w.setup = s
+	machine, err := usage.ThisMachine()
+	if err != nil {
+		return err
+	}
+	debug.SetMemoryLimit(machine.Memory / memoryShare / int64(s.Scenario.Nodes) * int64(s.Count))
 	if s.Cluster != nil {
 		if w.cluster, err = generate.New(*s.Cluster); err != nil {
 			return err
@@ -220,7 +220,6 @@ func (w *Worker) Received(_ struct{}, r *Received) error {
 func (w *Worker) delivered(window *fleet.Window) error {
 	looks := time.NewTicker(look)
 	defer looks.Stop()
-	truth := w.stateTruth()
 	for {
 		select {
 		case <-window.Delivered():
@@ -228,12 +227,15 @@ func (w *Worker) delivered(window *fleet.Window) error {
 		case <-w.ctx.Done():
 			return w.ctx.Err()
 		case now := <-looks.C:
-			if now.Before(w.last.Add(time.Second)) || truth == nil {
+			if now.Before(w.last.Add(time.Second)) || len(window.Behind()) == 0 {
 				continue
 			}
-			t := truth()
+			holds, err := w.holds(w.ctx)
+			if err != nil {
+				return err
+			}
 			for _, m := range window.Behind() {
-				if w.fleet.Holds(m, t) {
+				if holds(m) {
 					window.Finish(m, time.Now())
 				}
 			}
@@ -241,13 +243,22 @@ func (w *Worker) delivered(window *fleet.Window) error {
 	}
 }
 
-// stateTruth gives the generated state as the agents hold it, once they tell how it is divided; nil: it is not known, as there is more
-// than what is generated.
-func (w *Worker) stateTruth() func() fleet.Truth {
-	if w.fleet == nil || w.setup.Kubeconfig != "" {
-		return nil
+// holds gives what tells whether a node says of itself that it holds the state after the last change.
+func (w *Worker) holds(ctx context.Context) (func(*fleet.Member) bool, error) {
+	if w.watchers != nil {
+		return w.watchers.Holds(ctx)
 	}
-	return sync.OnceValue(func() fleet.Truth { return fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards()) })
+	truth, err := w.truth(ctx)
+	return func(m *fleet.Member) bool { return w.fleet.Holds(m, truth) }, err
+}
+
+// truth is the state after the last change, as the API server has it, or as it was generated.
+func (w *Worker) truth(ctx context.Context) (fleet.Truth, error) {
+	if w.setup.Kubeconfig == "" {
+		return fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards()), nil
+	}
+	objects, err := apiserver.State(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName)
+	return fleet.TruthOf(objects, w.fleet.Shards()), err
 }
 
 // Sample tells how things stand.
@@ -296,15 +307,12 @@ func (w *Worker) check(ctx context.Context, c *Checked) error {
 		return w.watchers.Check(ctx)
 	}
 	c.Shards = w.fleet.Shards()
-	switch {
-	case w.setup.Kubeconfig != "":
-		objects, err := apiserver.State(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName)
+	if w.cluster != nil {
+		truth, err := w.truth(ctx)
 		if err != nil {
 			return err
 		}
-		return w.fleet.Check(ctx, func() fleet.Truth { return fleet.TruthOf(objects, c.Shards) })
-	case w.cluster != nil:
-		return w.fleet.Check(ctx, w.stateTruth())
+		return w.fleet.Check(ctx, func() fleet.Truth { return truth })
 	}
 	reference, done, err := w.fleet.StartReference(w.ctx)
 	if err != nil {
