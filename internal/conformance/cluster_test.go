@@ -98,6 +98,24 @@ func (c *cluster) Clear(ctx context.Context) error {
 	return nil
 }
 
+// RepeatZone takes the zone from a Node, and gives it back.
+func (c *cluster) RepeatZone(t *testing.T, name string) {
+	t.Helper()
+	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
+	node, err := nodes.Get(ctx, name, metav1.GetOptions{})
+	require.NoError(t, err)
+	zone, ok := node.Labels[corev1.LabelTopologyZone]
+	if !ok {
+		return
+	}
+	delete(node.Labels, corev1.LabelTopologyZone)
+	node, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	node.Labels[corev1.LabelTopologyZone] = zone
+	_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
+	require.NoError(t, err)
+}
+
 // SetNode makes the Node what a case begins with.
 func (c *cluster) SetNode(t *testing.T, want Node) {
 	t.Helper()

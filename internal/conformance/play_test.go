@@ -80,9 +80,9 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 	switch step.Action {
 	case RestartAgent:
 		require.NoError(t, s.subject.Stop())
-		require.NoError(t, s.subject.Start(*s.running))
+		s.start(t)
 	case StopAgentApplyStart:
-		require.NoError(t, s.subject.Start(*s.running))
+		s.start(t)
 	case FlushKubeRules:
 		require.NoError(t, s.subject.Flush(ctx, s))
 		return // the agent must find out by itself

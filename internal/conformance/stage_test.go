@@ -101,8 +101,19 @@ func (s *stage) setUp(t *testing.T, c *Case) {
 	}
 	s.running = nil
 	require.NoError(t, s.subject.Stop())
-	require.NoError(t, s.subject.Start(*want))
 	s.running = want
+	s.start(t)
+}
+
+// start starts the subject.
+func (s *stage) start(t *testing.T) {
+	t.Helper()
+	require.NoError(t, s.subject.Start(*s.running))
+	if s.subject.Reference() {
+		// A kube-proxy may miss its Node's zone as it starts (config.NodeTopologyConfig gets it before anybody is registered with it).
+		s.AwaitSync(t)
+		s.cluster.RepeatZone(t, s.running.Node)
+	}
 }
 
 // possible says why this stage can't be a case's, if it can't.

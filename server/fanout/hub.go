@@ -62,8 +62,8 @@ type Options struct {
 	// Store is what is served.
 	Store *store.Store
 	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node, who it is, and until
-	// when its credentials hold, zero for ever: then its stream ends, so that it has to show others. Its
-	// error goes to the client as it is, so it is a gRPC status. Required.
+	// when its credentials hold, zero for ever: then its stream ends, so that it has to show others. Its error goes to the client
+	// as it is, so it is a gRPC status. Required.
 	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error)
 	// ServerName and ServerVersion are told to clients.
 	ServerName, ServerVersion string
