@@ -138,14 +138,14 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 		options.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
 	cp := &ControlPlane{logf: logf, spawner: newSpawner()}
-	if lent := os.Getenv(LentVariable); lent != "" {
-		return cp, cp.borrow(lent, options)
-	}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("control plane: %w", errors.Join(err, cp.stop()))
 		}
 	}()
+	if lent := os.Getenv(LentVariable); lent != "" {
+		return cp, cp.borrow(lent, options)
+	}
 	if cp.dir, cp.lock, err = makeDir(); err != nil {
 		return nil, err
 	}
