@@ -54,6 +54,10 @@ func (m *Measured) functions() template.FuncMap {
 			}
 			return value{report.Spread{Unit: a.Unit, Median: out, Min: out, Max: out}}, nil
 		},
+		"times": func(n float64, a value) value {
+			return value{report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
+		},
+		"share": func(a, of value) string { return "1/" + report.FormatValue(of.Median/a.Median, report.Number) },
 		"bench": func(name, benchmark, unit string) (string, error) {
 			v, err := m.Bench(name, benchmark, unit)
 			return thousands(v), err
@@ -246,7 +250,7 @@ type pair struct {
 // pairs are what README.md's chart may show, the best first.
 var pairs = []pair{
 	{
-		"5000 pods behind one Service are replaced, 3000 nodes", "apiserver-headline-3000", "headline-3000",
+		"5000 pods behind one Service are replaced, 1000 nodes", "apiserver-headline-1000", "headline-1000",
 		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
 	},
 	{

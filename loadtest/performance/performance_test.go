@@ -94,7 +94,7 @@ func TestBadReports(t *testing.T) {
 // TestHeadline has the reports of the headline, which are not those of this machine.
 func TestHeadline(t *testing.T) {
 	m := checkedIn(t)
-	for name, bytes := range map[string]float64{"headline-3000": 1 << 30, "apiserver-headline-3000": 1 << 40} {
+	for name, bytes := range map[string]float64{"headline-1000": 1 << 30, "headline-3000": 1 << 31, "apiserver-headline-1000": 1 << 40} {
 		r := *m.Reports["steady-3000"]
 		r.Scenario.Name = "headline"
 		r.Summary = map[string]report.Spread{}
@@ -112,7 +112,10 @@ func TestHeadline(t *testing.T) {
 	require.NoError(t, err)
 	_, headline, ok := strings.Cut(text, "## The headline")
 	require.True(t, ok)
-	require.Contains(t, headline, "| Slicecast, measured | 1.00 GiB |")
-	require.Contains(t, headline, "| kube-apiserver's watches, measured | 1.00 TiB |")
+	require.Contains(t, headline, "| Slicecast, measured | 1000 | 1.00 GiB |")
+	require.Contains(t, headline, "| kube-apiserver's watches, measured | 1000 | 1.00 TiB |")
+	require.Contains(t, headline, "| … Slicecast's share | | 1/1024 | 1/1024 |")
+	require.Contains(t, headline, "| Slicecast, measured | 3000 | 2.00 GiB |")
+	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |")
 	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, headline)
 }
