@@ -146,7 +146,12 @@ func (r *Reconciler) Run(ctx context.Context) {
 	for {
 		var due <-chan time.Time
 		if at, ok := r.due(); ok {
-			due = time.After(time.Until(at))
+			now := time.Now()
+			if !at.After(now) && ctx.Err() == nil { // without the way through the scheduler that a timer takes
+				r.run(ctx, now)
+				continue
+			}
+			due = time.After(at.Sub(now))
 		}
 		select {
 		case <-ctx.Done():

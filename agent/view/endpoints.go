@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -27,25 +28,33 @@ func (e endpoint) backend() Backend {
 	return Backend{Address: netip.AddrPortFrom(e.Address, e.port), Local: e.local}
 }
 
-// endpoints gives the endpoints of a family that a port of this name and protocol has, ascending, each address and port
-// once. The list is good until the next call.
+// endpoints gives the endpoints that a Service port has, ascending, each address and port once; with an address, only those that have
+// it. The list is good until the next call.
 //
 // An endpoint may be in several slices: it moves from one to another, or its address was given to a new pod before the old
 // one's object was gone. Then one that does not terminate counts, as in kube-proxy, and among several of them, where
 // kube-proxy takes any, the readiest.
-func (v *View) endpoints(of []*model.Slice, family model.Family, name string, protocol model.Protocol) []endpoint {
+func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr) []endpoint {
 	v.forgetEndpoints() // where they are longer than what follows they would keep slices that are gone
-	out, ends := v.endpointSpace[:0], v.endSpace[:0]
+	out, ends := v.endpointSpace, v.endSpace[:0]
 	for i, s := range of {
-		if s.Family != family {
+		if s.Family != id.Family {
 			continue
 		}
 		for _, p := range s.Ports {
-			if p.Name != name || p.Protocol != protocol || p.Port == 0 {
+			if p.Name != id.Port || p.Protocol != id.Protocol || p.Port == 0 {
 				continue
 			}
-			for j := range s.Endpoints {
-				e := &s.Endpoints[j]
+			in := s.Endpoints
+			if address.IsValid() {
+				at, found := sort.Find(len(in), func(j int) int { return address.Compare(in[j].Address) })
+				if !found {
+					continue
+				}
+				in = in[at : at+1]
+			}
+			for j := range in {
+				e := &in[j]
 				out = append(out, endpoint{e, p.Port, e.NodeName != "" && e.NodeName == v.options.NodeName, uint32(i)})
 			}
 			ends = append(ends, len(out))
@@ -55,7 +64,7 @@ func (v *View) endpoints(of []*model.Slice, family model.Family, name string, pr
 	if len(ends) < 2 {
 		return out // a slice is in order
 	}
-	sorted := v.sortedSpace[:0]
+	sorted := v.sortedSpace
 	keys := v.mergedKeys()
 	for i, k := range keys {
 		if i == 0 || !k.same(keys[i-1]) {
@@ -127,6 +136,7 @@ func (v *View) before(a, b endpointKey) bool {
 func (v *View) forgetEndpoints() {
 	clear(v.endpointSpace)
 	clear(v.sortedSpace)
+	v.endpointSpace, v.sortedSpace = v.endpointSpace[:0], v.sortedSpace[:0]
 }
 
 // slicePorts gives the names and protocols of ports that slices of a family have, each once.
@@ -158,89 +168,4 @@ func falseFirst(a, b bool) int {
 		return -1
 	}
 	return 1
-}
-
-// topology tells which ready endpoints are for this node, if there is a ready one: those hinted for the node, else those
-// hinted for its zone, else all. A kind of hints counts only if every ready endpoint has one of it, and one names this node or
-// its zone.
-func (v *View) topology(of []endpoint) func(endpoint) bool {
-	forNode := func(e endpoint) bool { return slices.Contains(e.NodeHints, v.options.NodeName) }
-	forZone := func(e endpoint) bool { return slices.Contains(e.ZoneHints, v.node.zone) }
-	nodeHints, nodeHinted, zoneHints, zoneHinted := true, false, true, false
-	for _, e := range of {
-		if !e.ready() {
-			continue
-		}
-		nodeHints = nodeHints && len(e.NodeHints) > 0
-		zoneHints = zoneHints && len(e.ZoneHints) > 0
-		if !nodeHints && !zoneHints {
-			break
-		}
-		nodeHinted = nodeHinted || forNode(e)
-		zoneHinted = zoneHinted || forZone(e)
-	}
-	switch {
-	case nodeHints && nodeHinted:
-		return forNode
-	case zoneHints && zoneHinted:
-		return forZone
-	}
-	return func(endpoint) bool { return true }
-}
-
-// clusterSet gives where connections go that may go to any node: the ready endpoints that are for this node, or, where none
-// is ready, those that still serve.
-func (v *View) clusterSet(of []endpoint, before []Backend) []Backend {
-	forThisNode := v.topology(of)
-	if set := v.choose(of, before, func(e endpoint) bool { return e.ready() && forThisNode(e) }); len(set) > 0 {
-		return set
-	}
-	return v.choose(of, before, endpoint.stillServing)
-}
-
-// localSet gives where connections go that stay on this node, by its own endpoints alone; hints do not matter for it.
-func (v *View) localSet(of []endpoint, before []Backend) []Backend {
-	if set := v.choose(of, before, func(e endpoint) bool { return e.local && e.ready() }); len(set) > 0 {
-		return set
-	}
-	return v.choose(of, before, func(e endpoint) bool { return e.local && e.stillServing() })
-}
-
-// choose gives the backends of the chosen endpoints, in before if they are the same.
-func (v *View) choose(of []endpoint, before []Backend, chosen func(endpoint) bool) []Backend {
-	out := v.backendSpace[:0]
-	for _, e := range of {
-		if chosen(e) {
-			out = append(out, e.backend())
-		}
-	}
-	v.backendSpace = out
-	return keep(before, out)
-}
-
-// keep gives before if it is the same as now, else a copy of now that is no larger than it must be.
-func keep[T comparable](before, now []T) []T {
-	switch {
-	case len(now) == 0:
-		return nil
-	case slices.Equal(before, now):
-		return before
-	}
-	return append(make([]T, 0, len(now)), now...)
-}
-
-// usable tells whether any endpoint of the cluster takes connections.
-func usable(of []endpoint) bool {
-	return slices.ContainsFunc(of, func(e endpoint) bool { return e.ready() || e.stillServing() })
-}
-
-// serving gives the endpoints that serve, wherever they are, in before if they are the same.
-func serving(of []endpoint, before []netip.AddrPort) []netip.AddrPort {
-	var out []netip.AddrPort
-	for _, e := range of {
-		if e.Conditions.Serving {
-			out = append(out, e.backend().Address)
-		}
-	}
-	return keep(before, out)
 }

@@ -6,8 +6,9 @@
 // load balancer's and that before an external IP, of these the oldest, and the others get it in their turn. On the node's
 // own addresses NodePorts come first.
 //
-// It is incremental: a Service that is set costs as much as that Service is large, however many there are, and what becomes of
-// a sequence of calls of Set is what a new view would make of the last of them.
+// It is incremental: a Service that is set costs as much as that Service is large, however many there are, and where a few endpoints of
+// many change, little more than copying the lists of backends that they are in. What becomes of a sequence of calls of Set is what
+// a new view would make of the last of them.
 package view
 
 import (
@@ -59,6 +60,8 @@ type service struct {
 	// ids are its ports in View.ports.
 	ids      []ServicePortID
 	problems []string
+	// seen is nil where all endpoints are to be looked at.
+	seen *seen
 }
 
 // maxProblems bounds what is told of one Service: a hundred ports may each have one.
@@ -105,6 +108,7 @@ func (v *View) SetNode(n *model.Node) {
 	}
 	v.node = now
 	for _, s := range v.services {
+		s.seen = nil
 		v.touch(s)
 	}
 }
@@ -119,6 +123,9 @@ func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices [
 		}
 		s = &service{key: key}
 		v.services[key] = s
+	}
+	if s.object != object {
+		s.seen = nil
 	}
 	s.object, s.slices = object, endpointSlices
 	v.touch(s)
@@ -211,6 +218,12 @@ func (v *View) Problems() []Problem {
 func (v *View) update(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
 	s.problems = nil
+	switch {
+	case len(s.slices) < manySlices:
+		s.seen = nil
+	case s.seen == nil:
+		s.seen = &seen{tallies: make(map[ServicePortID]tally)}
+	}
 	if s.object != nil {
 		scheduler := v.scheduler(s)
 		for family, ip := range families(s.object) {
@@ -221,7 +234,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 			for _, port := range w.ports {
 				id := ServicePortID{s.key, port.Name, port.Protocol, family}
 				before := v.ports[id]
-				p := v.port(s, id, port, v.frontends(s, &w, port, sources), scheduler, checkPort, before)
+				p := v.port(s, id, v.frontends(s, &w, port, sources), scheduler, checkPort, before)
 				if p == nil {
 					continue
 				}
@@ -251,6 +264,9 @@ func (v *View) update(s *service, changes []Change) []Change {
 		}
 	}
 	s.ids = keep(s.ids, ids)
+	if s.seen != nil {
+		s.seen.slices = s.slices
+	}
 	v.check(s)
 	if len(s.problems) == 0 {
 		delete(v.problematic, s.key)
@@ -261,7 +277,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 }
 
 // port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
-func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
+func (v *View) port(s *service, id ServicePortID, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
 	}
@@ -273,18 +289,7 @@ func (v *View) port(s *service, id ServicePortID, port servedPort, frontends []F
 	if old == nil {
 		old = &ServicePort{}
 	}
-	of := v.endpoints(s.slices, id.Family, port.Name, port.Protocol)
-	cluster, local := uses(s.object, p.Frontends)
-	if cluster {
-		p.Cluster = v.clusterSet(of, old.Cluster)
-	}
-	if local {
-		p.Local = v.localSet(of, old.Local)
-	}
-	if port.Protocol == model.UDP {
-		p.Serving = serving(of, old.Serving)
-	}
-	v.route(p, s.object, usable(of))
+	v.route(p, s.object, v.sets(s, p, before))
 	if !slices.EqualFunc(p.Frontends, old.Frontends, Frontend.Equal) {
 		return p
 	}
@@ -347,7 +352,7 @@ func (v *View) healthCheck(s *service, family model.Family) (check HealthCheck, 
 	}
 	var counted []netip.Addr
 	for name, protocol := range slicePorts(s.slices, family) {
-		for _, e := range v.endpoints(s.slices, family, name, protocol) {
+		for _, e := range v.endpoints(s.slices, ServicePortID{s.key, name, protocol, family}, netip.Addr{}) {
 			if e.local && e.ready() {
 				counted = append(counted, e.Address)
 			}

@@ -82,6 +82,17 @@ func compareBackends(before, after []view.Backend, local func(netip.Addr, int)) 
 	if len(before) == len(after) && (len(before) == 0 || &before[0] == &after[0]) {
 		return nil, nil
 	}
+	// In a long list little changes at a time: what is the same at either end is passed over at the speed of memory.
+	same, shorter := 0, min(len(before), len(after))
+	for same < shorter && before[same] == after[same] {
+		same++
+	}
+	before, after = before[same:], after[same:]
+	same, shorter = 0, shorter-same
+	for same < shorter && before[len(before)-1-same] == after[len(after)-1-same] {
+		same++
+	}
+	before, after = before[:len(before)-same], after[:len(after)-same]
 	count := func(b view.Backend, by int) {
 		if b.Local {
 			local(b.Address.Addr(), by)

@@ -1,0 +1,272 @@
+package view
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// tally counts the endpoints of a Service port by what decides which of them get connections: all that must be known of the others when
+// some change.
+type tally struct {
+	ready, stillServing           uint32
+	readyLocal, stillServingLocal uint32 // of these, the ones on this node
+	// Of the ready ones, those with hints of either kind, and those that are hinted for this node and its zone.
+	nodeHints, forNode, zoneHints, forZone uint32
+}
+
+// count adds endpoints to a tally; by -1 it takes them away.
+func (v *View) count(t *tally, of []endpoint, by int32) {
+	add := func(n *uint32, is bool) {
+		if is {
+			*n += uint32(by)
+		}
+	}
+	for _, e := range of {
+		if !e.ready() {
+			add(&t.stillServing, e.stillServing())
+			add(&t.stillServingLocal, e.stillServing() && e.local)
+			continue
+		}
+		t.ready += uint32(by)
+		add(&t.readyLocal, e.local)
+		if len(e.NodeHints) > 0 {
+			add(&t.nodeHints, true)
+			add(&t.forNode, slices.Contains(e.NodeHints, v.options.NodeName))
+		}
+		if len(e.ZoneHints) > 0 {
+			add(&t.zoneHints, true)
+			add(&t.forZone, slices.Contains(e.ZoneHints, v.node.zone))
+		}
+	}
+}
+
+// usable tells whether any endpoint of the cluster takes connections.
+func (t *tally) usable() bool { return t.ready > 0 || t.stillServing > 0 }
+
+// choice tells which endpoints are in a set of backends.
+type choice uint8
+
+const (
+	ready choice = iota
+	readyForNode
+	readyForZone
+	stillServing // and not ready, as none is then
+	readyLocal
+	stillServingLocal
+)
+
+// cluster tells where connections go that may go to any node: the ready endpoints that are for this node, or, where none is ready,
+// those that still serve. For this node are those hinted for it, else those hinted for its zone, else all. A kind of hints counts only
+// if every ready endpoint has one of it, and one names this node or its zone.
+func (t *tally) cluster() choice {
+	switch {
+	case t.ready == 0:
+		return stillServing
+	case t.nodeHints == t.ready && t.forNode > 0:
+		return readyForNode
+	case t.zoneHints == t.ready && t.forZone > 0:
+		return readyForZone
+	}
+	return ready
+}
+
+// local tells where connections go that stay on this node, by its own endpoints alone; hints do not matter for it.
+func (t *tally) local() choice {
+	if t.readyLocal > 0 {
+		return readyLocal
+	}
+	return stillServingLocal
+}
+
+func (v *View) chooses(c choice, e endpoint) bool {
+	switch c {
+	case ready:
+		return e.ready()
+	case readyForNode:
+		return e.ready() && slices.Contains(e.NodeHints, v.options.NodeName)
+	case readyForZone:
+		return e.ready() && slices.Contains(e.ZoneHints, v.node.zone)
+	case stillServing:
+		return e.stillServing()
+	case readyLocal:
+		return e.local && e.ready()
+	}
+	return e.local && e.stillServing()
+}
+
+// appendChosen appends the backends of the chosen endpoints.
+func (v *View) appendChosen(out []Backend, of []endpoint, c choice) []Backend {
+	for _, e := range of {
+		if v.chooses(c, e) {
+			out = append(out, e.backend())
+		}
+	}
+	return out
+}
+
+// keep gives before if it is the same as now, else a copy of now that is no larger than it must be.
+func keep[T comparable](before, now []T) []T {
+	switch {
+	case len(now) == 0:
+		return nil
+	case slices.Equal(before, now):
+		return before
+	}
+	return append(make([]T, 0, len(now)), now...)
+}
+
+// serving gives the addresses of endpoints that serve, wherever they are.
+func serving(of []endpoint) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, e := range of {
+		if e.Conditions.Serving {
+			out = append(out, e.backend().Address)
+		}
+	}
+	return out
+}
+
+// seen is what is remembered of a Service with many slices, so that a change of a few endpoints costs no look at all of them: what its
+// ports in View.ports are made of. They are of its present object and of the present Node.
+type seen struct {
+	slices  []*model.Slice
+	tallies map[ServicePortID]tally
+}
+
+const (
+	// manySlices is from how many slices on a Service has its seen.
+	manySlices = 4
+	// fewChanges is up to how many addresses are looked up one by one.
+	fewChanges = 16
+)
+
+// sets fills in the lists of a Service port with these frontends, which are those in before where they are the same, and tells whether any
+// endpoint of the cluster takes connections.
+func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
+	cluster, local := uses(s.object, p.Frontends)
+	old := &ServicePort{}
+	var d difference
+	known := false // d is what differs from old
+	if before != nil {
+		old = before
+		if wasCluster, wasLocal := uses(s.object, old.Frontends); wasCluster == cluster && wasLocal == local {
+			d, known = v.difference(s, p.ID)
+		}
+	}
+	var now tally
+	if known {
+		was := s.seen.tallies[p.ID]
+		now = was
+		v.count(&now, d.before, -1)
+		v.count(&now, d.after, 1)
+		known = now.cluster() == was.cluster() && now.local() == was.local()
+	}
+	var all []endpoint
+	if !known {
+		all, now = v.endpoints(s.slices, p.ID, netip.Addr{}), tally{}
+		v.count(&now, all, 1)
+	}
+	if s.seen != nil {
+		s.seen.tallies[p.ID] = now
+	}
+	set := func(before []Backend, c choice) []Backend {
+		if known {
+			return patch(before, v.appendChosen(nil, d.before, c), v.appendChosen(nil, d.after, c), compareBackends)
+		}
+		v.backendSpace = v.appendChosen(v.backendSpace[:0], all, c)
+		return keep(before, v.backendSpace)
+	}
+	if cluster {
+		p.Cluster = set(old.Cluster, now.cluster())
+	}
+	if local {
+		p.Local = set(old.Local, now.local())
+	}
+	switch {
+	case p.ID.Protocol != model.UDP:
+	case known:
+		p.Serving = patch(old.Serving, serving(d.before), serving(d.after), netip.AddrPort.Compare)
+	default:
+		p.Serving = keep(old.Serving, serving(all))
+	}
+	return now.usable()
+}
+
+func compareBackends(a, b Backend) int { return a.Address.Compare(b.Address) }
+
+// difference is what has changed of a Service port's endpoints: those that there were, and those that there are, at some addresses.
+type difference struct {
+	before, after []endpoint
+}
+
+// difference gives what differs in a Service port's endpoints from what was seen; ok is false if that may be too much, or is not known.
+func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) {
+	if s.seen == nil || len(s.seen.slices) != len(s.slices) {
+		return difference{}, false
+	}
+	var changed []netip.Addr
+	for i, now := range s.slices {
+		was := s.seen.slices[i]
+		if now == was {
+			continue
+		}
+		if now.Family != was.Family || !slices.Equal(now.Ports, was.Ports) {
+			return difference{}, false
+		}
+		if changed = appendChanged(changed, was.Endpoints, now.Endpoints); len(changed) > fewChanges {
+			return difference{}, false
+		}
+	}
+	slices.SortFunc(changed, netip.Addr.Compare)
+	for _, a := range slices.Compact(changed) {
+		d.before = append(d.before, v.endpoints(s.seen.slices, id, a)...)
+		d.after = append(d.after, v.endpoints(s.slices, id, a)...)
+	}
+	return d, true
+}
+
+// appendChanged appends the addresses at which the endpoints of two versions of a slice differ, a few more than fewChanges at most.
+func appendChanged(to []netip.Addr, before, after []model.Endpoint) []netip.Addr {
+	for len(to) <= fewChanges && (len(before) > 0 || len(after) > 0) {
+		switch {
+		case len(before) > 0 && len(after) > 0 && before[0].Address == after[0].Address:
+			if !before[0].Equal(&after[0]) {
+				to = append(to, after[0].Address)
+			}
+			before, after = before[1:], after[1:]
+		case len(after) == 0 || len(before) > 0 && before[0].Address.Less(after[0].Address):
+			to, before = append(to, before[0].Address), before[1:]
+		default:
+			to, after = append(to, after[0].Address), after[1:]
+		}
+	}
+	return to
+}
+
+// patch gives an ascending list with some of its elements removed and others inserted; the list itself, if these are the same.
+func patch[T comparable](list, removed, inserted []T, compare func(T, T) int) []T {
+	if slices.Equal(removed, inserted) {
+		return list
+	}
+	if len(list)-len(removed)+len(inserted) == 0 {
+		return nil
+	}
+	out := make([]T, 0, len(list)-len(removed)+len(inserted))
+	for len(removed) > 0 || len(inserted) > 0 {
+		remove := len(inserted) == 0 || len(removed) > 0 && compare(removed[0], inserted[0]) <= 0
+		next := inserted
+		if remove {
+			next = removed
+		}
+		i, _ := slices.BinarySearchFunc(list, next[0], compare)
+		out, list = append(out, list[:i]...), list[i:]
+		if remove {
+			list, removed = list[1:], removed[1:]
+		} else {
+			out, inserted = append(out, inserted[0]), inserted[1:]
+		}
+	}
+	return append(out, list...)
+}
