@@ -21,7 +21,6 @@ var (
 	programmers = flag.String("moving.programmers", "nftables,iptables-nft,iptables-legacy", "programmers to move between, in all directions")
 	kubeProxies = flag.String("moving.kube-proxy", "nftables:nftables,nftables:iptables-nft,iptables-nft:nftables,iptables-nft:iptables-nft,iptables-legacy:nftables",
 		"modes of kube-proxy, each with the programmer that takes over")
-	lossy = flag.Bool("moving.lossy", false, "try a TCP connection again that nobody answers: in an emulated machine with little time IPVS loses one in thousands, kube-proxy's, too")
 )
 
 // agentVariable has the test binary be slicecast-agent.

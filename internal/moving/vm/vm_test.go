@@ -30,7 +30,7 @@ func TestWithIPVS(t *testing.T) {
 	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "kube-proxy")))
 	vm.Test(t, vm.Suite{
 		Dir:   "internal/moving",
-		Flags: []string{"-test.timeout=30m", "-moving.lossy", "-moving.programmers=" + *programmers, "-moving.kube-proxy=" + *kubeProxy},
+		Flags: []string{"-test.timeout=30m", "-moving.programmers=" + *programmers, "-moving.kube-proxy=" + *kubeProxy},
 		Env: []string{
 			controlplane.BinariesVariable + "=" + dir,
 			controlplane.LentVariable + "=" + controlplane.Lend([]*controlplane.ControlPlane{control}, vm.Socket),
