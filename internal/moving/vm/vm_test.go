@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	programmers = flag.String("vm.programmers", "ipvs,nftables,iptables-legacy", "as -moving.programmers")
+	programmers = flag.String("vm.programmers", "ipvs:nftables,ipvs:iptables-legacy", "as -moving.programmers")
 	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs", "as -moving.kube-proxy")
 )
 
