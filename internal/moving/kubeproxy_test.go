@@ -93,10 +93,16 @@ func takeOver(t *testing.T, mode, programmer string) {
 	require.Empty(t, c.rules(isKubeProxys))
 	require.Equal(t, kubelets, c.rules(isKubelets))
 	s.RequireSome()
-	if c.mode != "ipvs" { // whose connections are no others'
-		o.requireAlive(t, testenv.UDP)
+	if c.mode == "ipvs" {
+		if programmer != "ipvs" {
+			// The source of these was the Service's address, which is the node's no more.
+			o.forget(func(w way) bool { return w.from == c.node.Host && w.to.Port() == 80 })
+		}
+		o.requireReset(t)
+	} else {
 		o.requireAlive(t, testenv.TCP)
 	}
+	o.requireAlive(t, testenv.UDP)
 	out, err = c.cleanup()
 	require.NoError(t, err, "nothing is left: %s", out)
 

@@ -18,10 +18,9 @@ import (
 
 // What is tested where the kernel has IPVS is more; see the package vm below.
 var (
-	programmers = flag.String("moving.programmers", "nftables,iptables-nft,iptables-legacy", "programmers to move between, in all directions")
+	programmers = flag.String("moving.programmers", "nftables:iptables-nft,nftables:iptables-legacy,iptables-nft:iptables-legacy", "pairs of programmers to move between, there and back")
 	kubeProxies = flag.String("moving.kube-proxy", "nftables:nftables,nftables:iptables-nft,iptables-nft:nftables,iptables-nft:iptables-nft,iptables-legacy:nftables",
 		"modes of kube-proxy, each with the programmer that takes over")
-	lossy = flag.Bool("moving.lossy", false, "try a TCP connection again that nobody answers: in an emulated machine with little time IPVS loses one in thousands, kube-proxy's, too")
 )
 
 // agentVariable has the test binary be slicecast-agent.

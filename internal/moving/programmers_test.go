@@ -170,60 +170,60 @@ func (w *world) left() []string {
 	return programmers
 }
 
-// TestBetweenProgrammers moves a node between all programmers in all directions, while connections are made all the time and
-// the cluster changes whenever no agent runs.
+// TestBetweenProgrammers moves a node between programmers, there and back, while connections are made all the time and the
+// cluster changes whenever no agent runs.
 func TestBetweenProgrammers(t *testing.T) {
-	names := strings.Split(*programmers, ",")
+	var order []string
+	for pair := range strings.SplitSeq(*programmers, ",") {
+		first, second, _ := strings.Cut(pair, ":")
+		order = append(order, first, second, first)
+	}
 	w := newWorld(t)
 	web, changed := newService("web", 1, w.pods...), newService("changed", 2)
 	w.write(web, changed)
 	feed := []string{"--node-name=a", "--source=file", "--manifests=" + w.dir}
-	w.start(names[0], feed...)
+	w.start(order[0], feed...)
 	s := startStream(t, w.ways(web))
 	var o open
 	defer o.close()
-	now := names[0]
-	for i, first := range names {
-		for _, second := range names[i+1:] {
-			for _, next := range []string{first, second, first} {
-				if next == now {
-					continue
-				}
-				t.Logf("from %s to %s", now, next)
-				o.openAll(t, w.ways(web))
-				require.NoError(t, w.agent.Stop())
-				if changed.Pods == nil {
-					changed.Pods = w.pods[1:]
-				} else {
-					changed.Pods = nil
-				}
-				w.write(web, changed)
-				w.start(next, feed...)
-				o.requireAlive(t, testenv.TCP)
-				o.requireAlive(t, testenv.UDP)
-				if now != "ipvs" {
-					require.Equal(t, []string{next}, w.left())
-				}
-				s.RequireSome()
-				for _, w := range w.ways(changed) {
-					if want := map[bool]testenv.Outcome{true: testenv.Refused, false: testenv.Answered}[changed.Pods == nil]; w.proto == testenv.TCP {
-						require.True(t, w.try(t.Context()).All(want), "%s from %s", want, w)
-					}
-				}
-				if now == "ipvs" {
-					// It leads what is open until that ends, or the limit is over.
-					o.close()
-					testenv.Eventually(t, settleTimeout, func() error {
-						if left := w.left(); len(left) > 1 {
-							return fmt.Errorf("%v are left", left)
-						}
-						return nil
-					})
-					s.RequireSome()
-				}
-				now = next
+	now := order[0]
+	for _, next := range order {
+		if next == now {
+			continue
+		}
+		t.Logf("from %s to %s", now, next)
+		o.openAll(t, w.ways(web))
+		require.NoError(t, w.agent.Stop())
+		if changed.Pods == nil {
+			changed.Pods = w.pods[1:]
+		} else {
+			changed.Pods = nil
+		}
+		w.write(web, changed)
+		w.start(next, feed...)
+		o.requireAlive(t, testenv.TCP)
+		o.requireAlive(t, testenv.UDP)
+		if now != "ipvs" {
+			require.Equal(t, []string{next}, w.left())
+		}
+		s.RequireSome()
+		for _, w := range w.ways(changed) {
+			if want := map[bool]testenv.Outcome{true: testenv.Refused, false: testenv.Answered}[changed.Pods == nil]; w.proto == testenv.TCP {
+				require.True(t, w.try(t.Context()).All(want), "%s from %s", want, w)
 			}
 		}
+		if now == "ipvs" {
+			// It leads what is open until that ends, or the limit is over.
+			o.close()
+			testenv.Eventually(t, settleTimeout, func() error {
+				if left := w.left(); len(left) > 1 {
+					return fmt.Errorf("%v are left", left)
+				}
+				return nil
+			})
+			s.RequireSome()
+		}
+		now = next
 	}
 	s.RequireNoFailure()
 }

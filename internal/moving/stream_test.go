@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -74,9 +75,8 @@ func (s *stream) run(ctx context.Context, w way) {
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		result := w.try(ctx)
-		// Nothing promises that a datagram arrives.
-		if w.proto == testenv.UDP && !result.All(testenv.Answered) || *lossy && result.All(testenv.TimedOut) {
-			result = w.try(ctx)
+		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
+			result = w.try(ctx) // nothing promises that a datagram arrives
 		}
 		s.mu.Lock()
 		s.counts[w]++
@@ -181,5 +181,31 @@ func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 			}
 		}
 		require.NoError(t, err, "what was open from %s", o.ways[i])
+	}
+}
+
+// forget closes the connections by some ways.
+func (o *open) forget(which func(way) bool) {
+	var kept open
+	for i, w := range o.ways {
+		if which(w) {
+			o.conns[i].Close()
+		} else {
+			kept.ways, kept.conns = append(kept.ways, w), append(kept.conns, o.conns[i])
+		}
+	}
+	*o = kept
+}
+
+// requireReset requires that each TCP connection is reset when its client sends something.
+func (o *open) requireReset(t *testing.T) {
+	t.Helper()
+	for i, conn := range o.conns {
+		if o.ways[i].proto == testenv.TCP {
+			ctx, cancel := context.WithTimeout(t.Context(), patient.Timeout)
+			_, err := conn.Echo(ctx, "alive?")
+			cancel()
+			require.ErrorIs(t, err, syscall.ECONNRESET, "what was open from %s", o.ways[i])
+		}
 	}
 }

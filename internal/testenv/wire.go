@@ -264,7 +264,12 @@ func (s *station) transmit(p packet) error {
 	}
 	data, to := p.encode(), sockaddr(netip.AddrPortFrom(p.dst.Addr(), 0))
 	sendErr := error(nil)
-	if err := raw.Control(func(fd uintptr) { sendErr = unix.Sendto(int(fd), data, 0, to) }); err != nil {
+	// It may have to wait until earlier packets have left, on a slow machine.
+	err = raw.Write(func(fd uintptr) (done bool) {
+		sendErr = unix.Sendto(int(fd), data, 0, to)
+		return !errors.Is(sendErr, unix.EAGAIN)
+	})
+	if err != nil {
 		return err
 	}
 	return os.NewSyscallError("sendto", sendErr)

@@ -15,18 +15,27 @@ import (
 // statusDNAT is IPS_DST_NAT, of a connection whose destination nat translates (linux/netfilter/nf_conntrack_common.h).
 const statusDNAT = 1 << 5
 
-// ledFrontends are the frontends that tables lead from, as keys of their maps: those of addresses and those of NodePorts.
+// ledFrontends are the frontends that IPVS leads from, as keys of our tables' maps: those of addresses and those of NodePorts.
 type ledFrontends map[model.Family]map[string]bool
 
-func (l ledFrontends) add(family model.Family, held elements) {
+func (l ledFrontends) add(family model.Family, key string) {
 	if l[family] == nil {
 		l[family] = map[string]bool{}
 	}
+	l[family][key] = true
+}
+
+func (l ledFrontends) addTable(family model.Family, held elements) {
 	for k := range held {
 		if k.set == others.frontends() || k.set == others.nodePorts() {
-			l[family][k.key] = true
+			l.add(family, k.key)
 		}
 	}
+}
+
+// addService adds the frontend of a virtual service that has an address.
+func (l ledFrontends) addService(k serviceKey) {
+	l.add(k.family, addressKey(k.address)+portKey(k.protocol, k.port))
 }
 
 // forget has conntrack forget the connections to frontends that IPVS led, when it does so no more. Otherwise what clients still

@@ -293,7 +293,7 @@ func (p *Programmer) cleanup(context.Context) error {
 				named[l.affinityKey(k.key)] = true
 			}
 		}
-		led.add(family, held)
+		led.addTable(family, held)
 		p.tables.conn.DelTable(t)
 	}
 	if err := p.tables.write(); err != nil {

@@ -65,12 +65,19 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	led := ledFrontends{}
 	for _, s := range theirs {
 		if err := p.ipvs.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("remove kube-proxy's virtual service %v:%d from IPVS: %w", s.Address, s.Port, err)
 		}
+		if k, ok := keyOf(s); ok {
+			led.addService(k)
+		}
 	}
-	if _, err := p.links.LinkByName(Device); err != nil {
+	if _, err := p.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
+		if err := led.forget(); err != nil {
+			return err
+		}
 		// kube-proxy leaves it down, and routes want it up.
 		if err := errors.Join(p.links.LinkSetUp(device), preferOtherSources(p.links, device)); err != nil {
 			return err

@@ -137,3 +137,29 @@ func TestPackets(t *testing.T) {
 	number := c.ports[serviceID("own", model.TCP, model.IPv4)].numbers[clusterRole]
 	require.Contains(t, out, fmt.Sprintf(`10.96.0.2 . tcp . 80 comment "default/own:p/TCP/IPv4" : %#08x`, markTag|flagMasquerade|number), "for operators")
 }
+
+// TestMarkedByOthers holds that a packet that another programmer has translated and marked is masqueraded, though nothing else of the
+// other one is left. Otherwise the pod would reply to the client past the node.
+func TestMarkedByOthers(t *testing.T) {
+	c := newCluster(t, Options{})
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	for _, family := range families {
+		name, to := "ip", c.pods[2].IPv4.String()
+		if family == model.IPv6 {
+			name, to = "ip6", "["+c.pods[2].IPv6.String()+"]"
+		}
+		_, err := c.a.Run(t.Context(), "nft", fmt.Sprintf(`table %s other {
+			chain prerouting {
+				type nat hook prerouting priority dstnat
+				%s daddr %s tcp dport %d meta mark set meta mark or 0xca004000 dnat to %s:%d
+			}
+			chain postrouting {
+				type filter hook postrouting priority srcnat + 1
+				meta mark & 0x4000 != 0 drop
+			}
+		}`, name, name, ingress(family, 1), servicePort, to, tcpPort))
+		require.NoError(t, err)
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(ingress(family, 1), servicePort), 2, patient)
+		require.Equal(t, []netip.Addr{c.a.Addr(family == model.IPv6)}, r.Clients("pod2"), "%v", r)
+	}
+}

@@ -278,11 +278,17 @@ func (l *layout) routeRules() []rule {
 
 func (l *layout) postroutingRules() []rule {
 	masquerade := []expr.Any{&expr.Masq{FullyRandom: true}}
+	notOurs := join(l.loadMark(), []expr.Any{
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(markTagMask), Xor: host32(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: host32(markTag)},
+	})
 	return []rule{
 		{"a backend to itself", join([]expr.Any{l.loadAddress(l.srcOffset, 1), l.loadAddress(l.dstOffset, l.secondAddress())}, l.in(setHairpins), masquerade)},
 		{"", join([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}}, anyBit(l.masqBit), masquerade)},
-		// Other programmers ask for it by the packet's mark. When their rules go, a packet may have passed the first of them.
-		{"asked for by others", join(l.loadMark(), masked(markTagMask|l.masqBit, l.masqBit), masquerade)},
+		// What others translate, and mark for it. When this programmer takes over from them, a packet may have passed the first of
+		// their rules just before all of them go: unmasqueraded its connection would get no reply, also when it is tried again, as
+		// conntrack holds to it. The mark is cleared since the packet may come by again, e.g. inside a tunnel's.
+		{"asked for by others", join(notOurs, l.loadMark(), anyBit(l.masqBit), l.loadMark(), clearBits(l.masqBit), storeMark(), masquerade)},
 		// The kernel gives a connection that the node makes to an address of its own that address as its source.
 		{"no reply would come", join([]expr.Any{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte("lo\x00")},

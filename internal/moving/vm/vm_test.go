@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	programmers = flag.String("vm.programmers", "ipvs,nftables,iptables-legacy", "as -moving.programmers")
+	programmers = flag.String("vm.programmers", "ipvs:nftables,ipvs:iptables-legacy", "as -moving.programmers")
 	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs", "as -moving.kube-proxy")
 )
 
@@ -30,7 +30,7 @@ func TestWithIPVS(t *testing.T) {
 	require.NoError(t, os.Symlink(binary, filepath.Join(dir, "kube-proxy")))
 	vm.Test(t, vm.Suite{
 		Dir:   "internal/moving",
-		Flags: []string{"-test.timeout=30m", "-moving.lossy", "-moving.programmers=" + *programmers, "-moving.kube-proxy=" + *kubeProxy},
+		Flags: []string{"-test.timeout=30m", "-moving.programmers=" + *programmers, "-moving.kube-proxy=" + *kubeProxy},
 		Env: []string{
 			controlplane.BinariesVariable + "=" + dir,
 			controlplane.LentVariable + "=" + controlplane.Lend([]*controlplane.ControlPlane{control}, vm.Socket),

@@ -71,10 +71,10 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, emulator,
-		"-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", memory,
+		"-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", memory,
 		"-nodefaults", "-no-reboot", "-display", "none", "-serial", "stdio",
 		"-kernel", m.kernel.image, "-initrd", initrd,
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off random.trust_cpu=on",
+		"-append", "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 watchdog_thresh=60 mitigations=off random.trust_cpu=on",
 		"-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
 		"-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
 		"-device", "virtio-serial-pci",
