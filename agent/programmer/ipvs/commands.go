@@ -165,6 +165,7 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return false, nil
 	case c.kind == commandNewService && errno == unix.EEXIST:
 		c.kind = commandSetService
+		x.adopted = append(x.adopted, c.virtual)
 		return true, err
 	case c.kind == commandSetService && errno == unix.ESRCH:
 		c.kind = commandNewService

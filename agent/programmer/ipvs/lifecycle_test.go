@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
@@ -400,15 +401,11 @@ func TestWatch(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	ctx, cancel := context.WithCancel(t.Context())
 	lost, done := make(chan string, 100), make(chan struct{})
-	var s subscriptions
-	require.NoError(t, c.a.Do(func() error {
-		s = c.subscribe()
-		return nil
-	}))
 	go func() {
 		defer close(done)
-		c.watch(ctx, s, func(reason string) { lost <- reason })
+		c.watchInHost(ctx, func(reason string) { lost <- reason })
 	}()
+	require.Equal(t, "changes that others made to the addresses of "+Device+" or of the node may have been missed", <-lost)
 	for what, command := range map[string]string{
 		"rules":     "nft flush ruleset",
 		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
@@ -517,4 +514,25 @@ func TestOthersServices(t *testing.T) {
 	out, err := c.a.Run(t.Context(), "sh", "-c", "nft list ruleset; ip addr")
 	require.NoError(t, err)
 	require.NotContains(t, out, "slicecast")
+}
+
+// watchInHost is Watch in the namespace of the host. The first socket for addresses fails, and is replaced.
+func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
+	in := func(dial dialer) dialer {
+		return func() (conn *mdnetlink.Conn, err error) {
+			return conn, h.host.Do(func() error {
+				conn, err = dial()
+				return err
+			})
+		}
+	}
+	failed := false
+	h.watch(ctx, lost, in(followTables), in(func() (*mdnetlink.Conn, error) {
+		conn, err := followAddresses()
+		if err == nil && !failed {
+			failed = true
+			err = conn.Close()
+		}
+		return conn, err
+	}), time.Millisecond)
 }

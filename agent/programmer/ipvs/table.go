@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -67,9 +68,11 @@ func dialTables() (*tables, error) {
 const maxReads = 10
 
 // read gives the elements that the kernel holds; whole is false if there is anything else than the table should be, or
-// nothing, so that it must be made anew.
+// nothing, so that it must be made anew. Where others go on changing the ruleset, what is read twice in the same way counts.
 func (t *tables) read(l *layout) (held elements, whole bool, err error) {
-	for range maxReads {
+	var last elements
+	var lastWhole bool
+	for i := range maxReads {
 		before, err := t.generation()
 		if err != nil {
 			return nil, false, err
@@ -82,9 +85,10 @@ func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 		if err != nil {
 			return nil, false, err
 		}
-		if bytes.Equal(before, after) {
+		if bytes.Equal(before, after) || i > 0 && whole == lastWhole && maps.Equal(held, last) {
 			return held, whole, nil
 		}
+		last, lastWhole = held, whole
 	}
 	return nil, false, fmt.Errorf("the nftables ruleset changed each of the %d times that it was read", maxReads)
 }
