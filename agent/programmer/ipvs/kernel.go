@@ -68,7 +68,7 @@ func (p *Programmer) probes() []probe {
 			_, err := netlink.GenlFamilyGet("IPVS")
 			return err
 		}},
-		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler() }},
+		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler(p.options.Scheduler) }},
 		{"dummy devices", "dummy", p.tryDevice},
 		{"nftables", "nf_tables", func() error {
 			_, err := p.tables.conn.ListTables()
@@ -78,11 +78,11 @@ func (p *Programmer) probes() []probe {
 }
 
 // tryScheduler makes a virtual service that no packet comes to, and removes it.
-func (p *Programmer) tryScheduler() error {
+func (p *Programmer) tryScheduler(name string) error {
 	if err := p.openIPVS(); err != nil {
 		return err
 	}
-	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: p.options.Scheduler}
+	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: name}
 	err := p.ipvs.NewService(v.moby())
 	if errors.Is(err, unix.EEXIST) { // from one who was killed meanwhile
 		err = errors.Join(p.ipvs.DelService(v.moby()), p.ipvs.NewService(v.moby()))

@@ -108,6 +108,8 @@ func TestElsewhere(t *testing.T) {
 		})
 	}
 	require.NoError(t, c.Replace(t.Context(), c.state))
+	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "198.51.100.1/32", "dev", Device)
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	lost := make(chan string, 100)
 	var watching sync.WaitGroup
@@ -123,8 +125,8 @@ func TestElsewhere(t *testing.T) {
 		}
 		require.NoError(t, c.Replace(t.Context(), c.state))
 	}
-	await() // of the sockets' beginning
-	_, err := c.a.Run(ctx, "ip", "link", "add", KubeProxyDevice, "type", "dummy")
+	await()
+	_, err = c.a.Run(ctx, "ip", "link", "add", KubeProxyDevice, "type", "dummy")
 	require.NoError(t, err)
 	for _, family := range families {
 		a := ingress(family, 1)

@@ -112,6 +112,7 @@ type Programmer struct {
 	taken         map[uint32]bool // numbers of virtual services
 	last          uint32          // the number that was given last
 	draining      drains
+	lacking       map[string]bool // schedulers that Service ports ask for and the kernel has not
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
@@ -151,7 +152,10 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.prepare(state.Node); err != nil {
 		return err
 	}
-	p.layouts = map[model.Family]*layout{}
+	if err := p.tables.begin(); err != nil {
+		return err
+	}
+	p.layouts, p.lacking = map[model.Family]*layout{}, map[string]bool{}
 	x := newChange()
 	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
 	for _, family := range p.families {
@@ -180,14 +184,6 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		}
 		for _, v := range p.services(known) {
 			named[v.serviceKey] = true
-		}
-	}
-	// IPVS has one virtual service at most for an address and port. If that is somebody else's, e.g. kube-proxy's, it becomes ours.
-	for id, port := range state.Ports {
-		if p.layouts[id.Family] != nil && port.Affinity > 0 {
-			for _, v := range p.services(&programmed{port: port}) {
-				named[v.serviceKey] = true
-			}
 		}
 	}
 	services, err := p.readServices(func(k serviceKey) bool { return named[k] })
@@ -321,7 +317,7 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 func (p *Programmer) finishService(x *change, v *virtual) {
 	p.makeRoom(x, v)
 	if v.fault != nil {
-		x.blame(v.owner, v.fault)
+		x.blame(v.owner, v.fault, true)
 	}
 }
 

@@ -227,7 +227,7 @@ func (p *Programmer) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
 }
 
-// adopt has those backends leave that came with virtual services of others.
+// adopt has those backends leave that came with virtual services of others, e.g. kube-proxy: IPVS has one at most for an address and port.
 func (p *Programmer) adopt(x *change) error {
 	for _, v := range x.adopted {
 		held, err := p.readBackends(nil, v.serviceKey)

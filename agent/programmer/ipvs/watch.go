@@ -19,6 +19,9 @@ import (
 // lookEvery is how often IPVS is looked at, which tells of no changes, and how long a backend without connections stays.
 const lookEvery = 2 * time.Second
 
+// tryEvery is how often the kernel is asked for a scheduler that it has not.
+const tryEvery = 30 * time.Second
+
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
 // from our device or remove virtual services. Without it, backends that are gone stay, without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
@@ -40,10 +43,13 @@ func followAddresses() (*mdnetlink.Conn, error) {
 func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables, addresses dialer, pause time.Duration) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { p.keepNoticing(ctx, "nftables table "+Table, tables, pause, p.tables.others, lost) })
 	wg.Go(func() {
-		p.keepNoticing(ctx, "the addresses of "+Device+" or of the node", addresses, pause, p.addressLost, lost)
+		p.keepNoticing(ctx, losses{"nftables table " + Table, tables, p.rulesetChanged, p.tables.others}, pause, lost)
 	})
+	wg.Go(func() {
+		p.keepNoticing(ctx, losses{"the addresses of " + Device + " or of the node", addresses, p.addressesChanged, p.addressLost}, pause, lost)
+	})
+	tried := time.Now()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
@@ -55,8 +61,26 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 				lost("a virtual service of IPVS is gone")
 			}
 			p.endDrains(now)
+			if now.Sub(tried) >= tryEvery {
+				tried = now
+				if name := p.schedulerFound(); name != "" {
+					lost("the node has the IPVS scheduler " + name + " now")
+				}
+			}
 		}
 	}
+}
+
+// schedulerFound gives a scheduler that the kernel did not have when it was asked for, and has now; "": none.
+func (p *Programmer) schedulerFound() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name := range p.lacking {
+		if p.tryScheduler(name) == nil {
+			return name
+		}
+	}
+	return ""
 }
 
 // eventBuffer is how many bytes of notifications may wait.
@@ -74,20 +98,28 @@ func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
 	return conn, nil
 }
 
-// keepNoticing calls lost for notifications that tell of a loss of what, until ctx ends.
-func (p *Programmer) keepNoticing(ctx context.Context, what string, dial dialer, pause time.Duration, isLoss func(mdnetlink.Message) bool, lost func(reason string)) {
-	for failed := false; ; failed = true {
-		conn, err := dial()
+// losses are one kind of what others may do.
+type losses struct {
+	of      string // what they change
+	dial    dialer
+	changed func() bool // tells whether they have, since the last Replace began
+	isLoss  func(mdnetlink.Message) bool
+}
+
+// keepNoticing calls lost for losses until ctx ends, and for those of before.
+func (p *Programmer) keepNoticing(ctx context.Context, l losses, pause time.Duration, lost func(reason string)) {
+	for {
+		conn, err := l.dial()
 		if err == nil {
-			if failed {
-				lost("changes that others made to " + what + " may have been missed")
+			if l.changed() {
+				lost("others have changed " + l.of + " unseen")
 			}
-			err = p.notice(ctx, what, conn, isLoss, lost)
+			err = notice(ctx, conn, l, lost)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		p.log.Warn("changes that others make can't be seen; trying again", "of", what, "in", pause, "err", err)
+		p.log.Warn("changes that others make can't be seen; trying again", "of", l.of, "in", pause, "err", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -97,7 +129,7 @@ func (p *Programmer) keepNoticing(ctx context.Context, what string, dial dialer,
 }
 
 // notice is keepNoticing as long as the socket does not fail. It closes it.
-func (p *Programmer) notice(ctx context.Context, what string, conn *mdnetlink.Conn, isLoss func(mdnetlink.Message) bool, lost func(reason string)) error {
+func notice(ctx context.Context, conn *mdnetlink.Conn, l losses, lost func(reason string)) error {
 	stop := context.AfterFunc(ctx, func() {
 		_ = conn.Close() // which ends Receive
 	})
@@ -113,10 +145,44 @@ func (p *Programmer) notice(ctx context.Context, what string, conn *mdnetlink.Co
 			lost("there were more changes than could be followed")
 		case err != nil:
 			return err
-		case slices.ContainsFunc(messages, isLoss):
-			lost("others changed " + what)
+		case slices.ContainsFunc(messages, l.isLoss):
+			lost("others changed " + l.of)
 		}
 	}
+}
+
+// rulesetChanged tells whether others have changed nftables, be it elsewhere, since the last Replace began.
+func (p *Programmer) rulesetChanged() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed, err := p.tables.othersWrote()
+	return p.known && (changed || err != nil)
+}
+
+// addressesChanged tells whether there are other addresses than the last Replace found, and changes have left, where it matters.
+func (p *Programmer) addressesChanged() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.known {
+		return false
+	}
+	held, err := p.deviceAddresses()
+	elsewhere, errElsewhere := p.addressesElsewhere()
+	if err != nil || errElsewhere != nil || !maps.EqualFunc(nodePortAddresses(p.node, elsewhere), p.nodeAddresses, slices.Equal) {
+		return true
+	}
+	for _, shared := range p.shared {
+		for k := range shared {
+			if k.set != setAddresses {
+				continue
+			}
+			a, _ := netip.AddrFromSlice([]byte(k.key))
+			if foreign := p.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && p.nodesOwn(a)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // servicesLost looks whether one of the virtual services is still there: who removes others' usually removes all.
