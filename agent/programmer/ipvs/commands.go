@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -192,11 +191,6 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return false, nil
 	}
 	return false, err
-}
-
-// blame notes an error that is about one Service port.
-func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
-	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err, Lasting: lasting})
 }
 
 // heldBackend is a backend that the kernel has.

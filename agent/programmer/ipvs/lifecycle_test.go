@@ -1,7 +1,6 @@
 package ipvs
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -9,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
@@ -401,60 +399,6 @@ func TestRefused(t *testing.T) {
 	check(c.Apply(t.Context(), []view.Change{{After: bad}}))
 }
 
-// TestWatch holds that what others do to ours is noticed, and what we do is not.
-func TestWatch(t *testing.T) {
-	c := newCluster(t, Options{})
-	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
-	require.NoError(t, c.Replace(t.Context(), c.state))
-	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
-	c.apply(t, web.ID, nil)
-	c.apply(t, web.ID, web)
-	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
-	require.False(t, c.rulesetChanged())
-	require.False(t, c.addressesChanged())
-	_, err := c.a.Run(t.Context(), "sh", "-c", "nft add table ip other; ip addr del 10.96.0.1/32 dev "+Device)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	lost, done := make(chan string, 100), make(chan struct{})
-	go func() {
-		defer close(done)
-		c.watchInHost(ctx, func(reason string) { lost <- reason })
-	}()
-	require.ElementsMatch(t, []string{
-		"others have changed nftables table " + Table + " unseen", "others have changed the addresses of " + Device + " or of the node unseen",
-	}, []string{<-lost, <-lost})
-	require.NoError(t, c.Replace(t.Context(), c.state))
-	for what, command := range map[string]string{
-		"rules":     "nft flush ruleset",
-		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
-		"address":   "ip addr del 10.96.0.1/32 dev " + Device,
-		"device":    "ip link del " + Device,
-		"addresses": "ip -6 addr flush dev " + Device,
-	} {
-		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 1))
-		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 0))
-		require.Empty(t, lost, what)
-		_, err := c.a.Run(ctx, "sh", "-c", command)
-		require.NoError(t, err)
-		select {
-		case reason := <-lost:
-			t.Log(what, reason)
-		case <-time.After(20 * time.Second):
-			require.Fail(t, "not noticed", what)
-		}
-		require.NoError(t, c.Replace(t.Context(), c.state))
-		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
-		require.True(t, r.All(testenv.Answered), "%s: %v", what, r)
-		for len(lost) > 0 {
-			<-lost
-		}
-	}
-	require.NoError(t, c.ipvs.Flush())
-	require.Equal(t, "a virtual service of IPVS is gone", <-lost)
-	cancel()
-	<-done
-}
-
 // TestSettings holds that the kernel gets the settings.
 func TestSettings(t *testing.T) {
 	c := newCluster(t, Options{StrictARP: true, TCPTimeout: 111 * time.Second, UDPTimeout: 33 * time.Second})
@@ -532,25 +476,4 @@ func TestOthersServices(t *testing.T) {
 	out, err := c.a.Run(t.Context(), "sh", "-c", "nft list ruleset; ip addr")
 	require.NoError(t, err)
 	require.NotContains(t, out, "slicecast")
-}
-
-// watchInHost is Watch in the namespace of the host. The first socket for addresses fails, and is replaced.
-func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
-	in := func(dial dialer) dialer {
-		return func() (conn *mdnetlink.Conn, err error) {
-			return conn, h.host.Do(func() error {
-				conn, err = dial()
-				return err
-			})
-		}
-	}
-	failed := false
-	h.watch(ctx, lost, in(followTables), in(func() (*mdnetlink.Conn, error) {
-		conn, err := followAddresses()
-		if err == nil && !failed {
-			failed = true
-			err = conn.Close()
-		}
-		return conn, err
-	}), time.Millisecond)
 }

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
@@ -93,86 +91,6 @@ func TestBusyRuleset(t *testing.T) {
 		require.NoError(t, c.Replace(t.Context(), c.state))
 	}
 	require.Empty(t, changes)
-}
-
-// TestElsewhere holds that an address of a Service that another interface gets, e.g. a virtual one of keepalived, is the node's as long as
-// it has it.
-func TestElsewhere(t *testing.T) {
-	c := newCluster(t, Options{})
-	c.a.Serve(testenv.TCP, 22)
-	for _, family := range families {
-		c.set(&view.ServicePort{
-			ID:        serviceID("web", model.TCP, family),
-			Frontends: []view.Frontend{everywhere(view.Frontend{Kind: view.ExternalIP, Address: ingress(family, 1), Port: servicePort}, view.Cluster, true)},
-			Cluster:   c.backends(family, tcpPort, 2),
-		})
-	}
-	require.NoError(t, c.Replace(t.Context(), c.state))
-	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "198.51.100.1/32", "dev", Device)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	lost := make(chan string, 100)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	defer cancel()
-	watching.Go(func() { c.watchInHost(ctx, func(reason string) { lost <- reason }) })
-	await := func() {
-		t.Helper()
-		select {
-		case <-lost:
-		case <-time.After(20 * time.Second):
-			require.Fail(t, "not noticed")
-		}
-		require.NoError(t, c.Replace(t.Context(), c.state))
-	}
-	await()
-	_, err = c.a.Run(ctx, "ip", "link", "add", KubeProxyDevice, "type", "dummy")
-	require.NoError(t, err)
-	for _, family := range families {
-		a := ingress(family, 1)
-		check := func(elsewhere bool) {
-			t.Helper()
-			out, err := c.a.Run(ctx, "ip", "addr", "show", "dev", Device)
-			require.NoError(t, err)
-			require.NotEqual(t, elsewhere, strings.Contains(out, a.String()+"/"), out)
-			r := c.client.Probe(ctx, testenv.TCP, netip.AddrPortFrom(a, servicePort), 2, patient)
-			require.Equal(t, map[string]int{"pod2": 2}, r.Backends(), "%v", r)
-			other := c.client.Probe(ctx, testenv.TCP, netip.AddrPortFrom(a, 22), 1, patient)
-			require.Equal(t, elsewhere, other.All(testenv.Answered), "%v", other)
-		}
-		check(false)
-		_, err := c.a.Run(ctx, "ip", "addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", KubeProxyDevice)
-		require.NoError(t, err)
-		require.NoError(t, c.Replace(ctx, c.state))
-		check(false)
-		_, err = c.a.Run(ctx, "ip", "addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
-		require.NoError(t, err)
-		await()
-		check(true)
-		_, err = c.a.Run(ctx, "ip", "addr", "del", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
-		require.NoError(t, err)
-		await()
-		check(false)
-		_, err = c.a.Run(ctx, "ip", "addr", "del", netip.PrefixFrom(a, a.BitLen()).String(), "dev", KubeProxyDevice)
-		require.NoError(t, err)
-	}
-}
-
-// TestArrivals holds that nobody reads all addresses because one has come to the device: it would be done for each of thousands.
-func TestArrivals(t *testing.T) {
-	c := newCluster(t, Options{})
-	c.set(c.web("web", model.IPv4, 1, 0))
-	require.NoError(t, c.Replace(t.Context(), c.state))
-	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "10.96.0.1/32", "dev", Device)
-	require.NoError(t, err)
-	message := func(kind mdnetlink.HeaderType) mdnetlink.Message {
-		data := binary.NativeEndian.AppendUint32([]byte{unix.AF_INET, 32, 0, 0}, uint32(c.device.Attrs().Index))
-		attribute, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{{Type: unix.IFA_ADDRESS, Data: vip(model.IPv4, 1).AsSlice()}})
-		require.NoError(t, err)
-		return mdnetlink.Message{Header: mdnetlink.Header{Type: kind}, Data: append(data, attribute...)}
-	}
-	require.False(t, c.addressLost(message(unix.RTM_NEWADDR)), "what is not there would be noticed by reading")
-	require.True(t, c.addressLost(message(unix.RTM_DELADDR)))
 }
 
 // TestSettingsOfOthers holds that settings that can't be made, as /proc/sys is read only in the agent's container, keep no Services from being

@@ -123,26 +123,6 @@ type programmed struct {
 	numbers ids
 }
 
-// change gathers what is to be done once all that packets may be led to is there.
-type change struct {
-	held, want     map[model.Family]elements
-	create         map[model.Family]bool // the whole table
-	arrive, depart []netip.Addr
-	// before and after are what IPVS does before and after the rest changes, last what it does in the end.
-	before, after, last []command
-	gone                []serviceKey
-	adopted             []*virtual // that somebody else had made already
-	errs                []error    // PortErrors
-}
-
-func newChange() *change {
-	return &change{
-		held:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		want:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		create: map[model.Family]bool{},
-	}
-}
-
 // Replace makes the kernel hold exactly this state. What is as wanted is not touched. Virtual services keep their numbers,
 // and so their connections, also if another process gave them.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
@@ -469,62 +449,4 @@ func (p *Programmer) number() uint32 {
 			return p.last
 		}
 	}
-}
-
-// carryOut makes packets go where they should, and then removes what they do not go to any more. An address that goes is
-// taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
-func (p *Programmer) carryOut(_ context.Context, x *change) error {
-	start := time.Now()
-	x.after = append(x.after, x.last...)
-	commands := len(x.before) + len(x.after)
-	if x.onlyIPVS() {
-		x.before, x.after = append(x.before, x.after...), nil
-	}
-	if err := p.run(x, x.before); err != nil {
-		return err
-	}
-	if err := p.adopt(x); err != nil {
-		return err
-	}
-	if err := p.removeAddresses(x.depart); err != nil {
-		return err
-	}
-	for _, family := range p.families {
-		l, held := p.layouts[family], x.held[family]
-		if x.create[family] {
-			held = nil
-			if err := p.tables.create(l); err != nil {
-				return err
-			}
-		}
-		if err := p.tables.change(l, held, x.want[family]); err != nil {
-			return err
-		}
-	}
-	if err := p.tables.write(); err != nil {
-		return err
-	}
-	if err := p.addAddresses(x.arrive); err != nil {
-		return err
-	}
-	if err := p.run(x, x.after); err != nil {
-		return err
-	}
-	for _, k := range x.gone {
-		delete(p.taken, k.number)
-		delete(p.draining, k)
-	}
-	p.known = true
-	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
-	return errors.Join(x.errs...)
-}
-
-// onlyIPVS tells whether nothing else changes.
-func (x *change) onlyIPVS() bool {
-	for family, want := range x.want {
-		if len(want)+len(x.held[family]) > 0 || x.create[family] {
-			return false
-		}
-	}
-	return len(x.arrive)+len(x.depart) == 0
 }

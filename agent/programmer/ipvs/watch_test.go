@@ -1,0 +1,177 @@
+package ipvs
+
+import (
+	"context"
+	"encoding/binary"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// TestWatch holds that what others do to ours is noticed, and what we do is not.
+func TestWatch(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
+	c.apply(t, web.ID, nil)
+	c.apply(t, web.ID, web)
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
+	require.False(t, c.rulesetChanged())
+	require.False(t, c.addressesChanged())
+	_, err := c.a.Run(t.Context(), "sh", "-c", "nft add table ip other; ip addr del 10.96.0.1/32 dev "+Device)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	lost, done := make(chan string, 100), make(chan struct{})
+	go func() {
+		defer close(done)
+		c.watchInHost(ctx, func(reason string) { lost <- reason })
+	}()
+	require.ElementsMatch(t, []string{
+		"others have changed nftables table " + Table + " unseen", "others have changed the addresses of " + Device + " or of the node unseen",
+	}, []string{await(t, lost), await(t, lost)})
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	for what, command := range map[string]string{
+		"rules":     "nft flush ruleset",
+		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
+		"address":   "ip addr del 10.96.0.1/32 dev " + Device,
+		"device":    "ip link del " + Device,
+		"addresses": "ip -6 addr flush dev " + Device,
+	} {
+		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 1))
+		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 0))
+		require.Empty(t, lost, what)
+		_, err := c.a.Run(ctx, "sh", "-c", command)
+		require.NoError(t, err)
+		t.Log(what, await(t, lost))
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+		require.True(t, r.All(testenv.Answered), "%s: %v", what, r)
+		for len(lost) > 0 {
+			<-lost
+		}
+	}
+	require.NoError(t, c.ipvs.Flush())
+	require.Equal(t, "a virtual service of IPVS is gone", await(t, lost))
+	cancel()
+	<-done
+}
+
+// TestElsewhere holds that an address of a Service that another interface gets, e.g. a virtual one of keepalived, is the node's as long as
+// it has it.
+func TestElsewhere(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.a.Serve(testenv.TCP, 22)
+	for _, family := range families {
+		c.set(&view.ServicePort{
+			ID:        serviceID("web", model.TCP, family),
+			Frontends: []view.Frontend{everywhere(view.Frontend{Kind: view.ExternalIP, Address: ingress(family, 1), Port: servicePort}, view.Cluster, true)},
+			Cluster:   c.backends(family, tcpPort, 2),
+		})
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "198.51.100.1/32", "dev", Device)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	lost := make(chan string, 100)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { c.watchInHost(ctx, func(reason string) { lost <- reason }) })
+	repair := func() {
+		t.Helper()
+		await(t, lost)
+		require.NoError(t, c.Replace(t.Context(), c.state))
+	}
+	repair()
+	_, err = c.a.Run(ctx, "ip", "link", "add", KubeProxyDevice, "type", "dummy")
+	require.NoError(t, err)
+	for _, family := range families {
+		a := ingress(family, 1)
+		check := func(elsewhere bool) {
+			t.Helper()
+			out, err := c.a.Run(ctx, "ip", "addr", "show", "dev", Device)
+			require.NoError(t, err)
+			require.NotEqual(t, elsewhere, strings.Contains(out, a.String()+"/"), out)
+			r := c.client.Probe(ctx, testenv.TCP, netip.AddrPortFrom(a, servicePort), 2, patient)
+			require.Equal(t, map[string]int{"pod2": 2}, r.Backends(), "%v", r)
+			other := c.client.Probe(ctx, testenv.TCP, netip.AddrPortFrom(a, 22), 1, patient)
+			require.Equal(t, elsewhere, other.All(testenv.Answered), "%v", other)
+		}
+		check(false)
+		_, err := c.a.Run(ctx, "ip", "addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", KubeProxyDevice)
+		require.NoError(t, err)
+		require.NoError(t, c.Replace(ctx, c.state))
+		check(false)
+		_, err = c.a.Run(ctx, "ip", "addr", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
+		require.NoError(t, err)
+		repair()
+		check(true)
+		_, err = c.a.Run(ctx, "ip", "addr", "del", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "lo")
+		require.NoError(t, err)
+		repair()
+		check(false)
+		_, err = c.a.Run(ctx, "ip", "addr", "del", netip.PrefixFrom(a, a.BitLen()).String(), "dev", KubeProxyDevice)
+		require.NoError(t, err)
+	}
+}
+
+// TestArrivals holds that nobody reads all addresses because one has come to the device: it would be done for each of thousands.
+func TestArrivals(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	_, err := c.a.Run(t.Context(), "ip", "addr", "del", "10.96.0.1/32", "dev", Device)
+	require.NoError(t, err)
+	message := func(kind mdnetlink.HeaderType) mdnetlink.Message {
+		data := binary.NativeEndian.AppendUint32([]byte{unix.AF_INET, 32, 0, 0}, uint32(c.device.Attrs().Index))
+		attribute, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{{Type: unix.IFA_ADDRESS, Data: vip(model.IPv4, 1).AsSlice()}})
+		require.NoError(t, err)
+		return mdnetlink.Message{Header: mdnetlink.Header{Type: kind}, Data: append(data, attribute...)}
+	}
+	require.False(t, c.addressLost(message(unix.RTM_NEWADDR)), "what is not there would be noticed by reading")
+	require.True(t, c.addressLost(message(unix.RTM_DELADDR)))
+}
+
+// await gives what is said to be lost.
+func await(t *testing.T, lost <-chan string) string {
+	t.Helper()
+	select {
+	case reason := <-lost:
+		return reason
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "not noticed")
+		return ""
+	}
+}
+
+// watchInHost is Watch in the namespace of the host. The first socket for addresses fails, and is replaced.
+func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
+	in := func(dial dialer) dialer {
+		return func() (conn *mdnetlink.Conn, err error) {
+			return conn, h.host.Do(func() error {
+				conn, err = dial()
+				return err
+			})
+		}
+	}
+	failed := false
+	h.watch(ctx, lost, in(followTables), in(func() (*mdnetlink.Conn, error) {
+		conn, err := followAddresses()
+		if err == nil && !failed {
+			failed = true
+			err = conn.Close()
+		}
+		return conn, err
+	}), time.Millisecond)
+}
