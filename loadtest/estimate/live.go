@@ -10,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -22,9 +21,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/source"
 )
-
-// selector is kube-proxy's for Services and EndpointSlices.
-const selector = "!" + corev1.IsHeadlessService + ",!" + source.LabelServiceProxyName
 
 // cluster is a live one, which is only read.
 type cluster struct {
@@ -44,14 +40,14 @@ func newCluster(config *rest.Config) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
 	}
-	listWatch := func(c cache.Getter, resource, fieldSelector string) *cache.ListWatch {
+	listWatch := func(c cache.Getter, resource string, selected metav1.ListOptions) *cache.ListWatch {
 		return cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
-			o.LabelSelector, o.FieldSelector = selector, fieldSelector
+			o.LabelSelector, o.FieldSelector = selected.LabelSelector, selected.FieldSelector
 		})
 	}
 	return &cluster{
-		services: listWatch(client.CoreV1().RESTClient(), "services", fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()),
-		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", ""),
+		services: listWatch(client.CoreV1().RESTClient(), "services", source.SelectServices("")),
+		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", source.SelectEndpointSlices()),
 		client:   client, metadata: m,
 	}, nil
 }

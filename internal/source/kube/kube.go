@@ -70,28 +70,20 @@ func New(o Options) (*Source, error) {
 		skips:     source.NewSkips(o.Log, o.Metrics),
 		metrics:   newMetrics(o.Metrics),
 	}
-	proxy := "!" + source.LabelServiceProxyName
-	if o.ServiceProxyName != "" {
-		proxy = source.LabelServiceProxyName + "=" + o.ServiceProxyName
-	}
-	add := func(kind model.Kind, getter cache.Getter, plural string, example metav1.Object, labels, fields string) *resource {
+	add := func(kind model.Kind, getter cache.Getter, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
 		return &resource{
 			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
 			server: cache.NewFilteredListWatchFromClient(getter, plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
-				lo.LabelSelector, lo.FieldSelector = labels, fields
+				lo.LabelSelector, lo.FieldSelector = selected.LabelSelector, selected.FieldSelector
 			}),
 		}
 	}
-	// The selectors are kube-proxy's: they spare the transfer of what the converter would leave out. Slices are not
-	// selected by proxy name: on them the label may be missing, or late.
-	cidrs := add(model.KindServiceCIDR, networking.RESTClient(), "servicecidrs", &networkingv1.ServiceCIDR{}, "", "")
+	cidrs := add(model.KindServiceCIDR, networking.RESTClient(), "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true
 	return &Source{client: client, resources: []*resource{
-		add(model.KindService, core.RESTClient(), "services", &corev1.Service{},
-			proxy+",!"+corev1.IsHeadlessService, "spec.clusterIP!="+corev1.ClusterIPNone),
-		add(model.KindSlice, discovery.RESTClient(), "endpointslices", &discoveryv1.EndpointSlice{},
-			"!"+corev1.IsHeadlessService, ""),
-		add(model.KindNode, core.RESTClient(), "nodes", &corev1.Node{}, "", ""),
+		add(model.KindService, core.RESTClient(), "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
+		add(model.KindSlice, discovery.RESTClient(), "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
+		add(model.KindNode, core.RESTClient(), "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
 	}}, nil
 }
