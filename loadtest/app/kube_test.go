@@ -14,8 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -37,7 +39,8 @@ func TestSomebodysCluster(t *testing.T) {
 	}
 	before := ownState()
 
-	for name, peer := range map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast} {
+	peers := map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast}
+	for name, peer := range peers {
 		t.Run("observed by "+name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -51,9 +54,27 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Equal(t, before, ownState(), "nothing was written")
 			require.Contains(t, r.Notes[0], "last-change-trigger-time")
 			require.Equal(t, 3, r.Repeats[0].Check.Nodes)
+			require.Equal(t, "observed", r.Scenario.Name)
+			require.Contains(t, r.Scenario.Parameters, "duration")
+			require.NotContains(t, r.Scenario.Parameters, "rate", "it is the cluster's")
+			if peer == report.KubeAPIServer {
+				require.Positive(t, changes.ServerCPU.Total(), "as it tells itself")
+				require.Contains(t, r.Summary, "cpu-per-update")
+				require.NotContains(t, r.Summary, "cpu-user-per-update", "nobody knows")
+				require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "what it says in its metrics")
+			}
 		})
+	}
+	t.Run("observed by who may not see what the API server uses", func(t *testing.T) {
+		user := "--kube-apiserver=" + cp.Kubeconfig(t, reader(t, cp))
+		r := run(t, report.KubeAPIServer, "--nodes=1", "--duration=100ms", user)
+		require.Nil(t, r.Repeats[0].Phases[1].ServerCPU)
+		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "needs to get the non-resource URL /metrics")
+	})
+	// Both in the same one: what comes second waits until the cluster has removed what was first.
+	const namespace = "loadtest-written"
+	for name, peer := range peers {
 		t.Run("with a namespace, by "+name, func(t *testing.T) {
-			namespace := "loadtest-" + name
 			r := run(t, peer, slices.Concat(small, []string{
 				"--scenario=rolling-update", "--rate=200", kubeconfig, "--write-namespace=" + namespace, "--nodes-per-process=4",
 			})...)
@@ -63,10 +84,10 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Greater(t, changes.Changes, 150)
 			require.EqualValues(t, 6*changes.Changes, changes.Latency.Count)
 			require.Equal(t, 11, r.Repeats[0].State.Services, "the cluster's own ones are another proxy's")
-			awaitGone(t, cp, namespace)
-			require.Equal(t, before, ownState())
 		})
 	}
+	awaitGone(t, cp, namespace)
+	require.Equal(t, before, ownState())
 
 	t.Run("interrupted", func(t *testing.T) {
 		c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"apiserver"}, small,
@@ -77,6 +98,7 @@ func TestSomebodysCluster(t *testing.T) {
 		<-progress.seen
 		require.NoError(t, c.Process.Signal(os.Interrupt))
 		require.Error(t, c.Wait())
+		require.Contains(t, progress.all.String(), "get all EndpointSlices", "who reads that can still stop it")
 		awaitGone(t, cp, "loadtest-interrupted")
 	})
 
@@ -87,15 +109,38 @@ func TestSomebodysCluster(t *testing.T) {
 	})
 }
 
-// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections.
+// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections, and of which some are slow.
 func TestOwnAPIServer(t *testing.T) {
-	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm"})...)
+	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm", "--slow-percent=40", "--slow-delay=200ms"})...)
 	require.NotEmpty(t, r.Versions.KubeAPIServer)
 	first := r.Repeats[0]
 	require.Len(t, first.Phases, 4)
 	require.EqualValues(t, 6, first.Phases[2].Updates)
+	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+}
+
+// reader gives who may only see what kube-proxies see.
+func reader(t *testing.T, cp *controlplane.ControlPlane) *rest.Config {
+	t.Helper()
+	const name = "loadtest-reader"
+	rbac := cp.Client().RbacV1()
+	verbs := []string{"list", "watch"}
+	_, err := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: verbs},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: name}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return cp.ConfigFor(name)
 }
 
 // awaited is output in which something is awaited.

@@ -213,6 +213,13 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--node-ca-cert-file=x.crt":         "add --server",
 		"--server=x:1 --kube-apiserver=own": "use one of them",
 		"--write-namespace=x":               "add --kube-apiserver=KUBECONFIG",
+
+		"--client-key-file=x.key":                               "add --server",
+		"--server=localhost:1 --ca-file=x --client-cert-file=x": "--server needs --ca-file, and either",
+		"--server=x:1 --ca-file=x --client-cert-file=x --client-key-file=x --node-ca-cert-file=x --node-ca-key-file=x": "--server needs --ca-file, and either",
+
+		"--server=x:1 --scenario=steady --nodes=2 --rate=5": "--scenario, --rate: what changes is not this program's to say",
+		"--kube-apiserver=x.kubeconfig --services=1x1":      "--services: what changes is not this program's to say",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.Slicecast, strings.Fields(flags)...), nil, nil), message, flags)
 	}
@@ -220,6 +227,13 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--event=restart --relays=0":               "the API server is not killed",
 		"--kube-apiserver= ":                       "name a kubeconfig, or own",
 		"--kube-apiserver=own --write-namespace=x": "add --kube-apiserver=KUBECONFIG",
+
+		"--relays=1":     "leave them out with an API server",
+		"--servers=2":    "leave them out with an API server",
+		"--floor":        "leave them out with an API server",
+		"--grpc-go":      "leave them out with an API server",
+		"--server-pid=1": "--server-pid is about a running API server",
+		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: what changes is not this program's to say",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.KubeAPIServer, strings.Fields(flags)...), nil, nil), message, flags)
 	}

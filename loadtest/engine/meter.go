@@ -10,6 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/slicecast/slicecast/loadtest/apiserver"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -47,6 +48,8 @@ type reading struct {
 	machine                    time.Duration
 	serverMemory, clientMemory int64
 	nodes                      worker.Sample
+	// account is what an API server tells of itself; nil: nothing, or it was not asked.
+	account *apiserver.Account
 }
 
 // pids of the processes that distribute; none: they are not known.
@@ -68,7 +71,11 @@ func (m *meter) pids() (out []int) {
 func (m *meter) read(ctx context.Context) (reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.readLocked(ctx)
+	r, err := m.readLocked(ctx)
+	if err == nil {
+		r.account = m.stack.account(ctx)
+	}
+	return r, err
 }
 
 func (m *meter) readLocked(ctx context.Context) (r reading, err error) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -107,8 +109,22 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	p.Latency = report.DistributionOf(took)
 	if kind == report.ColdSync {
 		r.result.State = report.State{Services: all[0].Services, Slices: all[0].Slices, Endpoints: all[0].Endpoints}
+		r.report.Versions.Server = r.serverVersions(all)
 	}
 	return p, nil
+}
+
+// serverVersions gives what running servers tell of themselves; those of the run's own are the load tester's.
+func (r *repeat) serverVersions(all []worker.Cold) string {
+	if r.options.Server == "" {
+		return ""
+	}
+	var versions []string
+	for _, c := range all {
+		versions = append(versions, c.ServerVersions...)
+	}
+	slices.Sort(versions)
+	return strings.Join(slices.Compact(versions), ", ")
 }
 
 // memory counts the memory of the run's own servers, when their state is complete; nil: there are none.
@@ -140,9 +156,7 @@ func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading
 		ReceivedBytes: after.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: after.nodes.SentBytes - before.nodes.SentBytes,
 		ClientCPU: report.CPUOf(after.client.Sub(before.client)), Reconnects: after.nodes.Reconnects - before.nodes.Reconnects,
 	}
-	if len(r.meter.pids()) > 0 {
-		p.ServerCPU = new(report.CPUOf(after.server.Sub(before.server)))
-	}
+	p.ServerCPU = r.meter.serverCPU(before, after)
 	return p
 }
 

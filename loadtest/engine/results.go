@@ -58,7 +58,7 @@ func (r *repeat) add(p report.Phase, machine time.Duration) {
 	client := p.ClientCPU.Total() / p.Seconds
 	note(busy > busyShare*cores, "the machine was %.0f %% busy during the changes: latencies hold waits for a CPU", 100*busy/cores)
 	note(client > clientShare*cores, "the load tester itself used more than half of the machine: latencies are also its own")
-	if s := p.ServerCPU; s != nil && r.stack.writer == nil {
+	if s := p.ServerCPU; s != nil && r.stack.writer == nil && r.stack.process == nil {
 		others := busy - s.Total()/p.Seconds - client
 		note(others > othersShare*cores, "other processes used %.2f cores during the changes", others)
 	}

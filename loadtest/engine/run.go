@@ -23,7 +23,7 @@ func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.Vi
 	}
 	out := &report.Report{
 		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server,
-		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: s.Parameters()},
+		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: o.parameters(s)},
 		Machine:  machine, Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
 		Notes: []string{},
 	}
@@ -101,6 +101,7 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
 		return because(ctx, err)
 	}
+	r.explainCPU()
 	r.result.Series = r.meter.seconds
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peak.server, r.meter.peak.client
 	r.report.Repeats = append(r.report.Repeats, r.result)

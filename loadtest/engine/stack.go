@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -37,6 +38,9 @@ type stack struct {
 	kubeconfig, kubeVersion string
 	own                     *own              // nil: it is somebody else's
 	writer                  *apiserver.Writer // nil: nothing is written to it
+	// process is asked for the API server's CPU time where nobody else can tell it; untold says why it cannot be.
+	process *apiserver.Process
+	untold  error
 
 	authority *testca.CA
 	cluster   *generate.Config // nil: the changes are not the run's
@@ -118,7 +122,16 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	if s.kubeVersion, err = apiserver.Version(ctx, config); err != nil {
 		return err
 	}
+	if s.options.Peer == report.KubeAPIServer && s.own == nil && s.options.ServerPID == 0 {
+		if err := s.ask(ctx, config); err != nil {
+			return err
+		}
+	}
 	if s.options.writes() {
+		if s.own == nil {
+			slog.Warn("What is written reaches the cluster's own nodes: kube-proxies, and Slicecast's servers and agents, get all EndpointSlices, "+
+				"and pass over only the Services", "namespace", s.namespace(), "service-proxy-name", s.proxy())
+		}
 		s.writer, err = apiserver.NewWriter(ctx, config, s.namespace(), s.proxy(), s.scenario.Cluster())
 	}
 	return err
@@ -132,9 +145,15 @@ func (s *stack) observe(setup *worker.Setup) (err error) {
 		return nil
 	}
 	setup.ServerName = o.ServerName
-	for into, file := range map[*[]byte]string{&setup.Roots: o.CAFile, &setup.CA: o.NodeCACertFile, &setup.CAKey: o.NodeCAKeyFile} {
+	for into, file := range map[*[]byte]string{
+		&setup.Roots: o.CAFile, &setup.CA: o.NodeCACertFile, &setup.CAKey: o.NodeCAKeyFile,
+		&setup.Certificate: o.ClientCertFile, &setup.PrivateKey: o.ClientKeyFile,
+	} {
+		if file == "" {
+			continue
+		}
 		if *into, err = os.ReadFile(file); err != nil {
-			return fmt.Errorf("--ca-file, --node-ca-cert-file, --node-ca-key-file: %w", err)
+			return fmt.Errorf("%s: %w", tlsFlags, err)
 		}
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,10 +101,7 @@ func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, erro
 }
 
 func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
-	c, err := n.Traffic.Dial(ctx, address)
-	if err == nil && n.Delay > 0 {
-		c = newSlowConn(c, n.Delay)
-	}
+	c, err := n.Dial(ctx, address)
 	if err == nil {
 		n.mu.Lock()
 		n.conn = c
@@ -184,6 +182,16 @@ func (f *Fleet) inSync(n *node) {
 	if n.Index >= 0 {
 		f.Reached(n.Member)
 	}
+}
+
+// ServerVersions are what the servers that nodes are on tell of themselves.
+func (f *Fleet) ServerVersions() (out []string) {
+	for _, n := range f.nodes {
+		if v := n.client.Connection().ServerVersion; v != "" && !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return out
 }
 
 // Objects is how much the first node holds.

@@ -76,13 +76,13 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.sent += float64(p.SentBytes)
 		j.messages += float64(p.MessageBytes)
 		j.reconnects += float64(p.Reconnects)
-		j.client.User, j.client.System = j.client.User+p.ClientCPU.User, j.client.System+p.ClientCPU.System
+		j.client = j.client.add(p.ClientCPU)
 		latencies = append(latencies, p.Latency)
 		if c := p.ServerCPU; c != nil {
 			if j.server == nil {
 				j.server = &CPU{}
 			}
-			j.server.User, j.server.System = j.server.User+c.User, j.server.System+c.System
+			*j.server = j.server.add(*c)
 		}
 		if l := p.SourceLag; l != nil && (j.lag == nil || l.P99 > j.lag.P99) {
 			j.lag = l
@@ -244,7 +244,8 @@ func cpuPerUpdate(of func(CPU) float64) func(*figures) (float64, bool) {
 		if f.changes.server == nil || f.changes.updates == 0 {
 			return 0, false
 		}
-		return of(*f.changes.server) * microsPerSecond / f.changes.updates, true
+		used := of(*f.changes.server)
+		return used * microsPerSecond / f.changes.updates, used > 0 || f.changes.server.Undivided == 0
 	}
 }
 

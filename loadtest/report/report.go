@@ -61,6 +61,8 @@ type Versions struct {
 	// Slicecast is that of the load tester, and of the server that it starts.
 	Slicecast string `json:"slicecast"`
 	Go        string `json:"go"`
+	// Server is what a running server that was observed tells of itself.
+	Server string `json:"server,omitempty"`
 	// KubeAPIServer is there where one was part of the run.
 	KubeAPIServer string `json:"kubeAPIServer,omitempty"`
 }
@@ -152,10 +154,16 @@ type Phase struct {
 type CPU struct {
 	User   float64 `json:"userSeconds"`
 	System float64 `json:"systemSeconds"`
+	// Undivided is user and system time in one, of who tells no more than that. The others are then 0.
+	Undivided float64 `json:"undividedSeconds,omitempty"`
 }
 
 // Total is user and system time.
-func (c CPU) Total() float64 { return c.User + c.System }
+func (c CPU) Total() float64 { return c.User + c.System + c.Undivided }
+
+func (c CPU) add(o CPU) CPU {
+	return CPU{c.User + o.User, c.System + o.System, c.Undivided + o.Undivided}
+}
 
 // CPUOf converts a reading.
 func CPUOf(c usage.CPU) CPU { return CPU{User: c.User.Seconds(), System: c.System.Seconds()} }

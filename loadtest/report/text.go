@@ -89,6 +89,9 @@ func (p *Phase) cpuText() string {
 	if p.ServerCPU == nil {
 		return ""
 	}
+	if p.ServerCPU.Undivided > 0 {
+		return fmt.Sprintf(", server CPU %s", FormatValue(p.ServerCPU.Total(), Seconds))
+	}
 	return fmt.Sprintf(", server CPU %s (user %s, system %s)", FormatValue(p.ServerCPU.Total(), Seconds), FormatValue(p.ServerCPU.User, Seconds),
 		FormatValue(p.ServerCPU.System, Seconds))
 }
@@ -98,6 +101,9 @@ func (r *Report) PeerText() string {
 	out := string(r.Peer)
 	if r.Peer == KubeAPIServer && r.Versions.KubeAPIServer != "" {
 		out += " " + r.Versions.KubeAPIServer
+	}
+	if r.Versions.Server != "" {
+		out += " " + r.Versions.Server
 	}
 	if r.Server != "" {
 		out += " at " + r.Server

@@ -26,8 +26,9 @@ type Setup struct {
 
 	// Servers are addresses of Slicecast servers; none: the nodes watch the API server of Kubeconfig, as kube-proxies do.
 	Servers []string
-	// CA and CAKey issue the certificates of nodes, Roots those of the servers, all in PEM. Without CA all is in plaintext.
-	CA, CAKey, Roots []byte
+	// Roots have issued the certificates of servers, CA and CAKey issue those of nodes, or all nodes show one Certificate; all in
+	// PEM. Without Roots all is in plaintext.
+	Roots, CA, CAKey, Certificate, PrivateKey []byte
 	// ServerName that the servers' certificates must have; empty: the host of the address.
 	ServerName string
 
@@ -43,6 +44,8 @@ type Cold struct {
 	Nodes []fleet.Synced
 	// What the first node holds.
 	Services, Slices, Endpoints int
+	// ServerVersions are what Slicecast's servers tell of themselves.
+	ServerVersions []string
 }
 
 // Received is what nodes got of a plan, or in a time.

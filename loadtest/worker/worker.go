@@ -166,6 +166,9 @@ func (w *Worker) Synced(_ struct{}, c *Cold) error {
 	w.quiet.Store(false)
 	c.Nodes = s.Nodes()
 	c.Services, c.Slices, c.Endpoints = w.nodes.Objects()
+	if w.fleet != nil {
+		c.ServerVersions = w.fleet.ServerVersions()
+	}
 	return nil
 }
 
@@ -350,18 +353,24 @@ func (w *Worker) FloorReceived(bytes int64, _ *struct{}) error { return w.floor.
 
 // identity is what nodes know themselves and the servers by.
 type identity struct {
-	authority  *testca.CA // nil: plaintext
-	roots      *x509.CertPool
+	roots      *x509.CertPool // nil: plaintext
 	serverName string
+	// authority issues certificates of nodes; nil: all have one.
+	authority   *testca.CA
+	certificate tls.Certificate
 	// protocols that nodes offer before "h2".
 	protocols []string
 }
 
 func (i *identity) load(s Setup) (err error) {
-	if s.CA == nil {
+	if s.Roots == nil {
 		return nil
 	}
-	if i.authority, err = testca.Parse(s.CA, s.CAKey); err != nil {
+	if s.CA == nil {
+		if i.certificate, err = tls.X509KeyPair(s.Certificate, s.PrivateKey); err != nil {
+			return fmt.Errorf("certificate of nodes: %w", err)
+		}
+	} else if i.authority, err = testca.Parse(s.CA, s.CAKey); err != nil {
 		return fmt.Errorf("CA of nodes: %w", err)
 	}
 	i.roots, i.serverName = x509.NewCertPool(), s.ServerName
@@ -375,10 +384,12 @@ func (i *identity) load(s Setup) (err error) {
 }
 
 // tlsConfig gives a node a certificate.
-func (i *identity) tlsConfig(node string) (*tls.Config, error) {
-	certificate, err := i.authority.Node(node)
-	if err != nil {
-		return nil, err
+func (i *identity) tlsConfig(node string) (_ *tls.Config, err error) {
+	certificate := i.certificate
+	if i.authority != nil {
+		if certificate, err = i.authority.Node(node); err != nil {
+			return nil, err
+		}
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: i.roots, ServerName: i.serverName, Certificates: []tls.Certificate{certificate},
@@ -387,7 +398,7 @@ func (i *identity) tlsConfig(node string) (*tls.Config, error) {
 }
 
 func (i *identity) credentials(node string) (credentials.TransportCredentials, error) {
-	if i.authority == nil {
+	if i.roots == nil {
 		return insecure.NewCredentials(), nil
 	}
 	config, err := i.tlsConfig(node)
