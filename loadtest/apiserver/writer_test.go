@@ -28,7 +28,7 @@ func TestLagOfRequests(t *testing.T) {
 		require.NoError(t, err)
 		client := fake.NewClientset()
 		client.PrependReactor("update", "endpointslices", func(clienttesting.Action) (bool, runtime.Object, error) {
-			time.Sleep(request)
+			<-time.After(request)
 			return false, nil, nil
 		})
 		w := &Writer{client: client, namespace: "test", cluster: cluster, owners: make(map[string]types.UID), seed: maphash.MakeSeed()}
