@@ -176,6 +176,9 @@ func comparisonOf(from, to *report.Report) comparison {
 	return out
 }
 
+// unknown is in a table where there is no figure.
+const unknown = "–"
+
 // phases lists the phases of all repeats.
 func phases(r *report.Report) table {
 	t := table{
@@ -188,15 +191,17 @@ func phases(r *report.Report) table {
 			if len(r.Repeats) > 1 {
 				name = fmt.Sprintf("repeat %d: %s", i+1, name)
 			}
-			cpu := report.CPU{}
-			if p.ServerCPU != nil {
-				cpu = *p.ServerCPU
+			cpu := []string{unknown, unknown, unknown}
+			if c := p.ServerCPU; c != nil {
+				cpu = []string{seconds(c.Total()), seconds(c.User), seconds(c.System)}
 			}
-			t.Rows = append(t.Rows, []string{
+			latency := []string{unknown, unknown, unknown}
+			if l := p.Latency; l.Count > 0 {
+				latency = []string{millis(l.P50), millis(l.P99), millis(l.Max)}
+			}
+			t.Rows = append(t.Rows, slices.Concat([]string{
 				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
-				seconds(cpu.Total()), seconds(cpu.User), seconds(cpu.System), seconds(p.ClientCPU.Total()),
-				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
-			})
+			}, cpu, []string{seconds(p.ClientCPU.Total())}, latency))
 		}
 	}
 	return t
