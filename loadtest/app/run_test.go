@@ -21,6 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
@@ -28,6 +30,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -239,6 +243,8 @@ type oneShard struct {
 	pb.UnimplementedDistributionServiceServer
 	// service gives the one that a node gets; nil: it waits for that.
 	service func(node string) *model.Service
+	// away, if set: when it is closed, streams end and there are no others.
+	away chan struct{}
 }
 
 // serve starts the server and gives its address.
@@ -272,6 +278,11 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 		<-g.Context().Done()
 		return nil
 	}
+	select {
+	case <-o.away:
+		return status.Error(codes.Unavailable, "away")
+	default:
+	}
 	for _, m := range []*pb.StreamResponse{
 		{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{Epoch: 1, ShardCount: 1}}},
 		{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: wire.UpdateToProto(&model.Update{
@@ -283,8 +294,35 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 			return err
 		}
 	}
-	<-g.Context().Done()
-	return nil
+	select {
+	case <-o.away:
+	case <-g.Context().Done():
+	}
+	return status.Error(codes.Unavailable, "away")
+}
+
+// TestNodesThatLoseTheServer has nodes that hold the true state, of a server that is no more.
+func TestNodesThatLoseTheServer(t *testing.T) {
+	server := &oneShard{service: func(string) *model.Service { return webService(80) }, away: make(chan struct{})}
+	setup := worker.Setup{Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Servers: []string{server.serve(t)}}
+	w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	up := func() int {
+		s, err := w.Sample(t.Context())
+		require.NoError(t, err)
+		return s.Up
+	}
+	require.Zero(t, up(), "none has connected")
+	require.NoError(t, w.Run(t.Context()))
+	_, err = w.Synced(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, up())
+	close(server.away)
+	require.Eventually(t, func() bool { return up() == 0 }, time.Minute, 10*time.Millisecond)
+	checked, err := w.Check(t.Context(), 500*time.Millisecond)
+	require.NoError(t, err)
+	require.Contains(t, checked.Wrong, "2 nodes, one of them node-00000, are not connected any more")
 }
 
 func TestDivergedNodeFailsTheRun(t *testing.T) {
@@ -328,7 +366,7 @@ func TestTimeoutKeepsTheReport(t *testing.T) {
 		return webService(80)
 	}}
 	html := filepath.Join(t.TempDir(), "page.html")
-	code, out, errOut := execute(t, "run", "--nodes=2", "--duration=100ms", "--insecure-plaintext", "--repeats=2", "--timeout=6s", "--output=json",
+	code, out, errOut := execute(t, "run", "--nodes=2", "--duration=100ms", "--insecure-plaintext", "--repeats=2", "--timeout=4s", "--output=json",
 		"--require=p99<1ms", "--html="+html, "--server="+server.serve(t))
 	require.Equal(t, exitFailed, code, errOut)
 	require.Contains(t, errOut, "not all nodes come to the state")
@@ -339,7 +377,7 @@ func TestTimeoutKeepsTheReport(t *testing.T) {
 	require.Len(t, r.Repeats, 2)
 	require.True(t, r.Repeats[0].Check.OK)
 	require.False(t, r.Repeats[1].Check.OK)
-	require.Contains(t, r.Repeats[1].Check.Error, "is behind: not within 6s")
+	require.Contains(t, r.Repeats[1].Check.Error, "is behind: not within 4s")
 	require.Contains(t, r.Summary, "cold-p50")
 	require.FileExists(t, html)
 }

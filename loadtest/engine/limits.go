@@ -13,8 +13,8 @@ import (
 const (
 	// portRange is where the kernel tells which ports connections get: those to one address each another one.
 	portRange = "/proc/sys/net/ipv4/ip_local_port_range"
-	// apiServerFiles is how many files an API server needs beside those for watchers: etcd's connections, for each kind of object.
-	apiServerFiles = 512
+	// apiServerFiles is room for what an API server has open beside watchers' connections: some 70 files when nothing happens, most to etcd.
+	apiServerFiles = 256
 )
 
 // limits finds what this machine does not allow, which nobody would understand when it happens: nodes would wait for a connection.

@@ -69,8 +69,8 @@ func (r *repeat) add(p report.Phase, machine time.Duration) {
 			others := busy - s.Total()/p.Seconds - client
 			r.note(others > othersShare*cores, "other processes used %.2f cores during %s", others, when)
 		}
-		r.note(s.Total() < roughSeconds, "the server used %s of CPU time during %s: how much of that was in user mode and in the kernel, which is "+
-			"told in steps of 10 ms, is rough", report.FormatValue(s.Total(), report.Seconds), when)
+		r.note(s.Total() < roughSeconds, "the server used less than %d s of CPU time during %s: how much of that was in user mode and how much in "+
+			"the kernel, which is told in steps of 10 ms, is rough", roughSeconds, when)
 	}
 	if a := p.Aside; a != nil {
 		r.note(true, "bytes and CPU a node-update leave out the %s of the %s, in which nodes received %d of the %d updates",
