@@ -176,9 +176,6 @@ func comparisonOf(from, to *report.Report) comparison {
 	return out
 }
 
-// unknown is in a table where there is no figure.
-const unknown = "–"
-
 // phases lists the phases of all repeats.
 func phases(r *report.Report) table {
 	t := table{
@@ -191,17 +188,15 @@ func phases(r *report.Report) table {
 			if len(r.Repeats) > 1 {
 				name = fmt.Sprintf("repeat %d: %s", i+1, name)
 			}
-			cpu := []string{unknown, unknown, unknown}
+			cpu := []string{"–", "–", "–"} // unknown
 			if c := p.ServerCPU; c != nil {
 				cpu = []string{seconds(c.Total()), seconds(c.User), seconds(c.System)}
 			}
-			latency := []string{unknown, unknown, unknown}
-			if l := p.Latency; l.Count > 0 {
-				latency = []string{millis(l.P50), millis(l.P99), millis(l.Max)}
-			}
-			t.Rows = append(t.Rows, slices.Concat([]string{
+			t.Rows = append(t.Rows, []string{
 				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
-			}, cpu, []string{seconds(p.ClientCPU.Total())}, latency))
+				cpu[0], cpu[1], cpu[2], seconds(p.ClientCPU.Total()),
+				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
+			})
 		}
 	}
 	return t
