@@ -74,18 +74,24 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.received += float64(p.ReceivedBytes)
 		j.sent += float64(p.SentBytes)
 		j.messages += float64(p.MessageBytes)
-		j.client.User, j.client.System = j.client.User+p.ClientCPU.User, j.client.System+p.ClientCPU.System
+		j.client = j.client.add(p.ClientCPU)
 		latencies = append(latencies, p.Latency)
 		if a := p.Aside; a != nil {
 			j.aside.Updates += a.Updates
 			j.aside.ReceivedBytes += a.ReceivedBytes
 			j.aside.SentBytes += a.SentBytes
-			if a.ServerCPU != nil {
-				j.aside.ServerCPU = a.ServerCPU.plus(j.aside.ServerCPU)
+			if c := a.ServerCPU; c != nil {
+				if j.aside.ServerCPU == nil {
+					j.aside.ServerCPU = &CPU{}
+				}
+				*j.aside.ServerCPU = j.aside.ServerCPU.add(*c)
 			}
 		}
 		if c := p.ServerCPU; c != nil {
-			j.server = c.plus(j.server)
+			if j.server == nil {
+				j.server = &CPU{}
+			}
+			*j.server = j.server.add(*c)
 		}
 		if l := p.SourceLag; l != nil && (j.lag == nil || l.P99 > j.lag.P99) {
 			j.lag = l

@@ -173,12 +173,8 @@ type CPU struct {
 // Total is user and system time.
 func (c CPU) Total() float64 { return c.User + c.System }
 
-// plus adds up; nil is nothing.
-func (c CPU) plus(o *CPU) *CPU {
-	if o != nil {
-		c.User, c.System = c.User+o.User, c.System+o.System
-	}
-	return &c
+func (c CPU) add(o CPU) CPU {
+	return CPU{c.User + o.User, c.System + o.System}
 }
 
 // CPUOf converts a reading.
