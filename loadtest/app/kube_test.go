@@ -17,8 +17,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
 // TestSomebodysCluster has a real API server with Services of its own, in which nothing is written but where it is allowed.
@@ -67,6 +71,22 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Equal(t, before, ownState())
 		})
 	}
+
+	t.Run("the API server has the truth", func(t *testing.T) {
+		setup := worker.Setup{
+			Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Kubeconfig: cp.Kubeconfig(t, cp.AdminConfig()),
+			Servers: []string{(&oneShard{service: func(string) *model.Service { return webService(80) }}).serve(t)},
+		}
+		w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, w.Close()) }()
+		require.NoError(t, w.Run(t.Context()))
+		_, err = w.Synced(t.Context())
+		require.NoError(t, err)
+		checked, err := w.Check(t.Context(), 5*time.Second)
+		require.NoError(t, err)
+		require.Contains(t, checked.Wrong, "Service default/web should not be there", "a server that is wrong tells every node the same")
+	})
 
 	t.Run("interrupted", func(t *testing.T) {
 		c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"apiserver"}, small,

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/page"
 )
@@ -61,7 +60,7 @@ func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut 
 	switch {
 	case !started || errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errMissed) && !errors.Is(err, fleet.ErrDiverged):
+	case errors.Is(err, errMissed):
 		return exitMissed
 	}
 	return exitFailed

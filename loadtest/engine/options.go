@@ -164,5 +164,5 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
 		"a server has %d files open for its share of %d nodes, and it may have %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
-	return s, errors.Join(errs...)
+	return s, errors.Join(append(errs, limits(o, s))...)
 }

@@ -69,7 +69,7 @@ type Versions struct {
 type Repeat struct {
 	Start time.Time `json:"start"`
 	State State     `json:"state"`
-	// Phases as they ended. A resync may be inside of changes: each has then what both cost.
+	// Phases as they ended. A resync may be inside of changes: each has then what both cost, and the changes tell what that was (Aside).
 	Phases []Phase `json:"phases"`
 	// ServerMemory is absent where a running server is observed.
 	ServerMemory *ServerMemory `json:"serverMemory,omitempty"`
@@ -81,7 +81,9 @@ type Repeat struct {
 	// unknown.
 	ServerPeakBytes int64 `json:"serverPeakBytes"`
 	ClientPeakBytes int64 `json:"clientPeakBytes"`
-	// Check tells whether all nodes hold the true state at the end.
+	// Reconnects is how many streams broke, from the first to the last, without the scenario's doing.
+	Reconnects int64 `json:"reconnects,omitempty"`
+	// Check tells whether all nodes hold the true state at the end, or why there was no end.
 	Check Check `json:"check"`
 	// Notes say what a reader of the figures has to know about this repeat.
 	Notes []string `json:"notes"`
@@ -146,9 +148,23 @@ type Phase struct {
 	DownSeconds float64 `json:"downSeconds,omitempty"`
 	// Reconnects is how many streams broke during the phase without the scenario's doing.
 	Reconnects int64 `json:"reconnects"`
+	// Aside is what of all this was while nodes came back from an event; absent if there was none.
+	Aside *Aside `json:"aside,omitempty"`
 }
 
-// CPU time in seconds, by the accounting of the operating system.
+// Aside is what happened, and was spent, in a part of a phase that is left out of what the phase's updates cost.
+type Aside struct {
+	Seconds float64 `json:"seconds"`
+	// Updates that reached nodes meanwhile, however they did.
+	Updates       int64 `json:"updates"`
+	ReceivedBytes int64 `json:"receivedBytes"`
+	SentBytes     int64 `json:"sentBytes"`
+	// ServerCPU is absent where the phase's is.
+	ServerCPU *CPU `json:"serverCPU,omitempty"`
+}
+
+// CPU time in seconds, by the accounting of the operating system. Both together are exact; how it is divided is as precise as the
+// operating system's 10 ms.
 type CPU struct {
 	User   float64 `json:"userSeconds"`
 	System float64 `json:"systemSeconds"`
@@ -157,8 +173,15 @@ type CPU struct {
 // Total is user and system time.
 func (c CPU) Total() float64 { return c.User + c.System }
 
+func (c CPU) add(o CPU) CPU {
+	return CPU{c.User + o.User, c.System + o.System}
+}
+
 // CPUOf converts a reading.
-func CPUOf(c usage.CPU) CPU { return CPU{User: c.User.Seconds(), System: c.System.Seconds()} }
+func CPUOf(c usage.CPU) CPU {
+	user, system := c.Split()
+	return CPU{User: user.Seconds(), System: system.Seconds()}
+}
 
 // Convergence is, over changes, how long it took from when a change was due until so many of the nodes had it.
 type Convergence struct {
@@ -171,7 +194,7 @@ type Convergence struct {
 type Second struct {
 	// At is the end of it, in seconds since the repeat's start.
 	At float64 `json:"at"`
-	// NodesUp is how many nodes were connected and had the state once.
+	// NodesUp is how many nodes were in sync with a server at the end of it.
 	NodesUp int `json:"nodesUp"`
 	// Sent is how many updates the source owed to nodes by changes made in this second; Applied, how many nodes applied.
 	Sent    int64 `json:"sent"`
@@ -241,7 +264,7 @@ type Check struct {
 	// Shards of each node; 0: the peer has none.
 	Shards int  `json:"shards"`
 	OK     bool `json:"ok"`
-	// Error names nodes and what they lack; empty if OK.
+	// Error names nodes and what they lack, or says why the repeat failed before the check; empty if OK.
 	Error string `json:"error,omitempty"`
 }
 

@@ -147,6 +147,28 @@ func TestMetrics(t *testing.T) {
 		require.NotEmpty(t, m.Help, m.Name)
 	}
 
+	// What an event cost is not what updates cost, but was spent.
+	with := r.Repeats[0].Phases[2]
+	with.Aside = &report.Aside{
+		Updates: with.Updates / 2, ReceivedBytes: with.ReceivedBytes * 3 / 4, SentBytes: with.SentBytes * 3 / 4,
+		ServerCPU: &report.CPU{User: with.ServerCPU.User * 3 / 4, System: with.ServerCPU.System * 3 / 4},
+	}
+	without := r.Repeats[0].Phases[2]
+	r.Repeats[0].Phases[2] = with
+	for name, want := range map[string]float64{
+		"bytes-per-update": 110. / 2, "sent-bytes-per-update": 11. / 2, "cpu-per-update": 14. / 2, "cpu-user-per-update": 14. / 6, "changes-cpu": 1.4,
+		"changes-bytes": 11e6,
+	} {
+		require.InDelta(t, want, summary(t, r, name), 1e-6*want, name)
+	}
+	with.Aside.Updates = with.Updates
+	r.Summarize()
+	require.NotContains(t, r.Summary, "bytes-per-update", "none came when there was no event")
+	require.NotContains(t, r.Summary, "cpu-per-update")
+	r.Repeats[0].Phases[2] = without
+	r.Repeats[0].Reconnects = 7
+	require.EqualValues(t, 7, summary(t, r, "reconnects"))
+
 	// A second phase with changes counts as much as the first.
 	more := r.Repeats[0].Phases[2]
 	more.Latency = report.Distribution{Count: 1, P99: 1} // without its histogram

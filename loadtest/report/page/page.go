@@ -188,13 +188,13 @@ func phases(r *report.Report) table {
 			if len(r.Repeats) > 1 {
 				name = fmt.Sprintf("repeat %d: %s", i+1, name)
 			}
-			cpu := report.CPU{}
-			if p.ServerCPU != nil {
-				cpu = *p.ServerCPU
+			cpu := []string{"–", "–", "–"} // unknown
+			if c := p.ServerCPU; c != nil {
+				cpu = []string{seconds(c.Total()), seconds(c.User), seconds(c.System)}
 			}
 			t.Rows = append(t.Rows, []string{
 				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
-				seconds(cpu.Total()), seconds(cpu.User), seconds(cpu.System), seconds(p.ClientCPU.Total()),
+				cpu[0], cpu[1], cpu[2], seconds(p.ClientCPU.Total()),
 				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
 			})
 		}

@@ -150,6 +150,8 @@ func TestSparsePages(t *testing.T) {
 	text, root := write(t, failed)
 	require.Contains(t, text, "failed its check")
 	require.Contains(t, text, "node-00003 &lt;lacks&gt; a shard")
+	require.Contains(t, text, `<td class="n">–</td>`)
+	require.Equal(t, 1, strings.Count(text, ">0 µs<"), "the first phase begins then, and what is unknown is not 0")
 	require.Len(t, figures(t, root), 1, "bytes are all there is")
 
 	empty := reporttest.Slicecast(0, 1)
