@@ -119,7 +119,7 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	if p.Output == outputJSON {
 		write = r.WriteJSON
 	}
-	if err := errors.Join(write(out), p.writePage(r)); err != nil {
+	if err := errors.Join(write(out), p.writePage(report.DefaultTolerance, r)); err != nil {
 		return err
 	}
 	missed := 0
@@ -140,8 +140,8 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	return nil
 }
 
-// writePage writes the page of reports, if one is wanted.
-func (p *Presentation) writePage(reports ...*report.Report) error {
+// writePage writes the page of reports, if one is wanted. The tolerance is that of comparisons.
+func (p *Presentation) writePage(tolerance float64, reports ...*report.Report) error {
 	if p.HTML == "" {
 		return nil
 	}
@@ -149,7 +149,7 @@ func (p *Presentation) writePage(reports ...*report.Report) error {
 	if err != nil {
 		return fmt.Errorf("--html: %w", err)
 	}
-	if err := errors.Join(page.Write(f, reports...), f.Close()); err != nil {
+	if err := errors.Join(page.Write(f, tolerance, reports...), f.Close()); err != nil {
 		return fmt.Errorf("--html: %w", err)
 	}
 	return nil

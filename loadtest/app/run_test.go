@@ -32,7 +32,7 @@ import (
 
 // TestMain lets the test binary be the command itself: runs start it as their servers and workers, and tests as a run to interrupt.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", "compare", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
 		ctx, stop := daemon.SignalContext(context.Background())
 		code := Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 		stop()

@@ -185,7 +185,7 @@ func latencyMetrics() (out []Metric) {
 		name, help string
 		of         func(*Distribution) float64
 	}{
-		{"p50", "latency of a node-update, from due at the source to applied at the node: median", func(d *Distribution) float64 { return d.P50 }},
+		{"p50", "latency of a node-update, from due at the source to applied at the node, without the nodes that --slow-percent slows down: median", func(d *Distribution) float64 { return d.P50 }},
 		{"p90", "… 90th percentile", func(d *Distribution) float64 { return d.P90 }},
 		{"p99", "… 99th percentile", func(d *Distribution) float64 { return d.P99 }},
 		{"p999", "… 99.9th percentile", func(d *Distribution) float64 { return d.P999 }},

@@ -35,6 +35,7 @@ func run(args []string) error {
 	}
 	s, err := jsonschema.For[report.Report](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
 		reflect.TypeFor[report.Peer]():      {Type: "string", Enum: []any{report.Slicecast, report.KubeAPIServer}},
+		reflect.TypeFor[report.Source]():    {Type: "string", Enum: []any{report.Generated, report.OwnAPIServer, report.Written, report.Observed}},
 		reflect.TypeFor[report.PhaseKind](): {Type: "string", Enum: []any{report.ColdSync, report.WarmUp, report.Changes, report.Resync}},
 		reflect.TypeFor[report.Unit]():      {Type: "string", Enum: []any{report.Seconds, report.Millis, report.Micros, report.Bytes, report.Number}},
 	}})
