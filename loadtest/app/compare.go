@@ -21,9 +21,6 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// comparisonSchema names the form of a comparison's JSON; see report.Schema.
-const comparisonSchema = "slicecast-loadtest-comparison/v1"
-
 // endTime is what a run that is interrupted has to end what it started.
 const endTime = 2 * time.Minute
 
@@ -207,18 +204,11 @@ func child(ctx context.Context, program, command string, flags []string, errOut 
 
 // present prints a comparison. The error wraps errMissed if something is worse, unless the two are different peers.
 func (o *comparison) present(c *report.Comparison, out io.Writer) error {
-	var err error
+	write := c.WriteText
 	if o.Output == outputJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		err = e.Encode(struct {
-			Schema string `json:"schema"`
-			*report.Comparison
-		}{comparisonSchema, c})
-	} else {
-		err = c.WriteText(out)
+		write = c.WriteJSON
 	}
-	if err := errors.Join(err, o.writePage(o.tolerance, c.From, c.To)); err != nil {
+	if err := errors.Join(write(out), o.writePage(o.tolerance, c.From, c.To)); err != nil {
 		return err
 	}
 	if !c.From.OK() || !c.To.OK() {

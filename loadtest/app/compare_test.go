@@ -43,7 +43,8 @@ func TestCompareReports(t *testing.T) {
 		Changes  []struct{ Metric, Verdict string }
 	}
 	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
-	require.Equal(t, comparisonSchema, parsed.Schema)
+	require.Equal(t, report.ComparisonSchema, parsed.Schema)
+	require.NoError(t, reporttest.ValidateAs(report.ComparisonJSONSchema, []byte(out)))
 	require.Equal(t, "slicecast-loadtest/v2", parsed.To.Schema)
 	require.Equal(t, "p50", parsed.Changes[0].Metric)
 	require.Equal(t, "worse", parsed.Changes[0].Verdict)

@@ -1,6 +1,8 @@
 package report
 
 import (
+	_ "embed"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -35,8 +37,17 @@ type Change struct {
 	P float64 `json:"p"`
 }
 
+// ComparisonSchema names the form of a comparison's JSON. Fields may be added to it; anything else gets a new name.
+const ComparisonSchema = "slicecast-loadtest-comparison/v1"
+
+// ComparisonJSONSchema is the JSON Schema of comparisons, as it is published: made of the types in this package.
+//
+//go:embed comparison.schema.json
+var ComparisonJSONSchema []byte
+
 // Comparison is what came of the same scenario twice: with another peer, or another version.
 type Comparison struct {
+	Schema  string   `json:"schema"`
 	From    *Report  `json:"from"`
 	To      *Report  `json:"to"`
 	Changes []Change `json:"changes"`
@@ -49,7 +60,7 @@ const DefaultTolerance = 0.05
 
 // Compare compares two reports metric by metric. The tolerance is a share, such as 0.05, by which medians may differ.
 func Compare(from, to *Report, tolerance float64) *Comparison {
-	c := &Comparison{From: from, To: to}
+	c := &Comparison{Schema: ComparisonSchema, From: from, To: to, Changes: []Change{}, Notes: []string{}}
 	for i := range Metrics {
 		m := &Metrics[i]
 		a, inFrom := from.Summary[m.Name]
@@ -175,6 +186,14 @@ func (c *Change) Ratio() string {
 		return digits(to/from) + " × more"
 	}
 	return fmt.Sprintf("%+.1f %%", 100*(to/from-1))
+}
+
+// WriteJSON writes the comparison for machines.
+func (c *Comparison) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(c)
 }
 
 // WriteText writes the comparison as a table.

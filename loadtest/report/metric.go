@@ -131,6 +131,9 @@ var Metrics = slices.Concat(
 		{"client-cores", Number, "CPU cores that the load tester used meanwhile", func(f *figures) (float64, bool) {
 			return f.changes.client.Total() / f.changes.seconds, f.changes.seconds > 0
 		}},
+		{"client-cpu-per-update", Micros, "CPU that the load tester used, a node-update", func(f *figures) (float64, bool) {
+			return f.changes.client.Total() * microsPerSecond / f.changes.updates, f.changes.updates > 0
+		}},
 		{"source-lag", Millis, "how late the source made changes, p99", func(f *figures) (float64, bool) {
 			if f.changes.lag == nil {
 				return 0, false

@@ -48,7 +48,7 @@ func TestShippedScenarios(t *testing.T) {
 }
 
 func TestFlagsReplaceWhatAFileSays(t *testing.T) {
-	s, err := load(t, "description: Mine.\nnodes: 7\nrate: 2.5\nservices: 3x1-9,1x50\nduration: 3s\nevent: reconnect\n",
+	s, err := load(t, "description: Mine.\nnodes: 7\nrate: 2.5\nservices: 3x1-9,1x50\nduration: 3s\nevent: reconnect\nat: 2s\n",
 		"--nodes=9", "--changing=2x8", "--other=5", "--slow-percent=30")
 	require.NoError(t, err)
 	require.Equal(t, "mine", s.Name)

@@ -18,9 +18,12 @@ const (
 )
 
 // Validate checks a report in JSON against the published schema.
-func Validate(content []byte) error {
+func Validate(content []byte) error { return ValidateAs(report.JSONSchema, content) }
+
+// ValidateAs checks JSON against a schema.
+func ValidateAs(schema, content []byte) error {
 	var s jsonschema.Schema
-	if err := json.Unmarshal(report.JSONSchema, &s); err != nil {
+	if err := json.Unmarshal(schema, &s); err != nil {
 		return err
 	}
 	resolved, err := s.Resolve(nil)
