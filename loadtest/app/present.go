@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/page"
@@ -42,6 +45,13 @@ type usageError struct{ error }
 
 // Unwrap gives the error itself.
 func (u usageError) Unwrap() error { return u.error }
+
+// SignalContext gives a context that ends with the first SIGINT or SIGTERM. A second SIGINT ends the process at once. A second SIGTERM does
+// not: a comparison's runs get one when the comparison is killed, and the kernel may send it for several of its threads.
+func SignalContext() (ctx context.Context, stop context.CancelFunc) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM)
+	return daemon.SignalContext(context.Background())
+}
 
 // Execute runs the command and gives what to exit with. It says on errOut what went wrong.
 func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut io.Writer) int {

@@ -159,7 +159,7 @@ func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d ti
 	if total == 0 || wanted == 0 {
 		return nil
 	}
-	random := rand.New(rand.NewPCG(1, 1)) // the same endpoints each time
+	random := rand.New(rand.NewPCG(1, 1))        // the same endpoints each time
 	at := time.Now().UTC().Truncate(time.Second) // as precise as the conditions of pods are, which the controller takes it from
 	for range sampleFlips {
 		if err := ctx.Err(); err != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// heapOf tells how much heap what is made takes. It is exact as far as nothing else is allocated or released meanwhile.
-func heapOf[T any](make func() (T, error)) (int, error) {
+// heapOf tells how much heap what is built takes. It is exact as far as nothing else is allocated or released meanwhile.
+func heapOf[T any](build func() (T, error)) (int, error) {
 	before := heap()
-	x, err := make()
+	x, err := build()
 	after := heap()
 	runtime.KeepAlive(x)
 	return int(max(0, after-before)), err

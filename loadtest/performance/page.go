@@ -3,13 +3,14 @@ package performance
 import (
 	_ "embed"
 	"fmt"
-	"github.com/slicecast/slicecast/loadtest/report"
-	"github.com/slicecast/slicecast/loadtest/report/chart"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"text/template"
+
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/chart"
 )
 
 // What is made of the reports, from the module's root.
