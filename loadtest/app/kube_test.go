@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -98,6 +99,29 @@ func TestSomebodysCluster(t *testing.T) {
 		require.NoError(t, c.Process.Signal(os.Interrupt))
 		require.Error(t, c.Wait())
 		awaitGone(t, cp, "loadtest-interrupted")
+	})
+
+	// A terminal's ^C reaches the comparison and all that it started at once; a comparison that is killed tells nobody.
+	t.Run("comparisons", func(t *testing.T) {
+		for name, end := range map[string]func(pid int) error{
+			"interrupted": func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
+			"killed":      func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // the end of a namespace takes the cluster long
+				namespace := "loadtest-comparison-" + name
+				c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"compare", "--"}, small,
+					[]string{"--duration=1h", kubeconfig, "--write-namespace=" + namespace})...)
+				c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+				progress := &awaited{want: "changes:", seen: make(chan struct{})}
+				c.Stderr = progress
+				require.NoError(t, c.Start())
+				<-progress.seen
+				require.NoError(t, end(c.Process.Pid))
+				require.Error(t, c.Wait())
+				awaitGone(t, cp, namespace)
+			})
+		}
 	})
 
 	t.Run("a namespace that is there", func(t *testing.T) {

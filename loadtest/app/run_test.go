@@ -2,7 +2,6 @@ package app
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -24,7 +23,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/engine"
@@ -37,8 +35,8 @@ import (
 
 // TestMain lets the test binary be the command itself: runs start it as their servers and workers, and tests as a run to interrupt.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
-		ctx, stop := daemon.SignalContext(context.Background())
+	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", "compare", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
+		ctx, stop := SignalContext()
 		code := Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 		stop()
 		os.Exit(code)

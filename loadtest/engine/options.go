@@ -102,6 +102,19 @@ func (o *Options) writes() bool {
 	return o.Server == "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own || o.WriteNamespace != "")
 }
 
+// source is where the state is from.
+func (o *Options) source() report.Source {
+	switch {
+	case !o.writes():
+		return report.Observed
+	case o.KubeAPIServer == Own:
+		return report.OwnAPIServer
+	case o.WriteNamespace != "":
+		return report.Written
+	}
+	return report.Generated
+}
+
 // Validate gives the scenario, or finds all that is wrong.
 func (o *Options) Validate() (*scenario.Scenario, error) {
 	var errs []error

@@ -23,7 +23,7 @@ func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.Vi
 		return nil, err
 	}
 	out := &report.Report{
-		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server,
+		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server, Source: o.source(),
 		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: s.Parameters()},
 		Machine:  machine, Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
 		Notes: []string{},

@@ -137,6 +137,9 @@ var Metrics = slices.Concat(
 		{"client-cores", Number, "CPU cores that the load tester used meanwhile", func(f *figures) (float64, bool) {
 			return f.changes.client.Total() / f.changes.seconds, f.changes.seconds > 0
 		}},
+		{"client-cpu-per-update", Micros, "CPU that the load tester used, a node-update", func(f *figures) (float64, bool) {
+			return f.changes.client.Total() * microsPerSecond / f.changes.updates, f.changes.updates > 0
+		}},
 		{"source-lag", Millis, "how late the source made changes, p99", func(f *figures) (float64, bool) {
 			if f.changes.lag == nil {
 				return 0, false
@@ -191,7 +194,7 @@ func latencyMetrics() (out []Metric) {
 		name, help string
 		of         func(*Distribution) float64
 	}{
-		{"p50", "latency of a node-update, from due at the source to applied at the node: median", func(d *Distribution) float64 { return d.P50 }},
+		{"p50", "latency of a node-update, from due at the source to applied at the node, without the nodes that --slow-percent slows down: median", func(d *Distribution) float64 { return d.P50 }},
 		{"p90", "… 90th percentile", func(d *Distribution) float64 { return d.P90 }},
 		{"p99", "… 99th percentile", func(d *Distribution) float64 { return d.P99 }},
 		{"p999", "… 99.9th percentile", func(d *Distribution) float64 { return d.P999 }},

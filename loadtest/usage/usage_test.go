@@ -79,4 +79,6 @@ func TestThisMachine(t *testing.T) {
 	require.Positive(t, m.CPUs)
 	require.Greater(t, m.Memory, int64(1<<28))
 	require.NotEmpty(t, m.Kernel)
+	require.Positive(t, m.OpenFiles)
+	require.Positive(t, m.Ports)
 }
