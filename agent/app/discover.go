@@ -10,8 +10,6 @@ import (
 	"time"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/internal/model"
@@ -33,35 +31,29 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	if err != nil {
 		return nil, err
 	}
-	k, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("API server: %w", err)
-	}
 	service, _ := model.ParseServiceKey(o.ServerService) // it is valid
-	return newFinder(k, service, o.ServerName, log).servers, nil
+	list, err := kube.Slices(config, service)
+	if err != nil {
+		return nil, err
+	}
+	return (&finder{list: list, service: service, serverName: o.ServerName, log: log}).servers, nil
 }
 
 // finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their
 // Service's virtual IP: it is the one who programs it.
 type finder struct {
-	api        kubernetes.Interface
+	list       func(context.Context) ([]discoveryv1.EndpointSlice, error)
 	service    model.ServiceKey
 	serverName string // --server-name
 	log        *slog.Logger
 	known      []client.Server
 }
 
-func newFinder(api kubernetes.Interface, service model.ServiceKey, serverName string, log *slog.Logger) *finder {
-	return &finder{api: api, service: service, serverName: serverName, log: log}
-}
-
 // servers gives the servers that are ready. Where the API server can't tell, it gives the last ones.
 func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	list, err := f.api.DiscoveryV1().EndpointSlices(f.service.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: discoveryv1.LabelServiceName + "=" + f.service.Name,
-	})
+	list, err := f.list(ctx)
 	if err != nil {
 		err = fmt.Errorf("look up the endpoints of Service %v: %w", f.service, err)
 		if len(f.known) == 0 {
@@ -71,7 +63,7 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 		return f.known, nil
 	}
 	var found []client.Server
-	for _, address := range addresses(list.Items) {
+	for _, address := range addresses(list) {
 		found = append(found, client.Server{Address: address, Name: f.serverName})
 	}
 	if len(found) == 0 {

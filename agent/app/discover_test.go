@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
@@ -46,7 +47,16 @@ func TestFinder(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	f := newFinder(api, model.ServiceKey{Namespace: "system", Name: "server"}, "server.example", slog.New(slog.DiscardHandler))
+	finder := func(name string) *finder {
+		return &finder{
+			list: func(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
+				list, err := api.DiscoveryV1().EndpointSlices("system").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
+				return list.Items, err
+			},
+			service: model.ServiceKey{Namespace: "system", Name: name}, serverName: "server.example", log: slog.New(slog.DiscardHandler),
+		}
+	}
+	f := finder("server")
 	var want []client.Server
 	for _, address := range []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"} {
 		want = append(want, client.Server{Address: address, Name: "server.example"})
@@ -64,6 +74,7 @@ func TestFinder(t *testing.T) {
 	require.NoError(t, err, "the API server is away, but servers are known")
 	require.Equal(t, want, found)
 
-	_, err = newFinder(fake.NewClientset(), model.ServiceKey{Namespace: "system", Name: "none"}, "", slog.New(slog.DiscardHandler)).servers(t.Context())
+	down = false
+	_, err = finder("none").servers(t.Context())
 	require.ErrorContains(t, err, "no ready endpoint")
 }

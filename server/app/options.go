@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -311,9 +310,9 @@ func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
 func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error) {
 	api = rest.CopyConfig(api)
 	api.QPS, api.Burst = reviewsPerSecond, reviewsBurst
-	client, err := authenticationclient.NewForConfig(api)
+	review, err := kube.TokenReviews(api)
 	if err != nil {
-		return nil, fmt.Errorf("client for token reviews: %w", err)
+		return nil, err
 	}
 	agents, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
 	if err != nil {
@@ -324,6 +323,6 @@ func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error
 		return nil, err
 	}
 	return auth.NewTokenReviewer(auth.TokenOptions{
-		Reviews: client.TokenReviews(), Audience: o.TokenAudience, Agents: agents, Relays: relays,
+		Review: review, Audience: o.TokenAudience, Agents: agents, Relays: relays,
 	}), nil
 }

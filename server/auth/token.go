@@ -16,9 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	authenticationv1 "k8s.io/api/authentication/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
 	"github.com/slicecast/slicecast/server/auth/jwt"
 )
@@ -49,8 +47,8 @@ const (
 
 // TokenOptions set up a TokenReviewer.
 type TokenOptions struct {
-	// Reviews asks the API server. Its rate limit bounds what all strangers together can make the server ask.
-	Reviews authenticationclient.TokenReviewInterface
+	// Review asks the API server. Its rate limit bounds what all strangers together can make the server ask.
+	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
 	// Audience that tokens must be for.
 	Audience string
 	// Agents are the ServiceAccounts whose tokens are their Pods' nodes, Relays those whose tokens are relays.
@@ -110,9 +108,9 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
-		result, err := r.options.Reviews.Create(ctx, &authenticationv1.TokenReview{
+		result, err := r.options.Review(ctx, &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{r.options.Audience}},
-		}, metav1.CreateOptions{})
+		})
 		if err != nil {
 			return nil, fmt.Errorf("create a TokenReview: %w", err)
 		}

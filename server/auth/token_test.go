@@ -24,8 +24,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
+	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/auth/jwt"
@@ -78,25 +78,27 @@ func (a *account) token(audience string, bound bool) string {
 
 // countingReviews counts the reviews, and fails them while it is broken.
 type countingReviews struct {
-	authenticationclient.TokenReviewInterface
+	ask    func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
 	count  atomic.Int32
 	broken atomic.Bool
 }
 
-func (c *countingReviews) Create(
-	ctx context.Context, r *authenticationv1.TokenReview, o metav1.CreateOptions,
-) (*authenticationv1.TokenReview, error) {
+func (c *countingReviews) review(ctx context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	c.count.Add(1)
 	if c.broken.Load() {
 		return nil, errors.New("connection refused")
 	}
-	return c.TokenReviewInterface.Create(ctx, r, o)
+	return c.ask(ctx, r)
 }
 
 func newReviewer(namespace string) (*TokenReviewer, *countingReviews) {
-	reviews := &countingReviews{TokenReviewInterface: cluster.Client().AuthenticationV1().TokenReviews()}
+	ask, err := kube.TokenReviews(cluster.AdminConfig())
+	if err != nil {
+		panic(err) // the test environment's own configuration
+	}
+	reviews := &countingReviews{ask: ask}
 	return NewTokenReviewer(TokenOptions{
-		Reviews: reviews, Audience: audience,
+		Review: reviews.review, Audience: audience,
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
 	}), reviews
@@ -183,12 +185,9 @@ func TestRelayTokens(t *testing.T) {
 }
 
 // denying reviews say no to every token, and count.
-type denying struct {
-	authenticationclient.TokenReviewInterface
-	count int
-}
+type denying struct{ count int }
 
-func (d *denying) Create(context.Context, *authenticationv1.TokenReview, metav1.CreateOptions) (*authenticationv1.TokenReview, error) {
+func (d *denying) review(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	d.count++
 	return &authenticationv1.TokenReview{}, nil
 }
@@ -209,7 +208,7 @@ func invent(t testing.TB, change func(c map[string]any)) string {
 func offline() (*TokenReviewer, *denying) {
 	reviews := &denying{}
 	return NewTokenReviewer(TokenOptions{
-		Reviews: reviews, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
+		Review: reviews.review, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
 	}), reviews
 }
 

@@ -1,17 +1,23 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -89,7 +95,7 @@ var damage = map[string]string{
 	"wrong picks":      "add element %s slicecast cluster-picks { 0x1 : goto refuse }",
 	"stray size":       "add element %s slicecast cluster-sizes { 0x66000 : 0x3 }",
 	"stray number":     "add element %s slicecast cluster-numbers { 0x1000 . 0x3 : 0x99 }",
-	"stray backend":    "add element %s slicecast cluster-backends { 0x99 : %s . 80 }",
+	"stray backend":    "add element %s slicecast cluster-backends { 0x1000 . 0x99 : %s . 80 }",
 	"stray cluster IP": "add element %s slicecast cluster-ips { %s }",
 	"stray hairpin":    "add element %s slicecast hairpins { %[2]s . %[2]s }",
 }
@@ -151,7 +157,7 @@ func TestRepair(t *testing.T) {
 		c.nft(t, "delete", "table", "ip", Table)
 		return nil
 	}))
-	require.Contains(t, <-lost, "during a large change")
+	require.Contains(t, <-lost, "could not be heard")
 	stop()
 	require.Empty(t, lost)
 }
@@ -216,6 +222,34 @@ func TestRestart(t *testing.T) {
 			c.apply(t, renamed)
 		}
 	}
+}
+
+// TestOtherLayout holds that a table of an earlier build, which knows backends by numbers alone, is replaced without a moment without.
+func TestOtherLayout(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var addresses []netip.AddrPort
+	for _, family := range families {
+		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 1}, nil)
+		sticky.Frontends = []view.Frontend{clusterIP(vip(family, 2))}
+		c.set(c.web(family, 1, 2), sticky)
+		addresses = append(addresses, netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(vip(family, 2), servicePort))
+	}
+	c.replace(t)
+	stop := c.stream(t, addresses...)
+	for range 5 {
+		// The map of the local set, which no rule uses.
+		c.nft(t, "delete map ip slicecast local-backends; add map ip slicecast local-backends { type mark : ipv4_addr . inet_service; }; "+
+			"delete map ip6 slicecast local-backends; add map ip6 slicecast local-backends { type mark : ipv6_addr . inet_service; }")
+		var log bytes.Buffer
+		c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		c.replace(t)
+		require.Equal(t, 2, strings.Count(log.String(), "made anew"), &log)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+	stop()
 }
 
 // TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
@@ -398,6 +432,53 @@ func TestParts(t *testing.T) {
 	}
 }
 
+// TestEmptiedPart holds that a part whose last Service ports are gone, or not in it any more, when another process comes, goes, and
+// the rest, affinity included, stays.
+func TestEmptiedPart(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for _, f := range c.inHost.families {
+		f.partSize = 1
+	}
+	for _, family := range families {
+		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 1, 2}, nil)
+		sticky.Frontends = []view.Frontend{clusterIP(vip(family, 9))}
+		c.set(sticky)
+	}
+	c.replace(t)
+	for _, family := range families {
+		for i := range 3 {
+			c.apply(t, c.web(family, byte(1+i), i))
+		}
+	}
+	affine := func() netip.AddrPort {
+		t.Helper()
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 9), servicePort), 4, patient)
+		require.Len(t, r.Servers(), 1, "%v", r)
+		return slices.Collect(maps.Keys(r.Servers()))[0]
+	}
+	backend := affine()
+	for _, family := range families {
+		require.Contains(t, c.inHost.list(t, family), "-part-3")
+		delete(c.state.Ports, c.web(family, 2).ID)
+		other := c.web(family, 3, 2)
+		other.ID.Service.Name = "renamed"
+		delete(c.state.Ports, c.web(family, 3).ID)
+		c.set(other)
+	}
+	var log bytes.Buffer
+	c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	c.replace(t)
+	require.Empty(t, log.String())
+	for _, family := range families {
+		require.NotContains(t, c.inHost.list(t, family), "-part-")
+	}
+	require.Equal(t, backend, affine())
+	for _, f := range c.inHost.families {
+		f.holds(t)
+	}
+}
+
 // TestCleanup holds that nothing is left of the tables, and that others' are not touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
@@ -438,9 +519,61 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, "CAP_NET_ADMIN")
 		return unix.Capset(&header, &all[0])
 	}))
+	// An IP family that the node has, but not all that it takes: something of another kind is in the way.
+	_, err = node.Run(t.Context(), "nft", "add table ip6 slicecast-check; add set ip6 slicecast-check cluster-ips { type inet_service; }")
+	require.NoError(t, err)
+	require.NoError(t, node.Do(func() error {
+		_, err := New(Options{})
+		require.ErrorContains(t, err, "nftables for IPv6")
+		require.ErrorContains(t, err, "choose another programmer")
+		return nil
+	}))
+	// One that the node does not have at all.
+	var log bytes.Buffer
+	var p *Programmer
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		err = node.Do(func() (err error) {
+			if err = withoutIPv6(); err == nil {
+				p, err = New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+			}
+			return err
+		})
+	})
+	wait.Wait()
+	require.NoError(t, err)
+	defer p.Close()
+	require.Len(t, p.families, 1)
+	require.Contains(t, log.String(), "this node does not have it")
+	require.Contains(t, log.String(), "family=IPv6")
+	_, err = node.Run(t.Context(), "nft", "delete table ip6 slicecast-check")
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
+}
+
+// withoutIPv6 has the kernel answer this thread as one without IPv6 does. It lasts as long as the thread.
+func withoutIPv6() error {
+	const number, firstArgument = 0, 16 // in struct seccomp_data
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: number, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: firstArgument, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_INET6, SkipTrue: 1},
+		bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)},
+		bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW},
+	})
+	if err != nil {
+		return err
+	}
+	program := make([]unix.SockFilter, len(filter))
+	for i, f := range filter {
+		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
+	}
+	sock := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&sock)), 0, 0)
 }
 
 // TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the

@@ -50,8 +50,11 @@ type Programmer struct {
 	programmer.Monitor
 
 	log *slog.Logger
-	// partlySince is when it was first seen that the kernel does not take all; zero: not yet. Used as a Programmer is, by one
-	// goroutine at a time.
+	// What follows is used as a Programmer is, by one goroutine at a time.
+
+	// failed are the Service ports that the kernel has not taken.
+	failed map[view.ServicePortID]struct{}
+	// partlySince is when there first were some; zero: not yet.
 	partlySince time.Time
 
 	mu     sync.Mutex // guards what follows: Watch tries again
@@ -66,19 +69,40 @@ func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 	return &Programmer{Monitor: p, others: others, log: log}
 }
 
-// Replace is that of the programmer. After the first that succeeds what the others have left is removed. What can't be
-// removed is logged, and tried again by Watch.
+// Replace is that of the programmer. When all is programmed what the others have left is removed. What can't be removed is logged, and
+// tried again by Watch.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
-	if _, programmed := programmer.PortErrors(err); !programmed {
-		return err
+	p.failed = map[view.ServicePortID]struct{}{}
+	p.advance(ctx, err)
+	return err
+}
+
+// Apply is that of the programmer. It may program the last of what Replace could not.
+func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	err := p.Monitor.Apply(ctx, changes)
+	for _, c := range changes {
+		delete(p.failed, c.ID())
 	}
-	if err != nil {
+	p.advance(ctx, err)
+	return err
+}
+
+// advance takes note of the Service ports that could not be programmed, and removes what the others have left when it is time.
+func (p *Programmer) advance(ctx context.Context, err error) {
+	failed, programmed := programmer.PortErrors(err)
+	if !programmed {
+		return
+	}
+	for _, f := range failed {
+		p.failed[f.ID] = struct{}{}
+	}
+	if len(p.failed) > 0 {
 		if p.partlySince.IsZero() {
 			p.partlySince = time.Now()
 		}
 		if time.Since(p.partlySince) < patience {
-			return err
+			return
 		}
 	}
 	p.mu.Lock()
@@ -87,7 +111,6 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		p.ready = true
 		p.clean(ctx)
 	}
-	return err
 }
 
 // clean removes what the others have left. p.mu is held.

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -21,6 +20,9 @@ const (
 	// maxEndpointsPerSubset is how many addresses of a subset are mirrored, the ready ones first: the limit of the
 	// cluster's mirroring controller.
 	maxEndpointsPerSubset = 1000
+	// leaderAnnotation is on Endpoints that are a lock, as client-go's leader election writes it. Its constant comes with client-go's
+	// whole clientset.
+	leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 )
 
 // endpoints is an Endpoints object as the mirror needs it.
@@ -42,7 +44,7 @@ func (g *group) key() string { return fmt.Sprint(g.family, g.ports) }
 // belong together, and an address that is ready in one subset and not ready in another is not ready. Where the object is
 // invalid it gives the field and what is wrong with it instead.
 func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
-	_, electsLeader := o.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
+	_, electsLeader := o.Annotations[leaderAnnotation]
 	_, headless := o.Labels[corev1.IsHeadlessService]
 	e := &endpoints{skip: o.Labels[discoveryv1.LabelSkipMirror] == "true" || electsLeader || headless}
 

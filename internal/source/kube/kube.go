@@ -15,9 +15,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
-	networkingv1client "k8s.io/client-go/kubernetes/typed/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -51,39 +49,31 @@ func New(o Options) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w; correct the kubeconfig's cluster and user", o.Config.Host, err)
 	}
-	core, err := corev1client.NewForConfigAndClient(o.Config, client)
-	if err != nil {
-		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
+	getters := make(map[schema.GroupVersion]cache.Getter)
+	for _, group := range []schema.GroupVersion{corev1.SchemeGroupVersion, discoveryv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion} {
+		if getters[group], err = newClient(o.Config, group, client); err != nil {
+			return nil, err
+		}
 	}
-	discovery, err := discoveryv1client.NewForConfigAndClient(o.Config, client)
-	if err != nil {
-		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
-	}
-
-	networking, err := networkingv1client.NewForConfigAndClient(o.Config, client)
-	if err != nil {
-		return nil, fmt.Errorf("client for the API server %s: %w", o.Config.Host, err)
-	}
-
 	shared := shared{
 		converter: source.NewConverter(o.ServiceProxyName),
 		skips:     source.NewSkips(o.Log, o.Metrics),
 		metrics:   newMetrics(o.Metrics),
 	}
-	add := func(kind model.Kind, getter cache.Getter, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
+	add := func(kind model.Kind, group schema.GroupVersion, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
 		return &resource{
 			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
-			server: cache.NewFilteredListWatchFromClient(getter, plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
+			server: cache.NewFilteredListWatchFromClient(getters[group], plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
 				lo.LabelSelector, lo.FieldSelector = selected.LabelSelector, selected.FieldSelector
 			}),
 		}
 	}
-	cidrs := add(model.KindServiceCIDR, networking.RESTClient(), "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
+	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true
 	return &Source{client: client, resources: []*resource{
-		add(model.KindService, core.RESTClient(), "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
-		add(model.KindSlice, discovery.RESTClient(), "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
-		add(model.KindNode, core.RESTClient(), "nodes", &corev1.Node{}, metav1.ListOptions{}),
+		add(model.KindService, corev1.SchemeGroupVersion, "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
+		add(model.KindSlice, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
+		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
 	}}, nil
 }

@@ -1,0 +1,81 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// codecs know the kinds that Slicecast reads and writes. client-go's clientset knows all that there are, and most of what an agent
+// has in memory would be theirs.
+var codecs = func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
+	for _, add := range []func(*runtime.Scheme) error{
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, authenticationv1.AddToScheme,
+	} {
+		utilruntime.Must(add(scheme))
+	}
+	return serializer.NewCodecFactory(scheme)
+}()
+
+// newClient gives a client for a group of the API, over an HTTP client if there is one.
+func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client) (*rest.RESTClient, error) {
+	config = rest.CopyConfig(config)
+	config.GroupVersion, config.APIPath = &group, "/apis"
+	if group.Group == corev1.GroupName {
+		config.APIPath = "/api"
+	}
+	config.NegotiatedSerializer = codecs.WithoutConversion()
+	if over == nil {
+		var err error
+		if over, err = rest.HTTPClientFor(config); err != nil {
+			return nil, fmt.Errorf("client for the API server %s: %w; correct the kubeconfig's cluster and user", config.Host, err)
+		}
+	}
+	client, err := rest.RESTClientForConfigAndClient(config, over)
+	if err != nil {
+		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
+	}
+	return client, nil
+}
+
+// Slices gives a function that lists the EndpointSlices of a Service, by one request.
+func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]discoveryv1.EndpointSlice, error), error) {
+	client, err := newClient(config, discoveryv1.SchemeGroupVersion, nil)
+	if err != nil {
+		return nil, err
+	}
+	options := metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + of.Name}
+	return func(ctx context.Context) ([]discoveryv1.EndpointSlice, error) {
+		var list discoveryv1.EndpointSliceList
+		err := client.Get().Namespace(of.Namespace).Resource("endpointslices").
+			VersionedParams(&options, metav1.ParameterCodec).Do(ctx).Into(&list)
+		return list.Items, err
+	}, nil
+}
+
+// TokenReviews gives a function that has the API server review a token, by one request.
+func TokenReviews(config *rest.Config) (func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error), error) {
+	client, err := newClient(config, authenticationv1.SchemeGroupVersion, nil)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
+		var answer authenticationv1.TokenReview
+		return &answer, client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(&answer)
+	}, nil
+}
