@@ -224,7 +224,7 @@ func TestReportsOfSeveralVersions(t *testing.T) {
 	}
 	text, err := m.Page()
 	require.NoError(t, err)
-	require.Contains(t, text, "nothing else runs. Slicecast v1. ")
+	require.Contains(t, text, "share the CPUs. Slicecast v1. ")
 	m.Reports["rate-50"].Versions.Slicecast = "v2"
 	text, err = m.Page()
 	require.NoError(t, err)
