@@ -261,5 +261,5 @@ func TestBench(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "the page does not take it")
 	went, err := os.ReadFile(filepath.Join(dir, "went"))
 	require.NoError(t, err)
-	require.Equal(t, "test -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
+	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
 }
