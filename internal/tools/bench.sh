@@ -8,6 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
+go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest # whatever GOFLAGS has: reports tell the commit, and the page if they differ
 # Only what this run measures is taken.
 while IFS= read -r line; do
 	rm -f "bin/bench/${line%%: *}".{json,txt,log,failed.json,failed.txt}

@@ -300,6 +300,14 @@ func TestEventsThatNodesNeedNotKnow(t *testing.T) {
 	require.Equal(t, flow{events: 1, today: c.services.today}, c.services)
 }
 
+func TestHeapOf(t *testing.T) {
+	n, err := heapOf(func() ([]byte, error) { return make([]byte, 8<<20), nil })
+	require.NoError(t, err)
+	require.InDelta(t, 8<<20, n, 1<<20)
+	_, err = heapOf(func() ([]byte, error) { return nil, os.ErrInvalid })
+	require.ErrorIs(t, err, os.ErrInvalid)
+}
+
 func TestOnConnection(t *testing.T) {
 	require.Equal(t, 100+31, onConnection(100))
 	require.Equal(t, 16<<10+31, onConnection(16<<10))

@@ -11,6 +11,9 @@ import (
 
 // heapOf tells how much heap what is built takes. It is exact as far as nothing else is allocated or released meanwhile.
 func heapOf[T any](build func() (T, error)) (int, error) {
+	if _, err := build(); err != nil { // what is made once for all is there then
+		return 0, err
+	}
 	before := heap()
 	x, err := build()
 	after := heap()
@@ -42,7 +45,11 @@ func decodeToday(raw [][]byte) (out []any, err error) {
 // decodeSlicecast decodes all shards as an agent does.
 func decodeSlicecast(s *store.Store) (out []any, err error) {
 	for shard := range s.Shards() {
-		f, err := wire.EncodeUpdate(s.Snapshot(shard).Since(0))
+		snapshot := s.Snapshot(shard)
+		if snapshot.Len() == 0 {
+			continue
+		}
+		f, err := wire.EncodeUpdate(snapshot.Since(0))
 		if err != nil {
 			return nil, err
 		}

@@ -224,7 +224,7 @@ func TestReportsOfSeveralVersions(t *testing.T) {
 	}
 	text, err := m.Page()
 	require.NoError(t, err)
-	require.Contains(t, text, "nothing else runs. Slicecast v1. ")
+	require.Contains(t, text, "share the CPUs. Slicecast v1. ")
 	m.Reports["rate-50"].Versions.Slicecast = "v2"
 	text, err = m.Page()
 	require.NoError(t, err)
@@ -261,5 +261,5 @@ func TestBench(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "the page does not take it")
 	went, err := os.ReadFile(filepath.Join(dir, "went"))
 	require.NoError(t, err)
-	require.Equal(t, "test -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
+	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
 }
