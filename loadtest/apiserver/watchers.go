@@ -101,6 +101,7 @@ type stream struct {
 	// resourceVersion that the watch goes on from; empty: it begins with a list.
 	resourceVersion string
 	synced          bool
+	open            bool     // a watch is
 	held            []uint64 // versions of objects, by their number
 	digest          uint64   // sum of held
 }
@@ -225,6 +226,19 @@ func (w *Watchers) Cut() {
 	}
 }
 
+// Up tells whether all watches of a node are open and have brought the state.
+func (w *Watchers) Up(m *fleet.Member) bool {
+	for _, s := range w.all[m.Index].streams {
+		s.mu.Lock()
+		up := s.open && s.synced
+		s.mu.Unlock()
+		if !up {
+			return false
+		}
+	}
+	return true
+}
+
 // On is true: there is one server.
 func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
@@ -282,6 +296,8 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 		return err
 	}
 	defer body.Close()
+	s.setOpen(true)
+	defer s.setOpen(false)
 	if from != "" {
 		w.synced(s) // it goes on from what it holds
 	}
@@ -311,6 +327,12 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 		}
 		w.take(s, e)
 	}
+}
+
+func (s *stream) setOpen(open bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = open
 }
 
 // forget has the next watch begin with a list.

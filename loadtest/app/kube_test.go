@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,8 +18,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
 // TestSomebodysCluster has a real API server with Services of its own, in which nothing is written but where it is allowed.
@@ -68,6 +73,22 @@ func TestSomebodysCluster(t *testing.T) {
 		})
 	}
 
+	t.Run("the API server has the truth", func(t *testing.T) {
+		setup := worker.Setup{
+			Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Kubeconfig: cp.Kubeconfig(t, cp.AdminConfig()),
+			Servers: []string{(&oneShard{service: func(string) *model.Service { return webService(80) }}).serve(t)},
+		}
+		w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, w.Close()) }()
+		require.NoError(t, w.Run(t.Context()))
+		_, err = w.Synced(t.Context())
+		require.NoError(t, err)
+		checked, err := w.Check(t.Context(), 5*time.Second)
+		require.NoError(t, err)
+		require.Contains(t, checked.Wrong, "Service default/web should not be there", "a server that is wrong tells every node the same")
+	})
+
 	t.Run("interrupted", func(t *testing.T) {
 		c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"apiserver"}, small,
 			[]string{"--duration=1h", kubeconfig, "--write-namespace=loadtest-interrupted"})...)
@@ -78,6 +99,29 @@ func TestSomebodysCluster(t *testing.T) {
 		require.NoError(t, c.Process.Signal(os.Interrupt))
 		require.Error(t, c.Wait())
 		awaitGone(t, cp, "loadtest-interrupted")
+	})
+
+	// A terminal's ^C reaches the comparison and all that it started at once; a comparison that is killed tells nobody.
+	t.Run("comparisons", func(t *testing.T) {
+		for name, end := range map[string]func(pid int) error{
+			"interrupted": func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
+			"killed":      func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // the end of a namespace takes the cluster long
+				namespace := "loadtest-comparison-" + name
+				c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"compare", "--"}, small,
+					[]string{"--duration=1h", kubeconfig, "--write-namespace=" + namespace})...)
+				c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+				progress := &awaited{want: "changes:", seen: make(chan struct{})}
+				c.Stderr = progress
+				require.NoError(t, c.Start())
+				<-progress.seen
+				require.NoError(t, end(c.Process.Pid))
+				require.Error(t, c.Wait())
+				awaitGone(t, cp, namespace)
+			})
+		}
 	})
 
 	t.Run("a namespace that is there", func(t *testing.T) {

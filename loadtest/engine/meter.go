@@ -71,6 +71,20 @@ func (m *meter) read(ctx context.Context) (reading, error) {
 	return m.readLocked(ctx)
 }
 
+// readAhead is how long before a plan's first change the reading begins that it is measured from: no change is missing in what it
+// costs, and nothing to speak of is in it that comes before.
+const readAhead = 50 * time.Millisecond
+
+// readFor waits until a plan is about to start, and gives the reading that it is measured from.
+func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
+	if err := wait(ctx, start.Add(-readAhead)); err != nil {
+		return reading{}, err
+	}
+	r, err := m.read(ctx)
+	r.at = start
+	return r, err
+}
+
 func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	samples := make([]worker.Sample, len(m.stack.workers))
 	asking, ctx := errgroup.WithContext(ctx)
@@ -86,7 +100,6 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	r.at = time.Now()
 	for _, s := range samples {
 		r.nodes.Up += s.Up
-		r.nodes.Behind += s.Behind
 		r.nodes.Applied += s.Applied
 		r.nodes.Owed += s.Owed
 		r.nodes.Planned += s.Planned
@@ -192,7 +205,7 @@ func (m *meter) secondLocked(r reading) {
 		return
 	}
 	s := report.Second{
-		At: r.at.Sub(m.start).Seconds(), NodesUp: m.stack.scenario.Nodes - r.nodes.Behind,
+		At: r.at.Sub(m.start).Seconds(), NodesUp: r.nodes.Up,
 		Sent: since(before.nodes.Owed, r.nodes.Owed), Applied: since(before.nodes.Applied, r.nodes.Applied),
 		ServerCPU:     report.CPUOf(r.server.Sub(before.server)),
 		ReceivedBytes: r.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: r.nodes.SentBytes - before.nodes.SentBytes,
@@ -227,7 +240,7 @@ func (m *meter) enter(phase string) {
 
 func (m *meter) showLocked(r reading) {
 	s := progress.Status{
-		Phase: m.phase, NodesUp: m.stack.scenario.Nodes - r.nodes.Behind, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
+		Phase: m.phase, NodesUp: r.nodes.Up, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
 		Planned: r.nodes.Planned, Bytes: r.nodes.ReceivedBytes,
 	}
 	if n := len(m.seconds); n > 0 {

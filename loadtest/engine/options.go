@@ -102,6 +102,19 @@ func (o *Options) writes() bool {
 	return o.Server == "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own || o.WriteNamespace != "")
 }
 
+// source is where the state is from.
+func (o *Options) source() report.Source {
+	switch {
+	case !o.writes():
+		return report.Observed
+	case o.KubeAPIServer == Own:
+		return report.OwnAPIServer
+	case o.WriteNamespace != "":
+		return report.Written
+	}
+	return report.Generated
+}
+
 // Validate gives the scenario, or finds all that is wrong.
 func (o *Options) Validate() (*scenario.Scenario, error) {
 	var errs []error
@@ -164,5 +177,5 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
 		"a server has %d files open for its share of %d nodes, and it may have %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
-	return s, errors.Join(errs...)
+	return s, errors.Join(append(errs, limits(o, s))...)
 }

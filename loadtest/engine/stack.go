@@ -21,8 +21,12 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// ownNamespace is where the scenario is in an API server of the run's own.
-const ownNamespace = "loadtest"
+const (
+	// ownNamespace is where the scenario is in an API server of the run's own.
+	ownNamespace = "loadtest"
+	// namePrefix is before the names of nodes that share a server with real ones: the newest stream of a node ends the one before.
+	namePrefix = "slicecast-loadtest-"
+)
 
 // stack is all that takes part in a run.
 type stack struct {
@@ -68,12 +72,9 @@ func (s *stack) start(ctx context.Context) error {
 			c.Namespace = s.namespace()
 		}
 		s.cluster, setup.Cluster = &c, &c
-	} else {
-		setup.Kubeconfig = ""
 	}
 	switch {
-	case s.options.Peer == report.KubeAPIServer:
-		setup.Kubeconfig = s.kubeconfig
+	case s.options.Peer == report.KubeAPIServer: // the nodes watch it
 	case s.options.Server != "":
 		if err := s.observe(&setup); err != nil {
 			return err
@@ -127,7 +128,7 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 // observe has nodes connect to a running server.
 func (s *stack) observe(setup *worker.Setup) (err error) {
 	o := s.options
-	setup.Servers = []string{o.Server}
+	setup.Servers, setup.NamePrefix = []string{o.Server}, namePrefix
 	if o.InsecurePlaintext {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,12 +75,14 @@ func TestCluster(t *testing.T) {
 
 	following, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	err = l.follow(following, c, time.Hour, func(events int) {
+	cut, err := l.follow(following, c, time.Hour, func(events int) {
 		if events == slicesEvents+servicesEvents {
 			stop()
 		}
 	})
-	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, err)
+	require.Equal(t, interrupted, cut)
+	require.Positive(t, c.seconds)
 	require.Equal(t, slicesEvents, c.slices.events)
 	require.Equal(t, servicesEvents, c.services.events)
 	require.Equal(t, <-sent, c.slices.today, "what the API server sends")
@@ -93,6 +96,34 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3, value(t, e, "nodes"))
 	require.EqualValues(t, 100, value(t, e, "endpoints"))
+
+	// What was seen before an interruption counts.
+	watching, interrupt := context.WithCancel(ctx)
+	view := progress.New(&until{want: "watching the cluster", do: interrupt})
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		view.Run(watching)
+	}()
+	e, err = Run(watching, Options{Kubeconfig: cp.Kubeconfig(t, config), Watch: time.Hour, Servers: 2}, view)
+	<-shown
+	require.NoError(t, err)
+	require.Less(t, value(t, e, "seconds"), 3600.)
+	require.Contains(t, e.Assumptions[0], "of the 1h0m0s that were asked for: it was interrupted")
+}
+
+// until does something when something is written to it.
+type until struct {
+	want string
+	do   func()
+}
+
+// Write implements io.Writer.
+func (u *until) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), u.want) {
+		u.do()
+	}
+	return len(b), nil
 }
 
 // rawWatch gives what so many events of a watch have below TLS, by their bytes as they come.

@@ -100,7 +100,11 @@ func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, erro
 }
 
 func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
+	moves := n.client.InSync() // else there would be no reason to connect
 	c, err := n.Traffic.Dial(ctx, address)
+	if err == nil && moves {
+		n.Moves.Add(1)
+	}
 	if err == nil && n.Delay > 0 {
 		c = newSlowConn(c, n.Delay)
 	}
@@ -147,6 +151,9 @@ func (f *Fleet) Cut() {
 		n.mu.Unlock()
 	}
 }
+
+// Up tells whether a node is in sync, on a stream that has not broken.
+func (f *Fleet) Up(m *Member) bool { return f.nodes[m.Index].client.InSync() }
 
 // On tells whether a node is in sync with the server at this address.
 func (f *Fleet) On(m *Member, server string) bool {

@@ -19,8 +19,9 @@ import (
 // Setup says what nodes a worker has, and what they connect to.
 type Setup struct {
 	Scenario scenario.Scenario
-	// First and Count are the numbers of the nodes.
+	// First and Count are the numbers of the nodes. NamePrefix is before the names of all.
 	First, Count int
+	NamePrefix   string
 	// Connecting is how many nodes of the worker connect at a time; 0: all.
 	Connecting int
 
@@ -33,7 +34,8 @@ type Setup struct {
 
 	// Cluster is there if the state follows from it and from the plans.
 	Cluster *generate.Config
-	// Kubeconfig names an API server, if there is one: it then has the true state. ServiceProxyName is slicecast-server's.
+	// Kubeconfig names the API server that the state comes from, if there is one: it then has the truth. ServiceProxyName is
+	// slicecast-server's.
 	Kubeconfig       string
 	ServiceProxyName string
 }
@@ -58,15 +60,16 @@ type Received struct {
 
 // Sample is how things stand in a worker.
 type Sample struct {
-	// Up nodes have had the state; Behind ones are waited for to get it.
-	Up, Behind int
+	// Up nodes are in sync now, on a stream that has not broken.
+	Up int
 	// Applied, Owed and Planned are the window's Progress; without changes that are expected, Applied is objects.
 	Applied, Owed, Planned int64
 	// Recent are the latencies of what was applied since the last sample.
 	Recent *hdrhistogram.Snapshot
 	// Traffic since the start, in bytes below TLS.
 	ReceivedBytes, SentBytes int64
-	Reconnects               int64
+	// Reconnects is fleet.Group's.
+	Reconnects int64
 }
 
 // Checked is the outcome of comparing nodes with the true state.
@@ -139,7 +142,7 @@ func (p *Process) Collect(ctx context.Context, on bool) error {
 	return p.Call(ctx, "Collect", on, &struct{}{})
 }
 
-// Check compares all nodes with the true state, for at most so long.
+// Check waits for nodes that are away and compares all with the true state, for at most so long.
 func (p *Process) Check(ctx context.Context, timeout time.Duration) (c Checked, err error) {
 	err = p.Call(ctx, "Check", timeout, &c)
 	return c, err
