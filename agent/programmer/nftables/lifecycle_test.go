@@ -6,18 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -378,107 +374,6 @@ func TestLongTransactions(t *testing.T) {
 	check()
 }
 
-// TestParts holds that Service ports whose backends are in different parts are served, and that another process finds them there.
-func TestParts(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	for _, f := range c.inHost.families {
-		f.partSize = 3
-	}
-	for _, family := range families {
-		for i := range byte(parts + 2) {
-			p := c.web(family, i, 0, 2)
-			p.Frontends = append(p.Frontends, localPolicy(nodePort(30000+uint16(i))))
-			p.Local = c.backends(family, tcpPort, 0)
-			c.set(p)
-		}
-	}
-	c.replace(t)
-	served := func() {
-		t.Helper()
-		eachFamily(t, func(t *testing.T, family model.Family) {
-			for i := range byte(parts + 2) {
-				// One of two backends is missed with a chance of 2^-29.
-				require.Len(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 30, patient).Backends(), 2)
-				to := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30000+uint16(i))
-				require.Equal(t, map[string]int{"pod0": 1}, c.client.Probe(t.Context(), testenv.TCP, to, 1, patient).Backends())
-			}
-		})
-		for _, f := range c.inHost.families {
-			f.holds(t)
-		}
-	}
-	served()
-	for _, f := range c.inHost.families {
-		require.NotContains(t, f.loads, 0)
-	}
-	before := c.generation(t)
-	c.restart()
-	c.replace(t)
-	require.Equal(t, before, c.generation(t), "nothing is touched")
-	served()
-	// Who comes now is in the first part, which holds them all; the others go with the next Replace.
-	for _, family := range families {
-		for i := range byte(parts + 2) {
-			c.apply(t, c.web(family, i))
-			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, i)}}))
-			delete(c.state.Ports, c.web(family, i).ID)
-			c.set(c.web(family, i, 1))
-		}
-	}
-	c.replace(t)
-	for _, family := range families {
-		require.NotContains(t, c.inHost.list(t, family), "-part-")
-	}
-}
-
-// TestEmptiedPart holds that a part whose last Service ports are gone, or not in it any more, when another process comes, goes, and
-// the rest, affinity included, stays.
-func TestEmptiedPart(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	for _, f := range c.inHost.families {
-		f.partSize = 1
-	}
-	for _, family := range families {
-		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 1, 2}, nil)
-		sticky.Frontends = []view.Frontend{clusterIP(vip(family, 9))}
-		c.set(sticky)
-	}
-	c.replace(t)
-	for _, family := range families {
-		for i := range 3 {
-			c.apply(t, c.web(family, byte(1+i), i))
-		}
-	}
-	affine := func() netip.AddrPort {
-		t.Helper()
-		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 9), servicePort), 4, patient)
-		require.Len(t, r.Servers(), 1, "%v", r)
-		return slices.Collect(maps.Keys(r.Servers()))[0]
-	}
-	backend := affine()
-	for _, family := range families {
-		require.Contains(t, c.inHost.list(t, family), "-part-3")
-		delete(c.state.Ports, c.web(family, 2).ID)
-		other := c.web(family, 3, 2)
-		other.ID.Service.Name = "renamed"
-		delete(c.state.Ports, c.web(family, 3).ID)
-		c.set(other)
-	}
-	var log bytes.Buffer
-	c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	c.replace(t)
-	require.Empty(t, log.String())
-	for _, family := range families {
-		require.NotContains(t, c.inHost.list(t, family), "-part-")
-	}
-	require.Equal(t, backend, affine())
-	for _, f := range c.inHost.families {
-		f.holds(t)
-	}
-}
-
 // TestCleanup holds that nothing is left of the tables, and that others' are not touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
@@ -499,81 +394,6 @@ func TestCleanup(t *testing.T) {
 	c.replace(t)
 	require.NoError(t, c.inHost.Cleanup(t.Context()))
 	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
-}
-
-// TestNew holds that what is missing is said.
-func TestNew(t *testing.T) {
-	t.Parallel()
-	_, err := New(Options{MasqueradeMark: 3})
-	require.ErrorContains(t, err, "it must be one bit")
-	node := testenv.NewNetwork(t).AddNode("a")
-	require.NoError(t, node.Do(func() error { // in a thread of its own
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var all [2]unix.CapUserData
-		require.NoError(t, unix.Capget(&header, &all[0]))
-		without := all
-		without[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-		require.NoError(t, unix.Capset(&header, &without[0]))
-		_, err := New(Options{})
-		require.ErrorIs(t, err, unix.EPERM)
-		require.ErrorContains(t, err, "CAP_NET_ADMIN")
-		return unix.Capset(&header, &all[0])
-	}))
-	// An IP family that the node has, but not all that it takes: something of another kind is in the way.
-	_, err = node.Run(t.Context(), "nft", "add table ip6 slicecast-check; add set ip6 slicecast-check cluster-ips { type inet_service; }")
-	require.NoError(t, err)
-	require.NoError(t, node.Do(func() error {
-		_, err := New(Options{})
-		require.ErrorContains(t, err, "nftables for IPv6")
-		require.ErrorContains(t, err, "choose another programmer")
-		return nil
-	}))
-	// One that the node does not have at all.
-	var log bytes.Buffer
-	var p *Programmer
-	var wait sync.WaitGroup
-	wait.Go(func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		err = node.Do(func() (err error) {
-			if err = withoutIPv6(); err == nil {
-				p, err = New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
-			}
-			return err
-		})
-	})
-	wait.Wait()
-	require.NoError(t, err)
-	defer p.Close()
-	require.Len(t, p.families, 1)
-	require.Contains(t, log.String(), "this node does not have it")
-	require.Contains(t, log.String(), "family=IPv6")
-	_, err = node.Run(t.Context(), "nft", "delete table ip6 slicecast-check")
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
-}
-
-// withoutIPv6 has the kernel answer this thread as one without IPv6 does. It lasts as long as the thread.
-func withoutIPv6() error {
-	const number, firstArgument = 0, 16 // in struct seccomp_data
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: number, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 3},
-		bpf.LoadAbsolute{Off: firstArgument, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_INET6, SkipTrue: 1},
-		bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EAFNOSUPPORT)},
-		bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW},
-	})
-	if err != nil {
-		return err
-	}
-	program := make([]unix.SockFilter, len(filter))
-	for i, f := range filter {
-		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
-	}
-	sock := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	return unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&sock)), 0, 0)
 }
 
 // TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the
