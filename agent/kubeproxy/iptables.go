@@ -11,19 +11,19 @@ import (
 	"strings"
 )
 
-// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.36), prefixes what the names
-// of those begin with that it makes for each Service.
+// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.36), serviceChain matches the names
+// of those that it makes for each Service, with the beginning of a SHA-256 sum in base 32.
 var (
 	chains = []string{
 		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD",
 		"KUBE-PROXY-FIREWALL", "KUBE-PROXY-CANARY",
 		"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 	}
-	prefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"}
+	serviceChain = regexp.MustCompile(`^KUBE-(SVC|SVL|EXT|FW|SEP)-[A-Z2-7]{16}$`)
 )
 
 func isKubeProxys(chain string) bool {
-	return slices.Contains(chains, chain) || slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(chain, p) })
+	return slices.Contains(chains, chain) || serviceChain.MatchString(chain)
 }
 
 // lockSeconds is how long a program waits for the xtables lock.

@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,6 +53,7 @@ COMMIT
 :KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
 :KUBE-SERVICES - [0:0]
 :KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
+:KUBE-SVC-OTHERS - [0:0]
 :KUBE-SVCX - [0:0]
 :OTHER - [0:0]
 -A PREROUTING -m comment --comment "kubernetes -j service \" portals" -j KUBE-SERVICES
@@ -80,6 +79,7 @@ const kept = `*mangle
 COMMIT
 *nat
 :KUBE-KUBELET-CANARY - [0:0]
+:KUBE-SVC-OTHERS - [0:0]
 :KUBE-SVCX - [0:0]
 :OTHER - [0:0]
 -A PREROUTING -m comment --comment "-j KUBE-SERVICES" -j OTHER
@@ -159,20 +159,38 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	require.NoError(t, cleanup(t, a))
 
 	// In another container it is not seen among the processes, but answers.
-	listener, err := a.Listen(t.Context(), "tcp4", "127.0.0.1:10249")
-	require.NoError(t, err)
-	var mode atomic.Value
-	mode.Store("nftables")
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/proxyMode" {
-			_, _ = io.WriteString(w, mode.Load().(string)) // the client would tell
+	answers := func(address, path, answer string) (stop func()) {
+		listener, err := a.Listen(t.Context(), "tcp4", address)
+		require.NoError(t, err)
+		mux := http.NewServeMux()
+		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_, _ = io.WriteString(w, answer) // the client would tell
+		})
+		server := &http.Server{Handler: mux}
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(listener) }()
+		return func() {
+			require.NoError(t, server.Close())
+			require.ErrorIs(t, <-served, http.ErrServerClosed)
 		}
-	})}
-	served := make(chan error, 1)
-	go func(l net.Listener) { served <- server.Serve(l) }(listener)
+	}
+	const mode = "127.0.0.1:10249"
+	stop := answers(mode, "/proxyMode", "nftables")
 	require.ErrorContains(t, cleanup(t, a), "says that it is in mode nftables")
-	mode.Store("something else")
+	stop()
+	stop = answers(mode, "/proxyMode", "something else")
 	require.NoError(t, cleanup(t, a))
-	require.NoError(t, server.Close())
-	require.ErrorIs(t, <-served, http.ErrServerClosed)
+	stop()
+	const health = "127.0.0.1:10256"
+	const healthy = `{"lastUpdated":"2026-01-01T00:00:00Z","currentTime":"2026-01-01T00:00:01.5Z","nodeEligible":true,"healthy":false}`
+	stop = answers(health, "/healthz", healthy)
+	require.ErrorContains(t, cleanup(t, a), "127.0.0.1:10256/healthz answers as it does")
+	stop()
+	stop = answers(health, "/", healthy)
+	require.NoError(t, cleanup(t, a), "it is our agent")
+	stop()
+	stop = answers(health, "/healthz", "ok")
+	require.NoError(t, cleanup(t, a))
+	stop()
 }

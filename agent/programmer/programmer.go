@@ -44,6 +44,8 @@ var ErrDraining = errors.New("connections are still open")
 type PortError struct {
 	ID  view.ServicePortID
 	Err error
+	// Lasting: to try the same again would be in vain. If that changes otherwise than by a change of the Service, a Monitor tells.
+	Lasting bool
 }
 
 // Error names the Service port and the reason.

@@ -94,7 +94,7 @@ type Reconciler struct {
 	epoch   uint64
 	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
 	// of them, and of what the view can't serve.
-	failed map[view.ServicePortID]string
+	failed map[view.ServicePortID]*programmer.PortError
 	nacked map[model.ServiceKey]string
 	// lost gets a reason when others have removed something.
 	lost chan string
@@ -117,7 +117,7 @@ func New(o Options) *Reconciler {
 	f := promauto.With(o.Registerer)
 	return &Reconciler{
 		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1), programmed: make(chan struct{}),
-		failed: make(map[view.ServicePortID]string), nacked: make(map[model.ServiceKey]string),
+		failed: make(map[view.ServicePortID]*programmer.PortError), nacked: make(map[model.ServiceKey]string),
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
 			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
 		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
@@ -222,7 +222,7 @@ func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	}
 	err := r.step(ctx)
 	switch {
-	case err == nil && len(r.failed) == 0:
+	case err == nil && !r.hopeful():
 		r.retry, r.retryAt = 0, time.Time{}
 		return
 	case r.retryAt.IsZero(): // else what failed earlier still waits for its time
@@ -232,6 +232,16 @@ func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	if err != nil {
 		r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", time.Until(r.retryAt), "err", err)
 	}
+}
+
+// hopeful tells whether there are Service ports that the kernel may take when they are tried again.
+func (r *Reconciler) hopeful() bool {
+	for _, f := range r.failed {
+		if !f.Lasting {
+			return true
+		}
+	}
+	return false
 }
 
 // step brings the kernel to what the cache holds now, as far as it takes it: r.failed has the rest. It ends what it has begun: an
@@ -273,7 +283,9 @@ func (r *Reconciler) step(ctx context.Context) error {
 		r.Logger.Info("The node is programmed", "service_ports", len(state.Ports))
 	}
 	for _, f := range failed {
-		r.failed[f.ID] = f.Error()
+		if held := r.failed[f.ID]; held == nil || held.Lasting {
+			r.failed[f.ID] = f
+		}
 	}
 	r.tell(changes, replaced)
 	r.report()
@@ -321,8 +333,8 @@ func (r *Reconciler) report() {
 	for _, p := range r.View.Problems() {
 		reasons[p.Service] = append(reasons[p.Service], p.Reason)
 	}
-	for id, reason := range r.failed {
-		reasons[id.Service] = append(reasons[id.Service], reason)
+	for id, f := range r.failed {
+		reasons[id.Service] = append(reasons[id.Service], f.Error())
 	}
 	for service, list := range reasons {
 		slices.Sort(list)

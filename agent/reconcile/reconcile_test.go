@@ -40,6 +40,8 @@ type kernel struct {
 	failures int
 	// broken Services can't be programmed.
 	broken map[string]bool
+	// lasting: it would be in vain to try them again.
+	lasting bool
 	// busy, if set, is waited for by each operation.
 	busy chan struct{}
 	// lost is what Watch was given.
@@ -77,7 +79,7 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 	ports := map[view.ServicePortID]*view.ServicePort{}
 	for id, p := range state.Ports {
 		if k.broken[id.Service.Name] {
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort})
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
 			if old := k.ports[id]; old != nil {
 				ports[id] = old
 			}
@@ -103,7 +105,7 @@ func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
 		id := c.ID()
 		switch {
 		case k.broken[id.Service.Name]:
-			errs = append(errs, &programmer.PortError{ID: id, Err: errPort})
+			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
 		case c.After == nil:
 			delete(k.ports, id)
 		default:
@@ -423,6 +425,28 @@ func TestPortThatFails(t *testing.T) {
 		require.Equal(t, []string{"bad=3", "good=3"}, n.kernel.names())
 		n.pass(time.Hour)
 		require.Equal(t, replaces+1, n.kernel.replaces, "nothing is left to try")
+	})
+}
+
+// A Service port that it would be in vain to try again is told, and not tried again until it changes or something else has all programmed.
+func TestPortThatFailsForLong(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.kernel.broken["bad"], n.kernel.lasting = true, true
+		n.write(map[string]int{"good": 1, "bad": 1})
+		n.sync()
+		require.Equal(t, []string{"bad: default/bad:/TCP/IPv4: no such port"}, n.reports.nacks)
+		n.pass(10 * maxRetry)
+		require.Equal(t, 1, n.kernel.replaces)
+		n.kernel.lasting = false
+		n.write(map[string]int{"bad": 2}) // otherwise broken
+		n.pass(minRetry)
+		require.Equal(t, 2, n.kernel.replaces)
+		n.kernel.lasting = true
+		n.kernel.lost("it is there now")
+		delete(n.kernel.broken, "bad")
+		n.pass(minRetry)
+		require.Equal(t, []string{"bad=2", "good=1"}, n.kernel.names())
+		require.Equal(t, []string{"bad: resolved"}, n.reports.nacks[1:])
 	})
 }
 

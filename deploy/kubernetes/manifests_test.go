@@ -152,7 +152,8 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
 }
 
-// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other two capabilities.
+// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other two capabilities. Only the former can load
+// modules, of the node's kernel.
 func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 	_, objects := load(t, ".")
 	spec := template(t, objects, "DaemonSet").Spec
@@ -164,6 +165,16 @@ func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 		require.Nil(t, spec.Volumes[i].Secret, m.Name)
 	}
 	require.Equal(t, []corev1.Capability{"NET_ADMIN", "NET_RAW"}, spec.Containers[0].SecurityContext.Capabilities.Add)
+
+	modules := corev1.VolumeMount{Name: "modules", MountPath: "/lib/modules", ReadOnly: true}
+	require.Contains(t, spec.InitContainers[0].VolumeMounts, modules)
+	require.NotContains(t, spec.Containers[0].VolumeMounts, modules)
+	require.Contains(t, spec.Volumes, corev1.Volume{Name: "modules", VolumeSource: corev1.VolumeSource{
+		HostPath: &corev1.HostPathVolumeSource{Path: "/lib/modules"},
+	}})
+	dockerfile, err := os.ReadFile("../Dockerfile")
+	require.NoError(t, err)
+	require.Regexp(t, `(?s) AS agent\n.*apt-get install .*\bkmod\b`, string(dockerfile), "which has modprobe")
 }
 
 // TestHealthAddressesAreSettings: no flag is in the way of the ConfigMap, which has the address that the probes ask.

@@ -189,7 +189,7 @@ func (p *pod) confinement(c corev1.Container) container {
 	}
 	for _, m := range c.VolumeMounts {
 		for _, v := range p.Spec.Volumes {
-			if v.Name != m.Name {
+			if v.Name != m.Name || !exists(v) {
 				continue
 			}
 			out.Mounts = append(out.Mounts, mount{p.volume(v, out.FSGroup), m.MountPath, m.ReadOnly})
@@ -206,6 +206,16 @@ func (p *pod) confinement(c corev1.Container) container {
 		}
 	}
 	return out
+}
+
+// exists tells whether there is something to mount. Where a directory of the node's is missing that is not to be made, e.g. that of modules,
+// container runtimes mount an empty one.
+func exists(v corev1.Volume) bool {
+	if v.HostPath == nil || ptr.Deref(v.HostPath.Type, "") != "" {
+		return true
+	}
+	_, err := os.Stat(v.HostPath.Path)
+	return err == nil
 }
 
 // volume makes a volume and returns its path.

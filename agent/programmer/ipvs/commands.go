@@ -165,6 +165,7 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return false, nil
 	case c.kind == commandNewService && errno == unix.EEXIST:
 		c.kind = commandSetService
+		x.adopted = append(x.adopted, c.virtual)
 		return true, err
 	case c.kind == commandSetService && errno == unix.ESRCH:
 		c.kind = commandNewService
@@ -177,7 +178,8 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return true, err
 	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != p.options.Scheduler:
 		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
-			c.virtual.scheduler, c.virtual.scheduler, errno))
+			c.virtual.scheduler, c.virtual.scheduler, errno), true)
+		p.lacking[c.virtual.scheduler] = true
 		plain := *c.virtual
 		plain.scheduler = p.options.Scheduler
 		c.virtual = &plain
@@ -186,15 +188,15 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return true, err // the virtual service will be there next time, or has failed
 	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
 		// IPVS refuses, for instance, backends with addresses that nothing can be sent to.
-		x.blame(c.owner, err)
+		x.blame(c.owner, err, false)
 		return false, nil
 	}
 	return false, err
 }
 
 // blame notes an error that is about one Service port.
-func (x *change) blame(id view.ServicePortID, err error) {
-	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err})
+func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
+	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err, Lasting: lasting})
 }
 
 // heldBackend is a backend that the kernel has.

@@ -61,33 +61,54 @@ func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
 
 // listAddresses gives the addresses of a device, nil: of all, reading them again where some came or went meanwhile.
 func (p *Programmer) listAddresses(link netlink.Link) (list []netlink.Addr, err error) {
-	for range maxReads {
-		if list, err = p.links.AddrList(link, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	err = readAgain(func() error {
+		list, err = p.links.AddrList(link, netlink.FAMILY_ALL)
+		return err
+	})
 	return list, err
 }
 
-// findNodeAddresses gives the node's own addresses that have NodePorts.
-func (p *Programmer) findNodeAddresses(node view.Node) (map[model.Family][]netip.Addr, error) {
+// readAgain reads something again as long as others change it meanwhile, up to a limit.
+func readAgain(read func() error) (err error) {
+	for range maxReads {
+		if err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return err
+}
+
+// addressesElsewhere gives the node's addresses that other devices have than those of Services.
+func (p *Programmer) addressesElsewhere() (map[netip.Addr]bool, error) {
 	list, err := p.listAddresses(nil)
 	if err != nil {
 		return nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
-	found := map[model.Family][]netip.Addr{}
+	kubeProxys := 0
+	if link, err := p.links.LinkByName(KubeProxyDevice); err == nil {
+		kubeProxys = link.Attrs().Index
+	}
+	found := map[netip.Addr]bool{}
 	for _, a := range list {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		ip = ip.Unmap()
-		family := model.FamilyOf(ip)
-		if ok && a.LinkIndex != p.device.Attrs().Index && hasNodePorts(node, ip) && !slices.Contains(found[family], ip) {
-			found[family] = append(found[family], ip)
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != p.device.Attrs().Index && a.LinkIndex != kubeProxys {
+			found[ip.Unmap()] = true
+		}
+	}
+	return found, nil
+}
+
+// nodePortAddresses gives those of the node's own addresses that have NodePorts.
+func nodePortAddresses(node view.Node, own map[netip.Addr]bool) map[model.Family][]netip.Addr {
+	found := map[model.Family][]netip.Addr{}
+	for a := range own {
+		if hasNodePorts(node, a) {
+			found[model.FamilyOf(a)] = append(found[model.FamilyOf(a)], a)
 		}
 	}
 	for _, list := range found {
 		slices.SortFunc(list, netip.Addr.Compare)
 	}
-	return found, nil
+	return found
 }
 
 // hasNodePorts tells whether NodePorts are on an address, if it is the node's.

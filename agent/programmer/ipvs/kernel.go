@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/nftables"
 	mobyipvs "github.com/moby/ipvs"
@@ -67,7 +68,7 @@ func (p *Programmer) probes() []probe {
 			_, err := netlink.GenlFamilyGet("IPVS")
 			return err
 		}},
-		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler() }},
+		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler(p.options.Scheduler) }},
 		{"dummy devices", "dummy", p.tryDevice},
 		{"nftables", "nf_tables", func() error {
 			_, err := p.tables.conn.ListTables()
@@ -77,12 +78,16 @@ func (p *Programmer) probes() []probe {
 }
 
 // tryScheduler makes a virtual service that no packet comes to, and removes it.
-func (p *Programmer) tryScheduler() error {
+func (p *Programmer) tryScheduler(name string) error {
 	if err := p.openIPVS(); err != nil {
 		return err
 	}
-	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: p.options.Scheduler}
-	if err := p.ipvs.NewService(v.moby()); err != nil {
+	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: name}
+	err := p.ipvs.NewService(v.moby())
+	if errors.Is(err, unix.EEXIST) { // from one who was killed meanwhile
+		err = errors.Join(p.ipvs.DelService(v.moby()), p.ipvs.NewService(v.moby()))
+	}
+	if err != nil {
 		return err
 	}
 	return p.ipvs.DelService(v.moby())
@@ -124,7 +129,7 @@ func New(options Options) (*Programmer, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: map[drainKey]time.Time{}}
+	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: drains{}}
 	err := p.open()
 	if err == nil {
 		err = find(p.probes(), modprobe)
@@ -174,12 +179,15 @@ func (p *Programmer) open() (err error) {
 	return nil
 }
 
-// sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. IPVS tells conntrack of its connections, which
-// masquerading needs. When a backend is removed, its connections end at their next packet, and its clients are free to go
+// conntrackSysctl has IPVS tell conntrack of its connections.
+const conntrackSysctl = "net/ipv4/vs/conntrack"
+
+// sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. Masquerading needs conntrack to know of IPVS'
+// connections. When a backend is removed, its connections end at their next packet, and its clients are free to go
 // elsewhere. Rates are not estimated: before Linux 6.2 a timer goes through all backends every two seconds for that, which
 // with many of them holds packets up. Older kernels lack the setting (marked with ?).
 var sysctls = map[string]string{
-	"net/ipv4/vs/conntrack":                 "1",
+	conntrackSysctl:                         "1",
 	"?net/ipv4/vs/run_estimation":           "0",
 	"net/ipv4/vs/expire_nodest_conn":        "1",
 	"net/ipv4/vs/expire_quiescent_template": "1",
@@ -192,31 +200,55 @@ var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_announce": "2",
 }
 
-// SetSysctls does ahead what of a Replace takes a privileged container. IPVS must be loaded, which New has it.
+// SetSysctls does ahead what of a Replace takes a privileged container, as far as it can. IPVS must be loaded, which New has it.
 func SetSysctls(options Options) error {
-	settings := []map[string]string{sysctls}
+	wanted := maps.Clone(sysctls)
 	if options.StrictARP {
-		settings = append(settings, strictARP)
+		maps.Copy(wanted, strictARP)
 	}
-	for _, s := range settings {
-		for name, value := range s {
-			name, optional := strings.CutPrefix(name, "?")
-			path := filepath.Join("/proc/sys", name)
-			if is, err := os.ReadFile(path); err == nil && string(bytes.TrimSpace(is)) == value {
-				continue // in a container without privileges it can be read only
-			}
-			err := os.WriteFile(path, []byte(value), 0)
-			if err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
-				return fmt.Errorf("set sysctl %s to %s: %w; in a container, run the agent once with --init-only in a privileged one before", name, value, err)
-			}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		value := wanted[name]
+		name, optional := strings.CutPrefix(name, "?")
+		if isSet(name, value) {
+			continue // in a container without privileges it can be read only
+		}
+		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
+			errs = append(errs, fmt.Errorf("set sysctl %s to %s: %w", name, value, err))
 		}
 	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%w; in a container, run the agent once with --init-only in a privileged one", errors.Join(errs...))
+	}
+	return nil
+}
+
+func isSet(name, value string) bool {
+	is, err := os.ReadFile(filepath.Join("/proc/sys", name))
+	return err == nil && string(bytes.TrimSpace(is)) == value
+}
+
+// setSysctls makes the settings, which others may change. What can't be made is logged once: the rest of a node's Services works without.
+// Only a node that has not been programmed yet is to have conntrackSysctl before.
+func (p *Programmer) setSysctls() error {
+	err := SetSysctls(p.options)
+	if err != nil && p.ports == nil && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
+		return err
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text != p.unset && err != nil {
+		p.log.Error("Settings of the kernel can't be made; Services are programmed without them", "err", err)
+	}
+	p.unset = text
 	return nil
 }
 
 // prepare sets what is set once.
 func (p *Programmer) prepare(node view.Node) error {
-	if err := SetSysctls(p.options); err != nil {
+	if err := p.setSysctls(); err != nil {
 		return err
 	}
 	timeouts := &mobyipvs.Config{TimeoutTCP: p.options.TCPTimeout, TimeoutTCPFin: p.options.TCPFinTimeout, TimeoutUDP: p.options.UDPTimeout}
@@ -232,15 +264,18 @@ func (p *Programmer) prepare(node view.Node) error {
 		return err
 	}
 	var err error
-	p.nodeAddresses, err = p.findNodeAddresses(node)
-	return err
+	if p.elsewhere, err = p.addressesElsewhere(); err != nil {
+		return err
+	}
+	p.nodeAddresses = nodePortAddresses(node, p.elsewhere)
+	return nil
 }
 
 // Cleanup removes what the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known, p.ports, p.draining = false, nil, map[drainKey]time.Time{}
+	p.known, p.ports, p.draining = false, nil, drains{}
 	return p.cleanup(ctx)
 }
 

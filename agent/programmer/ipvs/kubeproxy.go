@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,12 +20,29 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// kubeProxySets is what the names of kube-proxy's ipsets begin with, nodePortSets those of its sets of NodePorts
-// (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go).
-const kubeProxySets = "KUBE-"
+// kubeProxySets are kube-proxy's ipsets for IPv4, nodePortSets those of its sets that have NodePorts
+// (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.36). Others have sets with names that begin like these, e.g. kube-router's
+// network policies.
+var (
+	kubeProxySets = []string{
+		"KUBE-LOOP-BACK", "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL",
+		"KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER-LOCAL", "KUBE-LOAD-BALANCER-FW", "KUBE-LOAD-BALANCER-SOURCE-IP", "KUBE-LOAD-BALANCER-SOURCE-CIDR",
+		"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-PORT-LOCAL-UDP",
+		"KUBE-NODE-PORT-SCTP-HASH", "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS",
+	}
+	nodePortSets = map[string]model.Protocol{
+		"KUBE-NODE-PORT-TCP": model.TCP, "KUBE-NODE-PORT-UDP": model.UDP, "KUBE-NODE-PORT-SCTP-HASH": model.SCTP,
+	}
+)
 
-var nodePortSets = map[string]model.Protocol{
-	"KUBE-NODE-PORT-TCP": model.TCP, "KUBE-NODE-PORT-UDP": model.UDP, "KUBE-NODE-PORT-SCTP-HASH": model.SCTP,
+// ipv6Set gives the name of the set that is for IPv6 what another one is for IPv4: names have 31 bytes at most.
+func ipv6Set(name string) string {
+	name = strings.Replace(name, "KUBE-", "KUBE-6-", 1)
+	return name[:min(len(name), 31)]
+}
+
+func isKubeProxySet(name string) bool {
+	return slices.ContainsFunc(kubeProxySets, func(s string) bool { return name == s || name == ipv6Set(s) })
 }
 
 // settleTime is for connections that are being made.
@@ -106,7 +124,7 @@ func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
 	}
 	nodePorts := map[nodePort]bool{}
 	err = eachIPSet(func(name string, ports []uint16) {
-		if protocol, ok := nodePortSets[strings.Replace(name, kubeProxySets+"6-", kubeProxySets, 1)]; ok {
+		if protocol, ok := nodePortSets[strings.Replace(name, "KUBE-6-", "KUBE-", 1)]; ok {
 			for _, port := range ports {
 				nodePorts[nodePort{protocol, port}] = true
 			}
@@ -162,7 +180,7 @@ func (p *Programmer) isLocal(a netip.Addr) bool {
 func CleanupKubeProxySets() error {
 	theirs := map[string]bool{}
 	err := eachIPSet(func(name string, _ []uint16) {
-		if strings.HasPrefix(name, kubeProxySets) {
+		if isKubeProxySet(name) {
 			theirs[name] = true
 		}
 	})

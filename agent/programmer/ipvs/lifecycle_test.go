@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 
@@ -328,12 +329,19 @@ func TestSchedulers(t *testing.T) {
 		require.True(t, ok)
 		require.Len(t, ports, 1)
 		require.Equal(t, lacking.ID, ports[0].ID)
+		require.True(t, ports[0].Lasting, "nobody is to try all again")
+		require.Empty(t, c.schedulerFound())
 		require.ErrorContains(t, ports[0], "no IPVS scheduler best (kernel module ip_vs_best), the default serves it")
 		require.Equal(t, "lc", scheduler(own.ID))
 		require.Equal(t, DefaultScheduler, scheduler(lacking.ID))
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 3), servicePort), 2, patient)
 		require.Equal(t, map[string]int{"pod2": 2}, r.Backends())
 	}
+	c.set(lacking)
+	c.lacking["lc"] = true // as if its module had come meanwhile
+	require.Equal(t, "lc", c.schedulerFound())
+	require.Error(t, c.Replace(t.Context(), c.state))
+	require.Equal(t, map[string]bool{"best": true}, c.lacking)
 	changed := *own
 	changed.Scheduler = "sh"
 	c.apply(t, own.ID, &changed)
@@ -398,17 +406,24 @@ func TestWatch(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
 	require.NoError(t, c.Replace(t.Context(), c.state))
+	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
+	c.apply(t, web.ID, nil)
+	c.apply(t, web.ID, web)
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
+	require.False(t, c.rulesetChanged())
+	require.False(t, c.addressesChanged())
+	_, err := c.a.Run(t.Context(), "sh", "-c", "nft add table ip other; ip addr del 10.96.0.1/32 dev "+Device)
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	lost, done := make(chan string, 100), make(chan struct{})
-	var s subscriptions
-	require.NoError(t, c.a.Do(func() error {
-		s = c.subscribe()
-		return nil
-	}))
 	go func() {
 		defer close(done)
-		c.watch(ctx, s, func(reason string) { lost <- reason })
+		c.watchInHost(ctx, func(reason string) { lost <- reason })
 	}()
+	require.ElementsMatch(t, []string{
+		"others have changed nftables table " + Table + " unseen", "others have changed the addresses of " + Device + " or of the node unseen",
+	}, []string{<-lost, <-lost})
+	require.NoError(t, c.Replace(t.Context(), c.state))
 	for what, command := range map[string]string{
 		"rules":     "nft flush ruleset",
 		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
@@ -517,4 +532,25 @@ func TestOthersServices(t *testing.T) {
 	out, err := c.a.Run(t.Context(), "sh", "-c", "nft list ruleset; ip addr")
 	require.NoError(t, err)
 	require.NotContains(t, out, "slicecast")
+}
+
+// watchInHost is Watch in the namespace of the host. The first socket for addresses fails, and is replaced.
+func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
+	in := func(dial dialer) dialer {
+		return func() (conn *mdnetlink.Conn, err error) {
+			return conn, h.host.Do(func() error {
+				conn, err = dial()
+				return err
+			})
+		}
+	}
+	failed := false
+	h.watch(ctx, lost, in(followTables), in(func() (*mdnetlink.Conn, error) {
+		conn, err := followAddresses()
+		if err == nil && !failed {
+			failed = true
+			err = conn.Close()
+		}
+		return conn, err
+	}), time.Millisecond)
 }

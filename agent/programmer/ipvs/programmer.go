@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -105,12 +104,15 @@ type Programmer struct {
 	// foreign are those of the wanted addresses that are not on our device as another has them.
 	foreign map[netip.Addr]bool
 	node    view.Node
-	// nodeAddresses are those that NodePorts with affinity are on.
+	// elsewhere are the addresses that other devices had at the last Replace, nodeAddresses those of them that NodePorts with
+	// affinity are on.
+	elsewhere     map[netip.Addr]bool
 	nodeAddresses map[model.Family][]netip.Addr
+	unset         string          // what was said last of settings that can't be made
 	taken         map[uint32]bool // numbers of virtual services
 	last          uint32          // the number that was given last
-	// draining are the backends whose connections are waited for, and until when at most.
-	draining map[drainKey]time.Time
+	draining      drains
+	lacking       map[string]bool // schedulers that Service ports ask for and the kernel has not
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
@@ -126,10 +128,11 @@ type change struct {
 	held, want     map[model.Family]elements
 	create         map[model.Family]bool // the whole table
 	arrive, depart []netip.Addr
-	// before and after are what IPVS does before and after the rest changes.
-	before, after []command
-	gone          []serviceKey
-	errs          []error // PortErrors
+	// before and after are what IPVS does before and after the rest changes, last what it does in the end.
+	before, after, last []command
+	gone                []serviceKey
+	adopted             []*virtual // that somebody else had made already
+	errs                []error    // PortErrors
 }
 
 func newChange() *change {
@@ -149,7 +152,10 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.prepare(state.Node); err != nil {
 		return err
 	}
-	p.layouts = map[model.Family]*layout{}
+	if err := p.tables.begin(); err != nil {
+		return err
+	}
+	p.layouts, p.lacking = map[model.Family]*layout{}, map[string]bool{}
 	x := newChange()
 	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
 	for _, family := range p.families {
@@ -230,6 +236,10 @@ func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 		for k := range keys {
 			if k.set == setAddresses {
 				a, _ := netip.AddrFromSlice([]byte(k.key))
+				if onDevice[a] && p.elsewhere[a] {
+					p.foreign[a] = true
+					continue
+				}
 				if !onDevice[a] && !p.arrives(a) {
 					continue
 				}
@@ -277,8 +287,8 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 	x.ensureService(v, held.service)
 	left := held.backends
 	gone := func(b heldBackend) {
-		if b.weight == 0 && waits(v.owner.Protocol) {
-			p.drain(drainKey{v.serviceKey, b.address})
+		if b.weight == 0 && v.waits() {
+			p.drain(v.serviceKey, b.address)
 			return
 		}
 		p.removeBackend(x, v, b.address)
@@ -299,6 +309,15 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 	}
 	for _, b := range left {
 		gone(b)
+	}
+	p.finishService(x, v)
+}
+
+// finishService ends what replaceService and changeService do.
+func (p *Programmer) finishService(x *change, v *virtual) {
+	p.makeRoom(x, v)
+	if v.fault != nil {
+		x.blame(v.owner, v.fault, true)
 	}
 }
 
@@ -392,6 +411,7 @@ func (p *Programmer) changeService(x *change, was, v *virtual) {
 	difference(last, v.backends,
 		func(b netip.AddrPort) { p.addBackend(x, v, b, false) },
 		func(b netip.AddrPort) { p.removeBackend(x, v, b) })
+	p.finishService(x, v)
 }
 
 // changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
@@ -455,11 +475,15 @@ func (p *Programmer) number() uint32 {
 // taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
 func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	start := time.Now()
-	backends := len(x.before) + len(x.after)
+	x.after = append(x.after, x.last...)
+	commands := len(x.before) + len(x.after)
 	if x.onlyIPVS() {
 		x.before, x.after = append(x.before, x.after...), nil
 	}
 	if err := p.run(x, x.before); err != nil {
+		return err
+	}
+	if err := p.adopt(x); err != nil {
 		return err
 	}
 	if err := p.removeAddresses(x.depart); err != nil {
@@ -488,12 +512,10 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	}
 	for _, k := range x.gone {
 		delete(p.taken, k.number)
-	}
-	if len(x.gone) > 0 && len(p.draining) > 0 {
-		maps.DeleteFunc(p.draining, func(k drainKey, _ time.Time) bool { return slices.Contains(x.gone, k.service) })
+		delete(p.draining, k)
 	}
 	p.known = true
-	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", backends, "duration", time.Since(start))
+	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
 	return errors.Join(x.errs...)
 }
 

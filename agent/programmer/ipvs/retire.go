@@ -184,7 +184,11 @@ func localRoute(device netlink.Link, to *net.IPNet) *netlink.Route {
 func eachLocalRoute(links *netlink.Handle, device netlink.Link, protocol netlink.RouteProtocol, f func(model.Family, netlink.Route) error) error {
 	filter := &netlink.Route{LinkIndex: device.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
 	for family, number := range map[model.Family]int{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6} {
-		held, err := links.RouteListFiltered(number, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
+		var held []netlink.Route
+		err := readAgain(func() (err error) {
+			held, err = links.RouteListFiltered(number, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
+			return err
+		})
 		if err != nil {
 			return fmt.Errorf("read the %v routes of %s: %w", family, device.Attrs().Name, err)
 		}

@@ -17,13 +17,16 @@ import (
 // Flags of a virtual service (include/uapi/linux/ip_vs.h).
 const (
 	persistent = 0x1
+	// hashOthers has the schedulers sh and mh take another backend where the one that a client is meant for gets no new connections;
+	// otherwise they refuse the client.
+	hashOthers = 0x8
 	// hashPort has the scheduler mh take the source's port into account as well, so that one client's connections
 	// go to different backends.
 	hashPort = 0x10
 )
 
 // ourFlags are the flags that we set; others are the kernel's.
-const ourFlags = persistent | hashPort
+const ourFlags = persistent | hashOthers | hashPort
 
 // serviceKey names a virtual service of IPVS: by the number in its mark or, if that is 0, by address and port.
 type serviceKey struct {
@@ -41,6 +44,8 @@ type virtual struct {
 	affinity  time.Duration
 	backends  []view.Backend
 	owner     view.ServicePortID
+	// fault tells why the scheduler is not the one that is wanted; nil: it is.
+	fault error
 }
 
 // moby gives the name as the library has it.
@@ -61,8 +66,11 @@ func (k serviceKey) moby() *mobyipvs.Service {
 func (v *virtual) moby() *mobyipvs.Service {
 	s := v.serviceKey.moby()
 	s.SchedName = v.scheduler
-	if v.scheduler == "mh" {
-		s.Flags |= hashPort
+	switch v.scheduler {
+	case "sh":
+		s.Flags |= hashOthers
+	case "mh":
+		s.Flags |= hashOthers | hashPort
 	}
 	if v.affinity > 0 {
 		s.Flags |= persistent
@@ -134,12 +142,6 @@ func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*
 	return held, nil
 }
 
-// drainKey names a backend whose connections are waited for.
-type drainKey struct {
-	service serviceKey
-	backend netip.AddrPort
-}
-
 // services gives the virtual services of a Service port. Without affinity it is one for each set of backends, by mark,
 // for all of its frontends. IPVS knows no affinity for marks where the port changes, too (ip_vs_sched_persist keeps the
 // port that the packet came for): so with affinity it is one for each address, to which Others' target applies.
@@ -150,7 +152,9 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 	id := of.port.ID
 	add := func(k serviceKey, backends []view.Backend) {
 		k.family = id.Family
-		list = append(list, &virtual{serviceKey: k, scheduler: cmp.Or(of.port.Scheduler, p.options.Scheduler), affinity: of.port.Affinity, backends: backends, owner: id})
+		v := &virtual{serviceKey: k, affinity: of.port.Affinity, backends: backends, owner: id}
+		v.scheduler, v.fault = p.scheduler(of.port, len(backends))
+		list = append(list, v)
 	}
 	if of.port.Affinity == 0 {
 		for r, number := range of.numbers {
@@ -185,23 +189,27 @@ func affinitySet(port *view.ServicePort, f view.Frontend) []view.Backend {
 	return nil
 }
 
-// ensureService has a virtual service made, or changed if the kernel has another; have is nil if it has none.
+// ensureService has a virtual service made, or changed if the kernel has another; have is nil if it has none. One becomes mh's after
+// backends have gone: mh comes only where all have room.
 func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
-	kind := byte(commandNewService)
+	c := command{kind: commandNewService, service: v.serviceKey, virtual: v, owner: v.owner}
 	if have != nil {
 		if same(have, v.moby()) {
 			return
 		}
-		kind = commandSetService
+		c.kind = commandSetService
+		if v.scheduler == "mh" && have.SchedName != "mh" {
+			x.last = append(x.last, c)
+			return
+		}
 	}
-	x.before = append(x.before, command{kind: kind, service: v.serviceKey, virtual: v, owner: v.owner})
+	x.before = append(x.before, c)
 }
 
 // addBackend has a backend take new connections; held tells that the kernel has it already.
 func (p *Programmer) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
-	key := drainKey{v.serviceKey, b}
-	_, draining := p.draining[key]
-	delete(p.draining, key)
+	_, draining := p.draining[v.serviceKey][b]
+	delete(p.draining[v.serviceKey], b)
 	kind := byte(commandNewBackend)
 	if draining || held {
 		kind = commandSetBackend
@@ -211,14 +219,29 @@ func (p *Programmer) addBackend(x *change, v *virtual, b netip.AddrPort, held bo
 
 // removeBackend has a backend take no new connections. Those of TCP go on for as long as they last, up to a limit.
 func (p *Programmer) removeBackend(x *change, v *virtual, b netip.AddrPort) {
-	key := drainKey{v.serviceKey, b}
-	if !waits(v.owner.Protocol) {
-		delete(p.draining, key)
+	if !v.waits() {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
 		return
 	}
-	p.drain(key)
+	p.drain(v.serviceKey, b)
 	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
+}
+
+// adopt has those backends leave that came with virtual services of others, e.g. kube-proxy: IPVS has one at most for an address and port.
+func (p *Programmer) adopt(x *change) error {
+	for _, v := range x.adopted {
+		held, err := p.readBackends(nil, v.serviceKey)
+		if err != nil {
+			return err
+		}
+		for _, b := range held {
+			if !slices.ContainsFunc(v.backends, func(w view.Backend) bool { return w.Address == b.address }) {
+				p.removeBackend(x, v, b.address)
+			}
+		}
+		p.makeRoom(x, v)
+	}
+	return nil
 }
 
 // removeService has a virtual service removed, with all its backends.
@@ -227,8 +250,57 @@ func (x *change) removeService(k serviceKey) {
 	x.after = append(x.after, command{kind: commandDelService, service: k})
 }
 
-// waits tells whether a protocol's connections are waited for: UDP has none that end, and SCTP is as in kube-proxy.
-func waits(p model.Protocol) bool { return p == model.TCP }
+// waits tells whether connections to backends that go are waited for. UDP has none that end, and SCTP is as in kube-proxy. The scheduler
+// dh would refuse who is meant for such a backend.
+func (v *virtual) waits() bool { return v.owner.Protocol == model.TCP && v.scheduler != "dh" }
+
+// How many destinations the kernel's tables for a virtual service have room for (CONFIG_IP_VS_SH_TAB_BITS, CONFIG_IP_VS_MH_TAB_INDEX as
+// kernels have them that nobody has set otherwise). One that mh has no room for gets no connections, and one that has gone gets them still.
+const (
+	shTable = 1 << 8
+	mhTable = 4093
+)
+
+// mhDraining is how many draining backends mh finds another beside for sure: it tries as many random places as its table has.
+const mhDraining = 256
+
+// scheduler gives what chooses among so many backends of a Service port, and why it is another than the one that is asked for.
+func (p *Programmer) scheduler(port *view.ServicePort, backends int) (name string, fault error) {
+	name = cmp.Or(port.Scheduler, p.options.Scheduler)
+	if name != "mh" || backends <= mhTable {
+		return name, nil
+	}
+	if name = p.options.Scheduler; name == "mh" {
+		name = DefaultScheduler
+	}
+	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it", mhTable, backends, name)
+}
+
+// room tells whether a scheduler finds backends that take connections beside so many that drain: draining ones keep their places in the
+// tables of those that hash.
+func room(scheduler string, backends, draining int) bool {
+	switch scheduler {
+	case "dh":
+		return draining == 0
+	case "sh":
+		return backends+draining <= shTable
+	case "mh":
+		return draining <= mhDraining && backends+draining <= mhTable
+	}
+	return true
+}
+
+// makeRoom has the draining backends removed if the scheduler has no room for them.
+func (p *Programmer) makeRoom(x *change, v *virtual) {
+	draining := p.draining[v.serviceKey]
+	if room(v.scheduler, len(v.backends), len(draining)) {
+		return
+	}
+	for b := range draining {
+		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
+	}
+	delete(p.draining, v.serviceKey)
+}
 
 // difference calls added and removed for what two ascending lists of backends do not share.
 func difference(before, after []view.Backend, added, removed func(netip.AddrPort)) {

@@ -1,10 +1,10 @@
 package ipvs
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -36,6 +36,10 @@ type tables struct {
 	raw  *mdnetlink.Conn // the same
 	// port is the socket's address: notifications carry that of the socket which a change came from.
 	port uint32
+	// base was the number of the ruleset's generation when the last Replace began, and own counts the transactions since then.
+	base, own uint32
+	// changed: there is something to write.
+	changed bool
 }
 
 // wantedTransaction is the longest transaction, in bytes, that the kernel is asked to take.
@@ -67,9 +71,11 @@ func dialTables() (*tables, error) {
 const maxReads = 10
 
 // read gives the elements that the kernel holds; whole is false if there is anything else than the table should be, or
-// nothing, so that it must be made anew.
+// nothing, so that it must be made anew. Where others go on changing the ruleset, what is read twice in the same way counts.
 func (t *tables) read(l *layout) (held elements, whole bool, err error) {
-	for range maxReads {
+	var last elements
+	var lastWhole bool
+	for i := range maxReads {
 		before, err := t.generation()
 		if err != nil {
 			return nil, false, err
@@ -82,28 +88,42 @@ func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 		if err != nil {
 			return nil, false, err
 		}
-		if bytes.Equal(before, after) {
+		if before == after || i > 0 && whole == lastWhole && maps.Equal(held, last) {
 			return held, whole, nil
 		}
+		last, lastWhole = held, whole
 	}
 	return nil, false, fmt.Errorf("the nftables ruleset changed each of the %d times that it was read", maxReads)
 }
 
 // generation tells the ruleset before a change from that after it. What is read while it changes may lack something, which
 // the library does not tell.
-func (t *tables) generation() ([]byte, error) {
+func (t *tables) generation() (uint32, error) {
 	answer, err := t.raw.Execute(mdnetlink.Message{
 		Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
 		Data:   make([]byte, 4),
 	})
 	if err != nil || len(answer) == 0 {
-		return nil, fmt.Errorf("ask for nftables' generation: %w", err)
+		return 0, fmt.Errorf("ask for nftables' generation: %w", err)
 	}
 	attributes, err := mdnetlink.UnmarshalAttributes(answer[0].Data[4:])
-	if err != nil || len(attributes) == 0 {
-		return nil, fmt.Errorf("read nftables' generation: %w", err)
+	if err != nil || len(attributes) == 0 || len(attributes[0].Data) != 4 {
+		return 0, fmt.Errorf("read nftables' generation: %w", err)
 	}
-	return attributes[0].Data, nil // NFTA_GEN_ID
+	return binary.BigEndian.Uint32(attributes[0].Data), nil // NFTA_GEN_ID
+}
+
+// begin has othersWrote tell of what is written from now on.
+func (t *tables) begin() (err error) {
+	t.base, err = t.generation()
+	t.own = 0
+	return err
+}
+
+// othersWrote tells whether others have written to the ruleset since begin: each transaction makes the generation one higher.
+func (t *tables) othersWrote() (bool, error) {
+	now, err := t.generation()
+	return now != t.base+t.own, err
 }
 
 func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
@@ -175,6 +195,7 @@ func (l *layout) digest() string {
 
 // create makes the table and its chains, in place of what there may be. It takes effect with the next write.
 func (t *tables) create(l *layout) error {
+	t.changed = true
 	t.conn.AddTable(l.table) // so that there is one to delete
 	t.conn.DelTable(l.table)
 	t.conn.AddTable(l.table)
@@ -223,6 +244,7 @@ func (t *tables) change(l *layout, held, want elements) error {
 		}
 	}
 	for id, s := range l.sets {
+		t.changed = t.changed || len(removed[id])+len(added[id]) > 0
 		for part := range slices.Chunk(removed[id], messageElements) {
 			if err := t.conn.SetDeleteElements(s, part); err != nil {
 				return fmt.Errorf("remove elements of set %s: %w", s.Name, err)
@@ -249,6 +271,10 @@ func (l *layout) element(k elementKey, e element) nftables.SetElement {
 func (t *tables) write() error {
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("write nftables table %s: %w", Table, err)
+	}
+	if t.changed {
+		t.changed = false
+		t.own++
 	}
 	return nil
 }

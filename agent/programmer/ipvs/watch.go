@@ -19,31 +19,37 @@ import (
 // lookEvery is how often IPVS is looked at, which tells of no changes, and how long a backend without connections stays.
 const lookEvery = 2 * time.Second
 
+// tryEvery is how often the kernel is asked for a scheduler that it has not.
+const tryEvery = 30 * time.Second
+
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
 // from our device or remove virtual services. Without it, backends that are gone stay, without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
-	p.watch(ctx, p.subscribe(), lost)
+	p.watch(ctx, lost, followTables, followAddresses, time.Minute)
 }
 
-// subscriptions are the sockets for notifications; nil: there can't be one.
-type subscriptions struct{ tables, addresses *mdnetlink.Conn }
+// dialer opens a socket for notifications.
+type dialer func() (*mdnetlink.Conn, error)
 
-func (p *Programmer) subscribe() (s subscriptions) {
-	var err error
-	if s.tables, err = follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1)); err != nil {
-		p.log.Error("changes that others make to nftables will not be noticed", "err", err)
-	}
-	if s.addresses, err = follow(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR); err != nil {
-		p.log.Error("changes that others make to addresses will not be noticed", "err", err)
-	}
-	return s
+func followTables() (*mdnetlink.Conn, error) {
+	return follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1))
 }
 
-func (p *Programmer) watch(ctx context.Context, s subscriptions, lost func(reason string)) {
+func followAddresses() (*mdnetlink.Conn, error) {
+	return follow(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
+}
+
+// watch is Watch, with sockets that are opened again after a pause if they fail.
+func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables, addresses dialer, pause time.Duration) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { p.notice(ctx, s.tables, p.tables.others, lost) })
-	wg.Go(func() { p.notice(ctx, s.addresses, p.addressLost, lost) })
+	wg.Go(func() {
+		p.keepNoticing(ctx, losses{"nftables table " + Table, tables, p.rulesetChanged, p.tables.others}, pause, lost)
+	})
+	wg.Go(func() {
+		p.keepNoticing(ctx, losses{"the addresses of " + Device + " or of the node", addresses, p.addressesChanged, p.addressLost}, pause, lost)
+	})
+	tried := time.Now()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
@@ -55,8 +61,26 @@ func (p *Programmer) watch(ctx context.Context, s subscriptions, lost func(reaso
 				lost("a virtual service of IPVS is gone")
 			}
 			p.endDrains(now)
+			if now.Sub(tried) >= tryEvery {
+				tried = now
+				if name := p.schedulerFound(); name != "" {
+					lost("the node has the IPVS scheduler " + name + " now")
+				}
+			}
 		}
 	}
+}
+
+// schedulerFound gives a scheduler that the kernel did not have when it was asked for, and has now; "": none.
+func (p *Programmer) schedulerFound() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name := range p.lacking {
+		if p.tryScheduler(name) == nil {
+			return name
+		}
+	}
+	return ""
 }
 
 // eventBuffer is how many bytes of notifications may wait.
@@ -74,29 +98,91 @@ func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
 	return conn, nil
 }
 
-// notice calls lost for notifications that tell of a loss, until ctx ends.
-func (p *Programmer) notice(ctx context.Context, conn *mdnetlink.Conn, isLoss func(mdnetlink.Message) bool, lost func(reason string)) {
-	if conn == nil {
-		return
+// losses are one kind of what others may do.
+type losses struct {
+	of      string // what they change
+	dial    dialer
+	changed func() bool // tells whether they have, since the last Replace began
+	isLoss  func(mdnetlink.Message) bool
+}
+
+// keepNoticing calls lost for losses until ctx ends, and for those of before.
+func (p *Programmer) keepNoticing(ctx context.Context, l losses, pause time.Duration, lost func(reason string)) {
+	for {
+		conn, err := l.dial()
+		if err == nil {
+			if l.changed() {
+				lost("others have changed " + l.of + " unseen")
+			}
+			err = notice(ctx, conn, l, lost)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		p.log.Warn("changes that others make can't be seen; trying again", "of", l.of, "in", pause, "err", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
 	}
+}
+
+// notice is keepNoticing as long as the socket does not fail. It closes it.
+func notice(ctx context.Context, conn *mdnetlink.Conn, l losses, lost func(reason string)) error {
 	stop := context.AfterFunc(ctx, func() {
 		_ = conn.Close() // which ends Receive
 	})
-	defer stop()
+	defer func() {
+		if stop() {
+			_ = conn.Close() // nothing can be done about it
+		}
+	}()
 	for {
 		messages, err := conn.Receive()
 		switch {
-		case ctx.Err() != nil:
-			return
 		case errors.Is(err, unix.ENOBUFS):
 			lost("there were more changes than could be followed")
 		case err != nil:
-			p.log.Error("changes that others make will not be noticed any more: restart the agent", "err", err)
-			return
-		case slices.ContainsFunc(messages, isLoss):
-			lost("others changed nftables table " + Table + " or the addresses of " + Device)
+			return err
+		case slices.ContainsFunc(messages, l.isLoss):
+			lost("others changed " + l.of)
 		}
 	}
+}
+
+// rulesetChanged tells whether others have changed nftables, be it elsewhere, since the last Replace began.
+func (p *Programmer) rulesetChanged() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed, err := p.tables.othersWrote()
+	return p.known && (changed || err != nil)
+}
+
+// addressesChanged tells whether there are other addresses than the last Replace found, and changes have left, where it matters.
+func (p *Programmer) addressesChanged() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.known {
+		return false
+	}
+	held, err := p.deviceAddresses()
+	elsewhere, errElsewhere := p.addressesElsewhere()
+	if err != nil || errElsewhere != nil || !maps.EqualFunc(nodePortAddresses(p.node, elsewhere), p.nodeAddresses, slices.Equal) {
+		return true
+	}
+	for _, shared := range p.shared {
+		for k := range shared {
+			if k.set != setAddresses {
+				continue
+			}
+			a, _ := netip.AddrFromSlice([]byte(k.key))
+			if foreign := p.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && p.nodesOwn(a)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // servicesLost looks whether one of the virtual services is still there: who removes others' usually removes all.
@@ -127,7 +213,7 @@ func (t *tables) others(m mdnetlink.Message) bool {
 }
 
 // addressLost tells whether a notification is about an address that should be on our device and is not, or one of the
-// node's own that matters.
+// node's own that matters: it has NodePorts, or is a Service's as well.
 func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	if m.Header.Type != unix.RTM_DELADDR && m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
@@ -143,29 +229,40 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	address, _ := netip.AddrFromSlice(attributes[i].Data)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	onDevice := p.device != nil && binary.NativeEndian.Uint32(m.Data[4:]) == uint32(p.device.Attrs().Index)
+	index := int(binary.NativeEndian.Uint32(m.Data[4:]))
+	onDevice := p.device != nil && index == p.device.Attrs().Index
+	services := p.shared[model.FamilyOf(address)][elementKey{setAddresses, addressKey(address)}] > 0
+	arrived := m.Header.Type == unix.RTM_NEWADDR
 	switch {
 	case !p.known:
 		return false
 	case onDevice:
-		if p.shared[model.FamilyOf(address)][elementKey{setAddresses, addressKey(address)}] == 0 {
+		if !services || arrived { // of those that we give it, too, the kernel tells
 			return false
 		}
 		held, err := p.deviceAddresses()
 		return err != nil || !held[address]
 	case p.foreign[address]:
 		return !p.nodesOwn(address)
+	case services && arrived:
+		return !p.isKubeProxys(index)
 	case hasNodePorts(p.node, address):
-		now, err := p.findNodeAddresses(p.node)
-		return err != nil || !maps.EqualFunc(now, p.nodeAddresses, slices.Equal)
+		now, err := p.addressesElsewhere()
+		return err != nil || !maps.EqualFunc(nodePortAddresses(p.node, now), p.nodeAddresses, slices.Equal)
 	}
 	return false
 }
 
+// drains are the backends whose connections are waited for, by their virtual services, and until when at most.
+type drains map[serviceKey]map[netip.AddrPort]time.Time
+
 // drain notes that a backend's connections are waited for, from now on if they were not yet.
-func (p *Programmer) drain(k drainKey) {
-	if _, already := p.draining[k]; !already {
-		p.draining[k] = time.Now().Add(p.options.DrainLimit)
+func (p *Programmer) drain(k serviceKey, b netip.AddrPort) {
+	if p.draining[k] == nil {
+		p.draining[k] = map[netip.AddrPort]time.Time{}
+	}
+	if _, already := p.draining[k][b]; !already {
+		p.draining[k][b] = time.Now().Add(p.options.DrainLimit)
 	}
 }
 
@@ -173,25 +270,27 @@ func (p *Programmer) drain(k drainKey) {
 func (p *Programmer) endDrains(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	byService := map[serviceKey][]netip.AddrPort{}
-	for k := range p.draining {
-		byService[k.service] = append(byService[k.service], k.backend)
-	}
 	var held []heldBackend
 	var ended []command
-	for service, backends := range byService {
+	for k, draining := range p.draining {
 		var err error
-		if held, err = p.readBackends(held[:0], service); err != nil {
-			p.log.Debug("a virtual service of IPVS is gone whose backends were to be removed", "err", err)
+		if held, err = p.readBackends(held[:0], k); err != nil {
+			p.log.Warn("backends that get no new connections stay in IPVS for now", "err", err)
+			continue
 		}
-		for _, b := range backends {
-			key := drainKey{service, b}
-			i := slices.IndexFunc(held, func(h heldBackend) bool { return h.address == b })
-			if i >= 0 && held[i].connections > 0 && now.Before(p.draining[key]) {
-				continue
+		left := map[netip.AddrPort]time.Time{}
+		for _, b := range held {
+			until, ok := draining[b.address]
+			switch {
+			case !ok:
+			case b.connections > 0 && now.Before(until):
+				left[b.address] = until
+			default:
+				ended = append(ended, command{kind: commandDelBackend, service: k, backend: b.address})
 			}
-			delete(p.draining, key)
-			ended = append(ended, command{kind: commandDelBackend, service: service, backend: b})
+		}
+		if p.draining[k] = left; len(left) == 0 {
+			delete(p.draining, k)
 		}
 	}
 	if err := p.run(newChange(), ended); err != nil {
