@@ -108,6 +108,50 @@ func TestPatience(t *testing.T) {
 	})
 }
 
+// TestPatienceOfWatch holds that the while ends also if nothing is programmed any more, and not while nothing is known to be programmed.
+func TestPatienceOfWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &other{}
+		f, p, _ := take(o)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Watch(ctx, func(string) {})
+		}()
+		partly := &programmer.PortError{Err: errors.New("no SCTP")}
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		pass(patience / 2)
+		f.err = errors.New("the kernel has no memory")
+		require.Equal(t, f.err, p.Apply(t.Context(), []view.Change{{After: &view.ServicePort{}}}))
+		pass(patience)
+		require.Zero(t, o.tried())
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		require.Equal(t, 1, o.tried())
+		cancel()
+		<-ended
+
+		o = &other{}
+		f, p, _ = take(o)
+		ctx, cancel = context.WithCancel(t.Context())
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Watch(ctx, func(string) {})
+		}()
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		pass(patience - retryAfter)
+		require.Zero(t, o.tried())
+		pass(2 * retryAfter)
+		require.Equal(t, 1, o.tried())
+		cancel()
+		<-ended
+	})
+}
+
 // TestOthersGoWithAnApply holds that what the others serve goes as soon as an Apply has programmed the last of what a Replace could not, and
 // not with an Apply of something else.
 func TestOthersGoWithAnApply(t *testing.T) {
