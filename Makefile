@@ -13,10 +13,10 @@ build: ## build the commands into bin/
 	$(foreach c,$(COMMANDS),go build -o bin/slicecast-$(c) ./$(c)$(newline))
 
 .PHONY: generate
-generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md, and the schema of load tests' reports
+generate: ## generate the Go code of the wire API, next to its .proto files, docs/metrics.md, docs/performance.md, and the schemas of what the load tester writes
 	internal/tools/buf.sh generate --template proto/buf.gen.yaml
 	go run ./internal/tools/metricsdoc docs/metrics.md
-	go run ./internal/tools/reportschema loadtest/report/schema.json
+	go run ./internal/tools/reportschema .
 	go run ./internal/tools/performance
 
 .PHONY: lint

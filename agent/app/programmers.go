@@ -153,7 +153,7 @@ func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger 
 	}
 	others := []takeover.Other{
 		{Name: programmerNFTables, Cleanup: nftables.Cleanup},
-		{Name: programmerIPTables, Cleanup: iptables.Cleanup},
+		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error { return iptables.Retire(ctx, o.iptables(logger)) }},
 		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
 	}
 	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/programmer/printer"
+	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -92,4 +93,35 @@ func TestProbesLeaveNothing(t *testing.T) {
 		}))
 	}
 	require.Equal(t, before, state())
+}
+
+// TestForwardDrops holds that a node on which FORWARD drops what iptables' rules do not accept gets rules that do, whatever programs it.
+func TestForwardDrops(t *testing.T) {
+	node := testenv.NewNetwork(t).AddNode("a")
+	run := func(words ...string) string {
+		t.Helper()
+		out, err := node.Run(t.Context(), words[0], words[1:]...)
+		require.NoError(t, err)
+		return out
+	}
+	start := func() {
+		t.Helper()
+		o := parse(t, "--source=kube", "--programmer=nftables", "--iptables-masquerade-bit=15")
+		require.NoError(t, node.Do(func() error {
+			p, err := o.choose(slog.New(slog.DiscardHandler), nil)
+			if err != nil {
+				return err
+			}
+			return p.Replace(t.Context(), view.State{})
+		}))
+	}
+	run("iptables-nft", "-P", "FORWARD", "DROP")
+	start()
+	saved := run("iptables-nft-save")
+	require.Contains(t, saved, "-A FORWARD -j SLICECAST-FORWARD\n")
+	require.Contains(t, saved, "-A SLICECAST-FORWARD -m mark --mark 0x8000/0x8000 -j ACCEPT\n")
+	require.NotContains(t, run("ip6tables-nft-save"), "SLICECAST")
+	run("iptables-nft", "-P", "FORWARD", "ACCEPT")
+	start()
+	require.NotContains(t, run("iptables-nft-save"), "SLICECAST")
 }

@@ -73,6 +73,13 @@ func (c *Client) Connection() Connection {
 	return out
 }
 
+// InSync tells whether the client has a stream that is in sync, for who asks of thousands of clients again and again.
+func (c *Client) InSync() bool {
+	c.connection.mu.Lock()
+	defer c.connection.mu.Unlock()
+	return c.connection.now.Server.Address != ""
+}
+
 // Proto translates what debug services tell: the server, or else since when there is none and why.
 func (c Connection) Proto() (server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server) {
 	for _, s := range c.Servers {

@@ -30,7 +30,8 @@ type Programmer interface {
 type Monitor interface {
 	Programmer
 	// Watch calls lost, saying what it found, within seconds of such a change; what the kernel holds counts as unknown
-	// then, until a Replace succeeds. It may run while the Programmer is used, and returns when ctx ends.
+	// then, until a Replace succeeds. It is called when the first Replace has succeeded, and also tells of what was changed before, after
+	// that Replace read it. It may run while the Programmer is used, and returns when ctx ends.
 	Watch(ctx context.Context, lost func(reason string))
 }
 

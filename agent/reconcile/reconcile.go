@@ -171,7 +171,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// watch has a monitor watch once there is something to watch.
+// watch has a monitor watch once there is something to watch. The monitor tells of what was changed in the meantime, too.
 func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	select {
 	case <-ctx.Done():

@@ -98,7 +98,7 @@ func takeOver(t *testing.T, mode, programmer string) {
 			// The source of these was the Service's address, which is the node's no more.
 			o.forget(func(w way) bool { return w.from == c.node.Host && w.to.Port() == 80 })
 		}
-		o.requireReset(t)
+		o.requireSettled(t)
 	} else {
 		o.requireAlive(t, testenv.TCP)
 	}

@@ -205,10 +205,6 @@ func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
 		skips.add(OtherProxy, "metadata.labels", "%s is %q", LabelServiceProxyName, name)
 		return false
 	}
-	if _, ok := o.Labels[corev1.IsHeadlessService]; ok {
-		skips.add(Headless, "metadata.labels", "has %s", corev1.IsHeadlessService)
-		return false
-	}
 	if o.Spec.Type == corev1.ServiceTypeExternalName {
 		skips.add(ExternalName, "spec.type", "is ExternalName")
 		return false

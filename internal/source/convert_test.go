@@ -186,7 +186,6 @@ func TestFromService(t *testing.T) {
 		},
 		"headless":            {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", nil }), skips: []Reason{Headless}},
 		"headless, new field": {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"None"} }), skips: []Reason{Headless}},
-		"headless by label":   {in: service(func(s *corev1.Service) { s.Labels = map[string]string{corev1.IsHeadlessService: ""} }), skips: []Reason{Headless}},
 		"external name":       {in: service(func(s *corev1.Service) { s.Spec = corev1.ServiceSpec{Type: "ExternalName", ExternalName: "x.org"} }), skips: []Reason{ExternalName}},
 		"unknown type":        {in: service(func(s *corev1.Service) { s.Spec.Type = "Magic" }), skips: []Reason{InvalidType}},
 		"no cluster IP":       {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil }), skips: []Reason{NoClusterIP}},
@@ -194,6 +193,8 @@ func TestFromService(t *testing.T) {
 		"other proxy's":       {in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: "cilium"} }), skips: []Reason{OtherProxy}},
 		"label with empty value is another proxy's": {
 			in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: ""} }), skips: []Reason{OtherProxy}},
+		"the label of headless Services' slices means nothing here": {
+			in: service(func(s *corev1.Service) { s.Labels = map[string]string{corev1.IsHeadlessService: ""} }), want: wantService()},
 		"this proxy's": {
 			in: service(func(s *corev1.Service) { s.Labels = map[string]string{LabelServiceProxyName: "mine"} }), proxy: "mine", want: wantService()},
 		"not this proxy's": {in: service(), proxy: "mine", skips: []Reason{OtherProxy}},

@@ -264,10 +264,14 @@ func (s *station) transmit(p packet) error {
 	}
 	data, to := p.encode(), sockaddr(netip.AddrPortFrom(p.dst.Addr(), 0))
 	sendErr := error(nil)
-	// It may have to wait until earlier packets have left, on a slow machine.
-	err = raw.Write(func(fd uintptr) (done bool) {
-		sendErr = unix.Sendto(int(fd), data, 0, to)
-		return !errors.Is(sendErr, unix.EAGAIN)
+	err = raw.Control(func(fd uintptr) {
+		for range 10 {
+			if sendErr = unix.Sendto(int(fd), data, 0, to); !errors.Is(sendErr, unix.EAGAIN) {
+				return
+			}
+			// Earlier packets have to leave first, on a slow machine.
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 100)
+		}
 	})
 	if err != nil {
 		return err

@@ -2,21 +2,23 @@
 # Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
 # then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, 1 by
 # default. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run that fails does not end the
-# rest: its report stays as it was, and this fails in the end.
+# rest: the page keeps the report that it had, what there is of the new one stays beside the others as NAME.failed.json, with what the
+# run said in NAME.log, and this fails in the end.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
+go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest # whatever GOFLAGS has: reports tell the commit, and the page if they differ
 # Only what this run measures is taken.
 while IFS= read -r line; do
-	rm -f "bin/bench/${line%%: *}".{json,txt}
+	rm -f "bin/bench/${line%%: *}".{json,txt,log,failed.json,failed.txt}
 done <"$list"
 
 # loadtest NAME COMMAND...: a load test, its report as JSON and as text.
 loadtest() {
 	local name=$1
 	shift
-	"bin/$1" "${@:2}" --repeats="${REPEATS:-1}" --output=json >"bin/bench/$name.json" </dev/null &&
+	"bin/$1" "${@:2}" --repeats="${REPEATS:-1}" --output=json 2>&1 >"bin/bench/$name.json" </dev/null | tee "bin/bench/$name.log" >&2 &&
 		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
 }
 
@@ -32,11 +34,13 @@ while IFS= read -r line; do
 		loadtest "$name" "${command[@]}"
 	fi || {
 		failed+=("$name")
-		rm -f "bin/bench/$name".{json,txt}
+		for kind in json txt; do
+			[[ ! -e bin/bench/$name.$kind ]] || mv "bin/bench/$name.$kind" "bin/bench/$name.failed.$kind"
+		done
 	}
 done <"$list"
 go run ./internal/tools/performance bin/bench
 if ((${#failed[@]})); then
-	echo "failed: ${failed[*]}" >&2
+	echo "failed: ${failed[*]}; see bin/bench/NAME.failed.json and NAME.log" >&2
 	exit 1
 fi

@@ -18,11 +18,13 @@ if ! diff docs/metrics.md "$generated/metrics.md"; then
 	exit 1
 fi
 
-go run ./internal/tools/reportschema "$generated/schema.json"
-if ! diff loadtest/report/schema.json "$generated/schema.json"; then
-	echo "loadtest/report/schema.json is not current: run 'make generate'" >&2
-	exit 1
-fi
+go run ./internal/tools/reportschema "$generated"
+for schema in loadtest/report/schema.json loadtest/report/comparison.schema.json loadtest/estimate/schema.json; do
+	if ! diff "$schema" "$generated/$schema"; then
+		echo "$schema is not current: run 'make generate'" >&2
+		exit 1
+	fi
+done
 
 unformatted=$(gofmt -l .)
 if [[ -n $unformatted ]]; then

@@ -92,6 +92,28 @@ func SizeOf(family model.Family, table string) (Size, error) {
 
 // HasChain asks nf_tables whether there is a chain. A kernel without nf_tables has none.
 func HasChain(family model.Family, table, chain string) (bool, error) {
+	messages, err := getChain(family, table, chain)
+	return messages != nil, err
+}
+
+// Drops asks nf_tables whether there is a base chain with the policy DROP.
+func Drops(family model.Family, table, chain string) (bool, error) {
+	const drop = 0 // NF_DROP
+	messages, err := getChain(family, table, chain)
+	for _, m := range messages {
+		attributes, parseErr := nl.ParseRouteAttr(m[min(len(m), nl.SizeofNfgenmsg):])
+		for _, a := range attributes {
+			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NFTA_CHAIN_POLICY && len(a.Value) == 4 && binary.BigEndian.Uint32(a.Value) == drop {
+				return true, nil
+			}
+		}
+		err = errors.Join(err, parseErr)
+	}
+	return false, err
+}
+
+// getChain gives the kernel's messages about a chain; nil: there is none.
+func getChain(family model.Family, table, chain string) ([][]byte, error) {
 	number := uint8(unix.NFPROTO_IPV4)
 	if family == model.IPv6 {
 		number = unix.NFPROTO_IPV6
@@ -100,15 +122,15 @@ func HasChain(family model.Family, table, chain string) (bool, error) {
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: number, Version: nl.NFNETLINK_V0})
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(chain)))
-	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
 	switch {
 	case err == nil:
-		return true, nil
+		return messages, nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EINVAL),
 		errors.Is(err, unix.EAFNOSUPPORT):
-		return false, nil
+		return nil, nil
 	}
-	return false, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
+	return nil, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
 }
 
 // HasLegacy tells whether a table of the legacy interface is there, without making it.

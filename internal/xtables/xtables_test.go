@@ -70,3 +70,22 @@ func TestSize(t *testing.T) {
 		return nil
 	}))
 }
+
+func TestDrops(t *testing.T) {
+	host := testenv.NewNetwork(t).AddNode("a").Host
+	drops := func(family model.Family, chain string) (drops bool) {
+		require.NoError(t, host.Do(func() (err error) {
+			drops, err = Drops(family, "filter", chain)
+			return err
+		}))
+		return drops
+	}
+	require.False(t, drops(model.IPv4, "FORWARD"), "it is not there")
+	in(t, host, "iptables-nft -P FORWARD DROP", "iptables-nft -P INPUT ACCEPT", "iptables-nft -N CHAIN", "ip6tables-nft -P FORWARD ACCEPT")
+	require.True(t, drops(model.IPv4, "FORWARD"))
+	require.False(t, drops(model.IPv4, "INPUT"))
+	require.False(t, drops(model.IPv4, "CHAIN"))
+	require.False(t, drops(model.IPv6, "FORWARD"))
+	in(t, host, "iptables-nft -P FORWARD ACCEPT")
+	require.False(t, drops(model.IPv4, "FORWARD"))
+}

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
@@ -142,11 +141,11 @@ func State(ctx context.Context, kubeconfig, serviceProxyName string) (out []mode
 	if err != nil {
 		return nil, err
 	}
-	services, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{})
+	services, err := client.CoreV1().Services("").List(ctx, source.SelectServices(serviceProxyName))
 	if err != nil {
 		return nil, fmt.Errorf("list of the Services: %w", err)
 	}
-	endpointSlices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{LabelSelector: headless})
+	endpointSlices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, source.SelectEndpointSlices())
 	if err != nil {
 		return nil, fmt.Errorf("list of the EndpointSlices: %w", err)
 	}

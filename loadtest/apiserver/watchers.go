@@ -36,7 +36,6 @@ import (
 const (
 	// protocol is HTTP/2, by its name in TLS.
 	protocol = "h2"
-	headless = "!service.kubernetes.io/headless"
 	// maxEvent bounds an event: etcd does not take objects of more than 1.5 MiB.
 	maxEvent = 4 << 20
 	// readBuffer is small because there are thousands; TLS has a buffer of its own.
@@ -98,9 +97,11 @@ type stream struct {
 	query   url.Values
 
 	mu sync.Mutex // guards what follows
-	// resourceVersion that the watch goes on from; empty: it begins with a list.
+	// resourceVersion that the watch goes on from, of a list that was complete and what came after it; empty: the watch begins
+	// with a list.
 	resourceVersion string
 	synced          bool
+	open            bool     // a watch is
 	held            []uint64 // versions of objects, by their number
 	digest          uint64   // sum of held
 }
@@ -145,19 +146,24 @@ func (w *Watchers) newWatcher(m *fleet.Member) (*watcher, error) {
 		return nil, err
 	}
 	n.client = &http.Client{Transport: transport}
-	proxy := "!" + source.LabelServiceProxyName
-	if w.options.ServiceProxyName != "" {
-		proxy = source.LabelServiceProxyName + "=" + w.options.ServiceProxyName
-	}
-	selected := url.Values{"labelSelector": {headless + "," + proxy}}
-	own := url.Values{"fieldSelector": {"metadata.name=" + m.Name}}
 	n.streams = []*stream{
-		{watcher: n, path: "/api/v1/services", query: selected},
-		{watcher: n, path: "/apis/discovery.k8s.io/v1/endpointslices", query: selected},
-		{watcher: n, path: "/api/v1/nodes", query: own},
+		{watcher: n, path: "/api/v1/services", query: selecting(source.SelectServices(w.options.ServiceProxyName))},
+		{watcher: n, path: "/apis/discovery.k8s.io/v1/endpointslices", query: selecting(source.SelectEndpointSlices())},
+		{watcher: n, path: "/api/v1/nodes", query: selecting(metav1.ListOptions{FieldSelector: "metadata.name=" + m.Name})},
 	}
 	n.pending.Store(int32(len(n.streams)))
 	return n, nil
+}
+
+// selecting gives the selectors of options as a query has them.
+func selecting(o metav1.ListOptions) url.Values {
+	out := url.Values{}
+	for name, selector := range map[string]string{"labelSelector": o.LabelSelector, "fieldSelector": o.FieldSelector} {
+		if selector != "" {
+			out.Set(name, selector)
+		}
+	}
+	return out
 }
 
 func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
@@ -165,7 +171,7 @@ func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
 	if port == "" {
 		port = "443"
 	}
-	raw, err := n.Traffic.Dial(ctx, net.JoinHostPort(w.base.Hostname(), port))
+	raw, err := n.Dial(ctx, net.JoinHostPort(w.base.Hostname(), port))
 	if err != nil {
 		return nil, err
 	}
@@ -225,19 +231,31 @@ func (w *Watchers) Cut() {
 	}
 }
 
+// Up tells whether all watches of a node are open and have brought the state.
+func (w *Watchers) Up(m *fleet.Member) bool {
+	for _, s := range w.all[m.Index].streams {
+		s.mu.Lock()
+		up := s.open && s.synced
+		s.mu.Unlock()
+		if !up {
+			return false
+		}
+	}
+	return true
+}
+
 // On is true: there is one server.
 func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
 // follow keeps a watch open.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
 	for {
-		streaming := s.begins() && !w.lists.Load()
 		err := w.watch(ctx, s)
 		if ctx.Err() != nil {
 			return
 		}
-		if status := apierrors.APIStatus(nil); streaming && s.begins() && errors.As(err, &status) {
-			w.lists.Store(true) // as reflectors do, whatever the API server has against it
+		if errors.Is(err, errNotStreamed) {
+			w.lists.Store(true)
 			continue
 		}
 		if !errors.Is(err, io.EOF) { // as watches end now and then
@@ -254,6 +272,18 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 	}
 }
 
+// errNotStreamed is an API server's refusal to stream a list.
+var errNotStreamed = errors.New("the API server does not stream lists")
+
+// refusal gives what an answer without any event says where a streamed list was asked for: errNotStreamed, as reflectors have it,
+// whatever the API server has against it, unless it has no time just now.
+func refusal(err error) error {
+	if status := apierrors.APIStatus(nil); errors.As(err, &status) && !apierrors.IsTooManyRequests(err) {
+		return fmt.Errorf("%w: %w", errNotStreamed, err)
+	}
+	return err
+}
+
 // begins tells whether the next watch begins with a list.
 func (s *stream) begins() bool {
 	s.mu.Lock()
@@ -263,9 +293,13 @@ func (s *stream) begins() bool {
 
 // watch opens a watch and reads it to its end.
 func (w *Watchers) watch(ctx context.Context, s *stream) error {
-	if s.begins() && w.lists.Load() {
-		if err := w.list(ctx, s); err != nil {
-			return err
+	if s.begins() {
+		// What is left of a list that was interrupted may be gone by now, and nothing would say so.
+		s.forget()
+		if w.lists.Load() {
+			if err := w.list(ctx, s); err != nil {
+				return err
+			}
 		}
 	}
 	s.mu.Lock()
@@ -278,17 +312,22 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 	}
 	query.Set("resourceVersion", from)
 	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf+";stream=watch")
+	if err != nil && from == "" {
+		err = refusal(err)
+	}
 	if err != nil {
 		return err
 	}
 	defer body.Close()
+	s.setOpen(true)
+	defer s.setOpen(false)
 	if from != "" {
 		w.synced(s) // it goes on from what it holds
 	}
 	r := bufio.NewReaderSize(body, readBuffer)
 	var length [4]byte // an event comes after its length
 	var frame []byte
-	for {
+	for first := true; ; first = false {
 		if _, err := io.ReadFull(r, length[:]); err != nil {
 			return err
 		}
@@ -305,12 +344,21 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 		}
 		s.watcher.Messages.Add(int64(n))
 		e, err := w.decoder.event(frame)
+		if err != nil && from == "" && first {
+			err = refusal(err)
+		}
 		if err != nil {
 			s.forget()
 			return err
 		}
 		w.take(s, e)
 	}
+}
+
+func (s *stream) setOpen(open bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = open
 }
 
 // forget has the next watch begin with a list.
@@ -387,7 +435,7 @@ func (w *Watchers) take(s *stream, e *event) {
 		known := s.held[e.number] == e.version
 		s.digest += e.version - s.held[e.number]
 		s.held[e.number] = e.version
-		s.resourceVersion = e.resourceVersion
+		s.advanceLocked(e)
 		s.mu.Unlock()
 		if window := w.Window(); window != nil && !known {
 			if e.version == 0 {
@@ -399,10 +447,17 @@ func (w *Watchers) take(s *stream, e *event) {
 		return
 	}
 	s.mu.Lock()
-	s.resourceVersion = e.resourceVersion
+	s.advanceLocked(e)
 	s.mu.Unlock()
 	if e.complete {
 		w.synced(s)
+	}
+}
+
+// advanceLocked takes note of how far the watch has come, from when on its list is complete.
+func (s *stream) advanceLocked(e *event) {
+	if e.complete || s.resourceVersion != "" {
+		s.resourceVersion = e.resourceVersion
 	}
 }
 

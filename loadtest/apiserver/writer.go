@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -23,15 +24,21 @@ import (
 )
 
 const (
-	// PrivateProxy is the service-proxy-name of what is written to somebody's cluster: its real nodes do not see it.
+	// PrivateProxy is the service-proxy-name of what is written to somebody's cluster: its own nodes program nothing for it.
 	PrivateProxy = "slicecast-loadtest"
 	managedBy    = "slicecast-loadtest"
+	// labelManagedBy is on namespaces that a Writer has made (Kubernetes' "Recommended Labels").
+	labelManagedBy = "app.kubernetes.io/managed-by"
 	// atATime is how many requests are under way, as many as the EndpointSlice controller has workers, and more.
 	atATime = 16
 	// maxQueued bounds the changes that wait for a request.
 	maxQueued = 1024
-	// cleanUpTimeout is for the deletion of the namespace.
+	// cleanUpTimeout is for the request that deletes the namespace.
 	cleanUpTimeout = 30 * time.Second
+	// removalTimeout is how long a cluster may take to remove all that was in a namespace: tens of thousands of objects, one by one.
+	removalTimeout = 15 * time.Minute
+	// removalLook is the pause between looks whether it has.
+	removalLook = 500 * time.Millisecond
 )
 
 // Writer makes a scenario's Services and slices in a namespace of an API server, and changes them.
@@ -45,8 +52,8 @@ type Writer struct {
 	seed      maphash.Seed
 }
 
-// NewWriter makes a namespace, which must not be there yet, and what the configuration says in it. With a proxy all objects have
-// that service-proxy-name. Close removes all, and so does a failure.
+// NewWriter makes a namespace, which must not be there yet, and what the configuration says in it; one that an earlier Writer has
+// left to be removed is waited for. With a proxy all objects have that service-proxy-name. Close removes all, and so does a failure.
 func NewWriter(ctx context.Context, config *rest.Config, namespace, proxy string, c generate.Config) (_ *Writer, err error) {
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // the scenario has its own rates
@@ -59,17 +66,46 @@ func NewWriter(ctx context.Context, config *rest.Config, namespace, proxy string
 	if w.cluster, err = generate.New(c); err != nil {
 		return nil, err
 	}
-	_, err = client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		return nil, fmt.Errorf("the namespace %s is there already: name one that is not, as it is removed at the end", namespace)
-	}
-	if err != nil {
+	if err := w.makeNamespace(ctx); err != nil {
 		return nil, fmt.Errorf("namespace %s: %w", namespace, err)
 	}
 	if err := w.fill(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
+}
+
+// makeNamespace makes the namespace, as soon as what an earlier Writer has deleted is gone.
+func (w *Writer) makeNamespace(ctx context.Context) error {
+	namespaces := w.client.CoreV1().Namespaces()
+	patient, cancel := context.WithTimeout(ctx, removalTimeout)
+	defer cancel()
+	for waiting := false; ; waiting = true {
+		_, err := namespaces.Create(ctx, &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Labels: map[string]string{labelManagedBy: managedBy}},
+		}, metav1.CreateOptions{})
+		if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		there, err := namespaces.Get(ctx, w.namespace, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue // gone since
+		case err != nil:
+			return err
+		case there.Labels[labelManagedBy] != managedBy:
+			return errors.New("it is there already: name one that is not, as it is removed at the end")
+		case there.DeletionTimestamp == nil:
+			return errors.New("it is there already, of a run that goes on or was killed: wait for it, or delete the namespace")
+		case !waiting:
+			slog.Warn("The namespace of an earlier run is still being removed, and is waited for", "namespace", w.namespace)
+		}
+		select {
+		case <-patient.Done():
+			return fmt.Errorf("the namespace of an earlier run is still being removed; its status says what that waits for: %w", patient.Err())
+		case <-time.After(removalLook):
+		}
+	}
 }
 
 // fill makes all objects.
@@ -105,14 +141,16 @@ func (w *Writer) fill(ctx context.Context) error {
 	return making.Wait()
 }
 
-// Play carries a plan out, and tells how late its changes were begun with. Changes of one slice are made one after the other.
+// Play carries a plan out, and tells how late the requests of its changes were. Changes of one slice are made one after the other.
 func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error) {
 	writing, ctx := errgroup.WithContext(ctx)
 	queues := make([]chan generate.Change, atATime)
+	lags := make([]generate.Lags, atATime)
 	for i := range queues {
 		queues[i] = make(chan generate.Change, maxQueued)
 		writing.Go(func() error {
 			for c := range queues[i] {
+				lags[i].Done(c.Due)
 				if err := w.write(ctx, c); err != nil {
 					return err
 				}
@@ -120,10 +158,9 @@ func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error
 			return nil
 		})
 	}
-	var lags generate.Lags
 	err := func() error {
 		for c := range w.cluster.Play(p) {
-			if err := lags.Await(ctx, c.Due); err != nil {
+			if err := generate.Await(ctx, c.Due); err != nil {
 				return err
 			}
 			select {
@@ -140,7 +177,10 @@ func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error
 	if failed := writing.Wait(); failed != nil {
 		err = failed // the cause
 	}
-	return lags.Lag(), err
+	for _, l := range lags[1:] {
+		lags[0].Merge(l)
+	}
+	return lags[0].Lag(), err
 }
 
 // write makes a change.
@@ -163,7 +203,7 @@ func (w *Writer) write(ctx context.Context, c generate.Change) (err error) {
 	return nil
 }
 
-// Close removes the namespace with all that is in it.
+// Close has the namespace removed with all that is in it. The cluster goes on with that by itself.
 func (w *Writer) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()

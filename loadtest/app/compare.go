@@ -7,20 +7,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// comparisonSchema names the form of a comparison's JSON; see report.Schema.
-const comparisonSchema = "slicecast-loadtest-comparison/v1"
-
 // endTime is what a run that is interrupted has to end what it started.
-const endTime = time.Minute
+const endTime = 2 * time.Minute
 
 // comparison is the command's options.
 type comparison struct {
@@ -65,7 +67,7 @@ level says that the repeats differ, and the medians differ by more than --tolera
 	}
 	o.addOutput(c.Flags())
 	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; default: a Kubernetes API server")
-	c.Flags().Float64Var(&o.tolerance, "tolerance", 0.05, "share by which medians may differ without a verdict")
+	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict")
 	return c
 }
 
@@ -107,7 +109,11 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 		if from, err = readReport(o.against); err != nil {
 			err = fmt.Errorf("%s: %w", o.against, err)
 		} else if len(flags) == 0 {
-			flags = flagsOf(from)
+			var remove func() error
+			if flags, remove, err = replay(from); err != nil {
+				return nil, nil, err
+			}
+			defer func() { err = errors.Join(err, remove()) }()
 		}
 	default:
 		from, err = child(ctx, o.against, "run", flags, errOut)
@@ -119,13 +125,36 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	return from, to, err
 }
 
-// flagsOf gives the flags with which the scenario of a report is played again, as often.
-func flagsOf(r *report.Report) []string {
-	out := []string{fmt.Sprintf("--repeats=%d", len(r.Repeats))}
-	for _, p := range r.Scenario.List() {
-		out = append(out, "--"+p.Name+"="+p.Value)
+// replay gives the flags with which what a report is about is played again with Slicecast, as often. The scenario is in a file by its
+// name, which remove removes.
+func replay(r *report.Report) (flags []string, remove func() error, err error) {
+	switch {
+	case r.Source == report.Generated:
+	case r.Source == report.OwnAPIServer && r.Peer == report.KubeAPIServer: // which Slicecast's servers, beside it, do without
+	case r.Source == report.OwnAPIServer:
+		flags = append(flags, "--kube-apiserver="+engine.Own)
+	case r.Source == "":
+		return nil, nil, usageError{errors.New("--against: the report does not say where its state was from: say with flags after -- what to play")}
+	default:
+		return nil, nil, usageError{fmt.Errorf("--against: the report's state was %s, in a place that it does not name: say with flags after -- what to play",
+			r.Source)}
 	}
-	return out
+	dir, err := os.MkdirTemp("", "slicecast-loadtest-")
+	if err != nil {
+		return nil, nil, err
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	parameters := maps.Clone(r.Scenario.Parameters)
+	parameters["description"] = r.Scenario.Description
+	content, err := json.Marshal(parameters) // YAML has JSON in it
+	if err != nil {
+		return nil, nil, errors.Join(err, remove())
+	}
+	file := filepath.Join(dir, filepath.Base(r.Scenario.Name)+".yaml")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		return nil, nil, errors.Join(err, remove())
+	}
+	return append(flags, fmt.Sprintf("--repeats=%d", len(r.Repeats)), "--scenario="+file), remove, nil
 }
 
 // isReport tells a report from a program by its first byte.
@@ -140,19 +169,29 @@ func isReport(name string) bool {
 	return err == nil && first[0] == '{'
 }
 
-// child has a load tester play a scenario, in a process of its own: neither has the other's garbage.
+// child has a load tester play a scenario, in a process of its own: neither has the other's garbage. However this ends, the child is
+// told once, and so removes what it has made.
 func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
 	arguments := append([]string{command, "--output=json"}, flags...)
 	c := exec.CommandContext(ctx, program, arguments...)
+	// A terminal's ^C goes to whole process groups, and a second signal ends the child at once, with all that it has made still there.
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = endTime
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, errOut
+	// The kernel sends the death signal when the thread that started the child ends.
+	runtime.LockOSThread()
 	ran := c.Run()
-	if out.Len() == 0 {
-		if ran == nil {
-			ran = errors.New("it printed nothing")
-		}
+	runtime.UnlockOSThread()
+	var exit *exec.ExitError
+	switch {
+	case out.Len() > 0:
+	case ran == nil:
+		return nil, fmt.Errorf("%s %s has printed no report: name a slicecast-loadtest, or a report", program, command)
+	case errors.As(ran, &exit) && exit.ExitCode() == exitUsage:
+		return nil, usageError{fmt.Errorf("%s %s: what follows -- cannot be meant; what it said is above", program, command)}
+	default:
 		return nil, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
 	}
 	// A run whose check failed has a report all the same, which says so.
@@ -165,18 +204,11 @@ func child(ctx context.Context, program, command string, flags []string, errOut 
 
 // present prints a comparison. The error wraps errMissed if something is worse, unless the two are different peers.
 func (o *comparison) present(c *report.Comparison, out io.Writer) error {
-	var err error
+	write := c.WriteText
 	if o.Output == outputJSON {
-		e := json.NewEncoder(out)
-		e.SetIndent("", "  ")
-		err = e.Encode(struct {
-			Schema string `json:"schema"`
-			*report.Comparison
-		}{comparisonSchema, c})
-	} else {
-		err = c.WriteText(out)
+		write = c.WriteJSON
 	}
-	if err := errors.Join(err, o.writePage(c.From, c.To)); err != nil {
+	if err := errors.Join(write(out), o.writePage(o.tolerance, c.From, c.To)); err != nil {
 		return err
 	}
 	if !c.From.OK() || !c.To.OK() {

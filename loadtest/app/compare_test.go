@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
 
@@ -42,7 +43,8 @@ func TestCompareReports(t *testing.T) {
 		Changes  []struct{ Metric, Verdict string }
 	}
 	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
-	require.Equal(t, comparisonSchema, parsed.Schema)
+	require.Equal(t, report.ComparisonSchema, parsed.Schema)
+	require.NoError(t, reporttest.ValidateAs(report.ComparisonJSONSchema, []byte(out)))
 	require.Equal(t, "slicecast-loadtest/v2", parsed.To.Schema)
 	require.Equal(t, "p50", parsed.Changes[0].Metric)
 	require.Equal(t, "worse", parsed.Changes[0].Verdict)
@@ -66,25 +68,66 @@ func TestCompareRuns(t *testing.T) {
 		require.Contains(t, out, "too few repeats to tell")
 		require.Contains(t, out, "the numbers of nodes differ: 1000 and 3")
 	}
-	// Without flags it plays what the report has.
-	r := reporttest.Slicecast(1, 1)
-	var parameters map[string]any
-	require.NoError(t, json.Unmarshal([]byte(`{"nodes": 3, "services": "2x4", "changing": "", "rate": 20, "duration": "500ms", "warm-up": "0s"}`), &parameters))
-	r.Scenario.Parameters, r.Nodes = parameters, 3
-	code, out, errOut := execute(t, "compare", "--against", file(t, r))
-	require.Zero(t, code, errOut)
-	require.NotContains(t, out, "the numbers of nodes differ")
-	require.NotContains(t, out, "the parameter duration differs")
-
 	arguments, err := os.ReadFile(filepath.Join(dir, "arguments"))
 	require.NoError(t, err)
 	require.Equal(t, "run --output=json "+strings.Join(flags, " ")+"\n", string(arguments))
 
-	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\necho broken >&2\nexit 7\n"), 0o700))
-	code, _, errOut = execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
-	require.Equal(t, exitFailed, code)
-	require.Contains(t, errOut, "broken\n")
-	require.Contains(t, errOut, "exit status 7; what it said is above")
+	for script, want := range map[string]struct {
+		code    int
+		message string
+	}{
+		"echo broken >&2\nexit 7": {exitFailed, "exit status 7; what it said is above"},
+		"exit 0":                  {exitFailed, "has printed no report: name a slicecast-loadtest, or a report"},
+	} {
+		require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+		code, _, errOut := execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
+		require.Equal(t, want.code, code)
+		require.Contains(t, errOut, want.message)
+	}
+	code, _, errOut := execute(t, "compare", "--against", base, "--", "--nodes=0")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errOut, "nodes is 0")
+}
+
+// TestCompareReplays has a report's scenario played again, by its own name and from where its state was.
+func TestCompareReplays(t *testing.T) {
+	r := reporttest.Slicecast(1, 1)
+	require.NoError(t, json.Unmarshal([]byte(`{"nodes": 3, "services": "2x4", "changing": "", "rate": 20, "duration": "500ms", "warm-up": "0s"}`),
+		&r.Scenario.Parameters))
+	delete(r.Scenario.Parameters, "changesPerSecond")
+	r.Scenario.Parameters["seed"], r.Scenario.Name, r.Nodes = 7, "mine", 3
+	code, out, errOut := execute(t, "compare", "--against", file(t, r), "-o", "json")
+	require.Zero(t, code, errOut)
+	var parsed struct {
+		To    report.Report
+		Notes []string
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &parsed))
+	require.Equal(t, "mine", parsed.To.Scenario.Name)
+	require.Equal(t, "Endpoints flip at a rate.", parsed.To.Scenario.Description)
+	require.Equal(t, report.Generated, parsed.To.Source)
+	for _, note := range parsed.Notes {
+		require.NotRegexp(t, `parameter (nodes|services|changing|rate|duration|warm-up|seed) differs|scenarios differ|numbers of nodes`, note)
+	}
+
+	r.Source = report.OwnAPIServer
+	flags, remove, err := replay(r)
+	require.NoError(t, err)
+	require.NoError(t, remove())
+	require.Contains(t, flags, "--kube-apiserver=own")
+	r.Peer = report.KubeAPIServer // beside which Slicecast generates its state
+	flags, remove, err = replay(r)
+	require.NoError(t, err)
+	require.NoError(t, remove())
+	require.NotContains(t, flags, "--kube-apiserver=own")
+	for source, message := range map[report.Source]string{
+		"": "does not say where its state was from", report.Written: "state was written", report.Observed: "state was observed",
+	} {
+		r.Source = source
+		code, _, errOut := execute(t, "compare", "--against", file(t, r))
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, errOut, message)
+	}
 }
 
 func TestCompareSaysWhatIsWrong(t *testing.T) {

@@ -8,17 +8,24 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
 // TestSomebodysCluster has a real API server with Services of its own, in which nothing is written but where it is allowed.
@@ -37,7 +44,8 @@ func TestSomebodysCluster(t *testing.T) {
 	}
 	before := ownState()
 
-	for name, peer := range map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast} {
+	peers := map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast}
+	for name, peer := range peers {
 		t.Run("observed by "+name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
@@ -51,9 +59,27 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Equal(t, before, ownState(), "nothing was written")
 			require.Contains(t, r.Notes[0], "last-change-trigger-time")
 			require.Equal(t, 3, r.Repeats[0].Check.Nodes)
+			require.Equal(t, "observed", r.Scenario.Name)
+			require.Contains(t, r.Scenario.Parameters, "duration")
+			require.NotContains(t, r.Scenario.Parameters, "rate", "it is the cluster's")
+			if peer == report.KubeAPIServer {
+				require.Positive(t, changes.ServerCPU.Total(), "as it tells itself")
+				require.Contains(t, r.Summary, "cpu-per-update")
+				require.NotContains(t, r.Summary, "cpu-user-per-update", "nobody knows")
+				require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "what it says in its metrics")
+			}
 		})
+	}
+	t.Run("observed by who may not see what the API server uses", func(t *testing.T) {
+		user := "--kube-apiserver=" + cp.Kubeconfig(t, reader(t, cp))
+		r := run(t, report.KubeAPIServer, "--nodes=1", "--duration=100ms", user)
+		require.Nil(t, r.Repeats[0].Phases[1].ServerCPU)
+		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "needs to get the non-resource URL /metrics")
+	})
+	// Both in the same one: what comes second waits until the cluster has removed what was first.
+	const namespace = "loadtest-written"
+	for name, peer := range peers {
 		t.Run("with a namespace, by "+name, func(t *testing.T) {
-			namespace := "loadtest-" + name
 			r := run(t, peer, slices.Concat(small, []string{
 				"--scenario=rolling-update", "--rate=200", kubeconfig, "--write-namespace=" + namespace, "--nodes-per-process=4",
 			})...)
@@ -63,10 +89,26 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Greater(t, changes.Changes, 150)
 			require.EqualValues(t, 6*changes.Changes, changes.Latency.Count)
 			require.Equal(t, 11, r.Repeats[0].State.Services, "the cluster's own ones are another proxy's")
-			awaitGone(t, cp, namespace)
-			require.Equal(t, before, ownState())
 		})
 	}
+	awaitGone(t, cp, namespace)
+	require.Equal(t, before, ownState())
+
+	t.Run("the API server has the truth", func(t *testing.T) {
+		setup := worker.Setup{
+			Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Kubeconfig: cp.Kubeconfig(t, cp.AdminConfig()),
+			Servers: []string{(&oneShard{service: func(string) *model.Service { return webService(80) }}).serve(t)},
+		}
+		w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, w.Close()) }()
+		require.NoError(t, w.Run(t.Context()))
+		_, err = w.Synced(t.Context())
+		require.NoError(t, err)
+		checked, err := w.Check(t.Context(), 5*time.Second)
+		require.NoError(t, err)
+		require.Contains(t, checked.Wrong, "Service default/web should not be there", "a server that is wrong tells every node the same")
+	})
 
 	t.Run("interrupted", func(t *testing.T) {
 		c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"apiserver"}, small,
@@ -77,7 +119,31 @@ func TestSomebodysCluster(t *testing.T) {
 		<-progress.seen
 		require.NoError(t, c.Process.Signal(os.Interrupt))
 		require.Error(t, c.Wait())
+		require.Contains(t, progress.all.String(), "get all EndpointSlices", "who reads that can still stop it")
 		awaitGone(t, cp, "loadtest-interrupted")
+	})
+
+	// A terminal's ^C reaches the comparison and all that it started at once; a comparison that is killed tells nobody.
+	t.Run("comparisons", func(t *testing.T) {
+		for name, end := range map[string]func(pid int) error{
+			"interrupted": func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
+			"killed":      func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel() // the end of a namespace takes the cluster long
+				namespace := "loadtest-comparison-" + name
+				c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"compare", "--"}, small,
+					[]string{"--duration=1h", kubeconfig, "--write-namespace=" + namespace})...)
+				c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+				progress := &awaited{want: "changes:", seen: make(chan struct{})}
+				c.Stderr = progress
+				require.NoError(t, c.Start())
+				<-progress.seen
+				require.NoError(t, end(c.Process.Pid))
+				require.Error(t, c.Wait())
+				awaitGone(t, cp, namespace)
+			})
+		}
 	})
 
 	t.Run("a namespace that is there", func(t *testing.T) {
@@ -87,15 +153,38 @@ func TestSomebodysCluster(t *testing.T) {
 	})
 }
 
-// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections.
+// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections, and of which some are slow.
 func TestOwnAPIServer(t *testing.T) {
-	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm"})...)
+	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm", "--slow-percent=40", "--slow-delay=200ms"})...)
 	require.NotEmpty(t, r.Versions.KubeAPIServer)
 	first := r.Repeats[0]
 	require.Len(t, first.Phases, 4)
 	require.EqualValues(t, 6, first.Phases[2].Updates)
+	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+}
+
+// reader gives who may only see what kube-proxies see.
+func reader(t *testing.T, cp *controlplane.ControlPlane) *rest.Config {
+	t.Helper()
+	const name = "loadtest-reader"
+	rbac := cp.Client().RbacV1()
+	verbs := []string{"list", "watch"}
+	_, err := rbac.ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"services", "nodes"}, Verbs: verbs},
+			{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: verbs},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = rbac.ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{Kind: rbacv1.UserKind, Name: name}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	return cp.ConfigFor(name)
 }
 
 // awaited is output in which something is awaited.

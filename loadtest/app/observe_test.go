@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/generate"
@@ -49,6 +50,17 @@ func TestRunningServer(t *testing.T) {
 	require.Positive(t, first.ServerPeakBytes)
 	require.Zero(t, changes.Changes, "nobody knows")
 	require.Contains(t, r.Notes[0], "last-change-trigger-time")
+	require.Equal(t, daemon.Version(), r.Versions.Server, "as the server says")
+	require.Contains(t, r.PeerText(), daemon.Version()+" at ")
+
+	// Who may be any node needs one certificate for all.
+	operator, err := authority.Client("operator", "system:masters")
+	require.NoError(t, err)
+	certificate, key, err := testca.Write(t.TempDir(), "operator", operator)
+	require.NoError(t, err)
+	r = run(t, report.Slicecast, "--nodes=4", "--duration=100ms", "--server="+server.Address,
+		"--ca-file="+files.certificate, "--client-cert-file="+certificate, "--client-key-file="+key)
+	require.Equal(t, 4, r.Repeats[0].Check.Nodes)
 }
 
 type authorityFiles struct{ certificate, key string }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/slicecast/slicecast/loadtest/fleet"
+	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/page"
 )
@@ -43,6 +45,13 @@ type usageError struct{ error }
 // Unwrap gives the error itself.
 func (u usageError) Unwrap() error { return u.error }
 
+// SignalContext gives a context that ends with the first SIGINT or SIGTERM. A second SIGINT ends the process at once. A second SIGTERM does
+// not: a comparison's runs get one when the comparison is killed, and the kernel may send it for several of its threads.
+func SignalContext() (ctx context.Context, stop context.CancelFunc) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM)
+	return daemon.SignalContext(context.Background())
+}
+
 // Execute runs the command and gives what to exit with. It says on errOut what went wrong.
 func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut io.Writer) int {
 	c := NewCommand()
@@ -61,7 +70,7 @@ func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut 
 	switch {
 	case !started || errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errMissed) && !errors.Is(err, fleet.ErrDiverged):
+	case errors.Is(err, errMissed):
 		return exitMissed
 	}
 	return exitFailed
@@ -119,7 +128,7 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	if p.Output == outputJSON {
 		write = r.WriteJSON
 	}
-	if err := errors.Join(write(out), p.writePage(r)); err != nil {
+	if err := errors.Join(write(out), p.writePage(report.DefaultTolerance, r)); err != nil {
 		return err
 	}
 	missed := 0
@@ -140,8 +149,8 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	return nil
 }
 
-// writePage writes the page of reports, if one is wanted.
-func (p *Presentation) writePage(reports ...*report.Report) error {
+// writePage writes the page of reports, if one is wanted. The tolerance is that of comparisons.
+func (p *Presentation) writePage(tolerance float64, reports ...*report.Report) error {
 	if p.HTML == "" {
 		return nil
 	}
@@ -149,7 +158,7 @@ func (p *Presentation) writePage(reports ...*report.Report) error {
 	if err != nil {
 		return fmt.Errorf("--html: %w", err)
 	}
-	if err := errors.Join(page.Write(f, reports...), f.Close()); err != nil {
+	if err := errors.Join(page.Write(f, tolerance, reports...), f.Close()); err != nil {
 		return fmt.Errorf("--html: %w", err)
 	}
 	return nil

@@ -27,8 +27,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Presentation.AddFlags(fs)
 }
 
-// Run plays a scenario and presents the report on out, and what is under way on errOut. The error wraps fleet.ErrDiverged if nodes
-// do not hold the true state at the end; the report is presented all the same.
+// Run plays a scenario and presents the report on out, and what is under way on errOut. A run that fails is presented as far as it
+// came, and then that is the error, whatever is required.
 func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
 	s, err := o.Options.Validate()
 	if err := errors.Join(err, o.Presentation.Validate()); err != nil {
@@ -38,10 +38,14 @@ func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
 	if result == nil {
 		return err
 	}
-	return errors.Join(err, o.Present(result, out, errOut))
+	presented := o.Present(result, out, errOut)
+	if err != nil && errors.Is(presented, errMissed) {
+		return err
+	}
+	return errors.Join(err, presented)
 }
 
-// play plays a scenario, and shows how that goes until it is over. There is a report if nodes have diverged, too.
+// play plays a scenario, and shows how that goes until it is over. There may be a report beside an error; see engine.Run.
 func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io.Writer) (*report.Report, error) {
 	view := progress.New(errOut)
 	logger, err := o.Log.NewLogger(view.Log())

@@ -2,7 +2,6 @@ package app
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,20 +20,23 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
-	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+	"github.com/slicecast/slicecast/loadtest/worker"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // TestMain lets the test binary be the command itself: runs start it as their servers and workers, and tests as a run to interrupt.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
-		ctx, stop := daemon.SignalContext(context.Background())
+	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", "compare", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
+		ctx, stop := SignalContext()
 		code := Execute(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 		stop()
 		os.Exit(code)
@@ -91,6 +94,8 @@ func TestRun(t *testing.T) {
 	require.EqualValues(t, 100, changes.Convergence.Nodes100.Count)
 	require.InDelta(t, changes.Latency.Max, changes.Convergence.Nodes100.Max, 0.01*changes.Latency.Max)
 	require.Zero(t, changes.Reconnects)
+	begin := first.Start.Add(time.Duration(changes.StartSeconds * float64(time.Second)))
+	require.WithinDuration(t, begin.Round(time.Millisecond), begin, time.Microsecond, "when the first change was due, as plans have it")
 	require.NotNil(t, changes.SourceLag)
 	bytesPerUpdate := r.Summary["bytes-per-update"].Median
 	require.Greater(t, bytesPerUpdate, 50.)
@@ -173,7 +178,13 @@ func TestNodesInSeveralProcessesBehindRelays(t *testing.T) {
 func TestRestart(t *testing.T) {
 	r := run(t, report.Slicecast, append(small, "--event=restart", "--rate=20")...)
 	require.EqualValues(t, 6, r.Repeats[0].Phases[2].Updates)
-	require.EqualValues(t, 6*20, r.Repeats[0].Phases[3].Latency.Count)
+	changes := r.Repeats[0].Phases[3]
+	require.EqualValues(t, 6*20, changes.Latency.Count)
+	require.Greater(t, changes.Aside.ReceivedBytes, int64(6*1000), "TLS handshakes")
+	require.Less(t, changes.Aside.ReceivedBytes, changes.ReceivedBytes)
+	require.Less(t, changes.Aside.ServerCPU.Total(), changes.ServerCPU.Total())
+	require.Less(t, changes.Aside.Updates, changes.Updates, "those before were received before")
+	require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "bytes and CPU a node-update leave out the")
 
 	r = run(t, report.Slicecast, append(small, "--event=restart", "--change=none")...)
 	require.Len(t, r.Repeats[0].Phases, 2)
@@ -213,6 +224,13 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--node-ca-cert-file=x.crt":         "add --server",
 		"--server=x:1 --kube-apiserver=own": "use one of them",
 		"--write-namespace=x":               "add --kube-apiserver=KUBECONFIG",
+
+		"--client-key-file=x.key":                               "add --server",
+		"--server=localhost:1 --ca-file=x --client-cert-file=x": "--server needs --ca-file, and either",
+		"--server=x:1 --ca-file=x --client-cert-file=x --client-key-file=x --node-ca-cert-file=x --node-ca-key-file=x": "--server needs --ca-file, and either",
+
+		"--server=x:1 --scenario=steady --nodes=2 --rate=5": "--scenario, --rate: what changes is not this program's to say",
+		"--kube-apiserver=x.kubeconfig --services=1x1":      "--services: what changes is not this program's to say",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.Slicecast, strings.Fields(flags)...), nil, nil), message, flags)
 	}
@@ -220,6 +238,13 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--event=restart --relays=0":               "the API server is not killed",
 		"--kube-apiserver= ":                       "name a kubeconfig, or own",
 		"--kube-apiserver=own --write-namespace=x": "add --kube-apiserver=KUBECONFIG",
+
+		"--relays=1":     "leave them out with an API server",
+		"--servers=2":    "leave them out with an API server",
+		"--floor":        "leave them out with an API server",
+		"--grpc-go":      "leave them out with an API server",
+		"--server-pid=1": "--server-pid is about a running API server",
+		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: what changes is not this program's to say",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.KubeAPIServer, strings.Fields(flags)...), nil, nil), message, flags)
 	}
@@ -228,8 +253,31 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 // oneShard serves every node one Service.
 type oneShard struct {
 	pb.UnimplementedDistributionServiceServer
-	// service gives the one that a node gets.
+	// service gives the one that a node gets; nil: it waits for that.
 	service func(node string) *model.Service
+	// away, if set: when it is closed, streams end and there are no others.
+	away chan struct{}
+}
+
+// serve starts the server and gives its address.
+func (o *oneShard) serve(t *testing.T) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer()
+	pb.RegisterDistributionServiceServer(server, o)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		require.NoError(t, <-served)
+	})
+	return listener.Addr().String()
+}
+
+func webService(port uint16) *model.Service {
+	return model.NewService(model.Service{
+		Namespace: "default", Name: "web", Type: model.ClusterIP, Ports: []model.ServicePort{{Protocol: model.TCP, Port: port}},
+	})
 }
 
 func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
@@ -237,10 +285,20 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 	if err != nil {
 		return err
 	}
+	service := o.service(hello.GetHello().GetNodeName())
+	if service == nil {
+		<-g.Context().Done()
+		return nil
+	}
+	select {
+	case <-o.away:
+		return status.Error(codes.Unavailable, "away")
+	default:
+	}
 	for _, m := range []*pb.StreamResponse{
 		{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{Epoch: 1, ShardCount: 1}}},
 		{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: wire.UpdateToProto(&model.Update{
-			To: 1, Full: true, Services: []*model.Service{o.service(hello.GetHello().GetNodeName())},
+			To: 1, Full: true, Services: []*model.Service{service},
 		})}},
 		{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: []uint64{1}}}},
 	} {
@@ -248,50 +306,92 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 			return err
 		}
 	}
-	<-g.Context().Done()
-	return nil
+	select {
+	case <-o.away:
+	case <-g.Context().Done():
+	}
+	return status.Error(codes.Unavailable, "away")
+}
+
+// TestNodesThatLoseTheServer has nodes that hold the true state, of a server that is no more.
+func TestNodesThatLoseTheServer(t *testing.T) {
+	server := &oneShard{service: func(string) *model.Service { return webService(80) }, away: make(chan struct{})}
+	setup := worker.Setup{Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Servers: []string{server.serve(t)}}
+	w, err := worker.Start(t.Context(), os.Stderr, []string{engine.WorkCommand}, setup)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, w.Close()) }()
+	up := func() int {
+		s, err := w.Sample(t.Context())
+		require.NoError(t, err)
+		return s.Up
+	}
+	require.Zero(t, up(), "none has connected")
+	require.NoError(t, w.Run(t.Context()))
+	_, err = w.Synced(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, up())
+	close(server.away)
+	require.Eventually(t, func() bool { return up() == 0 }, time.Minute, 10*time.Millisecond)
+	checked, err := w.Check(t.Context(), 500*time.Millisecond)
+	require.NoError(t, err)
+	require.Contains(t, checked.Wrong, "2 nodes, one of them node-00000, are not connected any more")
 }
 
 func TestDivergedNodeFailsTheRun(t *testing.T) {
-	service := func(port uint16) *model.Service {
-		return model.NewService(model.Service{
-			Namespace: "default", Name: "web", Type: model.ClusterIP, Ports: []model.ServicePort{{Protocol: model.TCP, Port: port}},
-		})
-	}
 	for name, wrong := range map[string]*model.Service{
-		"other version":                   service(81),
-		"other content, the same version": service(81).WithVersion(service(80).ContentVersion()),
+		"other version":                   webService(81),
+		"other content, the same version": webService(81).WithVersion(webService(80).ContentVersion()),
 	} {
 		t.Run(name, func(t *testing.T) {
-			listener, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			server := grpc.NewServer()
-			pb.RegisterDistributionServiceServer(server, &oneShard{service: func(node string) *model.Service {
-				if node == "node-00003" {
+			server := &oneShard{service: func(node string) *model.Service {
+				if node == "slicecast-loadtest-node-00003" { // no real node has such a name, whose stream would end
 					return wrong
 				}
-				return service(80)
-			}})
-			served := make(chan error, 1)
-			go func() { served <- server.Serve(listener) }()
-			defer func() {
-				server.Stop()
-				require.NoError(t, <-served)
-			}()
-
+				return webService(80)
+			}}
 			c := exec.CommandContext(t.Context(), os.Args[0], "run", "--nodes=5", "--duration=100ms", "--insecure-plaintext",
-				"--server="+listener.Addr().String())
+				"--server="+server.serve(t))
 			var out, log bytes.Buffer
 			c.Stdout, c.Stderr = &out, &log
 			var exit *exec.ExitError
 			require.ErrorAs(t, c.Run(), &exit)
 			require.Equal(t, 1, exit.ExitCode())
-			require.Contains(t, log.String(), "node node-00003, shard 0 at sequence 1")
+			require.Contains(t, log.String(), "node slicecast-loadtest-node-00003, shard 0 at sequence 1")
 			require.Contains(t, log.String(), "Service default/web")
-			require.NotContains(t, log.String(), "node node-00002, ")
+			require.NotContains(t, log.String(), "node-00002, ")
 			require.Contains(t, out.String(), "FAILED", "the report is written all the same")
 		})
 	}
+}
+
+// TestTimeoutKeepsTheReport has a server that never answers a node for the second time.
+func TestTimeoutKeepsTheReport(t *testing.T) {
+	var mu sync.Mutex
+	seen := make(map[string]bool)
+	server := &oneShard{service: func(node string) *model.Service {
+		mu.Lock()
+		defer mu.Unlock()
+		if seen[node] {
+			return nil
+		}
+		seen[node] = true
+		return webService(80)
+	}}
+	html := filepath.Join(t.TempDir(), "page.html")
+	code, out, errOut := execute(t, "run", "--nodes=2", "--duration=100ms", "--insecure-plaintext", "--repeats=2", "--timeout=4s", "--output=json",
+		"--require=p99<1ms", "--html="+html, "--server="+server.serve(t))
+	require.Equal(t, exitFailed, code, errOut)
+	require.Contains(t, errOut, "not all nodes come to the state")
+	require.Contains(t, errOut, "objective p99<1ms: ")
+	require.NoError(t, reporttest.Validate([]byte(out)))
+	r, err := report.Read(strings.NewReader(out))
+	require.NoError(t, err)
+	require.Len(t, r.Repeats, 2)
+	require.True(t, r.Repeats[0].Check.OK)
+	require.False(t, r.Repeats[1].Check.OK)
+	require.Contains(t, r.Repeats[1].Check.Error, "is behind: not within 4s")
+	require.Contains(t, r.Summary, "cold-p50")
+	require.FileExists(t, html)
 }
 
 // interrupted starts a run that would last, waits until it churns, sends it a signal and waits for its end. It checks that

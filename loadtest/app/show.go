@@ -29,7 +29,7 @@ It reads the reports of its own schema, ` + report.Schema + `, and says so of ot
 			if err != nil {
 				return err
 			}
-			if err := p.writePage(reports...); err != nil {
+			if err := p.writePage(report.DefaultTolerance, reports...); err != nil {
 				return err
 			}
 			each := *p

@@ -44,7 +44,7 @@ func (r *repeat) floor(ctx context.Context) error {
 
 	expected := int64(0)
 	write := func(w floor.Writes) (f report.FloorWrites, err error) {
-		before, err := r.meter.read(ctx)
+		before, err := r.meter.readFor(ctx, w.Schedule.Start)
 		if err != nil {
 			return f, err
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/slicecast/slicecast/loadtest/apiserver"
 	"github.com/slicecast/slicecast/loadtest/progress"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/usage"
@@ -47,6 +48,8 @@ type reading struct {
 	machine                    time.Duration
 	serverMemory, clientMemory int64
 	nodes                      worker.Sample
+	// account is what an API server tells of itself; nil: nothing, or it was not asked.
+	account *apiserver.Account
 }
 
 // pids of the processes that distribute; none: they are not known.
@@ -68,7 +71,25 @@ func (m *meter) pids() (out []int) {
 func (m *meter) read(ctx context.Context) (reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.readLocked(ctx)
+	r, err := m.readLocked(ctx)
+	if err == nil {
+		r.account = m.stack.account(ctx)
+	}
+	return r, err
+}
+
+// readAhead is how long before a plan's first change the reading begins that it is measured from: no change is missing in what it
+// costs, and nothing to speak of is in it that comes before.
+const readAhead = 50 * time.Millisecond
+
+// readFor waits until a plan is about to start, and gives the reading that it is measured from.
+func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
+	if err := wait(ctx, start.Add(-readAhead)); err != nil {
+		return reading{}, err
+	}
+	r, err := m.read(ctx)
+	r.at = start
+	return r, err
 }
 
 func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
@@ -86,7 +107,6 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	r.at = time.Now()
 	for _, s := range samples {
 		r.nodes.Up += s.Up
-		r.nodes.Behind += s.Behind
 		r.nodes.Applied += s.Applied
 		r.nodes.Owed += s.Owed
 		r.nodes.Planned += s.Planned
@@ -192,7 +212,7 @@ func (m *meter) secondLocked(r reading) {
 		return
 	}
 	s := report.Second{
-		At: r.at.Sub(m.start).Seconds(), NodesUp: m.stack.scenario.Nodes - r.nodes.Behind,
+		At: r.at.Sub(m.start).Seconds(), NodesUp: r.nodes.Up,
 		Sent: since(before.nodes.Owed, r.nodes.Owed), Applied: since(before.nodes.Applied, r.nodes.Applied),
 		ServerCPU:     report.CPUOf(r.server.Sub(before.server)),
 		ReceivedBytes: r.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: r.nodes.SentBytes - before.nodes.SentBytes,
@@ -227,7 +247,7 @@ func (m *meter) enter(phase string) {
 
 func (m *meter) showLocked(r reading) {
 	s := progress.Status{
-		Phase: m.phase, NodesUp: m.stack.scenario.Nodes - r.nodes.Behind, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
+		Phase: m.phase, NodesUp: r.nodes.Up, Nodes: m.stack.scenario.Nodes, Sent: r.nodes.Owed, Received: r.nodes.Applied,
 		Planned: r.nodes.Planned, Bytes: r.nodes.ReceivedBytes,
 	}
 	if n := len(m.seconds); n > 0 {

@@ -6,6 +6,9 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -51,6 +54,8 @@ type Options struct {
 	CAFile            string
 	NodeCACertFile    string
 	NodeCAKeyFile     string
+	ClientCertFile    string
+	ClientKeyFile     string
 	InsecurePlaintext bool
 
 	PerWorker int
@@ -67,6 +72,11 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Scenario, "scenario", scenario.Default,
 		"what to play: the name of a scenario that comes with the program, or a YAML file; the flags below replace its parameters")
 	new(scenario.Scenario).AddFlags(fs)
+	if o.Peer == report.KubeAPIServer {
+		for _, name := range ofSlicecast {
+			fs.Lookup(name).Hidden = true
+		}
+	}
 	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play it, each time from the start; the report tells how far the figures were apart")
 
 	api := "kubeconfig of a Kubernetes API server whose state is distributed, or own: start one, as the tests do, with etcd and kube-apiserver of this repository's folder, or of $SLICECAST_BINARIES"
@@ -82,12 +92,15 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		fs.StringVar(&o.NodeCACertFile, "node-ca-cert-file", "",
 			"with --server: certificate, in PEM, of a CA that the server accepts for nodes (its --client-ca-file); the nodes' are made with it")
 		fs.StringVar(&o.NodeCAKeyFile, "node-ca-key-file", "", "key of --node-ca-cert-file, in PEM")
+		fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "with --server, instead of --node-ca-cert-file: a client certificate, in PEM, that "+
+			"may be any node (of the organization system:masters); all nodes show it")
+		fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "key of --client-cert-file, in PEM")
 		fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "with --server: talk to it without TLS")
 		fs.IntVar(&o.ServerPID, "server-pid", 0, "with --server: its process on this machine, for its CPU time and memory")
 	}
 	fs.StringVar(&o.WriteNamespace, "write-namespace", "", "with the kubeconfig of a cluster: a namespace to make for the scenario's Services and "+
-		"EndpointSlices, with a service-proxy-name that the cluster's own nodes pass over, and to remove at the end; without it nothing is written, "+
-		"and the cluster's own changes are observed for --duration")
+		"EndpointSlices, and to remove at the end. They have a service-proxy-name, so that the cluster's own nodes program nothing for them, but kube-proxies and "+
+		"Slicecast's servers get all the slices. Without it nothing is written, and the cluster's own changes are observed for --duration")
 
 	fs.IntVar(&o.PerWorker, "nodes-per-process", maxPerWorker, "more nodes than this are simulated by several processes")
 	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take for their first state, for the last change, and to come back")
@@ -100,6 +113,40 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 // writes tells whether the run makes the changes, in whatever way.
 func (o *Options) writes() bool {
 	return o.Server == "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own || o.WriteNamespace != "")
+}
+
+// ofSlicecast are the parameters that an API server has no equal of.
+var ofSlicecast = []string{"servers", "relays", "grpc-go", "floor"}
+
+// ofChanges are the parameters that say what changes, and how.
+var ofChanges = []string{"services", "changing", "seed", "change", "rate", "batch", "grace", "warm-up"}
+
+// tlsFlags are those about TLS with a running server.
+const tlsFlags = "--ca-file, --server-name, --node-ca-cert-file, --node-ca-key-file, --client-cert-file, --client-key-file"
+
+// observed is the name of what is played where the run does not make the changes.
+const observed = "observed"
+
+// parameters gives those of a scenario that the course of the run follows from.
+func (o *Options) parameters(s *scenario.Scenario) map[string]any {
+	out := s.Parameters()
+	if !o.writes() {
+		maps.DeleteFunc(out, func(name string, _ any) bool { return slices.Contains(ofChanges, name) })
+	}
+	return out
+}
+
+// source is where the state is from.
+func (o *Options) source() report.Source {
+	switch {
+	case !o.writes():
+		return report.Observed
+	case o.KubeAPIServer == Own:
+		return report.OwnAPIServer
+	case o.WriteNamespace != "":
+		return report.Written
+	}
+	return report.Generated
 }
 
 // Validate gives the scenario, or finds all that is wrong.
@@ -115,29 +162,45 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	wrong(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
 	wrong(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
-	files := o.CAFile != "" && o.NodeCACertFile != "" && o.NodeCAKeyFile != ""
-	anyFile := o.CAFile != "" || o.NodeCACertFile != "" || o.NodeCAKeyFile != "" || o.ServerName != ""
+	authority, certificate := o.NodeCACertFile+o.NodeCAKeyFile, o.ClientCertFile+o.ClientKeyFile
+	files := o.CAFile != "" && (o.NodeCACertFile != "" && o.NodeCAKeyFile != "" && certificate == "" ||
+		o.ClientCertFile != "" && o.ClientKeyFile != "" && authority == "")
+	anyFile := o.CAFile+authority+certificate+o.ServerName != ""
 	s, err := scenario.Load(o.Scenario, o.flags)
 	if err != nil {
 		return nil, errors.Join(append(errs, err)...)
 	}
 	switch {
 	case o.Server == "":
-		wrong(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "--ca-file, --server-name, --node-ca-cert-file, "+
-			"--node-ca-key-file, --insecure-plaintext and --server-pid are about a running server: add --server")
+		wrong(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid are about a "+
+			"running server: add --server", tlsFlags)
 	case o.KubeAPIServer != "":
 		wrong(true, "--server and --kube-apiserver are both given: use one of them")
 	case s.Floor || s.Event != scenario.None && s.Event != scenario.Reconnect || s.Relays > 0 || s.Servers > 1:
 		wrong(true, "floor, event, servers and relays are about servers of the run's own: leave --server out")
 	case o.InsecurePlaintext:
-		wrong(anyFile || s.GRPCGo, "--insecure-plaintext excludes --ca-file, --server-name, --node-ca-cert-file, --node-ca-key-file and --grpc-go")
+		wrong(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
 	default:
-		wrong(!files, "--server needs --ca-file, --node-ca-cert-file and --node-ca-key-file (or --insecure-plaintext, if the server has it)")
+		wrong(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or --client-cert-file and --client-key-file "+
+			"(or --insecure-plaintext, if the server has it)")
 	}
 	if o.Peer == report.KubeAPIServer {
 		wrong(o.KubeAPIServer == "", "--kube-apiserver is empty: name a kubeconfig, or own")
 		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s: the API server is not killed, use reconnect or none", s.Event)
-		s.Servers, s.Relays, s.GRPCGo, s.Floor, s.SlowPercent = 1, 0, false, false, 0 // of Slicecast alone
+		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s are about Slicecast's servers: leave them out with an API server",
+			strings.Join(ofSlicecast, ", "))
+		wrong(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid is about a running API server: name its kubeconfig, or leave it out")
+	}
+	if !o.writes() {
+		var given []string
+		for _, name := range append([]string{"scenario"}, ofChanges...) {
+			if o.flags.Changed(name) {
+				given = append(given, "--"+name)
+			}
+		}
+		wrong(len(given) > 0, "%s: what changes is not this program's to say where it only observes: leave that out, "+
+			"or add --write-namespace to the kubeconfig of a cluster", strings.Join(given, ", "))
+		s.Name, s.Description = observed, ""
 	}
 	if o.writes() && s.Change == generate.None && s.Event == scenario.None {
 		s.WarmUp = 0
@@ -164,5 +227,5 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
 		"a server has %d files open for its share of %d nodes, and it may have %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
-	return s, errors.Join(errs...)
+	return s, errors.Join(append(errs, limits(o, s))...)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,11 +65,11 @@ func (r *repeat) connect(ctx context.Context) error {
 	if err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Run(ctx) }); err != nil {
 		return err
 	}
-	phase, err := r.synced(ctx, "cold sync", report.ColdSync, before)
+	phase, after, err := r.synced(ctx, "cold sync", report.ColdSync, before)
 	if err != nil {
 		return err
 	}
-	r.result.Phases = append(r.result.Phases, phase)
+	r.add(phase, after.machine-before.machine)
 	connected, err := r.memory(ctx)
 	if err != nil {
 		return err
@@ -79,18 +81,17 @@ func (r *repeat) connect(ctx context.Context) error {
 }
 
 // synced waits until all nodes that are waited for have come to the state.
-func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind, before reading) (p report.Phase, err error) {
+func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind, before reading) (p report.Phase, after reading, err error) {
 	all := make([]worker.Cold, len(r.stack.workers))
 	err = r.within(ctx, "not all nodes come to the state", func(ctx context.Context, i int, w *worker.Process) (err error) {
 		all[i], err = w.Synced(ctx)
 		return err
 	})
 	if err != nil {
-		return p, err
+		return p, after, err
 	}
-	after, err := r.meter.read(ctx)
-	if err != nil {
-		return p, err
+	if after, err = r.meter.read(ctx); err != nil {
+		return p, after, err
 	}
 	p = r.phase(name, kind, before, after)
 	p.ReceivedBytes = 0 // of those only that are waited for, and only until they were there
@@ -107,8 +108,22 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	p.Latency = report.DistributionOf(took)
 	if kind == report.ColdSync {
 		r.result.State = report.State{Services: all[0].Services, Slices: all[0].Slices, Endpoints: all[0].Endpoints}
+		r.report.Versions.Server = r.serverVersions(all)
 	}
-	return p, nil
+	return p, after, nil
+}
+
+// serverVersions gives what running servers tell of themselves; those of the run's own are the load tester's.
+func (r *repeat) serverVersions(all []worker.Cold) string {
+	if r.options.Server == "" {
+		return ""
+	}
+	var versions []string
+	for _, c := range all {
+		versions = append(versions, c.ServerVersions...)
+	}
+	slices.Sort(versions)
+	return strings.Join(slices.Compact(versions), ", ")
 }
 
 // memory counts the memory of the run's own servers, when their state is complete; nil: there are none.
@@ -140,9 +155,7 @@ func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading
 		ReceivedBytes: after.nodes.ReceivedBytes - before.nodes.ReceivedBytes, SentBytes: after.nodes.SentBytes - before.nodes.SentBytes,
 		ClientCPU: report.CPUOf(after.client.Sub(before.client)), Reconnects: after.nodes.Reconnects - before.nodes.Reconnects,
 	}
-	if len(r.meter.pids()) > 0 {
-		p.ServerCPU = new(report.CPUOf(after.server.Sub(before.server)))
-	}
+	p.ServerCPU = r.meter.serverCPU(before, after)
 	return p
 }
 
@@ -210,12 +223,13 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 	if err != nil {
 		return err
 	}
-	before, err := r.meter.read(ctx)
-	if err != nil {
-		return err
-	}
 	r.stack.plans = append(r.stack.plans, plan)
 	playing, played := errgroup.WithContext(ctx)
+	var before reading
+	playing.Go(func() (err error) {
+		before, err = r.meter.readFor(played, plan.Start)
+		return err
+	})
 	var lag *generate.Lag
 	playing.Go(func() (err error) {
 		lag, err = r.carryOut(played, plan)
@@ -245,6 +259,7 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 		p.SourceLag = &report.Lag{P99: millis(lag.P99), Max: millis(lag.Max)}
 	}
 	p.Convergence = convergence(got)
+	p.Aside = r.aside
 	r.add(p, after.machine-before.machine)
 	return nil
 }
@@ -312,6 +327,7 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 	for _, g := range got {
 		p.Updates += g.Objects
 	}
+	p.Aside = r.aside
 	r.add(p, after.machine-before.machine)
 	return nil
 }
@@ -380,13 +396,18 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", r.scenario.Event, err)
 	}
-	p, err := r.synced(ctx, string(r.scenario.Event), report.Resync, before)
+	p, after, err := r.synced(ctx, string(r.scenario.Event), report.Resync, before)
 	if err != nil {
 		return err
 	}
 	p.DownSeconds = down
 	p.Reconnects = max(0, p.Reconnects-p.Updates)
-	r.result.Phases = append(r.result.Phases, p)
+	all := r.phase("", "", before, after)
+	r.aside = &report.Aside{
+		Seconds: all.Seconds, Updates: after.nodes.Applied - before.nodes.Applied, ReceivedBytes: all.ReceivedBytes, SentBytes: all.SentBytes,
+		ServerCPU: all.ServerCPU,
+	}
+	r.add(p, after.machine-before.machine)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/slicecast/slicecast/loadtest/generate"
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
@@ -15,6 +16,8 @@ const (
 	busyShare   = 0.85
 	clientShare = 0.5
 	othersShare = 0.05
+	// roughSeconds of CPU time and less are split into user mode and kernel by too few of the ticks in which the kernel tells that.
+	roughSeconds = 1
 )
 
 func imported(s *hdrhistogram.Snapshot) *hdrhistogram.Histogram { return hdrhistogram.Import(s) }
@@ -37,37 +40,68 @@ func convergence(got []worker.Received) *report.Convergence {
 	}
 }
 
-// add adds a phase with changes, and says what has to be known about it. The machine's CPU time is that of the phase.
+// add adds a phase, and says what has to be known about it if it is what the run is about: the changes or, without any, how nodes
+// come to the state. The machine's CPU time is that of the phase.
 func (r *repeat) add(p report.Phase, machine time.Duration) {
-	for _, earlier := range r.result.Phases {
-		if earlier.Kind == report.Resync { // it was in this one
-			p.Reconnects = max(0, p.Reconnects-earlier.Updates)
+	if p.Kind == report.Changes {
+		for _, earlier := range r.result.Phases {
+			if earlier.Kind == report.Resync { // it was in this one
+				p.Reconnects = max(0, p.Reconnects-earlier.Updates)
+			}
 		}
 	}
 	r.result.Phases = append(r.result.Phases, p)
-	if p.Kind == report.WarmUp {
+	about := p.Kind == report.Changes || !r.changing() && p.Kind != report.WarmUp
+	if !about || p.Seconds <= 0 {
 		return
 	}
-	note := func(is bool, format string, args ...any) {
-		if is {
-			r.result.Notes = append(r.result.Notes, fmt.Sprintf(format, args...))
-		}
+	when := "the changes"
+	if p.Kind != report.Changes {
+		when = "the " + p.Name
 	}
 	cores := float64(r.report.Machine.CPUs)
 	busy := machine.Seconds() / p.Seconds
 	client := p.ClientCPU.Total() / p.Seconds
-	note(busy > busyShare*cores, "the machine was %.0f %% busy during the changes: latencies hold waits for a CPU", 100*busy/cores)
-	note(client > clientShare*cores, "the load tester itself used more than half of the machine: latencies are also its own")
-	if s := p.ServerCPU; s != nil && r.stack.writer == nil {
-		others := busy - s.Total()/p.Seconds - client
-		note(others > othersShare*cores, "other processes used %.2f cores during the changes", others)
+	r.note(busy > busyShare*cores, "the machine was %.0f %% busy during %s: latencies hold waits for a CPU", 100*busy/cores, when)
+	r.note(client > clientShare*cores, "the load tester itself used more than half of the machine during %s: latencies are also its own", when)
+	if s := p.ServerCPU; s != nil {
+		if r.stack.writer == nil && r.stack.process == nil {
+			others := busy - s.Total()/p.Seconds - client
+			r.note(others > othersShare*cores, "other processes used %.2f cores during %s", others, when)
+		}
+		r.note(s.Undivided == 0 && s.Total() < roughSeconds, "the server used less than %d s of CPU time during %s: how much of that was in user mode "+
+			"and how much in the kernel, which is told in steps of 10 ms, is rough", roughSeconds, when)
 	}
-	if p.Changes > 0 && p.Seconds > 0 {
+	if a := p.Aside; a != nil {
+		r.note(true, "bytes and CPU a node-update leave out the %s of the %s, in which nodes received %d of the %d updates",
+			report.FormatValue(a.Seconds, report.Seconds), r.scenario.Event, a.Updates, p.Updates)
+	}
+	if p.Changes > 0 {
 		between := 1000 * p.Seconds / float64(p.Changes)
-		note(p.Latency.P50 > between, "half of the updates took longer than the %.0f ms between two changes: nodes were behind and got several "+
+		r.note(p.Latency.P50 > between, "half of the updates took longer than the %.0f ms between two changes: nodes were behind and got several "+
 			"in one go, so bytes and CPU a node-update are lower than they are where nodes keep up", between)
 	}
-	note(p.Reconnects > 0, "%d streams broke and were opened again", p.Reconnects)
+}
+
+// changing tells whether the repeat has a phase with changes.
+func (r *repeat) changing() bool { return r.stack.cluster == nil || r.scenario.Change != generate.None }
+
+// note adds a note about the repeat if that is so.
+func (r *repeat) note(is bool, format string, args ...any) {
+	if is {
+		r.result.Notes = append(r.result.Notes, fmt.Sprintf(format, args...))
+	}
+}
+
+// reconnected takes note of the streams that broke by themselves, all in all: each node that came back from an event had to.
+func (r *repeat) reconnected(all int64) {
+	for _, p := range r.result.Phases {
+		if p.Kind == report.Resync {
+			all -= p.Updates
+		}
+	}
+	r.result.Reconnects = max(0, all)
+	r.note(all > 0, "%d streams broke and were opened again", all)
 }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

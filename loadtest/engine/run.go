@@ -14,16 +14,17 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// Run plays the scenario of the options as often as it is to be played, and shows in the view how that goes. The error wraps fleet.ErrDiverged if nodes
-// do not hold the true state at the end of a repeat; the report is there all the same, and ends with that repeat.
+// Run plays the scenario of the options as often as it is to be played, and shows in the view how that goes. A repeat that fails is the
+// last one. The report is there all the same if it has anything to tell; that repeat's check then says why it failed. The error
+// wraps fleet.ErrDiverged if nodes do not hold the true state at its end.
 func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.View) (*report.Report, error) {
 	machine, err := usage.ThisMachine()
 	if err != nil {
 		return nil, err
 	}
 	out := &report.Report{
-		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server,
-		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: s.Parameters()},
+		Schema: report.Schema, Start: time.Now(), Peer: o.Peer, Nodes: s.Nodes, Server: o.Server, Source: o.source(),
+		Scenario: report.Scenario{Name: s.Name, Description: s.Description, Parameters: o.parameters(s)},
 		Machine:  machine, Versions: report.Versions{Slicecast: daemon.Version(), Go: runtime.Version()},
 		Notes: []string{},
 	}
@@ -38,10 +39,10 @@ func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.Vi
 		}
 	}
 	view.Set(nil)
-	out.Summarize()
-	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
+	if len(out.Repeats) == 0 {
 		return nil, err
 	}
+	out.Summarize()
 	return out, err
 }
 
@@ -72,20 +73,25 @@ type repeat struct {
 	stack  *stack
 	meter  *meter
 	result report.Repeat
+	// aside is what the event cost; nil: there was none yet.
+	aside *report.Aside
 }
 
 func (r *repeat) run(ctx context.Context) (err error) {
 	ctx, lost := context.WithCancelCause(ctx)
 	defer lost(nil)
 	start := time.Now()
-	r.result = report.Repeat{Start: start, Notes: []string{}}
+	r.result = report.Repeat{Start: start, Phases: []report.Phase{}, Notes: []string{}}
 	r.stack = &stack{options: r.options, scenario: r.scenario, lost: lost, said: r.view.Log()}
 	defer func() { err = errors.Join(err, r.stack.close()) }()
 	r.meter = newMeter(r.stack, start)
 	r.view.Set(r.meter.status)
 	r.meter.enter("start")
 	if err := r.stack.start(ctx); err != nil {
-		return because(ctx, err)
+		if err = because(ctx, err); len(r.report.Repeats) > 0 {
+			err = r.failed(err)
+		}
+		return err
 	}
 	r.report.Processes, r.report.Versions.KubeAPIServer = len(r.stack.workers), r.stack.kubeVersion
 
@@ -96,13 +102,29 @@ func (r *repeat) run(ctx context.Context) (err error) {
 		r.meter.run(reading)
 	}()
 	err = r.course(ctx)
+	last, readErr := r.meter.read(ctx)
 	stop()
 	<-ended
-	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
-		return because(ctx, err)
+	if readErr != nil {
+		last = r.meter.latest
 	}
+	if err == nil {
+		err = readErr
+	}
+	r.reconnected(last.nodes.Reconnects)
+	r.explainCPU()
 	r.result.Series = r.meter.seconds
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peak.server, r.meter.peak.client
+	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
+		return r.failed(because(ctx, err))
+	}
+	r.report.Repeats = append(r.report.Repeats, r.result)
+	return err
+}
+
+// failed has the repeat in the report as far as it came, so that neither it nor the ones before are lost. It gives the error.
+func (r *repeat) failed(err error) error {
+	r.result.Check = report.Check{Nodes: r.scenario.Nodes, Error: err.Error()}
 	r.report.Repeats = append(r.report.Repeats, r.result)
 	return err
 }

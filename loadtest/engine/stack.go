@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -21,8 +22,12 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// ownNamespace is where the scenario is in an API server of the run's own.
-const ownNamespace = "loadtest"
+const (
+	// ownNamespace is where the scenario is in an API server of the run's own.
+	ownNamespace = "loadtest"
+	// namePrefix is before the names of nodes that share a server with real ones: the newest stream of a node ends the one before.
+	namePrefix = "slicecast-loadtest-"
+)
 
 // stack is all that takes part in a run.
 type stack struct {
@@ -37,6 +42,9 @@ type stack struct {
 	kubeconfig, kubeVersion string
 	own                     *own              // nil: it is somebody else's
 	writer                  *apiserver.Writer // nil: nothing is written to it
+	// process is asked for the API server's CPU time where nobody else can tell it; untold says why it cannot be.
+	process *apiserver.Process
+	untold  error
 
 	authority *testca.CA
 	cluster   *generate.Config // nil: the changes are not the run's
@@ -68,12 +76,9 @@ func (s *stack) start(ctx context.Context) error {
 			c.Namespace = s.namespace()
 		}
 		s.cluster, setup.Cluster = &c, &c
-	} else {
-		setup.Kubeconfig = ""
 	}
 	switch {
-	case s.options.Peer == report.KubeAPIServer:
-		setup.Kubeconfig = s.kubeconfig
+	case s.options.Peer == report.KubeAPIServer: // the nodes watch it
 	case s.options.Server != "":
 		if err := s.observe(&setup); err != nil {
 			return err
@@ -118,7 +123,16 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	if s.kubeVersion, err = apiserver.Version(ctx, config); err != nil {
 		return err
 	}
+	if s.options.Peer == report.KubeAPIServer && s.own == nil && s.options.ServerPID == 0 {
+		if err := s.ask(ctx, config); err != nil {
+			return err
+		}
+	}
 	if s.options.writes() {
+		if s.own == nil {
+			slog.Warn("What is written reaches the cluster's own nodes: kube-proxies, and Slicecast's servers and agents, get all EndpointSlices, "+
+				"and pass over only the Services", "namespace", s.namespace(), "service-proxy-name", s.proxy())
+		}
 		s.writer, err = apiserver.NewWriter(ctx, config, s.namespace(), s.proxy(), s.scenario.Cluster())
 	}
 	return err
@@ -127,14 +141,20 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 // observe has nodes connect to a running server.
 func (s *stack) observe(setup *worker.Setup) (err error) {
 	o := s.options
-	setup.Servers = []string{o.Server}
+	setup.Servers, setup.NamePrefix = []string{o.Server}, namePrefix
 	if o.InsecurePlaintext {
 		return nil
 	}
 	setup.ServerName = o.ServerName
-	for into, file := range map[*[]byte]string{&setup.Roots: o.CAFile, &setup.CA: o.NodeCACertFile, &setup.CAKey: o.NodeCAKeyFile} {
+	for into, file := range map[*[]byte]string{
+		&setup.Roots: o.CAFile, &setup.CA: o.NodeCACertFile, &setup.CAKey: o.NodeCAKeyFile,
+		&setup.Certificate: o.ClientCertFile, &setup.PrivateKey: o.ClientKeyFile,
+	} {
+		if file == "" {
+			continue
+		}
 		if *into, err = os.ReadFile(file); err != nil {
-			return fmt.Errorf("--ca-file, --node-ca-cert-file, --node-ca-key-file: %w", err)
+			return fmt.Errorf("%s: %w", tlsFlags, err)
 		}
 	}
 	return nil

@@ -25,8 +25,11 @@ type count struct {
 	// objects is how much the nodes hold at the end.
 	objects struct{ services, slices, endpoints int }
 	// cold is what a kube-proxy gets when it starts: that of the beginning, as events and as lists.
-	cold             int
-	lists            *compressed
+	cold  int
+	lists *compressed
+	// raw are the objects of the beginning, encoded; memory is what they take on a node.
+	raw              [][]byte
+	memory           struct{ today, slicecast int }
 	services, slices flow
 	// seconds that the flows took.
 	seconds float64
@@ -53,6 +56,7 @@ func (c *count) begin(o object) error {
 	if err != nil {
 		return err
 	}
+	c.raw = append(c.raw, raw)
 	c.cold += eventBytes(watch.Added, raw)
 	if _, err := c.lists.gzip.Write(raw); err != nil {
 		return err
@@ -64,9 +68,16 @@ func (c *count) begin(o object) error {
 }
 
 // begun ends the beginning.
-func (c *count) begun() error {
+func (c *count) begun() (err error) {
 	c.store.Synced()
 	c.store.Publish()
+	if c.memory.today, err = heapOf(func() ([]any, error) { return decodeToday(c.raw) }); err != nil {
+		return err
+	}
+	if c.memory.slicecast, err = heapOf(func() ([]any, error) { return decodeSlicecast(c.store) }); err != nil {
+		return err
+	}
+	c.raw = nil
 	return c.lists.gzip.Close()
 }
 

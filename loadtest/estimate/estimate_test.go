@@ -18,7 +18,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/progress"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,9 +63,20 @@ func TestManifests(t *testing.T) {
 	require.InEpsilon(t, v("all-bytes-today")/3, v("api-server-bytes-today"), 1e-9)
 	require.InEpsilon(t, nodes*v("node-bytes-slicecast"), v("all-bytes-slicecast"), 1e-9)
 	require.InEpsilon(t, 2*v("node-bytes-today"), v("all-bytes-api-server-slicecast"), 1e-9)
-	coefficient, err := measured(apiServerReport, "cpu-per-update")
+	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	require.InEpsilon(t, perSecond*nodes*coefficient.value/1e6, v("all-cores-today"), 1e-9)
+	coefficient, err := measured(m, apiServerReport, "cpu-per-update")
+	require.NoError(t, err)
+	update, err := measured(m, slicecastReport, "cpu-per-update")
+	require.NoError(t, err)
+	require.InEpsilon(t, (perSecond+1./30)*nodes*update.value/1e6, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
+	require.InEpsilon(t, 3*v("api-server-cores-today"), v("all-cores-today"), 1e-9)
+	require.InEpsilon(t, 2./nodes*v("all-cores-today"), v("all-cores-api-server-slicecast"), 1e-9)
+	require.Greater(t, v("node-memory-today"), 1000.)
+	require.Greater(t, v("node-memory-slicecast"), 1000.)
+	ram, err := measured(m, slicecastReport, "resident-per-node")
+	require.NoError(t, err)
+	require.Greater(t, v("server-memory-slicecast"), nodes/2*ram.value)
 	require.Less(t, v("cold-bytes-slicecast"), v("cold-bytes-today"))
 	require.Less(t, v("cold-list-bytes-today"), v("cold-bytes-today"))
 	require.Greater(t, v("cold-list-bytes-today"), 500.)
@@ -82,6 +96,7 @@ func TestManifests(t *testing.T) {
 	require.NoError(t, e.WriteJSON(&out))
 	require.NoError(t, json.Unmarshal(out.Bytes(), &parsed))
 	require.Equal(t, Schema, parsed.Schema)
+	require.NoError(t, reporttest.ValidateAs(JSONSchema, out.Bytes()))
 	require.NoError(t, parsed.WriteText(&twice))
 	require.Equal(t, text.String(), twice.String())
 }
@@ -90,7 +105,8 @@ func TestQuietCluster(t *testing.T) {
 	e := run(t, Options{Manifests: examples, Watch: time.Minute, Servers: 2})
 	require.Greater(t, value(t, e, "nodes"), 0., "those of the manifests")
 	require.EqualValues(t, 1, value(t, e, "api-servers"))
-	require.Zero(t, value(t, e, "all-cores-today"))
+	require.Greater(t, value(t, e, "all-cores-today"), 0., "bookmarks cost CPU too")
+	require.Greater(t, value(t, e, "all-cores-slicecast"), 0., "and so do heartbeats")
 	require.Greater(t, value(t, e, "node-bytes-today"), 0., "bookmarks")
 	require.Greater(t, value(t, e, "node-bytes-slicecast"), 0., "heartbeats")
 }
@@ -116,6 +132,102 @@ func TestManifestsAsKubectlWritesThem(t *testing.T) {
 	write("all.yaml", "apiVersion: v1\nkind: [")
 	_, err := Run(t.Context(), Options{Manifests: dir, Watch: time.Minute, Servers: 1}, progress.New(new(bytes.Buffer)))
 	require.ErrorContains(t, err, "all.yaml: ")
+}
+
+// TestManifestsThatNodesDoNotGet has what a kube-proxy's selectors leave out.
+func TestManifestsThatNodesDoNotGet(t *testing.T) {
+	dir := t.TempDir()
+	service := func(name, labels, clusterIP string) string {
+		return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, labels: {%s}}, spec: {clusterIP: %s, ports: [{port: 80}]}}\n", name, labels, clusterIP)
+	}
+	slice := func(name, service, labels string) string {
+		return fmt.Sprintf("---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, labels: {kubernetes.io/service-name: %s%s}},\n"+
+			"  addressType: IPv4, ports: [{port: 80}], endpoints: [{addresses: [10.1.0.1]}]}\n", name, service, labels)
+	}
+	write := func(content string) Options {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "all.yaml"), []byte(content), 0o600))
+		return Options{Manifests: dir, Watch: time.Minute, FlipsPerSecond: 1, Nodes: 1, Servers: 1}
+	}
+	const headless, foreign = "service.kubernetes.io/headless: ''", "service.kubernetes.io/service-proxy-name: other"
+	served := service("web", "", "10.0.0.1") + slice("web-1", "web", "")
+	want := run(t, write(served))
+	have := run(t, write(served+service("db", headless, "None")+slice("db-1", "db", ", "+headless)+service("none", "", "None")+
+		service("mesh", foreign, "10.0.0.2")))
+	for _, name := range []string{"services", "slices", "endpoints", "cold-bytes-today", "node-bytes-today", "node-bytes-slicecast"} {
+		require.InDelta(t, value(t, want, name), value(t, have, name), 1e-9, name)
+	}
+	marked := run(t, write(served+service("marked", headless, "10.0.0.3")))
+	require.EqualValues(t, 2, value(t, marked, "services"), "the label of headless Services' slices means nothing on a Service")
+	with := run(t, write(served+slice("mesh-1", "mesh", ", "+foreign)))
+	require.Greater(t, value(t, with, "cold-bytes-today"), value(t, want, "cold-bytes-today"), "a slice of another proxy's Service is sent")
+
+	o := write(service("mesh", foreign, "10.0.0.2") + served)
+	o.ServiceProxyName = "other"
+	require.EqualValues(t, 1, value(t, run(t, o), "services"))
+
+	_, err := Run(t.Context(), write(service("db", headless, "None")), progress.New(new(bytes.Buffer)))
+	require.ErrorContains(t, err, "that nodes get")
+}
+
+// TestCosts has reports that may not be there yet.
+func TestCosts(t *testing.T) {
+	m, err := performance.CheckedIn()
+	require.NoError(t, err)
+	add := func(name string, bytes, server, client float64) {
+		r := *m.Reports[apiServerReport]
+		r.Summary = map[string]report.Spread{
+			"bytes-per-update": {Unit: report.Bytes, Median: bytes}, "cpu-per-update": {Unit: report.Micros, Median: server},
+			"client-cpu-per-update": {Unit: report.Micros, Median: client},
+		}
+		m.Reports[name] = &r
+	}
+	for _, name := range []string{smallEventsReport, slicecastNodeReport, apiServerNodeReport} {
+		delete(m.Reports, name)
+	}
+	add(apiServerReport, 15_000, 70, 0)
+	c, err := measuredCosts(m)
+	require.NoError(t, err)
+	require.InDelta(t, 70, c.eventMicros(300), 0)
+	require.InDelta(t, 70, c.eventMicros(30_000), 0)
+	require.Contains(t, c.eventText(), "smaller ones are overestimated")
+
+	add(smallEventsReport, 1000, 28, 0)
+	c, err = measuredCosts(m)
+	require.NoError(t, err)
+	require.InDelta(t, 28, c.eventMicros(300), 1e-9, "the least that was measured")
+	require.InDelta(t, 28, c.eventMicros(1000), 1e-9)
+	require.InDelta(t, 49, c.eventMicros(8000), 1e-9)
+	require.InDelta(t, 70, c.eventMicros(15_000), 1e-9)
+	require.InDelta(t, 112, c.eventMicros(29_000), 1e-9)
+	require.Contains(t, c.eventText(), "apiserver-many-small-1000.json")
+	add(smallEventsReport, 1000, 80, 0) // what nobody expects makes no event free
+	c, err = measuredCosts(m)
+	require.NoError(t, err)
+	require.InDelta(t, 80, c.eventMicros(29_000), 1e-9)
+
+	counted, err := newCount("")
+	require.NoError(t, err)
+	require.NoError(t, counted.begin(slice(3)))
+	require.NoError(t, counted.begun())
+	counted.seconds = 60
+	conclusion := func() *Estimate {
+		e := &Estimate{}
+		e.Sections, e.Assumptions, err = conclude(m, counted, 10, 1, 1)
+		require.NoError(t, err)
+		return e
+	}
+	e := conclusion()
+	_, ok := e.Value("node-cores-today")
+	require.False(t, ok)
+	require.Contains(t, strings.Join(e.Assumptions, "\n"), "CPU of nodes is not in the figures")
+	add(slicecastNodeReport, 100, 0, 60)
+	add(apiServerNodeReport, 15_000, 0, 300)
+	e = conclusion()
+	require.InDelta(t, 2./60*300e-6, value(t, e, "node-cores-today"), 1e-12, "bookmarks")
+	require.InDelta(t, 1./30*60e-6, value(t, e, "node-cores-slicecast"), 1e-12, "heartbeats")
+	require.Contains(t, strings.Join(e.Assumptions, "\n"), "apiserver-node-1.json")
+	require.NotContains(t, strings.Join(e.Assumptions, "\n"), "Its watch of its Node")
+	require.Contains(t, strings.Join(e.Assumptions, "\n"), "with Slicecast each server watches all Nodes")
 }
 
 func TestOptionsSayWhatIsWrong(t *testing.T) {
@@ -186,6 +298,14 @@ func TestEventsThatNodesNeedNotKnow(t *testing.T) {
 	require.Zero(t, c.services.updates)
 	c.end()
 	require.Equal(t, flow{events: 1, today: c.services.today}, c.services)
+}
+
+func TestHeapOf(t *testing.T) {
+	n, err := heapOf(func() ([]byte, error) { return make([]byte, 8<<20), nil })
+	require.NoError(t, err)
+	require.InDelta(t, 8<<20, n, 1<<20)
+	_, err = heapOf(func() ([]byte, error) { return nil, os.ErrInvalid })
+	require.ErrorIs(t, err, os.ErrInvalid)
 }
 
 func TestOnConnection(t *testing.T) {

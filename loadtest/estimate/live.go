@@ -10,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
@@ -22,9 +21,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/source"
 )
-
-// selector is kube-proxy's for Services and EndpointSlices.
-const selector = "!" + corev1.IsHeadlessService + ",!" + source.LabelServiceProxyName
 
 // cluster is a live one, which is only read.
 type cluster struct {
@@ -44,14 +40,14 @@ func newCluster(config *rest.Config) (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
 	}
-	listWatch := func(c cache.Getter, resource, fieldSelector string) *cache.ListWatch {
+	listWatch := func(c cache.Getter, resource string, selected metav1.ListOptions) *cache.ListWatch {
 		return cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
-			o.LabelSelector, o.FieldSelector = selector, fieldSelector
+			o.LabelSelector, o.FieldSelector = selected.LabelSelector, selected.FieldSelector
 		})
 	}
 	return &cluster{
-		services: listWatch(client.CoreV1().RESTClient(), "services", fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String()),
-		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", ""),
+		services: listWatch(client.CoreV1().RESTClient(), "services", source.SelectServices("")),
+		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", source.SelectEndpointSlices()),
 		client:   client, metadata: m,
 	}, nil
 }
@@ -110,8 +106,15 @@ func (l *cluster) apiServers(ctx context.Context) (int, error) {
 	return max(most, 1), nil
 }
 
-// follow takes what happens for a time; seen hears how many events there were.
-func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) error {
+// interrupted is why a watch was cut short that somebody has ended.
+const interrupted = "it was interrupted"
+
+// worthwhile is how long a watch must have worked for its failure to leave something that says anything.
+const worthwhile = time.Minute
+
+// follow takes what happens for a time; seen hears how many events there were. What was taken until the watch was cut short counts, and
+// cut says by what; empty: it was not.
+func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) (cut string, err error) {
 	var watches [2]*watchtools.RetryWatcher
 	for i, from := range []struct {
 		resourceVersion string
@@ -119,7 +122,7 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 	}{{l.servicesAt, l.services}, {l.slicesAt, l.slices}} {
 		w, err := watchtools.NewRetryWatcherWithContext(ctx, from.resourceVersion, from.watch)
 		if err != nil {
-			return fmt.Errorf("watch: %w", err)
+			return "", fmt.Errorf("watch: %w", err)
 		}
 		defer func() {
 			w.Stop()
@@ -128,6 +131,7 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 		watches[i] = w
 	}
 	start := time.Now()
+	defer func() { c.seconds = time.Since(start).Seconds() }()
 	end := time.NewTimer(d)
 	defer end.Stop()
 	for events := 1; ; events++ {
@@ -135,25 +139,33 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 		var open bool
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return interrupted, nil
 		case <-end.C:
-			c.seconds = time.Since(start).Seconds()
-			return nil
+			return "", nil
 		case e, open = <-watches[0].ResultChan():
 		case e, open = <-watches[1].ResultChan():
 		}
-		if !open {
-			return errors.Join(errors.New("a watch has ended: the API server cannot go on from the list; run this again"), ctx.Err())
+		var failed error
+		switch {
+		case ctx.Err() != nil: // which ends watches too
+			return interrupted, nil
+		case !open:
+			failed = errors.New("a watch has ended: the API server cannot go on from where it was")
+		case e.Type == watch.Error:
+			failed = fmt.Errorf("a watch has ended: %w", apierrors.FromObject(e.Object))
 		}
-		if e.Type == watch.Error {
-			return fmt.Errorf("watch: %w", apierrors.FromObject(e.Object))
+		if failed != nil && time.Since(start) < worthwhile {
+			return "", failed
+		}
+		if failed != nil {
+			return failed.Error(), nil
 		}
 		o, ok := e.Object.(object)
 		if e.Type == watch.Bookmark || !ok {
 			continue
 		}
 		if err := c.event(e.Type, o); err != nil {
-			return err
+			return "", err
 		}
 		seen(events)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
+	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/loadtest/progress"
 )
@@ -35,7 +37,9 @@ func TestCluster(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	s, err := endpointSlices.Create(ctx, slice(100), metav1.CreateOptions{})
+	s := slice(100)
+	s.Labels[source.LabelServiceProxyName] = "another" // which kube-proxy looks for on Services only
+	s, err = endpointSlices.Create(ctx, s, metav1.CreateOptions{})
 	require.NoError(t, err)
 
 	// The API server's own Service comes by itself. It has no endpoint: those on loopback are none.
@@ -60,8 +64,8 @@ func TestCluster(t *testing.T) {
 
 	// Two flips, a label that no node needs, and a Service's end: each in a watch of its own kind.
 	const slicesEvents, servicesEvents = 3, 1
-	sent := rawWatch(t, config, "/apis/discovery.k8s.io/v1/endpointslices", l.slicesAt, slicesEvents)
-	sentServices := rawWatch(t, config, "/api/v1/services", l.servicesAt, servicesEvents)
+	sent := rawWatch(t, config, "/apis/discovery.k8s.io/v1/endpointslices", source.SelectEndpointSlices(), l.slicesAt, slicesEvents)
+	sentServices := rawWatch(t, config, "/api/v1/services", source.SelectServices(""), l.servicesAt, servicesEvents)
 	for i := range 2 {
 		s.Endpoints[i].Conditions.Ready = new(false)
 		s, err = endpointSlices.Update(ctx, s, metav1.UpdateOptions{})
@@ -74,12 +78,14 @@ func TestCluster(t *testing.T) {
 
 	following, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	err = l.follow(following, c, time.Hour, func(events int) {
+	cut, err := l.follow(following, c, time.Hour, func(events int) {
 		if events == slicesEvents+servicesEvents {
 			stop()
 		}
 	})
-	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, err)
+	require.Equal(t, interrupted, cut)
+	require.Positive(t, c.seconds)
 	require.Equal(t, slicesEvents, c.slices.events)
 	require.Equal(t, servicesEvents, c.services.events)
 	require.Equal(t, <-sent, c.slices.today, "what the API server sends")
@@ -93,14 +99,44 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 3, value(t, e, "nodes"))
 	require.EqualValues(t, 100, value(t, e, "endpoints"))
+
+	// What was seen before an interruption counts.
+	watching, interrupt := context.WithCancel(ctx)
+	view := progress.New(&until{want: "watching the cluster", do: interrupt})
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		view.Run(watching)
+	}()
+	e, err = Run(watching, Options{Kubeconfig: cp.Kubeconfig(t, config), Watch: time.Hour, Servers: 2}, view)
+	<-shown
+	require.NoError(t, err)
+	require.Less(t, value(t, e, "seconds"), 3600.)
+	require.Contains(t, e.Assumptions[0], "of the 1h0m0s that were asked for: it was interrupted")
+}
+
+// until does something when something is written to it.
+type until struct {
+	want string
+	do   func()
+}
+
+// Write implements io.Writer.
+func (u *until) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), u.want) {
+		u.do()
+	}
+	return len(b), nil
 }
 
 // rawWatch gives what so many events of a watch have below TLS, by their bytes as they come.
-func rawWatch(t *testing.T, config *rest.Config, path, resourceVersion string, events int) <-chan int {
+func rawWatch(t *testing.T, config *rest.Config, path string, selected metav1.ListOptions, resourceVersion string, events int) <-chan int {
 	t.Helper()
 	client, err := rest.HTTPClientFor(config)
 	require.NoError(t, err)
-	query := url.Values{"watch": {"true"}, "labelSelector": {selector}, "resourceVersion": {resourceVersion}}
+	query := url.Values{
+		"watch": {"true"}, "labelSelector": {selected.LabelSelector}, "fieldSelector": {selected.FieldSelector}, "resourceVersion": {resourceVersion},
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
 	require.NoError(t, err)

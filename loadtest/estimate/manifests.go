@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 const (
@@ -30,8 +32,10 @@ const (
 	sampleFlips = 2000
 )
 
-// manifests are a directory's objects that matter.
+// manifests are a directory's objects that a proxy gets.
 type manifests struct {
+	serviceProxyName string
+
 	objects []object
 	slices  []*discoveryv1.EndpointSlice
 	nodes   int
@@ -39,12 +43,12 @@ type manifests struct {
 
 // readManifests reads the *.yaml, *.yml and *.json files of a directory, as Slicecast's source does: lists and several documents
 // in a file are fine, and kinds that do not matter are passed over.
-func readManifests(directory string) (*manifests, error) {
+func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		return nil, fmt.Errorf("directory of manifests: %w", err)
 	}
-	m := &manifests{}
+	m := &manifests{serviceProxyName: serviceProxyName}
 	for _, e := range entries {
 		if !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name())) {
 			continue
@@ -54,7 +58,7 @@ func readManifests(directory string) (*manifests, error) {
 		}
 	}
 	if len(m.objects) == 0 {
-		return nil, fmt.Errorf("directory of manifests: there is no Service and no EndpointSlice in %s", directory)
+		return nil, fmt.Errorf("directory of manifests: there is no Service and no EndpointSlice in %s that nodes get", directory)
 	}
 	return m, nil
 }
@@ -105,18 +109,29 @@ func (m *manifests) document(raw []byte) error {
 	return nil
 }
 
+// take takes what an API server would send by source.SelectServices and source.SelectEndpointSlices.
 func (m *manifests) take(o runtime.Object) {
 	switch o := o.(type) {
 	case *corev1.Node:
 		m.nodes++
 	case *corev1.Service:
 		o.Namespace = namespace(o.Namespace)
-		m.objects = append(m.objects, o)
+		if o.Spec.ClusterIP != corev1.ClusterIPNone && m.isServed(o) {
+			m.objects = append(m.objects, o)
+		}
 	case *discoveryv1.EndpointSlice:
 		o.Namespace = namespace(o.Namespace)
-		m.objects = append(m.objects, o)
-		m.slices = append(m.slices, o)
+		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {
+			m.objects = append(m.objects, o)
+			m.slices = append(m.slices, o)
+		}
 	}
+}
+
+// isServed tells whether a Service is for the proxy of the name.
+func (m *manifests) isServed(s *corev1.Service) bool {
+	name, named := s.Labels[source.LabelServiceProxyName]
+	return name == m.serviceProxyName && named == (m.serviceProxyName != "")
 }
 
 func namespace(s string) string {
@@ -138,8 +153,8 @@ func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d ti
 	if total == 0 || wanted == 0 {
 		return nil
 	}
-	random := rand.New(rand.NewPCG(1, 1)) // the same endpoints each time
-	at := time.Now().UTC()
+	random := rand.New(rand.NewPCG(1, 1))        // the same endpoints each time
+	at := time.Now().UTC().Truncate(time.Second) // as precise as the conditions of pods are, which the controller takes it from
 	for range sampleFlips {
 		if err := ctx.Err(); err != nil {
 			return err

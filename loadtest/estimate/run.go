@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/internal/source/kube"
+	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/progress"
 )
 
@@ -69,7 +70,7 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 	if o.Manifests != "" {
 		own, err = o.fromManifests(ctx, c, out)
 	} else {
-		err = o.fromCluster(ctx, c, out, view)
+		own, err = o.fromCluster(ctx, c, out, view)
 	}
 	view.Set(nil)
 	if err != nil {
@@ -79,7 +80,11 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 		return nil, errors.New("there is no Node to be seen: give --nodes")
 	}
 	c.end()
-	if out.Sections, out.Assumptions, err = conclude(c, o.Nodes, o.APIServers, o.Servers); err != nil {
+	m, err := performance.CheckedIn()
+	if err != nil {
+		return nil, err
+	}
+	if out.Sections, out.Assumptions, err = conclude(m, c, o.Nodes, o.APIServers, o.Servers); err != nil {
 		return nil, err
 	}
 	out.Assumptions = append(own, out.Assumptions...)
@@ -88,7 +93,7 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 
 // fromManifests counts what is in files, and gives what has to be assumed for that.
 func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (assumptions []string, err error) {
-	m, err := readManifests(o.Manifests)
+	m, err := readManifests(o.Manifests, o.ServiceProxyName)
 	if err != nil {
 		return nil, err
 	}
@@ -115,40 +120,47 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	}, assumptions...), m.flips(ctx, c, o.FlipsPerSecond, o.Watch)
 }
 
-// fromCluster counts what a live cluster has and does.
-func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view *progress.View) error {
+// fromCluster counts what a live cluster has and does, and gives what has to be known about that.
+func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view *progress.View) (remarks []string, err error) {
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	out.Source = "cluster " + config.Host
 	l, err := newCluster(config)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	view.Set(func() progress.Status { return progress.Status{Phase: "reading what is there"} })
 	if o.Nodes == 0 {
 		if o.Nodes, err = l.nodes(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if o.APIServers == 0 {
 		if o.APIServers, err = l.apiServers(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if err := l.list(ctx, c); err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.begun(); err != nil {
-		return err
+		return nil, err
 	}
 	var events atomic.Int64
 	end := time.Now().Add(o.Watch)
 	view.Set(func() progress.Status {
 		return progress.Status{
-			Phase: fmt.Sprintf("watching the cluster, %v to go", time.Until(end).Round(time.Second)), Received: events.Load(),
+			Phase: fmt.Sprintf("watching the cluster, %v to go (^C ends it now, with what there is)", time.Until(end).Round(time.Second)), Received: events.Load(),
 		}
 	})
-	return l.follow(ctx, c, o.Watch, func(n int) { events.Store(int64(n)) })
+	cut, err := l.follow(ctx, c, o.Watch, func(n int) { events.Store(int64(n)) })
+	if err != nil {
+		return nil, err
+	}
+	if cut != "" {
+		remarks = append(remarks, fmt.Sprintf("The cluster was watched for %.0f s of the %v that were asked for: %s.", c.seconds, o.Watch, cut))
+	}
+	return remarks, nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,9 +101,10 @@ func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, erro
 }
 
 func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
-	c, err := n.Traffic.Dial(ctx, address)
-	if err == nil && n.Delay > 0 {
-		c = newSlowConn(c, n.Delay)
+	moves := n.client.InSync() // else there would be no reason to connect
+	c, err := n.Dial(ctx, address)
+	if err == nil && moves {
+		n.Moves.Add(1)
 	}
 	if err == nil {
 		n.mu.Lock()
@@ -148,6 +150,9 @@ func (f *Fleet) Cut() {
 	}
 }
 
+// Up tells whether a node is in sync, on a stream that has not broken.
+func (f *Fleet) Up(m *Member) bool { return f.nodes[m.Index].client.InSync() }
+
 // On tells whether a node is in sync with the server at this address.
 func (f *Fleet) On(m *Member, server string) bool {
 	return f.nodes[m.Index].client.Connection().Server.Address == server
@@ -184,6 +189,16 @@ func (f *Fleet) inSync(n *node) {
 	if n.Index >= 0 {
 		f.Reached(n.Member)
 	}
+}
+
+// ServerVersions are what the servers that nodes are on tell of themselves.
+func (f *Fleet) ServerVersions() (out []string) {
+	for _, n := range f.nodes {
+		if v := n.client.Connection().ServerVersion; v != "" && !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	return out
 }
 
 // Objects is how much the first node holds.

@@ -1,6 +1,8 @@
 package fleet
 
 import (
+	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -14,14 +16,12 @@ type Member struct {
 	Traffic usage.Traffic
 	// Messages is how many bytes of messages it has received, before HTTP/2 and TLS.
 	Messages atomic.Int64
-	// Streams that were answered.
-	Streams atomic.Int64
+	// Streams that were answered, and Moves, how many of them took over from one that was in sync.
+	Streams, Moves atomic.Int64
 	// Delay is how long the node pauses before it reads what has come, again and again; 0: it is not a slow one.
 	Delay time.Duration
 	// Started is when it first tried to connect.
 	Started time.Time
-
-	up atomic.Bool // it has had the state
 }
 
 // Group is the nodes of a process, as they are measured.
@@ -41,22 +41,34 @@ func (g *Group) Traffic() (received, sent int64) {
 	return received, sent
 }
 
-// Reconnects is how many streams were opened beyond the first of each node.
+// Reconnects is how many streams were opened in the place of ones that broke.
 func (g *Group) Reconnects() (n int64) {
 	for _, m := range g.Members {
-		n += max(0, m.Streams.Load()-1)
+		n += max(0, m.Streams.Load()-m.Moves.Load()-1)
 	}
 	return n
 }
 
-// Up is how many nodes have had the state.
-func (g *Group) Up() (n int) {
-	for _, m := range g.Members {
-		if m.up.Load() {
-			n++
+// Stay sees to it that no node is away for good: it returns when each was up once. The error wraps ErrDiverged if the context
+// ends before that.
+func (g *Group) Stay(ctx context.Context, up func(*Member) bool) error {
+	away := g.Members
+	for {
+		var still []*Member
+		for _, m := range away {
+			if !up(m) {
+				still = append(still, m)
+			}
+		}
+		if away = still; len(away) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %d nodes, one of them %s, are not connected any more: %w", ErrDiverged, len(away), away[0].Name, ctx.Err())
+		case <-time.After(retryCheck):
 		}
 	}
-	return n
 }
 
 // Open has a window measure from now on, in the place of the one before.
@@ -66,7 +78,4 @@ func (g *Group) Open(w *Window) { g.window.Store(w) }
 func (g *Group) Window() *Window { return g.window.Load() }
 
 // Reached takes note that a node has the state, on a new stream.
-func (g *Group) Reached(m *Member) {
-	m.up.Store(true)
-	g.sync.Load().reached(m)
-}
+func (g *Group) Reached(m *Member) { g.sync.Load().reached(m) }

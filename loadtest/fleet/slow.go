@@ -1,10 +1,20 @@
 package fleet
 
 import (
+	"context"
 	"net"
 	"sync"
 	"time"
 )
+
+// Dial connects to an address (host:port), as the node reads: counted, and slowly if it is a slow one.
+func (m *Member) Dial(ctx context.Context, address string) (net.Conn, error) {
+	c, err := m.Traffic.Dial(ctx, address)
+	if err == nil && m.Delay > 0 {
+		c = newSlowConn(c, m.Delay)
+	}
+	return c, err
+}
 
 // burst is how long a slow node reads what has come before it pauses again.
 const burst = 10 * time.Millisecond

@@ -46,14 +46,28 @@ type Lag struct {
 // Lags collects how late each thing was.
 type Lags struct{ all []time.Duration }
 
-// Await waits until something is due. The error is the context's.
+// Await waits until something is due, and takes it for done then. The error is the context's.
 func (l *Lags) Await(ctx context.Context, due time.Time) error {
+	err := Await(ctx, due)
+	if err == nil {
+		l.Done(due)
+	}
+	return err
+}
+
+// Done takes note that something is done now.
+func (l *Lags) Done(due time.Time) { l.all = append(l.all, max(0, time.Since(due))) }
+
+// Merge adds what others have collected.
+func (l *Lags) Merge(others Lags) { l.all = append(l.all, others.all...) }
+
+// Await waits until something is due. The error is the context's.
+func Await(ctx context.Context, due time.Time) error {
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
-		l.all = append(l.all, max(0, time.Since(due)))
 	}
 	return ctx.Err() // with both at hand, select takes either
 }

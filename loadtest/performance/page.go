@@ -9,9 +9,6 @@ import (
 	"strings"
 	"text/template"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/slicecast/slicecast/loadtest/report"
 	"github.com/slicecast/slicecast/loadtest/report/chart"
 )
@@ -31,10 +28,43 @@ var pageSource string
 var commandList string
 
 // value is a figure in the page.
-type value struct{ report.Spread }
+type value struct {
+	report.Spread
+	// share: it is a share of another one.
+	share bool
+}
 
 // String writes the figure, with the range of its repeats if they differ.
-func (v value) String() string { return v.Text() }
+func (v value) String() string {
+	if v.share {
+		return shareText(v.Median)
+	}
+	return v.Text()
+}
+
+// shareText writes a share as people say it.
+func shareText(v float64) string {
+	if v < 1 {
+		return "1/" + report.FormatValue(1/v, report.Number)
+	}
+	return report.FormatValue(v, report.Number) + " times"
+}
+
+// bounded gives the cells of a bound and of a figure, and says where the figure, in any of its repeats, is not within the bound.
+func bounded(v value, bound string) (string, error) {
+	b, err := report.ParseBound(bound, v.Unit)
+	if err != nil {
+		return "", err
+	}
+	text := b.Text
+	if v.share {
+		text = strings.Replace(text, report.FormatValue(b.Value, report.Number), shareText(b.Value), 1)
+	}
+	if !b.Keeps(v.Max) {
+		return fmt.Sprintf("%s | %s, **missed**", text, v), nil
+	}
+	return fmt.Sprintf("%s | %s", text, v), nil
+}
 
 // functions are what the page's template may call. Each gives an error for what was not measured, so that a figure cannot
 // silently be missing.
@@ -42,8 +72,9 @@ func (m *Measured) functions() template.FuncMap {
 	return template.FuncMap{
 		"fig": func(name, metric string) (value, error) {
 			s, err := m.Figure(name, metric)
-			return value{s}, err
+			return value{Spread: s}, err
 		},
+		"bound": bounded,
 		"minus": func(a value, others ...value) (value, error) {
 			out := a.Median
 			for _, o := range others {
@@ -52,15 +83,25 @@ func (m *Measured) functions() template.FuncMap {
 				}
 				out -= o.Median
 			}
-			return value{report.Spread{Unit: a.Unit, Median: out, Min: out, Max: out}}, nil
+			return single(a.Unit, out), nil
 		},
 		"times": func(n float64, a value) value {
-			return value{report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
+			return value{Spread: report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
 		},
-		"share": func(a, of value) string { return "1/" + report.FormatValue(of.Median/a.Median, report.Number) },
+		// share is that of the medians.
+		"share": func(a, of value) value {
+			v := single(report.Number, a.Median/of.Median)
+			v.share = true
+			return v
+		},
 		"bench": func(name, benchmark, unit string) (string, error) {
 			v, err := m.Bench(name, benchmark, unit)
 			return thousands(v), err
+		},
+		// each is the time that one of a benchmark's takes, of which so many are done in a second.
+		"each": func(name, benchmark, unit string) (value, error) {
+			v, err := m.Bench(name, benchmark, unit)
+			return single(report.Micros, 1e6/v), err
 		},
 		"has": func(names ...string) bool {
 			return !slices.ContainsFunc(names, func(name string) bool { return m.Reports[name] == nil })
@@ -68,8 +109,10 @@ func (m *Measured) functions() template.FuncMap {
 		"machine": func() (string, error) {
 			return m.common("the machine", func(r *report.Report) string { return r.MachineText() })
 		},
+		"versions":  m.versions,
 		"repeats":   m.repeats,
 		"played":    m.played,
+		"most":      m.most,
 		"notes":     m.notes,
 		"commands":  m.commands,
 		"endpoints": endpoints,
@@ -91,6 +134,28 @@ func (m *Measured) common(what string, of func(*report.Report) string) (string, 
 		return "", fmt.Errorf("%s is not the same in all reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
 	}
 	return all[0], nil
+}
+
+// single is a figure without a range.
+func single(unit report.Unit, v float64) value {
+	return value{Spread: report.Spread{Unit: unit, Median: v, Min: v, Max: v}}
+}
+
+// versions says what was measured; where reports are of several versions, which is of which.
+func (m *Measured) versions() string {
+	of := make(map[string][]string)
+	for _, name := range slices.Sorted(maps.Keys(m.Reports)) {
+		v := m.Reports[name].Versions.Slicecast
+		of[v] = append(of[v], "`"+name+"`")
+	}
+	if len(of) == 1 {
+		return "Slicecast " + slices.Collect(maps.Keys(of))[0]
+	}
+	var out []string
+	for _, v := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, fmt.Sprintf("%s in %s", v, strings.Join(of[v], ", ")))
+	}
+	return "**Not all of the same** Slicecast: " + strings.Join(out, "; ")
 }
 
 // repeats says how often load tests were run.
@@ -147,27 +212,6 @@ func Commands() (out []Command) {
 // commands lists those of the reports that there are.
 func (m *Measured) commands() []Command {
 	return slices.DeleteFunc(Commands(), func(c Command) bool { return m.Reports[c.Name] == nil && m.Benches[c.Name] == nil })
-}
-
-// endpoints computes what the headline's rolling update is where nodes get one Endpoints object whole each time that a pod is
-// replaced: the object with all that the endpoints controller writes, in protobuf.
-func endpoints() (string, error) {
-	const pods, nodes = 5000, 3000
-	e := corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headline"}}
-	subset := corev1.EndpointSubset{Ports: []corev1.EndpointPort{{Name: "http", Port: 8080, Protocol: corev1.ProtocolTCP}}}
-	for i := range pods {
-		subset.Addresses = append(subset.Addresses, corev1.EndpointAddress{
-			IP: fmt.Sprintf("100.64.%d.%d", i/250, i%250), NodeName: new(fmt.Sprintf("node-%05d", i%nodes)),
-			TargetRef: &corev1.ObjectReference{
-				Kind: "Pod", Namespace: "default", Name: fmt.Sprintf("headline-7d4b9c6f58-%05x", i), UID: "00000000-0000-0000-0000-000000000000",
-			},
-		})
-	}
-	e.Subsets = append(e.Subsets, subset)
-	object := float64(e.Size())
-	all := object * pods * nodes
-	return fmt.Sprintf("%s × %d replaced pods × %d nodes = %s; the announcement has 1.5 MB for the object, and so 22.5 TB",
-		report.FormatValue(object, report.Bytes), pods, nodes, report.FormatValue(all, report.Bytes)), nil
 }
 
 // row is a scenario in the page's table of all that were played.

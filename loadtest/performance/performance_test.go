@@ -2,7 +2,9 @@ package performance_test
 
 import (
 	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -118,4 +120,146 @@ func TestHeadline(t *testing.T) {
 	require.Contains(t, headline, "| Slicecast, measured | 3000 | 2.00 GiB |")
 	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |")
 	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, headline)
+	require.Regexp(t, `\d+ KiB × 1000 syncs, two for each 10 pods, × 3000 nodes = [0-9.]+ TiB`, headline)
+	require.Contains(t, text, "| the headline, 1000 nodes: bytes, beside the API server's | ≤ 1/50 | 1/1024 |")
+	require.Contains(t, text, "| … server CPU, beside the API server's | ≤ 1/8 | 1/1024 |")
+
+	for _, name := range []string{"headline-100", "apiserver-headline-100", "apiserver-headline-3000"} {
+		m.Reports[name] = m.Reports["headline-1000"]
+	}
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "| kube-apiserver's watches, measured | 100 | 1.00 GiB |")
+	require.Contains(t, text, "| kube-apiserver's watches, measured | 3000 | 1.00 GiB |")
+	require.NotContains(t, text, "not measured", "nothing is left to compute")
+}
+
+// set has a report have a figure.
+func set(r *report.Report, metric string, v float64) {
+	s := r.Summary[metric]
+	s.Median, s.Min, s.Max, s.Values = v, v, v, []float64{v}
+	r.Summary[metric] = s
+}
+
+func TestBoundsAreJudged(t *testing.T) {
+	m := checkedIn(t)
+	row := func() string {
+		text, err := m.Page()
+		require.NoError(t, err)
+		_, row, ok := strings.Cut(text, "| p99 of a single update, 3000 nodes | ")
+		require.True(t, ok)
+		row, _, _ = strings.Cut(row, "\n")
+		return row
+	}
+	set(m.Reports["steady-3000"], "p99", 99.9)
+	require.Equal(t, "< 100 ms | 99.9 ms | `steady-3000` |", row())
+	set(m.Reports["steady-3000"], "p99", 100)
+	require.Equal(t, "< 100 ms | 100 ms, **missed** | `steady-3000` |", row())
+	s := m.Reports["steady-3000"].Summary["p99"]
+	s.Median, s.Min, s.Max = 90, 80, 101
+	m.Reports["steady-3000"].Summary["p99"] = s
+	require.Equal(t, "< 100 ms | 90.0 ms (80.0 ms to 101 ms), **missed** | `steady-3000` |", row(), "every repeat has to keep it")
+
+	for _, name := range []string{"headline-1000", "headline-3000", "apiserver-headline-1000"} {
+		r := *m.Reports["steady-3000"]
+		r.Summary = map[string]report.Spread{}
+		for _, metric := range []string{"changes-bytes", "changes-cpu", "changes-time"} {
+			set(&r, metric, 1)
+		}
+		m.Reports[name] = &r
+	}
+	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 7.9)
+	text, err := m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "| … server CPU, beside the API server's | ≤ 1/8 | 1/7.90, **missed** |")
+}
+
+// TestHowManyNodesFit has runs that were not made here.
+func TestHowManyNodesFit(t *testing.T) {
+	m := checkedIn(t)
+	text, err := m.Page()
+	require.NoError(t, err)
+	if m.Reports["steady-10000"] == nil {
+		require.NotContains(t, text, "## How many nodes fit")
+	}
+	add := func(name string, nodes int, relays, gibibytes, files float64) {
+		r := *m.Reports["steady-3000"]
+		r.Nodes, r.Processes, r.Machine.OpenFiles, r.Machine.Ports = nodes, 2, int64(files), 28_000
+		r.Machine.Memory = 24 << 30
+		r.Scenario.Parameters = map[string]any{"relays": relays, "servers": 1.}
+		r.Summary = maps.Clone(r.Summary)
+		set(&r, "server-peak", gibibytes*(1<<28))
+		set(&r, "client-peak", gibibytes*(3<<28))
+		m.Reports[name] = &r
+	}
+	for _, r := range m.Reports {
+		r.Machine.Memory = 24 << 30
+	}
+	add("steady-10000", 10_000, 0, 8, 20_000)
+	add("relays-20000", 20_000, 2, 18, 20_000)
+	text, err = m.Page()
+	require.NoError(t, err)
+	_, text, ok := strings.Cut(text, "## How many nodes fit")
+	require.True(t, ok)
+	require.Contains(t, text, "| `steady-10000` | 10000 | 1 | 2.00 GiB | 6.00 GiB, in 2 | 839 KiB | 33 % |")
+	require.Contains(t, text, "| `steady-10000` | 30000 | 20000 | 28000 | files |")
+	require.Contains(t, text, "| `relays-20000` | 26666 | 40000 | 56000 | memory |")
+	m.Reports["relays-20000"].Machine.OpenFiles = 1 << 30
+	set(m.Reports["relays-20000"], "client-peak", 1<<20)
+	set(m.Reports["relays-20000"], "server-peak", 1<<20)
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "| 56000 | ports |")
+
+	m.Reports["relays-20000"].Machine.Ports = 0
+	_, err = m.Page()
+	require.ErrorContains(t, err, "report relays-20000 does not say how many files and ports there are")
+}
+
+// TestReportsOfSeveralVersions has a page say which figures are of which.
+func TestReportsOfSeveralVersions(t *testing.T) {
+	m := checkedIn(t)
+	for _, r := range m.Reports {
+		r.Versions.Slicecast = "v1"
+	}
+	text, err := m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "share the CPUs. Slicecast v1. ")
+	m.Reports["rate-50"].Versions.Slicecast = "v2"
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Regexp(t, "[*][*]Not all of the same[*][*] Slicecast: v1 in `.*; v2 in `rate-50`[.]", text)
+}
+
+// TestBench has the script run programs that are none, one of which fails.
+func TestBench(t *testing.T) {
+	dir := t.TempDir()
+	script, err := os.ReadFile(filepath.Join(root, "internal/tools/bench.sh"))
+	require.NoError(t, err)
+	for name, content := range map[string]string{
+		"internal/tools/bench.sh":           string(script),
+		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
+		"bin/slicecast-loadtest":            "#!/bin/sh\necho under way >&2\ncase \"$*\" in show*) echo shown;; *--none*) exit 1;; *--bad*) echo '{bad}'; exit 1;; *) echo \"{$*}\";; esac\n",
+		"path/go":                           "#!/bin/sh\necho \"$*\" >>" + dir + "/went\n",
+	} {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		require.NoError(t, os.WriteFile(file, []byte(content), 0o700))
+	}
+	c := exec.CommandContext(t.Context(), filepath.Join(dir, "internal/tools/bench.sh"))
+	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS=3")
+	out, err := c.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(out), "failed: bad empty; see bin/bench/NAME.failed.json and NAME.log")
+	for name, want := range map[string]string{
+		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": "{run --good --repeats=3 --output=json}\n", "good.txt": "shown\n", "empty.log": "under way\n",
+	} {
+		have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
+		require.NoError(t, err)
+		require.Equal(t, want, string(have), name)
+	}
+	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "the page does not take it")
+	went, err := os.ReadFile(filepath.Join(dir, "went"))
+	require.NoError(t, err)
+	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
 }

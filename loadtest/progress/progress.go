@@ -35,7 +35,7 @@ const (
 type Status struct {
 	// Phase is what is under way, in a few words; empty: nothing that is worth a line.
 	Phase string
-	// NodesUp of Nodes have the state.
+	// NodesUp of Nodes are in sync with a server.
 	NodesUp, Nodes int
 	// Sent is how many node-updates the source has owed to nodes since the phase began, of Planned in all; Received is how many
 	// of them nodes have applied. The difference is the lag.

@@ -1,6 +1,8 @@
 package report
 
 import (
+	_ "embed"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -35,8 +37,17 @@ type Change struct {
 	P float64 `json:"p"`
 }
 
+// ComparisonSchema names the form of a comparison's JSON. Fields may be added to it; anything else gets a new name.
+const ComparisonSchema = "slicecast-loadtest-comparison/v1"
+
+// ComparisonJSONSchema is the JSON Schema of comparisons, as it is published: made of the types in this package.
+//
+//go:embed comparison.schema.json
+var ComparisonJSONSchema []byte
+
 // Comparison is what came of the same scenario twice: with another peer, or another version.
 type Comparison struct {
+	Schema  string   `json:"schema"`
 	From    *Report  `json:"from"`
 	To      *Report  `json:"to"`
 	Changes []Change `json:"changes"`
@@ -44,9 +55,12 @@ type Comparison struct {
 	Notes []string `json:"notes"`
 }
 
+// DefaultTolerance is the share by which medians may differ without a verdict, unless somebody says otherwise.
+const DefaultTolerance = 0.05
+
 // Compare compares two reports metric by metric. The tolerance is a share, such as 0.05, by which medians may differ.
 func Compare(from, to *Report, tolerance float64) *Comparison {
-	c := &Comparison{From: from, To: to}
+	c := &Comparison{Schema: ComparisonSchema, From: from, To: to, Changes: []Change{}, Notes: []string{}}
 	for i := range Metrics {
 		m := &Metrics[i]
 		a, inFrom := from.Summary[m.Name]
@@ -65,10 +79,11 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 	}
 	note(from.Scenario.Name != to.Scenario.Name, "the scenarios differ: %s and %s", from.Scenario.Name, to.Scenario.Name)
 	note(from.Nodes != to.Nodes, "the numbers of nodes differ: %d and %d", from.Nodes, to.Nodes)
+	note(from.Peer == to.Peer && from.Source != to.Source && from.Source != "" && to.Source != "", "the states' sources differ: %s and %s", from.Source, to.Source)
 	for _, d := range differences(from.Scenario, to.Scenario) {
 		note(true, "%s", d)
 	}
-	note(from.Machine != to.Machine, "the machines differ: %s; and %s", from.MachineText(), to.MachineText())
+	note(from.MachineText() != to.MachineText(), "the machines differ: %s; and %s", from.MachineText(), to.MachineText())
 	note(!from.OK() || !to.OK(), "a check failed: figures of a run that did not end with the true state mean nothing")
 	return c
 }
@@ -127,13 +142,33 @@ func (c *Comparison) ByPeer() bool { return c.From.Peer != c.To.Peer }
 
 // Names gives the two sides' names: what they differ in.
 func (c *Comparison) Names() (from, to string) {
-	switch {
-	case c.ByPeer():
-		return string(c.From.Peer), string(c.To.Peer)
-	case c.From.Versions.Slicecast != c.To.Versions.Slicecast:
-		return c.From.Versions.Slicecast, c.To.Versions.Slicecast
+	names := Names(c.From, c.To)
+	return names[0], names[1]
+}
+
+// Names gives reports that are shown beside each other their names: the peers if they differ, else the versions, else the places.
+func Names(reports ...*Report) []string {
+	for _, of := range []func(*Report) string{
+		func(r *Report) string { return string(r.Peer) },
+		func(r *Report) string { return r.Versions.Slicecast },
+		func(r *Report) string { return string(r.Peer) + " " + r.Versions.Slicecast },
+	} {
+		names := make([]string, len(reports))
+		for i, r := range reports {
+			names[i] = of(r)
+		}
+		if len(slices.Compact(slices.Sorted(slices.Values(names)))) == len(reports) {
+			return names
+		}
 	}
-	return "before", "after"
+	if len(reports) == 2 {
+		return []string{"before", "after"}
+	}
+	names := make([]string, len(reports))
+	for i, r := range reports {
+		names[i] = fmt.Sprintf("%d: %s %s", i+1, r.Peer, r.Versions.Slicecast)
+	}
+	return names
 }
 
 // Ratio says how much less or more the second has.
@@ -151,6 +186,14 @@ func (c *Change) Ratio() string {
 		return digits(to/from) + " × more"
 	}
 	return fmt.Sprintf("%+.1f %%", 100*(to/from-1))
+}
+
+// WriteJSON writes the comparison for machines.
+func (c *Comparison) WriteJSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(c)
 }
 
 // WriteText writes the comparison as a table.

@@ -40,18 +40,18 @@ type figures struct {
 
 // joined are phases of one kind.
 type joined struct {
-	phases      int
 	seconds     float64
 	updates     float64
 	received    float64
 	sent        float64
-	reconnects  float64
 	messages    float64
 	server      *CPU
 	client      CPU
 	latency     Distribution
 	lag         *Lag
 	convergence *Convergence
+	// aside is what is left out of what an update costs.
+	aside Aside
 }
 
 func figuresOf(r *Repeat, nodes int) *figures {
@@ -69,20 +69,29 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		if p.Kind != kind {
 			continue
 		}
-		j.phases++
 		j.seconds += p.Seconds
 		j.updates += float64(p.Updates)
 		j.received += float64(p.ReceivedBytes)
 		j.sent += float64(p.SentBytes)
 		j.messages += float64(p.MessageBytes)
-		j.reconnects += float64(p.Reconnects)
-		j.client.User, j.client.System = j.client.User+p.ClientCPU.User, j.client.System+p.ClientCPU.System
+		j.client = j.client.add(p.ClientCPU)
 		latencies = append(latencies, p.Latency)
+		if a := p.Aside; a != nil {
+			j.aside.Updates += a.Updates
+			j.aside.ReceivedBytes += a.ReceivedBytes
+			j.aside.SentBytes += a.SentBytes
+			if c := a.ServerCPU; c != nil {
+				if j.aside.ServerCPU == nil {
+					j.aside.ServerCPU = &CPU{}
+				}
+				*j.aside.ServerCPU = j.aside.ServerCPU.add(*c)
+			}
+		}
 		if c := p.ServerCPU; c != nil {
 			if j.server == nil {
 				j.server = &CPU{}
 			}
-			j.server.User, j.server.System = j.server.User+c.User, j.server.System+c.System
+			*j.server = j.server.add(*c)
 		}
 		if l := p.SourceLag; l != nil && (j.lag == nil || l.P99 > j.lag.P99) {
 			j.lag = l
@@ -99,10 +108,7 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 	return j
 }
 
-const (
-	microsPerSecond = 1e6
-	none            = "without the scenario's doing"
-)
+const microsPerSecond = 1e6
 
 // Metrics lists all there are, in the order in which reports have them.
 var Metrics = slices.Concat(
@@ -111,15 +117,15 @@ var Metrics = slices.Concat(
 		{"converge50", Millis, "longest time from when a change was due until 50 % of the nodes had it", converge(func(c *Convergence) float64 { return c.Nodes50.Max })},
 		{"converge99", Millis, "… until 99 % had it", converge(func(c *Convergence) float64 { return c.Nodes99.Max })},
 		{"converge100", Millis, "… until all had it", converge(func(c *Convergence) float64 { return c.Nodes100.Max })},
-		{"bytes-per-update", Bytes, "bytes below TLS that nodes received, a node-update", perUpdate(func(j *joined) float64 { return j.received })},
-		{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, a node-update", perUpdate(func(j *joined) float64 { return j.sent })},
-		{"cpu-per-update", Micros, "server CPU, a node-update", cpuPerUpdate(CPU.Total)},
+		{"bytes-per-update", Bytes, "bytes below TLS that nodes received, a node-update; the time of an event, and what it cost, is left out", perUpdate(func(j *joined) float64 { return j.received - float64(j.aside.ReceivedBytes) })},
+		{"sent-bytes-per-update", Bytes, "bytes below TLS that nodes sent, a node-update; without an event", perUpdate(func(j *joined) float64 { return j.sent - float64(j.aside.SentBytes) })},
+		{"cpu-per-update", Micros, "server CPU, a node-update; without an event", cpuPerUpdate(CPU.Total)},
 		{"cpu-user-per-update", Micros, "… in user mode", cpuPerUpdate(func(c CPU) float64 { return c.User })},
 		{"cpu-system-per-update", Micros, "… in the kernel", cpuPerUpdate(func(c CPU) float64 { return c.System })},
-		{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes", func(f *figures) (float64, bool) {
+		{"changes-bytes", Bytes, "bytes below TLS that all nodes received for all changes, and for an event meanwhile", func(f *figures) (float64, bool) {
 			return f.changes.received, f.changes.updates > 0
 		}},
-		{"changes-cpu", Seconds, "server CPU for all changes", func(f *figures) (float64, bool) {
+		{"changes-cpu", Seconds, "server CPU for all changes, and for an event meanwhile", func(f *figures) (float64, bool) {
 			return total(f.changes.server), f.changes.server != nil && f.changes.updates > 0
 		}},
 		{"changes-time", Seconds, "from the first change until the last was everywhere", func(f *figures) (float64, bool) {
@@ -131,14 +137,17 @@ var Metrics = slices.Concat(
 		{"client-cores", Number, "CPU cores that the load tester used meanwhile", func(f *figures) (float64, bool) {
 			return f.changes.client.Total() / f.changes.seconds, f.changes.seconds > 0
 		}},
+		{"client-cpu-per-update", Micros, "CPU that the load tester used, a node-update", func(f *figures) (float64, bool) {
+			return f.changes.client.Total() * microsPerSecond / f.changes.updates, f.changes.updates > 0
+		}},
 		{"source-lag", Millis, "how late the source made changes, p99", func(f *figures) (float64, bool) {
 			if f.changes.lag == nil {
 				return 0, false
 			}
 			return f.changes.lag.P99, true
 		}},
-		{"reconnects", Number, "streams that broke while changes were measured, " + none, func(f *figures) (float64, bool) {
-			return f.changes.reconnects, f.changes.phases > 0
+		{"reconnects", Number, "streams that broke, from the first to the last, without the scenario's doing", func(f *figures) (float64, bool) {
+			return float64(f.repeat.Reconnects), true
 		}},
 	},
 	syncMetrics("cold", "a node that held nothing to get the whole state", func(f *figures) *joined { return &f.cold }),
@@ -185,7 +194,7 @@ func latencyMetrics() (out []Metric) {
 		name, help string
 		of         func(*Distribution) float64
 	}{
-		{"p50", "latency of a node-update, from due at the source to applied at the node: median", func(d *Distribution) float64 { return d.P50 }},
+		{"p50", "latency of a node-update, from due at the source to applied at the node, without the nodes that --slow-percent slows down: median", func(d *Distribution) float64 { return d.P50 }},
 		{"p90", "… 90th percentile", func(d *Distribution) float64 { return d.P90 }},
 		{"p99", "… 99th percentile", func(d *Distribution) float64 { return d.P99 }},
 		{"p999", "… 99.9th percentile", func(d *Distribution) float64 { return d.P999 }},
@@ -236,15 +245,27 @@ func converge(of func(*Convergence) float64) func(*figures) (float64, bool) {
 }
 
 func perUpdate(of func(*joined) float64) func(*figures) (float64, bool) {
-	return func(f *figures) (float64, bool) { return of(&f.changes) / f.changes.updates, f.changes.updates > 0 }
+	return func(f *figures) (float64, bool) {
+		updates := f.changes.ordinary()
+		return of(&f.changes) / updates, updates > 0
+	}
 }
+
+// ordinary is how many updates came when no event was.
+func (j *joined) ordinary() float64 { return j.updates - float64(j.aside.Updates) }
 
 func cpuPerUpdate(of func(CPU) float64) func(*figures) (float64, bool) {
 	return func(f *figures) (float64, bool) {
-		if f.changes.server == nil || f.changes.updates == 0 {
+		updates := f.changes.ordinary()
+		if f.changes.server == nil || updates <= 0 {
 			return 0, false
 		}
-		return of(*f.changes.server) * microsPerSecond / f.changes.updates, true
+		spent := of(*f.changes.server)
+		if a := f.changes.aside.ServerCPU; a != nil {
+			spent -= of(*a)
+		}
+		// Parts of what is left out are rough; what is not divided has none.
+		return max(0, spent) * microsPerSecond / updates, f.changes.server.Undivided == 0 || spent > 0
 	}
 }
 

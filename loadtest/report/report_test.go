@@ -147,6 +147,28 @@ func TestMetrics(t *testing.T) {
 		require.NotEmpty(t, m.Help, m.Name)
 	}
 
+	// What an event cost is not what updates cost, but was spent.
+	with := r.Repeats[0].Phases[2]
+	with.Aside = &report.Aside{
+		Updates: with.Updates / 2, ReceivedBytes: with.ReceivedBytes * 3 / 4, SentBytes: with.SentBytes * 3 / 4,
+		ServerCPU: &report.CPU{User: with.ServerCPU.User * 3 / 4, System: with.ServerCPU.System * 3 / 4},
+	}
+	without := r.Repeats[0].Phases[2]
+	r.Repeats[0].Phases[2] = with
+	for name, want := range map[string]float64{
+		"bytes-per-update": 110. / 2, "sent-bytes-per-update": 11. / 2, "cpu-per-update": 14. / 2, "cpu-user-per-update": 14. / 6, "changes-cpu": 1.4,
+		"changes-bytes": 11e6,
+	} {
+		require.InDelta(t, want, summary(t, r, name), 1e-6*want, name)
+	}
+	with.Aside.Updates = with.Updates
+	r.Summarize()
+	require.NotContains(t, r.Summary, "bytes-per-update", "none came when there was no event")
+	require.NotContains(t, r.Summary, "cpu-per-update")
+	r.Repeats[0].Phases[2] = without
+	r.Repeats[0].Reconnects = 7
+	require.EqualValues(t, 7, summary(t, r, "reconnects"))
+
 	// A second phase with changes counts as much as the first.
 	more := r.Repeats[0].Phases[2]
 	more.Latency = report.Distribution{Count: 1, P99: 1} // without its histogram
@@ -236,14 +258,32 @@ func TestObjectivesSayWhatIsWrong(t *testing.T) {
 		"p99<-1ms":        "METRIC<VALUE",
 		"":                "METRIC<VALUE",
 		"p98<1s":          `there is no metric "p98": use one of p50, p90`,
-		"p99<250":         `"" is no unit of p99`,
-		"p99<250KB":       `"KB" is no unit of p99`,
-		"reconnects<1ms":  `"ms" is no unit of reconnects`,
-		"changes-bytes<1": `"" is no unit of changes-bytes`,
+		"p99<250":         `p99: "" is no unit of it`,
+		"p99<250KB":       `p99: "KB" is no unit of it`,
+		"reconnects<1ms":  `reconnects: "ms" is no unit of it`,
+		"changes-bytes<1": `changes-bytes: "" is no unit of it`,
 	} {
 		_, err := report.ParseObjective(text)
 		require.ErrorContains(t, err, message, text)
 	}
+}
+
+func TestBounds(t *testing.T) {
+	for text, want := range map[string]report.Bound{
+		"<= 15us":  {Equal: true, Value: 0.015, Text: "≤ 15 µs"},
+		" <0.5 s ": {Value: 500, Text: "< 0.5 s"},
+		"<=1.5m":   {Equal: true, Value: 90_000, Text: "≤ 1.5 m"},
+	} {
+		b, err := report.ParseBound(text, report.Millis)
+		require.NoError(t, err)
+		require.InEpsilon(t, want.Value, b.Value, 1e-9)
+		b.Value = want.Value
+		require.Equal(t, want, b)
+	}
+	_, err := report.ParseBound("15us", report.Millis)
+	require.ErrorContains(t, err, "METRIC<VALUE")
+	_, err = report.ParseBound("<15KB", report.Millis)
+	require.ErrorContains(t, err, `"KB" is no unit`)
 }
 
 func TestCompare(t *testing.T) {
@@ -312,4 +352,20 @@ func TestMetricsAreDocumented(t *testing.T) {
 		fmt.Fprintf(&want, "| `%s` | %s | %s |\n", m.Name, m.Unit, m.Help)
 	}
 	require.Contains(t, string(page), "| --- | --- | --- |\n"+want.String()+"\n")
+}
+
+// TestUndividedCPU has a server that tells no more than its CPU time as a whole.
+func TestUndividedCPU(t *testing.T) {
+	r := reporttest.Slicecast(1, 1)
+	for i := range r.Repeats[0].Phases {
+		p := &r.Repeats[0].Phases[i]
+		p.ServerCPU = &report.CPU{Undivided: 2 * float64(p.Updates) / 1e6}
+	}
+	r.Summarize()
+	require.InDelta(t, 2, r.Summary["cpu-per-update"].Median, 1e-6)
+	require.NotContains(t, r.Summary, "cpu-user-per-update")
+	require.NotContains(t, r.Summary, "cpu-system-per-update")
+	var out strings.Builder
+	require.NoError(t, r.WriteText(&out))
+	require.NotContains(t, out.String(), "(user")
 }

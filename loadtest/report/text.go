@@ -20,11 +20,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	t.line("machine         %s", r.MachineText())
 	t.line("scenario        %s", strings.TrimSuffix(r.Scenario.Name+": "+r.Scenario.Description, ": "))
 	t.line("parameters      %s", r.ParametersText())
-	nodes := fmt.Sprintf("%d", r.Nodes)
-	if r.Processes > 1 {
-		nodes += fmt.Sprintf(" in %d processes", r.Processes)
-	}
-	t.line("nodes           %s", nodes)
+	t.line("nodes           %s", r.NodesText())
 	if len(r.Repeats) > 0 {
 		s := r.Repeats[0].State
 		t.line("state           %d Services, %d slices, %d endpoints", s.Services, s.Slices, s.Endpoints)
@@ -89,6 +85,9 @@ func (p *Phase) cpuText() string {
 	if p.ServerCPU == nil {
 		return ""
 	}
+	if p.ServerCPU.Undivided > 0 {
+		return fmt.Sprintf(", server CPU %s", FormatValue(p.ServerCPU.Total(), Seconds))
+	}
 	return fmt.Sprintf(", server CPU %s (user %s, system %s)", FormatValue(p.ServerCPU.Total(), Seconds), FormatValue(p.ServerCPU.User, Seconds),
 		FormatValue(p.ServerCPU.System, Seconds))
 }
@@ -98,6 +97,9 @@ func (r *Report) PeerText() string {
 	out := string(r.Peer)
 	if r.Peer == KubeAPIServer && r.Versions.KubeAPIServer != "" {
 		out += " " + r.Versions.KubeAPIServer
+	}
+	if r.Versions.Server != "" {
+		out += " " + r.Versions.Server
 	}
 	if r.Server != "" {
 		out += " at " + r.Server
@@ -109,6 +111,14 @@ func (r *Report) PeerText() string {
 func (r *Report) MachineText() string {
 	m := r.Machine
 	return fmt.Sprintf("%d CPUs %s, %s, Linux %s, %s", m.CPUs, m.CPU, FormatValue(float64(m.Memory), Bytes), m.Kernel, r.Versions.Go)
+}
+
+// NodesText is how many nodes there were, and in how many processes if these are several.
+func (r *Report) NodesText() string {
+	if r.Processes > 1 {
+		return fmt.Sprintf("%d in %d processes", r.Nodes, r.Processes)
+	}
+	return fmt.Sprint(r.Nodes)
 }
 
 // ParametersText lists the scenario's parameters.

@@ -5,9 +5,11 @@
 package scenario
 
 import (
+	"bytes"
 	"embed"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -189,9 +191,13 @@ func Names() (names []string) {
 // parse reads a file: a mapping of parameters to values, and a description. Errors name line and key.
 func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 	s, f := parameters()
-	var document yaml.Node
-	if err := yaml.Unmarshal(content, &document); err != nil {
+	var document, more yaml.Node
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	if err := decoder.Decode(&document); err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, err
+	}
+	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, nil, errors.Join(errors.New("there is more than one document: have one scenario in a file"), err)
 	}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
 		return nil, nil, errors.New("it must be a mapping of parameters to values, one in a line: see --help for what there is")
@@ -251,6 +257,9 @@ func (s *Scenario) Validate() error {
 	wrong(s.Duration <= 0, "duration is %v: use a positive duration", s.Duration)
 	wrong(s.WarmUp < 0, "warm-up is %v: use 0 or more", s.WarmUp)
 	wrong(s.At < 0, "at is %v: use 0 or more", s.At)
+	if end := s.end(); s.Event != None && s.Change != generate.None && s.At > end {
+		wrong(true, "at is %v, and the changes end after %v: use no more than that", s.At, end)
+	}
 	wrong(s.Servers < 1, "servers is %d: use at least 1", s.Servers)
 	wrong(s.Relays < 0, "relays is %d: use 0 or more", s.Relays)
 	wrong(s.Event == Failover && s.Relays == 0 && s.Servers < 2 || s.Event == Failover && s.Relays == 1,
@@ -295,6 +304,22 @@ func (s *Scenario) Plan(start time.Time) generate.Plan {
 		p.Count = max(1, int(s.Rate*s.Duration.Seconds()))
 	}
 	return p
+}
+
+// end is how long the changes are made, from the first on.
+func (s *Scenario) end() time.Duration {
+	if s.Change != generate.Roll && s.Change != generate.Scale {
+		return s.Duration
+	}
+	changing := s.Changing
+	if len(changing) == 0 {
+		changing = s.Services
+	}
+	pods := 0
+	for _, g := range changing {
+		pods += g.Count * g.Most
+	}
+	return s.Plan(time.Time{}).After(pods)
 }
 
 // Slow tells whether a node is one of the slow ones, which are spread evenly.

@@ -2,9 +2,12 @@ package usage
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Machine describes the machine for a report.
@@ -13,6 +16,10 @@ type Machine struct {
 	CPU    string `json:"cpu"`
 	Memory int64  `json:"memoryBytes"`
 	Kernel string `json:"kernel"`
+	// OpenFiles is how many files a process may have open, Ports how many connections can go from one address to one other address and
+	// port (ip_local_port_range); 0: an earlier release did not say.
+	OpenFiles int64 `json:"openFiles,omitempty"`
+	Ports     int64 `json:"ports,omitempty"`
 }
 
 // ThisMachine describes the machine that this runs on.
@@ -42,5 +49,19 @@ func ThisMachine() (Machine, error) {
 		return m, fmt.Errorf("kernel of the machine: %w", err)
 	}
 	m.Kernel = strings.TrimSpace(string(kernel))
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return m, fmt.Errorf("limit of open files: %w", err)
+	}
+	m.OpenFiles = int64(min(limit.Max, math.MaxInt64))
+	ports, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return m, fmt.Errorf("ports of the machine: %w", err)
+	}
+	var first, last int64
+	if _, err := fmt.Sscan(string(ports), &first, &last); err != nil {
+		return m, fmt.Errorf("ports of the machine: %w", err)
+	}
+	m.Ports = last - first + 1
 	return m, nil
 }

@@ -8,24 +8,39 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// tick is the unit of CPU times in /proc, on all of Go's Linux ports.
+// tick is the unit of CPU times in /proc, on all of Go's Linux ports. It is too long for what is done in a second or two.
 const tick = 10 * time.Millisecond
 
-// CPU is time on processors by the kernel's accounting, in steps of 10 ms.
+// CPU is time on processors by the kernel's accounting.
 type CPU struct {
-	User, System time.Duration
+	// total is what the process's clock says, in nanoseconds; user and system are in ticks.
+	total, user, system time.Duration
 }
 
-// Total is user and system time.
-func (c CPU) Total() time.Duration { return c.User + c.System }
+// Total is user and system time. It is as exact as the kernel is.
+func (c CPU) Total() time.Duration { return c.total }
+
+// Split divides the total by the ticks in which the kernel tells user and system time, in halves if there was none.
+func (c CPU) Split() (user, system time.Duration) {
+	share := 0.5
+	if ticks := c.user + c.system; ticks > 0 {
+		share = float64(c.user) / float64(ticks)
+	}
+	user = time.Duration(share * float64(c.total))
+	return user, c.total - user
+}
 
 // Sub is the time between two readings.
-func (c CPU) Sub(earlier CPU) CPU { return CPU{c.User - earlier.User, c.System - earlier.System} }
+func (c CPU) Sub(earlier CPU) CPU {
+	return CPU{c.total - earlier.total, c.user - earlier.user, c.system - earlier.system}
+}
 
 // Add is the time of both.
-func (c CPU) Add(o CPU) CPU { return CPU{c.User + o.User, c.System + o.System} }
+func (c CPU) Add(o CPU) CPU { return CPU{c.total + o.total, c.user + o.user, c.system + o.system} }
 
 // CPUOf reads what a process, with all its threads, has used so far.
 func CPUOf(pid int) (CPU, error) {
@@ -50,14 +65,26 @@ func cpuOf(pid int) (own, children CPU, err error) {
 	if len(fields) <= cstime {
 		return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: /proc has %d fields", pid, len(fields))
 	}
-	for i, into := range []*time.Duration{&own.User, &own.System, &children.User, &children.System} {
+	for i, into := range []*time.Duration{&own.user, &own.system, &children.user, &children.system} {
 		ticks, err := strconv.ParseInt(fields[utime+i], 10, 64)
 		if err != nil {
 			return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
 		}
 		*into = time.Duration(ticks) * tick
 	}
-	return own, children, nil
+	children.total = children.user + children.system // there is no clock of theirs
+	own.total, err = clock(pid)
+	return own, children, err
+}
+
+// clock reads the CPU-time clock of a process, all threads that it ever had included; see clock_getcpuclockid(3).
+func clock(pid int) (time.Duration, error) {
+	const scheduler = 2 // which of the process's clocks: what the scheduler has counted
+	var t unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &t); err != nil {
+		return 0, fmt.Errorf("CPU-time clock of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()), nil
 }
 
 // MachineCPU reads what everything on the machine has used so far.

@@ -19,21 +19,24 @@ import (
 // Setup says what nodes a worker has, and what they connect to.
 type Setup struct {
 	Scenario scenario.Scenario
-	// First and Count are the numbers of the nodes.
+	// First and Count are the numbers of the nodes. NamePrefix is before the names of all.
 	First, Count int
+	NamePrefix   string
 	// Connecting is how many nodes of the worker connect at a time; 0: all.
 	Connecting int
 
 	// Servers are addresses of Slicecast servers; none: the nodes watch the API server of Kubeconfig, as kube-proxies do.
 	Servers []string
-	// CA and CAKey issue the certificates of nodes, Roots those of the servers, all in PEM. Without CA all is in plaintext.
-	CA, CAKey, Roots []byte
+	// Roots have issued the certificates of servers, CA and CAKey issue those of nodes, or all nodes show one Certificate; all in
+	// PEM. Without Roots all is in plaintext.
+	Roots, CA, CAKey, Certificate, PrivateKey []byte
 	// ServerName that the servers' certificates must have; empty: the host of the address.
 	ServerName string
 
 	// Cluster is there if the state follows from it and from the plans.
 	Cluster *generate.Config
-	// Kubeconfig names an API server, if there is one: it then has the true state. ServiceProxyName is slicecast-server's.
+	// Kubeconfig names the API server that the state comes from, if there is one: it then has the truth. ServiceProxyName is
+	// slicecast-server's.
 	Kubeconfig       string
 	ServiceProxyName string
 }
@@ -43,6 +46,8 @@ type Cold struct {
 	Nodes []fleet.Synced
 	// What the first node holds.
 	Services, Slices, Endpoints int
+	// ServerVersions are what Slicecast's servers tell of themselves.
+	ServerVersions []string
 }
 
 // Received is what nodes got of a plan, or in a time.
@@ -58,15 +63,16 @@ type Received struct {
 
 // Sample is how things stand in a worker.
 type Sample struct {
-	// Up nodes have had the state; Behind ones are waited for to get it.
-	Up, Behind int
+	// Up nodes are in sync now, on a stream that has not broken.
+	Up int
 	// Applied, Owed and Planned are the window's Progress; without changes that are expected, Applied is objects.
 	Applied, Owed, Planned int64
 	// Recent are the latencies of what was applied since the last sample.
 	Recent *hdrhistogram.Snapshot
 	// Traffic since the start, in bytes below TLS.
 	ReceivedBytes, SentBytes int64
-	Reconnects               int64
+	// Reconnects is fleet.Group's.
+	Reconnects int64
 }
 
 // Checked is the outcome of comparing nodes with the true state.
@@ -139,7 +145,7 @@ func (p *Process) Collect(ctx context.Context, on bool) error {
 	return p.Call(ctx, "Collect", on, &struct{}{})
 }
 
-// Check compares all nodes with the true state, for at most so long.
+// Check waits for nodes that are away and compares all with the true state, for at most so long.
 func (p *Process) Check(ctx context.Context, timeout time.Duration) (c Checked, err error) {
 	err = p.Call(ctx, "Check", timeout, &c)
 	return c, err

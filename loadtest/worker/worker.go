@@ -43,8 +43,9 @@ const (
 type nodes interface {
 	// Run connects all and keeps them connected until the context ends.
 	Run(ctx context.Context)
-	// Cut ends all connections; On tells whether a node is on a server.
+	// Cut ends all connections. Up tells whether a node is in sync on a stream that has not broken, On, whether with this server.
 	Cut()
+	Up(m *fleet.Member) bool
 	On(m *fleet.Member, server string) bool
 	// Objects is how much the first node holds.
 	Objects() (services, slices, endpoints int)
@@ -106,7 +107,7 @@ func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
 	members := make([]*fleet.Member, s.Count)
 	for i := range members {
 		number := s.First + i
-		members[i] = &fleet.Member{Index: i, Name: generate.NodeName(number)}
+		members[i] = &fleet.Member{Index: i, Name: s.NamePrefix + generate.NodeName(number)}
 		if s.Scenario.Slow(number) {
 			members[i].Delay = s.Scenario.SlowDelay
 		}
@@ -166,6 +167,9 @@ func (w *Worker) Synced(_ struct{}, c *Cold) error {
 	w.quiet.Store(false)
 	c.Nodes = s.Nodes()
 	c.Services, c.Slices, c.Endpoints = w.nodes.Objects()
+	if w.fleet != nil {
+		c.ServerVersions = w.fleet.ServerVersions()
+	}
 	return nil
 }
 
@@ -263,8 +267,11 @@ func (w *Worker) truth(ctx context.Context) (fleet.Truth, error) {
 
 // Sample tells how things stand.
 func (w *Worker) Sample(_ struct{}, s *Sample) error {
-	sync := w.group.Sync()
-	s.Up, s.Behind = w.group.Up(), sync.Count()-sync.Reached()
+	for _, m := range w.group.Members {
+		if w.nodes.Up(m) {
+			s.Up++
+		}
+	}
 	recent := report.NewHistogram()
 	if window := w.group.Window(); window != nil {
 		s.Applied, s.Owed, s.Planned = window.Progress()
@@ -291,7 +298,7 @@ func (w *Worker) Collect(on bool, _ *struct{}) error {
 }
 
 // Check compares the nodes with the true state: what was generated, what the API server has, or what the running server tells one
-// more stream.
+// more stream. All must be there for that, also those that were in no change.
 func (w *Worker) Check(timeout time.Duration, c *Checked) error {
 	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
@@ -303,23 +310,44 @@ func (w *Worker) Check(timeout time.Duration, c *Checked) error {
 }
 
 func (w *Worker) check(ctx context.Context, c *Checked) error {
+	if err := w.group.Stay(ctx, w.nodes.Up); err != nil {
+		return err
+	}
 	if w.watchers != nil {
 		return w.watchers.Check(ctx)
 	}
 	c.Shards = w.fleet.Shards()
-	if w.cluster != nil {
-		truth, err := w.truth(ctx)
-		if err != nil {
-			return err
-		}
-		return w.fleet.Check(ctx, func() fleet.Truth { return truth })
-	}
-	reference, done, err := w.fleet.StartReference(w.ctx)
+	truth, err := w.lastTruth(ctx)
 	if err != nil {
 		return err
 	}
+	return w.fleet.Check(ctx, truth)
+}
+
+// lastTruth gives what tells the truth at the end, also where others go on changing it. What follows it ends with the context.
+func (w *Worker) lastTruth(ctx context.Context) (func() fleet.Truth, error) {
+	switch {
+	case w.cluster != nil:
+		truth, err := w.truth(ctx)
+		return func() fleet.Truth { return truth }, err
+	case w.setup.Kubeconfig != "":
+		mirror, done, err := apiserver.StartMirror(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName, w.log)
+		if err != nil {
+			return nil, err
+		}
+		w.running.Go(func() { <-done })
+		return func() fleet.Truth {
+			truth := fleet.TruthOf(mirror.Objects(), w.fleet.Shards())
+			truth.Moving = true
+			return truth
+		}, nil
+	}
+	reference, done, err := w.fleet.StartReference(ctx)
+	if err != nil {
+		return nil, err
+	}
 	w.running.Go(func() { <-done })
-	return w.fleet.Check(ctx, reference.Truth)
+	return reference.Truth, nil
 }
 
 // Floor connects raw clients.
@@ -350,18 +378,24 @@ func (w *Worker) FloorReceived(bytes int64, _ *struct{}) error { return w.floor.
 
 // identity is what nodes know themselves and the servers by.
 type identity struct {
-	authority  *testca.CA // nil: plaintext
-	roots      *x509.CertPool
+	roots      *x509.CertPool // nil: plaintext
 	serverName string
+	// authority issues certificates of nodes; nil: all have one.
+	authority   *testca.CA
+	certificate tls.Certificate
 	// protocols that nodes offer before "h2".
 	protocols []string
 }
 
 func (i *identity) load(s Setup) (err error) {
-	if s.CA == nil {
+	if s.Roots == nil {
 		return nil
 	}
-	if i.authority, err = testca.Parse(s.CA, s.CAKey); err != nil {
+	if s.CA == nil {
+		if i.certificate, err = tls.X509KeyPair(s.Certificate, s.PrivateKey); err != nil {
+			return fmt.Errorf("certificate of nodes: %w", err)
+		}
+	} else if i.authority, err = testca.Parse(s.CA, s.CAKey); err != nil {
 		return fmt.Errorf("CA of nodes: %w", err)
 	}
 	i.roots, i.serverName = x509.NewCertPool(), s.ServerName
@@ -375,10 +409,12 @@ func (i *identity) load(s Setup) (err error) {
 }
 
 // tlsConfig gives a node a certificate.
-func (i *identity) tlsConfig(node string) (*tls.Config, error) {
-	certificate, err := i.authority.Node(node)
-	if err != nil {
-		return nil, err
+func (i *identity) tlsConfig(node string) (_ *tls.Config, err error) {
+	certificate := i.certificate
+	if i.authority != nil {
+		if certificate, err = i.authority.Node(node); err != nil {
+			return nil, err
+		}
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: i.roots, ServerName: i.serverName, Certificates: []tls.Certificate{certificate},
@@ -387,7 +423,7 @@ func (i *identity) tlsConfig(node string) (*tls.Config, error) {
 }
 
 func (i *identity) credentials(node string) (credentials.TransportCredentials, error) {
-	if i.authority == nil {
+	if i.roots == nil {
 		return insecure.NewCredentials(), nil
 	}
 	config, err := i.tlsConfig(node)

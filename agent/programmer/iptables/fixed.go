@@ -48,10 +48,13 @@ func (d *dialect) hooks() []hook {
 		{nat, "-A OUTPUT -j " + servicesChain},
 		{nat, "-A POSTROUTING -j " + postroutingChain},
 		{filter, "-A INPUT -m conntrack --ctstate NEW -j " + inputChain},
-		{filter, "-A FORWARD -j " + forwardChain},
+		forwardHook,
 		{filter, "-A OUTPUT -m conntrack --ctstate NEW -j " + rejectChain},
 	}...)
 }
+
+// forwardHook leads to what is accepted.
+var forwardHook = hook{filter, "-A FORWARD -j " + forwardChain}
 
 // protocols in the order of rules.
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
@@ -124,8 +127,7 @@ func (d *dialect) fixedChains(x *transaction) {
 	}
 	chain(filter, forwardChain,
 		part{"-j DROP", invalid},
-		part{"-j ACCEPT", only("-m mark " + d.marked())},
-		part{"-j ACCEPT", only("-m conntrack --ctstate RELATED,ESTABLISHED")},
+		part{"-j ACCEPT", d.accepted()},
 		part{"-j " + rejectChain, only("-m conntrack --ctstate NEW")})
 	chain(filter, inputChain,
 		part{"-j " + rejectChain, all},
@@ -134,6 +136,11 @@ func (d *dialect) fixedChains(x *transaction) {
 	if d.localnet {
 		putLocalnet(x)
 	}
+}
+
+// accepted match what of Services' traffic is accepted, whatever FORWARD's policy is.
+func (d *dialect) accepted() []match {
+	return []match{{more: "-m mark " + d.marked()}, {more: "-m conntrack --ctstate RELATED,ESTABLISHED"}}
 }
 
 // putLocalnet puts the guard: the sysctl route_localnet lets neighbours reach what listens on loopback only.

@@ -16,7 +16,6 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // Variant tells which of the kernel's interfaces iptables is used over.
@@ -216,7 +215,7 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) {
 		if f.tool.variant == Legacy {
 			other = NFT
 		}
-		if err := cleanup(ctx, programName(family, other), p.run); err != nil {
+		if _, err := cleanup(ctx, programName(family, other), p.run, f.dialect); err != nil {
 			p.log.Error("Rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup, which stops Services until the agent runs again",
 				"family", family, "variant", other, "err", err)
 		}
@@ -274,65 +273,4 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 		f.held = nil
 	}
 	return cleanupAll(ctx, p.run)
-}
-
-// Cleanup removes the chains of this package and what refers to them, of every variant and IP family that this machine has.
-func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
-
-func cleanupAll(ctx context.Context, run runner) error {
-	if !mayBeLeft() {
-		return nil
-	}
-	var errs []error
-	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
-			name := programName(family, variant)
-			if err := cleanup(ctx, name, run); err != nil {
-				errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// mayBeLeft tells whether there may be chains of this package, by next to no means: the programs read all rules, of which
-// others may have many.
-func mayBeLeft() bool {
-	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
-			if has, err := xtables.HasLegacy(family, t.String()); has || err != nil {
-				return true
-			}
-			for _, chain := range chains {
-				if has, err := xtables.HasChain(family, t.String(), chain); has || err != nil {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-func cleanup(ctx context.Context, name string, run runner) error {
-	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
-		return nil // so nothing was made with it
-	}
-	var output []byte
-	t, err := newTool(name, run)
-	if err == nil {
-		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
-	}
-	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	held := parseSave(output)
-	x := newTransaction(held.chains)
-	x.removeOthers(held.hooks)
-	if text := x.text(); len(text) > 0 {
-		return t.restore(ctx, text)
-	}
-	return nil
 }

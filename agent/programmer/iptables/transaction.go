@@ -158,6 +158,8 @@ func (h hook) target() string {
 type saved struct {
 	chains chainHashes
 	hooks  []hook
+	// drops: FORWARD drops what nothing accepts.
+	drops bool
 }
 
 // parseSave reads the output of iptables-save, of one or several tables. What is not ours is left out.
@@ -187,9 +189,11 @@ func (s *saved) parse(output []byte) {
 			}
 		case current == tables:
 		case line[0] == ':':
-			if name, _, _ := strings.Cut(string(line[1:]), " "); strings.HasPrefix(name, prefix) {
+			name, rest, _ := strings.Cut(string(line[1:]), " ")
+			if strings.HasPrefix(name, prefix) {
 				hashes[name] = xxhash.New()
 			}
+			s.drops = s.drops || current == filter && name == "FORWARD" && strings.HasPrefix(rest, "DROP ")
 		case bytes.HasPrefix(line, []byte("-A ")):
 			chain, _, _ := bytes.Cut(line[3:], []byte(" "))
 			if h := hashes[string(chain)]; h != nil {

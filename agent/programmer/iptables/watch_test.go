@@ -92,6 +92,24 @@ func TestWatch(t *testing.T) {
 	})
 }
 
+// TestChangesBeforeWatch holds that what others change between a Replace and Watch is noticed.
+func TestChangesBeforeWatch(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		c.set(c.web("web", model.IPv4, 1, 0, 2))
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-t", "nat", "-F", "SLICECAST-DISPATCH")
+		require.NoError(t, err)
+		lost, _ := c.watching(t)
+		select {
+		case reason := <-lost:
+			require.Contains(t, reason, "SLICECAST-DISPATCH was changed")
+		case <-time.After(time.Minute):
+			require.Fail(t, "not noticed")
+		}
+	})
+}
+
 // TestWatchIsCheap holds that the rules are not read for what the Programmer itself changes, and that what others change
 // elsewhere is none of its business.
 func TestWatchIsCheap(t *testing.T) {

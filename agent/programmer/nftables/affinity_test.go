@@ -166,3 +166,63 @@ func TestAffinityEnds(t *testing.T) {
 	}
 	require.Fail(t, "stayed with its backend")
 }
+
+// TestAffinityIsOneServices holds that a client comes to none but a backend of the Service that it calls, and that no id is given to
+// another soon, whatever affinity remembers: a Service port, its backends or both are gone that had the highest id and numbers, and another one
+// comes, after a Replace by the same process or another.
+func TestAffinityIsOneServices(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.each(t, func(t *testing.T, family model.Family, tr transport, probe probe) {
+		one := func(name string, last byte, pods ...int) *view.ServicePort {
+			p := c.sticky(family, tr, time.Hour, pods, nil)
+			p.ID, p.Frontends = serviceID(name, tr.protocol, family), []view.Frontend{clusterIP(vip(family, last))}
+			return p
+		}
+		remove := func(p *view.ServicePort) {
+			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.state.Ports[p.ID]}}))
+			delete(c.state.Ports, p.ID)
+		}
+		answers := func(last byte, pod int) {
+			t.Helper()
+			require.NoError(t, c.a.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
+			require.Equal(t, map[string]int{fmt.Sprint("pod", pod): 4}, probe(c.client.Host, vip(family, last), servicePort, 4).Backends())
+		}
+		f := c.inHost.families[slices.Index(families, family)]
+		id := func(p *view.ServicePort) uint32 { return f.ports[p.ID].id }
+		for again, restart := range map[string]func(){"Replace": func() {}, "restart": func() {
+			c.restart()
+			f = c.inHost.families[slices.Index(families, family)]
+		}} {
+			first := one("first", 1, 3) // so that there is affinity all the time
+			c.set(first)
+			c.replace(t)
+			c.apply(t, one("second", 2, 1))
+			answers(2, 1)
+			c.apply(t, one("second", 2)) // its backends go
+			restart()
+			c.replace(t)
+			c.apply(t, one("other", 4, 2))
+			c.apply(t, one("second", 2, 0))
+			answers(2, 0)
+			answers(4, 2)
+			c.apply(t, one("second", 2, 1))
+			answers(2, 1)
+
+			// All of it goes: that another process gives the id again does no harm, but this one does not.
+			gone := id(one("second", 2))
+			remove(one("other", 4))
+			remove(one("second", 2))
+			restart()
+			c.replace(t)
+			c.apply(t, one("third", 5, 2))
+			if again == "Replace" {
+				require.NotEqual(t, gone, id(one("third", 5)))
+			}
+			answers(5, 2)
+			remove(one("third", 5))
+			remove(first)
+			c.replace(t)
+		}
+	})
+}

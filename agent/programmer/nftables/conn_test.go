@@ -82,6 +82,37 @@ func TestLostNotifications(t *testing.T) {
 	}
 }
 
+// TestChangesBeforeWatch holds that what others change is told however soon after a Replace has read the tables they do, and also if it
+// is after Watch could not listen for a while.
+func TestChangesBeforeWatch(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	c.nft(t, "flush ruleset")
+	lost := make(chan string, 10)
+	stop := c.watch(t, lost)
+	hears := func() {
+		t.Helper()
+		select {
+		case reason := <-lost:
+			t.Log(reason)
+		case <-time.After(patient.Timeout):
+			require.Fail(t, "nobody noticed")
+		}
+	}
+	hears()
+	stop()
+
+	c.replace(t)
+	c.inHost.conn.watcher.close()
+	c.nft(t, "flush ruleset")
+	for len(lost) > 0 {
+		<-lost
+	}
+	c.watch(t, lost)
+	hears()
+}
+
 // watch has the programmer watch until the test ends, and returns when it does.
 func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
 	t.Helper()
@@ -93,10 +124,5 @@ func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
 		wait.Wait()
 	}
 	t.Cleanup(stop)
-	require.Eventually(t, func() bool {
-		c.inHost.conn.watcher.mu.Lock()
-		defer c.inHost.conn.watcher.mu.Unlock()
-		return c.inHost.conn.watcher.file != nil
-	}, patient.Timeout, time.Millisecond)
 	return stop
 }

@@ -157,8 +157,11 @@ func isLocal(fib expr.Fib) []expr.Any {
 }
 
 // andMask leaves only some bits of an integer.
-func andMask(n int, mask uint32) []expr.Any {
-	return []expr.Any{&expr.Bitwise{SourceRegister: register(n), DestRegister: register(n), Len: 4, Mask: integer(mask), Xor: integer(0)}}
+func andMask(n int, mask uint32) []expr.Any { return copyMasked(n, n, mask) }
+
+// copyMasked puts some bits of an integer elsewhere.
+func copyMasked(from, to int, mask uint32) []expr.Any {
+	return []expr.Any{&expr.Bitwise{SourceRegister: register(from), DestRegister: register(to), Len: 4, Mask: integer(mask), Xor: integer(0)}}
 }
 
 // setMark sets or clears the masquerade mark.

@@ -26,7 +26,8 @@ type family struct {
 	ids   map[uint32]struct{} // of ports, and of what else there is
 	// held counts the Service ports that need each part of the table that is there.
 	held map[ref]int
-	// The last ones given.
+	// The last ones given; 0: none yet by this process. What was given is not given again for as long as can be, whatever has become of
+	// it: a packet may be between two lookups, and affinity holds numbers of backends that are gone.
 	lastID, lastNumber uint32
 	// loads are how many backends each part has, and partSize is how many one has at most, as long as another has room.
 	loads    [parts]int
@@ -70,7 +71,8 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 			return err
 		}
 	}
-	if !c.foreign && c.lastNumber < 1<<31 {
+	f.lastNumber = max(f.lastNumber, c.lastNumber)
+	if !c.foreign && f.lastNumber < 1<<31 {
 		err = f.replaceFrom(ctx, c, state)
 		if k := (*kernelError)(nil); !errors.As(err, &k) {
 			return err
@@ -86,6 +88,7 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 // anew makes the table hold a state, without anything of what it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
 	f.log.Info("the nftables table is made anew, and affinity is lost", "family", f.family)
+	f.lastNumber = 0
 	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
 	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	anew := &content{exists: true, foreign: true}
@@ -134,7 +137,10 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 // table that Service ports need is counted once, as if for one more Service port.
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
-	f.lastID, f.lastNumber, f.loads = c.lastID, c.lastNumber, [parts]int{}
+	f.loads = [parts]int{}
+	if f.lastID == 0 {
+		f.lastID = c.lastID
+	}
 	for _, addresses := range c.addresses {
 		for r := range addresses {
 			f.held[r] = 1

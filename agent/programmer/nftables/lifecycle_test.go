@@ -1,9 +1,11 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -89,7 +91,7 @@ var damage = map[string]string{
 	"wrong picks":      "add element %s slicecast cluster-picks { 0x1 : goto refuse }",
 	"stray size":       "add element %s slicecast cluster-sizes { 0x66000 : 0x3 }",
 	"stray number":     "add element %s slicecast cluster-numbers { 0x1000 . 0x3 : 0x99 }",
-	"stray backend":    "add element %s slicecast cluster-backends { 0x99 : %s . 80 }",
+	"stray backend":    "add element %s slicecast cluster-backends { 0x1000 . 0x99 : %s . 80 }",
 	"stray cluster IP": "add element %s slicecast cluster-ips { %s }",
 	"stray hairpin":    "add element %s slicecast hairpins { %[2]s . %[2]s }",
 }
@@ -151,7 +153,7 @@ func TestRepair(t *testing.T) {
 		c.nft(t, "delete", "table", "ip", Table)
 		return nil
 	}))
-	require.Contains(t, <-lost, "during a large change")
+	require.Contains(t, <-lost, "could not be heard")
 	stop()
 	require.Empty(t, lost)
 }
@@ -216,6 +218,34 @@ func TestRestart(t *testing.T) {
 			c.apply(t, renamed)
 		}
 	}
+}
+
+// TestOtherLayout holds that a table of an earlier build, which knows backends by numbers alone, is replaced without a moment without.
+func TestOtherLayout(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var addresses []netip.AddrPort
+	for _, family := range families {
+		sticky := c.sticky(family, transports[0], time.Hour, []int{0, 1}, nil)
+		sticky.Frontends = []view.Frontend{clusterIP(vip(family, 2))}
+		c.set(c.web(family, 1, 2), sticky)
+		addresses = append(addresses, netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(vip(family, 2), servicePort))
+	}
+	c.replace(t)
+	stop := c.stream(t, addresses...)
+	for range 5 {
+		// The map of the local set, which no rule uses.
+		c.nft(t, "delete map ip slicecast local-backends; add map ip slicecast local-backends { type mark : ipv4_addr . inet_service; }; "+
+			"delete map ip6 slicecast local-backends; add map ip6 slicecast local-backends { type mark : ipv6_addr . inet_service; }")
+		var log bytes.Buffer
+		c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		c.replace(t)
+		require.Equal(t, 2, strings.Count(log.String(), "made anew"), &log)
+		for _, f := range c.inHost.families {
+			f.holds(t)
+		}
+	}
+	stop()
 }
 
 // TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
@@ -344,60 +374,6 @@ func TestLongTransactions(t *testing.T) {
 	check()
 }
 
-// TestParts holds that Service ports whose backends are in different parts are served, and that another process finds them there.
-func TestParts(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	for _, f := range c.inHost.families {
-		f.partSize = 3
-	}
-	for _, family := range families {
-		for i := range byte(parts + 2) {
-			p := c.web(family, i, 0, 2)
-			p.Frontends = append(p.Frontends, localPolicy(nodePort(30000+uint16(i))))
-			p.Local = c.backends(family, tcpPort, 0)
-			c.set(p)
-		}
-	}
-	c.replace(t)
-	served := func() {
-		t.Helper()
-		eachFamily(t, func(t *testing.T, family model.Family) {
-			for i := range byte(parts + 2) {
-				// One of two backends is missed with a chance of 2^-29.
-				require.Len(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 30, patient).Backends(), 2)
-				to := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30000+uint16(i))
-				require.Equal(t, map[string]int{"pod0": 1}, c.client.Probe(t.Context(), testenv.TCP, to, 1, patient).Backends())
-			}
-		})
-		for _, f := range c.inHost.families {
-			f.holds(t)
-		}
-	}
-	served()
-	for _, f := range c.inHost.families {
-		require.NotContains(t, f.loads, 0)
-	}
-	before := c.generation(t)
-	c.restart()
-	c.replace(t)
-	require.Equal(t, before, c.generation(t), "nothing is touched")
-	served()
-	// Who comes now is in the first part, which holds them all; the others go with the next Replace.
-	for _, family := range families {
-		for i := range byte(parts + 2) {
-			c.apply(t, c.web(family, i))
-			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, i)}}))
-			delete(c.state.Ports, c.web(family, i).ID)
-			c.set(c.web(family, i, 1))
-		}
-	}
-	c.replace(t)
-	for _, family := range families {
-		require.NotContains(t, c.inHost.list(t, family), "-part-")
-	}
-}
-
 // TestCleanup holds that nothing is left of the tables, and that others' are not touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
@@ -418,29 +394,6 @@ func TestCleanup(t *testing.T) {
 	c.replace(t)
 	require.NoError(t, c.inHost.Cleanup(t.Context()))
 	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
-}
-
-// TestNew holds that what is missing is said.
-func TestNew(t *testing.T) {
-	t.Parallel()
-	_, err := New(Options{MasqueradeMark: 3})
-	require.ErrorContains(t, err, "it must be one bit")
-	node := testenv.NewNetwork(t).AddNode("a")
-	require.NoError(t, node.Do(func() error { // in a thread of its own
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var all [2]unix.CapUserData
-		require.NoError(t, unix.Capget(&header, &all[0]))
-		without := all
-		without[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-		require.NoError(t, unix.Capset(&header, &without[0]))
-		_, err := New(Options{})
-		require.ErrorIs(t, err, unix.EPERM)
-		require.ErrorContains(t, err, "CAP_NET_ADMIN")
-		return unix.Capset(&header, &all[0])
-	}))
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
 }
 
 // TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the

@@ -1,8 +1,11 @@
 package nftables
 
 import (
+	"bytes"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +52,84 @@ func TestChangingOver(t *testing.T) {
 				require.NoError(t, c.inHost.Cleanup(t.Context()))
 			}
 			stop()
+		})
+	}
+}
+
+// TestForwardDrops holds that where iptables' FORWARD drops what nothing accepts, what is forwarded for Services is accepted as by the
+// iptables programmer, without a moment without, and that nothing is left of that where it is not needed.
+func TestForwardDrops(t *testing.T) {
+	t.Parallel()
+	for _, variant := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
+		t.Run(string(variant), func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			var addresses []netip.AddrPort
+			for _, family := range families {
+				p := c.web(family, 1, 0, 2)
+				p.Frontends = append(p.Frontends, nodePort(30001))
+				c.set(p)
+				addresses = append(addresses, netip.AddrPortFrom(vip(family, 1), servicePort), netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30001))
+			}
+			run := func(args ...string) {
+				t.Helper()
+				for _, program := range []string{"iptables-", "ip6tables-"} {
+					_, err := c.a.Run(t.Context(), program+string(variant), args...)
+					require.NoError(t, err)
+				}
+			}
+			left := func() string {
+				t.Helper()
+				out, err := c.a.Run(t.Context(), "iptables-"+string(variant)+"-save")
+				require.NoError(t, err)
+				return strings.Join(slices.DeleteFunc(strings.Split(out, "\n"), func(line string) bool { return !strings.Contains(line, "SLICECAST") }), "\n")
+			}
+			var log bytes.Buffer
+			retire := func() {
+				t.Helper()
+				log.Reset()
+				options := iptables.Options{Log: slog.New(slog.NewTextHandler(&log, nil))}
+				require.NoError(t, c.a.Do(func() error { return iptables.Retire(t.Context(), options) }))
+			}
+			replace := func() {
+				t.Helper()
+				require.NoError(t, c.a.Do(func() error {
+					other, err := iptables.New(iptables.Options{Variant: variant, Log: slog.New(slog.DiscardHandler)})
+					if err != nil {
+						return err
+					}
+					return other.Replace(t.Context(), c.state)
+				}))
+			}
+			run("-P", "FORWARD", "DROP")
+			replace()
+			stop := c.stream(t, addresses...)
+			for range 3 {
+				c.replace(t)
+				retire()
+				require.Contains(t, log.String(), "SLICECAST-FORWARD")
+				require.NotContains(t, left(), "SLICECAST-SERVICES")
+				require.Contains(t, left(), "-A FORWARD -j SLICECAST-FORWARD")
+				before := left()
+				retire() // at the next start
+				require.Equal(t, before, left())
+				replace()
+				require.NoError(t, c.inHost.Cleanup(t.Context()))
+			}
+			stop()
+			// Nothing was there before.
+			c.replace(t)
+			require.NoError(t, c.a.Do(func() error { return iptables.Cleanup(t.Context()) }))
+			require.Empty(t, left())
+			retire()
+			for _, to := range addresses {
+				require.True(t, c.client.Probe(t.Context(), testenv.TCP, to, 20, patient).All(testenv.Answered))
+			}
+			// The policy is another.
+			run("-P", "FORWARD", "ACCEPT")
+			retire()
+			require.Empty(t, log.String())
+			require.Empty(t, left())
 		})
 	}
 }

@@ -18,13 +18,16 @@ const (
 	vias
 )
 
-// id loads a Service port's id.
-func (d *dialect) id(v via, to int) []expr.Any {
+// found loads what is held of the frontend: a Service port's id, and a policy.
+func (d *dialect) found(v via, to int) []expr.Any {
 	if v == viaNodePort {
-		return slices.Concat(nodePortKey(to), lookupInteger(nodePorts, to, to), andMask(to, idBits))
+		return append(nodePortKey(to), lookupInteger(nodePorts, to, to)...)
 	}
-	return slices.Concat(d.key(to), lookupInteger(frontends, to, to), andMask(to, idBits))
+	return append(d.key(to), lookupInteger(frontends, to, to)...)
 }
+
+// id loads a Service port's id.
+func (d *dialect) id(v via, to int) []expr.Any { return append(d.found(v, to), andMask(to, idBits)...) }
 
 // setChain gives the rules of the chain that leads to a backend of a set. What came to a nodePort is known by no address:
 // else it would have been treated as such.
@@ -117,18 +120,23 @@ func (c class) draws() []uint32 {
 
 // pickChain gives the rules of a chain that chooses a backend.
 func (d *dialect) pickChain(p pick) []rule {
-	// id . index is at 0, and so is id . client. A backend's number is behind what it takes to load an id.
-	client, number := 1, d.keyWords()
-	key := slices.Concat(d.id(p.via, 0), d.source(client))
-	draw := func(modulus uint32) []expr.Any {
-		return append(d.id(p.via, 0), &expr.Numgen{Register: register(1), Modulus: modulus, Type: unix.NFT_NG_RANDOM})
+	random := func(modulus uint32) []expr.Any {
+		return []expr.Any{&expr.Numgen{Register: register(1), Modulus: modulus, Type: unix.NFT_NG_RANDOM}}
 	}
 	var rules []rule
 	if p.timeout() == 0 {
 		for _, modulus := range p.draws() {
-			rules = append(rules, do(draw(modulus), lookup(endpoints(p.set, p.part()), 0, 0), d.dnat(0)))
+			rules = append(rules, do(d.id(p.via, 0), random(modulus), lookup(endpoints(p.set, p.part()), 0, 0), d.dnat(0)))
 		}
 		return rules
+	}
+	// id . index is at 0, and so is id . client. Behind what it takes to load an id there is id . number, and the backend.
+	client, kept := 1, d.keyWords()
+	number, backend := kept+1, kept+2
+	id := slices.Concat(d.found(p.via, 0), copyMasked(0, kept, idBits), andMask(0, idBits))
+	key := slices.Concat(id, d.source(client))
+	draw := func(modulus uint32) []expr.Any {
+		return slices.Concat(id, random(modulus), lookupInteger(numbers+p.set, 0, number))
 	}
 	dynset := func(operation uint32, timeout time.Duration) []expr.Any {
 		return []expr.Any{&expr.Dynset{
@@ -137,17 +145,17 @@ func (d *dialect) pickChain(p pick) []rule {
 	}
 	renew := dynset(unix.NFT_DYNSET_OP_UPDATE, time.Duration(p.timeout())*time.Second)
 	forget := append([]expr.Any{&expr.Immediate{Register: register(number), Data: integer(0)}}, dynset(dynsetDelete, 0)...) // the kernel wants a number
-	send := slices.Concat(lookup(backends+p.set, number, 0), d.dnat(0))
-	last := slices.Concat(key, lookupInteger(affinity, 0, number))
+	find := lookup(backends+p.set, kept, backend)
+	send := slices.Concat(find, d.dnat(backend))
 	rules = append(rules,
-		do(last, lookup(backends+p.set, number, number+1), renew, d.dnat(number+1)).because("the backend of last time"),
+		do(key, lookupInteger(affinity, 0, number), find, renew, d.dnat(backend)).because("the backend of last time"),
 		do(key, forget).because("that backend is gone"))
 	// If two connections of a client come at once, both go to the backend that is held in the end.
 	for _, modulus := range p.draws() {
-		rules = append(rules, do(draw(modulus), lookupInteger(numbers+p.set, 0, number), key, renew, lookupInteger(affinity, 0, number), send))
+		rules = append(rules, do(draw(modulus), d.source(client), renew, lookupInteger(affinity, 0, number), send))
 	}
 	for i, modulus := range p.draws() {
-		r := do(draw(modulus), lookupInteger(numbers+p.set, 0, number), send)
+		r := do(draw(modulus), send)
 		if i == 0 {
 			r = r.because("there are too many clients to remember this one")
 		}

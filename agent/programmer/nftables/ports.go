@@ -47,8 +47,11 @@ type change struct {
 	renumber bool
 }
 
-func (p *port) slotKey(index int) []byte {
-	return appendInteger(appendInteger(make([]byte, 0, 8), p.id), uint32(index))
+// slotKey is the key of a slot, and backendKey that of a backend with a number.
+func (p *port) slotKey(index int) []byte { return p.backendKey(uint32(index)) }
+
+func (p *port) backendKey(number uint32) []byte {
+	return appendInteger(appendInteger(make([]byte, 0, 8), p.id), number)
 }
 
 func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
@@ -69,13 +72,13 @@ func (p *port) removeSlot(c *changes, set backendSet, index int) {
 
 func (p *port) addBackend(c *changes, set backendSet, s slot) {
 	if p.sticky {
-		c.of(backends+set).add(integer(s.number), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+		c.of(backends+set).add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address), "")
 	}
 }
 
 func (p *port) removeBackend(c *changes, set backendSet, s slot) {
 	if p.sticky && !s.empty() {
-		c.of(backends+set).add(integer(s.number), nil, "")
+		c.of(backends+set).add(p.backendKey(s.number), nil, "")
 	}
 }
 

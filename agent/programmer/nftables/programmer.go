@@ -39,8 +39,8 @@ type Programmer struct {
 
 var _ programmer.Monitor = (*Programmer)(nil)
 
-// New finds out whether the kernel can do all that this package needs, and changes nothing. A machine with only one of the
-// IP families is good enough: it is logged, and the other family's Service ports are left out. The Programmer works in the
+// New finds out whether the kernel can do all that this package needs, and changes nothing. A machine that has only one of the
+// IP families at all is good enough: it is logged, and the other family's Service ports are left out. The Programmer works in the
 // network namespace that New is called in, until Close.
 func New(options Options) (*Programmer, error) {
 	if options.MasqueradeMark == 0 {
@@ -57,28 +57,38 @@ func New(options Options) (*Programmer, error) {
 		return nil, fmt.Errorf("nftables: %w; load the kernel module nf_tables, or choose another programmer", err)
 	}
 	p := &Programmer{conn: c, log: options.Log}
-	var missing []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {
+		if !has(name) {
+			options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", name)
+			continue
+		}
 		f := &family{dialect: newDialect(name, options.MasqueradeMark), conn: c, log: options.Log, partSize: partSize}
 		err := f.try()
-		switch {
-		case err == nil:
+		if err == nil {
 			p.families = append(p.families, f)
-		case errors.Is(err, unix.EPERM):
-			p.Close()
-			return nil, fmt.Errorf("nftables: %w; run as root with CAP_NET_ADMIN", err)
-		default:
-			missing = append(missing, fmt.Errorf("nftables for %v: %w", name, err))
+			continue
 		}
-	}
-	if len(p.families) == 0 {
 		p.Close()
-		return nil, fmt.Errorf("%w; a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: choose another programmer", errors.Join(missing...))
-	}
-	if len(missing) > 0 {
-		options.Log.Warn("Services of one IP family will not be programmed: this node does not have it", "err", missing[0])
+		advice := "a kernel from 5.10 on with the nft modules nat, masq, fib, ct, numgen and reject is needed: choose another programmer"
+		if errors.Is(err, unix.EPERM) {
+			advice = "run as root with CAP_NET_ADMIN"
+		}
+		return nil, fmt.Errorf("nftables for %v: %w; %s", name, err, advice)
 	}
 	return p, nil
+}
+
+// has tells whether there is an IP family in the kernel, be it without addresses.
+func has(family model.Family) bool {
+	domain := unix.AF_INET
+	if family == model.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
 
 // try has the kernel look at a table with everything in it that one may need.
@@ -112,11 +122,17 @@ func (f *family) try() error {
 }
 
 // Close ends the use of the Programmer, which leaves the kernel as it is.
-func (p *Programmer) Close() { p.conn.close() }
+func (p *Programmer) Close() {
+	p.conn.watcher.close()
+	p.conn.close()
+}
 
 // Replace makes the kernel hold exactly this state. What is as wanted is not touched; if all is, nothing is written. It
 // takes one transaction for each IP family, as far as the kernel takes transactions of such a length from this process.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
+	if err := p.conn.watcher.open(p.conn.port); err != nil { // before anything is read
+		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
+	}
 	var errs []error
 	for _, f := range p.families {
 		if err := f.replace(ctx, state); err != nil {

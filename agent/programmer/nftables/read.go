@@ -22,7 +22,7 @@ type content struct {
 	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
 	found     map[uint32]*found           // by id
 	sources   map[setID]map[string]struct{}
-	backends  map[setID]map[uint32]netip.AddrPort // by number
+	backends  map[setID]map[string]netip.AddrPort
 	// stray are elements that this package never wrote together with the others, by set and key.
 	stray map[setID]map[string]struct{}
 	// lastID and lastNumber are the highest that there are.
@@ -54,7 +54,7 @@ func (f *family) read() (*content, error) {
 	c := &content{
 		chains: map[string]*heldChain{}, sets: map[string][]byte{},
 		vmaps: map[setID]map[uint32]string{}, addresses: map[setID]map[ref]struct{}{}, found: map[uint32]*found{},
-		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[uint32]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
+		sources: map[setID]map[string]struct{}{}, backends: map[setID]map[string]netip.AddrPort{}, stray: map[setID]map[string]struct{}{},
 	}
 	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
 		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
@@ -234,7 +234,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 	case s == policies, s >= firstPick && s < firstEndpoints:
 		return put(c.vmaps, s, integerOf(key), chain)
 	case s == backends+cluster, s == backends+local:
-		return put(c.backends, s, integerOf(key), d.backendOf(data))
+		return put(c.backends, s, string(key), d.backendOf(data))
 	case s >= sources:
 		return put(c.sources, s, string(key), struct{}{})
 	}
@@ -324,9 +324,9 @@ func (c *content) assign(d *dialect) {
 		}
 	}
 	for s, left := range c.backends {
-		for n := range left {
-			c.drop(s, integer(n))
-			c.lastNumber = max(c.lastNumber, n)
+		for key := range left {
+			c.drop(s, []byte(key))
+			c.lastNumber = max(c.lastNumber, integerOf([]byte(key[4:])))
 		}
 	}
 }
@@ -344,11 +344,12 @@ func (c *content) number(p *port, found *found) {
 		for i := range found.numbered[set] {
 			s := &found.numbered[set][i]
 			c.lastNumber = max(c.lastNumber, s.number)
-			address, ok := c.backends[backends+set][s.number]
+			key := string(p.backendKey(s.number))
+			address, ok := c.backends[backends+set][key]
 			switch {
 			case ok:
 				s.address = address
-				delete(c.backends[backends+set], s.number)
+				delete(c.backends[backends+set], key)
 			case s.number != 0:
 				c.drop(numbers+set, p.slotKey(i))
 				*s = slot{}

@@ -17,7 +17,8 @@ import (
 type setID uint16
 
 // The sets and maps. An id is a Service port's in idBits; index counts the backends of one of its sets from 0; with
-// affinity, a number names a backend of one Service port in both of its sets.
+// affinity, a number names a backend of one Service port in both of its sets. What is known of a backend is held under id and
+// number, as a number that was given, and that affinity may still hold, can be given again.
 const (
 	frontends  setID = iota // address . protocol . port : id and policy
 	nodePorts               // protocol . port : id and policy
@@ -31,7 +32,7 @@ const (
 	_         //
 	numbers   // id . index : number, with affinity
 	_         //
-	backends  // number : address . port, with affinity
+	backends  // id . number : address . port, with affinity
 	_         //
 	firstPick // class : chain; see picks
 	_         //
@@ -178,15 +179,13 @@ func (d *dialect) define(s setID) definition {
 		return definition{key: number, data: number}
 	case numbers + cluster, numbers + local:
 		return definition{key: []field{integerType, integerType}, data: number}
-	case backends + cluster, backends + local:
-		return definition{key: number, data: backend}
 	case firstPick, firstPick + 1, firstPick + 2, firstPick + 3:
 		return definition{key: number, verdicts: true}
 	}
 	if s >= sources {
 		return definition{key: append(frontend, d.address)}
 	}
-	return definition{key: []field{integerType, integerType}, data: backend} // endpoints
+	return definition{key: []field{integerType, integerType}, data: backend} // backends, endpoints
 }
 
 // typeAndLength gives nft's number for a field or a concatenation, and its length: in that each takes whole registers.

@@ -25,9 +25,7 @@ type transaction struct {
 	// performed is what the family remembers once the kernel has the transaction.
 	performed []performed
 	taken     []uint32 // ids
-	// The last ones given.
-	lastID, lastNumber uint32
-	loads              [parts]int
+	loads     [parts]int
 }
 
 // performed is a step of one Service port.
@@ -72,6 +70,14 @@ func (c *changes) reset(d *dialect) {
 	c.touched = c.touched[:0]
 }
 
+// forget leaves out a set.
+func (c *changes) forget(s setID) {
+	if i := slices.Index(c.touched, s); i >= 0 {
+		c.sets[s] = nil
+		c.touched = slices.Delete(c.touched, i, i+1)
+	}
+}
+
 // length is what write writes, or less.
 func (c *changes) length() (n int) {
 	for _, s := range c.touched {
@@ -93,7 +99,7 @@ func (f *family) begin() *transaction {
 	x.family = f
 	x.end()
 	x.refs = map[ref]int{}
-	x.lastID, x.lastNumber, x.loads = f.lastID, f.lastNumber, f.loads
+	x.loads = f.loads
 	return x
 }
 
@@ -379,6 +385,7 @@ func (x *transaction) finish() {
 			x.undefine.removeSet(affinity.String())
 		case refPart:
 			x.undefine.removeSet(setID(r.number).String())
+			x.late.forget(setID(r.number)) // they go with it, and before they would
 		case refSources:
 			x.undefine.removeSet((sources + setID(r.number)).String())
 			lengths = true
@@ -465,6 +472,6 @@ func (x *transaction) settle() {
 	for _, id := range x.taken {
 		x.ids[id] = struct{}{}
 	}
-	x.family.lastID, x.family.lastNumber, x.family.loads = x.lastID, x.lastNumber, x.loads
+	x.family.loads = x.loads
 	x.prefix.buf = nil
 }

@@ -15,18 +15,22 @@ import (
 
 // Watch calls lost when others changed the tables of this package, as soon as the kernel tells.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
+	w := &p.conn.watcher
 	for {
-		err := p.conn.watcher.listen(ctx, p.foreign, p.conn.port, lost)
+		err := w.open(p.conn.port)
+		if err == nil {
+			err = w.listen(ctx, p.foreign, lost)
+		}
 		if ctx.Err() != nil {
 			return
 		}
+		w.close()
 		p.log.Warn("changes of nftables by others can't be seen; trying again in a minute", "err", err)
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(time.Minute):
 		}
-		lost("changes by others may have been missed")
 	}
 }
 
@@ -46,32 +50,58 @@ func (p *Programmer) foreign(b []byte) string {
 	return ""
 }
 
-// watcher hears what the kernel tells of changes.
+// watcher hears what the kernel tells of changes. It is open from the first Replace on, so that what others change after that has
+// read the tables waits in the socket for Watch.
 type watcher struct {
 	mu sync.Mutex
 	// file is the socket; nil: nobody listens.
 	file *os.File
-	// missed: something may have changed while the socket was deaf.
+	// closed: the socket was open, and what changed since is not known.
+	closed bool
+	// missed: something may have changed while the socket was deaf, or closed.
 	missed bool
 }
 
-// listen calls lost with what others change until ctx ends.
-func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, ownPort uint32, lost func(string)) error {
+// open subscribes, unless that was done before.
+func (w *watcher) open(ownPort uint32) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.file != nil {
+		return nil
+	}
 	file, err := subscribe(ownPort)
 	if err != nil {
+		w.closed = true
 		return err
 	}
+	w.file = file
+	if w.closed {
+		w.miss()
+	}
+	return nil
+}
+
+func (w *watcher) close() {
 	w.mu.Lock()
-	w.file, w.missed = file, false
+	defer w.mu.Unlock()
+	if w.file != nil {
+		_ = w.file.Close()
+	}
+	w.file, w.closed = nil, true
+}
+
+// miss has listen say that something may have changed. w.mu is held.
+func (w *watcher) miss() {
+	w.missed = true
+	_ = w.file.SetReadDeadline(time.Now())
+}
+
+// listen calls lost with what others change, and have changed since the socket was opened, until ctx ends.
+func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, lost func(string)) error {
+	w.mu.Lock()
+	file := w.file
 	w.mu.Unlock()
-	stop := context.AfterFunc(ctx, w.wake)
-	defer func() {
-		stop()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.file = nil
-		_ = file.Close()
-	}()
+	defer context.AfterFunc(ctx, w.wake)()
 	buf := make([]byte, 1<<16)
 	for {
 		n, err := file.Read(buf)
@@ -80,7 +110,7 @@ func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, ownPo
 			return ctx.Err()
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			if w.awake() {
-				lost("others may have changed something during a large change")
+				lost("others may have changed something while that could not be heard")
 			}
 		case errors.Is(err, unix.ENOBUFS):
 			lost("others changed more than could be told")
@@ -161,8 +191,7 @@ func (w *watcher) deaf(c *conn, commit func() error) error {
 	failed = w.member(unix.NETLINK_ADD_MEMBERSHIP) != nil || failed
 	after, errAfter := c.generation()
 	if failed || errAfter != nil || after != before {
-		w.missed = true
-		_ = w.file.SetReadDeadline(time.Now())
+		w.miss()
 	}
 	return err
 }

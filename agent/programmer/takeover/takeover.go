@@ -20,6 +20,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/slicecast/slicecast/agent/programmer"
@@ -50,13 +51,16 @@ type Programmer struct {
 	programmer.Monitor
 
 	log *slog.Logger
-	// partlySince is when it was first seen that the kernel does not take all; zero: not yet. Used as a Programmer is, by one
-	// goroutine at a time.
-	partlySince time.Time
+	// ready: the node is this programmer's. It is set with mu held.
+	ready atomic.Bool
 
-	mu     sync.Mutex // guards what follows: Watch tries again
-	ready  bool       // the node is this programmer's
-	others []Other    // that may have left something
+	mu sync.Mutex // guards what follows: Watch tries again, which may take its time
+	// programmed: the kernel holds the state, but for the Service ports in failed, which it has not taken.
+	programmed bool
+	failed     map[view.ServicePortID]struct{}
+	// partlySince is when there first were some; zero: not yet.
+	partlySince time.Time
+	others      []Other // that may have left something
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
@@ -66,28 +70,54 @@ func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 	return &Programmer{Monitor: p, others: others, log: log}
 }
 
-// Replace is that of the programmer. After the first that succeeds what the others have left is removed. What can't be
-// removed is logged, and tried again by Watch.
+// Replace is that of the programmer. When all is programmed, or after a while all that the kernel takes, what the others have left is removed.
+// What can't be removed is logged, and tried again by Watch.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
-	if _, programmed := programmer.PortErrors(err); !programmed {
+	if p.ready.Load() {
 		return err
-	}
-	if err != nil {
-		if p.partlySince.IsZero() {
-			p.partlySince = time.Now()
-		}
-		if time.Since(p.partlySince) < patience {
-			return err
-		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.ready {
-		p.ready = true
+	p.failed = map[view.ServicePortID]struct{}{}
+	p.done(ctx, err)
+	return err
+}
+
+// Apply is that of the programmer. It may program the last of what Replace could not.
+func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
+	err := p.Monitor.Apply(ctx, changes)
+	if p.ready.Load() {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range changes {
+		delete(p.failed, c.ID())
+	}
+	p.done(ctx, err)
+	return err
+}
+
+// done takes note of what came of an operation, and advances. p.mu is held.
+func (p *Programmer) done(ctx context.Context, err error) {
+	failed, programmed := programmer.PortErrors(err)
+	for _, f := range failed {
+		p.failed[f.ID] = struct{}{}
+	}
+	if p.programmed = programmed; programmed && len(p.failed) > 0 && p.partlySince.IsZero() {
+		p.partlySince = time.Now()
+	}
+	p.advance(ctx)
+}
+
+// advance removes what the others have left if it is time. p.mu is held.
+func (p *Programmer) advance(ctx context.Context) {
+	complete := len(p.failed) == 0 || time.Since(p.partlySince) >= patience
+	if !p.ready.Load() && p.programmed && complete {
+		p.ready.Store(true)
 		p.clean(ctx)
 	}
-	return err
 }
 
 // clean removes what the others have left. p.mu is held.
@@ -113,7 +143,7 @@ func (p *Programmer) clean(ctx context.Context) {
 	p.others = left
 }
 
-// Watch is that of the programmer, and tries again to remove what could not be.
+// Watch is that of the programmer, and removes what could not be removed or was not to be yet.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -136,8 +166,10 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 func (p *Programmer) retry(ctx context.Context) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ready && len(p.others) > 0 {
+	if p.ready.Load() {
 		p.clean(ctx)
+	} else {
+		p.advance(ctx)
 	}
-	return !p.ready || len(p.others) > 0
+	return !p.ready.Load() || len(p.others) > 0
 }

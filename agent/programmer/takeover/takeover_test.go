@@ -23,10 +23,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fake is a programmer.
 type fake struct {
 	programmer.Monitor
-	err error // of Replace
+	err error // of Replace and Apply
 }
 
 func (f *fake) Replace(context.Context, view.State) error { return f.err }
+
+func (f *fake) Apply(context.Context, []view.Change) error { return f.err }
 
 func (f *fake) Watch(ctx context.Context, lost func(string)) {
 	lost("watched")
@@ -104,6 +106,85 @@ func TestPatience(t *testing.T) {
 		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
 		require.Equal(t, 1, o.tried())
 	})
+}
+
+// TestPatienceOfWatch holds that the while ends also if nothing is programmed any more, and not while nothing is known to be programmed.
+func TestPatienceOfWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &other{}
+		f, p, _ := take(o)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Watch(ctx, func(string) {})
+		}()
+		partly := &programmer.PortError{Err: errors.New("no SCTP")}
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		pass(patience / 2)
+		f.err = errors.New("the kernel has no memory")
+		require.Equal(t, f.err, p.Apply(t.Context(), []view.Change{{After: &view.ServicePort{}}}))
+		pass(patience)
+		require.Zero(t, o.tried())
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		require.Equal(t, 1, o.tried())
+		cancel()
+		<-ended
+
+		o = &other{}
+		f, p, _ = take(o)
+		ctx, cancel = context.WithCancel(t.Context())
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Watch(ctx, func(string) {})
+		}()
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		pass(patience - retryAfter)
+		require.Zero(t, o.tried())
+		pass(2 * retryAfter)
+		require.Equal(t, 1, o.tried())
+		cancel()
+		<-ended
+	})
+}
+
+// TestOthersGoWithAnApply holds that what the others serve goes as soon as an Apply has programmed the last of what a Replace could not, and
+// not with an Apply of something else.
+func TestOthersGoWithAnApply(t *testing.T) {
+	o := &other{}
+	f, p, _ := take(o)
+	port := func(name string) *view.ServicePort {
+		return &view.ServicePort{ID: view.ServicePortID{Port: name}}
+	}
+	fails := func(names ...string) (err error) {
+		for _, name := range names {
+			err = errors.Join(err, &programmer.PortError{ID: port(name).ID, Err: errors.New("it is another's")})
+		}
+		return err
+	}
+	f.err = fails("a", "b")
+	require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+	for _, step := range []struct {
+		change view.Change
+		err    error
+		tried  int
+	}{
+		{view.Change{After: port("c")}, fails("c"), 0},
+		{view.Change{Before: port("a"), After: port("a")}, nil, 0},
+		{view.Change{Before: port("b"), After: port("b")}, fails("b"), 0},
+		{view.Change{Before: port("b")}, nil, 0},
+		{view.Change{After: port("d")}, nil, 0},
+		{view.Change{After: port("c")}, nil, 1},
+		{view.Change{Before: port("c")}, nil, 1},
+	} {
+		f.err = step.err
+		require.Equal(t, f.err, p.Apply(t.Context(), []view.Change{step.change}))
+		require.Equal(t, step.tried, o.tried())
+	}
 }
 
 // TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.

@@ -125,7 +125,7 @@ func TestListsAndFollows(t *testing.T) {
 
 	services := a.seen(isServices)
 	require.NotEmpty(t, services)
-	require.Equal(t, "!service.kubernetes.io/service-proxy-name,!service.kubernetes.io/headless", services[0].FormValue("labelSelector"))
+	require.Equal(t, "!service.kubernetes.io/service-proxy-name", services[0].FormValue("labelSelector"))
 	require.Equal(t, "spec.clusterIP!=None", services[0].FormValue("fieldSelector"))
 	require.Equal(t, 1.0, testutil.ToFloat64(r.metrics().lists.WithLabelValues("Service")))
 	require.InDelta(t, time.Now().Unix(), testutil.ToFloat64(r.metrics().lastEvent.WithLabelValues("Service")), 60)
@@ -144,8 +144,7 @@ func TestServesTheNamedProxy(t *testing.T) {
 	eventually(t, "the first sync", sink.IsSynced)
 	cancel()
 	require.NoError(t, <-done)
-	require.Equal(t, "service.kubernetes.io/service-proxy-name=mine,!service.kubernetes.io/headless",
-		a.seen(isServices)[0].FormValue("labelSelector"))
+	require.Equal(t, "service.kubernetes.io/service-proxy-name=mine", a.seen(isServices)[0].FormValue("labelSelector"))
 	require.Equal(t, "!service.kubernetes.io/headless", a.seen(func(r *http.Request) bool {
 		return strings.HasSuffix(r.URL.Path, "/endpointslices")
 	})[0].FormValue("labelSelector"))

@@ -60,28 +60,20 @@ func New(o Options) (*Source, error) {
 		skips:     source.NewSkips(o.Log, o.Metrics),
 		metrics:   newMetrics(o.Metrics),
 	}
-	proxy := "!" + source.LabelServiceProxyName
-	if o.ServiceProxyName != "" {
-		proxy = source.LabelServiceProxyName + "=" + o.ServiceProxyName
-	}
-	add := func(kind model.Kind, group schema.GroupVersion, plural string, example metav1.Object, labels, fields string) *resource {
+	add := func(kind model.Kind, group schema.GroupVersion, plural string, example metav1.Object, selected metav1.ListOptions) *resource {
 		return &resource{
 			shared: shared, kind: kind, example: example, log: o.Log.With("kind", kind.String()),
 			server: cache.NewFilteredListWatchFromClient(getters[group], plural, metav1.NamespaceAll, func(lo *metav1.ListOptions) {
-				lo.LabelSelector, lo.FieldSelector = labels, fields
+				lo.LabelSelector, lo.FieldSelector = selected.LabelSelector, selected.FieldSelector
 			}),
 		}
 	}
-	// The selectors are kube-proxy's: they spare the transfer of what the converter would leave out. Slices are not
-	// selected by proxy name: on them the label may be missing, or late.
-	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, "", "")
+	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true
 	return &Source{client: client, resources: []*resource{
-		add(model.KindService, corev1.SchemeGroupVersion, "services", &corev1.Service{},
-			proxy+",!"+corev1.IsHeadlessService, "spec.clusterIP!="+corev1.ClusterIPNone),
-		add(model.KindSlice, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{},
-			"!"+corev1.IsHeadlessService, ""),
-		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, "", ""),
+		add(model.KindService, corev1.SchemeGroupVersion, "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
+		add(model.KindSlice, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
+		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
 		cidrs,
 	}}, nil
 }

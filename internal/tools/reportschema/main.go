@@ -1,5 +1,5 @@
-// Command reportschema writes the JSON Schema of the load tester's reports. Types are read from the Go structures and
-// descriptions from the comments on them, so that the schema says what is written.
+// Command reportschema writes the JSON Schemas of what the load tester says to machines: reports, comparisons and estimates. Types are
+// read from the Go structures and descriptions from the comments on them, so that the schemas say what is written.
 package main
 
 import (
@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/jsonschema-go/jsonschema"
 
+	"github.com/slicecast/slicecast/loadtest/estimate"
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
@@ -31,28 +32,47 @@ func main() {
 
 func run(args []string) error {
 	if len(args) != 2 {
-		return errors.New("give the path of the file to write, and run in the module's root")
+		return errors.New("give the directory to write in, as it were the module's root, and run in that")
 	}
-	s, err := jsonschema.For[report.Report](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
-		reflect.TypeFor[report.Peer]():      {Type: "string", Enum: []any{report.Slicecast, report.KubeAPIServer}},
-		reflect.TypeFor[report.PhaseKind](): {Type: "string", Enum: []any{report.ColdSync, report.WarmUp, report.Changes, report.Resync}},
-		reflect.TypeFor[report.Unit]():      {Type: "string", Enum: []any{report.Seconds, report.Millis, report.Micros, report.Bytes, report.Number}},
-	}})
+	d := describer{packages: make(map[string]map[string]string)}
+	return errors.Join(
+		write[report.Report](d, args[1], "loadtest/report/schema.json", report.Schema),
+		write[report.Comparison](d, args[1], "loadtest/report/comparison.schema.json", report.ComparisonSchema),
+		write[estimate.Estimate](d, args[1], "loadtest/estimate/schema.json", estimate.Schema),
+	)
+}
+
+// types have their own forms in JSON.
+var types = map[reflect.Type]*jsonschema.Schema{
+	reflect.TypeFor[report.Peer]():      {Type: "string", Enum: []any{report.Slicecast, report.KubeAPIServer}},
+	reflect.TypeFor[report.Source]():    {Type: "string", Enum: []any{report.Generated, report.OwnAPIServer, report.Written, report.Observed}},
+	reflect.TypeFor[report.PhaseKind](): {Type: "string", Enum: []any{report.ColdSync, report.WarmUp, report.Changes, report.Resync}},
+	reflect.TypeFor[report.Unit]():      {Type: "string", Enum: []any{report.Seconds, report.Millis, report.Micros, report.Bytes, report.Number}},
+	reflect.TypeFor[report.Verdict]():   {Type: "string", Enum: []any{report.Better, report.Worse, report.Same, report.Unknown}},
+	reflect.TypeFor[report.Metric]():    {Type: "string"},
+}
+
+// write writes the schema of a type, whose objects name it.
+func write[T any](d describer, root, file, name string) error {
+	s, err := jsonschema.For[T](&jsonschema.ForOptions{TypeSchemas: types})
 	if err != nil {
 		return err
 	}
-	d := describer{packages: make(map[string]map[string]string)}
-	if err := d.describe(reflect.TypeFor[report.Report](), s); err != nil {
+	if err := d.describe(reflect.TypeFor[T](), s); err != nil {
 		return err
 	}
 	s.Schema = "https://json-schema.org/draft/2020-12/schema"
-	s.Title = report.Schema
-	s.Properties["schema"].Const = jsonschema.Ptr(any(report.Schema))
+	s.Title = name
+	s.Properties["schema"].Const = jsonschema.Ptr(any(name))
 	out, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(args[1], append(out, '\n'), 0o644)
+	path := filepath.Join(root, file)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(out, '\n'), 0o644)
 }
 
 // describer takes descriptions from source code.
@@ -63,6 +83,9 @@ type describer struct {
 
 // describe adds descriptions to a type's schema, and allows properties that later versions add.
 func (d describer) describe(t reflect.Type, s *jsonschema.Schema) error {
+	if _, own := types[t]; own {
+		return nil
+	}
 	switch t.Kind() {
 	case reflect.Pointer:
 		return d.describe(t.Elem(), s)

@@ -288,7 +288,7 @@ func bars(sides []side, id, title, about, ranged string, names []string, of ...s
 }
 
 func bytesPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: handshakes apart, all that the connections carry while changes are measured.", "",
+	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: all that the connections carry while changes are measured. When nodes come back from an event is left out.", "",
 		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
 }
 

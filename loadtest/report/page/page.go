@@ -20,17 +20,21 @@ var source string
 
 var parsed = template.Must(template.New("page").Parse(source))
 
-// Write writes the page of a report, or of several that show the same scenario: the first is what others are compared with.
-func Write(w io.Writer, reports ...*report.Report) error {
-	p := &content{Style: template.CSS(chart.Style), Title: title(reports)} //nolint:gosec // it is a constant
+// Write writes the page of a report, or of several that show the same scenario: the first is what others are compared with, with a
+// tolerance as report.Compare has it.
+func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
+	p := &content{Style: template.CSS(chart.Style), Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance)} //nolint:gosec // it is a constant
+	names := report.Names(reports...)
 	for i, r := range reports {
 		p.Sides = append(p.Sides, side{
-			Name: sideName(reports, i), Report: r, OK: r.OK(), Start: r.Start.UTC().Format(time.RFC3339), Phases: phases(r),
+			Name: names[i], Report: r, OK: r.OK(), Start: r.Start.UTC().Format(time.RFC3339), Phases: phases(r), Nodes: r.NodesText(),
 		})
 	}
 	if len(reports) > 1 {
-		for _, r := range reports[1:] {
-			p.Comparisons = append(p.Comparisons, comparisonOf(reports[0], r))
+		for i, r := range reports[1:] {
+			c := comparisonOf(report.Compare(reports[0], r, tolerance))
+			c.From, c.To = names[0], names[i+1]
+			p.Comparisons = append(p.Comparisons, c)
 		}
 	} else {
 		p.Key = key(reports[0])
@@ -49,13 +53,16 @@ type content struct {
 	Tiles       []keyFigure
 	Key         []keyFigure
 	Comparisons []comparison
-	Figures     []figure
+	// Tolerance of the comparisons.
+	Tolerance string
+	Figures   []figure
 }
 
 // side is one report.
 type side struct {
 	Name   string
 	Start  string
+	Nodes  string
 	Report *report.Report
 	OK     bool
 	Phases table
@@ -64,7 +71,7 @@ type side struct {
 // keyFigure is a metric of a single report.
 type keyFigure struct{ Name, Value, Range, Help string }
 
-// comparison is a table of two reports.
+// comparison is a table of two reports, by their sides' names.
 type comparison struct {
 	From, To string
 	Rows     []comparisonRow
@@ -98,18 +105,6 @@ func title(reports []*report.Report) string {
 		}
 	}
 	return fmt.Sprintf("%s, %d nodes: %s", reports[0].Scenario.Name, reports[0].Nodes, strings.Join(peers, " and "))
-}
-
-// sideName tells a report from the others.
-func sideName(reports []*report.Report, i int) string {
-	r := reports[i]
-	name := string(r.Peer)
-	for j, o := range reports {
-		if j != i && o.Peer == r.Peer {
-			return fmt.Sprintf("%s %s (%d)", name, r.Versions.Slicecast, i+1)
-		}
-	}
-	return name
 }
 
 func key(r *report.Report) (out []keyFigure) {
@@ -156,13 +151,8 @@ func tiles(reports []*report.Report) (out []keyFigure) {
 	return out
 }
 
-// tolerance is the share by which medians may differ without a verdict.
-const tolerance = 0.05
-
-func comparisonOf(from, to *report.Report) comparison {
-	c := report.Compare(from, to, tolerance)
+func comparisonOf(c *report.Comparison) comparison {
 	out := comparison{Notes: c.Notes}
-	out.From, out.To = c.Names()
 	for i := range c.Changes {
 		ch := &c.Changes[i]
 		row := comparisonRow{
@@ -188,13 +178,16 @@ func phases(r *report.Report) table {
 			if len(r.Repeats) > 1 {
 				name = fmt.Sprintf("repeat %d: %s", i+1, name)
 			}
-			cpu := report.CPU{}
-			if p.ServerCPU != nil {
-				cpu = *p.ServerCPU
+			cpu := []string{"–", "–", "–"} // unknown
+			if c := p.ServerCPU; c != nil {
+				cpu[0] = seconds(c.Total())
+				if c.Undivided == 0 {
+					cpu[1], cpu[2] = seconds(c.User), seconds(c.System)
+				}
 			}
 			t.Rows = append(t.Rows, []string{
 				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
-				seconds(cpu.Total()), seconds(cpu.User), seconds(cpu.System), seconds(p.ClientCPU.Total()),
+				cpu[0], cpu[1], cpu[2], seconds(p.ClientCPU.Total()),
 				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
 			})
 		}

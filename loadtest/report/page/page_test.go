@@ -17,8 +17,13 @@ import (
 // write makes a page and checks what holds of every one.
 func write(t *testing.T, reports ...*report.Report) (text string, root *html.Node) {
 	t.Helper()
+	return writeWith(t, report.DefaultTolerance, reports...)
+}
+
+func writeWith(t *testing.T, tolerance float64, reports ...*report.Report) (text string, root *html.Node) {
+	t.Helper()
 	var out strings.Builder
-	require.NoError(t, page.Write(&out, reports...))
+	require.NoError(t, page.Write(&out, tolerance, reports...))
 	text = out.String()
 	requireWellFormed(t, text)
 	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|url\(|@import|<script|<link|<img|\bsrc=|\bhref=`), text, "it needs nothing else")
@@ -114,6 +119,7 @@ func TestPage(t *testing.T) {
 	text, root := write(t, reporttest.Slicecast(3, 1))
 	require.Contains(t, text, "Example &lt;CPU&gt;")
 	require.Contains(t, text, "all nodes ended with the true state")
+	require.Contains(t, text, "<dt>nodes</dt><dd>1000</dd>")
 	all := figures(t, root)
 	for _, title := range []string{
 		"Latency distribution", "Latency over time", "Bytes a node-update", "Server CPU a node-update", "Node-updates over time",
@@ -127,14 +133,42 @@ func TestPage(t *testing.T) {
 }
 
 func TestComparisonPage(t *testing.T) {
-	text, root := write(t, reporttest.APIServer(4), reporttest.Slicecast(4, 1))
+	several := reporttest.APIServer(4)
+	several.Processes = 2
+	text, root := write(t, several, reporttest.Slicecast(4, 1))
+	require.Contains(t, text, "<dt>nodes</dt><dd>1000 in 2 processes</dd>")
 	require.Contains(t, text, "steady, 1000 nodes: kube-apiserver and slicecast")
 	require.Contains(t, text, "5.00 × less")
 	require.Contains(t, text, `<span class="good">better</span> (p=0.029)`)
 	require.Contains(t, figures(t, root), "Latency distribution")
-	text, _ = write(t, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2))
-	require.Contains(t, text, "slicecast v1.0.0 (2)", "sides that are alike are told apart")
+	text, root = write(t, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2))
 	require.Contains(t, text, `<span class="bad">worse</span>`)
+	require.Contains(t, text, "medians of more than 5 %")
+	// Sides that are alike are told apart, by the same names in the table and in the charts.
+	require.Contains(t, text, `<th scope="col" class="n">before</th><th scope="col" class="n">after</th>`)
+	for title, figure := range figures(t, root) {
+		if title != "Convergence" && !strings.Contains(title, "over time") {
+			require.Contains(t, rows(figure), "after", title)
+		}
+	}
+	require.NotContains(t, text, "(2)")
+
+	text, _ = writeWith(t, 1.5, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2))
+	require.NotContains(t, text, `<span class="bad">worse</span>`)
+	require.Contains(t, text, "medians of more than 150 %")
+
+	text, _ = write(t, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2), reporttest.Slicecast(4, 1))
+	require.Contains(t, text, "<h2>1: slicecast v1.0.0 and 3: slicecast v1.0.0</h2>")
+}
+
+// rows gives what the rows of a figure's table are about.
+func rows(figure *html.Node) (out []string) {
+	for n := range figure.Descendants() {
+		if n.DataAtom == atom.Th && attribute(n, "scope") == "row" && n.FirstChild != nil {
+			out = append(out, n.FirstChild.Data)
+		}
+	}
+	return out
 }
 
 // TestSparsePages has reports that lack what charts are made of.
@@ -150,7 +184,11 @@ func TestSparsePages(t *testing.T) {
 	text, root := write(t, failed)
 	require.Contains(t, text, "failed its check")
 	require.Contains(t, text, "node-00003 &lt;lacks&gt; a shard")
+	require.Contains(t, text, `<td class="n">–</td>`)
+	require.Equal(t, 1, strings.Count(text, ">0 µs<"), "the first phase begins then, and what is unknown is not 0")
 	require.Len(t, figures(t, root), 1, "bytes are all there is")
+	require.NotContains(t, text, `<td class="n">0 µs</td><td class="n">0 µs</td>`, "a CPU time that is unknown is not none")
+	require.Contains(t, text, `<td class="n">–</td><td class="n">–</td><td class="n">–</td>`)
 
 	empty := reporttest.Slicecast(0, 1)
 	_, root = write(t, empty)

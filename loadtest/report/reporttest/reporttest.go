@@ -18,9 +18,12 @@ const (
 )
 
 // Validate checks a report in JSON against the published schema.
-func Validate(content []byte) error {
+func Validate(content []byte) error { return ValidateAs(report.JSONSchema, content) }
+
+// ValidateAs checks JSON against a schema.
+func ValidateAs(schema, content []byte) error {
 	var s jsonschema.Schema
-	if err := json.Unmarshal(report.JSONSchema, &s); err != nil {
+	if err := json.Unmarshal(schema, &s); err != nil {
 		return err
 	}
 	resolved, err := s.Resolve(nil)
@@ -46,7 +49,7 @@ func Slicecast(repeats int, factor float64) *report.Report {
 func APIServer(repeats int) *report.Report {
 	const more = 5
 	r := build(report.KubeAPIServer, repeats, more)
-	r.Versions.KubeAPIServer = "v1.36.3"
+	r.Versions.KubeAPIServer, r.Source = "v1.36.3", report.OwnAPIServer
 	for i := range r.Repeats {
 		r.Repeats[i].ServerMemory, r.Repeats[i].Floor = nil, nil
 		r.Repeats[i].Check.Shards = 0
@@ -57,7 +60,7 @@ func APIServer(repeats int) *report.Report {
 
 func build(peer report.Peer, repeats int, factor float64) *report.Report {
 	r := &report.Report{
-		Schema: report.Schema, Start: begin, Peer: peer, Nodes: nodes, Processes: 1,
+		Schema: report.Schema, Start: begin, Peer: peer, Nodes: nodes, Processes: 1, Source: report.Generated,
 		Scenario: report.Scenario{
 			Name: "steady", Description: "Endpoints flip at a rate.",
 			Parameters: map[string]any{"changesPerSecond": 5, "services": map[string]any{"count": 1000, "endpoints": 50}, "seed": 1},

@@ -1,0 +1,133 @@
+package iptables
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"slices"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
+)
+
+// Cleanup removes the chains of this package and what refers to them, of every variant and IP family that this machine has.
+func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
+
+func cleanupAll(ctx context.Context, run runner) error {
+	if !mayBeLeft() {
+		return nil
+	}
+	return eachProgram(func(_ model.Family, name string) error {
+		_, err := cleanup(ctx, name, run, nil)
+		return err
+	})
+}
+
+// Retire removes what Cleanup removes when another programmer serves the node. But where FORWARD's policy is DROP, as Docker sets it, the
+// chain SLICECAST-FORWARD stays, or is made, and accepts what is marked for masquerading and what belongs to a connection, as it does for this
+// package's Programmer: what one of the kernel's chains drops no rule elsewhere can let pass. The log tells of it.
+func Retire(ctx context.Context, options Options) error {
+	if !mayBeLeft() && !mayDrop() {
+		return nil
+	}
+	mark := cmp.Or(options.MasqueradeMark, DefaultMasqueradeMark)
+	var kept []string
+	err := eachProgram(func(family model.Family, name string) error {
+		keeps, err := cleanup(ctx, name, runCommand, newDialect(family, mark, false))
+		if keeps {
+			kept = append(kept, name)
+		}
+		return err
+	})
+	log := cmp.Or(options.Log, slog.Default())
+	switch {
+	case len(kept) > 0:
+		log.Warn("The policy of iptables' FORWARD is DROP: the chain "+forwardChain+" accepts what is forwarded for Services; "+
+			"restart the agent if the policy or these rules change", "of", kept)
+	case err == nil && mayDrop():
+		log.Error("The policy of iptables' FORWARD is DROP, and there are no iptables commands to accept what is forwarded for Services: install them, or accept it by other rules")
+	}
+	return err
+}
+
+// eachProgram calls each with the programs that there may be.
+func eachProgram(each func(family model.Family, name string) error) error {
+	var errs []error
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		for _, variant := range []Variant{DefaultVariant, NFT, Legacy} {
+			name := programName(family, variant)
+			if err := each(family, name); err != nil {
+				errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mayBeLeft tells whether there may be chains of this package, by next to no means: the programs read all rules, of which
+// others may have many.
+func mayBeLeft() bool {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
+			if has, err := xtables.HasLegacy(family, t.String()); has || err != nil {
+				return true
+			}
+			for _, chain := range chains {
+				if has, err := xtables.HasChain(family, t.String(), chain); has || err != nil {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// mayDrop tells the same of a FORWARD policy that is DROP. Of legacy tables mayBeLeft says yes in any case.
+func mayDrop() bool {
+	return slices.ContainsFunc([]model.Family{model.IPv4, model.IPv6}, func(family model.Family) bool {
+		drops, err := xtables.Drops(family, filter.String(), "FORWARD")
+		return drops || err != nil
+	})
+}
+
+// cleanup removes what a program finds. Where FORWARD drops what nothing accepts, a chain that accepts is kept, unless keep is nil.
+func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept bool, err error) {
+	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
+		return false, nil // so nothing was made with it
+	}
+	var output []byte
+	t, err := newTool(name, run)
+	if err == nil {
+		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
+	}
+	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	held := parseSave(output)
+	x := newTransaction(held.chains)
+	keeps := keep != nil && held.drops
+	if keeps {
+		x.put(filter, forwardChain, func(w *bytes.Buffer) {
+			for _, m := range keep.accepted() {
+				w.WriteString(m.rule(forwardChain, "-j ACCEPT"))
+			}
+		})
+	}
+	x.removeOthers(held.hooks)
+	if text := x.text(); len(text) > 0 {
+		if err := t.restore(ctx, text); err != nil {
+			return false, err
+		}
+	}
+	if keeps && !slices.Contains(held.hooks, forwardHook) {
+		return true, t.hook(forwardHook, false)
+	}
+	return keeps, nil
+}

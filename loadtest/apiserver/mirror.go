@@ -1,0 +1,101 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/source/kube"
+)
+
+// Mirror is what an API server has, as a Slicecast server takes it, and as it is by now: a list is old before all of it is there
+// in a large cluster that changes all the time.
+type Mirror struct {
+	mu      sync.Mutex // guards what follows
+	objects map[model.Key]model.Object
+
+	synced chan struct{}
+}
+
+var _ source.Sink = (*Mirror)(nil)
+
+// StartMirror watches the API server of a kubeconfig until the context ends; then done is closed. It returns when all is there.
+func StartMirror(ctx context.Context, kubeconfig, serviceProxyName string, logger *slog.Logger) (_ *Mirror, done <-chan struct{}, err error) {
+	config, err := kube.Config(kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	watched, err := kube.New(kube.Options{Config: config, ServiceProxyName: serviceProxyName, Log: logger, Metrics: prometheus.NewRegistry()})
+	if err != nil {
+		return nil, nil, err
+	}
+	m := &Mirror{objects: make(map[model.Key]model.Object), synced: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = watched.Run(ctx, m) // it returns when the context ends
+	}()
+	select {
+	case <-m.synced:
+		return m, ended, nil
+	case <-ctx.Done():
+		<-ended
+		return nil, nil, fmt.Errorf("the API server's state to compare with does not come: %w", ctx.Err())
+	}
+}
+
+// Objects lists the Services and slices.
+func (m *Mirror) Objects() (out []model.Object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, o := range m.objects {
+		out = append(out, o)
+	}
+	return out
+}
+
+// Upsert implements source.Sink.
+func (m *Mirror) Upsert(o source.Object, _ uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.putLocked(o)
+}
+
+// putLocked keeps what nodes get; of Nodes each has its own.
+func (m *Mirror) putLocked(o source.Object) {
+	if o, ok := o.(model.Object); ok {
+		m.objects[o.Key()] = o
+	}
+}
+
+// Remove implements source.Sink.
+func (m *Mirror) Remove(key model.Key, _ uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.objects, key)
+}
+
+// Replace implements source.Sink.
+func (m *Mirror) Replace(kind model.Kind, objects []source.Object, _ uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key := range m.objects {
+		if key.Kind == kind {
+			delete(m.objects, key)
+		}
+	}
+	for _, o := range objects {
+		m.putLocked(o)
+	}
+}
+
+// Progress implements source.Sink.
+func (*Mirror) Progress(model.Kind, uint64) {}
+
+// Synced implements source.Sink.
+func (m *Mirror) Synced() { close(m.synced) }

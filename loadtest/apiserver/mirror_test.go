@@ -1,0 +1,30 @@
+package apiserver
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+)
+
+func TestMirrorHoldsWhatNodesGet(t *testing.T) {
+	m := &Mirror{objects: make(map[model.Key]model.Object), synced: make(chan struct{})}
+	service := func(name string) *model.Service {
+		return model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP})
+	}
+	slice := model.NewSlice(model.Slice{Namespace: "default", Name: "web-1", Service: "web"})
+	one, other := service("web"), service("api")
+	m.Replace(model.KindSlice, []source.Object{slice}, 1)
+	m.Replace(model.KindService, []source.Object{service("gone")}, 1)
+	m.Replace(model.KindNode, []source.Object{&model.Node{Name: "n"}}, 1)
+	m.Synced()
+	m.Replace(model.KindService, []source.Object{one}, 2)
+	m.Upsert(other, 3)
+	m.Progress(model.KindService, 4)
+	require.ElementsMatch(t, []model.Object{slice, one, other}, m.Objects())
+	m.Remove(one.Key(), 5)
+	require.ElementsMatch(t, []model.Object{slice, other}, m.Objects())
+	<-m.synced
+}

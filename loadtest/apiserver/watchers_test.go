@@ -1,0 +1,155 @@
+package apiserver
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/slicecast/slicecast/loadtest/fleet"
+)
+
+// watching starts a watcher, which ends with the test.
+func watching(t *testing.T, a *api) *Watchers {
+	w, err := NewWatchers(WatchOptions{
+		Config: a.config(), Members: []*fleet.Member{{Name: "node-1"}}, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+		w.all[0].transport.CloseIdleConnections()
+	})
+	return w
+}
+
+func requireSynced(t *testing.T, w *Watchers) {
+	t.Helper()
+	select {
+	case <-w.Sync().Done():
+	case <-time.After(time.Minute):
+		require.Fail(t, "the watcher does not come to the state")
+	}
+}
+
+// TestInterruptedList has a watch break while it streams its list, end with an error, and break when the list is complete.
+func TestInterruptedList(t *testing.T) {
+	interrupted := make(chan struct{})
+	a := newAPI(t, map[string][]func(*answer){
+		"services": {noServices}, "nodes": {noNodes},
+		"endpointslices": {
+			func(a *answer) {
+				a.send(watch.Added, slice("gone-meanwhile", "2"))
+				a.send(watch.Added, slice("web", "3"))
+				a.breakOff()
+			},
+			func(a *answer) {
+				a.send(watch.Added, slice("gone-meanwhile", "2"))
+				a.send(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusGone, Reason: metav1.StatusReasonExpired})
+			},
+			func(a *answer) {
+				a.send(watch.Added, slice("web", "3"))
+				a.complete(&discoveryv1.EndpointSlice{}, "10")
+				select {
+				case <-interrupted:
+				case <-a.request.Context().Done():
+				}
+				a.send(watch.Modified, slice("web", "11"))
+				a.breakOff()
+			},
+			func(a *answer) { a.stay() },
+		},
+	})
+	w := watching(t, a)
+	requireSynced(t, w)
+	_, slices, _ := w.Objects()
+	require.Equal(t, 1, slices, "what was removed while nobody watched is forgotten")
+
+	close(interrupted)
+	const requests = 4
+	require.Eventually(t, func() bool { return len(a.seen("endpointslices")) == requests }, time.Minute, 10*time.Millisecond)
+	for i, want := range []struct{ streams, from string }{{"true", ""}, {"true", ""}, {"true", ""}, {"", "11"}} {
+		query := a.seen("endpointslices")[i]
+		require.Equal(t, want.streams, query.Get("sendInitialEvents"), i)
+		require.Equal(t, want.from, query.Get("resourceVersion"), i)
+	}
+	_, slices, _ = w.Objects()
+	require.Equal(t, 1, slices)
+}
+
+// TestWatchesAsKubeProxy compares what is asked for with the selectors of kube-proxy 1.36.
+func TestWatchesAsKubeProxy(t *testing.T) {
+	a := newAPI(t, map[string][]func(*answer){"services": {noServices}, "nodes": {noNodes}, "endpointslices": {noSlices}})
+	requireSynced(t, watching(t, a))
+	for resource, want := range map[string]struct{ labels, fields string }{
+		"services":       {"!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"},
+		"endpointslices": {"!service.kubernetes.io/headless", ""},
+		"nodes":          {"", "metadata.name=node-1"},
+	} {
+		query := a.seen(resource)[0]
+		require.Equal(t, want.labels, query.Get("labelSelector"), resource)
+		require.Equal(t, want.fields, query.Get("fieldSelector"), resource)
+	}
+}
+
+// TestBusyServer is not taken for one that does not stream lists.
+func TestBusyServer(t *testing.T) {
+	a := newAPI(t, map[string][]func(*answer){
+		"services": {func(a *answer) { http.Error(a, "busy", http.StatusTooManyRequests) }, noServices}, "nodes": {noNodes},
+		"endpointslices": {noSlices},
+	})
+	requireSynced(t, watching(t, a))
+	require.Equal(t, "true", a.seen("services")[1].Get("sendInitialEvents"))
+}
+
+// TestListsWhereTheyAreNotStreamed has an API server that refuses to stream lists, as some do before and some after their first byte.
+func TestListsWhereTheyAreNotStreamed(t *testing.T) {
+	for name, refuse := range map[string]func(*answer){
+		"status": func(a *answer) { http.Error(a, "no such thing", http.StatusUnprocessableEntity) },
+		"event": func(a *answer) {
+			a.send(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve := func(list runtime.Object) []func(*answer) {
+				return []func(*answer){func(a *answer) {
+					query := a.request.URL.Query()
+					switch {
+					case query.Get("sendInitialEvents") != "":
+						refuse(a)
+					case query.Get("watch") == "":
+						a.list(list)
+					default:
+						a.stay()
+					}
+				}}
+			}
+			at := metav1.ListMeta{ResourceVersion: "7"}
+			a := newAPI(t, map[string][]func(*answer){
+				"services":       serve(&corev1.ServiceList{ListMeta: at}),
+				"nodes":          serve(&corev1.NodeList{ListMeta: at}),
+				"endpointslices": serve(&discoveryv1.EndpointSliceList{ListMeta: at, Items: []discoveryv1.EndpointSlice{*slice("web", "3")}}),
+			})
+			w := watching(t, a)
+			requireSynced(t, w)
+			_, slices, _ := w.Objects()
+			require.Equal(t, 1, slices)
+			all := a.seen("endpointslices")
+			require.Equal(t, "7", all[len(all)-1].Get("resourceVersion"))
+		})
+	}
+}

@@ -1,0 +1,119 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/slicecast/slicecast/loadtest/generate"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/loadtest/scenario"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// a repeat of a scenario, which nobody plays.
+func newRepeat(s scenario.Scenario) *repeat {
+	r := &repeat{options: &Options{}, scenario: &s, report: &report.Report{}, stack: &stack{options: &Options{}, scenario: &s, cluster: &generate.Config{}}}
+	r.report.Machine.CPUs = 2
+	r.meter = newMeter(r.stack, time.Now())
+	return r
+}
+
+func TestPlansAreMeasuredFromTheirStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRepeat(scenario.Scenario{})
+		for _, lead := range []time.Duration{6 * time.Second, -time.Second} {
+			begin := time.Now()
+			start := begin.Add(lead)
+			got, err := r.meter.readFor(t.Context(), start)
+			require.NoError(t, err)
+			require.Equal(t, start, got.at)
+			require.Equal(t, max(0, lead-readAhead), time.Since(begin), "what leads up to it is in no reading")
+		}
+	})
+}
+
+func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
+	cold := report.Phase{Name: "cold sync", Kind: report.ColdSync, Seconds: 10, ServerCPU: &report.CPU{System: 4}, ClientCPU: report.CPU{User: 12}}
+	restart, changes := cold, cold
+	restart.Name, restart.Kind, restart.Updates = "restart", report.Resync, 100
+	changes.Name, changes.Kind, changes.Updates, changes.Reconnects = "changes", report.Changes, 500, 102
+
+	r := newRepeat(scenario.Scenario{Change: generate.None, Event: scenario.Restart})
+	r.add(cold, 19*time.Second)
+	r.add(restart, 19*time.Second)
+	require.Len(t, r.result.Phases, 2)
+	require.Equal(t, []string{
+		"the machine was 95 % busy during the cold sync: latencies hold waits for a CPU",
+		"the load tester itself used more than half of the machine during the cold sync: latencies are also its own",
+		"other processes used 0.30 cores during the cold sync",
+		"the machine was 95 % busy during the restart: latencies hold waits for a CPU",
+		"the load tester itself used more than half of the machine during the restart: latencies are also its own",
+		"other processes used 0.30 cores during the restart",
+	}, r.result.Notes)
+
+	r = newRepeat(scenario.Scenario{Change: generate.Flip, Event: scenario.Restart})
+	r.add(cold, 19*time.Second)
+	r.add(restart, 19*time.Second)
+	require.Empty(t, r.result.Notes)
+	changes.ClientCPU.User, changes.ServerCPU = 1, &report.CPU{User: 0.5}
+	changes.Aside = &report.Aside{Seconds: 2, Updates: 200}
+	r.add(changes, 2*time.Second)
+	require.Equal(t, []string{
+		"the server used less than 1 s of CPU time during the changes: how much of that was in user mode and how much in the kernel, which is told in " +
+			"steps of 10 ms, is rough",
+		"bytes and CPU a node-update leave out the 2.00 s of the restart, in which nodes received 200 of the 500 updates",
+	}, r.result.Notes)
+	require.EqualValues(t, 2, r.result.Phases[2].Reconnects, "100 nodes had to")
+	r.reconnected(105)
+	require.EqualValues(t, 5, r.result.Reconnects)
+	require.Equal(t, "5 streams broke and were opened again", r.result.Notes[2])
+}
+
+func TestFailedRepeatsAreReported(t *testing.T) {
+	timeout := errors.New("not within a minute")
+	r := newRepeat(scenario.Scenario{Nodes: 3})
+	require.Equal(t, timeout, r.failed(timeout))
+	require.Equal(t, []report.Repeat{{Check: report.Check{Nodes: 3, Error: "not within a minute"}}}, r.report.Repeats)
+	require.False(t, r.report.OK())
+}
+
+func TestLimits(t *testing.T) {
+	own := &Options{Peer: report.Slicecast}
+	api := &Options{Peer: report.KubeAPIServer, KubeAPIServer: Own}
+	for _, c := range []struct {
+		options *Options
+		s       scenario.Scenario
+		ok      bool
+	}{
+		{own, scenario.Scenario{Nodes: 28_232, Servers: 1}, true},
+		{own, scenario.Scenario{Nodes: 28_233, Servers: 1}, false},
+		{own, scenario.Scenario{Nodes: 40_000, Servers: 1, Relays: 2}, true},
+		{own, scenario.Scenario{Nodes: 50_000, Servers: 1, Relays: 2}, false},
+		{own, scenario.Scenario{Nodes: 40_000, Servers: 2, Event: scenario.Failover}, false},
+		{own, scenario.Scenario{Nodes: 20_000, Servers: 1, Event: scenario.Restart}, true},
+		{&Options{Peer: report.Slicecast, Server: "x:1"}, scenario.Scenario{Nodes: 30_000, Servers: 3}, false},
+		{api, scenario.Scenario{Nodes: 30_000, Servers: 1}, false},
+	} {
+		err := portsFor(c.options, &c.s, 28_232)
+		require.Equal(t, c.ok, err == nil, "%+v: %v", c.s, err)
+		if err != nil {
+			require.Contains(t, err.Error(), "the machine has 28232 ports for that")
+		}
+	}
+	require.NoError(t, filesFor(api, &scenario.Scenario{Nodes: 20_000 - apiServerFiles}, 20_000))
+	err := filesFor(api, &scenario.Scenario{Nodes: 20_000}, 20_000)
+	require.ErrorContains(t, err, "the API server has 20256 files open for 20000 nodes, and it may have 20000")
+	require.NoError(t, filesFor(&Options{Peer: report.KubeAPIServer, KubeAPIServer: "kubeconfig"}, &scenario.Scenario{Nodes: 30_000}, 20_000), "it is elsewhere")
+
+	err = limits(own, &scenario.Scenario{Nodes: 1_000_000, Servers: 1})
+	require.Error(t, err)
+	require.True(t, strings.HasPrefix(err.Error(), "1000000 nodes connect to one address"), err)
+	require.NoError(t, limits(own, &scenario.Scenario{Nodes: 100, Servers: 1}))
+}

@@ -1,0 +1,176 @@
+package estimate
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/slicecast/slicecast/loadtest/performance"
+	"github.com/slicecast/slicecast/loadtest/report"
+	"github.com/slicecast/slicecast/server/fanout"
+)
+
+// An API server sends a bookmark to a watch that has nothing else about once in this time; a kube-proxy has two such watches here.
+const (
+	bookmarkInterval = time.Minute
+	watches          = 2
+)
+
+const perMicro = 1e-6
+
+func sizeText(v float64) string   { return report.FormatValue(v, report.Bytes) }
+func rateText(v float64) string   { return sizeText(v) + "/s" }
+func microsText(v float64) string { return report.FormatValue(v, report.Micros) }
+
+func number(name, what string, v float64) Line { return Line{Name: name, What: what, Value: v} }
+
+func sized(name, what string, v float64, format string, args ...any) Line {
+	return Line{Name: name, What: what, Value: v, Unit: report.Bytes, Arithmetic: fmt.Sprintf(format, args...)}
+}
+
+func perSecond(l Line) Line {
+	l.PerSecond = true
+	return l
+}
+
+// cores are how much of a CPU something takes.
+func cores(name, what string, v float64, format string, args ...any) Line {
+	return Line{Name: name, What: what, Value: v, Arithmetic: fmt.Sprintf(format, args...)}
+}
+
+// conclude computes everything from what was counted and from what was measured.
+func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int) ([]Section, []string, error) {
+	bookmarkService, bookmarkSlice, err := bookmarkBytes()
+	if err != nil {
+		return nil, nil, err
+	}
+	heartbeat, err := heartbeatBytes(c.store)
+	if err != nil {
+		return nil, nil, err
+	}
+	cold, err := coldBytes(c.store)
+	if err != nil {
+		return nil, nil, err
+	}
+	cost, err := measuredCosts(m)
+	if err != nil {
+		return nil, nil, err
+	}
+
+	seconds := c.seconds
+	events := float64(c.services.events + c.slices.events)
+	today := float64(c.services.today + c.slices.today)
+	with := float64(c.services.slicecast + c.slices.slicecast)
+	updates := float64(c.services.updates + c.slices.updates)
+	n, a, s := float64(nodes), float64(apiServers), float64(servers)
+	bookmark := float64(bookmarkService+bookmarkSlice) / watches
+	toNode := today/seconds + watches*bookmark/bookmarkInterval.Seconds()
+	toNodeWith := with/seconds + float64(heartbeat)/fanout.DefaultHeartbeat.Seconds()
+
+	var sections []Section
+	add := func(title string, lines ...Line) { sections = append(sections, Section{title, lines}) }
+	add("What there is and what happened",
+		number("nodes", "nodes", n), number("api-servers", "API servers", a), number("servers", "Slicecast servers", s),
+		number("services", "Services that nodes get", float64(c.objects.services)),
+		number("slices", "EndpointSlices that nodes get", float64(c.objects.slices)),
+		number("endpoints", "endpoints in them", float64(c.objects.endpoints)),
+		Line{Name: "seconds", What: "watched for", Value: seconds, Unit: report.Seconds},
+		number("service-events", "events of Services", float64(c.services.events)),
+		number("slice-events", "events of EndpointSlices", float64(c.slices.events)),
+		Line{Name: "updates", What: "updates by Slicecast", Value: updates, Arithmetic: "events that change what nodes need, one update each"},
+	)
+	add("To each node, all the time",
+		perSecond(sized("node-bytes-today", "today", toNode, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; bookmarks of %d watches (%d B + %d B) / %.0f s = %s",
+			sizeText(float64(c.services.today)), sizeText(float64(c.slices.today)), seconds, rateText(today/seconds), watches, bookmarkService, bookmarkSlice,
+			bookmarkInterval.Seconds(), rateText(watches*bookmark/bookmarkInterval.Seconds()))),
+		perSecond(sized("node-bytes-slicecast", "with Slicecast", toNodeWith, "(%s of Services + %s of EndpointSlices) / %.0f s = %s; heartbeats %d B / %.0f s = %s",
+			sizeText(float64(c.services.slicecast)), sizeText(float64(c.slices.slicecast)), seconds, rateText(with/seconds), heartbeat,
+			fanout.DefaultHeartbeat.Seconds(), rateText(float64(heartbeat)/fanout.DefaultHeartbeat.Seconds()))),
+	)
+	add("From all servers together, all the time",
+		perSecond(sized("all-bytes-today", "API servers today", n*toNode, "%s × %d nodes", rateText(toNode), nodes)),
+		perSecond(sized("api-server-bytes-today", "… each", n*toNode/a, "%s / %d API servers", rateText(n*toNode), apiServers)),
+		perSecond(sized("all-bytes-slicecast", "Slicecast's servers", n*toNodeWith, "%s × %d nodes", rateText(toNodeWith), nodes)),
+		perSecond(sized("server-bytes-slicecast", "… each", n*toNodeWith/s, "%s / %d servers", rateText(n*toNodeWith), servers)),
+		perSecond(sized("all-bytes-api-server-slicecast", "API servers with Slicecast", s*toNode, "%s × %d Slicecast servers that watch", rateText(toNode), servers)),
+	)
+
+	mean := 0.
+	if events > 0 {
+		mean = today / events
+	}
+	eventMicros, bookmarkMicros := cost.eventMicros(mean), cost.eventMicros(bookmark)
+	watcher := (events/seconds*eventMicros + watches/bookmarkInterval.Seconds()*bookmarkMicros) * perMicro
+	ofWatcher := fmt.Sprintf("(%.0f events / %.0f s × %s an event + %d bookmarks / %.0f s × %s)", events, seconds, microsText(eventMicros), watches,
+		bookmarkInterval.Seconds(), microsText(bookmarkMicros))
+	messages := updates/seconds + 1/fanout.DefaultHeartbeat.Seconds()
+	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", updates, seconds, fanout.DefaultHeartbeat.Seconds())
+	add("CPU, all the time, in cores of the machine that the coefficients are from",
+		cores("all-cores-today", "API servers today", n*watcher, "%s × %d nodes", ofWatcher, nodes),
+		cores("api-server-cores-today", "… each", n*watcher/a, "%.3g / %d API servers", n*watcher, apiServers),
+		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro, "%s × %s × %d nodes", ofMessages,
+			microsText(cost.update.value), nodes),
+		cores("all-cores-api-server-slicecast", "API servers with Slicecast", s*watcher, "%s × %d servers", ofWatcher, servers),
+	)
+	if cost.nodeEvent != nil {
+		sections[len(sections)-1].Lines = append(sections[len(sections)-1].Lines,
+			cores("node-cores-today", "each node today", (events/seconds+watches/bookmarkInterval.Seconds())*cost.nodeEvent.value*perMicro,
+				"(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(), microsText(cost.nodeEvent.value)),
+			cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
+				microsText(cost.nodeUpdate.value)),
+		)
+	}
+	add("Memory",
+		sized("node-memory-today", "the objects on each node, today", float64(c.memory.today), "heap that they take here, decoded as client-go does"),
+		sized("node-memory-slicecast", "… with Slicecast", float64(c.memory.slicecast), "heap that they take here, decoded as an agent does"),
+		sized("server-memory-slicecast", "RAM of each Slicecast server", cost.stateRAM.value+n/s*cost.ram.value, "%s with a state and no node + %d nodes / %d servers × %s",
+			sizeText(cost.stateRAM.value), nodes, servers, sizeText(cost.ram.value)),
+	)
+	add("When a node starts, or all do",
+		sized("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
+		sized("cold-list-bytes-today", "today, if it gets lists", float64(c.lists.bytes), "each object once, all of them compressed with gzip"),
+		sized("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
+		sized("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", sizeText(float64(c.cold)), nodes),
+		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", sizeText(float64(cold)), nodes),
+	)
+	return sections, cost.assumptions(events, mean, servers, m.Reports[slicecastReport]), nil
+}
+
+// assumptions are what is not from the cluster, where there were so many events of a mean size.
+func (c *costs) assumptions(events, mean float64, servers int, state *report.Report) []string {
+	out := []string{
+		"Bytes are what TLS gives to TCP: messages with their frames and records. On the way back there are acks, which are not in the figures.",
+		"Today each node has a kube-proxy that watches Services and EndpointSlices with its own selectors, in protobuf. Other watchers (CoreDNS, ingress " +
+			"controllers) cost the same with Slicecast and are not in the figures.",
+		fmt.Sprintf("Nodes are not in the figures. Today each kube-proxy watches its own Node; with Slicecast each server watches all Nodes, and tells an agent "+
+			"what it needs of its own: an event of a Node is sent once today, and %d times to the servers and at most once to the agent with Slicecast.", servers),
+		"A kube-proxy of today streams its lists, as initial events of watches, which are not compressed. One that is older, or whose API server does not stream, gets " +
+			"lists; those of more than 128 KiB are compressed.",
+		"Slicecast is counted without joining changes that come close together, as a server does under load: it sends no more than this.",
+	}
+	text := c.eventText()
+	if events > 0 {
+		text += fmt.Sprintf(" Here an event has %s in the mean.", sizeText(mean))
+	}
+	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a heartbeat. Source: %s.",
+		microsText(c.update.value), c.update.source))
+	if c.nodeEvent == nil {
+		out = append(out, "CPU of nodes is not in the figures: no report is there that has measured it. On neither side is that of programming the kernel.")
+	} else {
+		out = append(out, fmt.Sprintf("CPU of nodes is that of receiving, decrypting and decoding, with the load tester's own and without collecting garbage; on neither side is "+
+			"that of programming the kernel. Today: %s for an event of %s. Source: %s. With Slicecast: %s for an update. Source: %s.",
+			microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source, microsText(c.nodeUpdate.value), c.nodeUpdate.source))
+	}
+	out = append(out,
+		"Memory of nodes is that of the objects alone, without what programs make of them; that of API servers is not in the figures.",
+		fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node, and %s with a state%s and no node. Sources: %s; %s.",
+			sizeText(c.ram.value), sizeText(c.stateRAM.value), endpointsText(state), c.ram.source, c.stateRAM.source))
+	return out
+}
+
+// endpointsText tells how large the state of a report is.
+func endpointsText(r *report.Report) string {
+	if len(r.Repeats) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" of %d endpoints", r.Repeats[0].State.Endpoints)
+}
