@@ -8,11 +8,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // Cleanup removes what kube-proxy has left on this node. It is refused while a kube-proxy runs, which would make it anew. Nothing
@@ -45,18 +47,21 @@ func cleanupNFTables() error {
 	case err != nil:
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
-	found := false
-	for _, t := range all {
-		if t.Name == nftablesTable && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6) {
-			conn.DelTable(t)
-			found = true
-		}
-	}
-	if !found {
+	tables := slices.DeleteFunc(all, func(t *nftables.Table) bool {
+		return t.Name != nftablesTable || t.Family != nftables.TableFamilyIPv4 && t.Family != nftables.TableFamilyIPv6
+	})
+	if len(tables) == 0 {
 		return nil
 	}
-	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("remove the nftables tables %s: %w", nftablesTable, err)
+	// First the rules, which would refuse what they do not find in the maps when these go.
+	for _, remove := range []func(*nftables.Table){conn.FlushTable, conn.DelTable} {
+		for _, t := range tables {
+			remove(t)
+		}
+		if err := conn.Flush(); err != nil {
+			return fmt.Errorf("remove the nftables tables %s: %w", nftablesTable, err)
+		}
+		xtables.Grace()
 	}
 	return nil
 }

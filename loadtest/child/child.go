@@ -12,6 +12,7 @@ import (
 	"net/rpc"
 	"os"
 	"os/exec"
+	"reflect"
 	"runtime"
 	"syscall"
 	"time"
@@ -103,9 +104,11 @@ type pipes struct {
 	io.WriteCloser
 }
 
-// Call calls a method of what the child serves. Its arguments and reply are as net/rpc has them.
+// Call calls a method of what the child serves. Its arguments and reply are as net/rpc has them; the reply is as it was if there is an error.
 func (p *Process) Call(ctx context.Context, method string, args, reply any) error {
-	call := p.client.Go(serviceName+"."+method, args, reply, make(chan *rpc.Call, 1))
+	// A reply that nobody waits for any more may still come.
+	own := reflect.New(reflect.TypeOf(reply).Elem())
+	call := p.client.Go(serviceName+"."+method, args, own.Interface(), make(chan *rpc.Call, 1))
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -117,6 +120,7 @@ func (p *Process) Call(ctx context.Context, method string, args, reply any) erro
 	if call.Error != nil {
 		return fmt.Errorf("%s: %w", p.name, call.Error)
 	}
+	reflect.ValueOf(reply).Elem().Set(own.Elem())
 	return nil
 }
 

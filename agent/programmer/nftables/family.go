@@ -95,6 +95,8 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 	errStandIn := standIn.replaceFrom(ctx, anew, state)
 	if _, ok := programmer.PortErrors(errStandIn); !ok {
 		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.family, "err", errStandIn)
+	} else if _, err := f.conn.removeRules(f.dialect); err != nil {
+		return err
 	}
 	err := f.replaceFrom(ctx, anew, state)
 	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))

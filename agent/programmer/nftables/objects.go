@@ -41,13 +41,20 @@ func (o *objects) addChain(name string) {
 
 // setRules replaces the rules of a chain that is there.
 func (o *objects) setRules(chain string, rules []rule) {
-	o.message(unix.NFT_MSG_DELRULE, 0, func() {
-		o.text(unix.NFTA_RULE_TABLE, o.table)
-		o.text(unix.NFTA_RULE_CHAIN, chain)
-	})
+	o.removeRules(chain)
 	for _, r := range rules {
 		o.addRule(chain, r)
 	}
+}
+
+// removeRules removes the rules of a chain, or, where that is empty, of all chains.
+func (o *objects) removeRules(chain string) {
+	o.message(unix.NFT_MSG_DELRULE, 0, func() {
+		o.text(unix.NFTA_RULE_TABLE, o.table)
+		if chain != "" {
+			o.text(unix.NFTA_RULE_CHAIN, chain)
+		}
+	})
 }
 
 func (o *objects) addRule(chain string, r rule) {

@@ -15,6 +15,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // DefaultMasqueradeMark is kube-proxy's.
@@ -202,13 +203,34 @@ func (c *conn) removeTables() error {
 
 // removeTable removes a table, if it is there.
 func (c *conn) removeTable(d *dialect) error {
+	if there, err := c.removeRules(d); err != nil || !there {
+		return err
+	}
 	o := objects{dialect: d}
 	o.removeTable()
+	_, err := c.onTable(o)
+	return err
+}
+
+// removeRules removes the rules of a table, if it is there, and waits until no packet is between them any more. With the table they
+// can't go at once: its maps are empty then for a packet that is among the rules, its sets are not, and so the port of a Service
+// would be refused as another port of its cluster IP.
+func (c *conn) removeRules(d *dialect) (there bool, err error) {
+	o := objects{dialect: d}
+	o.removeRules("")
+	if there, err = c.onTable(o); there {
+		xtables.Grace()
+	}
+	return there, err
+}
+
+// onTable does something with a table, if it is there.
+func (c *conn) onTable(o objects) (there bool, err error) {
 	b := newBatch(nil)
 	b.append(o.buf)
-	err := c.commit(b)
+	err = c.commit(b)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return nil
+		return false, nil
 	}
-	return err
+	return err == nil, err
 }
