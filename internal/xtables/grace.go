@@ -12,6 +12,6 @@ import (
 func Grace() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL, which waits for an RCU grace period
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); errno != 0 {
-		time.Sleep(50 * time.Millisecond) // a kernel with nohz_full CPUs does not do it
+		<-time.After(50 * time.Millisecond) // a kernel with nohz_full CPUs does not do it
 	}
 }
