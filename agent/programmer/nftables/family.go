@@ -99,6 +99,9 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 		return err
 	}
 	err := f.replaceFrom(ctx, anew, state)
+	if _, ok := programmer.PortErrors(err); !ok {
+		return err // the other one goes on: nobody else serves
+	}
 	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
 }
 
