@@ -144,6 +144,7 @@ func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
 		sum.Heap += m.Heap
 		sum.Stacks += m.Stacks
 		sum.Resident += u.Resident
+		sum.Anonymous += u.Anonymous
 	}
 	return sum, nil
 }

@@ -159,6 +159,13 @@ var Metrics = slices.Concat(
 		{"resident-state", Bytes, "server's RAM with the state and no node", memory(func(m *ServerMemory, _ float64) float64 {
 			return float64(m.State.Resident)
 		})},
+		{"anonymous-state", Bytes, "… of which not the program", func(f *figures) (float64, bool) {
+			m := f.repeat.ServerMemory
+			if m == nil {
+				return 0, false
+			}
+			return float64(m.State.Anonymous), m.State.Anonymous > 0
+		}},
 		{"memory-per-node", Bytes, "server's heap and stacks for a connected node", memory(func(m *ServerMemory, nodes float64) float64 {
 			return float64(m.Connected.Heap+m.Connected.Stacks-m.State.Heap-m.State.Stacks) / nodes
 		})},

@@ -247,6 +247,9 @@ type Memory struct {
 	Stacks int64 `json:"stackBytes"`
 	// Resident is what the process has in RAM, the program itself included.
 	Resident int64 `json:"residentBytes"`
+	// Anonymous is what is left of Resident without what is of files, which is mostly the program, and that the load tester's; 0: it
+	// was not counted.
+	Anonymous int64 `json:"anonymousBytes,omitempty"`
 }
 
 // Floor is what the same two processes pay for as many connections, bytes and writes over TLS and nothing else.

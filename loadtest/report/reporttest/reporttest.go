@@ -114,8 +114,8 @@ func repeat(start time.Time, random *rand.Rand, factor float64) report.Repeat {
 			},
 		},
 		ServerMemory: &report.ServerMemory{
-			State:     report.Memory{Heap: 16 << 20, Stacks: 1 << 19, Resident: 48 << 20},
-			Connected: report.Memory{Heap: 40 << 20, Stacks: 20 << 20, Resident: 100 << 20},
+			State:     report.Memory{Heap: 16 << 20, Stacks: 1 << 19, Resident: 48 << 20, Anonymous: 30 << 20},
+			Connected: report.Memory{Heap: 40 << 20, Stacks: 20 << 20, Resident: 100 << 20, Anonymous: 82 << 20},
 		},
 		Floor: &report.Floor{
 			HandshakeCPU: *cpu(0.6), Handshakes: nodes, HandshakeBytes: 1986 * nodes,
