@@ -102,13 +102,18 @@ var (
 	dns6 = view.ServicePortID{Service: dns4.Service, Port: "dns", Protocol: model.UDP, Family: model.IPv6}
 )
 
+func backends(addresses ...string) view.Backends {
+	var list []view.Backend
+	for _, a := range addresses {
+		list = append(list, view.Backend{Address: netip.MustParseAddrPort(a)})
+	}
+	return view.NewBackends(list...)
+}
+
 // port makes a Service port; an address that is only a port is a NodePort.
 func port(id view.ServicePortID, frontends []view.Frontend, serving ...string) *view.ServicePort {
 	p := &view.ServicePort{ID: id, Frontends: frontends}
-	for _, s := range serving {
-		p.Serving = append(p.Serving, netip.MustParseAddrPort(s))
-	}
-	slices.SortFunc(p.Serving, netip.AddrPort.Compare)
+	p.Serving = backends(serving...)
 	return p
 }
 
@@ -257,8 +262,7 @@ func TestEndpointsThatGetNewFlows(t *testing.T) {
 	}
 	inject(t, list)
 	p := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")
-	p.Cluster = []view.Backend{{Address: netip.MustParseAddrPort("10.180.0.3:53")}, {Address: netip.MustParseAddrPort("10.180.0.4:53")}}
-	p.Local = []view.Backend{{Address: netip.MustParseAddrPort("10.180.0.5:53"), Local: true}}
+	p.Cluster, p.Local = backends("10.180.0.3:53", "10.180.0.4:53"), backends("10.180.0.5:53")
 	r := newCleaner(t)
 	r.Changed([]view.Change{{After: p}}, everywhere)
 	r.clean()

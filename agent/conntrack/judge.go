@@ -38,7 +38,7 @@ func (c *Cleaner) judge(changes ...*work) judge {
 	for _, w := range changes {
 		for id := range w.changed {
 			port := c.ports[id]
-			if port == nil || len(port.Serving) == 0 {
+			if port == nil || port.Serving.Len() == 0 {
 				continue
 			}
 			to := frontend{endpoints: endpoints(port)}
@@ -56,9 +56,9 @@ func (c *Cleaner) judge(changes ...*work) judge {
 // endpoints gives those that serve, and those that get new flows: an endpoint may be ready by decree (publishNotReadyAddresses)
 // and not serve.
 func endpoints(port *view.ServicePort) []netip.AddrPort {
-	out := slices.Clone(port.Serving)
-	for _, set := range [][]view.Backend{port.Cluster, port.Local} {
-		for _, b := range set {
+	var out []netip.AddrPort
+	for _, set := range []view.Backends{port.Serving, port.Cluster, port.Local} {
+		for b := range set.All() {
 			out = append(out, b.Address)
 		}
 	}

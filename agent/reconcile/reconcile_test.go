@@ -129,7 +129,7 @@ func (k *kernel) Watch(ctx context.Context, lost func(string)) {
 func (k *kernel) names() []string {
 	var out []string
 	for id, p := range k.ports {
-		out = append(out, fmt.Sprintf("%s=%d", id.Service.Name, len(p.Cluster)))
+		out = append(out, fmt.Sprintf("%s=%d", id.Service.Name, p.Cluster.Len()))
 	}
 	slices.Sort(out)
 	return out

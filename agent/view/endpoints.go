@@ -35,6 +35,7 @@ func (e endpoint) backend() Backend {
 // one's object was gone. Then one that does not terminate counts, as in kube-proxy, and among several of them, where
 // kube-proxy takes any, the readiest.
 func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr) []endpoint {
+	v.several = v.several[:0]
 	v.forgetEndpoints() // where they are longer than what follows they would keep slices that are gone
 	out, ends := v.endpointSpace, v.endSpace[:0]
 	for i, s := range of {
@@ -69,6 +70,9 @@ func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr
 	for i, k := range keys {
 		if i == 0 || !k.same(keys[i-1]) {
 			sorted = append(sorted, out[k.index])
+		}
+		if i > 0 && k.high == keys[i-1].high && k.low == keys[i-1].low {
+			v.several = append(v.several, out[k.index].Address)
 		}
 	}
 	v.sortedSpace = sorted

@@ -12,7 +12,7 @@ import (
 )
 
 // sets are where a Service's traffic may go.
-type sets struct{ Cluster, Local []view.Backend }
+type sets struct{ Cluster, Local view.Backends }
 
 // TestSets covers which endpoints get new connections, by a Service with both sets: externalTrafficPolicy Local.
 func TestSets(t *testing.T) {
@@ -27,7 +27,7 @@ func TestSets(t *testing.T) {
 		"no slice":          {nil, sets{}},
 		"no endpoint":       {[]*model.Slice{slice("s")}, sets{}},
 		"local and remote":  {[]*model.Slice{slice("s", endpoint("10.180.0.1", local), endpoint("10.180.1.1"))}, sets{at("10.180.0.1* 10.180.1.1"), at("10.180.0.1*")}},
-		"without a node":    {[]*model.Slice{slice("s", endpoint("10.180.0.1", func(e *model.Endpoint) { e.NodeName = "" }))}, sets{at("10.180.0.1"), nil}},
+		"without a node":    {[]*model.Slice{slice("s", endpoint("10.180.0.1", func(e *model.Endpoint) { e.NodeName = "" }))}, sets{at("10.180.0.1"), view.Backends{}}},
 		"of another family": {[]*model.Slice{slice("s", endpoint("fd00:180::1", local))}, sets{}},
 
 		"not ready is not usable, even if serving": {[]*model.Slice{slice("s", endpoint("10.180.0.1", local, unready), endpoint("10.180.0.2", local, servingOnly))},
@@ -47,11 +47,11 @@ func TestSets(t *testing.T) {
 
 		"several slices, in the order of addresses": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.10"), endpoint("10.180.1.9")), slice("b", endpoint("10.180.1.2")),
-		}, sets{at("10.180.1.2 10.180.1.9 10.180.1.10"), nil}},
-		"twice: one copy": {[]*model.Slice{slice("a", endpoint("10.180.1.1")), slice("b", endpoint("10.180.1.1"))}, sets{at("10.180.1.1"), nil}},
+		}, sets{at("10.180.1.2 10.180.1.9 10.180.1.10"), view.Backends{}}},
+		"twice: one copy": {[]*model.Slice{slice("a", endpoint("10.180.1.1")), slice("b", endpoint("10.180.1.1"))}, sets{at("10.180.1.1"), view.Backends{}}},
 		"twice: the one that does not terminate counts": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1", terminating), endpoint("10.180.1.2")), slice("b", endpoint("10.180.1.1"), endpoint("10.180.1.2", terminating)),
-		}, sets{at("10.180.1.1 10.180.1.2"), nil}},
+		}, sets{at("10.180.1.1 10.180.1.2"), view.Backends{}}},
 		"twice: even if it is not ready": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1", terminating)), slice("b", endpoint("10.180.1.1", unready)),
 		}, sets{}},
@@ -60,7 +60,7 @@ func TestSets(t *testing.T) {
 		}, sets{}},
 		"twice, not terminating: the ready one counts": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1", unready)), slice("b", endpoint("10.180.1.1")), slice("c", endpoint("10.180.1.1", unready)),
-		}, sets{at("10.180.1.1"), nil}},
+		}, sets{at("10.180.1.1"), view.Backends{}}},
 		"twice, on different nodes: the local one counts": {[]*model.Slice{
 			slice("a", endpoint("10.180.1.1")), slice("b", endpoint("10.180.1.1", local)),
 		}, sets{at("10.180.1.1*"), at("10.180.1.1*")}},
@@ -77,7 +77,7 @@ func TestSets(t *testing.T) {
 
 	// A node without a name has no local endpoints, not even those without a node.
 	got := see(t, view.Options{}, service(web, internalLocal), slice("s", endpoint("10.180.1.1", func(e *model.Endpoint) { e.NodeName = "" })))
-	require.Empty(t, got[id(http, model.IPv4)].Local)
+	require.Zero(t, got[id(http, model.IPv4)].Local)
 }
 
 // TestOneOfTwoCopiesGoes: an endpoint that is in two slices stays when it leaves one.
@@ -113,7 +113,7 @@ func TestPorts(t *testing.T) {
 	backends := map[view.ServicePortID][]netip.AddrPort{}
 	for id, p := range got {
 		backends[id] = nil
-		for _, b := range p.Cluster {
+		for b := range p.Cluster.All() {
 			backends[id] = append(backends[id], b.Address)
 		}
 	}
@@ -169,7 +169,7 @@ func TestTopology(t *testing.T) {
 	require.Equal(t, at("10.180.0.1* 10.180.0.2*"), got[id(http, model.IPv4)].Local)
 	got = see(t, options, service(web, internalLocal), slice("s", endpoint("10.180.0.1", local, zones("zone-b")), endpoint("10.180.1.1", zones("zone-a"))))
 	require.Equal(t, at("10.180.0.1*"), got[id(http, model.IPv4)].Local)
-	require.Empty(t, got[id(http, model.IPv4)].Cluster, "nothing leads there")
+	require.Zero(t, got[id(http, model.IPv4)].Cluster, "nothing leads there")
 }
 
 func inZone(zone string) func(*model.Endpoint) { return func(e *model.Endpoint) { e.Zone = zone } }
@@ -200,8 +200,12 @@ func TestServing(t *testing.T) {
 		endpoint("10.180.1.4", unready), endpoint("10.180.1.5", servingOnly), endpoint("10.180.0.6", local, zones("zone-b")))
 	for _, policy := range []func(*model.Service){internalLocal, externalLocal} {
 		got := see(t, options, service(web, policy, ports(http, dns)), s)
+		var serving []netip.AddrPort
+		for b := range got[id(dns, model.IPv4)].Serving.All() {
+			serving = append(serving, b.Address)
+		}
 		require.Equal(t, []netip.AddrPort{ap("10.180.0.6:5353"), ap("10.180.1.1:5353"), ap("10.180.1.2:5353"), ap("10.180.1.5:5353")},
-			got[id(dns, model.IPv4)].Serving, "whatever policies and hints say")
-		require.Empty(t, got[id(http, model.IPv4)].Serving, "only UDP has flows that must be removed")
+			serving, "whatever policies and hints say")
+		require.Zero(t, got[id(http, model.IPv4)].Serving, "only UDP has flows that must be removed")
 	}
 }

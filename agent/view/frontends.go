@@ -232,7 +232,7 @@ func (v *View) route(p *ServicePort, s *model.Service, anyUsable bool) {
 		switch {
 		case !anyUsable:
 			return Route{To: Reject}
-		case t == Local && len(p.Local) == 0:
+		case t == Local && p.Local.Len() == 0:
 			return Route{To: Drop}
 		}
 		return Route{t, masquerade}

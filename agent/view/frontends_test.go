@@ -175,7 +175,7 @@ func TestExternalPolicyWithoutAnyExternalAddress(t *testing.T) {
 	endpoints := slice("s", endpoint("10.180.0.1", local), endpoint("10.180.1.1"))
 	got := see(t, options, service(web, externalLocal), endpoints)[id(http, model.IPv4)]
 	require.Equal(t, see(t, options, service(web), endpoints)[id(http, model.IPv4)], got)
-	require.Empty(t, got.Local)
+	require.Zero(t, got.Local)
 	got = see(t, options, service(web, externalLocal, externalIP("203.0.113.1")), endpoints)[id(http, model.IPv4)]
 	require.Equal(t, at("10.180.0.1*"), got.Local)
 	require.Equal(t, at("10.180.0.1* 10.180.1.1"), got.Cluster)

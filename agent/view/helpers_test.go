@@ -156,11 +156,11 @@ func see(t *testing.T, o view.Options, s *model.Service, endpointSlices ...*mode
 }
 
 // at gives backends at port 8080, local ones with a star: "10.180.0.1* 10.180.1.1".
-func at(list string) []view.Backend {
+func at(list string) view.Backends {
 	var out []view.Backend
 	for _, s := range strings.Fields(list) {
 		address, isLocal := strings.CutSuffix(s, "*")
 		out = append(out, view.Backend{Address: netip.AddrPortFrom(addr(address), 8080), Local: isLocal})
 	}
-	return out
+	return view.NewBackends(out...)
 }

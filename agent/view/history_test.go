@@ -210,16 +210,17 @@ func requirePromises(t *rapid.T, state view.State) {
 				require.Equal(t, f.Others, f.Pods)
 			}
 		}
-		require.Equal(t, to[view.Cluster], len(p.Cluster) > 0)
-		require.Equal(t, to[view.Local], len(p.Local) > 0)
-		for _, set := range [][]view.Backend{p.Cluster, p.Local} {
-			for i, b := range set {
+		require.Equal(t, to[view.Cluster], p.Cluster.Len() > 0)
+		require.Equal(t, to[view.Local], p.Local.Len() > 0)
+		for _, set := range []view.Backends{p.Cluster, p.Local, p.Serving} {
+			list := set.List()
+			require.Len(t, list, set.Len())
+			for i, b := range list {
 				require.Equal(t, id.Family, model.FamilyOf(b.Address.Addr()))
-				require.True(t, i == 0 || set[i-1].Address.Compare(b.Address) < 0)
+				require.True(t, i == 0 || list[i-1].Address.Compare(b.Address) < 0)
 			}
 		}
-		require.True(t, id.Protocol == model.UDP || len(p.Serving) == 0)
-		require.True(t, slices.IsSortedFunc(p.Serving, netip.AddrPort.Compare))
+		require.True(t, id.Protocol == model.UDP || p.Serving.Len() == 0)
 	}
 }
 

@@ -342,14 +342,14 @@ func observed(state view.State, c connection) fate {
 				return fate{verdict: "drop"}
 			}
 			route := map[origin]view.Route{fromPod: f.Pods, fromNode: f.Node, fromElsewhere: f.Others}[c.from]
-			set := map[view.Target][]view.Backend{view.Cluster: p.Cluster, view.Local: p.Local}[route.To]
+			set := map[view.Target]view.Backends{view.Cluster: p.Cluster, view.Local: p.Local}[route.To]
 			out := fate{masquerade: route.Masquerade}
 			if route.To == view.Reject || route.To == view.Drop {
 				out.verdict = route.To.String()
 				return out
 			}
 			out.affinity, out.scheduler = uint32(p.Affinity.Seconds()), p.Scheduler
-			for _, b := range set {
+			for b := range set.All() {
 				text := b.Address.String()
 				if b.Local {
 					text += "*"

@@ -117,12 +117,19 @@ func keep[T comparable](before, now []T) []T {
 	return append(make([]T, 0, len(now)), now...)
 }
 
-// serving gives the addresses of endpoints that serve, wherever they are.
-func serving(of []endpoint) []netip.AddrPort {
-	var out []netip.AddrPort
+// keepBackends gives before if it is the same as now, an ascending list, else a set of it.
+func keepBackends(before Backends, now []Backend) Backends {
+	if before.is(now) {
+		return before
+	}
+	return ascending(now)
+}
+
+// appendServing appends the backends of endpoints that serve, whether they get new connections or not.
+func appendServing(out []Backend, of []endpoint) []Backend {
 	for _, e := range of {
 		if e.Conditions.Serving {
-			out = append(out, e.backend().Address)
+			out = append(out, e.backend())
 		}
 	}
 	return out
@@ -131,8 +138,14 @@ func serving(of []endpoint) []netip.AddrPort {
 // seen is what is remembered of a Service with many slices, so that a change of a few endpoints costs no look at all of them: what its
 // ports in View.ports are made of. They are of its present object and of the present Node.
 type seen struct {
-	slices  []*model.Slice
-	tallies map[ServicePortID]tally
+	slices []*model.Slice
+	ports  map[ServicePortID]seenPort
+}
+
+// seenPort is what is remembered of a Service port's endpoints: how many there are, and at which addresses there are some in several slices.
+type seenPort struct {
+	tally
+	shared map[netip.Addr]struct{}
 }
 
 const (
@@ -142,7 +155,7 @@ const (
 	fewChanges = 16
 )
 
-// sets fills in the lists of a Service port with these frontends, which are those in before where they are the same, and tells whether any
+// sets fills in the sets of a Service port with these frontends, which are those in before where they are the same, and tells whether any
 // endpoint of the cluster takes connections.
 func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 	cluster, local := uses(s.object, p.Frontends)
@@ -155,46 +168,47 @@ func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 			d, known = v.difference(s, p.ID)
 		}
 	}
-	var now tally
+	var now seenPort
 	if known {
-		was := s.seen.tallies[p.ID]
+		was := s.seen.ports[p.ID]
 		now = was
-		v.count(&now, d.before, -1)
-		v.count(&now, d.after, 1)
+		v.count(&now.tally, d.before, -1)
+		v.count(&now.tally, d.after, 1)
 		known = now.cluster() == was.cluster() && now.local() == was.local()
 	}
 	var all []endpoint
 	if !known {
-		all, now = v.endpoints(s.slices, p.ID, netip.Addr{}), tally{}
-		v.count(&now, all, 1)
+		now = seenPort{shared: make(map[netip.Addr]struct{})}
+		all = v.endpoints(s.slices, p.ID, netip.Addr{})
+		v.count(&now.tally, all, 1)
+		for _, a := range v.several {
+			now.shared[a] = struct{}{}
+		}
 	}
 	if s.seen != nil {
-		s.seen.tallies[p.ID] = now
+		s.seen.ports[p.ID] = now
 	}
-	set := func(before []Backend, c choice) []Backend {
+	set := func(before Backends, appendOf func([]Backend, []endpoint) []Backend) Backends {
 		if known {
-			return patch(before, v.appendChosen(nil, d.before, c), v.appendChosen(nil, d.after, c), compareBackends)
+			return before.with(appendOf(nil, d.before), appendOf(nil, d.after))
 		}
-		v.backendSpace = v.appendChosen(v.backendSpace[:0], all, c)
-		return keep(before, v.backendSpace)
+		v.backendSpace = appendOf(v.backendSpace[:0], all)
+		return keepBackends(before, v.backendSpace)
+	}
+	chosen := func(c choice) func([]Backend, []endpoint) []Backend {
+		return func(out []Backend, of []endpoint) []Backend { return v.appendChosen(out, of, c) }
 	}
 	if cluster {
-		p.Cluster = set(old.Cluster, now.cluster())
+		p.Cluster = set(old.Cluster, chosen(now.cluster()))
 	}
 	if local {
-		p.Local = set(old.Local, now.local())
+		p.Local = set(old.Local, chosen(now.local()))
 	}
-	switch {
-	case p.ID.Protocol != model.UDP:
-	case known:
-		p.Serving = patch(old.Serving, serving(d.before), serving(d.after), netip.AddrPort.Compare)
-	default:
-		p.Serving = keep(old.Serving, serving(all))
+	if p.ID.Protocol == model.UDP {
+		p.Serving = set(old.Serving, appendServing)
 	}
 	return now.usable()
 }
-
-func compareBackends(a, b Backend) int { return a.Address.Compare(b.Address) }
 
 // difference is what has changed of a Service port's endpoints: those that there were, and those that there are, at some addresses.
 type difference struct {
@@ -206,7 +220,7 @@ func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) 
 	if s.seen == nil || len(s.seen.slices) != len(s.slices) {
 		return difference{}, false
 	}
-	var changed []netip.Addr
+	var changed []changedAddress
 	for i, now := range s.slices {
 		was := s.seen.slices[i]
 		if now == was {
@@ -215,58 +229,56 @@ func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) 
 		if now.Family != was.Family || !slices.Equal(now.Ports, was.Ports) {
 			return difference{}, false
 		}
-		if changed = appendChanged(changed, was.Endpoints, now.Endpoints); len(changed) > fewChanges {
+		if changed = appendChanged(changed, i, was.Endpoints, now.Endpoints); len(changed) > fewChanges {
 			return difference{}, false
 		}
 	}
-	slices.SortFunc(changed, netip.Addr.Compare)
-	for _, a := range slices.Compact(changed) {
-		d.before = append(d.before, v.endpoints(s.seen.slices, id, a)...)
-		d.after = append(d.after, v.endpoints(s.slices, id, a)...)
+	slices.SortFunc(changed, func(a, b changedAddress) int { return a.Compare(b.Addr) })
+	shared := s.seen.ports[id].shared
+	for len(changed) > 0 {
+		a := changed[0].Addr
+		same := 1
+		for same < len(changed) && changed[same].Addr == a {
+			same++
+		}
+		was, is := s.seen.slices, s.slices
+		_, several := shared[a]
+		// To look in many slices is most of the work. An endpoint that stays in one is in no other, unless it was before.
+		if i := changed[0].slice; same == 1 && changed[0].stays && !several {
+			was, is = was[i:i+1], is[i:i+1]
+		}
+		d.before = append(d.before, v.endpoints(was, id, a)...)
+		d.after = append(d.after, v.endpoints(is, id, a)...)
+		delete(shared, a)
+		for _, a := range v.several {
+			shared[a] = struct{}{}
+		}
+		changed = changed[same:]
 	}
 	return d, true
 }
 
+// changedAddress is an address at which the endpoints of two versions of a slice differ.
+type changedAddress struct {
+	netip.Addr
+	slice int
+	stays bool // both have an endpoint there
+}
+
 // appendChanged appends the addresses at which the endpoints of two versions of a slice differ, a few more than fewChanges at most.
-func appendChanged(to []netip.Addr, before, after []model.Endpoint) []netip.Addr {
+func appendChanged(to []changedAddress, slice int, before, after []model.Endpoint) []changedAddress {
 	for len(to) <= fewChanges && (len(before) > 0 || len(after) > 0) {
 		switch {
 		case len(before) > 0 && len(after) > 0 && before[0].Address == after[0].Address:
 			if !before[0].Equal(&after[0]) {
-				to = append(to, after[0].Address)
+				to = append(to, changedAddress{after[0].Address, slice, true})
 			}
 			before, after = before[1:], after[1:]
 		case len(after) == 0 || len(before) > 0 && before[0].Address.Less(after[0].Address):
-			to, before = append(to, before[0].Address), before[1:]
+			to, before = append(to, changedAddress{before[0].Address, slice, false}), before[1:]
 		default:
-			to, after = append(to, after[0].Address), after[1:]
+			to, after = append(to, changedAddress{after[0].Address, slice, false}), after[1:]
 		}
 	}
 	return to
-}
-
-// patch gives an ascending list with some of its elements removed and others inserted; the list itself, if these are the same.
-func patch[T comparable](list, removed, inserted []T, compare func(T, T) int) []T {
-	if slices.Equal(removed, inserted) {
-		return list
-	}
-	if len(list)-len(removed)+len(inserted) == 0 {
-		return nil
-	}
-	out := make([]T, 0, len(list)-len(removed)+len(inserted))
-	for len(removed) > 0 || len(inserted) > 0 {
-		remove := len(inserted) == 0 || len(removed) > 0 && compare(removed[0], inserted[0]) <= 0
-		next := inserted
-		if remove {
-			next = removed
-		}
-		i, _ := slices.BinarySearchFunc(list, next[0], compare)
-		out, list = append(out, list[:i]...), list[i:]
-		if remove {
-			list, removed = list[1:], removed[1:]
-		} else {
-			out, inserted = append(out, inserted[0]), inserted[1:]
-		}
-	}
-	return append(out, list...)
 }

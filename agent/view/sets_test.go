@@ -164,7 +164,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	v.Set(s.ServiceKey(), s, of)
 	v.Changes()
 	before := v.State().Ports[view.ServicePortID{Service: s.ServiceKey(), Port: "http", Protocol: model.TCP, Family: model.IPv4}]
-	require.Len(t, before.Cluster, 5000)
+	require.Equal(t, 5000, before.Cluster.Len())
 
 	edited := func(edit func(*model.Endpoint)) []*model.Slice {
 		n := *of[7]
@@ -182,7 +182,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	v.Set(s.ServiceKey(), s, edited(unready))
 	changes, _ = v.Changes()
 	require.Len(t, changes, 1)
-	require.Equal(t, slices.DeleteFunc(slices.Clone(before.Cluster), func(b view.Backend) bool { return b.Address.Addr() == gone }), changes[0].After.Cluster)
+	require.Equal(t, slices.DeleteFunc(before.Cluster.List(), func(b view.Backend) bool { return b.Address.Addr() == gone }), changes[0].After.Cluster.List())
 
 	v.Set(s.ServiceKey(), s, of)
 	changes, _ = v.Changes()
@@ -197,7 +197,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	v.Set(s.ServiceKey(), s, fewer)
 	changes, _ = v.Changes()
 	require.Len(t, changes, 1)
-	require.Len(t, changes[0].After.Cluster, 4970)
+	require.Equal(t, 4970, changes[0].After.Cluster.Len())
 }
 
 // TestSetComesIntoUse: a Service that gets an address from another has a set of backends that it had no use for, though it is as it was,
@@ -212,8 +212,8 @@ func TestSetComesIntoUse(t *testing.T) {
 	}
 	f.Set(web, s, of)
 	f.change()
-	require.Empty(t, f.State().Ports[id(http, model.IPv4)].Cluster)
+	require.Zero(t, f.State().Ports[id(http, model.IPv4)].Cluster)
 	f.Set(api, nil, nil)
 	f.change()
-	require.Len(t, f.State().Ports[id(http, model.IPv4)].Cluster, 8)
+	require.Equal(t, 8, f.State().Ports[id(http, model.IPv4)].Cluster.Len())
 }

@@ -21,22 +21,22 @@ func (id ServicePortID) String() string {
 	return id.Service.String() + ":" + id.Port + "/" + id.Protocol.String() + "/" + id.Family.String()
 }
 
-// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable. A list that
-// a change leaves as it was is the same slice Before and After, so that comparing both costs nothing.
+// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable. A set that
+// a change leaves as it was is the same one Before and After, so that comparing both costs nothing.
 type ServicePort struct {
 	ID ServicePortID
 	// Frontends are the addresses that traffic comes to, in a fixed order, each (address, port) once. No other Service
 	// port has one of them.
 	Frontends []Frontend
 	// Cluster and Local are the sets of backends that Routes lead to; within each, every backend gets a new connection with
-	// the same probability. They are ascending by address, each once. A set that no Route leads to is empty.
-	Cluster, Local []Backend
+	// the same probability. A set that no Route leads to is empty.
+	Cluster, Local Backends
 	// Affinity is how long new connections of a client's address go to the backend that its last one went to, over all
 	// Frontends, as long as the set that its Route leads to holds that backend; 0: no affinity.
 	Affinity time.Duration
 	// Serving are, for UDP, all endpoints that serve, whether they get new connections or not: flows that lead elsewhere
-	// are stale (conntrack). Ascending.
-	Serving []netip.AddrPort
+	// are stale (conntrack).
+	Serving Backends
 	// Scheduler chooses a backend for each new connection in IPVS, in the place of the programmer's own; one of Options.Schedulers,
 	// or empty: the programmer's own.
 	Scheduler string

@@ -7,7 +7,7 @@
 // own addresses NodePorts come first.
 //
 // It is incremental: a Service that is set costs as much as that Service is large, however many there are, and where a few endpoints of
-// many change, little more than copying the lists of backends that they are in. What becomes of a sequence of calls of Set is what
+// many change, little more than looking at the slices that they are in. What becomes of a sequence of calls of Set is what
 // a new view would make of the last of them.
 package view
 
@@ -44,8 +44,10 @@ type View struct {
 	endpointSpace, sortedSpace []endpoint
 	endSpace                   []int // of the lists in endpointSpace
 	keySpace                   [2][]endpointKey
-	backendSpace               []Backend
-	idSpace                    []ServicePortID
+	// several are the addresses that several slices have of what endpoints gave last.
+	several      []netip.Addr
+	backendSpace []Backend
+	idSpace      []ServicePortID
 }
 
 // service is a Service that there is, or was when Changes was last called.
@@ -222,7 +224,7 @@ func (v *View) update(s *service, changes []Change) []Change {
 	case len(s.slices) < manySlices:
 		s.seen = nil
 	case s.seen == nil:
-		s.seen = &seen{tallies: make(map[ServicePortID]tally)}
+		s.seen = &seen{ports: make(map[ServicePortID]seenPort)}
 	}
 	if s.object != nil {
 		scheduler := v.scheduler(s)
@@ -295,7 +297,7 @@ func (v *View) port(s *service, id ServicePortID, frontends []Frontend, schedule
 	}
 	p.Frontends = old.Frontends
 	if p.Affinity == old.Affinity && p.Scheduler == old.Scheduler && p.HealthCheckPort == old.HealthCheckPort &&
-		same(p.Cluster, old.Cluster) && same(p.Local, old.Local) && same(p.Serving, old.Serving) {
+		p.Cluster.Same(old.Cluster) && p.Local.Same(old.Local) && p.Serving.Same(old.Serving) {
 		return before
 	}
 	return p
@@ -311,11 +313,6 @@ func (v *View) scheduler(s *service) string {
 		s.problem("its annotation asks for the IPVS scheduler %q, which is none of %s: the default serves it", name, strings.Join(v.options.Schedulers, ", "))
 	}
 	return ""
-}
-
-// same tells whether a, a list that keep gave, is b, the list that was before.
-func same[T any](a, b []T) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // check brings the health checks of a Service up to date.

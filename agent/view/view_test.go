@@ -50,8 +50,8 @@ func TestOnlyWhatDiffersChanges(t *testing.T) {
 	require.Len(t, changes, 2)
 	for _, c := range changes {
 		require.Same(t, &c.Before.Frontends[0], &c.After.Frontends[0])
-		require.Same(t, &c.Before.Local[0], &c.After.Local[0])
-		require.NotSame(t, &c.Before.Cluster[0], &c.After.Cluster[0])
+		require.True(t, c.After.Local.Same(c.Before.Local))
+		require.False(t, c.After.Cluster.Same(c.Before.Cluster))
 	}
 	require.Equal(t, at("10.180.0.1* 10.180.1.1"), first.Cluster, "what was given out stays as it was")
 

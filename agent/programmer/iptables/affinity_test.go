@@ -46,11 +46,10 @@ func TestAffinity(t *testing.T) {
 			big := c.sticky(family, tr, time.Hour, both, []int{1})
 			big.ID = serviceID("big", tr.protocol, family)
 			big.Frontends = []view.Frontend{clusterIP(vip(family, 9))}
-			big.Local = nil
+			big.Local = view.Backends{}
 			for port := range uint16(maxPlain) {
-				big.Cluster = append(big.Cluster, c.backends(family, 20000+port, 0)...)
+				big.Cluster = view.NewBackends(append(big.Cluster.List(), c.backends(family, 20000+port, 0).List()...)...)
 			}
-			slices.SortFunc(big.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
 			var ports []uint16
 			for port := range uint16(maxPlain) {
 				ports = append(ports, 20000+port)
@@ -89,7 +88,7 @@ func TestAffinity(t *testing.T) {
 			// The client does by the cluster IP, and by another one to what is local, where it then stays.
 			one(c.client.Host, vip(family, 1), servicePort)
 			local := one(c.client.Host, vip(family, 2), servicePort)
-			require.Equal(t, c.backends(family, tr.port, 1)[0].Address, local)
+			require.Equal(t, c.backends(family, tr.port, 1).List()[0].Address, local)
 			require.Equal(t, local, one(c.client.Host, vip(family, 1), servicePort), "where its last connection went")
 			require.Equal(t, local, one(c.client.Host, node, 30001))
 
@@ -99,7 +98,7 @@ func TestAffinity(t *testing.T) {
 			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{After: other}}))
 			c.inHost = newInHost(t, c.a.Host, c.options)
 			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-			i := slices.IndexFunc(port.Cluster, func(b view.Backend) bool { return b.Address == ofPod })
+			i := slices.IndexFunc(port.Cluster.List(), func(b view.Backend) bool { return b.Address == ofPod })
 			without := slices.DeleteFunc(slices.Clone(both), func(j int) bool { return j == i })
 			for _, left := range [][]int{{1, i}, {i}, both} {
 				apply(c.sticky(family, tr, time.Hour, left, []int{1}))

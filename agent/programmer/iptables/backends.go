@@ -35,9 +35,9 @@ const (
 // backendsOf gives a set of backends.
 func backendsOf(port *view.ServicePort, set view.Target) []view.Backend {
 	if set == view.Local {
-		return port.Local
+		return port.Local.List()
 	}
-	return port.Cluster
+	return port.Cluster.List()
 }
 
 // chainsOf gives all chains of a Service port, each once.

@@ -19,12 +19,14 @@ func benchmarkPort(service, backends, variant int) *view.ServicePort {
 	p := &view.ServicePort{ID: serviceID(fmt.Sprint("s", service), model.TCP, model.IPv4)}
 	address := netip.AddrFrom4([4]byte{10, 96, byte(service >> 8), byte(service)})
 	p.Frontends = []view.Frontend{clusterIP(address)}
+	var list []view.Backend
 	for i := range backends {
 		a := netip.AddrFrom4([4]byte{10, byte(128 + i>>8), byte(service), byte(i)})
-		p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(a, uint16(8080+service>>8))})
+		list = append(list, view.Backend{Address: netip.AddrPortFrom(a, uint16(8080+service>>8))})
 	}
-	last := &p.Cluster[backends-1]
+	last := &list[backends-1]
 	last.Address = netip.AddrPortFrom(last.Address.Addr(), uint16(9000+variant))
+	p.Cluster = view.NewBackends(list...)
 	return p
 }
 

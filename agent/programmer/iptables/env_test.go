@@ -163,14 +163,15 @@ func newCluster(t *testing.T, options Options) *cluster {
 }
 
 // backends gives the pods as backends of a port on node a.
-func (c *cluster) backends(family model.Family, port uint16, pods ...int) (backends []view.Backend) {
+func (c *cluster) backends(family model.Family, port uint16, pods ...int) view.Backends {
+	var backends []view.Backend
 	for _, i := range pods {
 		p := c.pods[i]
 		backends = append(backends, view.Backend{
 			Address: netip.AddrPortFrom(p.Addr(family == model.IPv6), port), Local: p.Node == c.a,
 		})
 	}
-	return backends
+	return view.NewBackends(backends...)
 }
 
 // vip gives a cluster IP.

@@ -61,7 +61,8 @@ func drawPort(t *rapid.T, id view.ServicePortID) *view.ServicePort {
 	leadsTo := func(set view.Target) bool {
 		return slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Pods.To == set || f.Node.To == set || f.Others.To == set })
 	}
-	draw := func(label string) (backends []view.Backend) {
+	draw := func(label string) view.Backends {
+		var backends []view.Backend
 		count := rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3, 3, 7, maxPlain + 1, 150}).Draw(t, label)
 		first := rapid.IntRange(0, 3).Draw(t, label+" first")
 		for i := range count {
@@ -72,8 +73,7 @@ func drawPort(t *rapid.T, id view.ServicePortID) *view.ServicePort {
 			}
 			backends = append(backends, view.Backend{Address: netip.AddrPortFrom(address, 8080), Local: i%3 == 0})
 		}
-		slices.SortFunc(backends, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
-		return backends
+		return view.NewBackends(backends...)
 	}
 	if leadsTo(view.Cluster) {
 		p.Cluster = draw("cluster")

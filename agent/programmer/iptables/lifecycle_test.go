@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -190,7 +191,7 @@ func TestRestart(t *testing.T) {
 			}
 			big := c.web("big", family, 200)
 			for i := range uint16(3 * maxPlain) {
-				big.Cluster = append(big.Cluster, c.backends(family, 9000+i, 1)...)
+				big.Cluster = view.NewBackends(append(big.Cluster.List(), c.backends(family, 9000+i, 1).List()...)...)
 			}
 			c.set(big)
 		}
@@ -253,9 +254,11 @@ func TestApplyWritesLittle(t *testing.T) {
 			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1, 2, 3))
 		}
 		big := c.web("big", model.IPv4, 200)
+		var backends []view.Backend
 		for i := range uint16(5000) {
-			big.Cluster = append(big.Cluster, c.backends(model.IPv4, 9000+i, 1)...)
+			backends = append(backends, c.backends(model.IPv4, 9000+i, 1).List()...)
 		}
+		big.Cluster = view.NewBackends(backends...)
 		c.set(big)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 		c.inHost.restoredBytes()
@@ -266,7 +269,7 @@ func TestApplyWritesLittle(t *testing.T) {
 		c.inHost.restoredBytes()
 
 		less := *big
-		less.Cluster = append(append([]view.Backend{}, big.Cluster[:70]...), big.Cluster[71:]...)
+		less.Cluster = view.NewBackends(slices.Delete(backends, 70, 71)...)
 		require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: big, After: &less}}))
 		require.Len(t, c.inHost.restored, 1)
 		rules := bytes.Count(c.inHost.restored[0], []byte("-A "))

@@ -137,7 +137,7 @@ func TestUniformChoice(t *testing.T) {
 			}
 			for _, pod := range []int{0, 2} {
 				for _, p := range ports[:n] {
-					port.Cluster = append(port.Cluster, c.backends(model.IPv4, p, pod)...)
+					port.Cluster = view.NewBackends(append(port.Cluster.List(), c.backends(model.IPv4, p, pod).List()...)...)
 				}
 			}
 			c.set(port)

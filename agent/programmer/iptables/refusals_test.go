@@ -25,7 +25,7 @@ func TestRejectedPort(t *testing.T) {
 			return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 3, patient)
 		}
 		bad := func(p *view.ServicePort) *view.ServicePort {
-			p.Cluster = append(p.Cluster, c.backends(model.IPv6, tcpPort, 2)...)
+			p.Cluster = view.NewBackends(append(p.Cluster.List(), c.backends(model.IPv6, tcpPort, 2).List()...)...)
 			return p
 		}
 		for i := range byte(20) {

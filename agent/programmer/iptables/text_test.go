@@ -24,9 +24,11 @@ import (
 // somePort gives a Service port with n backends, none of them local.
 func somePort(n int) *view.ServicePort {
 	p := &view.ServicePort{ID: serviceID("web", model.TCP, model.IPv4), Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 1))}}
+	var backends []view.Backend
 	for i := range n {
-		p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 180, byte(i >> 8), byte(i)}), 8080)})
+		backends = append(backends, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 180, byte(i >> 8), byte(i)}), 8080)})
 	}
+	p.Cluster = view.NewBackends(backends...)
 	return p
 }
 
@@ -101,7 +103,7 @@ func TestTreeShape(t *testing.T) {
 	for i := range entries {
 		p := &view.ServicePort{ID: serviceID(fmt.Sprint(i), model.TCP, model.IPv4), Cluster: somePort(random.IntN(40)).Cluster}
 		a := netip.AddrFrom4([4]byte{10, 96, byte(random.IntN(256)), byte(i)})
-		if len(p.Cluster) > 0 {
+		if p.Cluster.Len() > 0 {
 			p.Frontends = []view.Frontend{clusterIP(a)}
 		} else {
 			p.Frontends = []view.Frontend{everyone(clusterIP(a), view.Route{To: view.Local})}
@@ -163,11 +165,13 @@ func newFamily(node view.Node) *kernelFamily {
 func TestRulesInDocs(t *testing.T) {
 	f := newFamily(view.Node{Pods: view.PodDetector{Prefixes: podCIDRs}, NodePorts: []netip.Prefix{netip.MustParsePrefix("192.168.0.2/32")}})
 	web := somePort(2)
-	web.Cluster[0].Local = true
+	backends := slices.Clone(web.Cluster.List())
+	backends[0].Local = true
+	web.Cluster = view.NewBackends(backends...)
 	lb := &view.ServicePort{
 		ID:        serviceID("lb", model.TCP, model.IPv4),
 		Frontends: []view.Frontend{clusterIP(vip(model.IPv4, 2)), localPolicy(external(netip.MustParseAddr("198.51.100.4"))), localPolicy(nodePort(30002))},
-		Cluster:   web.Cluster, Local: web.Cluster[:1], Affinity: 3 * time.Hour,
+		Cluster:   web.Cluster, Local: view.NewBackends(backends[0]), Affinity: 3 * time.Hour,
 	}
 	lb.Frontends[1].Kind, lb.Frontends[1].Sources = view.LoadBalancer, []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
 	none := serviceID("none", model.UDP, model.IPv4)

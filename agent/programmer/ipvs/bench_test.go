@@ -165,7 +165,7 @@ func BenchmarkProgrammer(b *testing.B) {
 				var times []time.Duration
 				for b.Loop() {
 					start := time.Now()
-					if err := h.run(nil, []command{{kind: commandSetBackend, service: v.serviceKey, backend: v.backends[0].Address, weight: 1}}); err != nil {
+					if err := h.run(nil, []command{{kind: commandSetBackend, service: v.serviceKey, backend: v.backends.List()[0].Address, weight: 1}}); err != nil {
 						b.Fatal(err)
 					}
 					times = append(times, time.Since(start))

@@ -14,7 +14,7 @@ import (
 // change gathers what is to be done once all that packets may be led to is there.
 type change struct {
 	held, want     map[model.Family]elements
-	create         map[model.Family]bool // the whole table
+	rules          map[model.Family]bool // they are written, in a new table where nothing is held
 	arrive, depart []netip.Addr
 	// before and after are what IPVS does before and after the rest changes, last what it does in the end.
 	before, after, last []command
@@ -25,9 +25,9 @@ type change struct {
 
 func newChange() *change {
 	return &change{
-		held:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		want:   map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		create: map[model.Family]bool{},
+		held:  map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
+		want:  map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
+		rules: map[model.Family]bool{},
 	}
 }
 
@@ -56,11 +56,14 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	}
 	for _, family := range p.families {
 		l, held := p.layouts[family], x.held[family]
-		if x.create[family] {
-			held = nil
+		switch {
+		case !x.rules[family]:
+		case held == nil:
 			if err := p.tables.create(l); err != nil {
 				return err
 			}
+		default:
+			p.tables.writeRules(l)
 		}
 		if err := p.tables.change(l, held, x.want[family]); err != nil {
 			return err
@@ -87,7 +90,7 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 // onlyIPVS tells whether nothing else changes.
 func (x *change) onlyIPVS() bool {
 	for family, want := range x.want {
-		if len(want)+len(x.held[family]) > 0 || x.create[family] {
+		if len(want)+len(x.held[family]) > 0 || x.rules[family] {
 			return false
 		}
 	}

@@ -22,11 +22,11 @@ const (
 func (r role) target() view.Target { return [...]view.Target{view.Cluster, view.Local}[r] }
 
 // backends gives the set.
-func (r role) backends(port *view.ServicePort) []view.Backend {
+func (r role) backends(port *view.ServicePort) view.Backends {
 	if port == nil {
-		return nil
+		return view.Backends{}
 	}
-	return [...][]view.Backend{port.Cluster, port.Local}[r]
+	return [...]view.Backends{port.Cluster, port.Local}[r]
 }
 
 // ids are the numbers of a Service port's virtual services; 0: there is none.
@@ -98,18 +98,19 @@ func shared(port *view.ServicePort, add func(elementKey)) {
 			add(elementKey{setAddresses, addressKey(f.Address)})
 		}
 	}
-	hairpins(port, add)
-}
-
-func hairpins(port *view.ServicePort, add func(elementKey)) {
 	for r := range roles {
-		for _, b := range r.backends(port) {
+		for b := range r.backends(port).All() {
 			if b.Local {
-				a := addressKey(b.Address.Addr())
-				add(elementKey{setHairpins, a + a})
+				add(hairpin(b))
 			}
 		}
 	}
+}
+
+// hairpin gives the element for connections that a backend makes to itself.
+func hairpin(b view.Backend) elementKey {
+	a := addressKey(b.Address.Addr())
+	return elementKey{setHairpins, a + a}
 }
 
 // markOf gives what a map holds for a route.

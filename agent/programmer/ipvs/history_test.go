@@ -52,7 +52,8 @@ func TestHistories(t *testing.T) {
 		Pods:      view.PodDetector{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16")}},
 		NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.PrefixFrom(host.IPv6, 128)},
 	}
-	backends := func(t *rapid.T, family model.Family, label string) (list []view.Backend) {
+	backends := func(t *rapid.T, family model.Family, label string) view.Backends {
+		var list []view.Backend
 		for i := range byte(4) {
 			if !rapid.Bool().Draw(t, label) {
 				continue
@@ -63,17 +64,17 @@ func TestHistories(t *testing.T) {
 			}
 			list = append(list, view.Backend{Address: netip.AddrPortFrom(a, 8080), Local: i%2 == 0})
 		}
-		return list
+		return view.NewBackends(list...)
 	}
 	draw := func(t *rapid.T, id view.ServicePortID, number byte) *view.ServicePort {
 		p := &view.ServicePort{ID: id, Scheduler: rapid.SampledFrom([]string{"", "", "lc", "mh"}).Draw(t, "scheduler"), Affinity: time.Duration(rapid.SampledFrom([]int{0, 0, 10, 60}).Draw(t, "affinity")) * time.Second}
 		p.Cluster, p.Local = backends(t, id.Family, "cluster"), backends(t, id.Family, "local")
 		to := func() view.Route {
 			targets := []view.Target{view.Reject, view.Drop}
-			if len(p.Cluster) > 0 {
+			if p.Cluster.Len() > 0 {
 				targets = append(targets, view.Cluster)
 			}
-			if len(p.Local) > 0 {
+			if p.Local.Len() > 0 {
 				targets = append(targets, view.Local)
 			}
 			return view.Route{To: rapid.SampledFrom(targets).Draw(t, "target"), Masquerade: rapid.Bool().Draw(t, "masquerade")}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,6 +98,35 @@ func TestReplaceAgain(t *testing.T) {
 	require.Equal(t, []string{keys(first.Backends())[0]}, keys(later.Backends()), "%v, then %v", first, later)
 }
 
+// TestNodeChanges holds that another Node changes rules only: what maps have for packets that are among the rules is there all the time.
+func TestNodeChanges(t *testing.T) {
+	c := newCluster(t, Options{})
+	web := c.web("web", model.IPv4, 1, 0, 1)
+	c.set(web)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	maps := func() (out []string) {
+		for line := range strings.Lines(c.kernel(t)) {
+			if kind := strings.Fields(line); len(kind) > 0 && (kind[0] == "map" || kind[0] == "set") {
+				out = append(out, line) // with its handle
+			}
+		}
+		return out
+	}
+	before := maps()
+	require.NotEmpty(t, before)
+	for i := range 20 {
+		c.state.Node.Pods = view.PodDetector{Prefixes: c.state.Node.Pods.Prefixes}
+		if i%2 == 0 {
+			c.state.Node.Pods.Interface = "pod1"
+		}
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		require.Equal(t, i%2 == 0, strings.Contains(c.kernel(t), `iifname "pod1"`))
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 4, patient)
+		require.True(t, r.All(testenv.Answered), "%v", r)
+	}
+	require.Equal(t, before, maps())
+}
+
 // withoutCounts leaves out the numbers of connections.
 func withoutCounts(text string) string {
 	var b strings.Builder
@@ -183,12 +213,7 @@ func TestAffinity(t *testing.T) {
 
 		chosen := probe(c.client.Host, vip(family, 1), servicePort, 1).Attempts[0].Reply.Server
 		less, all := *c.state.Ports[id], c.state.Ports[id]
-		less.Cluster = nil
-		for _, b := range all.Cluster {
-			if b.Address != chosen {
-				less.Cluster = append(less.Cluster, b)
-			}
-		}
+		less.Cluster = view.NewBackends(slices.DeleteFunc(slices.Clone(all.Cluster.List()), func(b view.Backend) bool { return b.Address == chosen })...)
 		c.apply(t, id, &less)
 		r := probe(c.client.Host, vip(family, 1), servicePort, 5)
 		require.NotContains(t, r.Servers(), chosen, "%v", r)
@@ -231,8 +256,8 @@ func TestDrain(t *testing.T) {
 	moved := *udp
 	moved.Cluster = c.backends(model.IPv4, udpPort, 2)
 	c.apply(t, udp.ID, &moved)
-	gone := c.backends(model.IPv4, tcpPort, 0)[0].Address
-	require.Equal(t, map[netip.AddrPort]uint32{gone: 0, c.backends(model.IPv4, tcpPort, 2)[0].Address: 1}, c.destinations(t, web.ID))
+	gone := c.backends(model.IPv4, tcpPort, 0).List()[0].Address
+	require.Equal(t, map[netip.AddrPort]uint32{gone: 0, c.backends(model.IPv4, tcpPort, 2).List()[0].Address: 1}, c.destinations(t, web.ID))
 	require.Len(t, c.destinations(t, udp.ID), 1)
 
 	reply, err := open[0].Echo(t.Context(), "go on")
@@ -251,7 +276,7 @@ func TestDrain(t *testing.T) {
 	require.NotContains(t, c.destinations(t, web.ID), gone)
 
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1))
-	require.Equal(t, map[netip.AddrPort]uint32{c.backends(model.IPv4, tcpPort, 2)[0].Address: 0}, c.destinations(t, web.ID))
+	require.Equal(t, map[netip.AddrPort]uint32{c.backends(model.IPv4, tcpPort, 2).List()[0].Address: 0}, c.destinations(t, web.ID))
 	again := newInHost(t, c.a.Host, Options{})
 	require.NoError(t, again.Replace(t.Context(), c.state))
 	require.Len(t, again.draining, 1, "a new process waits as well")
@@ -381,7 +406,7 @@ func TestNodesOwn(t *testing.T) {
 func TestRefused(t *testing.T) {
 	c := newCluster(t, Options{})
 	bad := c.web("bad", model.IPv4, 1, 0)
-	bad.Cluster = append(bad.Cluster, view.Backend{Address: netip.MustParseAddrPort("224.0.0.1:80")})
+	bad.Cluster = view.NewBackends(append(bad.Cluster.List(), view.Backend{Address: netip.MustParseAddrPort("224.0.0.1:80")})...)
 	c.set(bad, c.web("good", model.IPv4, 2, 1))
 	check := func(err error) {
 		ports, ok := programmer.PortErrors(err)
@@ -453,7 +478,7 @@ func TestOthersServices(t *testing.T) {
 	require.NoError(t, c.a.Do(func() error {
 		require.NoError(t, c.prepare(c.state.Node))
 		require.NoError(t, c.ipvs.NewService(foreign))
-		backend := c.backends(model.IPv4, tcpPort, 3)[0].Address
+		backend := c.backends(model.IPv4, tcpPort, 3).List()[0].Address
 		require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: backend.Addr().AsSlice(), Port: backend.Port(), Weight: 1}))
 		text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
 		before = string(text)

@@ -29,7 +29,7 @@ func TestAdopted(t *testing.T) {
 	adopted := func(last byte) *view.ServicePort {
 		foreign := &mobyipvs.Service{Address: vip(model.IPv4, last).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
 		require.NoError(t, c.ipvs.NewService(foreign))
-		for _, b := range []netip.AddrPort{dead, c.backends(model.IPv4, tcpPort, 1)[0].Address} {
+		for _, b := range []netip.AddrPort{dead, c.backends(model.IPv4, tcpPort, 1).List()[0].Address} {
 			require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: b.Addr().AsSlice(), Port: b.Port(), Weight: 1}))
 		}
 		sticky := c.web(fmt.Sprint("sticky", last), model.IPv4, last, 1, 2)
@@ -39,7 +39,7 @@ func TestAdopted(t *testing.T) {
 	}
 	check := func(sticky *view.ServicePort) {
 		t.Helper()
-		require.Equal(t, map[netip.AddrPort]uint32{dead: 0, sticky.Cluster[0].Address: 1, sticky.Cluster[1].Address: 1}, c.destinations(t, sticky.ID))
+		require.Equal(t, map[netip.AddrPort]uint32{dead: 0, sticky.Cluster.List()[0].Address: 1, sticky.Cluster.List()[1].Address: 1}, c.destinations(t, sticky.ID))
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(sticky.Frontends[0].Address, servicePort), 4, patient)
 		require.True(t, r.All(testenv.Answered), "%v", r)
 		require.Len(t, r.Backends(), 1, "%v", r)

@@ -145,7 +145,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		if err != nil {
 			return err
 		}
-		x.held[family], x.create[family] = held, !whole
+		x.held[family], x.rules[family] = held, !whole
 		for k, e := range held {
 			switch k.set {
 			case setServices:
@@ -253,7 +253,7 @@ func (p *Programmer) giveNumbers(now *programmed) {
 	for r := range roles {
 		if now.port.Affinity > 0 {
 			now.numbers[r] = 0
-		} else if now.numbers[r] == 0 && len(r.backends(now.port)) > 0 {
+		} else if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
 			now.numbers[r] = p.number()
 		}
 	}
@@ -273,7 +273,7 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 		}
 		p.removeBackend(x, v, b.address)
 	}
-	for _, b := range v.backends {
+	for b := range v.backends.All() {
 		for len(left) > 0 && left[0].address.Compare(b.Address) < 0 {
 			gone(left[0])
 			left = left[1:]
@@ -373,13 +373,21 @@ func (p *Programmer) changeBackends(x *change, touched map[elementKey]int, was, 
 	for i, v := range p.services(now) {
 		p.changeService(x, last[i], v)
 	}
-	hairpins(was.port, func(k elementKey) { touched[k]-- })
-	hairpins(now.port, func(k elementKey) { touched[k]++ })
+	for r := range roles {
+		for before, after := range r.backends(now.port).Differences(r.backends(was.port)) {
+			if before.Local {
+				touched[hairpin(before)]--
+			}
+			if after.Local {
+				touched[hairpin(after)]++
+			}
+		}
+	}
 }
 
 // changeService has a virtual service made as it should be. was is nil for a new one.
 func (p *Programmer) changeService(x *change, was, v *virtual) {
-	var last []view.Backend
+	var last view.Backends
 	if was == nil {
 		x.ensureService(v, nil)
 	} else {
@@ -388,9 +396,14 @@ func (p *Programmer) changeService(x *change, was, v *virtual) {
 			x.ensureService(v, was.moby())
 		}
 	}
-	difference(last, v.backends,
-		func(b netip.AddrPort) { p.addBackend(x, v, b, false) },
-		func(b netip.AddrPort) { p.removeBackend(x, v, b) })
+	for was, is := range v.backends.Differences(last) {
+		switch {
+		case !is.Address.IsValid():
+			p.removeBackend(x, v, was.Address)
+		case !was.Address.IsValid():
+			p.addBackend(x, v, is.Address, false)
+		}
+	}
 	p.finishService(x, v)
 }
 

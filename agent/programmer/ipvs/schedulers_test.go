@@ -72,20 +72,20 @@ func TestSchedulersTables(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	for last, scheduler := range map[byte]string{1: "sh", 2: "mh"} {
 		web := c.web(scheduler, model.IPv4, last)
-		web.Scheduler, web.Cluster = scheduler, append(nobodys(300), c.backends(model.IPv4, tcpPort, 0)...)
+		web.Scheduler, web.Cluster = scheduler, view.NewBackends(append(nobodys(300), c.backends(model.IPv4, tcpPort, 0).List()...)...)
 		web.Frontends = []view.Frontend{clusterIP(vip(model.IPv4, last))}
 		c.apply(t, web.ID, web)
 		less := *web
 		less.Cluster = c.backends(model.IPv4, tcpPort, 0)
 		c.apply(t, web.ID, &less)
-		require.Equal(t, map[netip.AddrPort]uint32{less.Cluster[0].Address: 1}, c.destinations(t, web.ID), scheduler)
+		require.Equal(t, map[netip.AddrPort]uint32{less.Cluster.List()[0].Address: 1}, c.destinations(t, web.ID), scheduler)
 		require.Empty(t, c.draining)
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 8, patient)
 		require.Equal(t, map[string]int{"pod0": 8}, r.Backends(), "%s: %v", scheduler, r)
 	}
 	// What mh has no room for is served by the default, until it has.
 	large := c.web("large", model.IPv4, 3, 0)
-	large.Scheduler, large.Cluster = "mh", nobodys(mhTable+1)
+	large.Scheduler, large.Cluster = "mh", view.NewBackends(nobodys(mhTable+1)...)
 	check := func(err error) {
 		t.Helper()
 		ports, ok := programmer.PortErrors(err)

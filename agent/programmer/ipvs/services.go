@@ -42,7 +42,7 @@ type virtual struct {
 	serviceKey
 	scheduler string
 	affinity  time.Duration
-	backends  []view.Backend
+	backends  view.Backends
 	owner     view.ServicePortID
 	// fault tells why the scheduler is not the one that is wanted; nil: it is.
 	fault error
@@ -150,10 +150,10 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 		return nil
 	}
 	id := of.port.ID
-	add := func(k serviceKey, backends []view.Backend) {
+	add := func(k serviceKey, backends view.Backends) {
 		k.family = id.Family
 		v := &virtual{serviceKey: k, affinity: of.port.Affinity, backends: backends, owner: id}
-		v.scheduler, v.fault = p.scheduler(of.port, len(backends))
+		v.scheduler, v.fault = p.scheduler(of.port, backends.Len())
 		list = append(list, v)
 	}
 	if of.port.Affinity == 0 {
@@ -177,7 +177,7 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 }
 
 // affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.
-func affinitySet(port *view.ServicePort, f view.Frontend) []view.Backend {
+func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 	for _, r := range []view.Route{f.Others, f.Node, f.Pods} {
 		switch r.To {
 		case view.Cluster:
@@ -186,7 +186,7 @@ func affinitySet(port *view.ServicePort, f view.Frontend) []view.Backend {
 			return port.Local
 		}
 	}
-	return nil
+	return view.Backends{}
 }
 
 // ensureService has a virtual service made, or changed if the kernel has another; have is nil if it has none. One becomes mh's after
@@ -235,7 +235,7 @@ func (p *Programmer) adopt(x *change) error {
 			return err
 		}
 		for _, b := range held {
-			if !slices.ContainsFunc(v.backends, func(w view.Backend) bool { return w.Address == b.address }) {
+			if !v.backends.Contains(b.address) {
 				p.removeBackend(x, v, b.address)
 			}
 		}
@@ -293,43 +293,11 @@ func room(scheduler string, backends, draining int) bool {
 // makeRoom has the draining backends removed if the scheduler has no room for them.
 func (p *Programmer) makeRoom(x *change, v *virtual) {
 	draining := p.draining[v.serviceKey]
-	if room(v.scheduler, len(v.backends), len(draining)) {
+	if room(v.scheduler, v.backends.Len(), len(draining)) {
 		return
 	}
 	for b := range draining {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
 	}
 	delete(p.draining, v.serviceKey)
-}
-
-// difference calls added and removed for what two ascending lists of backends do not share.
-func difference(before, after []view.Backend, added, removed func(netip.AddrPort)) {
-	if len(before) == len(after) && (len(before) == 0 || &before[0] == &after[0]) {
-		return
-	}
-	// Mostly it is one backend among many.
-	for len(before) > 0 && len(after) > 0 && before[0].Address == after[0].Address {
-		before, after = before[1:], after[1:]
-	}
-	for len(before) > 0 && len(after) > 0 && before[len(before)-1].Address == after[len(after)-1].Address {
-		before, after = before[:len(before)-1], after[:len(after)-1]
-	}
-	for len(before) > 0 || len(after) > 0 {
-		order := len(after) - len(before) // if one of them is empty
-		if len(before) > 0 && len(after) > 0 {
-			order = before[0].Address.Compare(after[0].Address)
-		}
-		if order <= 0 {
-			if order < 0 {
-				removed(before[0].Address)
-			}
-			before = before[1:]
-		}
-		if order >= 0 {
-			if order > 0 {
-				added(after[0].Address)
-			}
-			after = after[1:]
-		}
-	}
 }

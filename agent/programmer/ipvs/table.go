@@ -70,8 +70,8 @@ func dialTables() (*tables, error) {
 // maxReads is how often a table, or a list of addresses, is read again because others changed something meanwhile.
 const maxReads = 10
 
-// read gives the elements that the kernel holds; whole is false if there is anything else than the table should be, or
-// nothing, so that it must be made anew. Where others go on changing the ruleset, what is read twice in the same way counts.
+// read gives the elements that the kernel holds; nil: there is anything else than the table should be, or nothing, so that it must be made anew.
+// whole is false if its rules are to be written, at least. Where others go on changing the ruleset, what is read twice in the same way counts.
 func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 	var last elements
 	var lastWhole bool
@@ -162,20 +162,36 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 			held[elementKey{setID(id), string(e.Key)}] = value
 		}
 	}
-	digest := l.digest()
-	for _, c := range l.chains() {
-		if !slices.ContainsFunc(chains, func(h *nftables.Chain) bool { return h.Table.Name == Table && h.Name == c.name }) {
-			return held, false, nil
+	digest, wanted := l.digest(), l.chains()
+	whole = true
+	for _, c := range wanted {
+		i := slices.IndexFunc(chains, func(h *nftables.Chain) bool { return h.Table.Name == Table && h.Name == c.name })
+		if i >= 0 && !c.hookedAs(chains[i]) {
+			return nil, false, nil
+		}
+		whole = whole && i >= 0
+	}
+	for _, c := range wanted {
+		if !whole {
+			break
 		}
 		rules, err := t.conn.GetRules(l.table, &nftables.Chain{Table: l.table, Name: c.name})
 		if err != nil {
 			return nil, false, fmt.Errorf("read chain %s of table %s: %w", c.name, Table, err)
 		}
 		if len(rules) != len(c.rules) || len(rules) > 0 && string(rules[0].UserData) != string(c.rules[0].userData(digest)) {
-			return held, false, nil
+			whole = false
 		}
 	}
-	return held, true, nil
+	return held, whole, nil
+}
+
+// hookedAs tells whether a chain is called where the kernel calls the one that it has.
+func (c *chain) hookedAs(held *nftables.Chain) bool {
+	if c.hook == nil || held.Hooknum == nil || held.Priority == nil {
+		return c.hook == nil && held.Hooknum == nil
+	}
+	return c.kind == held.Type && *c.hook == *held.Hooknum && c.priority == *held.Priority
 }
 
 // digest identifies all rules; the first of each chain has it in its comment.
@@ -193,9 +209,8 @@ func (l *layout) digest() string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// create makes the table and its chains, in place of what there may be. It takes effect with the next write.
+// create makes the table, in place of what there may be. It takes effect with the next write.
 func (t *tables) create(l *layout) error {
-	t.changed = true
 	t.conn.AddTable(l.table) // so that there is one to delete
 	t.conn.DelTable(l.table)
 	t.conn.AddTable(l.table)
@@ -205,6 +220,14 @@ func (t *tables) create(l *layout) error {
 			return fmt.Errorf("make set %s: %w", s.Name, err)
 		}
 	}
+	t.writeRules(l)
+	return nil
+}
+
+// writeRules makes the chains have their rules and no others. It takes effect with the next write. Maps stay, and so does what they have for a
+// packet that is among the rules: with the table it would be gone.
+func (t *tables) writeRules(l *layout) {
+	t.changed = true
 	chains := l.chains()
 	for _, c := range chains {
 		made := &nftables.Chain{Table: l.table, Name: c.name}
@@ -212,6 +235,7 @@ func (t *tables) create(l *layout) error {
 			made.Type, made.Hooknum, made.Priority = c.kind, c.hook, &c.priority
 		}
 		t.conn.AddChain(made)
+		t.conn.FlushChain(made)
 	}
 	digest := l.digest()
 	for _, c := range chains {
@@ -223,7 +247,6 @@ func (t *tables) create(l *layout) error {
 			t.conn.AddRule(&nftables.Rule{Table: l.table, Chain: &nftables.Chain{Table: l.table, Name: c.name}, Exprs: r.exprs, UserData: data})
 		}
 	}
-	return nil
 }
 
 // messageElements is how many elements go into one message: the list of them must stay below 64 KiB.

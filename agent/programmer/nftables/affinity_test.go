@@ -40,9 +40,8 @@ func TestAffinity(t *testing.T) {
 		var ports []uint16
 		for port := uint16(20000); port < 20040; port++ {
 			ports = append(ports, port)
-			big.Cluster = append(big.Cluster, c.backends(family, port, 0)...)
+			big.Cluster = view.NewBackends(append(big.Cluster.List(), c.backends(family, port, 0).List()...)...)
 		}
-		slices.SortFunc(big.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
 		defer c.pods[0].Serve(tr.probe, ports...).Close()
 
 		port := c.sticky(family, tr, time.Hour, all, []int{1})
@@ -70,7 +69,7 @@ func TestAffinity(t *testing.T) {
 		// The client does by the cluster IP, and by the others to what is local, where it then stays.
 		one(client, vip(family, 1), servicePort)
 		local := one(client, vip(family, 2), servicePort)
-		require.Equal(t, c.backends(family, tr.port, 1)[0].Address, local)
+		require.Equal(t, c.backends(family, tr.port, 1).List()[0].Address, local)
 		require.Equal(t, local, one(client, vip(family, 1), servicePort), "where its last connection went")
 		require.Equal(t, local, one(client, node, 30001))
 
@@ -80,7 +79,7 @@ func TestAffinity(t *testing.T) {
 		c.apply(t, other)
 		c.restart()
 		c.replace(t)
-		i := slices.IndexFunc(port.Cluster, func(b view.Backend) bool { return b.Address == ofPod })
+		i := slices.IndexFunc(port.Cluster.List(), func(b view.Backend) bool { return b.Address == ofPod })
 		for n, left := range [][]int{{1, i}, {i}, all} {
 			slices.Sort(left)
 			c.apply(t, c.sticky(family, tr, time.Duration(n+1)*time.Hour, slices.Compact(left), []int{1}))

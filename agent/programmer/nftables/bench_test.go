@@ -28,11 +28,12 @@ func benchPort(service, count int) *view.ServicePort {
 		f = everyone(f, toReject)
 	}
 	p.Frontends = []view.Frontend{f}
+	var backends []view.Backend
 	for i := range count {
 		a := netip.AddrFrom4([4]byte{byte(11 + service>>16), byte(service >> 8), byte(service), byte(i)})
-		p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(a, uint16(1000+i>>8))})
+		backends = append(backends, view.Backend{Address: netip.AddrPortFrom(a, uint16(1000+i>>8))})
 	}
-	slices.SortFunc(p.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
+	p.Cluster = view.NewBackends(backends...)
 	return p
 }
 
@@ -108,7 +109,7 @@ func BenchmarkProgrammer(b *testing.B) {
 					require.NoError(b, h.Apply(b.Context(), []view.Change{{Before: with, After: without}}))
 					with, without = without, with
 				})
-				if len(with.Cluster) < count { // as it was, for the next
+				if with.Cluster.Len() < count { // as it was, for the next
 					require.NoError(b, h.Apply(b.Context(), []view.Change{{Before: with, After: without}}))
 				}
 			}

@@ -22,11 +22,12 @@ func TestDocs(t *testing.T) {
 		return view.ServicePortID{Service: model.ServiceKey{Namespace: "shop", Name: name}, Port: "http", Protocol: model.TCP, Family: model.IPv4}
 	}
 	ip := netip.MustParseAddr
-	backends := func(addresses ...string) (out []view.Backend) {
+	backends := func(addresses ...string) view.Backends {
+		var out []view.Backend
 		for _, a := range addresses {
 			out = append(out, view.Backend{Address: netip.MustParseAddrPort(a), Local: strings.HasPrefix(a, "10.180.0.")})
 		}
-		return out
+		return view.NewBackends(out...)
 	}
 	balancer := localPolicy(view.Frontend{
 		Kind: view.LoadBalancer, Address: ip("198.51.100.4"), Port: servicePort, Sources: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")},

@@ -140,14 +140,24 @@ func (c *testCluster) apply(t *testing.T, after *view.ServicePort) {
 }
 
 // backends gives the pods as backends of a port on node a.
-func (c *testCluster) backends(family model.Family, port uint16, pods ...int) (backends []view.Backend) {
+func (c *testCluster) backends(family model.Family, port uint16, pods ...int) view.Backends {
+	var backends []view.Backend
 	for _, i := range pods {
 		p := c.pods[i]
 		backends = append(backends, view.Backend{
 			Address: netip.AddrPortFrom(p.Addr(family == model.IPv6), port), Local: p.Node == c.a,
 		})
 	}
-	return backends
+	return view.NewBackends(backends...)
+}
+
+// nobodys gives so many backends that do not answer.
+func nobodys(count int) view.Backends {
+	var backends []view.Backend
+	for i := range count {
+		backends = append(backends, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(i >> 8), byte(i)}), 80)})
+	}
+	return view.NewBackends(backends...)
 }
 
 // vip gives a cluster IP.

@@ -66,18 +66,16 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	case err != nil:
 		return err
 	}
-	if c.standIn { // of a process that has ended before its time
-		if err := f.conn.removeTable(f.of(StandInTable)); err != nil {
-			return err
-		}
-	}
 	f.lastNumber = max(f.lastNumber, c.lastNumber)
 	if !c.foreign && f.lastNumber < 1<<31 {
 		err = f.replaceFrom(ctx, c, state)
-		if k := (*kernelError)(nil); !errors.As(err, &k) {
+		if _, ok := programmer.PortErrors(err); ok {
+			if c.standIn { // it was left when a table could not be made anew
+				err = errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
+			}
 			return err
 		}
-		if _, ok := programmer.PortErrors(err); ok {
+		if k := (*kernelError)(nil); !errors.As(err, &k) {
 			return err
 		}
 		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
@@ -92,13 +90,18 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
 	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	anew := &content{exists: true, foreign: true}
-	errStandIn := standIn.replaceFrom(ctx, anew, state)
+	held, err := standIn.read() // there may be one that serves, since this failed before
+	if err != nil || held.foreign || held.lastNumber >= 1<<31 {
+		held = anew
+	}
+	standIn.lastNumber = held.lastNumber
+	errStandIn := standIn.replaceFrom(ctx, held, state)
 	if _, ok := programmer.PortErrors(errStandIn); !ok {
 		f.log.Warn("a connection may be lost while the nftables table is made anew", "family", f.family, "err", errStandIn)
 	} else if _, err := f.conn.removeRules(f.dialect); err != nil {
 		return err
 	}
-	err := f.replaceFrom(ctx, anew, state)
+	err = f.replaceFrom(ctx, anew, state)
 	if _, ok := programmer.PortErrors(err); !ok {
 		return err // the other one goes on: nobody else serves
 	}

@@ -62,10 +62,11 @@ func drawPort(t *rapid.T, id view.ServicePortID, shared map[string]view.ServiceP
 	if rapid.IntRange(0, 2).Draw(t, "affinity") == 0 {
 		p.Affinity = time.Duration(rapid.IntRange(1, 3).Draw(t, "hours")) * time.Hour
 	}
-	draw := func(label string, target view.Target) (backends []view.Backend) {
+	draw := func(label string, target view.Target) view.Backends {
 		if !slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Pods.To == target || f.Node.To == target || f.Others.To == target }) {
-			return nil
+			return view.Backends{}
 		}
+		var backends []view.Backend
 		count := rapid.SampledFrom([]int{1, 1, 2, 3, 7, 8, 9, 40, 41, 60}).Draw(t, label)
 		first := rapid.IntRange(0, 30).Draw(t, label+" first")
 		for i := first; i < first+count; i++ {
@@ -75,8 +76,7 @@ func drawPort(t *rapid.T, id view.ServicePortID, shared map[string]view.ServiceP
 			}
 			backends = append(backends, view.Backend{Address: netip.AddrPortFrom(a, 8080), Local: i%3 == 0})
 		}
-		slices.SortFunc(backends, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
-		return backends
+		return view.NewBackends(backends...)
 	}
 	p.Cluster, p.Local = draw("cluster", view.Cluster), draw("local", view.Local)
 	return p

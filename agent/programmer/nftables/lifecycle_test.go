@@ -142,9 +142,7 @@ func TestRepair(t *testing.T) {
 	c.nft(t, "add table ip other; add chain ip other slicecast; delete table ip other")
 	c.apply(t, c.web(model.IPv4, 1, 1))
 	big := c.web(model.IPv4, 1)
-	for i := range 5000 {
-		big.Cluster = append(big.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(i >> 8), byte(i)}), 80)})
-	}
+	big.Cluster = nobodys(5000)
 	c.apply(t, big) // too large for notifications
 	c.apply(t, c.web(model.IPv4, 1, 1))
 	// Others change something in a moment when that can't be heard; the first stands for the programmer's own transaction.
@@ -214,7 +212,6 @@ func TestRestart(t *testing.T) {
 			c.apply(t, c.web(family, 7, i%4))
 			renamed := c.web(family, 1, slices.Compact([]int{i % 4, 3})...)
 			renamed.ID.Service.Name = "renamed"
-			slices.SortFunc(renamed.Cluster, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
 			c.apply(t, renamed)
 		}
 	}
@@ -246,6 +243,52 @@ func TestOtherLayout(t *testing.T) {
 		}
 	}
 	stop()
+}
+
+// TestTableOfAnother holds that Services are served while the table can't be made, as another process owns it, and that no connection is
+// lost meanwhile, nor when it has gone.
+func TestTableOfAnother(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	const tableOwner = 2 // NFT_TABLE_F_OWNER: as long as its socket is open
+	var owner *conn
+	require.NoError(t, c.a.Do(func() (err error) {
+		owner, err = dial()
+		return err
+	}))
+	b := newBatch(nil)
+	for _, f := range c.inHost.families {
+		at := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, f.nfproto)
+		b.text(unix.NFTA_TABLE_NAME, Table)
+		b.uint32(unix.NFTA_TABLE_FLAGS, tableOwner)
+		b.end(at)
+	}
+	require.NoError(t, owner.commit(b))
+	var addresses []netip.AddrPort
+	serve := func(last byte) {
+		for _, family := range families {
+			c.set(c.web(family, last, 2))
+			addresses = append(addresses, netip.AddrPortFrom(vip(family, last), servicePort))
+		}
+		require.ErrorIs(t, c.inHost.Replace(t.Context(), c.state), unix.EPERM)
+	}
+	serve(1)
+	stop := c.stream(t, addresses...)
+	serve(2)
+	c.restart()
+	serve(3)
+	for _, a := range addresses {
+		require.True(t, c.client.Probe(t.Context(), testenv.TCP, a, 1, patient).All(testenv.Answered))
+	}
+	owner.close() // and with it the kernel removes the table
+	c.replace(t)
+	stop()
+	tables, err := c.a.Run(t.Context(), "nft", "list", "tables")
+	require.NoError(t, err)
+	require.NotContains(t, tables, StandInTable)
+	for _, f := range c.inHost.families {
+		f.holds(t)
+	}
 }
 
 // TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
@@ -296,7 +339,7 @@ func TestRefused(t *testing.T) {
 		blamed(t, c.inHost.Apply(t.Context(), append(slices.Clone(changes), view.Change{After: rival})), rival.ID)
 		answered(t)
 		for id := range c.inHost.families[0].ports {
-			require.Equal(t, c.backends(model.IPv4, tcpPort, 3)[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address)
+			require.Equal(t, c.backends(model.IPv4, tcpPort, 3).List()[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address)
 		}
 		c.inHost.families[0].holds(t)
 		// The address passes on from the last to the first of several changes, beside one that is refused again.
@@ -315,16 +358,18 @@ func TestLongTransactions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.inHost.conn.limit = 90000
-	pods := map[model.Family][]view.Backend{model.IPv4: c.backends(model.IPv4, tcpPort, 0, 1), model.IPv6: c.backends(model.IPv6, tcpPort, 0, 1)}
+	pods := map[model.Family]view.Backends{model.IPv4: c.backends(model.IPv4, tcpPort, 0, 1), model.IPv6: c.backends(model.IPv6, tcpPort, 0, 1)}
 	// All backends are pods: each connection is answered by one.
 	big := func(family model.Family, from, count int, affinity time.Duration) *view.ServicePort {
 		p := c.web(family, 1)
 		p.Affinity = affinity
-		for _, pod := range pods[family] {
+		var backends []view.Backend
+		for pod := range pods[family].All() {
 			for port := from; port < from+count; port++ {
-				p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(pod.Address.Addr(), uint16(port)), Local: true})
+				backends = append(backends, view.Backend{Address: netip.AddrPortFrom(pod.Address.Addr(), uint16(port)), Local: true})
 			}
 		}
+		p.Cluster = view.NewBackends(backends...)
 		return p
 	}
 	redirect := func(from, to int) {
@@ -404,10 +449,11 @@ func TestRestless(t *testing.T) {
 	for i := range byte(50) {
 		for _, family := range families {
 			p := c.web(family, i)
+			var backends []view.Backend
 			for j := range 2 * int(i) { // so that there are many chains
-				a := netip.AddrPortFrom(vip(family, i), uint16(1000+j))
-				p.Cluster = append(p.Cluster, view.Backend{Address: a})
+				backends = append(backends, view.Backend{Address: netip.AddrPortFrom(vip(family, i), uint16(1000+j))})
 			}
+			p.Cluster = view.NewBackends(backends...)
 			c.set(p)
 		}
 	}
@@ -437,9 +483,7 @@ func TestRestless(t *testing.T) {
 	for i := range 20 {
 		// After a large change the kernel goes on to make a map smaller or larger, and elements change places.
 		p := c.web(model.IPv4, 100)
-		for j := range 1 + i%2*10000 {
-			p.Cluster = append(p.Cluster, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 181, byte(j >> 8), byte(j)}), 80)})
-		}
+		p.Cluster = nobodys(1 + i%2*10000)
 		c.apply(t, p)
 		for _, f := range c.inHost.families {
 			f.holds(t)

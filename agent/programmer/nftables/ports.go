@@ -82,10 +82,10 @@ func (p *port) removeBackend(c *changes, set backendSet, s slot) {
 	}
 }
 
-func addresses(backends []view.Backend) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(backends))
-	for i, b := range backends {
-		out[i] = b.Address
+func addresses(backends view.Backends) []netip.AddrPort {
+	out := make([]netip.AddrPort, 0, backends.Len())
+	for b := range backends.All() {
+		out = append(out, b.Address)
 	}
 	return out
 }

@@ -58,7 +58,7 @@ func (f *family) read() (*content, error) {
 	}
 	err := f.dump(unix.NFT_MSG_GETTABLE, func(*writer) {}, func() {}, func(attrs []byte) {
 		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
-		case Table:
+		case f.table:
 			c.exists = true
 			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0 // it sleeps, or is another process's
 		case StandInTable:
@@ -69,13 +69,13 @@ func (f *family) read() (*content, error) {
 		return c, err
 	}
 	// All objects of a table are asked for by its name in the same attribute.
-	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, Table) }
+	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, f.table) }
 	err = errors.Join(
 		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
 			c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
 		}),
 		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
-			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == Table {
+			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == f.table {
 				name, held := textOf(attribute(attrs, unix.NFTA_CHAIN_NAME)), hookOf(attrs)
 				c.chains[name] = &heldChain{hook: held}
 				if wanted, base := hooks[name]; base && held != wanted {

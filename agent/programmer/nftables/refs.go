@@ -100,7 +100,7 @@ func (r ref) key() (s setID, key []byte) {
 // classes gives the class of each set of a Service port's backends.
 func classes(port *view.ServicePort, part uint8) [backendSets]class {
 	t := timeout(port)
-	return [backendSets]class{cluster: classOf(len(port.Cluster), t, part), local: classOf(len(port.Local), t, part)}
+	return [backendSets]class{cluster: classOf(port.Cluster.Len(), t, part), local: classOf(port.Local.Len(), t, part)}
 }
 
 // timeout gives that of affinity in whole seconds; 0: no affinity.
@@ -108,10 +108,10 @@ func timeout(port *view.ServicePort) uint32 {
 	return uint32(min((port.Affinity+time.Second-1)/time.Second, maxTimeout))
 }
 
-func backendsOf(port *view.ServicePort, set backendSet) []view.Backend {
+func backendsOf(port *view.ServicePort, set backendSet) view.Backends {
 	switch {
 	case port == nil:
-		return nil
+		return view.Backends{}
 	case set == local:
 		return port.Local
 	}

@@ -76,56 +76,21 @@ func indexOf(slots []slot, address netip.AddrPort) int {
 	return slices.IndexFunc(slots, func(s slot) bool { return s.address == address })
 }
 
-// compareBackends tells which backends go and which come between two ascending lists, and calls local with each whose
+// compareBackends tells which backends go and which come between two sets, both ascending, and calls local with each whose
 // place on this node changes: 1 if it came to be on this node, -1 if it no longer is.
-func compareBackends(before, after []view.Backend, local func(netip.Addr, int)) (removed, added []netip.AddrPort) {
-	if len(before) == len(after) && (len(before) == 0 || &before[0] == &after[0]) {
-		return nil, nil
-	}
-	// In a long list little changes at a time: what is the same at either end is passed over at the speed of memory.
-	same, shorter := 0, min(len(before), len(after))
-	for same < shorter && before[same] == after[same] {
-		same++
-	}
-	before, after = before[same:], after[same:]
-	same, shorter = 0, shorter-same
-	for same < shorter && before[len(before)-1-same] == after[len(after)-1-same] {
-		same++
-	}
-	before, after = before[:len(before)-same], after[:len(after)-same]
-	count := func(b view.Backend, by int) {
-		if b.Local {
-			local(b.Address.Addr(), by)
+func compareBackends(before, after view.Backends, local func(netip.Addr, int)) (removed, added []netip.AddrPort) {
+	for was, is := range after.Differences(before) {
+		if was.Local {
+			local(was.Address.Addr(), -1)
 		}
-	}
-	for len(before) > 0 || len(after) > 0 {
-		var order int
-		switch {
-		case len(before) == 0:
-			order = 1
-		case len(after) == 0:
-			order = -1
-		case before[0] == after[0]:
-			before, after = before[1:], after[1:]
-			continue
-		default:
-			order = before[0].Address.Compare(after[0].Address)
-		}
-		if order <= 0 {
-			count(before[0], -1)
-		}
-		if order >= 0 {
-			count(after[0], 1)
+		if is.Local {
+			local(is.Address.Addr(), 1)
 		}
 		switch {
-		case order < 0:
-			removed = append(removed, before[0].Address)
-			before = before[1:]
-		case order > 0:
-			added = append(added, after[0].Address)
-			after = after[1:]
-		default:
-			before, after = before[1:], after[1:]
+		case !is.Address.IsValid():
+			removed = append(removed, was.Address)
+		case !was.Address.IsValid():
+			added = append(added, is.Address)
 		}
 	}
 	return removed, added
@@ -155,9 +120,9 @@ func locate(slots []slot, addresses []netip.AddrPort) []int {
 
 // compareSlots is compareBackends for slots that were read, and may hold anything: it gives the indices of what is not
 // wanted, or not there, or there twice.
-func compareSlots(slots []slot, wanted []view.Backend) (removed []int, added []netip.AddrPort) {
-	missing := make(map[netip.AddrPort]struct{}, len(wanted))
-	for _, b := range wanted {
+func compareSlots(slots []slot, wanted view.Backends) (removed []int, added []netip.AddrPort) {
+	missing := make(map[netip.AddrPort]struct{}, wanted.Len())
+	for b := range wanted.All() {
 		missing[b.Address] = struct{}{}
 	}
 	for i, s := range slots {
@@ -167,7 +132,7 @@ func compareSlots(slots []slot, wanted []view.Backend) (removed []int, added []n
 			removed = append(removed, i)
 		}
 	}
-	for _, b := range wanted {
+	for b := range wanted.All() {
 		if _, ok := missing[b.Address]; ok {
 			added = append(added, b.Address)
 		}

@@ -33,13 +33,11 @@ func TestEdits(t *testing.T) {
 		for _, i := range indices.Draw(t, "after") {
 			after = append(after, view.Backend{Address: address(i), Local: rapid.Bool().Draw(t, "local")})
 		}
-		for _, list := range [][]view.Backend{before, after} {
-			slices.SortFunc(list, func(a, b view.Backend) int { return a.Address.Compare(b.Address) })
-		}
+		was, is := view.NewBackends(before...), view.NewBackends(after...)
 		local := map[netip.Addr]int{}
-		removed, added := compareBackends(before, after, func(a netip.Addr, by int) { local[a] += by })
+		removed, added := compareBackends(was, is, func(a netip.Addr, by int) { local[a] += by })
 		places := locate(slots, removed)
-		byContent, addedByContent := compareSlots(slots, after)
+		byContent, addedByContent := compareSlots(slots, is)
 		require.Equal(t, places, byContent)
 		require.Equal(t, added, addedByContent)
 
@@ -63,7 +61,7 @@ func TestEdits(t *testing.T) {
 			got = append(got, s.address)
 		}
 		slices.SortFunc(got, netip.AddrPort.Compare)
-		for i, b := range after {
+		for i, b := range is.List() {
 			require.Equal(t, b.Address, got[i])
 		}
 		for a, by := range local {

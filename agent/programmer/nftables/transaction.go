@@ -156,7 +156,7 @@ func (x *transaction) place(c change) (after *port, err error) {
 	if c.after == nil {
 		return nil, nil
 	}
-	if max(len(c.after.Cluster), len(c.after.Local)) > maxBackends {
+	if max(c.after.Cluster.Len(), c.after.Local.Len()) > maxBackends {
 		return nil, errTooManyBackends
 	}
 	after = &port{wanted: c.after, sticky: timeout(c.after) > 0}
@@ -168,7 +168,7 @@ func (x *transaction) place(c change) (after *port, err error) {
 	if after.sticky {
 		return after, nil
 	}
-	load := len(c.after.Cluster) + len(c.after.Local)
+	load := c.after.Cluster.Len() + c.after.Local.Len()
 	if c.before != nil && !c.before.sticky && !c.renumber {
 		after.part = c.before.part
 	} else {
@@ -228,11 +228,10 @@ func (x *transaction) backends(p *performed) {
 	var newcomers map[netip.AddrPort]uint32 // numbers given to backends
 	for set := range backendSets {
 		var held []slot
-		var was []view.Backend
+		var was, wanted view.Backends
 		if p.before != nil {
 			held, was = p.before.slots[set], backendsOf(p.before.wanted, set)
 		}
-		var wanted []view.Backend
 		if p.after != nil {
 			wanted = backendsOf(p.after.wanted, set)
 		}

@@ -31,7 +31,7 @@ func New(out io.Writer) *Programmer { return &Programmer{out: out} }
 func (p *Programmer) Replace(_ context.Context, state view.State) error {
 	backends := 0
 	for _, port := range state.Ports {
-		backends += len(port.Cluster) + len(port.Local)
+		backends += port.Cluster.Len() + port.Local.Len()
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "replace: %d service ports, %d backends; pods are %s; node ports are on %s", len(state.Ports), backends,
@@ -146,14 +146,22 @@ func lines(port *view.ServicePort) []string {
 		out = append(out, fmt.Sprintf("health checks at port %d", port.HealthCheckPort))
 	}
 	known := map[netip.AddrPort]bool{}
-	for _, b := range slices.Concat(port.Cluster, port.Local) {
-		known[b.Address] = true
+	for _, to := range []struct {
+		view.Target
+		view.Backends
+	}{{view.Cluster, port.Cluster}, {view.Local, port.Local}} {
+		for b := range to.All() {
+			known[b.Address] = true
+			line := fmt.Sprintf("%v → %v", to.Target, b.Address)
+			if b.Local {
+				line += " on this node"
+			}
+			out = append(out, line)
+		}
 	}
-	out = append(out, backends(view.Cluster, port.Cluster)...)
-	out = append(out, backends(view.Local, port.Local)...)
-	for _, a := range port.Serving {
-		if !known[a] {
-			out = append(out, fmt.Sprintf("flows to %v stay", a))
+	for b := range port.Serving.All() {
+		if !known[b.Address] {
+			out = append(out, fmt.Sprintf("flows to %v stay", b.Address))
 		}
 	}
 	return out
@@ -186,15 +194,4 @@ func route(r view.Route) string {
 		return r.To.String() + " masqueraded"
 	}
 	return r.To.String()
-}
-
-func backends(target view.Target, set []view.Backend) []string {
-	out := make([]string, len(set))
-	for i, b := range set {
-		out[i] = fmt.Sprintf("%v → %v", target, b.Address)
-		if b.Local {
-			out[i] += " on this node"
-		}
-	}
-	return out
 }

@@ -26,7 +26,7 @@ func servicePort(name string, backends ...string) *view.ServicePort {
 		},
 	}
 	for i, b := range backends {
-		p.Cluster = append(p.Cluster, view.Backend{Address: netip.MustParseAddrPort(b), Local: i == 0})
+		p.Cluster = view.NewBackends(append(p.Cluster.List(), view.Backend{Address: netip.MustParseAddrPort(b), Local: i == 0})...)
 	}
 	return p
 }
@@ -37,7 +37,7 @@ func TestReplace(t *testing.T) {
 	local := servicePort("local", "10.180.0.1:8080")
 	local.Affinity, local.HealthCheckPort = 3*time.Hour, 31000
 	local.Local = local.Cluster
-	local.Serving = []netip.AddrPort{netip.MustParseAddrPort("10.180.0.1:8080"), netip.MustParseAddrPort("10.180.0.9:8080")}
+	local.Serving = view.NewBackends(append(local.Cluster.List(), view.Backend{Address: netip.MustParseAddrPort("10.180.0.9:8080")})...)
 	local.Frontends = []view.Frontend{
 		{
 			Kind: view.ExternalIP, Address: netip.MustParseAddr("192.0.2.1"), Port: 80,

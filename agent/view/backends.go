@@ -1,0 +1,257 @@
+package view
+
+import (
+	"encoding/binary"
+	"iter"
+	"net/netip"
+	"slices"
+)
+
+// Backends is a set of backends, ascending by address and port, each once. It is immutable. Sets that differ in a few of many backends
+// have nearly all of their memory in common, so that to make one of the other, and to compare both, costs little more than what differs.
+// Equal sets are deeply equal. The zero value is the empty set.
+type Backends struct {
+	// parts have them in their order. Where a part ends is a matter of the backend at its end alone: so what comes or goes changes the
+	// part that it is in, and no other one for good.
+	parts [][]Backend
+	count int
+}
+
+const (
+	// onePart is up to how many backends are in one part, whatever they are.
+	onePart = 128
+	// partBits: of so many bits of a backend's hash none is set where a part ends.
+	partBits = 6
+)
+
+// NewBackends makes a set of backends that come in any order. Of several with the same address and port the first one counts.
+func NewBackends(list ...Backend) Backends {
+	for i := range list[:max(len(list)-1, 0)] {
+		if compareBackends(list[i], list[i+1]) >= 0 {
+			list = slices.Clone(list)
+			slices.SortStableFunc(list, compareBackends)
+			list = slices.CompactFunc(list, func(a, b Backend) bool { return a.Address == b.Address })
+			break
+		}
+	}
+	return ascending(list)
+}
+
+// ascending makes a set of a list in the order of sets, which it does not keep.
+func ascending(list []Backend) Backends {
+	b := Backends{count: len(list)}
+	switch {
+	case len(list) == 0:
+	case len(list) <= onePart:
+		b.add(list)
+	default:
+		if rest := b.addEnded(list); len(rest) > 0 {
+			b.add(rest)
+		}
+	}
+	return b
+}
+
+// add adds a part that is like a list.
+func (b *Backends) add(list []Backend) {
+	b.parts = append(b.parts, append(make([]Backend, 0, len(list)), list...))
+}
+
+// addEnded adds the parts of a list that have an end, and gives what is left.
+func (b *Backends) addEnded(list []Backend) (rest []Backend) {
+	for i := 0; i < len(list); i++ {
+		if list[i].endsPart() {
+			b.add(list[:i+1])
+			list, i = list[i+1:], -1
+		}
+	}
+	return list
+}
+
+func (b Backend) endsPart() bool {
+	a := b.Address.Addr().As16()
+	const golden = 0x9E3779B97F4A7C15 // spreads neighbours evenly
+	return (binary.BigEndian.Uint64(a[8:])^uint64(b.Address.Port())<<48)*golden>>(64-partBits) == 0
+}
+
+func compareBackends(a, b Backend) int { return a.Address.Compare(b.Address) }
+
+// Len is how many there are.
+func (b Backends) Len() int { return b.count }
+
+// All gives them in their order.
+func (b Backends) All() iter.Seq[Backend] {
+	return func(yield func(Backend) bool) {
+		for _, part := range b.parts {
+			for _, one := range part {
+				if !yield(one) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// List gives them in their order, as a list that is not to be changed.
+func (b Backends) List() []Backend {
+	if len(b.parts) == 1 {
+		return b.parts[0]
+	}
+	return slices.Concat(b.parts...)
+}
+
+// Contains tells whether a backend is at an address and port.
+func (b Backends) Contains(address netip.AddrPort) bool {
+	i, found := slices.BinarySearchFunc(b.parts, address, func(part []Backend, a netip.AddrPort) int { return part[0].Address.Compare(a) })
+	if found || i == 0 {
+		return found
+	}
+	_, found = slices.BinarySearchFunc(b.parts[i-1], address, func(one Backend, a netip.AddrPort) int { return one.Address.Compare(a) })
+	return found
+}
+
+// is tells whether the set is that of a list in the order of sets.
+func (b Backends) is(list []Backend) bool {
+	if b.count != len(list) {
+		return false
+	}
+	for _, part := range b.parts {
+		if !slices.Equal(part, list[:len(part)]) {
+			return false
+		}
+		list = list[len(part):]
+	}
+	return true
+}
+
+// Equal tells whether both have the same backends.
+func (b Backends) Equal(o Backends) bool {
+	return b.count == o.count && slices.EqualFunc(b.parts, o.parts, slices.Equal[[]Backend])
+}
+
+// Same tells whether both are one set, which equal sets need not be.
+func (b Backends) Same(o Backends) bool {
+	return len(b.parts) == len(o.parts) && (len(b.parts) == 0 || &b.parts[0] == &o.parts[0])
+}
+
+// Differences gives what differs from an earlier set, ascending: the backend that was at an address and port, and the one that is there now.
+// One of both may be missing, and has no address then.
+func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
+	return func(yield func(was, is Backend) bool) {
+		if b.Same(before) {
+			return
+		}
+		was, is := cursor{parts: before.parts}, cursor{parts: b.parts}
+		for {
+			switch {
+			case len(was.parts) == 0 && len(is.parts) == 0:
+				return
+			case was.atSamePart(is):
+				was.parts, is.parts = was.parts[1:], is.parts[1:]
+				continue
+			}
+			order := 0
+			switch {
+			case len(was.parts) == 0:
+				order = 1
+			case len(is.parts) == 0:
+				order = -1
+			default:
+				order = compareBackends(was.get(), is.get())
+			}
+			var old, now Backend
+			if order <= 0 {
+				old = was.take()
+			}
+			if order >= 0 {
+				now = is.take()
+			}
+			if old != now && !yield(old, now) {
+				return
+			}
+		}
+	}
+}
+
+// cursor is a place in a set: in the first of the parts that are left, if there is any.
+type cursor struct {
+	parts [][]Backend
+	at    int
+}
+
+func (c *cursor) get() Backend { return c.parts[0][c.at] }
+
+func (c *cursor) take() Backend {
+	b := c.get()
+	if c.at++; c.at == len(c.parts[0]) {
+		c.parts, c.at = c.parts[1:], 0
+	}
+	return b
+}
+
+// atSamePart tells whether both begin a part that they share.
+func (c *cursor) atSamePart(o cursor) bool {
+	return c.at == 0 && o.at == 0 && len(c.parts) > 0 && len(o.parts) > 0 && &c.parts[0][0] == &o.parts[0][0]
+}
+
+// with gives the set with some of its backends removed and others inserted, both ascending; the set itself, if these are the same. One may
+// be inserted at the address of one that is removed.
+func (b Backends) with(removed, inserted []Backend) Backends {
+	if slices.Equal(removed, inserted) {
+		return b
+	}
+	out := Backends{count: b.count - len(removed) + len(inserted)}
+	if out.count <= onePart || b.count <= onePart {
+		return ascending(patch(nil, slices.Concat(b.parts...), removed, inserted))
+	}
+	out.parts = make([][]Backend, 0, len(b.parts)+len(inserted))
+	var open []Backend // what is between the last part and the next one
+	for i, part := range b.parts {
+		if i < len(b.parts)-1 {
+			next := b.parts[i+1][0]
+			r, n := before(removed, next), before(inserted, next)
+			if r == 0 && n == 0 && len(open) == 0 {
+				out.parts = append(out.parts, part)
+				continue
+			}
+			open = out.addEnded(patch(open, part, removed[:r], inserted[:n]))
+			removed, inserted = removed[r:], inserted[n:]
+			continue
+		}
+		if len(removed) == 0 && len(inserted) == 0 && len(open) == 0 {
+			out.parts = append(out.parts, part)
+			continue
+		}
+		open = out.addEnded(patch(open, part, removed, inserted))
+	}
+	if len(open) > 0 {
+		out.add(open)
+	}
+	return out
+}
+
+// before counts the first of a list that come before a backend.
+func before(list []Backend, next Backend) int {
+	i, _ := slices.BinarySearchFunc(list, next, compareBackends)
+	return i
+}
+
+// patch appends an ascending list to a copy of another one, with some of its elements removed and others inserted.
+func patch(to, list, removed, inserted []Backend) []Backend {
+	out := append(make([]Backend, 0, len(to)+len(list)-len(removed)+len(inserted)), to...)
+	for len(removed) > 0 || len(inserted) > 0 {
+		remove := len(inserted) == 0 || len(removed) > 0 && compareBackends(removed[0], inserted[0]) <= 0
+		next := inserted
+		if remove {
+			next = removed
+		}
+		i := before(list, next[0])
+		out, list = append(out, list[:i]...), list[i:]
+		if remove {
+			list, removed = list[1:], removed[1:]
+		} else {
+			out, inserted = append(out, inserted[0]), inserted[1:]
+		}
+	}
+	return append(out, list...)
+}
