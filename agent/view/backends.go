@@ -150,7 +150,7 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 				was.parts, is.parts = was.parts[1:], is.parts[1:]
 				continue
 			}
-			order := 0
+			var order int
 			switch {
 			case len(was.parts) == 0:
 				order = 1
