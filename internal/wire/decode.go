@@ -48,6 +48,13 @@ type NodeUpdate struct {
 
 // Decode decodes a frame, which may be compressed. An error means that the frame as a whole makes no sense.
 func Decode(f Frame) (*Response, error) {
+	if u := decodeDeltas(f); u != nil {
+		return &Response{Update: u}, nil
+	}
+	return decode(f)
+}
+
+func decode(f Frame) (*Response, error) {
 	var r pb.StreamResponse
 	if err := proto.Unmarshal(f, &r); err != nil {
 		return nil, fmt.Errorf("decode a frame of %d bytes: %w", len(f), err)
@@ -246,12 +253,16 @@ func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 			Conditions: model.Conditions{Ready: c.GetReady(), Serving: c.GetServing(), Terminating: c.GetTerminating()},
 		})
 	}
-	// Apply relies on the order.
-	slices.SortFunc(m.Endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
-	slices.SortFunc(m.Conditions, func(a, b model.EndpointConditions) int { return cmp.Compare(a.Index, b.Index) })
-	slices.SortFunc(m.Removed, netip.Addr.Compare)
+	inOrder(m)
 	d.version(p.GetVersion())
 	return m, d.err
+}
+
+// inOrder sorts what Apply relies on the order of.
+func inOrder(d *model.SliceDelta) {
+	slices.SortFunc(d.Endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(d.Conditions, func(a, b model.EndpointConditions) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortFunc(d.Removed, netip.Addr.Compare)
 }
 
 func nodeFromProto(p *pb.Node) (*model.Node, error) {

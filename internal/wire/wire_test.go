@@ -276,6 +276,54 @@ func TestSizeOfADelta(t *testing.T) {
 	}
 }
 
+// TestDeltas holds that what decodeDeltas takes is what the general decoder makes of it, and that it takes what it is for, and nothing that
+// is cut off or has anything else in it.
+func TestDeltas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		u := &model.Update{
+			Shard: rapid.Uint32Max(63).Draw(t, "shard"), To: rapid.Uint64Range(1, 1<<40).Draw(t, "to"),
+			ResourceVersions: model.ResourceVersions{Services: rapid.Uint64().Draw(t, "services"), Slices: rapid.Uint64().Draw(t, "slices")},
+		}
+		u.From = u.To - rapid.Uint64Range(1, min(u.To, 3)).Draw(t, "count")
+		for range rapid.IntRange(1, 3).Draw(t, "deltas") {
+			d := &model.SliceDelta{
+				Namespace: rapid.StringN(0, 4, -1).Draw(t, "namespace"), Name: rapid.StringN(0, 4, -1).Draw(t, "name"),
+				Base: model.Version(rapid.Uint64().Draw(t, "base")), Version: model.Version(rapid.Uint64Max(2).Draw(t, "version")),
+				LastChangeTriggerTimeMS: rapid.Int64().Draw(t, "time"),
+			}
+			for range rapid.IntRange(0, 3).Draw(t, "conditions") {
+				d.Conditions = append(d.Conditions, model.EndpointConditions{Index: rapid.Uint32().Draw(t, "index"), Conditions: model.Conditions{
+					Ready: rapid.Bool().Draw(t, "ready"), Serving: rapid.Bool().Draw(t, "serving"), Terminating: rapid.Bool().Draw(t, "terminating"),
+				}})
+			}
+			for range rapid.IntRange(0, 2).Draw(t, "removed") {
+				d.Removed = append(d.Removed, netip.AddrFrom4([4]byte{10, rapid.Byte().Draw(t, "address")}))
+			}
+			u.Deltas = append(u.Deltas, d)
+		}
+		f, err := EncodeUpdate(u)
+		require.NoError(t, err)
+		general, err := decode(f)
+		require.NoError(t, err)
+		fast := decodeDeltas(f)
+		require.Equal(t, len(general.Problems) == 0, fast != nil)
+		if fast != nil {
+			require.Equal(t, general, &Response{Update: fast})
+		}
+		for i := range f {
+			if cut := decodeDeltas(f[:i]); cut != nil {
+				general, err := decode(f[:i])
+				require.NoError(t, err)
+				require.Equal(t, general, &Response{Update: cut})
+			}
+		}
+		u.Removed = []model.Key{{Kind: model.KindSlice, Name: "gone"}}
+		f, err = EncodeUpdate(u)
+		require.NoError(t, err)
+		require.Nil(t, decodeDeltas(f))
+	})
+}
+
 // FuzzDecode: whatever comes, Decode gives an error or something that encodes again.
 func FuzzDecode(f *testing.F) {
 	s := model.NewSlice(modeltest.WebSlice(3))
@@ -284,6 +332,7 @@ func FuzzDecode(f *testing.F) {
 	for _, u := range []*model.Update{
 		{Shard: 1, To: 2, Full: true, Services: []*model.Service{modeltest.Web()}, Slices: []*model.Slice{s}},
 		{Shard: 1, From: 2, To: 3, Deltas: []*model.SliceDelta{model.Diff(s, model.NewSlice(flipped))}, Removed: []model.Key{s.Key()}},
+		{Shard: 1, From: 2, To: 3, Deltas: []*model.SliceDelta{model.Diff(s, model.NewSlice(flipped))}, ResourceVersions: model.ResourceVersions{Slices: 7}},
 	} {
 		frame, err := EncodeUpdate(u)
 		require.NoError(f, err)
@@ -302,6 +351,11 @@ func checkDecode(t *testing.T, data []byte) {
 	r, err := Decode(data)
 	if err != nil {
 		return
+	}
+	if decodeDeltas(data) != nil {
+		general, err := decode(data)
+		require.NoError(t, err)
+		require.Equal(t, general, r)
 	}
 	if r.Node != nil {
 		_, err = EncodeNode("n", r.Node.Node)
