@@ -168,10 +168,9 @@ func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
 
 // setSliceLocked adds or changes a slice. One that comes with another Service than before touches both.
 func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
-	if old := s.slices[slice.Key()]; old != nil && old.Service != slice.Service {
+	if old := s.setSlice(slice); old != nil && old.Service != slice.Service {
 		c.touched[old.ServiceKey()] = struct{}{}
 	}
-	s.setSlice(slice)
 	c.touched[slice.ServiceKey()] = struct{}{}
 }
 

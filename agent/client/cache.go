@@ -73,6 +73,9 @@ type Changes struct {
 	Node bool
 }
 
+// fewTouched is how many entries a map may have had that is used again.
+const fewTouched = 16
+
 // Dirty gets a value when Take has something to give.
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
@@ -96,8 +99,11 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 			delete(c.moved, shard)
 		}
 	}
-	// Not cleared: that would cost each later Take what the largest one took.
-	c.touched = make(map[model.ServiceKey]struct{})
+	if len(c.touched) <= fewTouched {
+		clear(c.touched)
+	} else { // else it would cost each later Take what the largest one took
+		c.touched = make(map[model.ServiceKey]struct{})
+	}
 	c.nodeMoved = false
 	return changes, true
 }

@@ -43,6 +43,8 @@ type outbox struct {
 	full  bool
 	acks  map[uint32][]programmed
 	epoch uint64 // of acks
+	// resting: an Ack has gone not long ago. The next one goes when take is asked for it, and nobody is to wake up for it before.
+	resting bool
 	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
 	nodes, toldNodes uint32
 	// failing is what is not programmed as the server has it; news that, by shard, of which the server does not know that it is
@@ -112,7 +114,7 @@ func (o *outbox) report(n *pb.Nack) bool {
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.news, o.toldNodes = false, nil, false, nil, 0
+	o.synced, o.requests, o.full, o.news, o.toldNodes, o.resting = false, nil, false, nil, 0, false
 	o.told, o.changing = o.wanted, false
 	return o.told
 }
@@ -191,7 +193,9 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 		}
 		o.acks[shard] = append(o.acks[shard], programmed{sequence, now})
 	}
-	o.signal()
+	if !o.resting {
+		o.signal()
+	}
 }
 
 // setNodes notes how many nodes a relay stands for.
@@ -269,6 +273,7 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: subscribe}})
 	}
+	o.resting = o.resting && !ack
 	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
@@ -279,6 +284,7 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
+	o.resting = true
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 

@@ -39,6 +39,44 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
 }
 
+// Who sends wakes up for the first Ack after a quiet time, and not for those that then wait for theirs.
+func TestAcksThatWaitWakeNobody(t *testing.T) {
+	o := newOutbox(NewCache(), nil)
+	o.newStream()
+	o.inSync()
+	sequence := uint64(0)
+	ack := func() (wakes bool) {
+		sequence++
+		o.ack(0, map[uint32]uint64{5: sequence})
+		select {
+		case <-o.wake:
+			return true
+		default:
+			return false
+		}
+	}
+	take := func(allowed bool) bool {
+		_, acked, err := o.take(allowed)
+		require.NoError(t, err)
+		return acked
+	}
+	for range 2 {
+		require.True(t, ack())
+		require.True(t, take(true))
+		require.False(t, ack())
+		require.False(t, take(false), "for something else")
+		require.False(t, ack())
+		require.True(t, take(true), "its time has come")
+		require.False(t, ack())
+		require.True(t, take(true))
+		require.False(t, take(true))
+	}
+	require.True(t, ack())
+	require.True(t, take(true))
+	o.newStream()
+	require.True(t, ack(), "another stream")
+}
+
 // However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent. Each server hears of
 // those that stand.
 func TestNacksOfARelaysNodes(t *testing.T) {

@@ -107,13 +107,21 @@ func (s *cacheShard) setService(service *model.Service) {
 	s.held(service.ServiceKey()).service = service
 }
 
-func (s *cacheShard) setSlice(slice *model.Slice) {
+// setSlice adds or changes a slice, and gives what was held of it.
+func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	key := slice.Key()
-	s.digest += uint64(slice.ContentVersion()) - s.counted(key)
+	old = s.slices[key]
+	var counted uint64
+	if v, ok := s.unreadable[key]; ok {
+		counted = uint64(v)
+	} else if old != nil {
+		counted = uint64(old.ContentVersion())
+	}
+	s.digest += uint64(slice.ContentVersion()) - counted
 	delete(s.unreadable, key)
 	delete(s.changed, key)
 	delete(s.missing, key)
-	if old := s.slices[key]; old != nil && old.Service != slice.Service {
+	if old != nil && old.Service != slice.Service {
 		s.unlink(old)
 	}
 	s.slices[key] = slice
@@ -124,6 +132,7 @@ func (s *cacheShard) setSlice(slice *model.Slice) {
 	} else {
 		h.slices = slices.Insert(h.slices, at, slice)
 	}
+	return old
 }
 
 // setUnreadable notes what the server has and this software can't read.
