@@ -182,11 +182,11 @@ func (f *family) holds(t require.TestingT) holds {
 			for _, s := range held.slots[set] {
 				require.False(t, s.empty())
 				require.Equal(t, held.sticky, s.number > 0)
-				if n, again := numbers[s.address]; again {
+				if n, again := numbers[s.address()]; again {
 					require.Equal(t, n, s.number)
 				}
-				numbers[s.address] = s.number
-				p.Backends[set] = append(p.Backends[set], s.address)
+				numbers[s.address()] = s.number
+				p.Backends[set] = append(p.Backends[set], s.address())
 			}
 			slices.SortFunc(p.Backends[set], netip.AddrPort.Compare)
 		}

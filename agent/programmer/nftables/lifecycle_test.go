@@ -339,7 +339,7 @@ func TestRefused(t *testing.T) {
 		blamed(t, c.inHost.Apply(t.Context(), append(slices.Clone(changes), view.Change{After: rival})), rival.ID)
 		answered(t)
 		for id := range c.inHost.families[0].ports {
-			require.Equal(t, c.backends(model.IPv4, tcpPort, 3).List()[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address)
+			require.Equal(t, c.backends(model.IPv4, tcpPort, 3).List()[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address())
 		}
 		c.inHost.families[0].holds(t)
 		// The address passes on from the last to the first of several changes, beside one that is refused again.

@@ -59,7 +59,7 @@ func (p *port) addSlot(c *changes, set backendSet, index int, s slot) {
 		c.of(numbers+set).add(p.slotKey(index), integer(s.number), "")
 		return
 	}
-	c.of(endpoints(set, p.part)).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+	c.of(endpoints(set, p.part)).add(p.slotKey(index), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 }
 
 func (p *port) removeSlot(c *changes, set backendSet, index int) {
@@ -72,7 +72,7 @@ func (p *port) removeSlot(c *changes, set backendSet, index int) {
 
 func (p *port) addBackend(c *changes, set backendSet, s slot) {
 	if p.sticky {
-		c.of(backends+set).add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address), "")
+		c.of(backends+set).add(p.backendKey(s.number), appendBackend(make([]byte, 0, maxBackend), s.address()), "")
 	}
 }
 

@@ -268,7 +268,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 			return c.drop(s, key)
 		}
 		f.part = part
-		return fill(&f.slots[(s-firstEndpoints)%backendSets], index, slot{address: d.backendOf(data)})
+		return fill(&f.slots[(s-firstEndpoints)%backendSets], index, slotOf(d.backendOf(data)))
 	}
 	if integerOf(data) == 0 { // numbers
 		return c.drop(s, key)
@@ -348,7 +348,9 @@ func (c *content) number(p *port, found *found) {
 			address, ok := c.backends[backends+set][key]
 			switch {
 			case ok:
-				s.address = address
+				n := s.number
+				*s = slotOf(address)
+				s.number = n
 				delete(c.backends[backends+set], key)
 			case s.number != 0:
 				c.drop(numbers+set, p.slotKey(i))

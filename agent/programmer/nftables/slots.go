@@ -1,21 +1,44 @@
 package nftables
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// slot is where the table holds a backend of a set: its index is the slot's.
+// slot is where the table holds a backend of a set: its index is the slot's. It has no pointers, as there are many, and one of
+// thousands is looked for in the time of a change.
 type slot struct {
-	// address is not set where there is no backend, which is only so in what was read from a table that others changed.
-	address netip.AddrPort
+	high, low uint64 // of the address as 16 bytes
 	// number is the backend's, with affinity; else 0.
 	number uint32
+	port   uint16
+	// length is that of the address in bytes; 0 where there is no backend, which is only so in what was read from a table that others changed.
+	length uint8
 }
 
-func (s slot) empty() bool { return !s.address.IsValid() }
+func slotOf(a netip.AddrPort) slot {
+	b := a.Addr().As16()
+	return slot{
+		high: binary.BigEndian.Uint64(b[:8]), low: binary.BigEndian.Uint64(b[8:]), port: a.Port(), length: uint8(a.Addr().BitLen() / 8),
+	}
+}
+
+// address gives the backend's.
+func (s slot) address() netip.AddrPort {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:8], s.high)
+	binary.BigEndian.PutUint64(b[8:], s.low)
+	if s.length == 0 {
+		return netip.AddrPort{}
+	}
+	a, _ := netip.AddrFromSlice(b[16-s.length:])
+	return netip.AddrPortFrom(a, s.port)
+}
+
+func (s slot) empty() bool { return s.length == 0 }
 
 // edit is a change of one slot. Either may be empty.
 type edit struct {
@@ -73,7 +96,13 @@ func perform(slots []slot, changes []edit) []slot {
 
 // indexOf gives where a backend is, or -1.
 func indexOf(slots []slot, address netip.AddrPort) int {
-	return slices.IndexFunc(slots, func(s slot) bool { return s.address == address })
+	wanted := slotOf(address)
+	for i := range slots {
+		if s := &slots[i]; s.low == wanted.low && s.high == wanted.high && s.port == wanted.port && s.length == wanted.length {
+			return i
+		}
+	}
+	return -1
 }
 
 // compareBackends tells which backends go and which come between two sets, both ascending, and calls local with each whose
@@ -111,7 +140,7 @@ func locate(slots []slot, addresses []netip.AddrPort) []int {
 		wanted[a] = struct{}{}
 	}
 	for i, s := range slots {
-		if _, ok := wanted[s.address]; ok {
+		if _, ok := wanted[s.address()]; ok {
 			indices = append(indices, i)
 		}
 	}
@@ -126,8 +155,8 @@ func compareSlots(slots []slot, wanted view.Backends) (removed []int, added []ne
 		missing[b.Address] = struct{}{}
 	}
 	for i, s := range slots {
-		if _, ok := missing[s.address]; ok {
-			delete(missing, s.address)
+		if _, ok := missing[s.address()]; ok {
+			delete(missing, s.address())
 		} else {
 			removed = append(removed, i)
 		}

@@ -26,7 +26,7 @@ func TestEdits(t *testing.T) {
 		var slots []slot
 		var before []view.Backend
 		for _, i := range indices.Draw(t, "before") {
-			slots = append(slots, slot{address: address(i)})
+			slots = append(slots, slotOf(address(i)))
 			before = append(before, view.Backend{Address: address(i), Local: i%2 == 0})
 		}
 		var after []view.Backend
@@ -43,7 +43,7 @@ func TestEdits(t *testing.T) {
 
 		var newcomers []slot
 		for _, a := range added {
-			newcomers = append(newcomers, slot{address: a})
+			newcomers = append(newcomers, slotOf(a))
 		}
 		changes := edits(slots, places, newcomers)
 		require.LessOrEqual(t, len(changes), max(2*len(removed), len(added)))
@@ -58,7 +58,7 @@ func TestEdits(t *testing.T) {
 		require.Len(t, held, len(after))
 		var got []netip.AddrPort
 		for _, s := range held {
-			got = append(got, s.address)
+			got = append(got, s.address())
 		}
 		slices.SortFunc(got, netip.AddrPort.Compare)
 		for i, b := range is.List() {

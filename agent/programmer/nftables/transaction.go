@@ -264,7 +264,7 @@ func (x *transaction) backends(p *performed) {
 func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
 	out := make([]slot, len(added))
 	for i, a := range added {
-		out[i].address = a
+		out[i] = slotOf(a)
 		if !p.after.sticky {
 			continue
 		}
