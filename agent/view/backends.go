@@ -206,28 +206,41 @@ func (b Backends) with(removed, inserted []Backend) Backends {
 	}
 	out.parts = make([][]Backend, 0, len(b.parts)+len(inserted))
 	var open []Backend // what is between the last part and the next one
-	for i, part := range b.parts {
-		if i < len(b.parts)-1 {
-			next := b.parts[i+1][0]
-			r, n := before(removed, next), before(inserted, next)
-			if r == 0 && n == 0 && len(open) == 0 {
-				out.parts = append(out.parts, part)
-				continue
+	for rest := b.parts; len(rest) > 0; {
+		if len(open) == 0 {
+			same := untouched(rest, removed, inserted)
+			out.parts, rest = append(out.parts, rest[:same]...), rest[same:]
+			if len(rest) == 0 {
+				break
 			}
-			open = out.addEnded(patch(open, part, removed[:r], inserted[:n]))
-			removed, inserted = removed[r:], inserted[n:]
-			continue
 		}
-		if len(removed) == 0 && len(inserted) == 0 && len(open) == 0 {
-			out.parts = append(out.parts, part)
-			continue
+		part, r, n := rest[0], len(removed), len(inserted)
+		if rest = rest[1:]; len(rest) > 0 {
+			r, n = before(removed, rest[0][0]), before(inserted, rest[0][0])
 		}
-		open = out.addEnded(patch(open, part, removed, inserted))
+		open = out.addEnded(patch(open, part, removed[:r], inserted[:n]))
+		removed, inserted = removed[r:], inserted[n:]
 	}
 	if len(open) > 0 {
 		out.add(open)
 	}
 	return out
+}
+
+// untouched counts the first parts in which nothing is removed or inserted.
+func untouched(parts [][]Backend, removed, inserted []Backend) int {
+	count := len(parts)
+	for _, list := range [][]Backend{removed, inserted} {
+		if len(list) == 0 {
+			continue
+		}
+		i, found := slices.BinarySearchFunc(parts, list[0], func(part []Backend, b Backend) int { return compareBackends(part[0], b) })
+		if !found {
+			i = max(i-1, 0)
+		}
+		count = min(count, i)
+	}
+	return count
 }
 
 // before counts the first of a list that come before a backend.

@@ -142,6 +142,8 @@ type seen struct {
 	ports  map[ServicePortID]seenPort
 }
 
+func newSeen() *seen { return &seen{ports: make(map[ServicePortID]seenPort)} }
+
 // seenPort is what is remembered of a Service port's endpoints: how many there are, and at which addresses there are some in several slices.
 type seenPort struct {
 	tally

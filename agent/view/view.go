@@ -47,6 +47,7 @@ type View struct {
 	// several are the addresses that several slices have of what endpoints gave last.
 	several      []netip.Addr
 	backendSpace []Backend
+	portSpace    []ServicePort
 	idSpace      []ServicePortID
 }
 
@@ -59,6 +60,8 @@ type service struct {
 	// claimed is the object whose claims are in View.claims.
 	claimed *model.Service
 	dirty   bool
+	// reconsider: more may be new than slices.
+	reconsider bool
 	// ids are its ports in View.ports.
 	ids      []ServicePortID
 	problems []string
@@ -127,13 +130,19 @@ func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices [
 		v.services[key] = s
 	}
 	if s.object != object {
-		s.seen = nil
+		s.seen, s.reconsider = nil, true
 	}
 	s.object, s.slices = object, endpointSlices
-	v.touch(s)
+	v.look(s)
 }
 
+// touch has a Service looked at for whatever may be new.
 func (v *View) touch(s *service) {
+	s.reconsider = true
+	v.look(s)
+}
+
+func (v *View) look(s *service) {
 	if !s.dirty {
 		s.dirty = true
 		v.dirty = append(v.dirty, s)
@@ -180,7 +189,7 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	for _, s := range v.dirty {
 		changes = v.update(s, changes)
-		s.dirty = false
+		s.dirty, s.reconsider = false, false
 		if s.object == nil {
 			delete(v.services, s.key)
 		}
@@ -218,14 +227,23 @@ func (v *View) Problems() []Problem {
 
 // update brings what there is of a Service up to date, and appends what differs.
 func (v *View) update(s *service, changes []Change) []Change {
-	ids := v.idSpace[:0]
-	s.problems = nil
 	switch {
 	case len(s.slices) < manySlices:
 		s.seen = nil
 	case s.seen == nil:
-		s.seen = &seen{ports: make(map[ServicePortID]seenPort)}
+		s.seen = newSeen()
 	}
+	if !s.reconsider {
+		if more, ok := v.updateSets(s, changes); ok {
+			v.updated(s)
+			return more
+		}
+		if s.seen != nil {
+			s.seen = newSeen() // it has what is new already
+		}
+	}
+	ids := v.idSpace[:0]
+	s.problems = nil
 	if s.object != nil {
 		scheduler := v.scheduler(s)
 		for family, ip := range families(s.object) {
@@ -266,16 +284,52 @@ func (v *View) update(s *service, changes []Change) []Change {
 		}
 	}
 	s.ids = keep(s.ids, ids)
-	if s.seen != nil {
-		s.seen.slices = s.slices
-	}
-	v.check(s)
 	if len(s.problems) == 0 {
 		delete(v.problematic, s.key)
 	} else {
 		v.problematic[s.key] = s
 	}
+	v.updated(s)
 	return changes
+}
+
+// updateSets is update for a Service of which nothing is new but its slices. It does nothing, and ok is false, if its frontends lead elsewhere
+// now.
+func (v *View) updateSets(s *service, changes []Change) (_ []Change, ok bool) {
+	now := v.portSpace[:0]
+	for _, id := range s.ids {
+		before := v.ports[id]
+		p := *before
+		p.Cluster, p.Local, p.Serving = Backends{}, Backends{}, Backends{}
+		wasUsable := before.Frontends[0].Others.To != Reject
+		if v.sets(s, &p, before) != wasUsable || (p.Local.Len() == 0) != (before.Local.Len() == 0) {
+			return nil, false
+		}
+		now = append(now, p)
+	}
+	for i, id := range s.ids {
+		before, p := v.ports[id], &now[i]
+		if !p.sameSets(before) {
+			after := *p
+			v.ports[id] = &after
+			changes = append(changes, Change{before, &after})
+		}
+	}
+	clear(now)
+	v.portSpace = now
+	return changes, true
+}
+
+func (p *ServicePort) sameSets(o *ServicePort) bool {
+	return p.Cluster.Same(o.Cluster) && p.Local.Same(o.Local) && p.Serving.Same(o.Serving)
+}
+
+// updated remembers the slices that a Service's ports are up to date with.
+func (v *View) updated(s *service) {
+	if s.seen != nil {
+		s.seen.slices = s.slices
+	}
+	v.check(s)
 }
 
 // port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
@@ -297,7 +351,7 @@ func (v *View) port(s *service, id ServicePortID, frontends []Frontend, schedule
 	}
 	p.Frontends = old.Frontends
 	if p.Affinity == old.Affinity && p.Scheduler == old.Scheduler && p.HealthCheckPort == old.HealthCheckPort &&
-		p.Cluster.Same(old.Cluster) && p.Local.Same(old.Local) && p.Serving.Same(old.Serving) {
+		p.sameSets(old) {
 		return before
 	}
 	return p
