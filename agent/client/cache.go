@@ -73,9 +73,6 @@ type Changes struct {
 	Node bool
 }
 
-// fewTouched is how many entries a map may have had that is used again.
-const fewTouched = 16
-
 // Dirty gets a value when Take has something to give.
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
@@ -99,11 +96,8 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 			delete(c.moved, shard)
 		}
 	}
-	if len(c.touched) <= fewTouched {
-		clear(c.touched)
-	} else { // else it would cost each later Take what the largest one took
-		c.touched = make(map[model.ServiceKey]struct{})
-	}
+	// Not cleared: that would cost each later Take what the largest one took.
+	c.touched = make(map[model.ServiceKey]struct{})
 	c.nodeMoved = false
 	return changes, true
 }

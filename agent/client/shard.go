@@ -111,13 +111,7 @@ func (s *cacheShard) setService(service *model.Service) {
 func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	key := slice.Key()
 	old = s.slices[key]
-	var counted uint64
-	if v, ok := s.unreadable[key]; ok {
-		counted = uint64(v)
-	} else if old != nil {
-		counted = uint64(old.ContentVersion())
-	}
-	s.digest += uint64(slice.ContentVersion()) - counted
+	s.digest += uint64(slice.ContentVersion()) - s.counted(key)
 	delete(s.unreadable, key)
 	delete(s.changed, key)
 	delete(s.missing, key)

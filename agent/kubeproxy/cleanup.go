@@ -54,14 +54,18 @@ func cleanupNFTables() error {
 		return nil
 	}
 	// First the rules, which would refuse what they do not find in the maps when these go.
-	for _, remove := range []func(*nftables.Table){conn.FlushTable, conn.DelTable} {
+	remove := func(of func(*nftables.Table)) error {
 		for _, t := range tables {
-			remove(t)
+			of(t)
 		}
 		if err := conn.Flush(); err != nil {
 			return fmt.Errorf("remove the nftables tables %s: %w", nftablesTable, err)
 		}
-		xtables.Grace()
+		return nil
 	}
-	return nil
+	if err := remove(conn.FlushTable); err != nil {
+		return err
+	}
+	xtables.Grace()
+	return remove(conn.DelTable)
 }

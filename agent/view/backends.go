@@ -59,13 +59,14 @@ func (b *Backends) add(list []Backend) {
 
 // addEnded adds the parts of a list that have an end, and gives what is left.
 func (b *Backends) addEnded(list []Backend) (rest []Backend) {
-	for i := 0; i < len(list); i++ {
-		if list[i].endsPart() {
-			b.add(list[:i+1])
-			list, i = list[i+1:], -1
+	begin := 0
+	for i, one := range list {
+		if one.endsPart() {
+			b.add(list[begin : i+1])
+			begin = i + 1
 		}
 	}
-	return list
+	return list[begin:]
 }
 
 func (b Backend) endsPart() bool {

@@ -142,8 +142,6 @@ type seen struct {
 	ports  map[ServicePortID]seenPort
 }
 
-func newSeen() *seen { return &seen{ports: make(map[ServicePortID]seenPort)} }
-
 // seenPort is what is remembered of a Service port's endpoints: how many there are, and at which addresses there are some in several slices.
 type seenPort struct {
 	tally
@@ -180,14 +178,16 @@ func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 	}
 	var all []endpoint
 	if !known {
-		now = seenPort{shared: make(map[netip.Addr]struct{})}
-		all = v.endpoints(s.slices, p.ID, netip.Addr{})
+		now, all = seenPort{}, v.endpoints(s.slices, p.ID, netip.Addr{})
 		v.count(&now.tally, all, 1)
-		for _, a := range v.several {
-			now.shared[a] = struct{}{}
-		}
 	}
 	if s.seen != nil {
+		if now.shared == nil {
+			now.shared = make(map[netip.Addr]struct{})
+			for _, a := range v.several {
+				now.shared[a] = struct{}{}
+			}
+		}
 		s.seen.ports[p.ID] = now
 	}
 	set := func(before Backends, appendOf func([]Backend, []endpoint) []Backend) Backends {

@@ -47,7 +47,6 @@ type View struct {
 	// several are the addresses that several slices have of what endpoints gave last.
 	several      []netip.Addr
 	backendSpace []Backend
-	portSpace    []ServicePort
 	idSpace      []ServicePortID
 }
 
@@ -231,17 +230,34 @@ func (v *View) update(s *service, changes []Change) []Change {
 	case len(s.slices) < manySlices:
 		s.seen = nil
 	case s.seen == nil:
-		s.seen = newSeen()
+		s.seen = &seen{ports: make(map[ServicePortID]seenPort)}
 	}
-	if !s.reconsider {
-		if more, ok := v.updateSets(s, changes); ok {
-			v.updated(s)
-			return more
-		}
-		if s.seen != nil {
-			s.seen = newSeen() // it has what is new already
+	if s.reconsider {
+		changes = v.updateAll(s, changes)
+	} else {
+		changes = v.updateSets(s, changes)
+	}
+	if s.seen != nil {
+		s.seen.slices = s.slices
+	}
+	v.check(s)
+	return changes
+}
+
+// updateSets is for a Service of which nothing is new but its slices: it has the ports and frontends that it had.
+func (v *View) updateSets(s *service, changes []Change) []Change {
+	for _, id := range s.ids {
+		before := v.ports[id]
+		if p := v.port(s, id, slices.Clone(before.Frontends), before.Scheduler, before.HealthCheckPort, before); p != before {
+			v.ports[id] = p
+			changes = append(changes, Change{before, p})
 		}
 	}
+	return changes
+}
+
+// updateAll looks at everything.
+func (v *View) updateAll(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
 	s.problems = nil
 	if s.object != nil {
@@ -289,50 +305,10 @@ func (v *View) update(s *service, changes []Change) []Change {
 	} else {
 		v.problematic[s.key] = s
 	}
-	v.updated(s)
 	return changes
 }
 
-// updateSets is update for a Service of which nothing is new but its slices. It does nothing, and ok is false, if its frontends lead elsewhere
-// now.
-func (v *View) updateSets(s *service, changes []Change) (_ []Change, ok bool) {
-	now := v.portSpace[:0]
-	for _, id := range s.ids {
-		before := v.ports[id]
-		p := *before
-		p.Cluster, p.Local, p.Serving = Backends{}, Backends{}, Backends{}
-		wasUsable := before.Frontends[0].Others.To != Reject
-		if v.sets(s, &p, before) != wasUsable || (p.Local.Len() == 0) != (before.Local.Len() == 0) {
-			return nil, false
-		}
-		now = append(now, p)
-	}
-	for i, id := range s.ids {
-		before, p := v.ports[id], &now[i]
-		if !p.sameSets(before) {
-			after := *p
-			v.ports[id] = &after
-			changes = append(changes, Change{before, &after})
-		}
-	}
-	clear(now)
-	v.portSpace = now
-	return changes, true
-}
-
-func (p *ServicePort) sameSets(o *ServicePort) bool {
-	return p.Cluster.Same(o.Cluster) && p.Local.Same(o.Local) && p.Serving.Same(o.Serving)
-}
-
-// updated remembers the slices that a Service's ports are up to date with.
-func (v *View) updated(s *service) {
-	if s.seen != nil {
-		s.seen.slices = s.slices
-	}
-	v.check(s)
-}
-
-// port gives a Service port with these frontends as it is now, before if that is the same; nil: it is nowhere to be reached.
+// port gives a Service port with these frontends, whose Routes it sets, as it is now, before if that is the same; nil: it is nowhere to be reached.
 func (v *View) port(s *service, id ServicePortID, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
@@ -351,7 +327,7 @@ func (v *View) port(s *service, id ServicePortID, frontends []Frontend, schedule
 	}
 	p.Frontends = old.Frontends
 	if p.Affinity == old.Affinity && p.Scheduler == old.Scheduler && p.HealthCheckPort == old.HealthCheckPort &&
-		p.sameSets(old) {
+		p.Cluster.Same(old.Cluster) && p.Local.Same(old.Local) && p.Serving.Same(old.Serving) {
 		return before
 	}
 	return p

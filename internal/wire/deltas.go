@@ -12,37 +12,29 @@ import (
 // program as fast as can be. The general decoder takes several times as long, most of all where it has not run for a while. nil: f is anything
 // else, which may be an error.
 func decodeDeltas(f Frame) *model.Update {
-	field, value, rest, ok := consume(f)
-	if !ok || field != (wireField{responseShardUpdate, protowire.BytesType}) || len(rest) > 0 {
-		return nil
-	}
 	u := &model.Update{}
-	for body := value.bytes; len(body) > 0; {
-		if field, value, body, ok = consume(body); !ok {
-			return nil
-		}
-		switch field {
-		case shardField:
-			u.Shard = uint32(value.number)
-		case fromField:
-			u.From = value.number
-		case toField:
-			u.To = value.number
-		case deltasField:
-			d := decodeDelta(value.bytes)
-			if d == nil {
-				return nil
+	ok := eachField(f, func(field wireField, v wireValue) bool {
+		return field == wireField{responseShardUpdate, protowire.BytesType} && eachField(v.bytes, func(field wireField, v wireValue) bool {
+			switch field {
+			case shardField:
+				u.Shard = uint32(v.number)
+			case fromField:
+				u.From = v.number
+			case toField:
+				u.To = v.number
+			case deltasField:
+				d := decodeDelta(v.bytes)
+				u.Deltas = append(u.Deltas, d)
+				return d != nil
+			case versionsField:
+				return decodeVersions(v.bytes, &u.ResourceVersions)
+			default:
+				return false
 			}
-			u.Deltas = append(u.Deltas, d)
-		case versionsField:
-			if !decodeVersions(value.bytes, &u.ResourceVersions) {
-				return nil
-			}
-		default:
-			return nil
-		}
-	}
-	if len(u.Deltas) == 0 {
+			return true
+		})
+	})
+	if !ok || len(u.Deltas) == 0 {
 		return nil
 	}
 	if u.From == 0 && u.To > 0 {
@@ -56,7 +48,7 @@ var (
 	shardField    = wireField{1, protowire.VarintType}
 	fromField     = wireField{2, protowire.VarintType}
 	toField       = wireField{3, protowire.VarintType}
-	deltasField   = wireField{7, protowire.BytesType}
+	deltasField   = wireField{updateDeltas, protowire.BytesType}
 	versionsField = wireField{9, protowire.BytesType}
 
 	namespaceField  = wireField{1, protowire.BytesType}
@@ -76,41 +68,36 @@ var (
 	slicesField   = wireField{2, protowire.VarintType}
 )
 
+// decodeDelta gives nil where there is anything else, or anything wrong.
 func decodeDelta(b []byte) *model.SliceDelta {
 	m := &model.SliceDelta{Endpoints: []model.Endpoint{}}
 	var d decoder
-	for len(b) > 0 {
-		field, value, rest, ok := consume(b)
-		if !ok {
-			return nil
-		}
-		b = rest
+	ok := eachField(b, func(field wireField, v wireValue) bool {
 		switch field {
 		case namespaceField:
-			m.Namespace = common.Get(string(value.bytes))
+			m.Namespace = common.Get(string(v.bytes))
 		case nameField:
-			m.Name = string(value.bytes)
+			m.Name = string(v.bytes)
 		case baseField:
-			m.Base = model.Version(value.number)
+			m.Base = model.Version(v.number)
 		case versionField:
-			m.Version = model.Version(value.number)
+			m.Version = model.Version(v.number)
 		case triggerField:
-			m.LastChangeTriggerTimeMS = int64(value.number)
+			m.LastChangeTriggerTimeMS = int64(v.number)
 		case conditionsField:
-			c, ok := decodeConditions(value.bytes)
-			if !ok {
-				return nil
-			}
+			c, ok := decodeConditions(v.bytes)
 			m.Conditions = append(m.Conditions, c)
+			return ok
 		case removedField:
-			m.Removed = append(m.Removed, d.addr("removed", string(value.bytes)))
+			m.Removed = append(m.Removed, d.addr("removed", string(v.bytes)))
 		default:
-			return nil
+			return false
 		}
-	}
+		return true
+	})
 	d.name(m.Name)
 	d.version(uint64(m.Version))
-	if d.err != nil || !utf8.ValidString(m.Namespace) || !utf8.ValidString(m.Name) {
+	if !ok || d.err != nil || !utf8.ValidString(m.Namespace) || !utf8.ValidString(m.Name) {
 		return nil
 	}
 	inOrder(m)
@@ -118,45 +105,36 @@ func decodeDelta(b []byte) *model.SliceDelta {
 }
 
 func decodeConditions(b []byte) (c model.EndpointConditions, ok bool) {
-	for len(b) > 0 {
-		field, value, rest, ok := consume(b)
-		if !ok {
-			return c, false
-		}
-		b = rest
+	ok = eachField(b, func(field wireField, v wireValue) bool {
 		switch field {
 		case indexField:
-			c.Index = uint32(value.number)
+			c.Index = uint32(v.number)
 		case readyField:
-			c.Conditions.Ready = value.number != 0
+			c.Conditions.Ready = v.number != 0
 		case servingField:
-			c.Conditions.Serving = value.number != 0
+			c.Conditions.Serving = v.number != 0
 		case terminatingField:
-			c.Conditions.Terminating = value.number != 0
+			c.Conditions.Terminating = v.number != 0
 		default:
-			return c, false
+			return false
 		}
-	}
-	return c, true
+		return true
+	})
+	return c, ok
 }
 
 func decodeVersions(b []byte, into *model.ResourceVersions) bool {
-	for len(b) > 0 {
-		field, value, rest, ok := consume(b)
-		if !ok {
-			return false
-		}
-		b = rest
+	return eachField(b, func(field wireField, v wireValue) bool {
 		switch field {
 		case servicesField:
-			into.Services = value.number
+			into.Services = v.number
 		case slicesField:
-			into.Slices = value.number
+			into.Slices = v.number
 		default:
 			return false
 		}
-	}
-	return true
+		return true
+	})
 }
 
 type wireField struct {
@@ -169,25 +147,29 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// consume takes a field from a message; ok is false if none of these kinds is there.
-func consume(b []byte) (field wireField, value wireValue, rest []byte, ok bool) {
-	number, kind, n := protowire.ConsumeTag(b)
-	if n < 0 {
-		return field, value, nil, false
+// eachField calls take for each field of a message, until it is false; it is false then, and where a field is cut off or of another kind.
+func eachField(b []byte, take func(wireField, wireValue) bool) bool {
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return false
+		}
+		b = b[n:]
+		var v wireValue
+		switch kind {
+		case protowire.VarintType:
+			v.number, n = protowire.ConsumeVarint(b)
+		case protowire.Fixed64Type:
+			v.number, n = protowire.ConsumeFixed64(b)
+		case protowire.BytesType:
+			v.bytes, n = protowire.ConsumeBytes(b)
+		default:
+			return false
+		}
+		if n < 0 || !take(wireField{number, kind}, v) {
+			return false
+		}
+		b = b[n:]
 	}
-	b = b[n:]
-	switch kind {
-	case protowire.VarintType:
-		value.number, n = protowire.ConsumeVarint(b)
-	case protowire.Fixed64Type:
-		value.number, n = protowire.ConsumeFixed64(b)
-	case protowire.BytesType:
-		value.bytes, n = protowire.ConsumeBytes(b)
-	default:
-		n = -1
-	}
-	if n < 0 {
-		return field, value, nil, false
-	}
-	return wireField{number, kind}, value, b[n:], true
+	return true
 }

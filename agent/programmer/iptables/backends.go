@@ -33,11 +33,11 @@ const (
 )
 
 // backendsOf gives a set of backends.
-func backendsOf(port *view.ServicePort, set view.Target) []view.Backend {
+func backendsOf(port *view.ServicePort, set view.Target) view.Backends {
 	if set == view.Local {
-		return port.Local.List()
+		return port.Local
 	}
-	return port.Cluster.List()
+	return port.Cluster
 }
 
 // chainsOf gives all chains of a Service port, each once.
@@ -84,7 +84,7 @@ func groupOf(b view.Backend, groups int) int {
 
 // setChains gives the chains that choose one of a set's backends. sets are all that the Service port uses.
 func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []portChain {
-	name, backends := setChain(port.ID, set), backendsOf(port, set)
+	name, backends := setChain(port.ID, set), backendsOf(port, set).List()
 	protocol := match{protocol: "-p " + lower(port.ID.Protocol)} // DNAT asks for it
 	groups := make([][]view.Backend, groupCount(len(backends)))
 	if len(groups) == 0 {
@@ -139,15 +139,15 @@ func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, se
 	}
 	backends := backendsOf(port, set)
 	seconds := (port.Affinity + time.Second - 1) / time.Second
-	for _, b := range backends {
+	for b := range backends.All() {
 		w.WriteString(m.rule(chain, recent(port, b, fmt.Sprintf("--update --seconds %d --reap", seconds)), dnat(b)))
 	}
 	for _, other := range sets {
 		if other == set {
 			continue
 		}
-		for _, b := range backendsOf(port, other) {
-			if !slices.ContainsFunc(backends, func(o view.Backend) bool { return o.Address == b.Address }) {
+		for b := range backendsOf(port, other).All() {
+			if !backends.Contains(b.Address) {
 				w.WriteString(match{}.rule(chain, recent(port, b, "--remove")))
 			}
 		}
@@ -198,7 +198,7 @@ func digest(text string) string {
 func (p *plan) localAddresses() []netip.Addr {
 	var addresses []netip.Addr
 	for _, set := range p.sets {
-		for _, b := range backendsOf(p.ServicePort, set) {
+		for b := range backendsOf(p.ServicePort, set).All() {
 			if b.Local {
 				addresses = append(addresses, b.Address.Addr())
 			}

@@ -130,7 +130,7 @@ func (d *dialect) wayOf(f view.Frontend) wayTo {
 
 // inlined gives what inline is to be.
 func (p *plan) inlined() []view.Backend {
-	var backends []view.Backend
+	var backends view.Backends
 	leading := 0
 	for i, f := range p.Frontends {
 		switch w := p.ways[i]; {
@@ -140,15 +140,15 @@ func (p *plan) inlined() []view.Backend {
 			return nil
 		case leading == 0:
 			backends = backendsOf(p.ServicePort, w.set)
-		case !slices.Equal(backends, backendsOf(p.ServicePort, w.set)):
+		case !backends.Equal(backendsOf(p.ServicePort, w.set)):
 			return nil
 		}
 		leading++
 	}
-	if p.Affinity > 0 || len(backends) > maxPlain || leading*len(backends) > leading+len(backends) {
+	if p.Affinity > 0 || backends.Len() > maxPlain || leading*backends.Len() > leading+backends.Len() {
 		return nil
 	}
-	return backends
+	return backends.List()
 }
 
 // natWeight tells how many rules a frontend has in its tree of nat.

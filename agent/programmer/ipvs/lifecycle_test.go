@@ -125,6 +125,12 @@ func TestNodeChanges(t *testing.T) {
 		require.True(t, r.All(testenv.Answered), "%v", r)
 	}
 	require.Equal(t, before, maps())
+
+	// What is hooked there and is none of ours goes, also where it is an earlier version's.
+	_, err := c.a.Run(t.Context(), "nft", "add chain ip "+Table+" earlier { type filter hook input priority 0; policy drop; }")
+	require.NoError(t, err)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.NotContains(t, c.kernel(t), "earlier")
 }
 
 // withoutCounts leaves out the numbers of connections.

@@ -127,11 +127,11 @@ func (t *tables) othersWrote() (bool, error) {
 }
 
 func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
-	there, err := t.conn.ListTablesOfFamily(l.table.Family)
+	all, err := t.conn.ListTablesOfFamily(l.table.Family)
 	if err != nil {
 		return nil, false, fmt.Errorf("list nftables tables: %w", err)
 	}
-	if !slices.ContainsFunc(there, func(t *nftables.Table) bool { return t.Name == Table }) {
+	if !slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == Table }) {
 		return nil, false, nil
 	}
 	chains, err := t.conn.ListChainsOfTableFamily(l.table.Family)
@@ -162,15 +162,18 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 			held[elementKey{setID(id), string(e.Key)}] = value
 		}
 	}
-	digest, wanted := l.digest(), l.chains()
-	whole = true
-	for _, c := range wanted {
-		i := slices.IndexFunc(chains, func(h *nftables.Chain) bool { return h.Table.Name == Table && h.Name == c.name })
-		if i >= 0 && !c.hookedAs(chains[i]) {
+	digest, wanted, there := l.digest(), l.chains(), 0
+	for _, h := range chains {
+		if h.Table.Name != Table {
+			continue
+		}
+		i := slices.IndexFunc(wanted, func(c chain) bool { return c.name == h.Name })
+		if i < 0 || !wanted[i].hookedAs(h) {
 			return nil, false, nil
 		}
-		whole = whole && i >= 0
+		there++
 	}
+	whole = there == len(wanted)
 	for _, c := range wanted {
 		if !whole {
 			break
