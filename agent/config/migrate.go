@@ -99,7 +99,7 @@ var reasons = map[string]string{
 }
 
 // excludeCIDRsReason is about what kube-proxy must be told.
-const excludeCIDRsReason = "virtual services that are not Slicecast's are left alone, wherever they are"
+const excludeCIDRsReason = "virtual services that are not Slicecast's are left alone, wherever they are, but for one of a Service port with affinity"
 
 // syncPeriodReason is about a period that kube-proxy has other uses for.
 const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +

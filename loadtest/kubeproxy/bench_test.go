@@ -33,8 +33,8 @@ const (
 //   - program-s: the time from the start of the process to the first connection by a cluster IP, and with IPVS until all backends and cluster IPs are there; program-cpu-s: CPU time meanwhile,
 //     of the process and the programs that it runs;
 //   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
-//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. Not with IPVS, which
-//     has nothing that tells of a change: see agent/programmer/ipvs;
+//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. With IPVS, which has
+//     nothing that tells of a change, it is to the change of the endpoint's weight, seen within 20 ms, and in an ordinary Service only;
 //   - rss-MiB, peak-MiB: the process's memory after that; anon-MiB: without the program's own code; rules: those of iptables' tables nat and filter;
 //   - first-…, last-…: new connections from a pod by the first and the last Service in the rules (nftables has no such order: made first
 //     and last), one after the other: the median rate of ten turns, and the median and the 99th percentile of the time that each took;
@@ -81,16 +81,14 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	b.StopTimer()
 	b.ReportMetric(time.Since(began).Seconds(), "program-s")
 	if n.mode != "ipvs" {
-		_, err = n.awaitChange(ctx, before) // the other table, too
+		_, err = awaitChange(ctx, n.stamp, time.Millisecond, before) // the other table, too
 		require.NoError(b, err)
 	}
 	b.ReportMetric(familyCPU(b, p).Seconds(), "program-cpu-s")
 
-	if n.mode != "ipvs" {
-		c.measureChanges(b, p, n, c.ordinary, "change")
-		if c.large != nil {
-			c.measureChanges(b, p, n, c.large, "large")
-		}
+	c.measureChanges(b, p, n, c.ordinary, "change")
+	if c.large != nil && n.mode != "ipvs" {
+		c.measureChanges(b, p, n, c.large, "large")
 	}
 	memory, err := usage.MemoryOf(p.Pid())
 	require.NoError(b, err)
@@ -140,17 +138,24 @@ func (c *cluster) measureRestart(b *testing.B, p *command.Command, n *node) {
 // measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
 func (c *cluster) measureChanges(b *testing.B, p *command.Command, n *node, s *discoveryv1.EndpointSlice, what string) {
 	b.Helper()
+	look, every := n.stamp, time.Millisecond
+	if n.mode == "ipvs" {
+		every = 20 * time.Millisecond
+		var done func()
+		look, done = n.weightIn(b, netip.AddrPortFrom(netip.MustParseAddr(s.Endpoints[0].Addresses[0]), endpointPort))
+		defer done()
+	}
 	var times []time.Duration
 	before := familyCPU(b, p)
 	ticker := time.NewTicker(between)
 	defer ticker.Stop()
 	for range *changesFlag / 2 * 2 {
 		ctx, cancel := context.WithTimeout(b.Context(), changeTimeout)
-		stamp, err := n.stamp()
+		stamp, err := look()
 		require.NoError(b, err)
 		start := time.Now()
 		c.flip(b, s)
-		end, err := n.awaitChange(ctx, stamp)
+		end, err := awaitChange(ctx, look, every, stamp)
 		cancel()
 		require.NoError(b, err)
 		times = append(times, end.Sub(start))

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -112,14 +113,42 @@ func (n *node) stamp() (stamp any, err error) {
 	return stamp, err
 }
 
-// awaitChange waits until the tables differ from a stamp, and then have not changed for a while. It gives the time of the
+// weightIn gives what tells the weight that IPVS has for an endpoint, 0 also without it. It must be there to begin with, in one virtual service.
+func (n *node) weightIn(b *testing.B, endpoint netip.AddrPort) (look func() (any, error), done func()) {
+	b.Helper()
+	var handle *ipvs.Handle
+	var service *ipvs.Service
+	weight := func(s *ipvs.Service) (weight int, err error) {
+		destinations, err := handle.GetDestinations(s)
+		for _, d := range destinations {
+			if address, _ := netip.AddrFromSlice(d.Address); netip.AddrPortFrom(address.Unmap(), d.Port) == endpoint {
+				weight = d.Weight
+			}
+		}
+		return weight, err
+	}
+	require.NoError(b, n.Do(func() (err error) {
+		if handle, err = ipvs.New(""); err != nil {
+			return err
+		}
+		all, err := handle.GetServices()
+		for _, s := range all {
+			if w, _ := weight(s); w > 0 {
+				service = s
+				break
+			}
+		}
+		return err
+	}))
+	require.NotNil(b, service, "IPVS has no virtual service that leads to %v", endpoint)
+	return func() (any, error) { return weight(service) }, handle.Close
+}
+
+// awaitChange waits until what look gives differs from what it gave, and then has not changed for a while. It gives the time of the
 // last change.
-func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
-	const (
-		look  = time.Millisecond
-		quiet = 300 * time.Millisecond
-	)
-	ticker := time.NewTicker(look)
+func awaitChange(ctx context.Context, look func() (any, error), every time.Duration, from any) (time.Time, error) {
+	const quiet = 300 * time.Millisecond
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	var last time.Time
 	for now := from; ; {
@@ -128,7 +157,7 @@ func (n *node) awaitChange(ctx context.Context, from any) (time.Time, error) {
 			return last, context.Cause(ctx)
 		case <-ticker.C:
 		}
-		next, err := n.stamp()
+		next, err := look()
 		if err != nil {
 			return last, err
 		}
@@ -148,7 +177,7 @@ func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 		var haveBackends, haveIPs int
 		err := n.Do(func() error {
 			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
-			if err != nil {
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // the module is loaded by who needs it
 				return err
 			}
 			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are

@@ -397,10 +397,14 @@ func (s *stream) bring(snapshot *store.Snapshot) error {
 	return s.send(f)
 }
 
-// send sends frames and counts them.
+// send sends frames and counts them. Where the stream ends meanwhile, why is what counts, not that nothing could be sent any more.
 func (s *stream) send(frames ...wire.Frame) error {
 	s.reports.sentBytes.Add(uint64(s.hub.metrics.sent(frames)))
-	return s.transport.Send(frames...)
+	err := s.transport.Send(frames...)
+	if err != nil && s.transport.Context().Err() != nil {
+		return s.gone()
+	}
+	return err
 }
 
 // answer sends what the client asked for, and Nodes that have changed.

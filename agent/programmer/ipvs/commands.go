@@ -188,6 +188,9 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
 		// IPVS refuses, for instance, backends with addresses that nothing can be sent to.
 		x.blame(c.owner, err, false)
+		if blamed := p.ports[c.owner]; blamed != nil {
+			blamed.refused = true
+		}
 		return false, nil
 	}
 	return false, err

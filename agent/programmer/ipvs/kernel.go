@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,21 +69,47 @@ func (p *Programmer) probes() []probe {
 			_, err := netlink.GenlFamilyGet("IPVS")
 			return err
 		}},
-		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler(p.options.Scheduler) }},
-		{"dummy devices", "dummy", p.tryDevice},
-		{"nftables", "nf_tables", func() error {
-			_, err := p.tables.conn.ListTables()
+		{"IPVS that tells conntrack of its connections, CONFIG_IP_VS_NFCT", "ip_vs", func() error {
+			_, err := os.Stat(filepath.Join("/proc/sys", conntrackSysctl))
 			return err
 		}},
+		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler(model.IPv4, p.options.Scheduler) }},
+		{"dummy devices", "dummy", p.tryDevice},
+		{"nftables with all that is needed", "nf_tables", func() error { return p.tryTable(model.IPv4) }},
 	}
 }
 
+// tryIPv6 looks for what Services need that have IPv6 addresses.
+func (p *Programmer) tryIPv6() error {
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		return err
+	}
+	if err := p.tryScheduler(model.IPv6, p.options.Scheduler); err != nil {
+		return fmt.Errorf("try IPVS: %w", err)
+	}
+	return p.tryTable(model.IPv6)
+}
+
+// tryTable has the kernel make a table with all kinds of rules, and remove it in the same transaction.
+func (p *Programmer) tryTable(family model.Family) error {
+	l := newLayout(family, view.Node{
+		Pods:      view.PodDetector{Prefixes: []netip.Prefix{loopback(family)}, Interface: "lo", InterfacePrefix: "lo"},
+		NodePorts: []netip.Prefix{loopback(family)}, ServiceCIDRs: []netip.Prefix{loopback(family)},
+	}, p.options.MasqueradeMark)
+	l.table.Name += "-check"
+	if err := p.tables.create(l); err != nil {
+		return err
+	}
+	p.tables.conn.DelTable(l.table)
+	return p.tables.write()
+}
+
 // tryScheduler makes a virtual service that no packet comes to, and removes it.
-func (p *Programmer) tryScheduler(name string) error {
+func (p *Programmer) tryScheduler(family model.Family, name string) error {
 	if err := p.openIPVS(); err != nil {
 		return err
 	}
-	v := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: name}
+	v := &virtual{serviceKey: serviceKey{number: maxID, family: family}, scheduler: name}
 	err := p.ipvs.NewService(v.moby())
 	if errors.Is(err, unix.EEXIST) { // from one who was killed meanwhile
 		err = errors.Join(p.ipvs.DelService(v.moby()), p.ipvs.NewService(v.moby()))
@@ -138,10 +165,10 @@ func New(options Options) (*Programmer, error) {
 		p.close()
 		return nil, err
 	}
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
-		p.families = append(p.families, model.IPv6)
+	if err := p.tryIPv6(); err != nil {
+		p.log.Warn("Services of one IP family will not be programmed: this node does not have what they need", "family", model.IPv6, "err", err)
 	} else {
-		p.log.Warn("Services of one IP family will not be programmed: this node does not have it", "family", model.IPv6)
+		p.families = append(p.families, model.IPv6)
 	}
 	return p, nil
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// kubeProxySets are kube-proxy's ipsets for IPv4, nodePortSets those of its sets that have NodePorts
-// (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.36). Others have sets with names that begin like these, e.g. kube-router's
+// kubeProxySets are kube-proxy's ipsets for IPv4, addressSets those of its sets that have Services' addresses and ports, nodePortSets those
+// that have NodePorts (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.36). Others have sets with names that begin like these, e.g. kube-router's
 // network policies.
 var (
 	kubeProxySets = []string{
@@ -30,6 +30,7 @@ var (
 		"KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-LOCAL-TCP", "KUBE-NODE-PORT-UDP", "KUBE-NODE-PORT-LOCAL-UDP",
 		"KUBE-NODE-PORT-SCTP-HASH", "KUBE-NODE-PORT-LOCAL-SCTP-HASH", "KUBE-HEALTH-CHECK-NODE-PORT", "KUBE-IPVS-IPS",
 	}
+	addressSets  = []string{"KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL", "KUBE-LOAD-BALANCER"}
 	nodePortSets = map[string]model.Protocol{
 		"KUBE-NODE-PORT-TCP": model.TCP, "KUBE-NODE-PORT-UDP": model.UDP, "KUBE-NODE-PORT-SCTP-HASH": model.SCTP,
 	}
@@ -49,7 +50,7 @@ func isKubeProxySet(name string) bool {
 const settleTime = 10 * time.Second
 
 // CleanupKubeProxy removes what kube-proxy's IPVS mode has left in IPVS, and its device. Of virtual services these are the ones
-// of the device's addresses and those of its NodePorts, but for what is this package's. A device's address that is a
+// of the addresses of the device, or of its ipsets as the device may be gone, and those of its NodePorts, but for what is this package's. A device's address that is a
 // Service's here, too, stays the node's all the time: see isKubeProxys. Others do not: so the node's own connections get
 // another source before, and those that are being made some time.
 func CleanupKubeProxy(ctx context.Context) error {
@@ -62,11 +63,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 		return fmt.Errorf("open a netlink socket: %w", err)
 	}
 	device, err := p.links.LinkByName(KubeProxyDevice)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		p.links.Close()
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) {
 		p.links.Close()
 		return fmt.Errorf("find the device %s: %w", KubeProxyDevice, err)
 	}
@@ -78,7 +75,9 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if err := p.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	p.device = device
+	if err == nil {
+		p.device = device
+	}
 	theirs, err := p.kubeProxyServices()
 	if err != nil {
 		return err
@@ -91,6 +90,9 @@ func CleanupKubeProxy(ctx context.Context) error {
 		if k, ok := keyOf(s); ok {
 			led.addService(k)
 		}
+	}
+	if p.device == nil {
+		return nil
 	}
 	if _, err := p.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
 		if err := led.forget(); err != nil {
@@ -112,21 +114,30 @@ func CleanupKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// kubeProxyServices gives the virtual services that are kube-proxy's, whose device is p's.
+// kubeProxyServices gives the virtual services that are kube-proxy's, whose device is p's, if it is still there.
 func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
-	onDevice, err := p.deviceAddresses()
-	if err != nil {
-		return nil, err
+	addresses := map[netip.Addr]bool{}
+	if p.device != nil {
+		var err error
+		if addresses, err = p.deviceAddresses(); err != nil {
+			return nil, err
+		}
 	}
 	type nodePort struct {
 		protocol model.Protocol
 		port     uint16
 	}
 	nodePorts := map[nodePort]bool{}
-	err = eachIPSet(func(name string, ports []uint16) {
-		if protocol, ok := nodePortSets[strings.Replace(name, "KUBE-6-", "KUBE-", 1)]; ok {
-			for _, port := range ports {
-				nodePorts[nodePort{protocol, port}] = true
+	err := eachIPSet(func(name string, entries []netip.AddrPort) {
+		name = strings.Replace(name, "KUBE-6-", "KUBE-", 1)
+		protocol, hasNodePorts := nodePortSets[name]
+		hasAddresses := slices.Contains(addressSets, name)
+		for _, e := range entries {
+			switch {
+			case hasNodePorts:
+				nodePorts[nodePort{protocol, e.Port()}] = true
+			case hasAddresses:
+				addresses[e.Addr()] = true
 			}
 		}
 	})
@@ -144,7 +155,7 @@ func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
 	var theirs []*mobyipvs.Service
 	for _, s := range all {
 		k, ok := keyOf(s)
-		if !ok || k.number != 0 || ours[k] || !onDevice[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && p.isLocal(k.address)) {
+		if !ok || k.number != 0 || ours[k] || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && p.isLocal(k.address)) {
 			continue
 		}
 		theirs = append(theirs, s)
@@ -179,7 +190,7 @@ func (p *Programmer) isLocal(a netip.Addr) bool {
 // CleanupKubeProxySets removes kube-proxy's ipsets, which no rule may refer to any more.
 func CleanupKubeProxySets() error {
 	theirs := map[string]bool{}
-	err := eachIPSet(func(name string, _ []uint16) {
+	err := eachIPSet(func(name string, _ []netip.AddrPort) {
 		if isKubeProxySet(name) {
 			theirs[name] = true
 		}
@@ -193,30 +204,26 @@ func CleanupKubeProxySets() error {
 	return errors.Join(errs...)
 }
 
-// eachIPSet calls f with the name of each ipset, and the ports of entries that have one; several times with a large one. A kernel
-// without ipsets has none. (What the library has for it writes to the log.)
-func eachIPSet(f func(name string, ports []uint16)) error {
+// eachIPSet calls f with the name of each ipset, and the addresses and ports of its entries, as far as they have such; several times with a
+// large one. A kernel without ipsets has none. (What the library has for it writes to the log.)
+func eachIPSet(f func(name string, entries []netip.AddrPort)) error {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	r.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
 	err := r.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
 		var name string
-		var ports []uint16
+		var entries []netip.AddrPort
 		for kind, value := range attributes(message[min(nl.SizeofNfgenmsg, len(message)):]) {
 			switch kind {
 			case nl.IPSET_ATTR_SETNAME:
 				name = nl.BytesToString(value)
 			case nl.IPSET_ATTR_ADT:
 				for _, entry := range attributes(value) {
-					for kind, value := range attributes(entry) {
-						if kind == nl.IPSET_ATTR_PORT && len(value) == 2 {
-							ports = append(ports, binary.BigEndian.Uint16(value))
-						}
-					}
+					entries = append(entries, ipsetEntry(entry))
 				}
 			}
 		}
-		f(name, ports)
+		f(name, entries)
 		return true
 	})
 	switch {
@@ -224,4 +231,20 @@ func eachIPSet(f func(name string, ports []uint16)) error {
 		return nil
 	}
 	return fmt.Errorf("list ipsets: %w", err)
+}
+
+func ipsetEntry(b []byte) netip.AddrPort {
+	var address netip.Addr
+	var port uint16
+	for kind, value := range attributes(b) {
+		switch {
+		case kind == nl.IPSET_ATTR_PORT && len(value) == 2:
+			port = binary.BigEndian.Uint16(value)
+		case kind == nl.IPSET_ATTR_IP:
+			for _, a := range attributes(value) {
+				address, _ = netip.AddrFromSlice(a)
+			}
+		}
+	}
+	return netip.AddrPortFrom(address, port)
 }

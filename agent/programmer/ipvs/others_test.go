@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -146,8 +147,58 @@ func TestKubeProxysSets(t *testing.T) {
 		require.NoError(t, CleanupKubeProxySets())
 		require.NoError(t, CleanupKubeProxySets(), "nothing left to clean")
 		var left []string
-		err := eachIPSet(func(name string, _ []uint16) { left = append(left, name) })
+		err := eachIPSet(func(name string, _ []netip.AddrPort) { left = append(left, name) })
 		require.ElementsMatch(t, others, left)
+		return err
+	}))
+}
+
+// TestKubeProxysServices holds that kube-proxy's virtual services go where its device has gone before them, and others' do not.
+func TestKubeProxysServices(t *testing.T) {
+	c := newCluster(t, Options{})
+	tcp, port, nodePort := uint8(6), uint16(servicePort), uint16(30080)
+	service := func(a netip.Addr, port uint16) *mobyipvs.Service {
+		return &mobyipvs.Service{Address: a.AsSlice(), Port: port, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
+	}
+	theirs := []*mobyipvs.Service{service(vip(model.IPv4, 1), port), service(c.a.IPv4, nodePort)}
+	others := []*mobyipvs.Service{service(netip.MustParseAddr("203.0.113.1"), port), service(c.a.IPv4, port)}
+	require.NoError(t, c.a.Do(func() error {
+		for _, s := range append(theirs, others...) {
+			require.NoError(t, c.ipvs.NewService(s))
+		}
+		require.NoError(t, netlink.IpsetCreate("KUBE-CLUSTER-IP", "hash:ip,port", netlink.IpsetCreateOptions{}))
+		require.NoError(t, netlink.IpsetAdd("KUBE-CLUSTER-IP", &netlink.IPSetEntry{IP: vip(model.IPv4, 1).AsSlice(), Protocol: &tcp, Port: &port}))
+		require.NoError(t, netlink.IpsetCreate("KUBE-NODE-PORT-TCP", "hash:ip,port", netlink.IpsetCreateOptions{}))
+		require.NoError(t, netlink.IpsetAdd("KUBE-NODE-PORT-TCP", &netlink.IPSetEntry{IP: c.a.IPv4.AsSlice(), Protocol: &tcp, Port: &nodePort}))
+		require.NoError(t, CleanupKubeProxy(t.Context()))
+		return CleanupKubeProxySets()
+	}))
+	for _, s := range theirs {
+		require.False(t, c.ipvs.IsServicePresent(s), "%v:%d", s.Address, s.Port)
+	}
+	for _, s := range others {
+		require.True(t, c.ipvs.IsServicePresent(s), "%v:%d", s.Address, s.Port)
+	}
+}
+
+// TestLacking holds that a kernel that lacks what a rule needs is found out before anything is programmed.
+func TestLacking(t *testing.T) {
+	const loader = "/proc/sys/kernel/modprobe"
+	host := testenv.NewNetwork(t).AddNode("a")
+	path, err := os.ReadFile(loader)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(loader, []byte("/nowhere"), 0))
+	defer func() { require.NoError(t, os.WriteFile(loader, path, 0)) }()
+	require.Eventually(t, func() bool { // tables of namespaces that are going may have it for a while
+		err := unix.DeleteModule("nft_masq", 0)
+		return err == nil || errors.Is(err, unix.ENOENT)
+	}, 30*time.Second, 100*time.Millisecond)
+	require.NoError(t, host.Do(func() error {
+		_, err := New(Options{Log: slog.New(slog.DiscardHandler)})
+		require.ErrorContains(t, err, "this node has no nftables with all that is needed (kernel module nf_tables)")
+		require.ErrorAs(t, err, new(*MissingError))
+		out, err := host.Run(t.Context(), "nft", "list", "ruleset")
+		require.Empty(t, out)
 		return err
 	}))
 }

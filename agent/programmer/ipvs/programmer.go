@@ -113,6 +113,8 @@ type Programmer struct {
 	last          uint32          // the number that was given last
 	draining      drains
 	lacking       map[string]bool // schedulers that Service ports ask for and the kernel has not
+	// unseen are the Service ports that serviceLost has still to look at in this round.
+	unseen []view.ServicePortID
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
@@ -121,6 +123,7 @@ var _ programmer.Monitor = (*Programmer)(nil)
 type programmed struct {
 	port    *view.ServicePort
 	numbers ids
+	refused bool // IPVS has refused some of it, since the last Replace
 }
 
 // Replace makes the kernel hold exactly this state. What is as wanted is not touched. Virtual services keep their numbers,
@@ -323,7 +326,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		if c.After != nil {
 			now = &programmed{port: c.After}
 			if was != nil {
-				now.numbers = was.numbers
+				now.numbers, now.refused = was.numbers, was.refused
 			}
 			p.giveNumbers(now)
 			p.ports[id] = now

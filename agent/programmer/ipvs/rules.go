@@ -2,10 +2,11 @@ package ipvs
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
@@ -451,14 +452,19 @@ func (l *layout) refuse(comment string, match []expr.Any) []rule {
 	}
 }
 
-// userData gives a rule's comment as nft has it, with a note.
-func (r rule) userData(note string) []byte {
-	if note != "" {
-		note = "[" + note + "]"
+// userdataHash is the type of the hash in a rule's user data. nft ignores types that it does not know.
+const userdataHash userdata.Type = 0xf0
+
+// userData gives a rule's comment as nft has it, and a hash of what the rule does: the kernel gives rules back in words of its own, but keeps
+// user data.
+func (r rule) userData(family nftables.TableFamily) (data []byte) {
+	if r.comment != "" {
+		data = userdata.AppendString(data, userdata.TypeComment, r.comment)
 	}
-	comment := strings.TrimSpace(r.comment + " " + note)
-	if comment == "" {
-		return nil
+	h := xxhash.New()
+	for _, e := range r.exprs {
+		b, err := expr.Marshal(byte(family), e)
+		fmt.Fprintf(h, "%x %v\n", b, err) //nolint:errcheck // never fails
 	}
-	return userdata.AppendString(nil, userdata.TypeComment, comment)
+	return userdata.Append(data, userdataHash, h.Sum(nil))
 }

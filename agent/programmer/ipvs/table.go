@@ -7,9 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/cespare/xxhash/v2"
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	mdnetlink "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -131,7 +129,8 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("list nftables tables: %w", err)
 	}
-	if !slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == Table }) {
+	// One with flags is dormant, or has an owner.
+	if !slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == Table && t.Flags == 0 }) {
 		return nil, false, nil
 	}
 	chains, err := t.conn.ListChainsOfTableFamily(l.table.Family)
@@ -162,7 +161,7 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 			held[elementKey{setID(id), string(e.Key)}] = value
 		}
 	}
-	digest, wanted, there := l.digest(), l.chains(), 0
+	wanted, there := l.chains(), 0
 	for _, h := range chains {
 		if h.Table.Name != Table {
 			continue
@@ -171,7 +170,9 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 		if i < 0 || !wanted[i].hookedAs(h) {
 			return nil, false, nil
 		}
-		there++
+		if h.Policy == nil || *h.Policy == nftables.ChainPolicyAccept {
+			there++
+		}
 	}
 	whole = there == len(wanted)
 	for _, c := range wanted {
@@ -182,9 +183,9 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 		if err != nil {
 			return nil, false, fmt.Errorf("read chain %s of table %s: %w", c.name, Table, err)
 		}
-		if len(rules) != len(c.rules) || len(rules) > 0 && string(rules[0].UserData) != string(c.rules[0].userData(digest)) {
-			whole = false
-		}
+		whole = slices.EqualFunc(rules, c.rules, func(held *nftables.Rule, want rule) bool {
+			return string(held.UserData) == string(want.userData(l.table.Family))
+		})
 	}
 	return held, whole, nil
 }
@@ -195,21 +196,6 @@ func (c *chain) hookedAs(held *nftables.Chain) bool {
 		return c.hook == nil && held.Hooknum == nil
 	}
 	return c.kind == held.Type && *c.hook == *held.Hooknum && c.priority == *held.Priority
-}
-
-// digest identifies all rules; the first of each chain has it in its comment.
-func (l *layout) digest() string {
-	h := xxhash.New()
-	for _, c := range l.chains() {
-		fmt.Fprintf(h, "%s %s %v\n", c.name, c.kind, c.priority) //nolint:errcheck // never fails
-		for _, r := range c.rules {
-			for _, e := range r.exprs {
-				b, err := expr.Marshal(byte(l.table.Family), e)
-				fmt.Fprintf(h, "%x %v\n", b, err) //nolint:errcheck // never fails
-			}
-		}
-	}
-	return fmt.Sprintf("%016x", h.Sum64())
 }
 
 // create makes the table, in place of what there may be. It takes effect with the next write.
@@ -231,23 +217,20 @@ func (t *tables) create(l *layout) error {
 // packet that is among the rules: with the table it would be gone.
 func (t *tables) writeRules(l *layout) {
 	t.changed = true
-	chains := l.chains()
+	chains, accept := l.chains(), nftables.ChainPolicyAccept
 	for _, c := range chains {
 		made := &nftables.Chain{Table: l.table, Name: c.name}
 		if c.hook != nil {
-			made.Type, made.Hooknum, made.Priority = c.kind, c.hook, &c.priority
+			made.Type, made.Hooknum, made.Priority, made.Policy = c.kind, c.hook, &c.priority, &accept
 		}
 		t.conn.AddChain(made)
 		t.conn.FlushChain(made)
 	}
-	digest := l.digest()
 	for _, c := range chains {
-		for i, r := range c.rules {
-			data := r.userData("")
-			if i == 0 {
-				data = r.userData(digest)
-			}
-			t.conn.AddRule(&nftables.Rule{Table: l.table, Chain: &nftables.Chain{Table: l.table, Name: c.name}, Exprs: r.exprs, UserData: data})
+		for _, r := range c.rules {
+			t.conn.AddRule(&nftables.Rule{
+				Table: l.table, Chain: &nftables.Chain{Table: l.table, Name: c.name}, Exprs: r.exprs, UserData: r.userData(l.table.Family),
+			})
 		}
 	}
 }

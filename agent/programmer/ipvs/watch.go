@@ -4,15 +4,20 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
+	"math"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	mdnetlink "github.com/mdlayher/netlink"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -22,21 +27,43 @@ const lookEvery = 2 * time.Second
 // tryEvery is how often the kernel is asked for a scheduler that it has not.
 const tryEvery = 30 * time.Second
 
+// lookedAt is how many backends are looked at in a turn, where a virtual service counts as so many more: a few milliseconds.
+const lookedAt, serviceCounts = 4000, 40
+
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
-// from our device or remove virtual services. Without it, backends that are gone stay, without new connections.
+// from our device or set it down, or change virtual services or their backends: these are looked at one after the other, which with many of
+// them takes minutes, but all being gone is seen at once. Without it, backends that are gone stay, without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
-	p.watch(ctx, lost, followTables, followAddresses, time.Minute)
+	p.watch(ctx, lost, p.followTables, followAddresses, time.Minute)
 }
 
 // dialer opens a socket for notifications.
 type dialer func() (*mdnetlink.Conn, error)
 
-func followTables() (*mdnetlink.Conn, error) {
-	return follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1))
+func (p *Programmer) followTables() (*mdnetlink.Conn, error) {
+	conn, err := follow(unix.NETLINK_NETFILTER, 1<<(unix.NFNLGRP_NFTABLES-1))
+	if err != nil {
+		return nil, err
+	}
+	// Our own changes may be more than can wait to be read.
+	own := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, p.tables.port))
+	filter, err := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 12, Size: 4}, // the sender's port in nlmsghdr, as if it were in network byte order
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: own, SkipTrue: 1},
+		bpf.RetConstant{Val: math.MaxUint32},
+		bpf.RetConstant{Val: 0},
+	})
+	if err == nil {
+		err = conn.SetBPF(filter)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }
 
 func followAddresses() (*mdnetlink.Conn, error) {
-	return follow(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
+	return follow(unix.NETLINK_ROUTE, unix.RTMGRP_LINK|unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
 }
 
 // watch is Watch, with sockets that are opened again after a pause if they fail.
@@ -57,8 +84,8 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			if p.servicesLost() {
-				lost("a virtual service of IPVS is gone")
+			if k, owner, ok := p.serviceLost(); ok {
+				lost(fmt.Sprintf("others have changed or removed IPVS' virtual service %v of %v", k, owner))
 			}
 			p.endDrains(now)
 			if now.Sub(tried) >= tryEvery {
@@ -76,7 +103,7 @@ func (p *Programmer) schedulerFound() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name := range p.lacking {
-		if p.tryScheduler(name) == nil {
+		if p.tryScheduler(model.IPv4, name) == nil {
 			return name
 		}
 	}
@@ -166,6 +193,9 @@ func (p *Programmer) addressesChanged() bool {
 	if !p.known {
 		return false
 	}
+	if !p.isDeviceUp() {
+		return true
+	}
 	held, err := p.deviceAddresses()
 	elsewhere, errElsewhere := p.addressesElsewhere()
 	if err != nil || errElsewhere != nil || !maps.EqualFunc(nodePortAddresses(p.node, elsewhere), p.nodeAddresses, slices.Equal) {
@@ -185,16 +215,63 @@ func (p *Programmer) addressesChanged() bool {
 	return false
 }
 
-// servicesLost looks whether one of the virtual services is still there: who removes others' usually removes all.
-func (p *Programmer) servicesLost() bool {
+// isDeviceUp tells whether our device is there and up: otherwise its addresses are not the node's.
+func (p *Programmer) isDeviceUp() bool {
+	link, err := p.links.LinkByName(Device)
+	return err == nil && link.Attrs().Flags&net.FlagUp != 0
+}
+
+// serviceLost looks at some of the virtual services, at others each time, and gives one that is not as it was made; ok is false if there is none.
+func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, known := range p.ports {
+	if !p.known {
+		return serviceKey{}, owner, false
+	}
+	if len(p.unseen) == 0 {
+		p.unseen = slices.Collect(maps.Keys(p.ports))
+	}
+	for looked := 0; looked < lookedAt && len(p.unseen) > 0; p.unseen = p.unseen[1:] {
+		known := p.ports[p.unseen[0]]
+		if known == nil || known.refused {
+			continue
+		}
 		for _, v := range p.services(known) {
-			return p.known && !p.ipvs.IsServicePresent(v.serviceKey.moby())
+			looked += serviceCounts + v.backends.Len()
+			if !p.holds(v) {
+				return v.serviceKey, v.owner, true
+			}
 		}
 	}
-	return false
+	return serviceKey{}, owner, false
+}
+
+// holds tells whether the kernel has a virtual service as it was made, but for backends without new connections.
+func (p *Programmer) holds(v *virtual) bool {
+	want := v.moby()
+	if p.lacking[v.scheduler] {
+		plain := *v
+		plain.scheduler = p.options.Scheduler
+		want = plain.moby()
+	}
+	have, err := p.ipvs.GetService(want)
+	if err != nil || !same(have, want) {
+		return false
+	}
+	held, err := p.readBackends(nil, v.serviceKey)
+	if err != nil {
+		return false
+	}
+	found := 0
+	for _, b := range held {
+		switch wanted := v.backends.Contains(b.address); {
+		case wanted != (b.weight > 0):
+			return false
+		case wanted:
+			found++
+		}
+	}
+	return found == v.backends.Len()
 }
 
 // others tells whether a notification is about a change of our tables that others made.
@@ -213,8 +290,13 @@ func (t *tables) others(m mdnetlink.Message) bool {
 }
 
 // addressLost tells whether a notification is about an address that should be on our device and is not, or one of the
-// node's own that matters: it has NodePorts, or is a Service's as well.
+// node's own that matters: it has NodePorts, or is a Service's as well; or about the device, which is down.
 func (p *Programmer) addressLost(m mdnetlink.Message) bool {
+	if m.Header.Type == unix.RTM_NEWLINK && len(m.Data) >= unix.SizeofIfInfomsg {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.known && int(binary.NativeEndian.Uint32(m.Data[4:])) == p.device.Attrs().Index && !p.isDeviceUp()
+	}
 	if m.Header.Type != unix.RTM_DELADDR && m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
 	}

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	mdnetlink "github.com/mdlayher/netlink"
+	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -41,28 +43,58 @@ func TestWatch(t *testing.T) {
 		"others have changed nftables table " + Table + " unseen", "others have changed the addresses of " + Device + " or of the node unseen",
 	}, []string{await(t, lost), await(t, lost)})
 	require.NoError(t, c.Replace(t.Context(), c.state))
-	for what, command := range map[string]string{
-		"rules":     "nft flush ruleset",
-		"element":   "nft delete element ip " + Table + " addresses { 10.96.0.1 }",
-		"address":   "ip addr del 10.96.0.1/32 dev " + Device,
-		"device":    "ip link del " + Device,
-		"addresses": "ip -6 addr flush dev " + Device,
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 1))
+	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 0))
+	_, _, bad := c.serviceLost()
+	require.False(t, bad)
+	require.Empty(t, lost, "nobody else has changed anything")
+	shell := func(command string) func() error {
+		return func() error {
+			_, err := c.a.Run(ctx, "sh", "-c", command)
+			return err
+		}
+	}
+	service := func() *mobyipvs.Service {
+		known := c.ports[serviceID("web", model.TCP, model.IPv4)]
+		return c.services(known)[0].moby()
+	}
+	destination := func(weight int) *mobyipvs.Destination {
+		backend := c.backends(model.IPv4, tcpPort, 0).List()[0].Address
+		return &mobyipvs.Destination{Address: backend.Addr().AsSlice(), Port: backend.Port(), Weight: weight}
+	}
+	for what, damage := range map[string]func() error{
+		"rules":      shell("nft flush ruleset"),
+		"rule":       shell(`nft replace rule ip ` + Table + ` input $(nft -a list chain ip ` + Table + ` input | grep -o 'handle [0-9]*$' | tail -n 1) drop`),
+		"policy":     shell("nft 'chain ip " + Table + " input { policy drop; }'"),
+		"dormant":    shell("nft 'add table ip " + Table + " { flags dormant; }'"),
+		"element":    shell("nft delete element ip " + Table + " addresses { 10.96.0.1 }"),
+		"address":    shell("ip addr del 10.96.0.1/32 dev " + Device),
+		"down":       shell("ip link set down dev " + Device),
+		"device":     shell("ip link del " + Device),
+		"addresses":  shell("ip -6 addr flush dev " + Device),
+		"service":    func() error { return c.ipvs.DelService(service()) },
+		"services":   func() error { return c.ipvs.Flush() },
+		"backend":    func() error { return c.ipvs.DelDestination(service(), destination(1)) },
+		"no backend": func() error { return c.ipvs.UpdateDestination(service(), destination(0)) },
+		"other backend": func() error {
+			return c.ipvs.NewDestination(service(), &mobyipvs.Destination{Address: netip.MustParseAddr("10.180.77.77").AsSlice(), Port: tcpPort, Weight: 1})
+		},
+		"scheduler": func() error {
+			s := service()
+			s.SchedName = "lc"
+			return c.ipvs.UpdateService(s)
+		},
 	} {
-		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 1))
-		c.apply(t, serviceID("web", model.TCP, model.IPv4), c.web("web", model.IPv4, 1, 0))
-		require.Empty(t, lost, what)
-		_, err := c.a.Run(ctx, "sh", "-c", command)
-		require.NoError(t, err)
+		require.NoError(t, damage(), what)
 		t.Log(what, await(t, lost))
 		require.NoError(t, c.Replace(t.Context(), c.state))
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
 		require.True(t, r.All(testenv.Answered), "%s: %v", what, r)
+		require.Equal(t, map[string]int{"pod0": 2}, r.Backends(), "%s: %v", what, r)
 		for len(lost) > 0 {
 			<-lost
 		}
 	}
-	require.NoError(t, c.ipvs.Flush())
-	require.Equal(t, "a virtual service of IPVS is gone", await(t, lost))
 	cancel()
 	<-done
 }
@@ -166,11 +198,11 @@ func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
 		}
 	}
 	failed := false
-	h.watch(ctx, lost, in(followTables), in(func() (*mdnetlink.Conn, error) {
+	h.watch(ctx, lost, in(h.followTables), in(func() (*mdnetlink.Conn, error) {
 		conn, err := followAddresses()
 		if err == nil && !failed {
 			failed = true
-			err = conn.Close()
+			err = errors.Join(errors.New("no socket yet"), conn.Close())
 		}
 		return conn, err
 	}), time.Millisecond)

@@ -72,6 +72,8 @@ type outcome struct {
 	action string // pass, fail or skip; empty if it did not end
 	output strings.Builder
 	tests  []*outcome
+	// benchmark: only its failure is told.
+	benchmark bool
 }
 
 // parseEvents reads what a test binary wrote with -test.v=test2json.
@@ -94,6 +96,7 @@ func parseEvents(output string) (*outcome, error) {
 		if event.Test != "" {
 			for name := range strings.SplitSeq(event.Test, "/") {
 				o = o.test(name)
+				o.benchmark = strings.HasPrefix(event.Test, "Benchmark")
 			}
 		}
 		switch event.Action {
@@ -120,10 +123,10 @@ func (o *outcome) report(t *testing.T) {
 	for _, test := range o.tests {
 		t.Run(test.name, test.report)
 	}
-	switch o.action {
-	case "skip":
+	switch {
+	case o.action == "skip":
 		t.Skip(o.output.String())
-	case "pass":
+	case o.action == "pass", o.action == "" && o.benchmark:
 		t.Log(o.output.String())
 	default:
 		t.Errorf("%s", &o.output)

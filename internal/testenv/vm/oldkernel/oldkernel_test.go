@@ -33,7 +33,7 @@ func TestOldKernel(t *testing.T) {
 	var suites []vm.Suite
 	if *figures != "" {
 		vm.Test(t, lent(t, vm.Suite{Dir: "loadtest/kubeproxy", Flags: []string{
-			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures,
+			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures, "-kubeproxy.changes=6",
 		}}, 1+strings.Count(*figures, ",")))
 		return
 	}
