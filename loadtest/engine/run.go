@@ -93,7 +93,8 @@ func (r *repeat) run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	r.report.Processes, r.report.Versions.KubeAPIServer = len(r.stack.workers), r.stack.kubeVersion
+	r.report.Processes = len(r.stack.workers)
+	r.report.Versions.KubeAPIServer, r.report.Versions.Etcd = r.stack.kubeVersion, r.stack.etcdVersion
 
 	reading, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
