@@ -113,6 +113,8 @@ func (r *repeat) run(ctx context.Context) (err error) {
 		err = readErr
 	}
 	r.reconnected(last.nodes.Reconnects)
+	fetched := last.nodes.FetchedLists
+	r.note(fetched > 0, "nodes fetched %d lists, which the API server refused to stream", fetched)
 	r.explainCPU()
 	r.result.Series = r.meter.seconds
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peak.server, r.meter.peak.client
