@@ -7,7 +7,6 @@ cd "$(dirname "$0")/../.."
 internal/tools/packages.sh iptables:iptables nft:nftables conntrack:conntrack ip:iproute2 gcc:gcc git:git openssl:openssl \
 	ipset:ipset qemu-system-x86_64:qemu-system-x86
 internal/tools/kernel.sh >/dev/null
-internal/tools/etcd.sh >/dev/null
-for component in kube-apiserver kube-controller-manager kube-proxy; do
+for component in etcd kube-apiserver kube-controller-manager kube-proxy; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null
 done

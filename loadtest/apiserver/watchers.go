@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,7 +60,7 @@ type WatchOptions struct {
 }
 
 // Watchers are nodes that watch Services, EndpointSlices and their own Node, in protobuf, with kube-proxy's selectors, each over a
-// connection of its own: first they stream a list, or, where the API server does not do that, get one. What they get is decoded
+// connection of its own: first they stream a list, or, where the API server refuses that, fetch one. What they get is decoded
 // once for all, so that the machine is left to who is measured.
 type Watchers struct {
 	fleet.Group
@@ -69,8 +70,9 @@ type Watchers struct {
 	base    *url.URL
 	decoder *decoder
 	all     []*watcher
-	// lists: the API server does not stream lists.
-	lists atomic.Bool
+	// fetched counts the lists that were not streamed. The first refusal is logged.
+	fetched atomic.Int64
+	refused sync.Once
 	// complaints bounds what is logged of thousands of watches that fail in the same way.
 	complaints rate.Sometimes
 }
@@ -247,15 +249,21 @@ func (w *Watchers) Up(m *fleet.Member) bool {
 // On is true: there is one server.
 func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
-// follow keeps a watch open.
+// Fetched is how many lists nodes have fetched as the API server refused to stream them.
+func (w *Watchers) Fetched() int64 { return w.fetched.Load() }
+
+// follow keeps a watch open. After a refusal one list is fetched, and the next one is to be streamed again, as reflectors have it.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
+	fetch := false
 	for {
-		err := w.watch(ctx, s)
+		err := w.watch(ctx, s, fetch)
 		if ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, errNotStreamed) {
-			w.lists.Store(true)
+		if fetch = errors.Is(err, errNotStreamed); fetch {
+			w.refused.Do(func() {
+				w.options.Logger.Warn("the API server refuses to stream a list, which is fetched instead, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
+			})
 			continue
 		}
 		if !errors.Is(err, io.EOF) { // as watches end now and then
@@ -273,15 +281,18 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 }
 
 // errNotStreamed is an API server's refusal to stream a list.
-var errNotStreamed = errors.New("the API server does not stream lists")
+var errNotStreamed = errors.New("the API server does not stream the list")
 
-// refusal gives what an answer without any event says where a streamed list was asked for: errNotStreamed, as reflectors have it,
-// whatever the API server has against it, unless it has no time just now.
+// refusal gives what an error says that comes instead of a streamed list, or of the rest of one. Any status is errNotStreamed, as
+// it is to reflectors: API servers refuse with different ones, those on an old etcd with an internal error. Not so if the API server
+// has no time just now, asks to be asked later, which client-go does below reflectors, or has lost that version of the state.
 func refusal(err error) error {
-	if status := apierrors.APIStatus(nil); errors.As(err, &status) && !apierrors.IsTooManyRequests(err) {
-		return fmt.Errorf("%w: %w", errNotStreamed, err)
+	status := apierrors.APIStatus(nil)
+	_, later := apierrors.SuggestsClientDelay(err)
+	if !errors.As(err, &status) || later || apierrors.IsTooManyRequests(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return err
 	}
-	return err
+	return fmt.Errorf("%w: %w", errNotStreamed, err)
 }
 
 // begins tells whether the next watch begins with a list.
@@ -291,12 +302,12 @@ func (s *stream) begins() bool {
 	return s.resourceVersion == ""
 }
 
-// watch opens a watch and reads it to its end.
-func (w *Watchers) watch(ctx context.Context, s *stream) error {
+// watch opens a watch and reads it to its end. The list that it begins with, if it does, is streamed, or else fetched.
+func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 	if s.begins() {
 		// What is left of a list that was interrupted may be gone by now, and nothing would say so.
 		s.forget()
-		if w.lists.Load() {
+		if fetch {
 			if err := w.list(ctx, s); err != nil {
 				return err
 			}
@@ -327,7 +338,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 	r := bufio.NewReaderSize(body, readBuffer)
 	var length [4]byte // an event comes after its length
 	var frame []byte
-	for first := true; ; first = false {
+	for {
 		if _, err := io.ReadFull(r, length[:]); err != nil {
 			return err
 		}
@@ -344,7 +355,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream) error {
 		}
 		s.watcher.Messages.Add(int64(n))
 		e, err := w.decoder.event(frame)
-		if err != nil && from == "" && first {
+		if err != nil && s.begins() {
 			err = refusal(err)
 		}
 		if err != nil {
@@ -381,6 +392,7 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
+	w.fetched.Add(1)
 	s.watcher.Messages.Add(int64(len(content)))
 	l, err := w.decoder.list(content)
 	if err != nil {
@@ -419,7 +431,8 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 		if response.StatusCode == http.StatusGone {
 			s.forget()
 		}
-		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), 0, true)
+		later, _ := strconv.Atoi(response.Header.Get("Retry-After"))
+		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), later, true)
 	}
 	return response.Body, nil
 }

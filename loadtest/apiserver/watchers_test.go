@@ -2,8 +2,10 @@ package apiserver
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,9 +20,12 @@ import (
 )
 
 // watching starts a watcher, which ends with the test.
-func watching(t *testing.T, a *api) *Watchers {
+func watching(t *testing.T, a *api) *Watchers { return logging(t, a, io.Discard) }
+
+// logging starts one that logs.
+func logging(t *testing.T, a *api, log io.Writer) *Watchers {
 	w, err := NewWatchers(WatchOptions{
-		Config: a.config(), Members: []*fleet.Member{{Name: "node-1"}}, Logger: slog.New(slog.DiscardHandler),
+		Config: a.config(), Members: []*fleet.Member{{Name: "node-1"}}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,14 +111,50 @@ func TestWatchesAsKubeProxy(t *testing.T) {
 	}
 }
 
-// TestBusyServer is not taken for one that does not stream lists.
+// TestBusyServer is not taken for one that refuses to stream a list.
 func TestBusyServer(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){
 		"services": {func(a *answer) { http.Error(a, "busy", http.StatusTooManyRequests) }, noServices}, "nodes": {noNodes},
-		"endpointslices": {noSlices},
+		"endpointslices": {func(a *answer) {
+			a.Header().Set("Retry-After", "1")
+			http.Error(a, "starting", http.StatusServiceUnavailable)
+		}, noSlices},
 	})
-	requireSynced(t, watching(t, a))
-	require.Equal(t, "true", a.seen("services")[1].Get("sendInitialEvents"))
+	w := watching(t, a)
+	requireSynced(t, w)
+	for _, resource := range []string{"services", "endpointslices"} {
+		require.Equal(t, "true", a.seen(resource)[1].Get("sendInitialEvents"), resource)
+	}
+	require.Zero(t, w.Fetched())
+}
+
+// TestRefusalOfOneList has an API server that fails to stream a list, and streams the next one.
+func TestRefusalOfOneList(t *testing.T) {
+	a := newAPI(t, map[string][]func(*answer){
+		"services": {noServices}, "nodes": {noNodes},
+		"endpointslices": {
+			func(a *answer) {
+				a.send(watch.Added, slice("gone-meanwhile", "2"))
+				a.send(watch.Error, &metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError})
+			},
+			func(a *answer) {
+				a.list(&discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}})
+			},
+			func(a *answer) { http.Error(a, "too old", http.StatusGone) },
+			noSlices,
+		},
+	})
+	w := watching(t, a)
+	requireSynced(t, w)
+	const requests = 4
+	require.Eventually(t, func() bool { return len(a.seen("endpointslices")) == requests }, time.Minute, 10*time.Millisecond)
+	for i, want := range []struct{ watch, streams, from string }{{"true", "true", ""}, {"", "", "0"}, {"true", "", "7"}, {"true", "true", ""}} {
+		query := a.seen("endpointslices")[i]
+		require.Equal(t, want.watch, query.Get("watch"), i)
+		require.Equal(t, want.streams, query.Get("sendInitialEvents"), i)
+		require.Equal(t, want.from, query.Get("resourceVersion"), i)
+	}
+	require.EqualValues(t, 1, w.Fetched())
 }
 
 // TestListsWhereTheyAreNotStreamed has an API server that refuses to stream lists, as some do before and some after their first byte.
@@ -144,12 +185,15 @@ func TestListsWhereTheyAreNotStreamed(t *testing.T) {
 				"nodes":          serve(&corev1.NodeList{ListMeta: at}),
 				"endpointslices": serve(&discoveryv1.EndpointSliceList{ListMeta: at, Items: []discoveryv1.EndpointSlice{*slice("web", "3")}}),
 			})
-			w := watching(t, a)
+			var log strings.Builder
+			w := logging(t, a, &log)
 			requireSynced(t, w)
+			require.Equal(t, 1, strings.Count(log.String(), "refuses to stream"), "%s", &log)
 			_, slices, _ := w.Objects()
 			require.Equal(t, 1, slices)
 			all := a.seen("endpointslices")
 			require.Equal(t, "7", all[len(all)-1].Get("resourceVersion"))
+			require.EqualValues(t, 3, w.Fetched())
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -157,12 +158,53 @@ func TestSomebodysCluster(t *testing.T) {
 func TestOwnAPIServer(t *testing.T) {
 	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm", "--slow-percent=40", "--slow-delay=200ms"})...)
 	require.NotEmpty(t, r.Versions.KubeAPIServer)
+	require.NotEmpty(t, r.Versions.Etcd)
 	first := r.Repeats[0]
+	require.NotContains(t, strings.Join(first.Notes, "\n"), "refused to stream")
 	require.Len(t, first.Phases, 4)
 	require.EqualValues(t, 6, first.Phases[2].Updates)
 	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+}
+
+// TestStreamedLists has an API server count what it streams. It is without controllers, as they are streamed lists, too.
+func TestStreamedLists(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{})
+	for peer, want := range map[report.Peer]int{
+		report.KubeAPIServer: 3, // each node's
+		report.Slicecast:     2, // the server's, and that of the truth at the end
+	} {
+		before := streamedLists(t, cp)
+		r := run(t, peer, "--nodes=3", "--duration=100ms", "--kube-apiserver="+cp.Kubeconfig(t, cp.AdminConfig()))
+		require.Equal(t, want, streamedLists(t, cp)-before, peer)
+		require.NotContains(t, strings.Join(r.Repeats[0].Notes, "\n"), "refused to stream")
+	}
+}
+
+// TestListsThatAreNotStreamed has an API server that streams none, which the report says.
+func TestListsThatAreNotStreamed(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{APIServerFlags: []string{"--feature-gates=WatchList=false"}})
+	r := run(t, report.KubeAPIServer, "--nodes=2", "--duration=100ms", "--kube-apiserver="+cp.Kubeconfig(t, cp.AdminConfig()))
+	require.Contains(t, r.Repeats[0].Notes, "nodes fetched 6 lists, which the API server refused to stream")
+	require.Empty(t, r.Versions.Etcd, "nobody knows")
+	require.Zero(t, streamedLists(t, cp))
+}
+
+// streamedLists is how many lists of EndpointSlices the API server says that it has streamed.
+func streamedLists(t *testing.T, cp *controlplane.ControlPlane) (n int) {
+	t.Helper()
+	metrics, err := cp.Client().CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	require.NoError(t, err)
+	for line := range strings.Lines(string(metrics)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(name, "apiserver_watch_list_duration_seconds_count{") && strings.Contains(name, `resource="endpointslices"`) {
+			count, err := strconv.Atoi(value)
+			require.NoError(t, err)
+			n += count
+		}
+	}
+	return n
 }
 
 // reader gives who may only see what kube-proxies see.

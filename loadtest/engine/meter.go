@@ -113,6 +113,7 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 		r.nodes.ReceivedBytes += s.ReceivedBytes
 		r.nodes.SentBytes += s.SentBytes
 		r.nodes.Reconnects += s.Reconnects
+		r.nodes.FetchedLists += s.FetchedLists
 		m.recent.Merge(hdrhistogram.Import(s.Recent))
 	}
 	r.server = m.gone

@@ -93,7 +93,8 @@ func (r *repeat) run(ctx context.Context) (err error) {
 		}
 		return err
 	}
-	r.report.Processes, r.report.Versions.KubeAPIServer = len(r.stack.workers), r.stack.kubeVersion
+	r.report.Processes = len(r.stack.workers)
+	r.report.Versions.KubeAPIServer, r.report.Versions.Etcd = r.stack.kubeVersion, r.stack.etcdVersion
 
 	reading, stop := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -112,6 +113,8 @@ func (r *repeat) run(ctx context.Context) (err error) {
 		err = readErr
 	}
 	r.reconnected(last.nodes.Reconnects)
+	fetched := last.nodes.FetchedLists
+	r.note(fetched > 0, "nodes fetched %d lists, which the API server refused to stream", fetched)
 	r.explainCPU()
 	r.result.Series = r.meter.seconds
 	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peak.server, r.meter.peak.client

@@ -38,10 +38,12 @@ type stack struct {
 	// said takes what processes say.
 	said io.Writer
 
-	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none.
-	kubeconfig, kubeVersion string
-	own                     *own              // nil: it is somebody else's
-	writer                  *apiserver.Writer // nil: nothing is written to it
+	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none. etcdVersion
+	// is its etcd's if it is the run's own.
+	kubeconfig, kubeVersion, etcdVersion string
+
+	own    *own              // nil: it is somebody else's
+	writer *apiserver.Writer // nil: nothing is written to it
 	// process is asked for the API server's CPU time where nobody else can tell it; untold says why it cannot be.
 	process *apiserver.Process
 	untold  error
@@ -115,6 +117,9 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 			return err
 		}
 		s.kubeconfig = s.own.kubeconfig
+		if s.etcdVersion, err = s.own.control.EtcdVersion(ctx); err != nil {
+			return err
+		}
 	}
 	config, err := kube.Config(s.kubeconfig)
 	if err != nil {

@@ -82,6 +82,8 @@ type Versions struct {
 	Server string `json:"server,omitempty"`
 	// KubeAPIServer is there where one was part of the run.
 	KubeAPIServer string `json:"kubeAPIServer,omitempty"`
+	// Etcd is there where the run started an API server.
+	Etcd string `json:"etcd,omitempty"`
 }
 
 // Repeat is one course of the scenario.

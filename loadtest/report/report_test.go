@@ -36,7 +36,7 @@ func TestText(t *testing.T) {
 	out.Reset()
 	failed := reporttest.APIServer(1)
 	failed.Repeats[0].Check = report.Check{Nodes: 1000, Error: "node-00003 lacks default/web"}
-	failed.Server, failed.Processes = "https://cluster:6443", 2
+	failed.Server, failed.Versions.Etcd, failed.Processes = "https://cluster:6443", "", 2
 	require.False(t, failed.OK())
 	require.NoError(t, failed.WriteText(&out))
 	golden(t, "failed.txt", out.String())

@@ -97,6 +97,9 @@ func (r *Report) PeerText() string {
 	out := string(r.Peer)
 	if r.Peer == KubeAPIServer && r.Versions.KubeAPIServer != "" {
 		out += " " + r.Versions.KubeAPIServer
+		if r.Versions.Etcd != "" {
+			out += " with etcd " + r.Versions.Etcd
+		}
 	}
 	if r.Versions.Server != "" {
 		out += " " + r.Versions.Server

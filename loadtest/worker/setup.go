@@ -73,6 +73,8 @@ type Sample struct {
 	ReceivedBytes, SentBytes int64
 	// Reconnects is fleet.Group's.
 	Reconnects int64
+	// FetchedLists is Fetched of an API server's Watchers.
+	FetchedLists int64
 }
 
 // Checked is the outcome of comparing nodes with the true state.

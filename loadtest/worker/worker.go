@@ -283,6 +283,9 @@ func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	s.Recent = recent.Export()
 	s.ReceivedBytes, s.SentBytes = w.group.Traffic()
 	s.Reconnects = w.group.Reconnects()
+	if w.watchers != nil {
+		s.FetchedLists = w.watchers.Fetched()
+	}
 	return nil
 }
 

@@ -15,8 +15,8 @@ import (
 // machines where they can't be built.
 const BinariesVariable = "SLICECAST_BINARIES"
 
-// KubernetesBinary returns the path of kube-apiserver, kube-controller-manager or kube-proxy, as
-// pinned in internal/testenv/kubernetes. The first use on a machine builds it, which takes
+// KubernetesBinary returns the path of etcd, kube-apiserver, kube-controller-manager or kube-proxy,
+// as pinned in internal/testenv/kubernetes. The first use on a machine builds it, which takes
 // minutes and says so on standard error.
 func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	if dir := os.Getenv(BinariesVariable); dir != "" {
@@ -25,23 +25,15 @@ func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	return script(ctx, "internal/testenv/kubernetes/build.sh", component)
 }
 
-func etcdBinary(ctx context.Context) (string, error) {
-	if dir := os.Getenv(BinariesVariable); dir != "" {
-		return filepath.Join(dir, "etcd"), nil
-	}
-	return script(ctx, "internal/tools/etcd.sh")
-}
-
 // Prepare gets the binaries that a control plane needs, so that Start does not wait for them or, without a network, fail.
 func Prepare() error {
 	ctx := context.Background()
-	for _, component := range []string{"kube-apiserver", "kube-controller-manager"} {
+	for _, component := range []string{"etcd", "kube-apiserver", "kube-controller-manager"} {
 		if _, err := KubernetesBinary(ctx, component); err != nil {
 			return err
 		}
 	}
-	_, err := etcdBinary(ctx)
-	return err
+	return nil
 }
 
 // script runs a script of this repository that prints a path.

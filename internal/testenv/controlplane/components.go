@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -66,7 +67,7 @@ func freePort(address netip.Addr) (netip.AddrPort, error) {
 }
 
 func (cp *ControlPlane) startEtcd(ctx context.Context) error {
-	binary, err := etcdBinary(ctx)
+	binary, err := KubernetesBinary(ctx, "etcd")
 	if err != nil {
 		return err
 	}
@@ -88,6 +89,24 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 			return getOK(ctx, nil, cp.etcdURL+"/health")
 		}
 	})
+}
+
+// EtcdVersion asks etcd for its version; empty: the control plane is lent, and nobody here reaches its etcd.
+func (cp *ControlPlane) EtcdVersion(ctx context.Context) (string, error) {
+	if cp.Etcd == nil {
+		return "", nil
+	}
+	body, err := get(ctx, nil, cp.etcdURL+"/version")
+	if err != nil {
+		return "", err
+	}
+	var version struct {
+		Server string `json:"etcdserver"`
+	}
+	if err := json.Unmarshal(body, &version); err != nil {
+		return "", fmt.Errorf("version of etcd: %w", err)
+	}
+	return version.Server, nil
 }
 
 func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) error {
@@ -160,26 +179,31 @@ func (cp *ControlPlane) isReady(url string) func(context.Context) error {
 	}
 }
 
-// getOK asks url over a connection of its own: the answer is to come from the process that runs now.
 func getOK(ctx context.Context, tlsConfig *tls.Config, url string) error {
+	_, err := get(ctx, tlsConfig, url)
+	return err
+}
+
+// get asks url over a connection of its own: the answer is to come from the process that runs now.
+func get(ctx context.Context, tlsConfig *tls.Config, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	transport := &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s: %s", url, response.Status, body)
+		return nil, fmt.Errorf("%s: %s: %s", url, response.Status, body)
 	}
-	return nil
+	return body, nil
 }

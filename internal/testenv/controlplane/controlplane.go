@@ -4,9 +4,8 @@
 // wrong (resource versions, watch bookmarks and expiry, streaming lists, protobuf, RBAC, bound
 // tokens) is what Slicecast depends on most, hence the real one.
 //
-// Debian's etcd, 3.4.23, lacks the progress notifications on which kube-apiserver builds streaming
-// lists: it refuses them, and reflectors fall back to lists. With an etcd from 3.4.31 or 3.5.13 on
-// in PATH, they stream.
+// etcd is of the version that Kubernetes itself is built with, wherever the tests run: kube-apiserver
+// streams no lists on one from before 3.4.31 or 3.5.13.
 //
 // Every component can be stopped, killed, paused and started again on the same port and data.
 // None outlives the test process, however that ends.

@@ -49,7 +49,7 @@ func Slicecast(repeats int, factor float64) *report.Report {
 func APIServer(repeats int) *report.Report {
 	const more = 5
 	r := build(report.KubeAPIServer, repeats, more)
-	r.Versions.KubeAPIServer, r.Source = "v1.36.3", report.OwnAPIServer
+	r.Versions.KubeAPIServer, r.Versions.Etcd, r.Source = "v1.36.3", "3.6.8", report.OwnAPIServer
 	for i := range r.Repeats {
 		r.Repeats[i].ServerMemory, r.Repeats[i].Floor = nil, nil
 		r.Repeats[i].Check.Shards = 0
