@@ -38,7 +38,8 @@ func newCompareCommand() *cobra.Command {
 		Short: "Measure the same scenario twice, and compare",
 		Long: `compare plays a scenario with a Kubernetes API server (slicecast-loadtest apiserver) and with Slicecast (slicecast-loadtest run),
 one after the other on this machine, and compares what that cost, metric by metric. What follows -- are flags for both, such as
---scenario, --nodes and --repeats.
+--scenario, --nodes and --repeats. Slicecast's servers generate their state, unless --kube-apiserver=own is among the flags: then they watch
+an API server that has it, and latencies of both sides have the way through one in them, which is like for like.
 
 With --against it looks for regressions: what it compares with is then another release's slicecast-loadtest, which is executed with
 the same flags, or a report that was written before, whose scenario is played again if no flags are given. With two reports as arguments it runs nothing.
@@ -47,6 +48,7 @@ A verdict takes repeats: from --repeats=4 on, on both sides, a metric is called 
 level says that the repeats differ, and the medians differ by more than --tolerance. Until then, only the figures are told.
 
   slicecast-loadtest compare -- --scenario=steady --nodes=1000 --repeats=4
+  slicecast-loadtest compare -- --kube-apiserver=own --scenario=steady --nodes=1000 --repeats=4
   slicecast-loadtest compare --against=./slicecast-loadtest-v1.0.0 -- --scenario=steady --repeats=5
   slicecast-loadtest compare --html=page.html before.json after.json
 ` + exitCodes,

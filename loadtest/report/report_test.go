@@ -332,6 +332,7 @@ func TestCompare(t *testing.T) {
 	require.True(t, c.ByPeer())
 	require.Equal(t, "5.00 × less", new(find(c, "bytes-per-update")).Ratio())
 	notes := strings.Join(c.Notes, "\n")
+	require.Contains(t, notes, "the states' sources differ: own-api-server and generated")
 	for _, part := range []string{`parameter seed differs: "2" and "1"`, "nodes differ: 999 and 1000", "machines differ", "a check failed"} {
 		require.Contains(t, notes, part)
 	}
