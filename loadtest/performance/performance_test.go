@@ -251,7 +251,7 @@ func TestHowManyNodesFit(t *testing.T) {
 		r := *m.Reports["steady-3000"]
 		r.Nodes, r.Processes, r.Machine.OpenFiles, r.Machine.Ports = nodes, 2, int64(files), 28_000
 		r.Machine.Memory = 24 << 30
-		r.Scenario.Parameters = map[string]any{"relays": relays, "servers": 1.}
+		r.Scenario.Parameters = map[string]any{"relays": relays, "servers": 1., "rate": 5.}
 		r.Summary = maps.Clone(r.Summary)
 		set(&r, "server-peak", gibibytes*(1<<28))
 		set(&r, "client-peak", gibibytes*(3<<28))
@@ -262,6 +262,11 @@ func TestHowManyNodesFit(t *testing.T) {
 	}
 	add("steady-10000", 10_000, 0, 8, 20_000)
 	add("relays-20000", 20_000, 2, 18, 20_000)
+	set(m.Reports["steady-10000"], "p50", 199)
+	set(m.Reports["relays-20000"], "p50", 5000)
+	set(m.Reports["relays-20000"], "p99", 9000)
+	set(m.Reports["relays-20000"], "server-cores", 0.8)
+	set(m.Reports["relays-20000"], "client-cores", 1.1)
 	text, err = m.Page()
 	require.NoError(t, err)
 	_, text, ok := strings.Cut(text, "## How many nodes fit")
@@ -269,6 +274,8 @@ func TestHowManyNodesFit(t *testing.T) {
 	require.Contains(t, text, "| `steady-10000` | 10000 | 1 | 2.00 GiB | 6.00 GiB, in 2 | 839 KiB | 33 % |")
 	require.Contains(t, text, "| `steady-10000` | 30000 | 20000 | 28000 | files |")
 	require.Contains(t, text, "| `relays-20000` | 26666 | 40000 | 56000 | memory |")
+	require.Contains(t, text, "| `relays-20000` | 20000 | 5.00 s / 9.00 s | 200 ms | **no** | 40 % | 55 % | 95 % |")
+	require.Regexp(t, "[|] `steady-10000` [|] 10000 [|] 199 ms / [^|]+ [|] 200 ms [|] yes [|]", text)
 	m.Reports["relays-20000"].Machine.OpenFiles = 1 << 30
 	set(m.Reports["relays-20000"], "client-peak", 1<<20)
 	set(m.Reports["relays-20000"], "server-peak", 1<<20)
