@@ -165,6 +165,20 @@ func TestOwnAPIServer(t *testing.T) {
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
 }
 
+// TestServersWatchOwnAPIServer has the run's API server behind a server that the run starts, too: each has its CPU time told.
+func TestServersWatchOwnAPIServer(t *testing.T) {
+	r := run(t, report.Slicecast, slices.Concat(small, []string{"--scenario=steady", "--rate=20", "--kube-apiserver=own"})...)
+	require.Equal(t, report.OwnAPIServer, r.Source)
+	require.NotEmpty(t, r.Versions.KubeAPIServer)
+	for _, p := range r.Repeats[0].Phases {
+		require.Positive(t, p.ServerCPU.Total(), p.Name)
+		require.NotNil(t, p.APIServerCPU, p.Name)
+	}
+	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, 100., "a write is more than a hundred microseconds")
+	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, r.Summary["cpu-per-update"].Median)
+	require.Contains(t, strings.Join(r.Notes, "\n"), "is a figure of its own")
+}
+
 // reader gives who may only see what kube-proxies see.
 func reader(t *testing.T, cp *controlplane.ControlPlane) *rest.Config {
 	t.Helper()

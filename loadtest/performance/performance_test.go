@@ -198,6 +198,23 @@ func TestPeersWithoutTheWrite(t *testing.T) {
 	require.NotContains(t, text, "watch alone")
 }
 
+// TestStack has a report of a server that watches an API server, which there may not be yet.
+func TestStack(t *testing.T) {
+	m := checkedIn(t)
+	delete(m.Reports, "stack-steady-1000")
+	text, err := m.Page()
+	require.NoError(t, err)
+	require.NotContains(t, text, "whose server watches an API server")
+	r := *m.Reports["steady-1000"]
+	r.Summary = maps.Clone(r.Summary)
+	r.Summary["api-server-cpu-per-change"] = report.Spread{Unit: report.Micros}
+	set(&r, "api-server-cpu-per-change", 9000)
+	m.Reports["stack-steady-1000"] = &r
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "| … that API server, which writes and has that one watcher: a node's part | 9.00 µs | | |")
+}
+
 // set has a report have a figure.
 func set(r *report.Report, metric string, v float64) {
 	s := r.Summary[metric]

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,7 +46,9 @@ type joined struct {
 	received    float64
 	sent        float64
 	messages    float64
+	made        float64 // changes
 	server      *CPU
+	apiServer   *CPU
 	client      CPU
 	latency     Distribution
 	lag         *Lag
@@ -74,25 +77,17 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.received += float64(p.ReceivedBytes)
 		j.sent += float64(p.SentBytes)
 		j.messages += float64(p.MessageBytes)
+		j.made += float64(p.Changes)
 		j.client = j.client.add(p.ClientCPU)
 		latencies = append(latencies, p.Latency)
 		if a := p.Aside; a != nil {
 			j.aside.Updates += a.Updates
 			j.aside.ReceivedBytes += a.ReceivedBytes
 			j.aside.SentBytes += a.SentBytes
-			if c := a.ServerCPU; c != nil {
-				if j.aside.ServerCPU == nil {
-					j.aside.ServerCPU = &CPU{}
-				}
-				*j.aside.ServerCPU = j.aside.ServerCPU.add(*c)
-			}
+			j.aside.ServerCPU = sum(j.aside.ServerCPU, a.ServerCPU)
 		}
-		if c := p.ServerCPU; c != nil {
-			if j.server == nil {
-				j.server = &CPU{}
-			}
-			*j.server = j.server.add(*c)
-		}
+		j.server = sum(j.server, p.ServerCPU)
+		j.apiServer = sum(j.apiServer, p.APIServerCPU)
 		if l := p.SourceLag; l != nil && (j.lag == nil || l.P99 > j.lag.P99) {
 			j.lag = l
 		}
@@ -106,6 +101,14 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.latency = merged
 	}
 	return j
+}
+
+// sum adds up what is known.
+func sum(a, b *CPU) *CPU {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return new(a.add(*b))
 }
 
 const microsPerSecond = 1e6
@@ -127,6 +130,9 @@ var Metrics = slices.Concat(
 		}},
 		{"changes-cpu", Seconds, "server CPU for all changes, and for an event meanwhile", func(f *figures) (float64, bool) {
 			return total(f.changes.server), f.changes.server != nil && f.changes.updates > 0
+		}},
+		{"api-server-cpu-per-change", Micros, "CPU of the run's own API server that Slicecast's servers watch, a change; with its write, and without etcd's", func(f *figures) (float64, bool) {
+			return total(f.changes.apiServer) * microsPerSecond / f.changes.made, f.changes.apiServer != nil && f.changes.made > 0
 		}},
 		{"changes-time", Seconds, "from the first change until the last was everywhere", func(f *figures) (float64, bool) {
 			return f.changes.seconds, f.changes.updates > 0

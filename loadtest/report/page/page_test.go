@@ -231,6 +231,15 @@ func TestUndividedCPU(t *testing.T) {
 	require.NotContains(t, words, "user and system")
 }
 
+// TestOwnAPIServer has the CPU time of one that servers watch, in the phases that have it.
+func TestOwnAPIServer(t *testing.T) {
+	text, _ := write(t, reporttest.Slicecast(1, 1))
+	require.Contains(t, text, ">API server CPU</th>")
+	require.Contains(t, text, `<td class="n">900 ms</td></tr>`)
+	text, _ = write(t, reporttest.APIServer(1))
+	require.NotContains(t, text, ">API server CPU</th>")
+}
+
 func TestSlowNodes(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	slow := reporttest.Slicecast(1, 50).Repeats[0].Phases[2].Latency
