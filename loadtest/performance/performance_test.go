@@ -322,12 +322,22 @@ func TestReportsOfSeveralVersions(t *testing.T) {
 
 // TestBench has the script run programs that are none, one of which fails.
 func TestBench(t *testing.T) {
+	for repeats, want := range map[string]string{
+		"":  "{run --good --repeats=2 --output=json}\n",             // the command's own
+		"3": "{run --good --repeats=2 --repeats=3 --output=json}\n", // the last one counts
+	} {
+		t.Run("REPEATS="+repeats, func(t *testing.T) { bench(t, repeats, want) })
+	}
+}
+
+func bench(t *testing.T, repeats, good string) {
+	t.Helper()
 	dir := t.TempDir()
 	script, err := os.ReadFile(filepath.Join(root, "internal/tools/bench.sh"))
 	require.NoError(t, err)
 	for name, content := range map[string]string{
 		"internal/tools/bench.sh":           string(script),
-		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
+		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good --repeats=2\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
 		"bin/slicecast-loadtest":            "#!/bin/sh\necho under way >&2\ncase \"$*\" in show*) echo shown;; *--none*) exit 1;; *--bad*) echo '{bad}'; exit 1;; *) echo \"{$*}\";; esac\n",
 		"path/go":                           "#!/bin/sh\necho \"$*\" >>" + dir + "/went\n",
 	} {
@@ -336,12 +346,12 @@ func TestBench(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(content), 0o700))
 	}
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, "internal/tools/bench.sh"))
-	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS=3")
+	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS="+repeats)
 	out, err := c.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "failed: bad empty; see bin/bench/NAME.failed.json and NAME.log")
 	for name, want := range map[string]string{
-		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": "{run --good --repeats=3 --output=json}\n", "good.txt": "shown\n", "empty.log": "under way\n",
+		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": good, "good.txt": "shown\n", "empty.log": "under way\n",
 	} {
 		have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
 		require.NoError(t, err)
