@@ -163,6 +163,7 @@ func TestOwnAPIServer(t *testing.T) {
 	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+	require.InEpsilon(t, 1e6*first.Phases[3].ServerCPU.Total()/float64(first.Phases[3].Changes), r.Summary["api-server-cpu-per-change"].Median, 1e-9)
 }
 
 // TestServersWatchOwnAPIServer has the run's API server behind a server that the run starts, too: each has its CPU time told.

@@ -176,6 +176,7 @@ func phases(r *report.Report) table {
 		Long: len(r.Repeats) > 1,
 	}
 	_, own := r.Summary["api-server-cpu-per-change"]
+	own = own && r.Peer == report.Slicecast // else it is the server
 	if own {
 		t.Head = append(t.Head, "API server CPU")
 	}
