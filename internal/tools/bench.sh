@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
-# then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, 1 by
-# default. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run that fails does not end the
-# rest: the page keeps the report that it had, what there is of the new one stays beside the others as NAME.failed.json, with what the
-# run said in NAME.log, and this fails in the end.
+# then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, by
+# default as often as its command says, or once. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run
+# that fails does not end the rest: the page keeps the report that it had, what there is of the new one stays beside the others as
+# NAME.failed.json, with what the run said in NAME.log, and this fails in the end.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
@@ -18,7 +18,7 @@ done <"$list"
 loadtest() {
 	local name=$1
 	shift
-	"bin/$1" "${@:2}" --repeats="${REPEATS:-1}" --output=json 2>&1 >"bin/bench/$name.json" </dev/null | tee "bin/bench/$name.log" >&2 &&
+	"bin/$1" "${@:2}" ${REPEATS:+--repeats="$REPEATS"} --output=json 2>&1 >"bin/bench/$name.json" </dev/null | tee "bin/bench/$name.log" >&2 &&
 		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
 }
 

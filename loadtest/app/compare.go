@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -38,15 +39,19 @@ func newCompareCommand() *cobra.Command {
 		Short: "Measure the same scenario twice, and compare",
 		Long: `compare plays a scenario with a Kubernetes API server (slicecast-loadtest apiserver) and with Slicecast (slicecast-loadtest run),
 one after the other on this machine, and compares what that cost, metric by metric. What follows -- are flags for both, such as
---scenario, --nodes and --repeats.
+--scenario, --nodes and --repeats. Slicecast's servers generate their state, unless --kube-apiserver=own is among the flags: then they watch
+an API server that has it, and latencies of both sides have the way through one in them, which is like for like.
 
 With --against it looks for regressions: what it compares with is then another release's slicecast-loadtest, which is executed with
 the same flags, or a report that was written before, whose scenario is played again if no flags are given. With two reports as arguments it runs nothing.
+
+--output, --html and --require are the comparison's, before --; --require judges the second side, as it does a run.
 
 A verdict takes repeats: from --repeats=4 on, on both sides, a metric is called better or worse if a Mann-Whitney U test at the 5 %
 level says that the repeats differ, and the medians differ by more than --tolerance. Until then, only the figures are told.
 
   slicecast-loadtest compare -- --scenario=steady --nodes=1000 --repeats=4
+  slicecast-loadtest compare -- --kube-apiserver=own --scenario=steady --nodes=1000 --repeats=4
   slicecast-loadtest compare --against=./slicecast-loadtest-v1.0.0 -- --scenario=steady --repeats=5
   slicecast-loadtest compare --html=page.html before.json after.json
 ` + exitCodes,
@@ -58,14 +63,14 @@ level says that the repeats differ, and the medians differ by more than --tolera
 			if err := o.validate(files, flags); err != nil {
 				return err
 			}
-			from, to, err := o.sides(c.Context(), files, flags, c.ErrOrStderr())
-			if err != nil {
-				return err
+			from, to, failed := o.sides(c.Context(), files, flags, c.ErrOrStderr())
+			if from == nil || to == nil {
+				return failed
 			}
-			return o.present(report.Compare(from, to, o.tolerance), c.OutOrStdout())
+			return outcome(failed, o.present(report.Compare(from, to, o.tolerance), c.OutOrStdout(), c.ErrOrStderr()))
 		},
 	}
-	o.addOutput(c.Flags())
+	o.AddFlags(c.Flags())
 	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; default: a Kubernetes API server")
 	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict")
 	return c
@@ -87,7 +92,32 @@ func (o *comparison) validate(files, flags []string) error {
 	return nil
 }
 
-// sides reads or makes the two reports.
+// ofComparison are flags of run that a comparison has itself.
+var ofComparison = []string{"output", "html", "require"}
+
+// playable finds what is wrong with flags for a peer's command, before anything runs with them.
+func playable(peer report.Peer, flags []string) error {
+	o := &Options{Options: engine.Options{Peer: peer}}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	fs.Usage = func() {}
+	o.AddFlags(fs)
+	if err := fs.Parse(flags); err != nil {
+		return fmt.Errorf("after --: %w", err)
+	}
+	var errs []error
+	for _, name := range ofComparison {
+		if fs.Changed(name) {
+			errs = append(errs, fmt.Errorf("--%s is after --: put it before, as it is about the comparison", name))
+		}
+	}
+	if fs.NArg() > 0 {
+		errs = append(errs, fmt.Errorf("%q is after --: there are only flags", fs.Arg(0)))
+	}
+	_, err := o.Options.Validate()
+	return errors.Join(append(errs, err)...)
+}
+
+// sides reads or makes the two reports. Both may be there beside an error, which is a run's.
 func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io.Writer) (from, to *report.Report, err error) {
 	if len(files) == 2 {
 		if from, err = readReport(files[0]); err != nil {
@@ -102,27 +132,35 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	if err != nil {
 		return nil, nil, err
 	}
+	program, command, peers := o.against, "run", []report.Peer{report.Slicecast}
 	switch {
 	case o.against == "":
-		from, err = child(ctx, self, "apiserver", flags, errOut)
+		program, command, peers = self, "apiserver", []report.Peer{report.KubeAPIServer, report.Slicecast}
 	case isReport(o.against):
 		if from, err = readReport(o.against); err != nil {
-			err = fmt.Errorf("%s: %w", o.against, err)
-		} else if len(flags) == 0 {
+			return nil, nil, fmt.Errorf("%s: %w", o.against, err)
+		}
+		if len(flags) == 0 {
 			var remove func() error
 			if flags, remove, err = replay(from); err != nil {
 				return nil, nil, err
 			}
 			defer func() { err = errors.Join(err, remove()) }()
 		}
-	default:
-		from, err = child(ctx, o.against, "run", flags, errOut)
 	}
-	if err != nil {
-		return nil, nil, err
+	for _, peer := range peers {
+		if err := playable(peer, flags); err != nil {
+			return nil, nil, usageError{err}
+		}
+	}
+	var failed error
+	if from == nil {
+		if from, failed = child(ctx, program, command, flags, errOut); from == nil {
+			return nil, nil, failed
+		}
 	}
 	to, err = child(ctx, self, "run", flags, errOut)
-	return from, to, err
+	return from, to, errors.Join(failed, err)
 }
 
 // replay gives the flags with which what a report is about is played again with Slicecast, as often. The scenario is in a file by its
@@ -170,7 +208,7 @@ func isReport(name string) bool {
 }
 
 // child has a load tester play a scenario, in a process of its own: neither has the other's garbage. However this ends, the child is
-// told once, and so removes what it has made.
+// told once, and so removes what it has made. Of a run that fails there may be a report beside the error.
 func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
 	arguments := append([]string{command, "--output=json"}, flags...)
 	c := exec.CommandContext(ctx, program, arguments...)
@@ -194,16 +232,19 @@ func child(ctx context.Context, program, command string, flags []string, errOut 
 	default:
 		return nil, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
 	}
-	// A run whose check failed has a report all the same, which says so.
 	r, err := report.Read(&out)
 	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", program, command, err)
+		return nil, errors.Join(ran, fmt.Errorf("%s %s: %w", program, command, err))
+	}
+	if ran != nil {
+		return r, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
 	}
 	return r, nil
 }
 
-// present prints a comparison. The error wraps errMissed if something is worse, unless the two are different peers.
-func (o *comparison) present(c *report.Comparison, out io.Writer) error {
+// present prints a comparison, and judges its second side. The error wraps errMissed if an objective was missed or something is worse, unless
+// the two are different peers.
+func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error {
 	write := c.WriteText
 	if o.Output == outputJSON {
 		write = c.WriteJSON
@@ -211,11 +252,12 @@ func (o *comparison) present(c *report.Comparison, out io.Writer) error {
 	if err := errors.Join(write(out), o.writePage(o.tolerance, c.From, c.To)); err != nil {
 		return err
 	}
+	missed := o.judge(c.To, errOut)
 	if !c.From.OK() || !c.To.OK() {
 		return errors.New("a run failed its check, so the comparison means nothing")
 	}
 	if worse := c.Regressed(); len(worse) > 0 && !c.ByPeer() {
-		return fmt.Errorf("%w: %d metrics are worse, for one %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio())
+		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, for one %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
 	}
-	return nil
+	return missed
 }

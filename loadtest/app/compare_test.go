@@ -27,7 +27,9 @@ func TestCompareReports(t *testing.T) {
 		{[]string{"--tolerance=1", base, slower}, 0, "no difference seen (p=0.008)"},
 		{[]string{slower, base}, 0, "better (p=0.008)"},
 		{[]string{"--html", html, api, base}, 0, "5.00 × less"},
-		{[]string{base, api}, 0, "5.00 × more"}, // another peer is no regression
+		{[]string{base, api}, 0, "5.00 × more"},                                     // another peer is no regression
+		{[]string{"--require=bytes-per-update<=120B", api, base}, 0, "5.00 × less"}, // the second side's
+		{[]string{"--require=bytes-per-update<=120B", base, api}, exitMissed, "5.00 × more"},
 	} {
 		code, out, errOut := execute(t, append([]string{"compare"}, c.arguments...)...)
 		require.Equal(t, c.code, code, errOut)
@@ -76,8 +78,9 @@ func TestCompareRuns(t *testing.T) {
 		code    int
 		message string
 	}{
-		"echo broken >&2\nexit 7": {exitFailed, "exit status 7; what it said is above"},
-		"exit 0":                  {exitFailed, "has printed no report: name a slicecast-loadtest, or a report"},
+		"echo broken >&2\nexit 7":  {exitFailed, "exit status 7; what it said is above"},
+		"exit 0":                   {exitFailed, "has printed no report: name a slicecast-loadtest, or a report"},
+		"cat " + base + "; exit 3": {exitFailed, "run: exit status 3; what it said is above"},
 	} {
 		require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 		code, _, errOut := execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
@@ -87,6 +90,37 @@ func TestCompareRuns(t *testing.T) {
 	code, _, errOut := execute(t, "compare", "--against", base, "--", "--nodes=0")
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, errOut, "nodes is 0")
+
+	code, _, errOut = execute(t, append([]string{"compare", "--against", base, "--require=reconnects<0", "--"}, flags...)...)
+	require.Equal(t, exitMissed, code)
+	require.Contains(t, errOut, "objective reconnects<0: missed")
+	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\ncat "+base+"; exit 1\n"), 0o700))
+	code, out, errOut := execute(t, append([]string{"compare", "--against", release, "--require=reconnects<0", "--"}, flags...)...)
+	require.Equal(t, exitFailed, code, "a run's failure counts before an objective")
+	require.Contains(t, out, "too few repeats to tell", "what there is is told")
+	require.Contains(t, errOut, "objective reconnects<0: missed")
+}
+
+// TestCompareRefusesBeforeItRuns has flags after -- that would be found wrong, or make what was measured unreadable, after a run.
+func TestCompareRefusesBeforeItRuns(t *testing.T) {
+	dir := t.TempDir()
+	release := filepath.Join(dir, "slicecast-loadtest-v1")
+	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\ntouch "+dir+"/ran\n"), 0o700))
+	for flag, message := range map[string]string{
+		"-otext": "--output is after --", "--output=json": "--output is after --", "--html=x": "--html is after --", "--require=p99<1s": "--require is after --",
+		"--nonsense": "unknown flag: --nonsense", "nonsense": `"nonsense" is after --`, "--rate=-1": "rate is -1",
+	} {
+		for _, arguments := range [][]string{{"--against", release}, {}} {
+			code, out, errOut := execute(t, append(append([]string{"compare"}, arguments...), "--", "--services=1x1", flag)...)
+			require.Equal(t, exitUsage, code, flag)
+			require.Empty(t, out)
+			require.Contains(t, errOut, message)
+		}
+	}
+	code, _, errOut := execute(t, "compare", "--require=p98<1s", "--against", release)
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errOut, `no metric "p98"`)
+	require.NoFileExists(t, filepath.Join(dir, "ran"))
 }
 
 // TestCompareReplays has a report's scenario played again, by its own name and from where its state was.

@@ -166,6 +166,21 @@ func TestOwnAPIServer(t *testing.T) {
 	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Greater(t, r.Summary["bytes-per-update"].Median, 5000., "whole slices")
+	require.InEpsilon(t, 1e6*first.Phases[3].ServerCPU.Total()/float64(first.Phases[3].Changes), r.Summary["api-server-cpu-per-change"].Median, 1e-9)
+}
+
+// TestServersWatchOwnAPIServer has the run's API server behind a server that the run starts, too: each has its CPU time told.
+func TestServersWatchOwnAPIServer(t *testing.T) {
+	r := run(t, report.Slicecast, slices.Concat(small, []string{"--scenario=steady", "--rate=20", "--kube-apiserver=own"})...)
+	require.Equal(t, report.OwnAPIServer, r.Source)
+	require.NotEmpty(t, r.Versions.KubeAPIServer)
+	for _, p := range r.Repeats[0].Phases {
+		require.Positive(t, p.ServerCPU.Total(), p.Name)
+		require.NotNil(t, p.APIServerCPU, p.Name)
+	}
+	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, 100., "a write is more than a hundred microseconds")
+	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, r.Summary["cpu-per-update"].Median)
+	require.Contains(t, strings.Join(r.Notes, "\n"), "is a figure of its own")
 }
 
 // TestStreamedLists has an API server count what it streams. It is without controllers, as they are streamed lists, too.

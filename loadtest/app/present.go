@@ -88,15 +88,10 @@ type Presentation struct {
 
 // AddFlags adds the flags, with their defaults.
 func (p *Presentation) AddFlags(fs *pflag.FlagSet) {
-	p.addOutput(fs)
-	fs.StringArrayVar(&p.Require, "require", nil, "an objective, such as p99<250ms, that every repeat has to keep: "+report.ObjectiveGrammar+
-		". Reports name the metrics. May be given several times")
-}
-
-// addOutput adds the flags of who requires nothing.
-func (p *Presentation) addOutput(fs *pflag.FlagSet) {
 	fs.StringVarP(&p.Output, "output", "o", outputText, "form of what is printed: text or json")
 	fs.StringVar(&p.HTML, "html", "", "also write a page with charts to this file, which needs nothing else")
+	fs.StringArrayVar(&p.Require, "require", nil, "an objective, such as p99<250ms, that every repeat has to keep: "+report.ObjectiveGrammar+
+		". Reports name the metrics. May be given several times")
 }
 
 // Validate finds what is wrong with the options; before a run, which is long.
@@ -121,6 +116,14 @@ func (p *Presentation) Validate() error {
 	return nil
 }
 
+// outcome is the error of a run that was presented: a failure of its own, whatever is required of it.
+func outcome(failed, presented error) error {
+	if failed != nil && errors.Is(presented, errMissed) {
+		return failed
+	}
+	return errors.Join(failed, presented)
+}
+
 // Present prints a report, writes its page, and judges it. What became of objectives goes to errOut; the error wraps
 // errMissed if one was missed.
 func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
@@ -131,6 +134,11 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	if err := errors.Join(write(out), p.writePage(report.DefaultTolerance, r)); err != nil {
 		return err
 	}
+	return p.judge(r, errOut)
+}
+
+// judge holds a report against the objectives. What became of them goes to errOut; the error wraps errMissed if one was missed.
+func (p *Presentation) judge(r *report.Report, errOut io.Writer) error {
 	missed := 0
 	for _, text := range p.Require {
 		o, err := report.ParseObjective(text)

@@ -38,11 +38,7 @@ func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
 	if result == nil {
 		return err
 	}
-	presented := o.Present(result, out, errOut)
-	if err != nil && errors.Is(presented, errMissed) {
-		return err
-	}
-	return errors.Join(err, presented)
+	return outcome(err, o.Present(result, out, errOut))
 }
 
 // play plays a scenario, and shows how that goes until it is over. There may be a report beside an error; see engine.Run.

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	"github.com/slicecast/slicecast/internal/wire"
 	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -247,6 +248,23 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: what changes is not this program's to say",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.KubeAPIServer, strings.Fields(flags)...), nil, nil), message, flags)
+	}
+}
+
+// TestOwnNeedsBinaries has none of the places that an API server's are taken from: that is said before anything runs.
+func TestOwnNeedsBinaries(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for dir, message := range map[string]string{
+		"":          "run there, after make setup, or set $SLICECAST_BINARIES to a folder that has etcd and kube-apiserver",
+		t.TempDir(): "$SLICECAST_BINARIES: ",
+	} {
+		t.Setenv(controlplane.BinariesVariable, dir)
+		for _, arguments := range []string{"apiserver", "run --kube-apiserver=own", "compare", "compare --against=/no/such/file -- --kube-apiserver=own"} {
+			code, _, errOut := execute(t, strings.Fields(arguments)...)
+			require.Equal(t, exitUsage, code, arguments)
+			require.Contains(t, errOut, "--kube-apiserver=own: ")
+			require.Contains(t, errOut, message)
+		}
 	}
 }
 

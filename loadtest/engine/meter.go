@@ -48,6 +48,8 @@ type reading struct {
 	machine                    time.Duration
 	serverMemory, clientMemory int64
 	nodes                      worker.Sample
+	// apiServer is what the run's own has used that servers watch.
+	apiServer usage.CPU
 	// account is what an API server tells of itself; nil: nothing, or it was not asked.
 	account *apiserver.Account
 }
@@ -126,6 +128,11 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 		r.server = r.server.Add(c)
 		r.serverMemory += memory.Resident
 		serverPeak += memory.Peak
+	}
+	if m.stack.besideOwn() {
+		if r.apiServer, err = usage.CPUOf(m.stack.own.pid()); err != nil {
+			return r, err
+		}
 	}
 	for _, w := range m.stack.workers {
 		c, memory, err := use(w.PID())

@@ -162,6 +162,10 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	wrong(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
 	wrong(o.WriteNamespace != "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own),
 		"--write-namespace is for the cluster of a kubeconfig: add --kube-apiserver=KUBECONFIG or leave it out")
+	if o.KubeAPIServer == Own {
+		err := ownAvailable()
+		wrong(err != nil, "--kube-apiserver=own: %w", err)
+	}
 	authority, certificate := o.NodeCACertFile+o.NodeCAKeyFile, o.ClientCertFile+o.ClientKeyFile
 	files := o.CAFile != "" && (o.NodeCACertFile != "" && o.NodeCAKeyFile != "" && certificate == "" ||
 		o.ClientCertFile != "" && o.ClientKeyFile != "" && authority == "")

@@ -16,6 +16,9 @@ type own struct {
 	kubeconfig string // in dir
 }
 
+// ownAvailable tells whether there is anything to start one from, or what would help.
+func ownAvailable() error { return controlplane.Available() }
+
 func startOwn(ctx context.Context) (_ *own, err error) {
 	o := &own{}
 	if o.control, err = controlplane.Run(ctx, controlplane.Options{}); err != nil {

@@ -157,6 +157,9 @@ func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading
 		ClientCPU: report.CPUOf(after.client.Sub(before.client)), Reconnects: after.nodes.Reconnects - before.nodes.Reconnects,
 	}
 	p.ServerCPU = r.meter.serverCPU(before, after)
+	if r.stack.besideOwn() {
+		p.APIServerCPU = new(report.CPUOf(after.apiServer.Sub(before.apiServer)))
+	}
 	return p
 }
 

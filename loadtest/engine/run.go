@@ -58,8 +58,10 @@ func remarks(o *Options) (out []string) {
 	note(o.Peer == report.KubeAPIServer && o.writes(), "the API server's CPU time includes the writes of the changes, but not etcd's; "+
 		"latencies are from when a change was due, its way through etcd included")
 	note(o.Peer == report.KubeAPIServer, "the nodes decode what they get once for all; their CPU time is not a kube-proxy's")
-	note(o.Peer == report.Slicecast && o.KubeAPIServer != "" && o.writes(), "the servers watch an API server, whose own CPU time is not in the "+
-		"figures; latencies are from when a change was due, its way through etcd and the API server included")
+	behind := o.Peer == report.Slicecast && o.KubeAPIServer != "" && o.writes()
+	note(behind && o.KubeAPIServer == Own, "the servers watch an API server, whose CPU time, with the writes of the changes and without etcd's, is a figure of its own")
+	note(behind && o.KubeAPIServer != Own, "the servers watch an API server, whose own CPU time is not in the figures")
+	note(behind, "latencies are from when a change was due, its way through etcd and the API server included")
 	return out
 }
 

@@ -93,6 +93,9 @@ func (s *stack) start(ctx context.Context) error {
 	return s.startWorkers(ctx, setup)
 }
 
+// besideOwn tells whether Slicecast's servers watch an API server of the run's own.
+func (s *stack) besideOwn() bool { return s.own != nil && s.options.Peer == report.Slicecast }
+
 // namespace that the scenario is in.
 func (s *stack) namespace() string {
 	if s.own != nil {

@@ -51,17 +51,16 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 	if err != nil {
 		return nil, nil, err
 	}
-	cost, err := measuredCosts(m)
-	if err != nil {
-		return nil, nil, err
-	}
-
 	seconds := c.seconds
 	events := float64(c.services.events + c.slices.events)
 	today := float64(c.services.today + c.slices.today)
 	with := float64(c.services.slicecast + c.slices.slicecast)
 	updates := float64(c.services.updates + c.slices.updates)
 	n, a, s := float64(nodes), float64(apiServers), float64(servers)
+	cost, err := measuredCosts(m, n/a, n/s)
+	if err != nil {
+		return nil, nil, err
+	}
 	bookmark := float64(bookmarkService+bookmarkSlice) / watches
 	toNode := today/seconds + watches*bookmark/bookmarkInterval.Seconds()
 	toNodeWith := with/seconds + float64(heartbeat)/fanout.DefaultHeartbeat.Seconds()
@@ -102,23 +101,22 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 	watcher := (events/seconds*eventMicros + watches/bookmarkInterval.Seconds()*bookmarkMicros) * perMicro
 	ofWatcher := fmt.Sprintf("(%.0f events / %.0f s × %s an event + %d bookmarks / %.0f s × %s)", events, seconds, microsText(eventMicros), watches,
 		bookmarkInterval.Seconds(), microsText(bookmarkMicros))
+	writes := events / seconds * cost.write.value * perMicro
+	ofWrites := fmt.Sprintf("%.0f writes / %.0f s × %s", events, seconds, microsText(cost.write.value))
 	messages := updates/seconds + 1/fanout.DefaultHeartbeat.Seconds()
 	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", updates, seconds, fanout.DefaultHeartbeat.Seconds())
 	add("CPU, all the time, in cores of the machine that the coefficients are from",
-		cores("all-cores-today", "API servers today", n*watcher, "%s × %d nodes", ofWatcher, nodes),
-		cores("api-server-cores-today", "… each", n*watcher/a, "%.3g / %d API servers", n*watcher, apiServers),
+		cores("all-cores-today", "API servers today", writes+n*watcher, "%s + %s × %d nodes", ofWrites, ofWatcher, nodes),
+		cores("api-server-cores-today", "… each", (writes+n*watcher)/a, "%.3g / %d API servers", writes+n*watcher, apiServers),
+		cores("write-cores", "… of all, the writes: today and with Slicecast", writes, "%s", ofWrites),
 		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro, "%s × %s × %d nodes", ofMessages,
 			microsText(cost.update.value), nodes),
-		cores("all-cores-api-server-slicecast", "API servers with Slicecast", s*watcher, "%s × %d servers", ofWatcher, servers),
+		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher, "%s + %s × %d servers", ofWrites, ofWatcher, servers),
+		cores("node-cores-today", "each node today", (events/seconds+watches/bookmarkInterval.Seconds())*cost.nodeEvent.value*perMicro,
+			"(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(), microsText(cost.nodeEvent.value)),
+		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
+			microsText(cost.nodeUpdate.value)),
 	)
-	if cost.nodeEvent != nil {
-		sections[len(sections)-1].Lines = append(sections[len(sections)-1].Lines,
-			cores("node-cores-today", "each node today", (events/seconds+watches/bookmarkInterval.Seconds())*cost.nodeEvent.value*perMicro,
-				"(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(), microsText(cost.nodeEvent.value)),
-			cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
-				microsText(cost.nodeUpdate.value)),
-		)
-	}
 	add("Memory",
 		sized("node-memory-today", "the objects on each node, today", float64(c.memory.today), "heap that they take here, decoded as client-go does"),
 		sized("node-memory-slicecast", "… with Slicecast", float64(c.memory.slicecast), "heap that they take here, decoded as an agent does"),
@@ -132,11 +130,11 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 		sized("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", sizeText(float64(c.cold)), nodes),
 		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", sizeText(float64(cold)), nodes),
 	)
-	return sections, cost.assumptions(events, mean, servers, m.Reports[slicecastReport]), nil
+	return sections, cost.assumptions(events, mean, servers), nil
 }
 
 // assumptions are what is not from the cluster, where there were so many events of a mean size.
-func (c *costs) assumptions(events, mean float64, servers int, state *report.Report) []string {
+func (c *costs) assumptions(events, mean float64, servers int) []string {
 	out := []string{
 		"Bytes are what TLS gives to TCP: messages with their frames and records. On the way back there are acks, which are not in the figures.",
 		"Today each node has a kube-proxy that watches Services and EndpointSlices with its own selectors, in protobuf. Other watchers (CoreDNS, ingress " +
@@ -153,18 +151,14 @@ func (c *costs) assumptions(events, mean float64, servers int, state *report.Rep
 	}
 	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a heartbeat. Source: %s.",
 		microsText(c.update.value), c.update.source))
-	if c.nodeEvent == nil {
-		out = append(out, "CPU of nodes is not in the figures: no report is there that has measured it. On neither side is that of programming the kernel.")
-	} else {
-		out = append(out, fmt.Sprintf("CPU of nodes is that of receiving, decrypting and decoding, with the load tester's own and without collecting garbage; on neither side is "+
-			"that of programming the kernel. Today: %s for an event of %s. Source: %s. With Slicecast: %s for an update. Source: %s.",
-			microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source, microsText(c.nodeUpdate.value), c.nodeUpdate.source))
-	}
 	out = append(out,
+		fmt.Sprintf("CPU of nodes is that of receiving, decrypting and decoding, with the load tester's own and without collecting garbage; on neither side is "+
+			"that of programming the kernel. Today: %s for an event of %s. Source: %s. With Slicecast: %s for an update. Source: %s.",
+			microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source, microsText(c.nodeUpdate.value), c.nodeUpdate.source),
 		"Memory of nodes is that of the objects alone, without what programs make of them; that of API servers is not in the figures.",
 		fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node, and %s with a state%s and no node. Sources: %s; %s.",
-			sizeText(c.ram.value), sizeText(c.stateRAM.value), endpointsText(state), c.ram.source, c.stateRAM.source))
-	return out
+			sizeText(c.ram.value), sizeText(c.stateRAM.value), endpointsText(c.state), c.ram.source, c.stateRAM.source))
+	return append(out, c.notes()...)
 }
 
 // endpointsText tells how large the state of a report is.

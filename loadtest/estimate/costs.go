@@ -1,19 +1,27 @@
 package estimate
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// The reports that coefficients are of: on both sides the one with the most nodes, an API server's with small events, where what an event
-// costs is between them, and those of a single node, whose load tester does nothing for others.
+// The reports that coefficients are of. What a server spends on one of its nodes depends on how many there are, so for that there are
+// several. What it spends on an event by its size is between two reports of as many nodes. Those of a single node have a load tester that
+// does nothing for others, and an API server whose work is to write.
+var (
+	slicecastReports = []string{"steady-100", "steady-1000", "steady-3000"}
+	apiServerReports = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
+)
+
 const (
-	slicecastReport     = "steady-3000"
-	apiServerReport     = "apiserver-steady-3000"
 	smallEventsReport   = "apiserver-many-small-1000"
+	largeEventsReport   = "apiserver-steady-1000"
 	slicecastNodeReport = "node-1"
 	apiServerNodeReport = "apiserver-node-1"
 )
@@ -24,23 +32,25 @@ type coefficient struct {
 	source string
 }
 
-func measured(m *performance.Measured, name, metric string) (coefficient, error) {
-	s, err := m.Figure(name, metric)
-	if err != nil {
-		return coefficient{}, err
-	}
-	return coefficient{s.Median, fmt.Sprintf("%s/%s.json, %s, on %s", performance.Directory, name, metric, m.Reports[name].MachineText())}, nil
-}
-
 // costs are all coefficients.
 type costs struct {
-	// event is what an event costs an API server, by its bytes, ascending: at least one point.
-	event []point
-	// update is what one costs Slicecast's server; ram what a connected node takes there, and stateRAM the server without nodes.
+	// write is what a change costs an API server, whoever watches: with one watcher.
+	write coefficient
+	// small and large are what an event costs it for each watcher beyond that, by its size, and crowd is that of large where about as many watch as
+	// in the cluster.
+	small, large, crowd point
+	// update is what one costs Slicecast's server where about as many nodes are connected; ram what a connected node takes there, and
+	// stateRAM the server without nodes.
 	update, ram, stateRAM coefficient
-	// nodeEvent and nodeUpdate are what an event of so many bytes and an update cost a node; nil: nobody has measured.
-	nodeEvent  *point
-	nodeUpdate *coefficient
+	// state is the report that these are of.
+	state *report.Report
+	// nodeEvent and nodeUpdate are what an event of so many bytes and an update cost a node.
+	nodeEvent  point
+	nodeUpdate coefficient
+
+	measured *performance.Measured
+	// used are the names of the reports.
+	used []string
 }
 
 // point is what a message of a size costs.
@@ -49,72 +59,100 @@ type point struct {
 	coefficient
 }
 
-func measuredCosts(m *performance.Measured) (c costs, err error) {
+// measuredCosts takes the coefficients for so many nodes of an API server, and of a Slicecast server.
+func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*costs, error) {
+	c := &costs{measured: m}
+	crowd, err := nearest(m, ofAPIServer, apiServerReports)
+	if err != nil {
+		return nil, err
+	}
+	slicecast, err := nearest(m, ofServer, slicecastReports)
+	if err != nil {
+		return nil, err
+	}
+	c.state = m.Reports[slicecast]
 	for _, f := range []struct {
 		into         *coefficient
 		name, metric string
 	}{
-		{&c.update, slicecastReport, "cpu-per-update"}, {&c.ram, slicecastReport, "resident-per-node"}, {&c.stateRAM, slicecastReport, "resident-state"},
+		{&c.write, apiServerNodeReport, "cpu-per-update"},
+		{&c.update, slicecast, "cpu-per-update"}, {&c.ram, slicecast, "resident-per-node"}, {&c.stateRAM, slicecast, "resident-state"},
+		{&c.nodeUpdate, slicecastNodeReport, "client-cpu-per-update"},
+		{&c.small.coefficient, smallEventsReport, "cpu-per-update"}, {&c.large.coefficient, largeEventsReport, "cpu-per-update"},
+		{&c.crowd.coefficient, crowd, "cpu-per-update"}, {&c.nodeEvent.coefficient, apiServerNodeReport, "client-cpu-per-update"},
 	} {
-		if *f.into, err = measured(m, f.name, f.metric); err != nil {
-			return c, err
+		if *f.into, err = c.take(f.name, f.metric); err != nil {
+			return nil, err
 		}
 	}
-	at := func(name, metric string) (p point, err error) {
-		size, err := measured(m, name, "bytes-per-update")
+	for p, name := range map[*point]string{
+		&c.small: smallEventsReport, &c.large: largeEventsReport, &c.crowd: crowd, &c.nodeEvent: apiServerNodeReport,
+	} {
+		size, err := m.Figure(name, "bytes-per-update")
 		if err != nil {
-			return p, err
+			return nil, err
 		}
-		p.bytes = size.value
-		p.coefficient, err = measured(m, name, metric)
-		return p, err
-	}
-	for _, name := range []string{apiServerReport, smallEventsReport} {
-		if m.Reports[name] == nil && name == smallEventsReport {
-			continue
+		p.bytes = size.Median
+		if p != &c.nodeEvent {
+			p.value -= c.write.value / float64(m.Reports[name].Nodes)
 		}
-		p, err := at(name, "cpu-per-update")
-		if err != nil {
-			return c, err
-		}
-		c.event = append(c.event, p)
-	}
-	slices.SortFunc(c.event, func(a, b point) int { return int(a.bytes - b.bytes) })
-	if m.Reports[apiServerNodeReport] != nil && m.Reports[slicecastNodeReport] != nil {
-		event, err := at(apiServerNodeReport, "client-cpu-per-update")
-		if err != nil {
-			return c, err
-		}
-		update, err := measured(m, slicecastNodeReport, "client-cpu-per-update")
-		if err != nil {
-			return c, err
-		}
-		c.nodeEvent, c.nodeUpdate = &event, &update
 	}
 	return c, nil
 }
 
-// eventMicros is what an event of so many bytes costs an API server: on the line through what was measured, and never less than the
-// least of that.
-func (c *costs) eventMicros(bytes float64) float64 {
-	small, large := c.event[0], c.event[len(c.event)-1]
-	if len(c.event) == 1 || bytes <= small.bytes || large.bytes <= small.bytes {
-		return small.value
+// nearest gives the report whose number of nodes differs by the least factor.
+func nearest(m *performance.Measured, nodes float64, names []string) (string, error) {
+	for _, name := range names {
+		if m.Reports[name] == nil {
+			return "", fmt.Errorf("there is no report %s", name)
+		}
 	}
-	return max(small.value, small.value+(large.value-small.value)*(bytes-small.bytes)/(large.bytes-small.bytes))
+	return slices.MinFunc(names, func(a, b string) int {
+		factor := func(name string) float64 { return math.Abs(math.Log(float64(m.Reports[name].Nodes) / nodes)) }
+		return cmp.Compare(factor(a), factor(b))
+	}), nil
+}
+
+func (c *costs) take(name, metric string) (coefficient, error) {
+	s, err := c.measured.Figure(name, metric)
+	if err != nil {
+		return coefficient{}, err
+	}
+	if !slices.Contains(c.used, name) {
+		c.used = append(c.used, name)
+	}
+	r := c.measured.Reports[name]
+	return coefficient{s.Median, fmt.Sprintf("%s/%s.json, %s, nodes: %d, on %s", performance.Directory, name, metric, r.Nodes, r.MachineText())}, nil
+}
+
+// eventMicros is what an event of so many bytes costs an API server for each watcher: on the line through small and large, never less
+// than the least of that, and as much less or more than there as large events are where about as many watch.
+func (c *costs) eventMicros(bytes float64) float64 {
+	low, high := c.small, c.large
+	line := low.value
+	if bytes > low.bytes {
+		line = max(line, line+(high.value-low.value)*(bytes-low.bytes)/(high.bytes-low.bytes))
+	}
+	return line * c.crowd.value / c.large.value
 }
 
 // eventText says where that is from.
 func (c *costs) eventText() string {
-	out := "CPU of API servers: an event to a watcher, with the writes of the changes in it, "
-	for i, p := range c.event {
-		if i > 0 {
-			out += ", and "
+	at := func(p point) string {
+		return fmt.Sprintf("%s where it has %s (%s)", microsText(p.value), sizeText(p.bytes), p.source)
+	}
+	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which is %s. Source: %s. Only one API server's part of that is in the figures, "+
+		"and nothing of etcd's. An event to a watcher, without its part of the write, is %s, and %s; other sizes are on the line through these two, and at least at the lower "+
+		"one. Where about as many watch an API server as here, it is %s, and all sizes are taken to differ by that factor.",
+		microsText(c.write.value), c.write.source, at(c.small), at(c.large), at(c.crowd))
+}
+
+// notes are those of the reports that coefficients are of.
+func (c *costs) notes() (out []string) {
+	for _, name := range c.used {
+		if notes := c.measured.Reports[name].AllNotes(); len(notes) > 0 {
+			out = append(out, fmt.Sprintf("The report %s notes: %s.", name, strings.Join(notes, "; ")))
 		}
-		out += fmt.Sprintf("is %s where it has %s (%s)", report.FormatValue(p.value, report.Micros), report.FormatValue(p.bytes, report.Bytes), p.source)
 	}
-	if len(c.event) == 1 {
-		return out + ". Other sizes are taken to cost the same, so that smaller ones are overestimated and larger ones underestimated."
-	}
-	return out + ". Other sizes are on the line through these two, and at least at the lower one."
+	return out
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,18 +67,16 @@ func TestManifests(t *testing.T) {
 	require.InEpsilon(t, 2*v("node-bytes-today"), v("all-bytes-api-server-slicecast"), 1e-9)
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	coefficient, err := measured(m, apiServerReport, "cpu-per-update")
+	c, err := measuredCosts(m, 1000, nodes/2)
 	require.NoError(t, err)
-	update, err := measured(m, slicecastReport, "cpu-per-update")
-	require.NoError(t, err)
-	require.InEpsilon(t, (perSecond+1./30)*nodes*update.value/1e6, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
+	require.InEpsilon(t, (perSecond+1./30)*nodes*c.update.value/1e6, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
 	require.InEpsilon(t, 3*v("api-server-cores-today"), v("all-cores-today"), 1e-9)
-	require.InEpsilon(t, 2./nodes*v("all-cores-today"), v("all-cores-api-server-slicecast"), 1e-9)
+	writes := v("write-cores")
+	require.InEpsilon(t, perSecond*c.write.value/1e6, writes, 1e-9)
+	require.InEpsilon(t, 2./nodes*(v("all-cores-today")-writes), v("all-cores-api-server-slicecast")-writes, 1e-9, "the writes stay")
 	require.Greater(t, v("node-memory-today"), 1000.)
 	require.Greater(t, v("node-memory-slicecast"), 1000.)
-	ram, err := measured(m, slicecastReport, "resident-per-node")
-	require.NoError(t, err)
-	require.Greater(t, v("server-memory-slicecast"), nodes/2*ram.value)
+	require.Greater(t, v("server-memory-slicecast"), nodes/2*c.ram.value)
 	require.Less(t, v("cold-bytes-slicecast"), v("cold-bytes-today"))
 	require.Less(t, v("cold-list-bytes-today"), v("cold-bytes-today"))
 	require.Greater(t, v("cold-list-bytes-today"), 500.)
@@ -85,7 +85,11 @@ func TestManifests(t *testing.T) {
 	require.NoError(t, e.WriteText(&text))
 	require.Contains(t, text.String(), "/ 600 s")
 	require.Contains(t, text.String(), "5 endpoints a second flip (--flips-per-second)")
-	require.Contains(t, text.String(), coefficient.source)
+	for _, source := range []string{c.write.source, c.small.source, c.large.source, c.crowd.source, c.update.source} {
+		require.Contains(t, text.String(), source)
+	}
+	require.Contains(t, text.String(), "apiserver-many-small-1000.json, cpu-per-update, nodes: 1000, on ")
+	require.Contains(t, text.String(), "The report apiserver-steady-1000 notes: the API server's CPU time includes the writes")
 	for _, s := range e.Sections[1:] {
 		for _, l := range s.Lines {
 			require.NotEmpty(t, l.Arithmetic, l.Name)
@@ -169,65 +173,72 @@ func TestManifestsThatNodesDoNotGet(t *testing.T) {
 	require.ErrorContains(t, err, "that nodes get")
 }
 
-// TestCosts has reports that may not be there yet.
+// TestCosts has reports that nobody measured.
 func TestCosts(t *testing.T) {
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	add := func(name string, bytes, server, client float64) {
-		r := *m.Reports[apiServerReport]
-		r.Summary = map[string]report.Spread{
-			"bytes-per-update": {Unit: report.Bytes, Median: bytes}, "cpu-per-update": {Unit: report.Micros, Median: server},
-			"client-cpu-per-update": {Unit: report.Micros, Median: client},
-		}
+	add := func(name string, bytes, server float64) {
+		r := *m.Reports[name]
+		r.Summary = maps.Clone(r.Summary)
+		r.Summary["bytes-per-update"] = report.Spread{Unit: report.Bytes, Median: bytes}
+		r.Summary["cpu-per-update"] = report.Spread{Unit: report.Micros, Median: server}
 		m.Reports[name] = &r
 	}
-	for _, name := range []string{smallEventsReport, slicecastNodeReport, apiServerNodeReport} {
-		delete(m.Reports, name)
+	costsOf := func(nodes float64) *costs {
+		c, err := measuredCosts(m, nodes, nodes)
+		require.NoError(t, err)
+		return c
 	}
-	add(apiServerReport, 15_000, 70, 0)
-	c, err := measuredCosts(m)
-	require.NoError(t, err)
-	require.InDelta(t, 70, c.eventMicros(300), 0)
-	require.InDelta(t, 70, c.eventMicros(30_000), 0)
-	require.Contains(t, c.eventText(), "smaller ones are overestimated")
-
-	add(smallEventsReport, 1000, 28, 0)
-	c, err = measuredCosts(m)
-	require.NoError(t, err)
+	add(apiServerNodeReport, 15_000, 6000)
+	add(smallEventsReport, 1000, 28+6)
+	add("apiserver-steady-100", 15_000, 140+60)
+	add("apiserver-steady-1000", 15_000, 70+6)
+	add("apiserver-steady-3000", 15_000, 35+2)
+	c := costsOf(1000)
+	require.InDelta(t, 6000, c.write.value, 0)
 	require.InDelta(t, 28, c.eventMicros(300), 1e-9, "the least that was measured")
 	require.InDelta(t, 28, c.eventMicros(1000), 1e-9)
 	require.InDelta(t, 49, c.eventMicros(8000), 1e-9)
 	require.InDelta(t, 70, c.eventMicros(15_000), 1e-9)
 	require.InDelta(t, 112, c.eventMicros(29_000), 1e-9)
-	require.Contains(t, c.eventText(), "apiserver-many-small-1000.json")
-	add(smallEventsReport, 1000, 80, 0) // what nobody expects makes no event free
-	c, err = measuredCosts(m)
-	require.NoError(t, err)
-	require.InDelta(t, 80, c.eventMicros(29_000), 1e-9)
+	require.Contains(t, c.update.source, "/steady-1000.json")
+	require.InDelta(t, 140, costsOf(1).eventMicros(15_000), 1e-9)
+	require.InDelta(t, 56, costsOf(300).eventMicros(1000), 1e-9, "100 is nearer than 1000")
+	c = costsOf(100_000)
+	require.InDelta(t, 14, c.eventMicros(1000), 1e-9)
+	require.Contains(t, c.update.source, "/steady-3000.json")
+	require.Contains(t, c.eventText(), "35.0 µs where it has 14.6 KiB")
+	add(smallEventsReport, 1000, 80+6) // what nobody expects makes no event free
+	require.InDelta(t, 80, costsOf(1000).eventMicros(29_000), 1e-9)
 
-	counted, err := newCount("")
+	delete(m.Reports, "steady-3000")
+	_, err = measuredCosts(m, 1, 1)
+	require.ErrorContains(t, err, "there is no report steady-3000")
+}
+
+// TestReportsAreEstimated has clusters of as many nodes, and with as many events, as there were in reports: what is computed is what was
+// measured.
+func TestReportsAreEstimated(t *testing.T) {
+	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	require.NoError(t, counted.begin(slice(3)))
-	require.NoError(t, counted.begun())
-	counted.seconds = 60
-	conclusion := func() *Estimate {
-		e := &Estimate{}
-		e.Sections, e.Assumptions, err = conclude(m, counted, 10, 1, 1)
+	for name, figure := range map[string]string{
+		"steady-100": "all-cores-slicecast", "steady-1000": "all-cores-slicecast", "steady-3000": "all-cores-slicecast",
+		"apiserver-steady-100": "all-cores-today", "apiserver-steady-1000": "all-cores-today", "apiserver-steady-3000": "all-cores-today",
+		"apiserver-many-small-1000": "all-cores-today",
+	} {
+		r := m.Reports[name]
+		i := slices.IndexFunc(r.Repeats[0].Phases, func(p report.Phase) bool { return p.Kind == report.Changes })
+		p := &r.Repeats[0].Phases[i]
+		c, err := newCount("")
 		require.NoError(t, err)
-		return e
+		require.NoError(t, c.begun())
+		c.seconds = p.Seconds
+		c.slices = flow{events: p.Changes, today: int(float64(p.Changes) * r.Summary["bytes-per-update"].Median), updates: p.Changes}
+		e := &Estimate{}
+		e.Sections, e.Assumptions, err = conclude(m, c, r.Nodes, 1, 1)
+		require.NoError(t, err)
+		require.InEpsilon(t, r.Summary["server-cores"].Median, value(t, e, figure), 0.1, name)
 	}
-	e := conclusion()
-	_, ok := e.Value("node-cores-today")
-	require.False(t, ok)
-	require.Contains(t, strings.Join(e.Assumptions, "\n"), "CPU of nodes is not in the figures")
-	add(slicecastNodeReport, 100, 0, 60)
-	add(apiServerNodeReport, 15_000, 0, 300)
-	e = conclusion()
-	require.InDelta(t, 2./60*300e-6, value(t, e, "node-cores-today"), 1e-12, "bookmarks")
-	require.InDelta(t, 1./30*60e-6, value(t, e, "node-cores-slicecast"), 1e-12, "heartbeats")
-	require.Contains(t, strings.Join(e.Assumptions, "\n"), "apiserver-node-1.json")
-	require.NotContains(t, strings.Join(e.Assumptions, "\n"), "Its watch of its Node")
-	require.Contains(t, strings.Join(e.Assumptions, "\n"), "with Slicecast each server watches all Nodes")
 }
 
 func TestOptionsSayWhatIsWrong(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// size is a run with as many nodes as that, and what ends it.
+// size is a run with as many nodes as that, what they connected for, and what limits how many connect.
 type size struct {
 	Name  string
 	Nodes int
@@ -17,6 +17,10 @@ type size struct {
 	// Each is what a node takes of both, and Share of the machine's memory.
 	Each  value
 	Share string
+	// P50 and P99 are latencies, and Between is how long it is from one change to the next.
+	P50, P99, Between value
+	// ServerCPU and ClientCPU are the shares of the machine's CPUs that all servers and relays, and all processes with nodes, used; CPU is both.
+	ServerCPU, ClientCPU, CPU string
 	// Memory, Files and Ports are how many nodes they are enough for: the machine's memory where each takes as much, the files that each server
 	// may have open, and the ports for connections to each; Least is the one that is at its end first.
 	Memory, Files, Ports int
@@ -31,11 +35,22 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 			continue
 		}
 		s := size{Name: name, Nodes: r.Nodes, Processes: r.Processes}
-		for metric, into := range map[string]*value{"server-peak": &s.ServerPeak, "client-peak": &s.ClientPeak} {
+		var server, client value
+		for metric, into := range map[string]*value{
+			"server-peak": &s.ServerPeak, "client-peak": &s.ClientPeak, "p50": &s.P50, "p99": &s.P99, "server-cores": &server, "client-cores": &client,
+		} {
 			if into.Spread, err = m.Figure(name, metric); err != nil {
 				return nil, err
 			}
 		}
+		rate, ok := r.Scenario.Parameters["rate"].(float64)
+		if !ok || rate <= 0 {
+			return nil, fmt.Errorf("report %s has a rate of %v", name, r.Scenario.Parameters["rate"])
+		}
+		s.Between = single(report.Seconds, 1/rate)
+		percent := func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
+		cpus := float64(r.Machine.CPUs)
+		s.ServerCPU, s.ClientCPU, s.CPU = percent(server.Median/cpus), percent(client.Median/cpus), percent((server.Median+client.Median)/cpus)
 		if r.Machine.OpenFiles == 0 || r.Machine.Ports == 0 {
 			return nil, fmt.Errorf("report %s does not say how many files and ports there are: measure it again", name)
 		}
@@ -44,7 +59,7 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 		}
 		together := s.ServerPeak.Median + s.ClientPeak.Median
 		s.Each = single(report.Bytes, together/float64(r.Nodes))
-		s.Share = fmt.Sprintf("%.0f %%", 100*together/float64(r.Machine.Memory))
+		s.Share = percent(together / float64(r.Machine.Memory))
 		s.Memory = int(float64(r.Machine.Memory) / s.Each.Median)
 		s.Files, s.Ports = s.Servers*int(r.Machine.OpenFiles), s.Servers*int(r.Machine.Ports)
 		switch min(s.Memory, s.Files, s.Ports) {
@@ -59,6 +74,9 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 	}
 	return out, nil
 }
+
+// Behind tells whether half of the updates took longer than it is to the next change: then the nodes do not keep pace with the changes.
+func (s size) Behind() bool { return s.P50.Median > 1000*s.Between.Median }
 
 // tier is how many servers or, where there are some, relays the nodes are connected to.
 func tier(r *report.Report) (int, error) {

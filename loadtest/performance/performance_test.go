@@ -96,6 +96,8 @@ func TestBadReports(t *testing.T) {
 // TestHeadline has the reports of the headline, which are not those of this machine.
 func TestHeadline(t *testing.T) {
 	m := checkedIn(t)
+	delete(m.Reports, "apiserver-headline-1")
+	delete(m.Reports, "apiserver-headline-3000")
 	for name, bytes := range map[string]float64{"headline-1000": 1 << 30, "headline-3000": 1 << 31, "apiserver-headline-1000": 1 << 40} {
 		r := *m.Reports["steady-3000"]
 		r.Scenario.Name = "headline"
@@ -115,25 +117,102 @@ func TestHeadline(t *testing.T) {
 	_, headline, ok := strings.Cut(text, "## The headline")
 	require.True(t, ok)
 	require.Contains(t, headline, "| Slicecast, measured | 1000 | 1.00 GiB |")
-	require.Contains(t, headline, "| kube-apiserver's watches, measured | 1000 | 1.00 TiB |")
-	require.Contains(t, headline, "| … Slicecast's share | | 1/1024 | 1/1024 |")
+	require.Contains(t, headline, "| kube-apiserver: watches and the writes, measured | 1000 | 1.00 TiB |")
+	require.Contains(t, headline, "| … Slicecast's share of the watches and the writes | | 1/1024 | 1/1024 |")
+	require.NotContains(t, headline, "of which the writes")
 	require.Contains(t, headline, "| Slicecast, measured | 3000 | 2.00 GiB |")
-	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |")
+	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |  | |", "the writes are not three times as many")
+	require.Contains(t, headline, "is not measured yet (`apiserver-headline-1`)")
 	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, headline)
 	require.Regexp(t, `\d+ KiB × 1000 syncs, two for each 10 pods, × 3000 nodes = [0-9.]+ TiB`, headline)
 	require.Contains(t, text, "| the headline, 1000 nodes: bytes, beside the API server's | ≤ 1/50 | 1/1024 |")
-	require.Contains(t, text, "| … server CPU, beside the API server's | ≤ 1/8 | 1/1024 |")
+	require.Contains(t, text, "| … server CPU, beside that of the API server's watches and the writes of the changes | ≤ 1/8 | 1/1024 |")
+	require.Contains(t, svg, "server CPU, kube-apiserver&#39;s watches and the writes of the changes: ")
 
 	for _, name := range []string{"headline-100", "apiserver-headline-100", "apiserver-headline-3000"} {
 		m.Reports[name] = m.Reports["headline-1000"]
 	}
 	text, err = m.Page()
 	require.NoError(t, err)
-	require.Contains(t, text, "| kube-apiserver's watches, measured | 100 | 1.00 GiB |")
-	require.Contains(t, text, "| kube-apiserver's watches, measured | 3000 | 1.00 GiB |")
+	require.Contains(t, text, "| kube-apiserver: watches and the writes, measured | 100 | 1.00 GiB |")
+	require.Contains(t, text, "| kube-apiserver: watches and the writes, measured | 3000 | 1.00 GiB |")
 	_, headline, _ = strings.Cut(text, "## The headline")
 	headline, _, _ = strings.Cut(headline, "\n## ")
-	require.NotContains(t, headline, "not measured", "nothing is left to compute")
+	require.NotContains(t, headline, "times those of", "nothing is left to compute")
+}
+
+// TestHeadlineWithoutWrites has a report of one watcher, which tells what the writes take.
+func TestHeadlineWithoutWrites(t *testing.T) {
+	m := checkedIn(t)
+	delete(m.Reports, "apiserver-headline-3000")
+	one := *m.Reports["apiserver-headline-1000"]
+	one.Nodes, one.Summary = 1, maps.Clone(one.Summary)
+	m.Reports["apiserver-headline-1"] = &one
+	set(&one, "changes-cpu", 100)
+	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 740)
+	set(m.Reports["headline-1000"], "changes-cpu", 10)
+	text, err := m.Page()
+	require.NoError(t, err)
+	_, headline, ok := strings.Cut(text, "## The headline")
+	require.True(t, ok)
+	require.Contains(t, headline, "| … of which the writes: all of it with one watcher | 1 | | 100 s | |\n| … and the watches | 1000 | | 640 s | |\n")
+	require.Regexp(t, "Slicecast's share of the watches [|] [|] [^|]+ [|] 1/64 [|]", headline)
+	require.Contains(t, headline, "| … of the watches and the writes | | | 1/74 | |")
+	require.Regexp(t, "3 times those of 1000 nodes [|] 3000 [|] [^|]+ [|] 1920 s [|]", headline)
+	require.NotContains(t, headline, "not measured yet")
+	require.Contains(t, text, "| … server CPU, beside that of the API server's watches alone | ≤ 1/8 | 1/64 |")
+	require.Contains(t, text, "| … beside that of its watches and the writes of the changes | | 1/74 |")
+	svg, err := m.Chart()
+	require.NoError(t, err)
+	require.Contains(t, svg, "server CPU, kube-apiserver&#39;s watches alone: 640 s.")
+
+	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 170)
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "watches alone | ≤ 1/8 | 1/7, **missed** |", "the bound is for the watches")
+}
+
+func TestPeersWithoutTheWrite(t *testing.T) {
+	m := checkedIn(t)
+	set(m.Reports["apiserver-node-1"], "cpu-per-update", 8000)
+	set(m.Reports["apiserver-steady-100"], "cpu-per-update", 200)
+	row := "part of the write, 100 watchers | 200 µs |"
+	text, err := m.Page()
+	require.NoError(t, err)
+	_, after, ok := strings.Cut(text, row)
+	require.True(t, ok)
+	require.Contains(t, after, "| … the watch alone | 120 µs | | |\n")
+	delete(m.Reports, "headline-1000")
+	set(m.Reports["apiserver-steady-3000"], "cpu-per-update", 82)
+	set(m.Reports["apiserver-node-1"], "cpu-per-update", 6000)
+	svg, err := m.Chart()
+	require.NoError(t, err)
+	require.Contains(t, svg, "server CPU for a node, kube-apiserver&#39;s watches alone: 80.0 µs.")
+
+	m = checkedIn(t)
+	set(m.Reports["apiserver-steady-100"], "cpu-per-update", 200)
+	delete(m.Reports, "apiserver-node-1")
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, row)
+	require.NotContains(t, text, "watch alone")
+}
+
+// TestStack has a report of a server that watches an API server, which there may not be yet.
+func TestStack(t *testing.T) {
+	m := checkedIn(t)
+	delete(m.Reports, "stack-steady-1000")
+	text, err := m.Page()
+	require.NoError(t, err)
+	require.NotContains(t, text, "whose server watches an API server")
+	r := *m.Reports["steady-1000"]
+	r.Summary = maps.Clone(r.Summary)
+	r.Summary["api-server-cpu-per-change"] = report.Spread{Unit: report.Micros}
+	set(&r, "api-server-cpu-per-change", 9000)
+	m.Reports["stack-steady-1000"] = &r
+	text, err = m.Page()
+	require.NoError(t, err)
+	require.Contains(t, text, "| … that API server, which writes and has that one watcher: a node's part | 9.00 µs | | |")
 }
 
 // set has a report have a figure.
@@ -162,6 +241,7 @@ func TestBoundsAreJudged(t *testing.T) {
 	m.Reports["steady-3000"].Summary["p99"] = s
 	require.Equal(t, "< 100 ms | 90.0 ms (80.0 ms to 101 ms), **missed** | `steady-3000` |", row(), "every repeat has to keep it")
 
+	delete(m.Reports, "apiserver-headline-1")
 	for _, name := range []string{"headline-1000", "headline-3000", "apiserver-headline-1000"} {
 		r := *m.Reports["steady-3000"]
 		r.Summary = map[string]report.Spread{}
@@ -173,7 +253,7 @@ func TestBoundsAreJudged(t *testing.T) {
 	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 7.9)
 	text, err := m.Page()
 	require.NoError(t, err)
-	require.Contains(t, text, "| … server CPU, beside the API server's | ≤ 1/8 | 1/7.90, **missed** |")
+	require.Contains(t, text, "and the writes of the changes | ≤ 1/8 | 1/7.90, **missed** |")
 }
 
 // TestHowManyNodesFit has runs that were not made here.
@@ -188,7 +268,7 @@ func TestHowManyNodesFit(t *testing.T) {
 		r := *m.Reports["steady-3000"]
 		r.Nodes, r.Processes, r.Machine.OpenFiles, r.Machine.Ports = nodes, 2, int64(files), 28_000
 		r.Machine.Memory = 24 << 30
-		r.Scenario.Parameters = map[string]any{"relays": relays, "servers": 1.}
+		r.Scenario.Parameters = map[string]any{"relays": relays, "servers": 1., "rate": 5.}
 		r.Summary = maps.Clone(r.Summary)
 		set(&r, "server-peak", gibibytes*(1<<28))
 		set(&r, "client-peak", gibibytes*(3<<28))
@@ -199,6 +279,11 @@ func TestHowManyNodesFit(t *testing.T) {
 	}
 	add("steady-10000", 10_000, 0, 8, 20_000)
 	add("relays-20000", 20_000, 2, 18, 20_000)
+	set(m.Reports["steady-10000"], "p50", 199)
+	set(m.Reports["relays-20000"], "p50", 5000)
+	set(m.Reports["relays-20000"], "p99", 9000)
+	set(m.Reports["relays-20000"], "server-cores", 0.8)
+	set(m.Reports["relays-20000"], "client-cores", 1.1)
 	text, err = m.Page()
 	require.NoError(t, err)
 	_, text, ok := strings.Cut(text, "## How many nodes fit")
@@ -206,6 +291,8 @@ func TestHowManyNodesFit(t *testing.T) {
 	require.Contains(t, text, "| `steady-10000` | 10000 | 1 | 2.00 GiB | 6.00 GiB, in 2 | 839 KiB | 33 % |")
 	require.Contains(t, text, "| `steady-10000` | 30000 | 20000 | 28000 | files |")
 	require.Contains(t, text, "| `relays-20000` | 26666 | 40000 | 56000 | memory |")
+	require.Contains(t, text, "| `relays-20000` | 20000 | 5.00 s / 9.00 s | 200 ms | **no** | 40 % | 55 % | 95 % |")
+	require.Regexp(t, "[|] `steady-10000` [|] 10000 [|] 199 ms / [^|]+ [|] 200 ms [|] yes [|]", text)
 	m.Reports["relays-20000"].Machine.OpenFiles = 1 << 30
 	set(m.Reports["relays-20000"], "client-peak", 1<<20)
 	set(m.Reports["relays-20000"], "server-peak", 1<<20)
@@ -235,12 +322,22 @@ func TestReportsOfSeveralVersions(t *testing.T) {
 
 // TestBench has the script run programs that are none, one of which fails.
 func TestBench(t *testing.T) {
+	for repeats, want := range map[string]string{
+		"":  "{run --good --repeats=2 --output=json}\n",             // the command's own
+		"3": "{run --good --repeats=2 --repeats=3 --output=json}\n", // the last one counts
+	} {
+		t.Run("REPEATS="+repeats, func(t *testing.T) { bench(t, repeats, want) })
+	}
+}
+
+func bench(t *testing.T, repeats, good string) {
+	t.Helper()
 	dir := t.TempDir()
 	script, err := os.ReadFile(filepath.Join(root, "internal/tools/bench.sh"))
 	require.NoError(t, err)
 	for name, content := range map[string]string{
 		"internal/tools/bench.sh":           string(script),
-		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
+		"loadtest/performance/commands.txt": "bad: slicecast-loadtest run --bad\ngood: slicecast-loadtest run --good --repeats=2\nempty: slicecast-loadtest run --none\nbench: go test -run '^$'\n",
 		"bin/slicecast-loadtest":            "#!/bin/sh\necho under way >&2\ncase \"$*\" in show*) echo shown;; *--none*) exit 1;; *--bad*) echo '{bad}'; exit 1;; *) echo \"{$*}\";; esac\n",
 		"path/go":                           "#!/bin/sh\necho \"$*\" >>" + dir + "/went\n",
 	} {
@@ -249,12 +346,12 @@ func TestBench(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, []byte(content), 0o700))
 	}
 	c := exec.CommandContext(t.Context(), filepath.Join(dir, "internal/tools/bench.sh"))
-	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS=3")
+	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS="+repeats)
 	out, err := c.CombinedOutput()
 	require.Error(t, err)
 	require.Contains(t, string(out), "failed: bad empty; see bin/bench/NAME.failed.json and NAME.log")
 	for name, want := range map[string]string{
-		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": "{run --good --repeats=3 --output=json}\n", "good.txt": "shown\n", "empty.log": "under way\n",
+		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": good, "good.txt": "shown\n", "empty.log": "under way\n",
 	} {
 		have, err := os.ReadFile(filepath.Join(dir, "bin/bench", name))
 		require.NoError(t, err)

@@ -51,7 +51,7 @@ type Comparison struct {
 	From    *Report  `json:"from"`
 	To      *Report  `json:"to"`
 	Changes []Change `json:"changes"`
-	// Notes say what makes the two hard to compare.
+	// Notes say what makes the two hard to compare; each report has its own beside them.
 	Notes []string `json:"notes"`
 }
 
@@ -79,7 +79,7 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 	}
 	note(from.Scenario.Name != to.Scenario.Name, "the scenarios differ: %s and %s", from.Scenario.Name, to.Scenario.Name)
 	note(from.Nodes != to.Nodes, "the numbers of nodes differ: %d and %d", from.Nodes, to.Nodes)
-	note(from.Peer == to.Peer && from.Source != to.Source && from.Source != "" && to.Source != "", "the states' sources differ: %s and %s", from.Source, to.Source)
+	note(from.Source != to.Source && from.Source != "" && to.Source != "", "the states' sources differ: %s and %s", from.Source, to.Source)
 	for _, d := range differences(from.Scenario, to.Scenario) {
 		note(true, "%s", d)
 	}
@@ -200,10 +200,11 @@ func (c *Comparison) WriteJSON(w io.Writer) error {
 func (c *Comparison) WriteText(w io.Writer) error {
 	t := &text{w: w}
 	from, to := c.Names()
-	for _, side := range []struct {
+	sides := []struct {
 		name   string
 		report *Report
-	}{{from, c.From}, {to, c.To}} {
+	}{{from, c.From}, {to, c.To}}
+	for _, side := range sides {
 		r := side.report
 		t.line("%-16s %s, %d nodes, scenario %s, slicecast-loadtest %s, %d repeats, %s", side.name, r.PeerText(), r.Nodes, r.Scenario.Name,
 			r.Versions.Slicecast, len(r.Repeats), r.MachineText())
@@ -217,6 +218,11 @@ func (c *Comparison) WriteText(w io.Writer) error {
 	t.flush()
 	for _, n := range c.Notes {
 		t.line("note             %s", n)
+	}
+	for _, side := range sides {
+		for _, n := range side.report.AllNotes() {
+			t.line("note             %s: %s", side.name, n)
+		}
 	}
 	return t.err
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -31,6 +32,7 @@ type Metric struct {
 
 // figures are a repeat's phases, joined by kind.
 type figures struct {
+	peer    Peer
 	nodes   float64
 	repeat  *Repeat
 	cold    joined
@@ -45,7 +47,9 @@ type joined struct {
 	received    float64
 	sent        float64
 	messages    float64
+	made        float64 // changes
 	server      *CPU
+	apiServer   *CPU
 	client      CPU
 	latency     Distribution
 	lag         *Lag
@@ -54,9 +58,9 @@ type joined struct {
 	aside Aside
 }
 
-func figuresOf(r *Repeat, nodes int) *figures {
+func figuresOf(r *Repeat, peer Peer, nodes int) *figures {
 	return &figures{
-		nodes: float64(nodes), repeat: r, cold: join(r, ColdSync), changes: join(r, Changes), resync: join(r, Resync),
+		peer: peer, nodes: float64(nodes), repeat: r, cold: join(r, ColdSync), changes: join(r, Changes), resync: join(r, Resync),
 	}
 }
 
@@ -74,25 +78,17 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.received += float64(p.ReceivedBytes)
 		j.sent += float64(p.SentBytes)
 		j.messages += float64(p.MessageBytes)
+		j.made += float64(p.Changes)
 		j.client = j.client.add(p.ClientCPU)
 		latencies = append(latencies, p.Latency)
 		if a := p.Aside; a != nil {
 			j.aside.Updates += a.Updates
 			j.aside.ReceivedBytes += a.ReceivedBytes
 			j.aside.SentBytes += a.SentBytes
-			if c := a.ServerCPU; c != nil {
-				if j.aside.ServerCPU == nil {
-					j.aside.ServerCPU = &CPU{}
-				}
-				*j.aside.ServerCPU = j.aside.ServerCPU.add(*c)
-			}
+			j.aside.ServerCPU = sum(j.aside.ServerCPU, a.ServerCPU)
 		}
-		if c := p.ServerCPU; c != nil {
-			if j.server == nil {
-				j.server = &CPU{}
-			}
-			*j.server = j.server.add(*c)
-		}
+		j.server = sum(j.server, p.ServerCPU)
+		j.apiServer = sum(j.apiServer, p.APIServerCPU)
 		if l := p.SourceLag; l != nil && (j.lag == nil || l.P99 > j.lag.P99) {
 			j.lag = l
 		}
@@ -106,6 +102,14 @@ func join(r *Repeat, kind PhaseKind) (j joined) {
 		j.latency = merged
 	}
 	return j
+}
+
+// sum adds up what is known.
+func sum(a, b *CPU) *CPU {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return new(a.add(*b))
 }
 
 const microsPerSecond = 1e6
@@ -127,6 +131,13 @@ var Metrics = slices.Concat(
 		}},
 		{"changes-cpu", Seconds, "server CPU for all changes, and for an event meanwhile", func(f *figures) (float64, bool) {
 			return total(f.changes.server), f.changes.server != nil && f.changes.updates > 0
+		}},
+		{"api-server-cpu-per-change", Micros, "API server CPU, a change, with its write and without etcd's: where it is the peer, or the run's own that Slicecast's servers watch", func(f *figures) (float64, bool) {
+			spent := f.changes.apiServer
+			if f.peer == KubeAPIServer {
+				spent = f.changes.server
+			}
+			return total(spent) * microsPerSecond / f.changes.made, spent != nil && f.changes.made > 0
 		}},
 		{"changes-time", Seconds, "from the first change until the last was everywhere", func(f *figures) (float64, bool) {
 			return f.changes.seconds, f.changes.updates > 0
@@ -347,7 +358,7 @@ func (r *Report) Summarize() {
 	r.Summary = make(map[string]Spread)
 	all := make([]*figures, len(r.Repeats))
 	for i := range r.Repeats {
-		all[i] = figuresOf(&r.Repeats[i], r.Nodes)
+		all[i] = figuresOf(&r.Repeats[i], r.Peer, r.Nodes)
 	}
 	for i := range Metrics {
 		m := &Metrics[i]

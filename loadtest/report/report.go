@@ -154,6 +154,9 @@ type Phase struct {
 	MaxNodeBytes int64 `json:"maxNodeBytes"`
 	// ServerCPU is absent where the server's process is not known. It includes all processes that distribute: relays too.
 	ServerCPU *CPU `json:"serverCPU,omitempty"`
+	// APIServerCPU is that of the run's own API server, which Slicecast's servers watch; absent if there is none. It includes the writes of the
+	// changes, and not etcd's.
+	APIServerCPU *CPU `json:"apiServerCPU,omitempty"`
 	// ClientCPU is that of all processes with nodes: what the load tester itself costs.
 	ClientCPU CPU `json:"clientCPU"`
 	// Latency of changes is from the time at which a change was due at the source until a node's client had applied it; of a

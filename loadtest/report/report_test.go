@@ -134,7 +134,7 @@ func summary(t *testing.T, r *report.Report, name string) float64 {
 func TestMetrics(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	for name, want := range map[string]float64{
-		"bytes-per-update": 110, "sent-bytes-per-update": 11, "cpu-per-update": 14, "cpu-user-per-update": 14. / 3, "changes-time": 20,
+		"bytes-per-update": 110, "sent-bytes-per-update": 11, "cpu-per-update": 14, "cpu-user-per-update": 14. / 3, "api-server-cpu-per-change": 9000, "changes-time": 20,
 		"changes-cpu": 1.4, "changes-bytes": 11e6, "cold-bytes-per-node": 565_000, "cold-cpu-per-node": 1200, "cold-time": 3,
 		"resync-bytes-per-node": 2500, "resync-cpu-per-node": 600, "resync-time": 5, "source-lag": 1.5, "reconnects": 0,
 		"floor-handshake-cpu": 600, "floor-handshake-bytes": 1986, "floor-cold-cpu": 400, "floor-write-cpu": 9,
@@ -332,6 +332,7 @@ func TestCompare(t *testing.T) {
 	require.True(t, c.ByPeer())
 	require.Equal(t, "5.00 × less", new(find(c, "bytes-per-update")).Ratio())
 	notes := strings.Join(c.Notes, "\n")
+	require.Contains(t, notes, "the states' sources differ: own-api-server and generated")
 	for _, part := range []string{`parameter seed differs: "2" and "1"`, "nodes differ: 999 and 1000", "machines differ", "a check failed"} {
 		require.Contains(t, notes, part)
 	}
@@ -359,7 +360,7 @@ func TestUndividedCPU(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	for i := range r.Repeats[0].Phases {
 		p := &r.Repeats[0].Phases[i]
-		p.ServerCPU = &report.CPU{Undivided: 2 * float64(p.Updates) / 1e6}
+		p.ServerCPU, p.APIServerCPU = &report.CPU{Undivided: 2 * float64(p.Updates) / 1e6}, nil
 	}
 	r.Summarize()
 	require.InDelta(t, 2, r.Summary["cpu-per-update"].Median, 1e-6)

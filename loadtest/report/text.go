@@ -82,14 +82,18 @@ func (r *Repeat) writeText(t *text) {
 }
 
 func (p *Phase) cpuText() string {
-	if p.ServerCPU == nil {
+	return cpuText("server", p.ServerCPU) + cpuText("API server", p.APIServerCPU)
+}
+
+func cpuText(whose string, c *CPU) string {
+	if c == nil {
 		return ""
 	}
-	if p.ServerCPU.Undivided > 0 {
-		return fmt.Sprintf(", server CPU %s", FormatValue(p.ServerCPU.Total(), Seconds))
+	text := fmt.Sprintf(", %s CPU %s", whose, FormatValue(c.Total(), Seconds))
+	if c.Undivided > 0 {
+		return text
 	}
-	return fmt.Sprintf(", server CPU %s (user %s, system %s)", FormatValue(p.ServerCPU.Total(), Seconds), FormatValue(p.ServerCPU.User, Seconds),
-		FormatValue(p.ServerCPU.System, Seconds))
+	return fmt.Sprintf("%s (user %s, system %s)", text, FormatValue(c.User, Seconds), FormatValue(c.System, Seconds))
 }
 
 // PeerText names the peer and, if it was not the run's own, where it is.

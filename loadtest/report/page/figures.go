@@ -292,9 +292,17 @@ func bytesPerUpdate(sides []side) (figure, bool) {
 		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
 }
 
+// cpuPerUpdate has no parts if a side does not tell them, as an API server in somebody's cluster does not.
 func cpuPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "cpu-each", "Server CPU a node-update", "By the kernel's accounting, of the processes that distribute.", "cpu-per-update",
-		[]string{"user", "system"}, "cpu-user-per-update", "cpu-system-per-update")
+	const title, whole = "Server CPU a node-update", "cpu-per-update"
+	for _, s := range sides {
+		_, told := s.Report.Summary[whole]
+		if _, divided := s.Report.Summary["cpu-user-per-update"]; told && !divided {
+			return bars(sides, "cpu-each", title, "Of the processes that distribute, in user mode and in the kernel together.", whole, []string{"user and system"}, whole)
+		}
+	}
+	return bars(sides, "cpu-each", title, "By the kernel's accounting, of the processes that distribute.", whole, []string{"user", "system"},
+		"cpu-user-per-update", "cpu-system-per-update")
 }
 
 // convergence shows how long until so many nodes had a change: the median over changes, of the first repeat.

@@ -166,11 +166,19 @@ func comparisonOf(c *report.Comparison) comparison {
 	return out
 }
 
+// unknown is in the place of a figure.
+const unknown = "–"
+
 // phases lists the phases of all repeats.
 func phases(r *report.Report) table {
 	t := table{
 		Head: []string{"phase", "begins", "takes", "updates", "received", "sent", "server CPU", "user", "system", "load tester CPU", "p50", "p99", "max"},
 		Long: len(r.Repeats) > 1,
+	}
+	_, own := r.Summary["api-server-cpu-per-change"]
+	own = own && r.Peer == report.Slicecast // else it is the server
+	if own {
+		t.Head = append(t.Head, "API server CPU")
 	}
 	for i := range r.Repeats {
 		for _, p := range r.Repeats[i].Phases {
@@ -178,18 +186,25 @@ func phases(r *report.Report) table {
 			if len(r.Repeats) > 1 {
 				name = fmt.Sprintf("repeat %d: %s", i+1, name)
 			}
-			cpu := []string{"–", "–", "–"} // unknown
+			cpu := []string{unknown, unknown, unknown}
 			if c := p.ServerCPU; c != nil {
 				cpu[0] = seconds(c.Total())
 				if c.Undivided == 0 {
 					cpu[1], cpu[2] = seconds(c.User), seconds(c.System)
 				}
 			}
-			t.Rows = append(t.Rows, []string{
+			row := []string{
 				name, seconds(p.StartSeconds), seconds(p.Seconds), fmt.Sprint(p.Updates), bytes(float64(p.ReceivedBytes)), bytes(float64(p.SentBytes)),
 				cpu[0], cpu[1], cpu[2], seconds(p.ClientCPU.Total()),
 				millis(p.Latency.P50), millis(p.Latency.P99), millis(p.Latency.Max),
-			})
+			}
+			switch {
+			case own && p.APIServerCPU != nil:
+				row = append(row, seconds(p.APIServerCPU.Total()))
+			case own:
+				row = append(row, unknown)
+			}
+			t.Rows = append(t.Rows, row)
 		}
 	}
 	return t

@@ -202,6 +202,44 @@ func TestSparsePages(t *testing.T) {
 	write(t, idle)
 }
 
+// TestUndividedCPU has an API server that tells its CPU time as a whole, beside one that is accounted for in parts.
+func TestUndividedCPU(t *testing.T) {
+	whole := reporttest.APIServer(4)
+	for i := range whole.Repeats {
+		for j := range whole.Repeats[i].Phases {
+			p := &whole.Repeats[i].Phases[j]
+			p.ServerCPU = &report.CPU{Undivided: p.ServerCPU.Total()}
+		}
+	}
+	whole.Summarize()
+	for _, reports := range [][]*report.Report{{whole}, {whole, reporttest.Slicecast(4, 1)}, {reporttest.Slicecast(4, 1), whole}} {
+		text, root := write(t, reports...)
+		figure := figures(t, root)["Server CPU a node-update"]
+		require.NotNil(t, figure)
+		require.Len(t, rows(figure), len(reports), "no side is left out")
+		require.Contains(t, text, whole.Summary["cpu-per-update"].Text())
+		require.Contains(t, text, "user and system")
+	}
+	_, root := write(t, reporttest.Slicecast(4, 1))
+	figure := figures(t, root)["Server CPU a node-update"]
+	words := ""
+	for n := range figure.Descendants() {
+		if n.Type == html.TextNode {
+			words += n.Data + " "
+		}
+	}
+	require.NotContains(t, words, "user and system")
+}
+
+// TestOwnAPIServer has the CPU time of one that servers watch, in the phases that have it.
+func TestOwnAPIServer(t *testing.T) {
+	text, _ := write(t, reporttest.Slicecast(1, 1))
+	require.Contains(t, text, ">API server CPU</th>")
+	require.Contains(t, text, `<td class="n">900 ms</td></tr>`)
+	text, _ = write(t, reporttest.APIServer(1))
+	require.NotContains(t, text, ">API server CPU</th>")
+}
+
 func TestSlowNodes(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	slow := reporttest.Slicecast(1, 50).Repeats[0].Phases[2].Latency

@@ -53,6 +53,9 @@ func APIServer(repeats int) *report.Report {
 	for i := range r.Repeats {
 		r.Repeats[i].ServerMemory, r.Repeats[i].Floor = nil, nil
 		r.Repeats[i].Check.Shards = 0
+		for j := range r.Repeats[i].Phases {
+			r.Repeats[i].Phases[j].APIServerCPU = nil
+		}
 	}
 	r.Summarize()
 	return r
@@ -104,7 +107,7 @@ func repeat(start time.Time, random *rand.Rand, factor float64) report.Repeat {
 			},
 			{
 				Name: "changes", Kind: report.Changes, StartSeconds: 5, Seconds: 20, Changes: changes, Updates: updates,
-				ReceivedBytes: int64(110 * updates * factor), SentBytes: 11 * updates, ServerCPU: cpu(1.4), ClientCPU: *cpu(6), Latency: latency(20_000, 15),
+				ReceivedBytes: int64(110 * updates * factor), SentBytes: 11 * updates, ServerCPU: cpu(1.4), APIServerCPU: cpu(0.9), ClientCPU: *cpu(6), Latency: latency(20_000, 15),
 				Convergence: &report.Convergence{Nodes50: latency(changes, 10), Nodes99: latency(changes, 30), Nodes100: latency(changes, 40)},
 				SourceLag:   &report.Lag{P99: 1.5, Max: 3},
 			},
