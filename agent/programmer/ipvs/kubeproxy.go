@@ -75,9 +75,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if err := p.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	if err == nil {
-		p.device = device
-	}
+	p.device = device // nil: it has gone
 	theirs, err := p.kubeProxyServices()
 	if err != nil {
 		return err
