@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,11 +13,11 @@ import (
 	"time"
 
 	mdnetlink "github.com/mdlayher/netlink"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // lookEvery is how often IPVS is looked at, which tells of no changes, and how long a backend without connections stays.
@@ -45,14 +44,7 @@ func (p *Programmer) followTables() (*mdnetlink.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Our own changes may be more than can wait to be read.
-	own := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, p.tables.port))
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: 12, Size: 4}, // the sender's port in nlmsghdr, as if it were in network byte order
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: own, SkipTrue: 1},
-		bpf.RetConstant{Val: math.MaxUint32},
-		bpf.RetConstant{Val: 0},
-	})
+	filter, err := xtables.WithoutOwn(p.tables.port)
 	if err == nil {
 		err = conn.SetBPF(filter)
 	}
@@ -71,7 +63,7 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		p.keepNoticing(ctx, losses{"nftables table " + Table, tables, p.rulesetChanged, p.tables.others}, pause, lost)
+		p.keepNoticing(ctx, losses{"nftables table " + Table, tables, p.rulesetChanged, changesTable}, pause, lost)
 	})
 	wg.Go(func() {
 		p.keepNoticing(ctx, losses{"the addresses of " + Device + " or of the node", addresses, p.addressesChanged, p.addressLost}, pause, lost)
@@ -238,6 +230,9 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 		}
 		for _, v := range p.services(known) {
 			looked += serviceCounts + v.backends.Len()
+			if p.lacking[v.scheduler] {
+				v.scheduler = p.options.Scheduler
+			}
 			if !p.holds(v) {
 				return v.serviceKey, v.owner, true
 			}
@@ -249,11 +244,6 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 // holds tells whether the kernel has a virtual service as it was made, but for backends without new connections.
 func (p *Programmer) holds(v *virtual) bool {
 	want := v.moby()
-	if p.lacking[v.scheduler] {
-		plain := *v
-		plain.scheduler = p.options.Scheduler
-		want = plain.moby()
-	}
 	have, err := p.ipvs.GetService(want)
 	if err != nil || !same(have, want) {
 		return false
@@ -274,9 +264,9 @@ func (p *Programmer) holds(v *virtual) bool {
 	return found == v.backends.Len()
 }
 
-// others tells whether a notification is about a change of our tables that others made.
-func (t *tables) others(m mdnetlink.Message) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || m.Header.PID == t.port || len(m.Data) < 4 {
+// changesTable tells whether a notification is about a change of our tables.
+func changesTable(m mdnetlink.Message) bool {
+	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Data) < 4 {
 		return false
 	}
 	attributes, err := mdnetlink.UnmarshalAttributes(m.Data[4:])

@@ -2,15 +2,15 @@ package nftables
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // Watch calls lost when others changed the tables of this package, as soon as the kernel tells.
@@ -149,13 +149,7 @@ func subscribe(ownPort uint32) (*os.File, error) {
 		return nil, err
 	}
 	file := os.NewFile(uintptr(fd), "nftables notifications")
-	// Of our own transactions there is nothing to be told, and the filter spares waking up for each.
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: 12, Size: 4}, // the sender's port in nlmsghdr, as if it were in network byte order
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, ownPort)), SkipTrue: 1},
-		bpf.RetConstant{Val: 1<<32 - 1},
-		bpf.RetConstant{Val: 0},
-	})
+	filter, err := xtables.WithoutOwn(ownPort)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
