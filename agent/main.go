@@ -12,6 +12,7 @@ import (
 )
 
 func main() {
+	app.UseOneCPU()
 	ctx, stop := daemon.SignalContext(context.Background())
 	err := app.NewCommand().ExecuteContext(ctx)
 	stop()

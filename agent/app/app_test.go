@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -107,6 +108,17 @@ func readyz(t *testing.T, address string) int {
 	}
 	defer func() { require.NoError(t, r.Body.Close()) }()
 	return r.StatusCode
+}
+
+func TestUseOneCPU(t *testing.T) {
+	before := runtime.GOMAXPROCS(2)
+	defer runtime.GOMAXPROCS(before)
+	t.Setenv("GOMAXPROCS", "2")
+	UseOneCPU()
+	require.Equal(t, 2, runtime.GOMAXPROCS(0), "as the operator says")
+	t.Setenv("GOMAXPROCS", "")
+	UseOneCPU()
+	require.Equal(t, 1, runtime.GOMAXPROCS(0))
 }
 
 // TestNotReadyWithoutServer: an agent that has never been told anything is alive and not ready.

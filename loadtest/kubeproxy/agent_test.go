@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/slicecast/slicecast/agent/app"
 	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
 	"github.com/slicecast/slicecast/agent/reconcile"
@@ -45,8 +46,8 @@ const (
 	repeats = 5
 )
 
-// BenchmarkAgent runs the parts of an agent that lead from the stream to nftables in this process, which does nothing else: the server
-// with a generated cluster is another one. It tells
+// BenchmarkAgent runs the parts of an agent that lead from the stream to nftables in this process, which runs as an agent does
+// and does nothing else: the server with a generated cluster is another one. It tells
 //
 //   - sync-s: the time from the start until the kernel holds everything;
 //   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
@@ -56,6 +57,8 @@ const (
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
 func BenchmarkAgent(b *testing.B) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	app.UseOneCPU()
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
 		require.NoError(b, err)
