@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -15,9 +16,12 @@ import (
 )
 
 const (
-	// ackInterval is the least time between two Acks: one that follows a quiet time goes at once, and under churn acks cost the
-	// server little. Either way it knows when each change was programmed.
+	// ackInterval is the time between two Acks, on average: one that follows a quiet time goes at once, and under churn acks cost the
+	// server little. Either way it knows when each change was programmed. It differs by up to a quarter, so that nodes that have acked the same
+	// change do not all ack at the same time from then on; and then an Ack waits for one more change, by which the agent is awake anyway, but
+	// not longer than ackPatience from the Ack before.
 	ackInterval = 2 * time.Second
+	ackPatience = 4 * time.Second
 	// maxPositions of one shard go with an Ack; of more the last ones count as one.
 	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
@@ -43,8 +47,8 @@ type outbox struct {
 	full  bool
 	acks  map[uint32][]programmed
 	epoch uint64 // of acks
-	// resting: an Ack has gone not long ago. The next one goes when take is asked for it, and nobody is to wake up for it before.
-	resting bool
+	// rested is when the next Ack may go with what is programmed then; before, nobody is to wake up for it.
+	rested time.Time
 	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
 	nodes, toldNodes uint32
 	// failing is what is not programmed as the server has it; news that, by shard, of which the server does not know that it is
@@ -114,7 +118,7 @@ func (o *outbox) report(n *pb.Nack) bool {
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.synced, o.requests, o.full, o.news, o.toldNodes, o.resting = false, nil, false, nil, 0, false
+	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
 	o.told, o.changing = o.wanted, false
 	return o.told
 }
@@ -193,7 +197,7 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 		}
 		o.acks[shard] = append(o.acks[shard], programmed{sequence, now})
 	}
-	if !o.resting {
+	if !now.Before(o.rested) {
 		o.signal()
 	}
 }
@@ -240,7 +244,7 @@ func (o *outbox) resolveLocked(s subject) {
 	}
 }
 
-// take takes what may be sent now; an Ack only if it is wanted, and acked tells whether there is one.
+// take takes what may be sent now; an Ack only if it is due, or wanted, and acked tells whether there is one.
 func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error) {
 	epoch := o.cache.currentEpoch()
 	o.mu.Lock()
@@ -273,8 +277,8 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: subscribe}})
 	}
-	o.resting = o.resting && !ack
-	if !ack || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
+	now := time.Now()
+	if !ack && now.Before(o.rested) || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
 	defer clear(o.acks)
@@ -284,7 +288,7 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}
-	o.resting = true
+	o.rested = now.Add(ackInterval*3/4 + rand.N(ackInterval/2))
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 

@@ -347,7 +347,7 @@ func keysToProto(keys []model.Key) []*pb.ObjectKey {
 // send sends what waits, until the stream ends: acks at intervals, everything else at once. Further goroutines of the
 // stream start here.
 func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
-	var pause <-chan time.Time // until the next Ack may go; nil: it may
+	var pause <-chan time.Time // until the next Ack goes, whatever else does; nil: it may
 	for {
 		select {
 		case <-ctx.Done():
@@ -371,7 +371,7 @@ func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
 			}
 		}
 		if acked {
-			pause = time.After(ackInterval)
+			pause = time.After(ackPatience)
 		}
 	}
 }
