@@ -3,6 +3,7 @@ package client
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -39,42 +40,51 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
 }
 
-// Who sends wakes up for the first Ack after a quiet time, and not for those that then wait for theirs.
-func TestAcksThatWaitWakeNobody(t *testing.T) {
-	o := newOutbox(NewCache(), nil)
-	o.newStream()
-	o.inSync()
-	sequence := uint64(0)
-	ack := func() (wakes bool) {
-		sequence++
-		o.ack(0, map[uint32]uint64{5: sequence})
-		select {
-		case <-o.wake:
-			return true
-		default:
-			return false
+// Who sends wakes up for the first Ack after a quiet time. Those that follow wait: until there is a change anyway once their time has come,
+// or for as long as it is worth.
+func TestAcksThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutbox(NewCache(), nil)
+		o.newStream()
+		o.inSync()
+		sequence := uint64(0)
+		ack := func() (wakes bool) {
+			sequence++
+			o.ack(0, map[uint32]uint64{5: sequence})
+			select {
+			case <-o.wake:
+				return true
+			default:
+				return false
+			}
 		}
-	}
-	take := func(allowed bool) bool {
-		_, acked, err := o.take(allowed)
-		require.NoError(t, err)
-		return acked
-	}
-	for range 2 {
-		require.True(t, ack())
-		require.True(t, take(true))
-		require.False(t, ack())
-		require.False(t, take(false), "for something else")
-		require.False(t, ack())
-		require.True(t, take(true), "its time has come")
-		require.False(t, ack())
-		require.True(t, take(true))
-		require.False(t, take(true))
-	}
-	require.True(t, ack())
-	require.True(t, take(true))
-	o.newStream()
-	require.True(t, ack(), "another stream")
+		take := func(wanted bool) bool {
+			_, acked, err := o.take(wanted)
+			require.NoError(t, err)
+			return acked
+		}
+		first := func() {
+			require.True(t, ack())
+			require.True(t, take(false))
+		}
+		const least, most = ackInterval * 3 / 4, ackInterval * 5 / 4
+		for range 2 {
+			first()
+			<-time.After(least - 1)
+			require.False(t, ack())
+			require.False(t, take(false), "for something else")
+			<-time.After(most - least + 1)
+			require.True(t, ack(), "a change comes when the time has come")
+			require.True(t, take(false))
+			require.False(t, ack())
+			require.True(t, take(true), "no change has come")
+			require.False(t, take(true), "nothing is to be told")
+			<-time.After(most)
+		}
+		first()
+		o.newStream()
+		require.True(t, ack(), "another stream")
+	})
 }
 
 // However many nacks a relay's nodes have: the stream goes on, and what the relay itself asks for is sent. Each server hears of
