@@ -32,9 +32,11 @@ type Window struct {
 	outstanding atomic.Int64
 	delivered   chan struct{}
 	latencies   [stripes]latencies
-	// reached is how many nodes have a change, and at how many of them it has reached a share; reaching has the time that
-	// took, in microseconds, for each share and change. The goroutine that counts the last node of a share writes it.
+	// reached is how many nodes have a change, longest how long it took to any of them, in microseconds, and enough at how many of them it
+	// has reached a share; reaching has the time that took, in microseconds, for each share and change. The goroutine that counts the last
+	// node of a share writes it, which need not be the node that took longest.
 	reached  []atomic.Int32
+	longest  []atomic.Int64
 	enough   [len(shares)]int32
 	reaching [len(shares)][]int64
 }
@@ -66,7 +68,7 @@ type latencies struct {
 func (g *Group) NewWindow(changes []generate.Change) *Window {
 	w := &Window{
 		members: g.Members, made: time.Now(), bySlice: make(map[model.Key]*sliceChanges), nodes: make([]nodeWindow, len(g.Members)),
-		delivered: make(chan struct{}), reached: make([]atomic.Int32, len(changes)),
+		delivered: make(chan struct{}), reached: make([]atomic.Int32, len(changes)), longest: make([]atomic.Int64, len(changes)),
 	}
 	for i, c := range changes {
 		w.due = append(w.due, c.Due)
@@ -246,10 +248,13 @@ func (w *Window) markLocked(m *Member, number int, at time.Time) bool {
 	n.seen[word] |= bit
 	latency := max(0, at.Sub(w.due[number]))
 	w.record(m, latency)
+	longest := &w.longest[number]
+	for l := longest.Load(); l < latency.Microseconds() && !longest.CompareAndSwap(l, latency.Microseconds()); l = longest.Load() {
+	}
 	reached := w.reached[number].Add(1)
 	for i, enough := range w.enough {
 		if reached == enough {
-			w.reaching[i][number] = latency.Microseconds()
+			w.reaching[i][number] = longest.Load()
 		}
 	}
 	n.changes.Add(1)
