@@ -57,12 +57,14 @@ const (
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
 func BenchmarkAgent(b *testing.B) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
-	app.UseOneCPU()
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
 		require.NoError(b, err)
-		b.Run(text, func(b *testing.B) { newAgent(b, size).measure(b) })
+		b.Run(text, func(b *testing.B) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+			app.UseOneCPU()
+			newAgent(b, size).measure(b)
+		})
 	}
 }
 

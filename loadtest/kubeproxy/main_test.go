@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -29,6 +30,7 @@ const buildDirVariable = "SLICECAST_KUBEPROXY_BUILD"
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == serveArgument {
+		runtime.GOMAXPROCS(1) // a server is not on the node: it is to leave the agent a CPU
 		os.Exit(serve(os.Stdin, os.Stdout))
 	}
 	flag.Parse()
