@@ -29,8 +29,8 @@ import (
 )
 
 // UseOneCPU has this process's Go code run on one CPU at a time, unless the environment's GOMAXPROCS says otherwise. A change passes from
-// goroutine to goroutine on its way to the kernel; each time the runtime would wake up another CPU for the next one, which costs more than
-// what is left to do.
+// goroutine to goroutine on its way to the kernel; each time the runtime would wake up another CPU for the next one, which costs CPU time and
+// gains none.
 func UseOneCPU() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
