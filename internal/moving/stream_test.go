@@ -41,8 +41,8 @@ func (p *ports) next() netip.AddrPort {
 	return netip.AddrPortFrom(netip.Addr{}, uint16(p.first+p.used.Add(1)%p.count))
 }
 
-// Each connection has a source port that none other has, or has had lately: datagrams from it would be led as they were then, and IPVS
-// tells what a pod answers to one client by the client's port alone, whichever Service that had asked. No program listens at these.
+// Each TCP connection has a source port that none other has, as UDP sockets have anyway: IPVS tells what a pod answers to one client by the
+// client's port alone, whichever Service that had asked. No program listens at these.
 var (
 	newPorts  = ports{first: 11000, count: 19000}
 	openPorts = ports{first: 10300, count: 700}
@@ -50,9 +50,10 @@ var (
 
 func (w way) try(ctx context.Context) testenv.Result {
 	options := patient
-	options.Source = newPorts.next()
 	if w.proto == testenv.UDP {
 		options.Timeout = datagramTimeout
+	} else {
+		options.Source = newPorts.next()
 	}
 	return w.from.Probe(ctx, w.proto, w.to, 1, options)
 }
@@ -162,7 +163,9 @@ func (o *open) openAll(t *testing.T, ways []way) {
 	o.close()
 	for _, w := range ways {
 		options := patient
-		options.Source = openPorts.next()
+		if w.proto == testenv.TCP {
+			options.Source = openPorts.next()
+		}
 		conn, err := w.from.Dial(t.Context(), w.proto, w.to, options)
 		require.NoError(t, err, "%s", w)
 		o.ways, o.conns = append(o.ways, w), append(o.conns, conn)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,9 +44,26 @@ func (h *Host) dial(ctx context.Context, network string, dst, src netip.AddrPort
 		}
 		return conn, nil
 	}
+	if src.Port() != 0 {
+		return h.dialUDP(ctx, network, dst, src)
+	}
+	for {
+		conn, err := h.dialUDP(ctx, network, dst, netip.AddrPortFrom(src.Addr(), nextPort()))
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return conn, err
+		}
+	}
+}
+
+var usedPorts atomic.Uint32
+
+// nextPort gives source ports in turn, below those of NodePorts and of the kernel. Of one that the kernel chose it may still know, from an
+// earlier socket, where its datagrams led then.
+func nextPort() uint16 { return uint16(10000 + usedPorts.Add(1)%20000) }
+
+func (h *Host) dialUDP(ctx context.Context, network string, dst, src netip.AddrPort) (conn net.Conn, err error) {
 	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(src), Control: reportUnreachable}
-	var conn net.Conn
-	err := h.Do(func() (err error) {
+	err = h.Do(func() error {
 		// For a literal address the dialer makes its socket in this goroutine.
 		conn, err = dialer.DialContext(ctx, network, dst.String())
 		return err

@@ -39,7 +39,8 @@ const (
 
 // ProbeOptions changes how [Host.Probe] and [Host.Dial] connect. The zero value is good for most.
 type ProbeOptions struct {
-	// Source is the address and the port to connect from. Either may be zero: the kernel chooses.
+	// Source is the address and the port to connect from. Either may be zero: the kernel chooses, but the port for UDP, which no other
+	// datagram of this process has come from lately.
 	Source netip.AddrPort
 	// Timeout is how long an attempt may take. 0 means one second. A test that expects TimedOut waits for it each time.
 	Timeout time.Duration

@@ -145,9 +145,6 @@ func TestRoutes(t *testing.T) {
 				}
 				require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 				c.requireFresh(t)
-				// A datagram may come from a port of which the kernel still knows where it led before.
-				_, err := c.a.Run(t.Context(), "conntrack", "--flush")
-				require.NoError(t, err)
 				var sights []sight
 				for _, family := range families {
 					for _, tr := range transports {

@@ -81,9 +81,6 @@ func TestRoutes(t *testing.T) {
 			}
 		}
 		c.replace(t)
-		// A datagram may come from a port of which the kernel still knows where it led before.
-		_, err := c.a.Run(t.Context(), "conntrack", "--flush")
-		require.NoError(t, err)
 		t.Run(name, func(t *testing.T) {
 			c.each(t, func(t *testing.T, family model.Family, tr transport, _ probe) {
 				for i, x := range combinations {
