@@ -124,7 +124,7 @@ func TestShippedScenarios(t *testing.T) {
 		resync  int // nodes
 	}{
 		"steady":          {changes: 5},
-		"rolling-update":  {flags: []string{"--rate=300"}, changes: 150},
+		"rolling-update":  {flags: []string{"--rate=300", "--arrivals=poisson"}, changes: 150},
 		"headline":        {flags: []string{"--rate=300"}, changes: 150},
 		"node-drain":      {flags: []string{"--changing=", "--rate=2"}, changes: 4},
 		"scale-up":        {flags: []string{"--rate=500"}, changes: 12},
@@ -177,7 +177,7 @@ func TestNodesInSeveralProcessesBehindRelays(t *testing.T) {
 
 // TestRestart kills the only server, and starts it again with what has changed meanwhile.
 func TestRestart(t *testing.T) {
-	r := run(t, report.Slicecast, append(small, "--event=restart", "--rate=20")...)
+	r := run(t, report.Slicecast, append(small, "--event=restart", "--rate=20", "--arrivals=poisson")...)
 	require.EqualValues(t, 6, r.Repeats[0].Phases[2].Updates)
 	changes := r.Repeats[0].Phases[3]
 	require.EqualValues(t, 6*20, changes.Latency.Count)

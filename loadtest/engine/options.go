@@ -119,7 +119,7 @@ func (o *Options) writes() bool {
 var ofSlicecast = []string{"servers", "relays", "grpc-go", "floor"}
 
 // ofChanges are the parameters that say what changes, and how.
-var ofChanges = []string{"services", "changing", "seed", "change", "rate", "batch", "grace", "warm-up"}
+var ofChanges = []string{"services", "changing", "seed", "change", "rate", "arrivals", "batch", "grace", "warm-up"}
 
 // tlsFlags are those about TLS with a running server.
 const tlsFlags = "--ca-file, --server-name, --node-ca-cert-file, --node-ca-key-file, --client-cert-file, --client-key-file"

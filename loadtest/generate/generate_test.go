@@ -3,6 +3,7 @@ package generate
 import (
 	"context"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -329,4 +330,39 @@ func TestSourceCarriesOutPlans(t *testing.T) {
 	require.NoError(t, <-ended)
 	_, err = source.Played(ctx)
 	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestPoissonArrivals(t *testing.T) {
+	const count, rate = 10_000, 100
+	p := flips(count, rate)
+	p.Arrivals, p.Seed = Poisson, 7
+	times := func(p Plan) (out []time.Time) {
+		for c := range newCluster(t, config).Play(p) {
+			out = append(out, c.Due)
+		}
+		return out
+	}
+	all := times(p)
+	require.Len(t, all, count)
+	require.Equal(t, start, all[0])
+	require.InDelta(t, count/rate, all[count-1].Sub(start).Seconds(), 5, "the rate is that of the plan, within five standard deviations")
+	long := 0
+	for i, due := range all[1:] {
+		interval := due.Sub(all[i])
+		require.GreaterOrEqual(t, interval, time.Duration(0))
+		if interval > time.Second/rate {
+			long++
+		}
+	}
+	require.InDelta(t, count/math.E, long, 250, "so many intervals of an exponential distribution are longer than the mean")
+	require.Equal(t, all, times(p), "they follow from the seed")
+	p.Seed++
+	require.NotEqual(t, all, times(p))
+
+	// What comes in batches is due with the first of them.
+	s := Schedule{Start: start, Count: 100, Rate: rate, Arrivals: Poisson, Seed: 7}
+	due := s.times()
+	for i := 0; i < s.Count; i += 10 {
+		require.Equal(t, all[i], due(i))
+	}
 }

@@ -78,20 +78,21 @@ type step struct {
 }
 
 func (g *Cluster) steps(p Plan) (out []step) {
+	due := p.times()
 	switch p.Kind {
 	case Flip:
 		if len(g.order) == 0 {
 			g.walk()
 		}
 		for i := range p.Count {
-			out = append(out, step{p.Start.Add(p.After(i)), g.flipNext})
+			out = append(out, step{due(i), g.flipNext})
 		}
 	case Scale:
 		pods := 0
 		for _, s := range g.changing {
 			for first := 0; first < s.wanted; first += p.Batch {
 				batch := min(p.Batch, s.wanted-first)
-				out = append(out, step{p.Start.Add(p.After(pods)), func(due time.Time) []Change {
+				out = append(out, step{due(pods), func(due time.Time) []Change {
 					return changes(s, due, nil, nil, g.pods.some(batch))
 				}})
 				pods += batch
@@ -103,11 +104,11 @@ func (g *Cluster) steps(p Plan) (out []step) {
 			old := s.addresses()
 			g.random(pods).Shuffle(len(old), func(i, j int) { old[i], old[j] = old[j], old[i] })
 			for batch := range slices.Chunk(old, p.Batch) {
-				due := p.Start.Add(p.After(pods))
+				at := due(pods)
 				out = append(out,
-					step{due, func(due time.Time) []Change { return changes(s, due, nil, nil, g.pods.some(len(batch))) }},
-					step{due.Add(handover), func(due time.Time) []Change { return changes(s, due, nil, terminating(batch), nil) }},
-					step{due.Add(handover + p.Grace), func(due time.Time) []Change { return changes(s, due, set(batch), nil, nil) }},
+					step{at, func(due time.Time) []Change { return changes(s, due, nil, nil, g.pods.some(len(batch))) }},
+					step{at.Add(handover), func(due time.Time) []Change { return changes(s, due, nil, terminating(batch), nil) }},
+					step{at.Add(handover + p.Grace), func(due time.Time) []Change { return changes(s, due, set(batch), nil, nil) }},
 				)
 				pods += len(batch)
 			}
@@ -116,10 +117,10 @@ func (g *Cluster) steps(p Plan) (out []step) {
 		nodes := slices.Clone(g.nodes)
 		g.random(0).Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
 		for i, node := range nodes[:min(p.Count, len(nodes)/2)] {
-			due := p.Start.Add(p.After(i))
+			at := due(i)
 			out = append(out,
-				step{due, func(due time.Time) []Change { return g.evict(node.Name, due) }},
-				step{due.Add(p.Grace), func(due time.Time) []Change { return g.replace(node.Name, due) }})
+				step{at, func(due time.Time) []Change { return g.evict(node.Name, due) }},
+				step{at.Add(p.Grace), func(due time.Time) []Change { return g.replace(node.Name, due) }})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b step) int { return a.due.Compare(b.due) })

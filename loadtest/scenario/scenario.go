@@ -62,6 +62,7 @@ type Scenario struct {
 
 	Change   generate.Kind
 	Rate     float64
+	Arrivals generate.Arrivals
 	Batch    int
 	Grace    time.Duration
 	Duration time.Duration
@@ -82,17 +83,19 @@ type Scenario struct {
 // AddFlags adds the parameters, with their defaults.
 func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	*s = Scenario{
-		Services: Groups{{Count: 1000, Least: 50, Most: 50}}, Changing: Groups{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip, Event: None,
+		Services: Groups{{Count: 1000, Least: 50, Most: 50}}, Changing: Groups{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip,
+		Arrivals: generate.Even, Event: None,
 	}
 	f.IntVar(&s.Nodes, "nodes", 100, "simulated nodes")
 	f.Var(&s.Services, "services",
 		"Services whose endpoints stay, as COUNTxENDPOINTS groups: 1000x50,10x100-500 are 1000 with 50 and 10 with 100 to 500 each; \"\": none")
 	f.Var(&s.Changing, "changing", "more Services, in the same form: those whose endpoints change; \"\": --services change")
-	f.Uint64Var(&s.Seed, "seed", 1, "of where endpoints are, and of the order in which they change")
+	f.Uint64Var(&s.Seed, "seed", 1, "of where endpoints are, of the order in which they change, and of when with --arrivals=poisson")
 
 	f.Var((*choice)(&s.Change), "change", "what changes: flip (an endpoint's readiness), roll (all pods of the Services are replaced), "+
 		"drain (nodes lose their pods to others), scale (the Services begin without endpoints and get all of them), none")
 	f.Float64Var(&s.Rate, "rate", 5, "endpoints that flip, pods that are replaced or come, or nodes that are drained, in a second")
+	f.Var((*choice)(&s.Arrivals), "arrivals", "how --rate is distributed over time: even (at equal intervals), poisson (at random, at that rate on average)")
 	f.IntVar(&s.Batch, "batch", 1, "for roll and scale: pods that one sync of the EndpointSlice controller takes in")
 	f.DurationVar(&s.Grace, "grace", 2*time.Second, "for roll and drain: how long a pod is terminating")
 	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or, without changes of the run's own, to observe; roll and scale end by themselves")
@@ -232,7 +235,7 @@ func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 func (s *Scenario) Parameters() map[string]any {
 	return map[string]any{
 		"nodes": s.Nodes, "services": s.Services.String(), "changing": s.Changing.String(), "seed": s.Seed,
-		"change": string(s.Change), "rate": s.Rate, "batch": s.Batch, "grace": s.Grace.String(), "duration": s.Duration.String(),
+		"change": string(s.Change), "rate": s.Rate, "arrivals": string(s.Arrivals), "batch": s.Batch, "grace": s.Grace.String(), "duration": s.Duration.String(),
 		"warm-up": s.WarmUp.String(), "event": string(s.Event), "at": s.At.String(), "servers": s.Servers, "relays": s.Relays,
 		"connecting": s.Connecting, "slow-percent": s.SlowPercent, "slow-delay": s.SlowDelay.String(), "grpc-go": s.GRPCGo, "floor": s.Floor,
 	}
@@ -252,6 +255,7 @@ func (s *Scenario) Validate() error {
 	wrong(!slices.Contains(kinds, s.Change), "change is %q: use flip, roll, drain, scale or none", s.Change)
 	wrong(!slices.Contains(events, s.Event), "event is %q: use reconnect, restart, failover or none", s.Event)
 	wrong(s.Change != generate.None && !(s.Rate > 0 && s.Rate <= maxRate), "rate is %g: use a positive number up to %g, or change: none", s.Rate, maxRate)
+	wrong(s.Arrivals != generate.Even && s.Arrivals != generate.Poisson, "arrivals is %q: use even or poisson", s.Arrivals)
 	wrong(s.Batch < 1, "batch is %d: use at least 1", s.Batch)
 	wrong(s.Grace < 0, "grace is %v: use 0 or more", s.Grace)
 	wrong(s.Duration <= 0, "duration is %v: use a positive duration", s.Duration)
@@ -294,19 +298,25 @@ func (s *Scenario) WarmUpPlan(start time.Time) generate.Plan {
 	if s.Change == generate.None {
 		rate = 0
 	}
-	return generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start, Rate: rate, Count: int(rate * s.WarmUp.Seconds())}}
+	p := generate.Plan{Kind: generate.Flip, Schedule: s.schedule(start, rate)}
+	p.Count = int(rate * s.WarmUp.Seconds())
+	return p
 }
 
 // Plan gives the changes that are measured.
 func (s *Scenario) Plan(start time.Time) generate.Plan {
-	p := generate.Plan{Kind: s.Change, Schedule: generate.Schedule{Start: start, Rate: s.Rate}, Batch: s.Batch, Grace: s.Grace}
+	p := generate.Plan{Kind: s.Change, Schedule: s.schedule(start, s.Rate), Batch: s.Batch, Grace: s.Grace}
 	if s.Change == generate.Flip || s.Change == generate.Drain {
 		p.Count = max(1, int(s.Rate*s.Duration.Seconds()))
 	}
 	return p
 }
 
-// end is how long the changes are made, from the first on.
+func (s *Scenario) schedule(start time.Time, rate float64) generate.Schedule {
+	return generate.Schedule{Start: start, Rate: rate, Arrivals: s.Arrivals, Seed: s.Seed}
+}
+
+// end is how long the changes are made, from the first on, on average.
 func (s *Scenario) end() time.Duration {
 	if s.Change != generate.Roll && s.Change != generate.Scale {
 		return s.Duration

@@ -99,7 +99,7 @@ func toString(v any) string {
 
 func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 	for content, message := range map[string]string{
-		"nodes: 3\nnods: 4":         "mine.yaml: line 2: nods is no parameter: use description or at, batch, change",
+		"nodes: 3\nnods: 4":         "mine.yaml: line 2: nods is no parameter: use description or arrivals, at, batch, change",
 		"nodes: three":              `line 1: nodes is "three": strconv.ParseInt`,
 		"rate: 5\n\nservices: 1x":   `line 3: services is "1x": "1x" is no group: use COUNTxENDPOINTS`,
 		"services: 50":              "is no group",
@@ -115,6 +115,7 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 		"event: failover":           "use at least 2",
 		"rate: 0":                   "rate is 0",
 		"rate: NaN":                 "rate is NaN",
+		"arrivals: often":           `arrivals is "often": use even or poisson`,
 		"grace: -1s":                "grace is -1s",
 		"duration: 0s":              "duration is 0s",
 		"duration: 5":               `duration is "5": time: missing unit`,

@@ -137,7 +137,8 @@ func TestRouteLocalnet(t *testing.T) {
 			if err := unix.Mount(routeLocalnetPath, routeLocalnetPath, "", unix.MS_BIND, ""); err != nil {
 				return fmt.Errorf("bind: %w", err)
 			}
-			defer func() { require.NoError(t, unix.Unmount(routeLocalnetPath, 0)) }()
+			// What forks at the same time, of another test, may still have the file open until it executes its program.
+			defer func() { require.NoError(t, unix.Unmount(routeLocalnetPath, unix.MNT_DETACH)) }()
 			if err := unix.Mount("", routeLocalnetPath, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 				return fmt.Errorf("read only: %w", err)
 			}
