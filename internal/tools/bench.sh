@@ -9,11 +9,6 @@ cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
 go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest # whatever GOFLAGS has: reports tell the commit, and the page if they differ
-# Only what this run measures is taken.
-while IFS= read -r line; do
-	rm -f "bin/bench/${line%%: *}".{json,txt,log,failed.json,failed.txt}
-done <"$list"
-
 # loadtest NAME COMMAND...: a load test, its report as JSON and as text.
 loadtest() {
 	local name=$1
@@ -27,6 +22,7 @@ while IFS= read -r line; do
 	name=${line%%: *}
 	eval "command=(${line#*: })" # as a shell reads it: arguments may be quoted
 	[[ $name == "${ONLY:-}"* ]] || continue
+	rm -f "bin/bench/$name".{json,txt,log,failed.json,failed.txt}
 	echo "== $name: ${command[*]}"
 	if [[ ${command[0]} == go ]]; then
 		"${command[@]}" | tee "bin/bench/$name.txt"

@@ -190,6 +190,7 @@ func TestRestart(t *testing.T) {
 	r = run(t, report.Slicecast, append(small, "--event=restart", "--change=none")...)
 	require.Len(t, r.Repeats[0].Phases, 2)
 	require.Less(t, r.Repeats[0].Phases[1].MessageBytes, int64(6*600), "positions and the like: nothing has changed")
+	require.GreaterOrEqual(t, r.Repeats[0].Phases[1].StartSeconds-r.Repeats[0].Phases[0].StartSeconds-r.Repeats[0].Phases[0].Seconds, 0.3, "--at")
 }
 
 func TestIdleRun(t *testing.T) {

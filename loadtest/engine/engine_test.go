@@ -40,6 +40,7 @@ func TestPlansAreMeasuredFromTheirStart(t *testing.T) {
 }
 
 func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
+	const behind = "more than 1 % of the updates took longer than a second: nodes did not keep pace with the changes"
 	cold := report.Phase{Name: "cold sync", Kind: report.ColdSync, Seconds: 10, ServerCPU: &report.CPU{System: 4}, ClientCPU: report.CPU{User: 12}}
 	restart, changes := cold, cold
 	restart.Name, restart.Kind, restart.Updates = "restart", report.Resync, 100
@@ -71,9 +72,15 @@ func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
 		"bytes and CPU a node-update leave out the 2.00 s of the restart, in which nodes received 200 of the 500 updates",
 	}, r.result.Notes)
 	require.EqualValues(t, 2, r.result.Phases[2].Reconnects, "100 nodes had to")
+	changes.Changes, changes.Latency.P99, changes.ServerCPU = 5, 1001, nil
+	r.add(changes, 2*time.Second)
+	require.NotContains(t, r.result.Notes, behind, "the restart is in it")
+	changes.Aside = nil
+	r.add(changes, 2*time.Second)
+	require.Contains(t, r.result.Notes, behind)
 	r.reconnected(105)
 	require.EqualValues(t, 5, r.result.Reconnects)
-	require.Equal(t, "5 streams broke and were opened again", r.result.Notes[2])
+	require.Contains(t, r.result.Notes, "5 streams broke and were opened again")
 }
 
 func TestFailedRepeatsAreReported(t *testing.T) {
@@ -106,6 +113,13 @@ func TestLimits(t *testing.T) {
 		if err != nil {
 			require.Contains(t, err.Error(), "the machine has 28232 ports for that")
 		}
+	}
+	for addresses := 1; addresses < 5; addresses++ {
+		byFiles, byPorts := Fit(addresses, 20_000, 28_232)
+		require.LessOrEqual(t, share(byFiles, addresses), 20_000-spareFiles)
+		require.Greater(t, share(byFiles+2*addresses, addresses), 20_000-spareFiles)
+		require.LessOrEqual(t, share(byPorts, addresses), 28_232)
+		require.Greater(t, share(byPorts+2*addresses, addresses), 28_232)
 	}
 	require.NoError(t, filesFor(api, &scenario.Scenario{Nodes: 20_000 - apiServerFiles}, 20_000))
 	err := filesFor(api, &scenario.Scenario{Nodes: 20_000}, 20_000)

@@ -25,6 +25,7 @@ func (r *repeat) floor(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
 	received := make([]int64, len(r.stack.workers))
 	err = r.within(ctx, "raw connections", func(ctx context.Context, i int, w *worker.Process) (err error) {
 		received[i], err = w.Floor(ctx, address)

@@ -39,21 +39,26 @@ func limits(o *Options, s *scenario.Scenario) error {
 
 // portsFor finds out whether there are enough ports for the connections of all nodes to one address.
 func portsFor(o *Options, s *scenario.Scenario, ports int) error {
-	addresses := s.Servers
-	if s.Relays > 0 {
-		addresses = s.Relays
-	}
-	if s.Event == scenario.Failover || s.Event == scenario.Restart && addresses > 1 {
-		addresses-- // the others get the nodes of the one that is killed
-	}
-	if o.Server != "" || o.Peer == report.KubeAPIServer {
-		addresses = 1
-	}
-	if most := share(s.Nodes, addresses); most > ports {
+	if most := share(s.Nodes, addresses(o, s)); most > ports {
 		return fmt.Errorf("%d nodes connect to one address, and the machine has %d ports for that: use fewer nodes or more relays, or widen the range "+
 			"(sysctl net.ipv4.ip_local_port_range)", most, ports)
 	}
 	return nil
+}
+
+// addresses is how many servers or relays nodes connect to when they are fewest.
+func addresses(o *Options, s *scenario.Scenario) int {
+	if o.Server != "" || o.Peer == report.KubeAPIServer {
+		return 1
+	}
+	n := s.Servers
+	if s.Relays > 0 {
+		n = s.Relays
+	}
+	if s.Event == scenario.Failover || s.Event == scenario.Restart && n > 1 {
+		n-- // the others get the nodes of the one that is killed
+	}
+	return max(n, 1) // scenarios are validated elsewhere
 }
 
 // filesFor finds out whether an API server of the run's own may have as many files open as there are nodes.
@@ -71,4 +76,16 @@ func share(nodes, addresses int) int {
 		return nodes
 	}
 	return nodes * 5 / (4 * addresses)
+}
+
+// Fit tells how many nodes may connect to so many servers or relays: by the files that each may have open, and by the ports of this machine
+// for connections to each.
+func Fit(addresses, files, ports int) (byFiles, byPorts int) {
+	fit := func(each int) int {
+		if addresses == 1 {
+			return each
+		}
+		return each * 4 * addresses / 5 // the inverse of share
+	}
+	return fit(files - spareFiles), fit(ports)
 }

@@ -152,6 +152,13 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	return r, nil
 }
 
+// peaks gives the most RAM that there was in any reading of all servers, and of all processes with nodes.
+func (m *meter) peaks() (server, client int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.peak.server, m.peak.client
+}
+
 func use(pid int) (c usage.CPU, m usage.Memory, err error) {
 	if c, err = usage.CPUOf(pid); err != nil {
 		return c, m, err

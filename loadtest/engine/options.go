@@ -220,15 +220,7 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	open := connections*uint64(min(s.Nodes, o.PerWorker)) + spareFiles
 	wrong(open > limit.Max, "a process has %d files open, and it may have %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
 		open, limit.Max)
-	servers := s.Servers
-	if s.Relays > 0 {
-		servers = s.Relays
-	}
-	// Rendezvous hashing does not divide evenly.
-	open = connections*uint64(s.Nodes)*5/uint64(4*servers) + spareFiles
-	if servers == 1 {
-		open = connections*uint64(s.Nodes) + spareFiles
-	}
+	open = connections*uint64(share(s.Nodes, addresses(o, s))) + spareFiles
 	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
 		"a server has %d files open for its share of %d nodes, and it may have %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
 	return s, errors.Join(append(errs, limits(o, s))...)

@@ -201,7 +201,8 @@ func (r *repeat) play(ctx context.Context) error {
 			return err
 		}
 	case event != nil:
-		if err := event(ctx, time.Now()); err != nil {
+		r.meter.enter(string(r.scenario.Event))
+		if err := event(ctx, time.Now().Add(r.scenario.At)); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package performance
 import (
 	"fmt"
 
+	"github.com/slicecast/slicecast/loadtest/engine"
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
@@ -17,8 +18,8 @@ type size struct {
 	// Each is what a node takes of both, and Share of the machine's memory.
 	Each  value
 	Share string
-	// P50 and P99 are latencies, and Between is how long it is from one change to the next.
-	P50, P99, Between value
+	// P50 and P99 are latencies.
+	P50, P99 value
 	// ServerCPU and ClientCPU are the shares of the machine's CPUs that all servers and relays, and all processes with nodes, used; CPU is both.
 	ServerCPU, ClientCPU, CPU string
 	// Memory, Files and Ports are how many nodes they are enough for: the machine's memory where each takes as much, the files that each server
@@ -43,11 +44,6 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 				return nil, err
 			}
 		}
-		rate, ok := r.Scenario.Parameters["rate"].(float64)
-		if !ok || rate <= 0 {
-			return nil, fmt.Errorf("report %s has a rate of %v", name, r.Scenario.Parameters["rate"])
-		}
-		s.Between = single(report.Seconds, 1/rate)
 		percent := func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
 		cpus := float64(r.Machine.CPUs)
 		s.ServerCPU, s.ClientCPU, s.CPU = percent(server.Median/cpus), percent(client.Median/cpus), percent((server.Median+client.Median)/cpus)
@@ -61,7 +57,7 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 		s.Each = single(report.Bytes, together/float64(r.Nodes))
 		s.Share = percent(together / float64(r.Machine.Memory))
 		s.Memory = int(float64(r.Machine.Memory) / s.Each.Median)
-		s.Files, s.Ports = s.Servers*int(r.Machine.OpenFiles), s.Servers*int(r.Machine.Ports)
+		s.Files, s.Ports = engine.Fit(s.Servers, int(r.Machine.OpenFiles), int(r.Machine.Ports))
 		switch min(s.Memory, s.Files, s.Ports) {
 		case s.Memory:
 			s.Least = "memory"
@@ -75,8 +71,8 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 	return out, nil
 }
 
-// Behind tells whether half of the updates took longer than it is to the next change: then the nodes do not keep pace with the changes.
-func (s size) Behind() bool { return s.P50.Median > 1000*s.Between.Median }
+// Behind tells whether the nodes do not keep pace with the changes.
+func (s size) Behind() bool { return s.P99.Median > report.Pace }
 
 // tier is how many servers or, where there are some, relays the nodes are connected to.
 func tier(r *report.Report) (int, error) {

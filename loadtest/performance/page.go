@@ -36,10 +36,13 @@ type value struct {
 
 // String writes the figure, with the range of its repeats if they differ.
 func (v value) String() string {
-	if v.share {
+	switch {
+	case !v.share:
+		return v.Text()
+	case shareText(v.Min) == shareText(v.Max):
 		return shareText(v.Median)
 	}
-	return v.Text()
+	return fmt.Sprintf("%s (%s to %s)", shareText(v.Median), shareText(v.Min), shareText(v.Max))
 }
 
 // shareText writes a share as people say it.
@@ -76,24 +79,23 @@ func (m *Measured) functions() template.FuncMap {
 		},
 		"bound": bounded,
 		"minus": func(a value, others ...value) (value, error) {
-			out := a.Median
 			for _, o := range others {
 				if o.Unit != a.Unit {
 					return value{}, fmt.Errorf("%q minus %q", a.Unit, o.Unit)
 				}
-				out -= o.Median
+				a = a.minus(o)
 			}
-			return single(a.Unit, out), nil
+			return a, nil
 		},
 		"watches": m.watches,
 		"times": func(n float64, a value) value {
 			return value{Spread: report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
 		},
-		// share is that of the medians.
+		// share is that of the medians; its range is that of any repeat of the one and any of the other.
 		"share": func(a, of value) value {
-			v := single(report.Number, a.Median/of.Median)
-			v.share = true
-			return v
+			return value{share: true, Spread: report.Spread{
+				Unit: report.Number, Median: a.Median / of.Median, Min: a.Min / of.Max, Max: a.Max / of.Min,
+			}}
 		},
 		"bench": func(name, benchmark, unit string) (string, error) {
 			v, err := m.Bench(name, benchmark, unit)
@@ -122,6 +124,11 @@ func (m *Measured) functions() template.FuncMap {
 	}
 }
 
+// minus is the difference of the medians; its range is that of any repeat of the one and any of the other.
+func (v value) minus(o value) value {
+	return value{Spread: report.Spread{Unit: v.Unit, Median: v.Median - o.Median, Min: v.Min - o.Max, Max: v.Max - o.Min}}
+}
+
 // watches is the server CPU in a report of an API server without the writes of the changes: these are all that the same changes take in the
 // report of one watcher. Where the metric is a node-update's, each node has its part of them.
 func (m *Measured) watches(name, one, metric string) (value, error) {
@@ -134,9 +141,10 @@ func (m *Measured) watches(name, one, metric string) (value, error) {
 		return value{}, err
 	}
 	if metric == perUpdate {
-		writes.Median /= float64(m.Reports[name].Nodes)
+		nodes := float64(m.Reports[name].Nodes)
+		writes.Median, writes.Min, writes.Max = writes.Median/nodes, writes.Min/nodes, writes.Max/nodes
 	}
-	return single(all.Unit, all.Median-writes.Median), nil
+	return value{Spread: all}.minus(value{Spread: writes}), nil
 }
 
 // perUpdate is the metric of server CPU a node-update.
@@ -317,11 +325,15 @@ type pair struct {
 // pairs are what README.md's chart may show, the best first.
 var pairs = []pair{
 	{
+		"5000 pods behind one Service are replaced, 3000 nodes", "apiserver-headline-3000", "headline-3000", "apiserver-headline-1",
+		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
+	},
+	{
 		"5000 pods behind one Service are replaced, 1000 nodes", "apiserver-headline-1000", "headline-1000", "apiserver-headline-1",
 		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
 	},
 	{
-		"An endpoint of a slice of 100 flips: what each of 3000 nodes costs", "apiserver-steady-3000", "steady-3000", "apiserver-node-1",
+		"An endpoint of a slice of 100 flips: what each of 3000 nodes costs", "apiserver-steady-3000", "steady-3000", "apiserver-steady-1",
 		[2]string{"bytes-per-update", perUpdate}, [2]string{"bytes to a node", "server CPU for a node"},
 	},
 }

@@ -18,6 +18,9 @@ func NewHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, MaxDuration.Microseconds(), significantDigits)
 }
 
+// Pace is, in milliseconds, how soon nodes that keep pace with changes have 99 % of the updates.
+const Pace = 1000
+
 // Distribution of durations, in milliseconds; all zero if there are none.
 type Distribution struct {
 	Count int64   `json:"count"`

@@ -183,10 +183,10 @@ var Metrics = slices.Concat(
 		{"resident-per-node", Bytes, "server's RAM for a connected node", memory(func(m *ServerMemory, nodes float64) float64 {
 			return float64(m.Connected.Resident-m.State.Resident) / nodes
 		})},
-		{"server-peak", Bytes, "most RAM that the server ever had", func(f *figures) (float64, bool) {
+		{"server-peak", Bytes, "most RAM that the server ever had, before --floor", func(f *figures) (float64, bool) {
 			return float64(f.repeat.ServerPeakBytes), f.repeat.ServerPeakBytes > 0
 		}},
-		{"client-peak", Bytes, "most RAM that the processes with nodes ever had", func(f *figures) (float64, bool) {
+		{"client-peak", Bytes, "most RAM that the processes with nodes ever had, before --floor", func(f *figures) (float64, bool) {
 			return float64(f.repeat.ClientPeakBytes), f.repeat.ClientPeakBytes > 0
 		}},
 		{"floor-handshake-cpu", Micros, "raw TLS: server CPU for a handshake", floor(func(f *Floor) (float64, bool) {

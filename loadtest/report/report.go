@@ -98,8 +98,8 @@ type Repeat struct {
 	Floor *Floor `json:"floor,omitempty"`
 	// Series has what happened in each second, over all phases.
 	Series []Second `json:"series,omitempty"`
-	// ServerPeakBytes and ClientPeakBytes are the most RAM that the server's process, and all processes with nodes, ever had; 0:
-	// unknown.
+	// ServerPeakBytes and ClientPeakBytes are the most RAM that the server's process, and all processes with nodes, ever had before
+	// the floor was measured; 0: unknown.
 	ServerPeakBytes int64 `json:"serverPeakBytes"`
 	ClientPeakBytes int64 `json:"clientPeakBytes"`
 	// Reconnects is how many streams broke, from the first to the last, without the scenario's doing.

@@ -103,7 +103,7 @@ func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 
 	f.Var((*choice)(&s.Event), "event", "what happens meanwhile: reconnect (all connections are cut), restart (a server is killed and started again), "+
 		"failover (a server is killed), none")
-	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, from the first measured change on")
+	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, from the first measured change on or, without changes, from when all nodes are in sync")
 
 	f.IntVar(&s.Servers, "servers", 1, "servers that are started")
 	f.IntVar(&s.Relays, "relays", 0, "relays that are started, which then serve the nodes")
