@@ -147,6 +147,11 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 			}
 			defer func() { err = errors.Join(err, remove()) }()
 		}
+	default:
+		if _, err := exec.LookPath(o.against); err != nil {
+			return nil, nil, usageError{fmt.Errorf("--against=%s is neither a report nor a program (%w): give the file of a report (JSON), or of a slicecast-loadtest",
+				o.against, errors.Unwrap(err))}
+		}
 	}
 	for _, peer := range peers {
 		if err := playable(peer, flags); err != nil {
@@ -227,7 +232,9 @@ func child(ctx context.Context, program, command string, flags []string, errOut 
 	case out.Len() > 0:
 	case ran == nil:
 		return nil, fmt.Errorf("%s %s has printed no report: name a slicecast-loadtest, or a report", program, command)
-	case errors.As(ran, &exit) && exit.ExitCode() == exitUsage:
+	case !errors.As(ran, &exit): // it did not start, or was interrupted
+		return nil, fmt.Errorf("%s %s: %w", program, command, ran)
+	case exit.ExitCode() == exitUsage:
 		return nil, usageError{fmt.Errorf("%s %s: what follows -- cannot be meant; what it said is above", program, command)}
 	default:
 		return nil, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)

@@ -168,6 +168,9 @@ func TestCompareSaysWhatIsWrong(t *testing.T) {
 	base := file(t, reporttest.Slicecast(1, 1))
 	failed := reporttest.Slicecast(1, 1)
 	failed.Repeats[0].Check.OK = false
+	notes, otherMachine := filepath.Join(t.TempDir(), "notes"), filepath.Join(t.TempDir(), "other-machine")
+	require.NoError(t, os.WriteFile(notes, []byte("no report"), 0o600))
+	require.NoError(t, os.WriteFile(otherMachine, []byte("no program of this machine"), 0o700))
 	for arguments, want := range map[string]struct {
 		code    int
 		message string
@@ -176,7 +179,10 @@ func TestCompareSaysWhatIsWrong(t *testing.T) {
 		base + " " + base + " --against=x":    {exitUsage, "leave out --against"},
 		base + " " + base + " -- --nodes=1":   {exitUsage, "leave out --against"},
 		"--tolerance=-1 " + base + " " + base: {exitUsage, "--tolerance is -1"},
-		"--against=/no/such/file":             {exitFailed, "/no/such/file"},
+		"--against=/no/such/file":             {exitUsage, "--against=/no/such/file is neither a report nor a program (stat /no/such/file: no such file"},
+		"--against=missing.json":              {exitUsage, "--against=missing.json is neither a report nor a program (executable file not found in $PATH)"},
+		"--against=" + notes:                  {exitUsage, "neither a report nor a program (permission denied): give the file of a report (JSON)"},
+		"--against=" + otherMachine:           {exitFailed, otherMachine + ": exec format error\n"},
 		base + " /no/such/file":               {exitFailed, "no such file"},
 		base + " " + file(t, failed):          {exitFailed, "failed its check"},
 	} {

@@ -105,23 +105,28 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 	ofWrites := fmt.Sprintf("%.0f writes / %.0f s × %s", events, seconds, microsText(cost.write.value))
 	messages := updates/seconds + 1/fanout.DefaultHeartbeat.Seconds()
 	ofMessages := fmt.Sprintf("(%.0f updates / %.0f s + 1 heartbeat / %.0f s)", updates, seconds, fanout.DefaultHeartbeat.Seconds())
+	watching := (events/seconds + watches/bookmarkInterval.Seconds()) * cost.nodeEvent.value * perMicro
+	ofWatching := fmt.Sprintf("(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(),
+		microsText(cost.nodeEvent.value))
 	add("CPU, all the time, in cores of the machine that the coefficients are from",
 		cores("all-cores-today", "API servers today", writes+n*watcher, "%s + %s × %d nodes", ofWrites, ofWatcher, nodes),
 		cores("api-server-cores-today", "… each", (writes+n*watcher)/a, "%.3g / %d API servers", writes+n*watcher, apiServers),
 		cores("write-cores", "… of all, the writes: today and with Slicecast", writes, "%s", ofWrites),
-		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro, "%s × %s × %d nodes", ofMessages,
-			microsText(cost.update.value), nodes),
+		cores("all-cores-slicecast", "Slicecast's servers", n*messages*cost.update.value*perMicro+s*watching, "%s × %s × %d nodes + %s × %d servers", ofMessages,
+			microsText(cost.update.value), nodes, ofWatching, servers),
+		cores("watch-cores-slicecast", "… of all, what they get from API servers", s*watching, "%s × %d servers", ofWatching, servers),
 		cores("all-cores-api-server-slicecast", "API servers with Slicecast", writes+s*watcher, "%s + %s × %d servers", ofWrites, ofWatcher, servers),
-		cores("node-cores-today", "each node today", (events/seconds+watches/bookmarkInterval.Seconds())*cost.nodeEvent.value*perMicro,
-			"(%.0f events / %.0f s + %d bookmarks / %.0f s) × %s", events, seconds, watches, bookmarkInterval.Seconds(), microsText(cost.nodeEvent.value)),
+		cores("node-cores-today", "each node today", watching, "%s", ofWatching),
 		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
 			microsText(cost.nodeUpdate.value)),
 	)
+	emptyState, endpoint := cost.stateBytes()
 	add("Memory",
 		sized("node-memory-today", "the objects on each node, today", float64(c.memory.today), "heap that they take here, decoded as client-go does"),
 		sized("node-memory-slicecast", "… with Slicecast", float64(c.memory.slicecast), "heap that they take here, decoded as an agent does"),
-		sized("server-memory-slicecast", "RAM of each Slicecast server", cost.stateRAM.value+n/s*cost.ram.value, "%s with a state and no node + %d nodes / %d servers × %s",
-			sizeText(cost.stateRAM.value), nodes, servers, sizeText(cost.ram.value)),
+		sized("server-memory-slicecast", "RAM of each Slicecast server", emptyState+float64(c.objects.endpoints)*endpoint+n/s*cost.ram.value,
+			"%s without endpoints and nodes + %d endpoints × %s + %d nodes / %d servers × %s",
+			sizeText(emptyState), c.objects.endpoints, sizeText(endpoint), nodes, servers, sizeText(cost.ram.value)),
 	)
 	add("When a node starts, or all do",
 		sized("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
@@ -149,22 +154,15 @@ func (c *costs) assumptions(events, mean float64, servers int) []string {
 	if events > 0 {
 		text += fmt.Sprintf(" Here an event has %s in the mean.", sizeText(mean))
 	}
-	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a heartbeat. Source: %s.",
-		microsText(c.update.value), c.update.source))
+	out = append(out, text, fmt.Sprintf("CPU of Slicecast's servers: %s for an update to a node, and as much for a heartbeat. Source: %s. The servers of that report generate "+
+		"their state. What a server that watches an API server spends on receiving, decrypting and decoding an event is taken to be what a node does today, %s for one of %s, "+
+		"and is in the figures beside that. Source: %s.",
+		microsText(c.update.value), c.update.source, microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source))
 	out = append(out,
 		fmt.Sprintf("CPU of nodes is that of receiving, decrypting and decoding, with the load tester's own and without collecting garbage; on neither side is "+
 			"that of programming the kernel. Today: %s for an event of %s. Source: %s. With Slicecast: %s for an update. Source: %s.",
 			microsText(c.nodeEvent.value), sizeText(c.nodeEvent.bytes), c.nodeEvent.source, microsText(c.nodeUpdate.value), c.nodeUpdate.source),
 		"Memory of nodes is that of the objects alone, without what programs make of them; that of API servers is not in the figures.",
-		fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node, and %s with a state%s and no node. Sources: %s; %s.",
-			sizeText(c.ram.value), sizeText(c.stateRAM.value), endpointsText(c.state), c.ram.source, c.stateRAM.source))
+		c.memoryText())
 	return append(out, c.notes()...)
-}
-
-// endpointsText tells how large the state of a report is.
-func endpointsText(r *report.Report) string {
-	if len(r.Repeats) == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" of %d endpoints", r.Repeats[0].State.Endpoints)
 }

@@ -12,11 +12,13 @@ import (
 )
 
 // The reports that coefficients are of. What a server spends on one of its nodes depends on how many there are, so for that there are
-// several. What it spends on an event by its size is between two reports of as many nodes. Those of a single node have a load tester that
-// does nothing for others, and an API server whose work is to write.
+// several. What it spends on an event by its size is between two reports of as many nodes, and so is what a state takes by its endpoints.
+// Those of a single node have a load tester that does nothing for others, and an API server whose work is to write.
 var (
-	slicecastReports = []string{"steady-100", "steady-1000", "steady-3000"}
-	apiServerReports = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
+	slicecastReports    = []string{"steady-100", "steady-1000", "steady-3000"}
+	smallStateReports   = []string{"headline-100", "headline-1000", "headline-3000"}
+	manyServicesReports = []string{"many-small-100", "many-small-1000", "many-small-3000"}
+	apiServerReports    = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
 )
 
 const (
@@ -39,11 +41,11 @@ type costs struct {
 	// small and large are what an event costs it for each watcher beyond that, by its size, and crowd is that of large where about as many watch as
 	// in the cluster.
 	small, large, crowd point
-	// update is what one costs Slicecast's server where about as many nodes are connected; ram what a connected node takes there, and
-	// stateRAM the server without nodes.
-	update, ram, stateRAM coefficient
-	// state is the report that these are of.
-	state *report.Report
+	// update is what one costs Slicecast's server where about as many nodes are connected, and ram what a connected node takes there.
+	update, ram coefficient
+	// smallState and largeState are the server without nodes, by the size of its state; manyServices has about as many endpoints as largeState, of
+	// many more Services.
+	smallState, largeState, manyServices state
 	// nodeEvent and nodeUpdate are what an event of so many bytes and an update cost a node.
 	nodeEvent  point
 	nodeUpdate coefficient
@@ -59,6 +61,12 @@ type point struct {
 	coefficient
 }
 
+// state is the RAM of a server that has one, and no node.
+type state struct {
+	report.State
+	coefficient
+}
+
 // measuredCosts takes the coefficients for so many nodes of an API server, and of a Slicecast server.
 func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*costs, error) {
 	c := &costs{measured: m}
@@ -70,13 +78,12 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 	if err != nil {
 		return nil, err
 	}
-	c.state = m.Reports[slicecast]
 	for _, f := range []struct {
 		into         *coefficient
 		name, metric string
 	}{
 		{&c.write, apiServerNodeReport, "cpu-per-update"},
-		{&c.update, slicecast, "cpu-per-update"}, {&c.ram, slicecast, "resident-per-node"}, {&c.stateRAM, slicecast, "resident-state"},
+		{&c.update, slicecast, "cpu-per-update"}, {&c.ram, slicecast, "resident-per-node"},
 		{&c.nodeUpdate, slicecastNodeReport, "client-cpu-per-update"},
 		{&c.small.coefficient, smallEventsReport, "cpu-per-update"}, {&c.large.coefficient, largeEventsReport, "cpu-per-update"},
 		{&c.crowd.coefficient, crowd, "cpu-per-update"}, {&c.nodeEvent.coefficient, apiServerNodeReport, "client-cpu-per-update"},
@@ -84,6 +91,19 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		if *f.into, err = c.take(f.name, f.metric); err != nil {
 			return nil, err
 		}
+	}
+	for _, s := range []struct {
+		into  *state
+		names []string
+	}{{&c.smallState, smallStateReports}, {&c.largeState, slicecastReports}, {&c.manyServices, manyServicesReports}} {
+		name, err := nearest(m, ofServer, s.names)
+		if err != nil {
+			return nil, err
+		}
+		if s.into.coefficient, err = c.take(name, "resident-state"); err != nil {
+			return nil, err
+		}
+		s.into.State = m.Reports[name].Repeats[0].State
 	}
 	for p, name := range map[*point]string{
 		&c.small: smallEventsReport, &c.large: largeEventsReport, &c.crowd: crowd, &c.nodeEvent: apiServerNodeReport,
@@ -134,6 +154,24 @@ func (c *costs) eventMicros(bytes float64) float64 {
 		line = max(line, line+(high.value-low.value)*(bytes-low.bytes)/(high.bytes-low.bytes))
 	}
 	return line * c.crowd.value / c.large.value
+}
+
+// stateBytes is what a server takes for a state without endpoints, and for each endpoint: the line through the small and the large state.
+func (c *costs) stateBytes() (empty, endpoint float64) {
+	low, high := c.smallState, c.largeState
+	endpoint = (high.value - low.value) / float64(high.Endpoints-low.Endpoints)
+	return low.value - endpoint*float64(low.Endpoints), endpoint
+}
+
+// memoryText says where that is from, and what a connected node takes.
+func (c *costs) memoryText() string {
+	of := func(s state) string {
+		return fmt.Sprintf("%s with %d endpoints, Services: %d (%s)", sizeText(s.value), s.Endpoints, s.Services, s.source)
+	}
+	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s, and %s; other numbers of endpoints are on the line "+
+		"through these two. Smaller Services take more for as many endpoints, which is not in the figure: %s. The servers of these reports generate their state: what a "+
+		"client of an API server takes is not in the figure.",
+		sizeText(c.ram.value), c.ram.source, of(c.smallState), of(c.largeState), of(c.manyServices))
 }
 
 // eventText says where that is from.

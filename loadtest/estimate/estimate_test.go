@@ -69,14 +69,17 @@ func TestManifests(t *testing.T) {
 	require.NoError(t, err)
 	c, err := measuredCosts(m, 1000, nodes/2)
 	require.NoError(t, err)
-	require.InEpsilon(t, (perSecond+1./30)*nodes*c.update.value/1e6, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
+	watching := 2 * (perSecond + 2./60) * c.nodeEvent.value / 1e6
+	require.InEpsilon(t, watching, v("watch-cores-slicecast"), 1e-9, "each server gets what a node gets today")
+	require.InEpsilon(t, (perSecond+1./30)*nodes*c.update.value/1e6+watching, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
 	require.InEpsilon(t, 3*v("api-server-cores-today"), v("all-cores-today"), 1e-9)
 	writes := v("write-cores")
 	require.InEpsilon(t, perSecond*c.write.value/1e6, writes, 1e-9)
 	require.InEpsilon(t, 2./nodes*(v("all-cores-today")-writes), v("all-cores-api-server-slicecast")-writes, 1e-9, "the writes stay")
 	require.Greater(t, v("node-memory-today"), 1000.)
 	require.Greater(t, v("node-memory-slicecast"), 1000.)
-	require.Greater(t, v("server-memory-slicecast"), nodes/2*c.ram.value)
+	empty, endpoint := c.stateBytes()
+	require.InEpsilon(t, empty+v("endpoints")*endpoint+nodes/2*c.ram.value, v("server-memory-slicecast"), 1e-9)
 	require.Less(t, v("cold-bytes-slicecast"), v("cold-bytes-today"))
 	require.Less(t, v("cold-list-bytes-today"), v("cold-bytes-today"))
 	require.Greater(t, v("cold-list-bytes-today"), 500.)
@@ -85,7 +88,8 @@ func TestManifests(t *testing.T) {
 	require.NoError(t, e.WriteText(&text))
 	require.Contains(t, text.String(), "/ 600 s")
 	require.Contains(t, text.String(), "5 endpoints a second flip (--flips-per-second)")
-	for _, source := range []string{c.write.source, c.small.source, c.large.source, c.crowd.source, c.update.source} {
+	for _, source := range []string{c.write.source, c.small.source, c.large.source, c.crowd.source, c.update.source, c.nodeEvent.source, c.ram.source, c.smallState.source,
+		c.largeState.source, c.manyServices.source} {
 		require.Contains(t, text.String(), source)
 	}
 	require.Contains(t, text.String(), "apiserver-many-small-1000.json, cpu-per-update, nodes: 1000, on ")
@@ -211,9 +215,17 @@ func TestCosts(t *testing.T) {
 	add(smallEventsReport, 1000, 80+6) // what nobody expects makes no event free
 	require.InDelta(t, 80, costsOf(1000).eventMicros(29_000), 1e-9)
 
-	delete(m.Reports, "steady-3000")
-	_, err = measuredCosts(m, 1, 1)
-	require.ErrorContains(t, err, "there is no report steady-3000")
+	c = costsOf(1000)
+	c.smallState.Endpoints, c.smallState.value, c.largeState.Endpoints, c.largeState.value = 1000, 50_000, 11_000, 250_000
+	empty, endpoint := c.stateBytes()
+	require.InDelta(t, 30_000, empty, 1e-9)
+	require.InDelta(t, 20, endpoint, 1e-9)
+
+	for _, name := range []string{"headline-3000", "steady-3000"} {
+		delete(m.Reports, name)
+		_, err = measuredCosts(m, 1, 1)
+		require.ErrorContains(t, err, "there is no report "+name)
+	}
 }
 
 // TestReportsAreEstimated has clusters of as many nodes, and with as many events, as there were in reports: what is computed is what was
@@ -233,11 +245,18 @@ func TestReportsAreEstimated(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.begun())
 		c.seconds = p.Seconds
+		c.objects.endpoints = r.Repeats[0].State.Endpoints
 		c.slices = flow{events: p.Changes, today: int(float64(p.Changes) * r.Summary["bytes-per-update"].Median), updates: p.Changes}
 		e := &Estimate{}
 		e.Sections, e.Assumptions, err = conclude(m, c, r.Nodes, 1, 1)
 		require.NoError(t, err)
-		require.InEpsilon(t, r.Summary["server-cores"].Median, value(t, e, figure), 0.1, name)
+		cores := value(t, e, figure)
+		if figure == "all-cores-slicecast" { // of servers that generated their state
+			cores -= value(t, e, "watch-cores-slicecast")
+			memory := r.Summary["resident-state"].Median + float64(r.Nodes)*r.Summary["resident-per-node"].Median
+			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 1e-9, name)
+		}
+		require.InEpsilon(t, r.Summary["server-cores"].Median, cores, 0.1, name)
 	}
 }
 

@@ -31,7 +31,7 @@ type cluster struct {
 	servicesAt, slicesAt string
 }
 
-func newCluster(config *rest.Config) (*cluster, error) {
+func newCluster(config *rest.Config, serviceProxyName string) (*cluster, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
@@ -46,7 +46,7 @@ func newCluster(config *rest.Config) (*cluster, error) {
 		})
 	}
 	return &cluster{
-		services: listWatch(client.CoreV1().RESTClient(), "services", source.SelectServices("")),
+		services: listWatch(client.CoreV1().RESTClient(), "services", source.SelectServices(serviceProxyName)),
 		slices:   listWatch(client.DiscoveryV1().RESTClient(), "endpointslices", source.SelectEndpointSlices()),
 		client:   client, metadata: m,
 	}, nil

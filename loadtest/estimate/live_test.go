@@ -49,7 +49,7 @@ func TestCluster(t *testing.T) {
 	}, time.Minute, 10*time.Millisecond)
 
 	config := cp.ConfigFor("somebody", "system:masters")
-	l, err := newCluster(config)
+	l, err := newCluster(config, "")
 	require.NoError(t, err)
 	nodes, err := l.nodes(ctx)
 	require.NoError(t, err)
@@ -113,6 +113,49 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, value(t, e, "seconds"), 3600.)
 	require.Contains(t, e.Assumptions[0], "of the 1h0m0s that were asked for: it was interrupted")
+}
+
+// TestClusterOfANamedProxy has a Service of Slicecast's and one of another proxy, which nodes get nothing of, and both change.
+func TestClusterOfANamedProxy(t *testing.T) {
+	const name = "slicecast"
+	cp := controlplane.Start(t, controlplane.Options{})
+	ctx := t.Context()
+	services := cp.Client().CoreV1().Services("default")
+	create := func(s *corev1.Service) *corev1.Service {
+		s.Spec.Ports = []corev1.ServicePort{{Port: 80}}
+		s, err := services.Create(ctx, s, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return s
+	}
+	others := create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "others"}})
+	own := create(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "own", Labels: map[string]string{source.LabelServiceProxyName: name}}})
+
+	config := cp.ConfigFor("somebody", "system:masters")
+	l, err := newCluster(config, name)
+	require.NoError(t, err)
+	c, err := newCount(name)
+	require.NoError(t, err)
+	require.NoError(t, l.list(ctx, c))
+	require.NoError(t, c.begun())
+	sent := rawWatch(t, config, "/api/v1/services", source.SelectServices(name), l.servicesAt, 1)
+	for _, s := range []*corev1.Service{others, own} {
+		s.Spec.Ports[0].Port = 81
+		_, err := services.Update(ctx, s, metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	following, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	_, err = l.follow(following, c, time.Hour, func(int) { stop() })
+	require.NoError(t, err)
+	require.Equal(t, 1, c.services.events)
+	require.Equal(t, <-sent, c.services.today)
+	require.Equal(t, 1, c.services.updates)
+
+	e, err := Run(ctx, Options{
+		Kubeconfig: cp.Kubeconfig(t, config), ServiceProxyName: name, Watch: 10 * time.Millisecond, Nodes: 1, Servers: 1,
+	}, progress.New(new(bytes.Buffer)))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, value(t, e, "services"))
 }
 
 // until does something when something is written to it.

@@ -127,7 +127,7 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 		return nil, err
 	}
 	out.Source = "cluster " + config.Host
-	l, err := newCluster(config)
+	l, err := newCluster(config, o.ServiceProxyName)
 	if err != nil {
 		return nil, err
 	}
