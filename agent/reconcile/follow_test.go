@@ -226,31 +226,59 @@ func TestEverythingIsProgrammedAnewNowAndThen(t *testing.T) {
 	}, func(o *Options) { o.SyncPeriod = time.Hour })
 }
 
-// TestWhatOthersRemoveIsRepaired: but not more than once a second, however often it is removed.
+// TestWhatOthersRemoveIsRepaired: a few times at once, but not more than once a second where somebody goes on removing it.
 func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		require.Nil(t, n.kernel.lost, "nothing is programmed yet")
 		n.sync()
 		n.write(map[string]int{"a": 1})
-		n.pass(time.Minute)
-		for range 10 {
-			n.kernel.lost("somebody flushed the table")
-		}
-		synctest.Wait()
-		require.Equal(t, 2, n.kernel.replaces)
-		for range 10 {
+		repairs := 0
+		remove := func() {
 			n.kernel.lost("somebody flushed the table")
 			synctest.Wait()
 		}
-		require.Equal(t, 2, n.kernel.replaces)
-		n.pass(time.Second)
-		require.Equal(t, 3, n.kernel.replaces)
-		n.pass(time.Minute)
-		require.Equal(t, 3, n.kernel.replaces)
-		require.LessOrEqual(t, testutil.ToFloat64(n.repairs), 3.0)
-		require.GreaterOrEqual(t, testutil.ToFloat64(n.repairs), 2.0)
-		_, pending := n.Pending()
-		require.False(t, pending)
+		requireRepairs := func(more int) {
+			t.Helper()
+			repairs += more
+			require.Equal(t, 1+repairs, n.kernel.replaces)
+			_, pending := n.Pending()
+			require.Equal(t, testutil.ToFloat64(n.repairs) > float64(repairs), pending)
+		}
+		for range repairsAtOnce {
+			remove()
+			requireRepairs(1)
+		}
+		for range 10 {
+			for range 10 {
+				remove()
+				requireRepairs(0)
+			}
+			n.pass(repairPause - 1)
+			requireRepairs(0)
+			n.pass(1)
+			requireRepairs(1)
+		}
+		// What else programs everything meanwhile is no repair that others wait for.
+		for range 10 {
+			remove()
+			n.kernel.failures = 1
+			n.write(map[string]int{"a": n.kernel.replaces})
+			requireRepairs(1)
+		}
+		n.pass(repairPause)
+		requireRepairs(0)
+		for range 2 {
+			n.pass(time.Minute)
+			for range repairsAtOnce {
+				remove()
+				requireRepairs(1)
+			}
+			remove()
+			requireRepairs(0)
+			n.pass(repairPause)
+			requireRepairs(1)
+		}
+		require.EqualValues(t, repairs, testutil.ToFloat64(n.repairs))
 	})
 }
 
@@ -309,17 +337,19 @@ func TestWhatCantBeRepairedIsPending(t *testing.T) {
 		requirePending(n, time.Time{})
 
 		// A repair waits for its second, in which a change is programmed.
-		n.kernel.lost("somebody flushed the table")
-		synctest.Wait()
-		requirePending(n, time.Time{})
+		for range repairsAtOnce {
+			n.kernel.lost("somebody flushed the table")
+			synctest.Wait()
+			requirePending(n, time.Time{})
+		}
 		begin = time.Now()
 		n.kernel.lost("somebody flushed the table")
 		synctest.Wait()
-		n.pass(minRetry / 2)
+		n.pass(repairPause / 2)
 		n.write(map[string]int{"a": 1})
 		require.Equal(t, []string{"a=1"}, n.kernel.names())
 		requirePending(n, begin)
-		n.pass(minRetry)
+		n.pass(repairPause)
 		requirePending(n, time.Time{})
 
 		// The one that is due from time to time counts as well.

@@ -31,10 +31,17 @@ import (
 // largest clusters.
 const stepTimeout = 5 * time.Minute
 
-// Pauses before a failed programming is tried again; the first is also the pause between two repairs of what others removed.
+// Pauses before a failed programming is tried again.
 const (
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
+)
+
+// Repairs of what others removed are repairPause apart where they go on, but repairsAtOnce of them wait for nothing: who restarts a
+// firewall removes everything twice, when it stops and when it starts.
+const (
+	repairPause   = time.Second
+	repairsAtOnce = 3
 )
 
 // Reporter hears what became of the changes. client.Client and client.Local are Reporters.
@@ -89,6 +96,8 @@ type Reconciler struct {
 	// retryAt is when what has failed is tried again, repairAt when what others removed is programmed anew; zero: never.
 	retryAt, repairAt time.Time
 	retry             time.Duration
+	// nextRepair is when the next repair were to be if none came sooner than repairPause after the one before.
+	nextRepair time.Time
 	// unacked are the positions that were taken from the cache and are not programmed yet.
 	unacked map[uint32]uint64
 	epoch   uint64
@@ -163,7 +172,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 			if r.repairAt.IsZero() {
 				r.Logger.Warn("Others have changed what was programmed; programming everything anew", "reason", reason)
 				r.repairs.Inc()
-				r.repairAt = r.replaced.Add(minRetry)
+				r.repairAt = r.nextRepair.Add(-(repairsAtOnce - 1) * repairPause)
 			}
 		case now := <-due:
 			r.run(ctx, now)
@@ -217,7 +226,14 @@ func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	if reached(r.retryAt) {
 		r.replace, r.retryAt = true, time.Time{}
 	}
-	if reached(r.repairAt) || r.SyncPeriod > 0 && reached(r.replaced.Add(r.SyncPeriod)) {
+	if reached(r.repairAt) {
+		r.replace = true
+		if r.nextRepair.Before(now) {
+			r.nextRepair = now
+		}
+		r.nextRepair = r.nextRepair.Add(repairPause)
+	}
+	if r.SyncPeriod > 0 && reached(r.replaced.Add(r.SyncPeriod)) {
 		r.replace = true
 	}
 	err := r.step(ctx)

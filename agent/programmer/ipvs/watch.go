@@ -102,16 +102,13 @@ func (p *Programmer) schedulerFound() string {
 	return ""
 }
 
-// eventBuffer is how many bytes of notifications may wait.
-const eventBuffer = 8 << 20
-
 // follow opens a socket for notifications.
 func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
 	conn, err := mdnetlink.Dial(protocol, &mdnetlink.Config{Groups: groups})
 	if err != nil {
 		return nil, err
 	}
-	if err := conn.SetReadBuffer(eventBuffer); err != nil {
+	if err := conn.SetReadBuffer(xtables.NotificationBuffer); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil

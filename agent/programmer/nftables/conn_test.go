@@ -13,6 +13,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
+	"github.com/slicecast/slicecast/internal/xtables"
 )
 
 // TestLostAnswers holds that a transaction of which the kernel has more to say than fits in the socket's buffer still fails by what it
@@ -57,12 +58,8 @@ func TestLostNotifications(t *testing.T) {
 	require.NoError(t, raw.Control(func(fd uintptr) {
 		require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	}))
-	elements := make([]string, 5000)
-	for i := range elements {
-		elements[i] = fmt.Sprint(i)
-	}
 	c.nft(t, "flush ruleset") // nothing is read after that until somebody takes the reason
-	c.nft(t, "add table ip other; add set ip other s { type mark; elements = { "+strings.Join(elements, ", ")+" }; }")
+	c.nft(t, fillOther(5000))
 	defer func() {
 		go func() { stop(); close(lost) }()
 		for range lost { // what it still has to say
@@ -80,6 +77,46 @@ func TestLostNotifications(t *testing.T) {
 			return
 		}
 	}
+}
+
+// TestLargeTransactionsOfOthers holds that what others change elsewhere, however much at once, is not taken for a change of the table.
+func TestLargeTransactionsOfOthers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	raw, err := c.inHost.conn.watcher.file.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		size, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+		require.NoError(t, err)
+		if size < xtables.NotificationBuffer {
+			t.Skipf("the kernel gives this user %d bytes", size)
+		}
+	}))
+	c.nft(t, fillOther(15000)) // nobody listens yet
+	c.nft(t, "flush ruleset")
+	lost := make(chan string)
+	stop := c.watch(t, lost)
+	defer func() {
+		go func() { stop(); close(lost) }()
+		for range lost { // what it still has to say
+		}
+	}()
+	select {
+	case reason := <-lost:
+		require.Contains(t, reason, "another process did this")
+	case <-time.After(patient.Timeout):
+		require.Fail(t, "nobody noticed")
+	}
+}
+
+// fillOther gives a transaction that makes another table, with so many elements in a set.
+func fillOther(size int) string {
+	elements := make([]string, size)
+	for i := range elements {
+		elements[i] = fmt.Sprint(i)
+	}
+	return "add table ip other; add set ip other s { type mark; elements = { " + strings.Join(elements, ", ") + " }; }"
 }
 
 // TestChangesBeforeWatch holds that what others change is told however soon after a Replace has read the tables they do, and also if it
