@@ -1,5 +1,5 @@
 // Package moving tests that a node goes from one programmer to another, and from kube-proxy to Slicecast, without a connection
-// that is refused.
+// that is refused, and that with each programmer Services come back after somebody has removed the node's rules.
 package moving
 
 import (
@@ -18,7 +18,7 @@ import (
 
 // What is tested where the kernel has IPVS is more; see the package vm below.
 var (
-	programmers = flag.String("moving.programmers", "nftables:iptables-nft,nftables:iptables-legacy,iptables-nft:iptables-legacy", "pairs of programmers to move between, there and back")
+	programmers = flag.String("moving.programmers", "nftables:iptables-nft,nftables:iptables-legacy,iptables-nft:iptables-legacy", "pairs of programmers to move between, there and back, each of which is to repair its rules, too")
 	kubeProxies = flag.String("moving.kube-proxy", "nftables:nftables,nftables:iptables-nft,iptables-nft:nftables,iptables-nft:iptables-nft,iptables-legacy:nftables",
 		"modes of kube-proxy, each with the programmer that takes over")
 )
