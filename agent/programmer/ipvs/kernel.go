@@ -329,6 +329,9 @@ func (p *Programmer) cleanup(context.Context) error {
 	if err := removeDevice(p.links); err != nil {
 		return err
 	}
+	if err := p.tables.dropAnswers(); err != nil {
+		return err
+	}
 	tables, err := p.tables.conn.ListTables()
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		return nil // without nf_tables nothing was made

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	mdnetlink "github.com/mdlayher/netlink"
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
@@ -92,6 +93,44 @@ func TestBusyRuleset(t *testing.T) {
 		require.NoError(t, c.Replace(t.Context(), c.state))
 	}
 	require.Empty(t, changes)
+}
+
+// TestRefusedTransaction holds that a transaction that the kernel refuses, here of a table that another process owns, keeps none of the next ones from
+// being made.
+func TestRefusedTransaction(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.set(c.web("web", model.IPv4, 1, 0))
+	const owned = 2 // NFT_TABLE_F_OWNER: it goes with the socket
+	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
+		{Type: unix.NFTA_TABLE_NAME, Data: []byte(Table + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, owned}},
+	})
+	require.NoError(t, err)
+	batch := func(kind mdnetlink.HeaderType) mdnetlink.Message {
+		return mdnetlink.Message{Header: mdnetlink.Header{Type: kind, Flags: mdnetlink.Request}, Data: []byte{0, 0, 0, unix.NFNL_SUBSYS_NFTABLES}}
+	}
+	var other *tables
+	require.NoError(t, c.a.Do(func() (err error) {
+		other, err = dialTables()
+		return err
+	}))
+	_, err = other.raw.SendMessages([]mdnetlink.Message{
+		batch(unix.NFNL_MSG_BATCH_BEGIN), {
+			Header: mdnetlink.Header{
+				Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE, Flags: mdnetlink.Request | mdnetlink.Acknowledge | mdnetlink.Create,
+			}, Data: append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, table...),
+		}, batch(unix.NFNL_MSG_BATCH_END),
+	})
+	require.NoError(t, err)
+	_, err = other.raw.Receive()
+	require.NoError(t, err)
+
+	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
+	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM, "the answer to this one, and not to the one before")
+	require.NoError(t, other.conn.CloseLasting())
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	require.False(t, c.rulesetChanged())
+	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+	require.Equal(t, map[string]int{"pod0": 2}, r.Backends(), "%v", r)
 }
 
 // TestSettingsOfOthers holds that settings that can't be made, as /proc/sys is read only in the agent's container, keep no Services from being

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 
 	"github.com/google/nftables"
@@ -97,6 +98,9 @@ func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 // generation tells the ruleset before a change from that after it. What is read while it changes may lack something, which
 // the library does not tell.
 func (t *tables) generation() (uint32, error) {
+	if err := t.dropAnswers(); err != nil {
+		return 0, err
+	}
 	answer, err := t.raw.Execute(mdnetlink.Message{
 		Header: mdnetlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: mdnetlink.Request},
 		Data:   make([]byte, 4),
@@ -109,6 +113,25 @@ func (t *tables) generation() (uint32, error) {
 		return 0, fmt.Errorf("read nftables' generation: %w", err)
 	}
 	return binary.BigEndian.Uint32(attributes[0].Data), nil // NFTA_GEN_ID
+}
+
+// dropAnswers forgets what is left of the answers to earlier requests: the library leaves some unread when something fails, and each later request
+// would get its predecessor's answer. The kernel has answered when what asks is sent, so nothing of them comes later.
+func (t *tables) dropAnswers() error {
+	raw, err := t.raw.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		for buf := make([]byte, 1); failed == nil || errors.Is(failed, unix.EINTR) || errors.Is(failed, unix.ENOBUFS); {
+			_, _, failed = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT)
+		}
+	})
+	if errors.Is(failed, unix.EAGAIN) {
+		failed = nil // there is no more
+	}
+	return errors.Join(err, os.NewSyscallError("receive from netlink", failed))
 }
 
 // begin has othersWrote tell of what is written from now on.
@@ -278,11 +301,12 @@ func (l *layout) element(k elementKey, e element) nftables.SetElement {
 
 // write has the kernel take all of it at once.
 func (t *tables) write() error {
+	changed := t.changed
+	t.changed = false
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("write nftables table %s: %w", Table, err)
 	}
-	if t.changed {
-		t.changed = false
+	if changed {
 		t.own++
 	}
 	return nil
