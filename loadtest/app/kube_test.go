@@ -187,7 +187,7 @@ func TestServersWatchOwnAPIServer(t *testing.T) {
 func TestStreamedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	for peer, want := range map[report.Peer]int{
-		report.KubeAPIServer: 3, // each node's
+		report.KubeAPIServer: 4, // each node's, and that of the truth at the end
 		report.Slicecast:     2, // the server's, and that of the truth at the end
 	} {
 		before := streamedLists(t, cp)

@@ -222,6 +222,9 @@ func (w *Worker) Received(_ struct{}, r *Received) error {
 
 // delivered waits until each node has got each change, or holds the state after all of them.
 func (w *Worker) delivered(window *fleet.Window) error {
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed
 	looks := time.NewTicker(look)
 	defer looks.Stop()
 	for {
@@ -234,26 +237,37 @@ func (w *Worker) delivered(window *fleet.Window) error {
 			if now.Before(w.last.Add(time.Second)) || len(window.Behind()) == 0 {
 				continue
 			}
-			holds, err := w.holds(w.ctx)
-			if err != nil {
-				return err
-			}
-			for _, m := range window.Behind() {
-				if holds(m) {
-					window.Finish(m, time.Now())
+			if holding == nil {
+				var err error
+				if holding, err = w.holding(ctx); err != nil {
+					return err
 				}
+			}
+			for _, m := range holding(window.Behind()) {
+				window.Finish(m, time.Now())
 			}
 		}
 	}
 }
 
-// holds gives what tells whether a node says of itself that it holds the state after the last change.
-func (w *Worker) holds(ctx context.Context) (func(*fleet.Member) bool, error) {
+// holding gives what tells which of some nodes hold the state after the last change, until the context ends.
+func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Member, error) {
 	if w.watchers != nil {
-		return w.watchers.Holds(ctx)
+		holding, done, err := w.watchers.Holding(ctx)
+		if err == nil {
+			w.running.Go(func() { <-done })
+		}
+		return holding, err
 	}
 	truth, err := w.truth(ctx)
-	return func(m *fleet.Member) bool { return w.fleet.Holds(m, truth) }, err
+	return func(members []*fleet.Member) (out []*fleet.Member) {
+		for _, m := range members {
+			if w.fleet.Holds(m, truth) {
+				out = append(out, m)
+			}
+		}
+		return out
+	}, err
 }
 
 // truth is the state after the last change, as the API server has it, or as it was generated.
