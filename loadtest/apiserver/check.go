@@ -14,9 +14,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/source"
-	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 )
 
@@ -201,38 +198,6 @@ func (r *reference) missing() error {
 		}
 	}
 	return nil
-}
-
-// State gives the Services and slices of an API server as a Slicecast server takes them.
-func State(ctx context.Context, kubeconfig, serviceProxyName string) (out []model.Object, err error) {
-	config, err := kube.Config(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	services, err := client.CoreV1().Services("").List(ctx, source.SelectServices(serviceProxyName))
-	if err != nil {
-		return nil, fmt.Errorf("list of the Services: %w", err)
-	}
-	endpointSlices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, source.SelectEndpointSlices())
-	if err != nil {
-		return nil, fmt.Errorf("list of the EndpointSlices: %w", err)
-	}
-	c := source.NewConverter(serviceProxyName)
-	for i := range services.Items {
-		if o, _ := c.FromService(&services.Items[i]); o != nil {
-			out = append(out, o)
-		}
-	}
-	for i := range endpointSlices.Items {
-		if o, _ := c.FromEndpointSlice(&endpointSlices.Items[i]); o != nil {
-			out = append(out, o)
-		}
-	}
-	return out, nil
 }
 
 // Version asks an API server for its version.
