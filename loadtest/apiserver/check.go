@@ -4,26 +4,23 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/url"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/slicecast/slicecast/internal/model"
-	"github.com/slicecast/slicecast/internal/source"
-	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/loadtest/fleet"
 )
 
 const (
 	// maxNamed bounds what an error lists.
 	maxNamed = 10
-	// retryCheck is the pause before watchers that differ are looked at again.
+	// retryCheck is the pause before watchers that were not found equal are looked at again.
 	retryCheck = 200 * time.Millisecond
 )
 
@@ -46,121 +43,161 @@ func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 	return services, endpointSlices, endpoints
 }
 
-// Check compares what each watcher holds, by the resource versions of all objects, with what the API server lists, which is
-// asked for again as long as they differ, until the context ends. Errors wrap fleet.ErrDiverged or are of requests.
+// Check compares what each watcher holds, by the resource versions of all objects, with what the API server has, which is followed
+// until the Services and the slices of each watcher were found equal once, or the context ends. The error then wraps
+// fleet.ErrDiverged.
 func (w *Watchers) Check(ctx context.Context) error {
-	verified := make([]bool, len(w.all))
+	following, stop := context.WithCancel(context.WithoutCancel(ctx)) // the error tells how it stands when the context has ended
+	defer stop()
+	r, done, err := w.startReference(following)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stop()
+		<-done
+	}()
+	pending := slices.Clone(w.Members)
 	for {
-		want, err := w.truth(ctx)
-		if err != nil {
-			return err
-		}
-		var wrong []string
-		for i, n := range w.all {
-			if verified[i] {
-				continue
-			}
-			have := n.digests()
-			if verified[i] = have == want; !verified[i] {
-				wrong = append(wrong, fmt.Sprintf("  watcher %s: digests of Services and slices %016x, should be %016x", n.Name, have, want))
-			}
-		}
-		if len(wrong) == 0 {
+		if pending = slices.DeleteFunc(pending, r.holds); len(pending) == 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			n := len(wrong)
-			return fmt.Errorf("%w: %d watchers differ from the API server's list:\n%s", fleet.ErrDiverged, n, strings.Join(wrong[:min(n, maxNamed)], "\n"))
+			return r.diverged(pending)
 		case <-time.After(retryCheck):
 		}
 	}
 }
 
-// Holds gives what tells whether a node holds what the API server lists now.
-func (w *Watchers) Holds(ctx context.Context) (func(*fleet.Member) bool, error) {
-	want, err := w.truth(ctx)
-	return func(m *fleet.Member) bool { return w.all[m.Index].digests() == want }, err
+// Holding gives what tells, until the context ends, which of some nodes were found to hold what the API server has, as Check
+// has it, or had since Holding was called. When all has ended that follows the API server, done is closed.
+func (w *Watchers) Holding(ctx context.Context) (holding func([]*fleet.Member) []*fleet.Member, done <-chan struct{}, err error) {
+	r, done, err := w.startReference(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(members []*fleet.Member) (out []*fleet.Member) {
+		for _, m := range members {
+			if r.holds(m) {
+				out = append(out, m)
+			}
+		}
+		return out
+	}, done, nil
 }
 
-// digests are those of all but the Node, of which each watcher has its own.
-func (n *watcher) digests() (out [2]uint64) {
-	for i := range out {
-		s := n.streams[i]
+// compared are the streams that are compared: those of all but the Node, of which each watcher has its own.
+const compared = 2
+
+// reference is one more watcher, which is in no figure, and has all states that the API server had since it was started.
+type reference struct {
+	of      *Watchers
+	streams []*stream
+	nodes   [][compared]comparison // by their Index
+}
+
+// comparison is how far a node's stream was compared: whether it was found equal, and what to look for if not.
+type comparison struct {
+	equal bool
+	last  sight
+}
+
+// sight is what was seen of a stream: its digest, and its resourceVersion as the number that it is.
+type sight struct{ digest, version uint64 }
+
+// startReference starts a reference, which the API server's state comes to until the context ends; then done is closed.
+func (w *Watchers) startReference(ctx context.Context) (_ *reference, done <-chan struct{}, err error) {
+	n, err := w.newWatcher(&fleet.Member{Index: -1, Name: "reference"})
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &reference{of: w, streams: n.streams[:compared], nodes: make([][compared]comparison, len(w.all))}
+	for i, n := range w.all {
+		for j := range r.nodes[i] {
+			r.nodes[i][j].last = n.streams[j].sight()
+		}
+	}
+	var running sync.WaitGroup
+	for _, s := range r.streams {
+		s.had = make(map[uint64]struct{})
+		running.Go(func() { w.follow(ctx, s) })
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		running.Wait()
+		n.transport.CloseIdleConnections()
+	}()
+	return r, ended, nil
+}
+
+// holds tells whether each stream of a node was found in a state that the API server had since the reference was started. The node
+// may be ahead of the reference, so what it was seen to hold is looked for until the reference has come to that version.
+func (r *reference) holds(m *fleet.Member) bool {
+	all := true
+	for i, of := range r.streams {
+		c := &r.nodes[m.Index][i]
+		if !c.equal {
+			now, reached := r.of.all[m.Index].streams[i].sight(), of.sight()
+			c.equal = of.hasHad(c.last) || of.hasHad(now)
+			if reached.version >= c.last.version {
+				c.last = now
+			}
+		}
+		all = all && c.equal
+	}
+	return all
+}
+
+func (s *stream) sight() sight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	version, _ := strconv.ParseUint(s.resourceVersion, 10, 64) // empty where the list is not complete
+	return sight{s.digest, version}
+}
+
+// hasHad tells whether a reference's stream has been in a state.
+func (s *stream) hasHad(state sight) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, had := s.had[state.digest]
+	return had
+}
+
+// diverged gives the error for watchers for which holds is not true in the end.
+func (r *reference) diverged(members []*fleet.Member) error {
+	what := "differ from what the API server has"
+	if err := r.missing(); err != nil {
+		what = fmt.Sprintf("could not be compared with what the API server has (%v); see that it answers and lets the kubeconfig's user list and watch "+
+			"Services and EndpointSlices, or give it more time (--timeout)", err)
+	}
+	digests := func(streams []*stream) [compared]uint64 {
+		return [...]uint64{streams[0].sight().digest, streams[1].sight().digest}
+	}
+	var named []string
+	for _, m := range members[:min(len(members), maxNamed)] {
+		have := digests(r.of.all[m.Index].streams)
+		named = append(named, fmt.Sprintf("  watcher %s: digests of Services and slices %016x, should be %016x", m.Name, have, digests(r.streams)))
+	}
+	return fmt.Errorf("%w: %d watchers %s:\n%s", fleet.ErrDiverged, len(members), what, strings.Join(named, "\n"))
+}
+
+// missing says why the reference does not have the API server's state; nil: it has.
+func (r *reference) missing() error {
+	for _, s := range r.streams {
 		s.mu.Lock()
-		out[i] = s.digest
+		has, failed := s.open && s.resourceVersion != "", s.failed
 		s.mu.Unlock()
-	}
-	return out
-}
-
-// truth gives the digests of what the API server has.
-func (w *Watchers) truth(ctx context.Context) (out [2]uint64, err error) {
-	for i := range out {
-		if out[i], err = w.listed(ctx, w.all[0].streams[i]); err != nil {
-			return out, err
+		switch {
+		case has:
+		case failed != nil:
+			return fmt.Errorf("%s: %w", s.path, failed)
+		default:
+			return fmt.Errorf("%s: no complete list came in time", s.path)
 		}
 	}
-	return out, nil
-}
-
-// listed lists what a stream watches, over a connection that is not counted as a node's.
-func (w *Watchers) listed(ctx context.Context, of *stream) (digest uint64, err error) {
-	m := &fleet.Member{Name: of.watcher.Name}
-	n, err := w.newWatcher(m)
-	if err != nil {
-		return 0, err
-	}
-	defer n.transport.CloseIdleConnections()
-	body, err := w.get(ctx, &stream{watcher: n, path: of.path, query: of.query}, url.Values{}, runtime.ContentTypeProtobuf)
-	if err != nil {
-		return 0, err
-	}
-	defer body.Close()
-	content, err := io.ReadAll(io.LimitReader(body, maxList))
-	if err != nil {
-		return 0, err
-	}
-	l, err := w.decoder.list(content)
-	if err != nil {
-		return 0, err
-	}
-	for _, e := range l.events {
-		digest += e.version
-	}
-	return digest, nil
-}
-
-// State gives the Services and slices of an API server as a Slicecast server takes them.
-func State(ctx context.Context, kubeconfig, serviceProxyName string) (out []model.Object, err error) {
-	config, err := kube.Config(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	services, err := client.CoreV1().Services("").List(ctx, source.SelectServices(serviceProxyName))
-	if err != nil {
-		return nil, fmt.Errorf("list of the Services: %w", err)
-	}
-	endpointSlices, err := client.DiscoveryV1().EndpointSlices("").List(ctx, source.SelectEndpointSlices())
-	if err != nil {
-		return nil, fmt.Errorf("list of the EndpointSlices: %w", err)
-	}
-	c := source.NewConverter(serviceProxyName)
-	for i := range services.Items {
-		if o, _ := c.FromService(&services.Items[i]); o != nil {
-			out = append(out, o)
-		}
-	}
-	for i := range endpointSlices.Items {
-		if o, _ := c.FromEndpointSlice(&endpointSlices.Items[i]); o != nil {
-			out = append(out, o)
-		}
-	}
-	return out, nil
+	return nil
 }
 
 // Version asks an API server for its version.

@@ -106,6 +106,9 @@ type stream struct {
 	open            bool     // a watch is
 	held            []uint64 // versions of objects, by their number
 	digest          uint64   // sum of held
+	failed          error    // why the last watch ended, or was not opened; nil: it is open, or has ended as watches do
+	// had are the digests of all complete states so far, of a reference. nil: the stream is a node's, which is fixed.
+	had map[uint64]struct{}
 }
 
 // NewWatchers makes watchers. Run starts them.
@@ -267,6 +270,9 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 			continue
 		}
 		if !errors.Is(err, io.EOF) { // as watches end now and then
+			s.mu.Lock()
+			s.failed = err
+			s.mu.Unlock()
 			w.complaints.Do(func() {
 				w.options.Logger.Warn("a watch has ended with an error, and is opened again, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
 			})
@@ -369,7 +375,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 func (s *stream) setOpen(open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open = open
+	s.open, s.failed = open, nil
 }
 
 // forget has the next watch begin with a list.
@@ -381,9 +387,13 @@ func (s *stream) forget() {
 	s.digest = 0
 }
 
-// list gets all objects at once.
+// list gets all objects at once: for a node as the API server has them at hand, for a reference as they are now.
 func (w *Watchers) list(ctx context.Context, s *stream) error {
-	body, err := w.get(ctx, s, url.Values{"resourceVersion": {"0"}}, runtime.ContentTypeProtobuf)
+	query := url.Values{}
+	if s.had == nil {
+		query.Set("resourceVersion", "0")
+	}
+	body, err := w.get(ctx, s, query, runtime.ContentTypeProtobuf)
 	if err != nil {
 		return err
 	}
@@ -392,7 +402,9 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 	if err != nil {
 		return err
 	}
-	w.fetched.Add(1)
+	if s.had == nil {
+		w.fetched.Add(1)
+	}
 	s.watcher.Messages.Add(int64(len(content)))
 	l, err := w.decoder.list(content)
 	if err != nil {
@@ -402,8 +414,8 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 		w.take(s, e)
 	}
 	s.mu.Lock()
-	s.resourceVersion = l.resourceVersion
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.atLocked(l.resourceVersion)
 	return nil
 }
 
@@ -450,7 +462,7 @@ func (w *Watchers) take(s *stream, e *event) {
 		s.held[e.number] = e.version
 		s.advanceLocked(e)
 		s.mu.Unlock()
-		if window := w.Window(); window != nil && !known {
+		if window := w.Window(); window != nil && !known && s.had == nil {
 			if e.version == 0 {
 				window.Removed(s.watcher.Member, e.key, now)
 			} else {
@@ -470,7 +482,15 @@ func (w *Watchers) take(s *stream, e *event) {
 // advanceLocked takes note of how far the watch has come, from when on its list is complete.
 func (s *stream) advanceLocked(e *event) {
 	if e.complete || s.resourceVersion != "" {
-		s.resourceVersion = e.resourceVersion
+		s.atLocked(e.resourceVersion)
+	}
+}
+
+// atLocked takes note that the stream holds all as of a version.
+func (s *stream) atLocked(resourceVersion string) {
+	s.resourceVersion = resourceVersion
+	if s.had != nil {
+		s.had[s.digest] = struct{}{}
 	}
 }
 
@@ -480,7 +500,7 @@ func (w *Watchers) synced(s *stream) {
 	first := !s.synced
 	s.synced = true
 	s.mu.Unlock()
-	if !first || s.watcher.pending.Add(-1) > 0 {
+	if !first || s.had != nil || s.watcher.pending.Add(-1) > 0 {
 		return
 	}
 	w.Reached(s.watcher.Member)

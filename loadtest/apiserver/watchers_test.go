@@ -24,9 +24,13 @@ func watching(t *testing.T, a *api) *Watchers { return logging(t, a, io.Discard)
 
 // logging starts one that logs.
 func logging(t *testing.T, a *api, log io.Writer) *Watchers {
-	w, err := NewWatchers(WatchOptions{
+	return starting(t, WatchOptions{
 		Config: a.config(), Members: []*fleet.Member{{Name: "node-1"}}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
+}
+
+func starting(t *testing.T, o WatchOptions) *Watchers {
+	w, err := NewWatchers(o)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -37,7 +41,9 @@ func logging(t *testing.T, a *api, log io.Writer) *Watchers {
 	t.Cleanup(func() {
 		cancel()
 		<-ended
-		w.all[0].transport.CloseIdleConnections()
+		for _, n := range w.all {
+			n.transport.CloseIdleConnections()
+		}
 	})
 	return w
 }

@@ -35,6 +35,11 @@ func TestSomebodysCluster(t *testing.T) {
 	kubeconfig := "--kube-apiserver=" + cp.Kubeconfig(t, cp.AdminConfig())
 	theirs := cp.Namespace(t)
 	change := makeSlice(t, cp, theirs)
+	changing := func(t *testing.T, pause time.Duration) {
+		ended := make(chan error, 1)
+		go func() { ended <- change(t.Context(), pause) }()
+		t.Cleanup(func() { require.ErrorIs(t, <-ended, context.Canceled) })
+	}
 	ownState := func() (out []string) {
 		all, err := cp.Client().DiscoveryV1().EndpointSlices("").List(t.Context(), metav1.ListOptions{})
 		require.NoError(t, err)
@@ -48,12 +53,8 @@ func TestSomebodysCluster(t *testing.T) {
 	peers := map[string]report.Peer{"watchers": report.KubeAPIServer, "slicecast": report.Slicecast}
 	for name, peer := range peers {
 		t.Run("observed by "+name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- change(ctx) }()
+			changing(t, 100*time.Millisecond)
 			r := run(t, peer, "--nodes=3", "--duration=2s", kubeconfig)
-			cancel()
-			require.ErrorIs(t, <-ended, context.Canceled)
 			changes := r.Repeats[0].Phases[1]
 			require.Greater(t, changes.Latency.Count, int64(3))
 			require.Zero(t, changes.Changes, "nobody knows")
@@ -77,10 +78,11 @@ func TestSomebodysCluster(t *testing.T) {
 		require.Nil(t, r.Repeats[0].Phases[1].ServerCPU)
 		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "needs to get the non-resource URL /metrics")
 	})
-	// Both in the same one: what comes second waits until the cluster has removed what was first.
+	// Both in the same one: what comes second waits until the cluster has removed what was first. Others change theirs meanwhile.
 	const namespace = "loadtest-written"
 	for name, peer := range peers {
 		t.Run("with a namespace, by "+name, func(t *testing.T) {
+			changing(t, time.Millisecond)
 			r := run(t, peer, slices.Concat(small, []string{
 				"--scenario=rolling-update", "--rate=200", kubeconfig, "--write-namespace=" + namespace, "--nodes-per-process=4",
 			})...)
@@ -187,7 +189,7 @@ func TestServersWatchOwnAPIServer(t *testing.T) {
 func TestStreamedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	for peer, want := range map[report.Peer]int{
-		report.KubeAPIServer: 3, // each node's
+		report.KubeAPIServer: 4, // each node's, and that of the truth at the end
 		report.Slicecast:     2, // the server's, and that of the truth at the end
 	} {
 		before := streamedLists(t, cp)
@@ -269,8 +271,8 @@ func awaitGone(t *testing.T, cp *controlplane.ControlPlane, namespace string) {
 	}, 2*time.Minute, 100*time.Millisecond)
 }
 
-// makeSlice makes a Service with a slice that nobody else cares for, and gives what changes it until its context ends.
-func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (change func(context.Context) error) {
+// makeSlice makes a Service with a slice that nobody else cares for, and gives what changes it, with pauses, until its context ends.
+func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (change func(context.Context, time.Duration) error) {
 	t.Helper()
 	_, err := cp.Client().CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
@@ -285,7 +287,7 @@ func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (c
 	require.NoError(t, err)
 	s.ResourceVersion = "" // whatever it is by then
 	ready := true
-	return func(ctx context.Context) error {
+	return func(ctx context.Context, pause time.Duration) error {
 		for ctx.Err() == nil {
 			ready = !ready
 			s.Endpoints[0].Conditions.Ready = new(ready)
@@ -295,7 +297,7 @@ func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (c
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(100 * time.Millisecond):
+			case <-time.After(pause):
 			}
 		}
 		return ctx.Err()

@@ -55,11 +55,31 @@ func (f *Fleet) Shards() int {
 	return len(sequences)
 }
 
-// Holds tells whether a node says of itself that it holds the truth, of a state that no longer changes. Check does not take
-// its word for it.
-func (f *Fleet) Holds(m *Member, t Truth) bool {
-	_, digests := f.nodes[m.Index].cache.Digests()
-	return slices.Equal(digests, t.Digests)
+// Holding gives what tells which of some nodes say of themselves that they hold the truth, which is asked for each time: each
+// shard has to be found equal once, as with Check, which does not take their word for it.
+func (f *Fleet) Holding(truth func() Truth) func([]*Member) []*Member {
+	found := make(map[*Member][]bool)
+	return func(members []*Member) (out []*Member) {
+		t := truth()
+		for _, m := range members {
+			_, digests := f.nodes[m.Index].cache.Digests()
+			if len(digests) != len(t.Digests) {
+				continue
+			}
+			equal := found[m]
+			if equal == nil {
+				equal = make([]bool, len(digests))
+				found[m] = equal
+			}
+			for shard, digest := range digests {
+				equal[shard] = equal[shard] || digest == t.Digests[shard]
+			}
+			if !slices.Contains(equal, false) {
+				out = append(out, m)
+			}
+		}
+		return out
+	}
 }
 
 // Check compares every shard of every node with the truth, which is asked for again as long as shards move, until the

@@ -176,6 +176,19 @@ func TestCheckWhileTheStateMoves(t *testing.T) {
 	require.ErrorIs(t, f.Check(ctx, func() Truth { return still }), ErrDiverged)
 }
 
+// TestHolding has a truth that is the nodes' at the second look only.
+func TestHolding(t *testing.T) {
+	f := connected(t, 2, (&oneShard{epoch: 1, sequence: 3}).serve(t))
+	truth := TruthOf([]model.Object{web(81)}, 1)
+	holding := f.Holding(func() Truth { return truth })
+	require.Empty(t, holding(f.Members))
+	truth = TruthOf([]model.Object{web(80)}, 1)
+	require.Equal(t, f.Members, holding(f.Members))
+	truth = TruthOf([]model.Object{web(82)}, 1)
+	require.Equal(t, f.Members, holding(f.Members), "found once")
+	require.Empty(t, f.Holding(func() Truth { return truth })(f.Members))
+}
+
 func TestNodesThatAreAway(t *testing.T) {
 	server := &oneShard{epoch: 1, sequence: 1}
 	address := server.serve(t)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -35,7 +36,7 @@ const (
 	garbagePercent = 400
 	// memoryShare of the machine is what all workers may take before they collect garbage whatever they were told.
 	memoryShare = 2
-	// look is the pause between looks for nodes that hold the state although they were not told of each change.
+	// look is the pause between looks for nodes that hold the state although they were not told of each change, and for what was written.
 	look = 500 * time.Millisecond
 )
 
@@ -222,6 +223,9 @@ func (w *Worker) Received(_ struct{}, r *Received) error {
 
 // delivered waits until each node has got each change, or holds the state after all of them.
 func (w *Worker) delivered(window *fleet.Window) error {
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed
 	looks := time.NewTicker(look)
 	defer looks.Stop()
 	for {
@@ -234,35 +238,33 @@ func (w *Worker) delivered(window *fleet.Window) error {
 			if now.Before(w.last.Add(time.Second)) || len(window.Behind()) == 0 {
 				continue
 			}
-			holds, err := w.holds(w.ctx)
-			if err != nil {
-				return err
-			}
-			for _, m := range window.Behind() {
-				if holds(m) {
-					window.Finish(m, time.Now())
+			if holding == nil {
+				var err error
+				if holding, err = w.holding(ctx); err != nil {
+					return err
 				}
+			}
+			for _, m := range holding(window.Behind()) {
+				window.Finish(m, time.Now())
 			}
 		}
 	}
 }
 
-// holds gives what tells whether a node says of itself that it holds the state after the last change.
-func (w *Worker) holds(ctx context.Context) (func(*fleet.Member) bool, error) {
+// holding gives what tells which of some nodes hold the state after the last change, until the context ends.
+func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Member, error) {
 	if w.watchers != nil {
-		return w.watchers.Holds(ctx)
+		holding, done, err := w.watchers.Holding(ctx)
+		if err == nil {
+			w.running.Go(func() { <-done })
+		}
+		return holding, err
 	}
 	truth, err := w.truth(ctx)
-	return func(m *fleet.Member) bool { return w.fleet.Holds(m, truth) }, err
-}
-
-// truth is the state after the last change, as the API server has it, or as it was generated.
-func (w *Worker) truth(ctx context.Context) (fleet.Truth, error) {
-	if w.setup.Kubeconfig == "" {
-		return fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards()), nil
+	if err != nil {
+		return nil, err
 	}
-	objects, err := apiserver.State(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName)
-	return fleet.TruthOf(objects, w.fleet.Shards()), err
+	return w.fleet.Holding(truth), nil
 }
 
 // Sample tells how things stand.
@@ -320,30 +322,38 @@ func (w *Worker) check(ctx context.Context, c *Checked) error {
 		return w.watchers.Check(ctx)
 	}
 	c.Shards = w.fleet.Shards()
-	truth, err := w.lastTruth(ctx)
+	truth, err := w.truth(ctx)
 	if err != nil {
 		return err
 	}
 	return w.fleet.Check(ctx, truth)
 }
 
-// lastTruth gives what tells the truth at the end, also where others go on changing it. What follows it ends with the context.
-func (w *Worker) lastTruth(ctx context.Context) (func() fleet.Truth, error) {
+// truth gives what tells the state after the last change, also where others go on changing it. What follows it ends with the context.
+func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 	switch {
-	case w.cluster != nil:
-		truth, err := w.truth(ctx)
-		return func() fleet.Truth { return truth }, err
 	case w.setup.Kubeconfig != "":
 		mirror, done, err := apiserver.StartMirror(ctx, w.setup.Kubeconfig, w.setup.ServiceProxyName, w.log)
 		if err != nil {
 			return nil, err
 		}
 		w.running.Go(func() { <-done })
+		for w.cluster != nil && !written(mirror.Objects(), w.cluster.Objects(), w.setup.Cluster.Namespace) {
+			select {
+			case <-ctx.Done():
+				return nil, fmt.Errorf("the API server's watches do not bring what was written to the namespace %s; see that it answers, and that nobody else "+
+					"writes there: %w", w.setup.Cluster.Namespace, ctx.Err())
+			case <-time.After(look):
+			}
+		}
 		return func() fleet.Truth {
 			truth := fleet.TruthOf(mirror.Objects(), w.fleet.Shards())
 			truth.Moving = true
 			return truth
 		}, nil
+	case w.cluster != nil:
+		truth := fleet.TruthOf(w.cluster.Objects(), w.fleet.Shards())
+		return func() fleet.Truth { return truth }, nil
 	}
 	reference, done, err := w.fleet.StartReference(ctx)
 	if err != nil {
@@ -351,6 +361,33 @@ func (w *Worker) lastTruth(ctx context.Context) (func() fleet.Truth, error) {
 	}
 	w.running.Go(func() { <-done })
 	return reference.Truth, nil
+}
+
+// written tells whether a state is as the run has left the namespace that it writes to, or newer: a watch may begin with an old list.
+func written(state, left []model.Object, namespace string) bool {
+	triggers := make(map[model.Key]int64)
+	for _, o := range left {
+		triggers[o.Key()] = triggerOf(o)
+	}
+	for _, o := range state {
+		if o.Key().Namespace != namespace {
+			continue
+		}
+		trigger, is := triggers[o.Key()]
+		if !is || triggerOf(o) < trigger {
+			return false
+		}
+		delete(triggers, o.Key())
+	}
+	return len(triggers) == 0
+}
+
+// triggerOf is when what led to a slice's state has happened; Services do not change.
+func triggerOf(o model.Object) int64 {
+	if s, ok := o.(*model.Slice); ok {
+		return s.LastChangeTriggerTimeMS
+	}
+	return 0
 }
 
 // Floor connects raw clients.
