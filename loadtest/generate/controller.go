@@ -46,8 +46,8 @@ func (s *slice) object(of *service) *model.Slice {
 
 // sync has a Service's slices hold its pods after some have gone, changed their conditions or come, by the rules of the
 // EndpointSlice controller's reconciler: what goes and what changes is changed where it is; slices that change anyway are
-// filled up, the fullest first; what is then left goes into the slice that it fills best, or into new ones. A slice that
-// would be removed while another is made takes the other's place. It gives the slices that are different, and those removed.
+// filled up, the fullest first; what is then left goes into the slice that it fills best, or into new ones. Slices that
+// would be removed take the place of new ones, the last of these first. It gives the slices that are different, and those removed.
 func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions, come []model.Endpoint) (changed, removed []*slice) {
 	var same, emptied []*slice
 	for _, slice := range s.slices {
@@ -58,7 +58,7 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 		}
 		if len(conditions) > 0 {
 			for i := range slice.endpoints {
-				if c, ok := conditions[slice.endpoints[i].Address]; ok {
+				if c, ok := conditions[slice.endpoints[i].Address]; ok && c != slice.endpoints[i].Conditions {
 					slice.endpoints[i].Conditions = c
 					different = true
 				}
@@ -84,30 +84,29 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 	for _, slice := range fullest {
 		fill(slice)
 	}
+	var made []*slice
 	for len(come) > 0 {
-		into := -1
-		if len(come) < sliceSize {
-			into = bestFit(same, len(come))
-		}
-		switch {
-		case into >= 0:
+		if into := bestFit(same, len(come)); into >= 0 {
 			changed = append(changed, same[into])
+			fill(same[into])
 			same = slices.Delete(same, into, into+1)
-		case len(emptied) > 0:
-			changed = append(changed, emptied[0])
-			emptied = emptied[1:]
-		default:
-			changed = append(changed, &slice{name: fmt.Sprintf("%s-%05x", s.object.Name, s.made)})
-			s.made++
+		} else {
+			made = append(made, &slice{})
+			fill(made[len(made)-1])
 		}
-		fill(changed[len(changed)-1])
 	}
-	if len(changed)+len(same) == 0 { // a Service has one slice at least
-		if len(emptied) == 0 {
-			emptied = []*slice{{name: fmt.Sprintf("%s-%05x", s.object.Name, s.made)}}
+	if len(changed)+len(same)+len(made) == 0 { // a Service has one slice at least
+		made = append(made, &slice{})
+	}
+	for i, slice := range made {
+		if len(made)-i <= len(emptied) {
+			emptied[0].endpoints = slice.endpoints
+			slice, emptied = emptied[0], emptied[1:]
+		} else {
+			slice.name = fmt.Sprintf("%s-%05x", s.object.Name, s.made)
 			s.made++
 		}
-		changed, emptied = emptied[:1], emptied[1:]
+		changed = append(changed, slice)
 	}
 	s.slices = slices.Concat(same, changed)
 	slices.SortFunc(s.slices, func(a, b *slice) int { return cmp.Compare(a.name, b.name) })
