@@ -17,7 +17,8 @@
 // # Changes
 //
 // Replace reads the table, the virtual services and the device's addresses, and changes what differs. The table has the
-// numbers of the virtual services with the names of their Service ports, so another process keeps them. Backends are there
+// numbers of the virtual services with the names of their Service ports, so another process keeps them. That a virtual service
+// is ours it says itself, by its mark or by a flag: so none is left behind, whenever a process ends. Backends are there
 // before the table leads to them and leave after it, so nobody is led to what is not there; what one Apply changes in the
 // table changes at once for each packet.
 //

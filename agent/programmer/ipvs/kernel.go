@@ -339,7 +339,7 @@ func (p *Programmer) cleanup(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
-	named, led := map[serviceKey]bool{}, ledFrontends{}
+	led := ledFrontends{}
 	for _, t := range tables {
 		if t.Name != Table {
 			continue
@@ -352,11 +352,6 @@ func (p *Programmer) cleanup(context.Context) error {
 		held, _, err := p.tables.read(l)
 		if err != nil {
 			return err
-		}
-		for k := range held {
-			if k.set == setAffinity {
-				named[l.affinityKey(k.key)] = true
-			}
 		}
 		led.addTable(family, held)
 		p.tables.conn.DelTable(t)
@@ -373,7 +368,7 @@ func (p *Programmer) cleanup(context.Context) error {
 	}
 	x := newChange()
 	for _, s := range services {
-		if k, ok := keyOf(s); ok && (k.number != 0 || named[k]) {
+		if k, ok := ours(s); ok {
 			x.removeService(k)
 		}
 	}

@@ -239,6 +239,61 @@ func TestAffinity(t *testing.T) {
 	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
 }
 
+// TestInterrupted holds that virtual services by address do not outlive their Service ports where a change of them ends halfway, before or after the
+// table has changed.
+func TestInterrupted(t *testing.T) {
+	c := newCluster(t, Options{})
+	sticky := func(name string, last byte) *view.ServicePort {
+		p := c.web(name, model.IPv4, last, 0)
+		p.Affinity = time.Hour
+		return p
+	}
+	plain := c.web("plain", model.IPv4, 1, 1)
+	services := func() int {
+		t.Helper()
+		all, err := c.ipvs.GetServices()
+		require.NoError(t, err)
+		return len(all)
+	}
+	begin := func() {
+		t.Helper()
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		held := sticky("held", 2)
+		held.Frontends = held.Frontends[1:]
+		c.set(plain, held)
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		require.Equal(t, 2, services())
+	}
+	// Addresses can be neither given to the device nor taken from it.
+	interrupted := func(said string, changes ...view.Change) {
+		t.Helper()
+		_, err := c.a.Run(t.Context(), "ip", "link", "del", Device)
+		require.NoError(t, err)
+		require.ErrorContains(t, c.Apply(t.Context(), changes), said)
+		delete(c.state.Ports, serviceID("held", model.TCP, model.IPv4))
+	}
+	departs := func() {
+		interrupted("give "+Device+" the address", view.Change{Before: c.state.Ports[serviceID("held", model.TCP, model.IPv4)]},
+			view.Change{After: sticky("new", 3)})
+	}
+	arrives := func() {
+		interrupted("take the address", view.Change{Before: plain}, view.Change{After: sticky("new", 3)})
+	}
+	for name, interrupt := range map[string]func(){"after": departs, "before": arrives} {
+		for _, again := range []*inHost{c.inHost, newInHost(t, c.a.Host, Options{})} {
+			begin()
+			interrupt()
+			require.Greater(t, services(), 2, name)
+			require.NoError(t, again.Replace(t.Context(), c.state), name)
+			require.Equal(t, 1, services(), name)
+		}
+		begin()
+		interrupt()
+		require.NoError(t, c.Cleanup(t.Context()))
+		require.Zero(t, services(), name)
+	}
+}
+
 // TestDrain holds that connections to a backend that is gone go on while they last, and those of UDP do not.
 func TestDrain(t *testing.T) {
 	c := newCluster(t, Options{})

@@ -140,7 +140,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	p.layouts, p.lacking = map[model.Family]*layout{}, map[string]bool{}
 	x := newChange()
-	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
+	numbers := map[string]uint32{}
 	for _, family := range p.families {
 		l := newLayout(family, state.Node, p.options.MasqueradeMark)
 		p.layouts[family] = l
@@ -150,11 +150,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		}
 		x.held[family], x.rules[family] = held, !whole
 		for k, e := range held {
-			switch k.set {
-			case setServices:
+			if k.set == setServices {
 				numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
-			case setAffinity:
-				named[l.affinityKey(k.key)] = true
 			}
 		}
 	}
@@ -165,11 +162,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 				numbers[serviceComment(known.port.ID, role(r))] = number
 			}
 		}
-		for _, v := range p.services(known) {
-			named[v.serviceKey] = true
-		}
 	}
-	services, err := p.readServices(func(k serviceKey) bool { return named[k] })
+	services, err := p.readServices()
 	if err != nil {
 		return err
 	}
@@ -446,11 +440,6 @@ func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, 
 func (p *Programmer) wantOwn(to elements, of *programmed) {
 	l := p.layouts[of.port.ID.Family]
 	own(of.port, of.numbers, l.node.Pods.Of(l.family), func(k elementKey, e element) { to[k] = e })
-	for _, v := range p.services(of) {
-		if v.number == 0 {
-			to[elementKey{setAffinity, addressKey(v.address) + portKey(v.protocol, v.port)}] = element{comment: of.port.ID.String()}
-		}
-	}
 }
 
 // number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still

@@ -23,10 +23,13 @@ const (
 	// hashPort has the scheduler mh take the source's port into account as well, so that one client's connections
 	// go to different backends.
 	hashPort = 0x10
+	// tagged says that a virtual service by address is ours, from when it is made until it is removed, whatever becomes of us in
+	// between. It is a flag for schedulers, and none of them knows it.
+	tagged = 0x20
 )
 
 // ourFlags are the flags that we set; others are the kernel's.
-const ourFlags = persistent | hashOthers | hashPort
+const ourFlags = persistent | hashOthers | hashPort | tagged
 
 // serviceKey names a virtual service of IPVS: by the number in its mark or, if that is 0, by address and port.
 type serviceKey struct {
@@ -72,6 +75,9 @@ func (v *virtual) moby() *mobyipvs.Service {
 	case "mh":
 		s.Flags |= hashOthers | hashPort
 	}
+	if v.number == 0 {
+		s.Flags |= tagged
+	}
 	if v.affinity > 0 {
 		s.Flags |= persistent
 		s.Timeout = uint32(v.affinity / time.Second)
@@ -92,7 +98,13 @@ func same(have, want *mobyipvs.Service) bool {
 	return have.SchedName == want.SchedName && have.Flags&ourFlags == want.Flags && (want.Flags&persistent == 0 || have.Timeout == want.Timeout)
 }
 
-// keyOf names a virtual service that the kernel has; ok is false for one of a protocol that no Service has.
+// ours names a virtual service that the kernel has; ok is false for one that is not ours.
+func ours(s *mobyipvs.Service) (k serviceKey, ok bool) {
+	k, ok = keyOf(s)
+	return k, ok && (k.number != 0 || s.Flags&tagged != 0)
+}
+
+// keyOf names a virtual service that the kernel has; ok is false for one of a mark or of a protocol that no Service has.
 func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	k.family = model.IPv4
 	if s.AddressFamily == unix.AF_INET6 {
@@ -119,8 +131,8 @@ type heldService struct {
 	backends []heldBackend // ascending
 }
 
-// readServices gives the virtual services that are ours: those with our marks, and of others the ones that named tells.
-func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*heldService, error) {
+// readServices gives the virtual services that are ours.
+func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 	all, err := p.ipvs.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
@@ -128,8 +140,8 @@ func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*
 	held := map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
-		k, ok := keyOf(s)
-		if !ok || k.number == 0 && !named(k) {
+		k, ok := ours(s)
+		if !ok {
 			continue
 		}
 		if space, err = p.readBackends(space[:0], k); err != nil {
