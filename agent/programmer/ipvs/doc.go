@@ -23,5 +23,6 @@
 // table changes at once for each packet.
 //
 // A backend that is gone gets the weight 0: its TCP connections go on until they end or a limit passes. Those of UDP move at
-// once. Connections to a Service that is gone end, as its addresses do.
+// once. Connections to a Service that is gone end, as its addresses do. Those of a Service port that is renamed go on: one that
+// comes gets the virtual services of one that goes and had a frontend of it.
 package ipvs

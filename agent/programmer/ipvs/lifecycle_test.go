@@ -294,6 +294,115 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestOpenConnections holds that connections go on when their Service port gets another name, and those of TCP when affinity comes or goes, with
+// changes and with a Replace by another process.
+func TestOpenConnections(t *testing.T) {
+	c := newCluster(t, Options{})
+	web := c.web("web", model.IPv4, 1, 0, 2)
+	dns := c.web("dns", model.IPv4, 2)
+	dns.ID.Protocol, dns.Cluster = model.UDP, c.backends(model.IPv4, udpPort, 0, 2)
+	for i, f := range dns.Frontends {
+		dns.Frontends[i] = everywhere(f, view.Cluster, f.Kind == view.NodePort)
+	}
+	sticky := c.web("sticky", model.IPv4, 3, 0, 2)
+	sticky.Affinity = time.Hour
+	c.set(web, dns, sticky)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+
+	type open struct {
+		*testenv.Conn
+		proto testenv.Proto
+		to    netip.AddrPort
+		pod   string
+	}
+	var all []*open
+	dial := func() {
+		t.Helper()
+		for _, of := range all {
+			of.Close()
+		}
+		all = nil
+		for last, proto := range map[byte]testenv.Proto{1: testenv.TCP, 2: testenv.UDP, 3: testenv.TCP} {
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip(model.IPv4, last), servicePort), netip.AddrPortFrom(c.a.IPv4, 30000+uint16(last))} {
+				conn, err := c.client.Dial(t.Context(), proto, to, patient)
+				require.NoError(t, err)
+				reply, err := conn.Echo(t.Context(), "begin")
+				require.NoError(t, err)
+				all = append(all, &open{conn, proto, to, reply.Name})
+			}
+		}
+	}
+	goOn := func(what string, proto testenv.Proto) {
+		t.Helper()
+		for _, of := range all {
+			if of.proto == proto {
+				reply, err := of.Echo(t.Context(), "go on")
+				require.NoError(t, err, "%s: %v", what, of.to)
+				require.Equal(t, of.pod, reply.Name, "%s: %v", what, of.to)
+			}
+			r := c.client.Probe(t.Context(), of.proto, of.to, 2, patient)
+			require.True(t, r.All(testenv.Answered), "%s: new ones to %v: %v", what, of.to, r)
+		}
+	}
+	current := c.inHost
+	program := map[string]func(what string, changes ...view.Change){
+		"changes": func(what string, changes ...view.Change) {
+			require.NoError(t, current.Apply(t.Context(), changes), what)
+		},
+		"another process": func(what string, _ ...view.Change) {
+			current = newInHost(t, c.a.Host, Options{})
+			require.NoError(t, current.Replace(t.Context(), c.state), what)
+		},
+	}
+	for how, program := range program {
+		dial()
+		for _, name := range []string{"http", "p"} {
+			var changes []view.Change
+			for id, port := range c.state.Ports {
+				renamed := *port
+				renamed.ID.Port = name
+				changes = append(changes, view.Change{Before: port}, view.Change{After: &renamed})
+				delete(c.state.Ports, id)
+			}
+			for _, change := range changes {
+				if change.After != nil {
+					c.set(change.After)
+				}
+			}
+			what := "renamed to " + name + " by " + how
+			program(what, changes...)
+			goOn(what, testenv.TCP)
+			goOn(what, testenv.UDP)
+		}
+		for range 2 {
+			var changes []view.Change
+			for _, port := range c.state.Ports {
+				toggled := *port
+				toggled.Affinity = time.Hour - port.Affinity
+				changes = append(changes, view.Change{Before: port, After: &toggled})
+			}
+			for _, change := range changes {
+				c.set(change.After)
+			}
+			what := "affinity toggled by " + how
+			program(what, changes...)
+			goOn(what, testenv.TCP)
+		}
+	}
+	draining := func() (n int) {
+		for _, of := range current.draining {
+			n += len(of)
+		}
+		return n
+	}
+	require.Equal(t, 6, draining(), "to two backends each: by the mark of one, by two addresses of the other")
+	current.endDrains(time.Now().Add(DefaultDrainLimit))
+	require.Zero(t, draining())
+	for _, of := range all {
+		of.Close()
+	}
+}
+
 // TestDrain holds that connections to a backend that is gone go on while they last, and those of UDP do not.
 func TestDrain(t *testing.T) {
 	c := newCluster(t, Options{})

@@ -121,8 +121,8 @@ var _ programmer.Monitor = (*Programmer)(nil)
 
 // programmed is a Service port that the kernel has.
 type programmed struct {
-	port    *view.ServicePort
-	numbers ids
+	port *view.ServicePort
+	identity
 	refused bool // IPVS has refused some of it, since the last Replace
 }
 
@@ -159,7 +159,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	for _, known := range p.ports {
 		for r, number := range known.numbers {
 			if number != 0 {
-				numbers[serviceComment(known.port.ID, role(r))] = number
+				numbers[serviceComment(known.port.ID.String(), role(r))] = number
 			}
 		}
 	}
@@ -180,17 +180,24 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	for _, number := range numbers {
 		p.taken[number] = true
 	}
+	left := leftIn(x.held, state, numbers)
 	for id, port := range state.Ports {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
-		now := &programmed{port: port}
-		for r := range roles {
-			if number := numbers[serviceComment(id, r)]; services[serviceKey{family: id.Family, number: number}] != nil {
-				now.numbers[r] = number
+		now := &programmed{port: port, identity: identity{numbers: numbersOf(id.String(), numbers)}}
+		if now.numbers == (ids{}) {
+			left.inherit(now)
+		}
+		for r, number := range now.numbers {
+			if services[serviceKey{family: id.Family, number: number}] == nil {
+				now.numbers[r] = 0
 			}
 		}
-		p.giveNumbers(now)
+		for k := range p.byAddress(port) {
+			now.addressed = now.addressed || services[k] != nil
+		}
+		p.identify(now)
 		for _, v := range p.services(now) {
 			p.replaceService(x, v, services[v.serviceKey])
 			delete(services, v.serviceKey)
@@ -244,13 +251,53 @@ func (p *Programmer) arrives(a netip.Addr) bool {
 	return !own
 }
 
-// giveNumbers gives numbers to the virtual services that need one. A Service port keeps them as long as it is there: also
-// without backends, as connections may go on.
-func (p *Programmer) giveNumbers(now *programmed) {
+// numbersOf gives the numbers of the virtual services of a Service port with this name.
+func numbersOf(name string, numbers map[string]uint32) (of ids) {
 	for r := range roles {
-		if now.port.Affinity > 0 {
-			now.numbers[r] = 0
-		} else if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
+		of[r] = numbers[serviceComment(name, r)]
+	}
+	return of
+}
+
+// leftIn gives what Service ports leave that the tables have and the state has not.
+func leftIn(tables map[model.Family]elements, state view.State, numbers map[string]uint32) estate {
+	stay, used := make(map[string]bool, len(state.Ports)), map[uint32]bool{}
+	for id := range state.Ports {
+		name := id.String()
+		stay[name] = true
+		for _, number := range numbersOf(name, numbers) {
+			used[number] = true // also where it was left in a Replace that failed
+		}
+	}
+	found, left := estate{}, map[string]*identity{}
+	for family, held := range tables {
+		for k, e := range held {
+			name := e.comment
+			if k.set != others.frontends() && k.set != others.nodePorts() || stay[name] {
+				continue
+			}
+			if left[name] == nil {
+				left[name] = &identity{}
+				for r, number := range numbersOf(name, numbers) {
+					if !used[number] {
+						left[name].numbers[r] = number
+					}
+				}
+			}
+			found.leave(family, k, left[name])
+		}
+	}
+	return found
+}
+
+// identify gives a Service port the virtual services that it needs and has not.
+func (p *Programmer) identify(now *programmed) {
+	if now.port.Affinity > 0 {
+		now.addressed = true
+		return
+	}
+	for r := range roles {
+		if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
 			now.numbers[r] = p.number()
 		}
 	}
@@ -310,6 +357,12 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	x := newChange()
 	touched := map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}} // how much more of each
 	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
+	left := estate{}
+	for _, c := range changes {
+		if was := p.ports[c.ID()]; was != nil && c.After == nil {
+			left.leaveAll(was)
+		}
+	}
 	for _, c := range changes {
 		id := c.ID()
 		if p.layouts[id.Family] == nil {
@@ -320,9 +373,11 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		if c.After != nil {
 			now = &programmed{port: c.After}
 			if was != nil {
-				now.numbers, now.refused = was.numbers, was.refused
+				now.identity, now.refused = was.identity, was.refused
+			} else {
+				left.inherit(now)
 			}
-			p.giveNumbers(now)
+			p.identify(now)
 			p.ports[id] = now
 		}
 		if was != nil && now != nil && sameTable(was, now) {
@@ -360,7 +415,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 // sameTable tells whether two states of a Service port have the same virtual services, and the same elements of their own.
 func sameTable(was, now *programmed) bool {
 	a, b := was.port.Frontends, now.port.Frontends
-	return was.numbers == now.numbers && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
+	return was.identity == now.identity && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
 		len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
 }
 

@@ -3,6 +3,7 @@ package ipvs
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -156,36 +157,55 @@ func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 
 // services gives the virtual services of a Service port. Without affinity it is one for each set of backends, by mark,
 // for all of its frontends. IPVS knows no affinity for marks where the port changes, too (ip_vs_sched_persist keeps the
-// port that the packet came for): so with affinity it is one for each address, to which Others' target applies.
+// port that the packet came for): so with affinity it is one for each address, to which Others' target applies. Those of before that
+// affinity came or went have no backends.
 func (p *Programmer) services(of *programmed) (list []*virtual) {
 	if of == nil {
 		return nil
 	}
 	id := of.port.ID
-	add := func(k serviceKey, backends view.Backends) {
-		k.family = id.Family
-		v := &virtual{serviceKey: k, affinity: of.port.Affinity, backends: backends, owner: id}
+	add := func(k serviceKey, affinity time.Duration, backends view.Backends) {
+		v := &virtual{serviceKey: k, affinity: affinity, backends: backends, owner: id}
 		v.scheduler, v.fault = p.scheduler(of.port, backends.Len())
 		list = append(list, v)
 	}
-	if of.port.Affinity == 0 {
-		for r, number := range of.numbers {
-			if number != 0 {
-				add(serviceKey{number: number}, role(r).backends(of.port))
-			}
+	for r, number := range of.numbers {
+		var backends view.Backends
+		if of.port.Affinity == 0 {
+			backends = role(r).backends(of.port)
 		}
+		if number != 0 {
+			add(serviceKey{family: id.Family, number: number}, 0, backends)
+		}
+	}
+	if !of.addressed {
 		return list
 	}
-	for _, f := range of.port.Frontends {
-		addresses := []netip.Addr{f.Address}
-		if f.Kind == view.NodePort {
-			addresses = p.nodeAddresses[id.Family]
+	for k, f := range p.byAddress(of.port) {
+		var backends view.Backends
+		if of.port.Affinity > 0 {
+			backends = affinitySet(of.port, f)
 		}
-		for _, a := range addresses {
-			add(serviceKey{address: a, protocol: id.Protocol, port: f.Port}, affinitySet(of.port, f))
-		}
+		add(k, of.port.Affinity, backends)
 	}
 	return list
+}
+
+// byAddress names the virtual services by address that a Service port may have, with their frontends.
+func (p *Programmer) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Frontend] {
+	return func(yield func(serviceKey, view.Frontend) bool) {
+		for _, f := range port.Frontends {
+			addresses := []netip.Addr{f.Address}
+			if f.Kind == view.NodePort {
+				addresses = p.nodeAddresses[port.ID.Family]
+			}
+			for _, a := range addresses {
+				if !yield(serviceKey{family: port.ID.Family, address: a, protocol: port.ID.Protocol, port: f.Port}, f) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.
