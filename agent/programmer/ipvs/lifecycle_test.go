@@ -615,6 +615,27 @@ func TestSettings(t *testing.T) {
 	require.NotZero(t, config.TimeoutTCPFin)
 }
 
+// TestSlowReuse holds which kernels have their connections' reuse set as kube-proxy sets it; a newer one's is left as it is.
+func TestSlowReuse(t *testing.T) {
+	for release, slow := range map[string]bool{
+		"4.18.0-553.el8.x86_64\n": true, "5.4.0-200-generic\n": true, "5.8.18": true, "5.9.0-rc1": false, "5.10.0-30-amd64\n": false, "6.1.0": false, "10.0": false,
+	} {
+		require.Equal(t, slow, slowReuse(release), release)
+	}
+	c := newCluster(t, Options{})
+	require.NoError(t, c.a.Do(func() error {
+		path := "/proc/sys/" + strings.TrimPrefix(reuseSysctl, "?")
+		for _, value := range []string{"1", "2"} {
+			require.NoError(t, os.WriteFile(path, []byte(value), 0))
+			require.NoError(t, c.Replace(t.Context(), c.state))
+			is, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, value, strings.TrimSpace(string(is)), "the machine's kernel is newer")
+		}
+		return nil
+	}))
+}
+
 // TestMissing holds that what a kernel lacks is all told, with the modules that would help, and that these are asked for.
 func TestMissing(t *testing.T) {
 	loaded := map[string]bool{}
