@@ -17,10 +17,12 @@
 // # Changes
 //
 // Replace reads the table, the virtual services and the device's addresses, and changes what differs. The table has the
-// numbers of the virtual services with the names of their Service ports, so another process keeps them. Backends are there
+// numbers of the virtual services with the names of their Service ports, so another process keeps them. That a virtual service
+// is ours it says itself, by its mark or by a flag: so none is left behind, whenever a process ends. Backends are there
 // before the table leads to them and leave after it, so nobody is led to what is not there; what one Apply changes in the
 // table changes at once for each packet.
 //
 // A backend that is gone gets the weight 0: its TCP connections go on until they end or a limit passes. Those of UDP move at
-// once. Connections to a Service that is gone end, as its addresses do.
+// once. Connections to a Service that is gone end, as its addresses do. Those of a Service port that is renamed go on: one that
+// comes gets the virtual services of one that goes and had a frontend of it.
 package ipvs

@@ -32,9 +32,45 @@ func (r role) backends(port *view.ServicePort) view.Backends {
 // ids are the numbers of a Service port's virtual services; 0: there is none.
 type ids [roles]uint32
 
-// serviceComment names a virtual service, for operators and to find it again after a restart.
-func serviceComment(id view.ServicePortID, r role) string {
-	return id.String() + " " + r.target().String()
+// identity tells which virtual services a Service port has. It keeps them as long as it is there: those that it does not need any more, as
+// affinity came or went, have no backends, but their connections may go on.
+type identity struct {
+	numbers   ids
+	addressed bool // there is one for each of its addresses
+}
+
+// estate is what Service ports that go leave to those that come with one of their frontends, as when a port is renamed: with the virtual
+// services, open connections go on.
+type estate map[model.Family]map[elementKey]*identity
+
+func (e estate) leave(family model.Family, frontend elementKey, left *identity) {
+	if e[family] == nil {
+		e[family] = map[elementKey]*identity{}
+	}
+	e[family][frontend] = left
+}
+
+// leaveAll has a Service port leave all that it has.
+func (e estate) leaveAll(of *programmed) {
+	left := of.identity
+	for _, f := range of.port.Frontends {
+		e.leave(of.port.ID.Family, others.element(of.port.ID.Protocol, f), &left)
+	}
+}
+
+// inherit gives a Service port what one that goes has left, if nobody else got it.
+func (e estate) inherit(now *programmed) {
+	for _, f := range now.port.Frontends {
+		if left := e[now.port.ID.Family][others.element(now.port.ID.Protocol, f)]; left != nil && *left != (identity{}) {
+			now.identity, *left = *left, identity{}
+			return
+		}
+	}
+}
+
+// serviceComment names a virtual service of the Service port with this name, for operators and to find it again after a restart.
+func serviceComment(name string, r role) string {
+	return name + " " + r.target().String()
 }
 
 func protocolNumber(p model.Protocol) byte {
@@ -55,24 +91,31 @@ func portKey(p model.Protocol, port uint16) string {
 
 func addressKey(a netip.Addr) string { return string(a.AsSlice()) }
 
+// element names the element that a frontend has in the class's maps.
+func (c class) element(protocol model.Protocol, f view.Frontend) elementKey {
+	if f.Kind == view.NodePort {
+		return elementKey{c.nodePorts(), portKey(protocol, f.Port)}
+	}
+	return elementKey{c.frontends(), addressKey(f.Address) + portKey(protocol, f.Port)}
+}
+
 // own calls add for each element that no other Service port has: its frontends, the sources of those that not everybody
 // may use, and its virtual services.
 func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey, element)) {
-	name := port.ID.String()
+	name, marks := port.ID.String(), numbers
+	if port.Affinity > 0 {
+		marks = ids{}
+	}
 	for _, f := range port.Frontends {
 		for c := range classes {
 			if c == pods && !withPods {
 				continue
 			}
-			e := element{mark: markOf(c.route(f), numbers)}
+			e := element{mark: markOf(c.route(f), marks)}
 			if c == others {
 				e.comment = name
 			}
-			if f.Kind == view.NodePort {
-				add(elementKey{c.nodePorts(), portKey(port.ID.Protocol, f.Port)}, e)
-			} else {
-				add(elementKey{c.frontends(), addressKey(f.Address) + portKey(port.ID.Protocol, f.Port)}, e)
-			}
+			add(c.element(port.ID.Protocol, f), e)
 		}
 		if len(f.Sources) > 0 {
 			key := addressKey(f.Address) + portKey(port.ID.Protocol, f.Port)
@@ -85,7 +128,7 @@ func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey
 	}
 	for r, number := range numbers {
 		if number != 0 {
-			add(elementKey{setServices, string(host32(markTag | number))}, element{comment: serviceComment(port.ID, role(r))})
+			add(elementKey{setServices, string(host32(markTag | number))}, element{comment: serviceComment(name, role(r))})
 		}
 	}
 }

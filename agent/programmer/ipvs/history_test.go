@@ -28,7 +28,7 @@ func (h *inHost) read(t require.TestingT) (s heldState) {
 		require.True(t, whole)
 		s.Elements[family] = list
 	}
-	services, err := h.readServices(func(serviceKey) bool { return true })
+	services, err := h.readServices()
 	require.NoError(t, err)
 	for k, service := range services {
 		weights := map[netip.AddrPort]uint32{}

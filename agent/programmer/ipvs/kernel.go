@@ -221,6 +221,17 @@ var sysctls = map[string]string{
 	"net/ipv4/ip_forward":                   "1",
 }
 
+// reuseSysctl set to 0 has a new connection from an address and port that IPVS remembers led like the one before, as kube-proxy sets it where
+// slowReuse: otherwise its first packet is dropped there, and the client tries again a second later. Before Linux 4.1 there is no such setting.
+const reuseSysctl = "?net/ipv4/vs/conn_reuse_mode"
+
+// slowReuse tells whether a kernel is older than 5.9, which leads such connections anew at once.
+func slowReuse(release string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
+	return err == nil && (major < 5 || major == 5 && minor < 9)
+}
+
 // strictARP is for StrictARP.
 var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_ignore":   "1",
@@ -230,6 +241,13 @@ var strictARP = map[string]string{
 // SetSysctls does ahead what of a Replace takes a privileged container, as far as it can. IPVS must be loaded, which New has it.
 func SetSysctls(options Options) error {
 	wanted := maps.Clone(sysctls)
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return err
+	}
+	if slowReuse(string(release)) {
+		wanted[reuseSysctl] = "0"
+	}
 	if options.StrictARP {
 		maps.Copy(wanted, strictARP)
 	}
@@ -339,7 +357,7 @@ func (p *Programmer) cleanup(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
-	named, led := map[serviceKey]bool{}, ledFrontends{}
+	led := ledFrontends{}
 	for _, t := range tables {
 		if t.Name != Table {
 			continue
@@ -352,11 +370,6 @@ func (p *Programmer) cleanup(context.Context) error {
 		held, _, err := p.tables.read(l)
 		if err != nil {
 			return err
-		}
-		for k := range held {
-			if k.set == setAffinity {
-				named[l.affinityKey(k.key)] = true
-			}
 		}
 		led.addTable(family, held)
 		p.tables.conn.DelTable(t)
@@ -373,7 +386,7 @@ func (p *Programmer) cleanup(context.Context) error {
 	}
 	x := newChange()
 	for _, s := range services {
-		if k, ok := keyOf(s); ok && (k.number != 0 || named[k]) {
+		if k, ok := ours(s); ok {
 			x.removeService(k)
 		}
 	}

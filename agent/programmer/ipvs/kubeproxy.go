@@ -16,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -58,20 +57,15 @@ func CleanupKubeProxy(ctx context.Context) error {
 		return nil // and asking for IPVS would have it loaded
 	}
 	p := &Programmer{}
+	defer p.close()
 	var err error
 	if p.links, err = netlink.NewHandle(); err != nil {
 		return fmt.Errorf("open a netlink socket: %w", err)
 	}
 	device, err := p.links.LinkByName(KubeProxyDevice)
 	if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) {
-		p.links.Close()
 		return fmt.Errorf("find the device %s: %w", KubeProxyDevice, err)
 	}
-	if p.tables, err = dialTables(); err != nil {
-		p.links.Close()
-		return fmt.Errorf("open a socket for nftables: %w", err)
-	}
-	defer p.close()
 	if err := p.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
@@ -142,10 +136,6 @@ func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours, err := p.affinityServices()
-	if err != nil {
-		return nil, err
-	}
 	all, err := p.ipvs.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
@@ -153,30 +143,12 @@ func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
 	var theirs []*mobyipvs.Service
 	for _, s := range all {
 		k, ok := keyOf(s)
-		if !ok || k.number != 0 || ours[k] || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && p.isLocal(k.address)) {
+		if !ok || k.number != 0 || s.Flags&tagged != 0 || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && p.isLocal(k.address)) {
 			continue
 		}
 		theirs = append(theirs, s)
 	}
 	return theirs, nil
-}
-
-// affinityServices gives our virtual services that are no mark's, as our tables name them.
-func (p *Programmer) affinityServices() (map[serviceKey]bool, error) {
-	ours := map[serviceKey]bool{}
-	for _, family := range []model.Family{model.IPv4, model.IPv6} {
-		l := newLayout(family, view.Node{}, 0)
-		held, _, err := p.tables.read(l)
-		if err != nil {
-			return nil, err
-		}
-		for k := range held {
-			if k.set == setAffinity {
-				ours[l.affinityKey(k.key)] = true
-			}
-		}
-	}
-	return ours, nil
 }
 
 // isLocal tells whether an address is the node's.

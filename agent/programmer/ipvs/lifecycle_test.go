@@ -239,6 +239,170 @@ func TestAffinity(t *testing.T) {
 	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
 }
 
+// TestInterrupted holds that virtual services by address do not outlive their Service ports where a change of them ends halfway, before or after the
+// table has changed.
+func TestInterrupted(t *testing.T) {
+	c := newCluster(t, Options{})
+	sticky := func(name string, last byte) *view.ServicePort {
+		p := c.web(name, model.IPv4, last, 0)
+		p.Affinity = time.Hour
+		return p
+	}
+	plain := c.web("plain", model.IPv4, 1, 1)
+	services := func() int {
+		t.Helper()
+		all, err := c.ipvs.GetServices()
+		require.NoError(t, err)
+		return len(all)
+	}
+	begin := func() {
+		t.Helper()
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		held := sticky("held", 2)
+		held.Frontends = held.Frontends[1:]
+		c.set(plain, held)
+		require.NoError(t, c.Replace(t.Context(), c.state))
+		require.Equal(t, 2, services())
+	}
+	// Addresses can be neither given to the device nor taken from it.
+	interrupted := func(said string, changes ...view.Change) {
+		t.Helper()
+		_, err := c.a.Run(t.Context(), "ip", "link", "del", Device)
+		require.NoError(t, err)
+		require.ErrorContains(t, c.Apply(t.Context(), changes), said)
+		delete(c.state.Ports, serviceID("held", model.TCP, model.IPv4))
+	}
+	departs := func() {
+		interrupted("give "+Device+" the address", view.Change{Before: c.state.Ports[serviceID("held", model.TCP, model.IPv4)]},
+			view.Change{After: sticky("new", 3)})
+	}
+	arrives := func() {
+		interrupted("take the address", view.Change{Before: plain}, view.Change{After: sticky("new", 3)})
+	}
+	for name, interrupt := range map[string]func(){"after": departs, "before": arrives} {
+		for _, again := range []*inHost{c.inHost, newInHost(t, c.a.Host, Options{})} {
+			begin()
+			interrupt()
+			require.Greater(t, services(), 2, name)
+			require.NoError(t, again.Replace(t.Context(), c.state), name)
+			require.Equal(t, 1, services(), name)
+		}
+		begin()
+		interrupt()
+		require.NoError(t, c.Cleanup(t.Context()))
+		require.Zero(t, services(), name)
+	}
+}
+
+// TestOpenConnections holds that connections go on when their Service port gets another name, and those of TCP when affinity comes or goes, with
+// changes and with a Replace by another process.
+func TestOpenConnections(t *testing.T) {
+	c := newCluster(t, Options{})
+	web := c.web("web", model.IPv4, 1, 0, 2)
+	dns := c.web("dns", model.IPv4, 2)
+	dns.ID.Protocol, dns.Cluster = model.UDP, c.backends(model.IPv4, udpPort, 0, 2)
+	for i, f := range dns.Frontends {
+		dns.Frontends[i] = everywhere(f, view.Cluster, f.Kind == view.NodePort)
+	}
+	sticky := c.web("sticky", model.IPv4, 3, 0, 2)
+	sticky.Affinity = time.Hour
+	c.set(web, dns, sticky)
+	require.NoError(t, c.Replace(t.Context(), c.state))
+
+	type open struct {
+		*testenv.Conn
+		proto testenv.Proto
+		to    netip.AddrPort
+		pod   string
+	}
+	var all []*open
+	dial := func() {
+		t.Helper()
+		for _, of := range all {
+			of.Close()
+		}
+		all = nil
+		for last, proto := range map[byte]testenv.Proto{1: testenv.TCP, 2: testenv.UDP, 3: testenv.TCP} {
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip(model.IPv4, last), servicePort), netip.AddrPortFrom(c.a.IPv4, 30000+uint16(last))} {
+				conn, err := c.client.Dial(t.Context(), proto, to, patient)
+				require.NoError(t, err)
+				reply, err := conn.Echo(t.Context(), "begin")
+				require.NoError(t, err)
+				all = append(all, &open{conn, proto, to, reply.Name})
+			}
+		}
+	}
+	goOn := func(what string, proto testenv.Proto) {
+		t.Helper()
+		for _, of := range all {
+			if of.proto == proto {
+				reply, err := of.Echo(t.Context(), "go on")
+				require.NoError(t, err, "%s: %v", what, of.to)
+				require.Equal(t, of.pod, reply.Name, "%s: %v", what, of.to)
+			}
+			r := c.client.Probe(t.Context(), of.proto, of.to, 2, patient)
+			require.True(t, r.All(testenv.Answered), "%s: new ones to %v: %v", what, of.to, r)
+		}
+	}
+	current := c.inHost
+	program := map[string]func(what string, changes ...view.Change){
+		"changes": func(what string, changes ...view.Change) {
+			require.NoError(t, current.Apply(t.Context(), changes), what)
+		},
+		"another process": func(what string, _ ...view.Change) {
+			current = newInHost(t, c.a.Host, Options{})
+			require.NoError(t, current.Replace(t.Context(), c.state), what)
+		},
+	}
+	for how, program := range program {
+		dial()
+		for _, name := range []string{"http", "p"} {
+			var changes []view.Change
+			for id, port := range c.state.Ports {
+				renamed := *port
+				renamed.ID.Port = name
+				changes = append(changes, view.Change{Before: port}, view.Change{After: &renamed})
+				delete(c.state.Ports, id)
+			}
+			for _, change := range changes {
+				if change.After != nil {
+					c.set(change.After)
+				}
+			}
+			what := "renamed to " + name + " by " + how
+			program(what, changes...)
+			goOn(what, testenv.TCP)
+			goOn(what, testenv.UDP)
+		}
+		for range 2 {
+			var changes []view.Change
+			for _, port := range c.state.Ports {
+				toggled := *port
+				toggled.Affinity = time.Hour - port.Affinity
+				changes = append(changes, view.Change{Before: port, After: &toggled})
+			}
+			for _, change := range changes {
+				c.set(change.After)
+			}
+			what := "affinity toggled by " + how
+			program(what, changes...)
+			goOn(what, testenv.TCP)
+		}
+	}
+	draining := func() (n int) {
+		for _, of := range current.draining {
+			n += len(of)
+		}
+		return n
+	}
+	require.Equal(t, 6, draining(), "to two backends each: by the mark of one, by two addresses of the other")
+	current.endDrains(time.Now().Add(DefaultDrainLimit))
+	require.Zero(t, draining())
+	for _, of := range all {
+		of.Close()
+	}
+}
+
 // TestDrain holds that connections to a backend that is gone go on while they last, and those of UDP do not.
 func TestDrain(t *testing.T) {
 	c := newCluster(t, Options{})
@@ -449,6 +613,27 @@ func TestSettings(t *testing.T) {
 	require.Equal(t, 111*time.Second, config.TimeoutTCP)
 	require.Equal(t, 33*time.Second, config.TimeoutUDP)
 	require.NotZero(t, config.TimeoutTCPFin)
+}
+
+// TestSlowReuse holds which kernels have their connections' reuse set as kube-proxy sets it; a newer one's is left as it is.
+func TestSlowReuse(t *testing.T) {
+	for release, slow := range map[string]bool{
+		"4.18.0-553.el8.x86_64\n": true, "5.4.0-200-generic\n": true, "5.8.18": true, "5.9.0-rc1": false, "5.10.0-30-amd64\n": false, "6.1.0": false, "10.0": false,
+	} {
+		require.Equal(t, slow, slowReuse(release), release)
+	}
+	c := newCluster(t, Options{})
+	require.NoError(t, c.a.Do(func() error {
+		path := "/proc/sys/" + strings.TrimPrefix(reuseSysctl, "?")
+		for _, value := range []string{"1", "2"} {
+			require.NoError(t, os.WriteFile(path, []byte(value), 0))
+			require.NoError(t, c.Replace(t.Context(), c.state))
+			is, err := os.ReadFile(path)
+			require.NoError(t, err)
+			require.Equal(t, value, strings.TrimSpace(string(is)), "the machine's kernel is newer")
+		}
+		return nil
+	}))
 }
 
 // TestMissing holds that what a kernel lacks is all told, with the modules that would help, and that these are asked for.

@@ -121,8 +121,8 @@ var _ programmer.Monitor = (*Programmer)(nil)
 
 // programmed is a Service port that the kernel has.
 type programmed struct {
-	port    *view.ServicePort
-	numbers ids
+	port *view.ServicePort
+	identity
 	refused bool // IPVS has refused some of it, since the last Replace
 }
 
@@ -140,7 +140,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	p.layouts, p.lacking = map[model.Family]*layout{}, map[string]bool{}
 	x := newChange()
-	numbers, named := map[string]uint32{}, map[serviceKey]bool{}
+	numbers := map[string]uint32{}
 	for _, family := range p.families {
 		l := newLayout(family, state.Node, p.options.MasqueradeMark)
 		p.layouts[family] = l
@@ -150,11 +150,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		}
 		x.held[family], x.rules[family] = held, !whole
 		for k, e := range held {
-			switch k.set {
-			case setServices:
+			if k.set == setServices {
 				numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
-			case setAffinity:
-				named[l.affinityKey(k.key)] = true
 			}
 		}
 	}
@@ -162,14 +159,11 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	for _, known := range p.ports {
 		for r, number := range known.numbers {
 			if number != 0 {
-				numbers[serviceComment(known.port.ID, role(r))] = number
+				numbers[serviceComment(known.port.ID.String(), role(r))] = number
 			}
 		}
-		for _, v := range p.services(known) {
-			named[v.serviceKey] = true
-		}
 	}
-	services, err := p.readServices(func(k serviceKey) bool { return named[k] })
+	services, err := p.readServices()
 	if err != nil {
 		return err
 	}
@@ -186,17 +180,24 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	for _, number := range numbers {
 		p.taken[number] = true
 	}
+	left := leftIn(x.held, state, numbers)
 	for id, port := range state.Ports {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
-		now := &programmed{port: port}
-		for r := range roles {
-			if number := numbers[serviceComment(id, r)]; services[serviceKey{family: id.Family, number: number}] != nil {
-				now.numbers[r] = number
+		now := &programmed{port: port, identity: identity{numbers: numbersOf(id.String(), numbers)}}
+		if now.numbers == (ids{}) {
+			left.inherit(now)
+		}
+		for r, number := range now.numbers {
+			if services[serviceKey{family: id.Family, number: number}] == nil {
+				now.numbers[r] = 0
 			}
 		}
-		p.giveNumbers(now)
+		for k := range p.byAddress(port) {
+			now.addressed = now.addressed || services[k] != nil
+		}
+		p.identify(now)
 		for _, v := range p.services(now) {
 			p.replaceService(x, v, services[v.serviceKey])
 			delete(services, v.serviceKey)
@@ -250,13 +251,53 @@ func (p *Programmer) arrives(a netip.Addr) bool {
 	return !own
 }
 
-// giveNumbers gives numbers to the virtual services that need one. A Service port keeps them as long as it is there: also
-// without backends, as connections may go on.
-func (p *Programmer) giveNumbers(now *programmed) {
+// numbersOf gives the numbers of the virtual services of a Service port with this name.
+func numbersOf(name string, numbers map[string]uint32) (of ids) {
 	for r := range roles {
-		if now.port.Affinity > 0 {
-			now.numbers[r] = 0
-		} else if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
+		of[r] = numbers[serviceComment(name, r)]
+	}
+	return of
+}
+
+// leftIn gives what Service ports leave that the tables have and the state has not.
+func leftIn(tables map[model.Family]elements, state view.State, numbers map[string]uint32) estate {
+	stay, used := make(map[string]bool, len(state.Ports)), map[uint32]bool{}
+	for id := range state.Ports {
+		name := id.String()
+		stay[name] = true
+		for _, number := range numbersOf(name, numbers) {
+			used[number] = true // also where it was left in a Replace that failed
+		}
+	}
+	found, left := estate{}, map[string]*identity{}
+	for family, held := range tables {
+		for k, e := range held {
+			name := e.comment
+			if k.set != others.frontends() && k.set != others.nodePorts() || stay[name] {
+				continue
+			}
+			if left[name] == nil {
+				left[name] = &identity{}
+				for r, number := range numbersOf(name, numbers) {
+					if !used[number] {
+						left[name].numbers[r] = number
+					}
+				}
+			}
+			found.leave(family, k, left[name])
+		}
+	}
+	return found
+}
+
+// identify gives a Service port the virtual services that it needs and has not.
+func (p *Programmer) identify(now *programmed) {
+	if now.port.Affinity > 0 {
+		now.addressed = true
+		return
+	}
+	for r := range roles {
+		if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
 			now.numbers[r] = p.number()
 		}
 	}
@@ -316,6 +357,12 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	x := newChange()
 	touched := map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}} // how much more of each
 	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
+	left := estate{}
+	for _, c := range changes {
+		if was := p.ports[c.ID()]; was != nil && c.After == nil {
+			left.leaveAll(was)
+		}
+	}
 	for _, c := range changes {
 		id := c.ID()
 		if p.layouts[id.Family] == nil {
@@ -326,9 +373,11 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		if c.After != nil {
 			now = &programmed{port: c.After}
 			if was != nil {
-				now.numbers, now.refused = was.numbers, was.refused
+				now.identity, now.refused = was.identity, was.refused
+			} else {
+				left.inherit(now)
 			}
-			p.giveNumbers(now)
+			p.identify(now)
 			p.ports[id] = now
 		}
 		if was != nil && now != nil && sameTable(was, now) {
@@ -366,7 +415,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 // sameTable tells whether two states of a Service port have the same virtual services, and the same elements of their own.
 func sameTable(was, now *programmed) bool {
 	a, b := was.port.Frontends, now.port.Frontends
-	return was.numbers == now.numbers && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
+	return was.identity == now.identity && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
 		len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
 }
 
@@ -446,11 +495,6 @@ func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, 
 func (p *Programmer) wantOwn(to elements, of *programmed) {
 	l := p.layouts[of.port.ID.Family]
 	own(of.port, of.numbers, l.node.Pods.Of(l.family), func(k elementKey, e element) { to[k] = e })
-	for _, v := range p.services(of) {
-		if v.number == 0 {
-			to[elementKey{setAffinity, addressKey(v.address) + portKey(v.protocol, v.port)}] = element{comment: of.port.ID.String()}
-		}
-	}
 }
 
 // number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still

@@ -92,17 +92,13 @@ func (p *Programmer) refuseNew() error {
 
 // leads tells whether there is an open TCP connection.
 func (p *Programmer) leads() (bool, error) {
-	affinity, err := p.affinityServices()
-	if err != nil {
-		return false, err
-	}
 	all, err := p.ipvs.GetServices()
 	if err != nil {
 		return false, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
 	for _, s := range all {
-		k, ok := keyOf(s)
-		if !ok || k.number == 0 && !affinity[k] {
+		k, ok := ours(s)
+		if !ok {
 			continue
 		}
 		destinations, err := p.ipvs.GetDestinations(s)

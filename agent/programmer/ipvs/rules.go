@@ -89,7 +89,6 @@ const (
 	setSources
 	setHairpins
 	setServices
-	setAffinity
 	setCount
 )
 
@@ -124,20 +123,7 @@ func newLayout(family model.Family, node view.Node, masqBit uint32) *layout {
 	sources.Interval, sources.Concatenation = true, true
 	set(setHairpins, "hairpins", addr, addr)
 	set(setServices, "services", nftables.TypeMark).KeyByteOrder = binaryutil.NativeEndian
-	set(setAffinity, "affinity", addr, proto, port)
 	return l
-}
-
-// affinityKey gives the virtual service that an element of the set of those by address names.
-func (l *layout) affinityKey(key string) serviceKey {
-	a, _ := netip.AddrFromSlice([]byte(key[:l.addrLen]))
-	k := serviceKey{family: l.family, address: a, port: binary.BigEndian.Uint16([]byte(key[l.addrLen+4:]))}
-	for _, p := range []model.Protocol{model.TCP, model.UDP, model.SCTP} {
-		if key[l.addrLen] == protocolNumber(p) {
-			k.protocol = p
-		}
-	}
-	return k
 }
 
 // rule is one rule of a chain. Its comment is what an operator sees.

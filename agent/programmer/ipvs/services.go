@@ -3,6 +3,7 @@ package ipvs
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -23,10 +24,13 @@ const (
 	// hashPort has the scheduler mh take the source's port into account as well, so that one client's connections
 	// go to different backends.
 	hashPort = 0x10
+	// tagged says that a virtual service by address is ours, from when it is made until it is removed, whatever becomes of us in
+	// between. It is a flag for schedulers, and none of them knows it.
+	tagged = 0x20
 )
 
 // ourFlags are the flags that we set; others are the kernel's.
-const ourFlags = persistent | hashOthers | hashPort
+const ourFlags = persistent | hashOthers | hashPort | tagged
 
 // serviceKey names a virtual service of IPVS: by the number in its mark or, if that is 0, by address and port.
 type serviceKey struct {
@@ -72,6 +76,9 @@ func (v *virtual) moby() *mobyipvs.Service {
 	case "mh":
 		s.Flags |= hashOthers | hashPort
 	}
+	if v.number == 0 {
+		s.Flags |= tagged
+	}
 	if v.affinity > 0 {
 		s.Flags |= persistent
 		s.Timeout = uint32(v.affinity / time.Second)
@@ -92,7 +99,13 @@ func same(have, want *mobyipvs.Service) bool {
 	return have.SchedName == want.SchedName && have.Flags&ourFlags == want.Flags && (want.Flags&persistent == 0 || have.Timeout == want.Timeout)
 }
 
-// keyOf names a virtual service that the kernel has; ok is false for one of a protocol that no Service has.
+// ours names a virtual service that the kernel has; ok is false for one that is not ours.
+func ours(s *mobyipvs.Service) (k serviceKey, ok bool) {
+	k, ok = keyOf(s)
+	return k, ok && (k.number != 0 || s.Flags&tagged != 0)
+}
+
+// keyOf names a virtual service that the kernel has; ok is false for one of a mark or of a protocol that no Service has.
 func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	k.family = model.IPv4
 	if s.AddressFamily == unix.AF_INET6 {
@@ -119,8 +132,8 @@ type heldService struct {
 	backends []heldBackend // ascending
 }
 
-// readServices gives the virtual services that are ours: those with our marks, and of others the ones that named tells.
-func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*heldService, error) {
+// readServices gives the virtual services that are ours.
+func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 	all, err := p.ipvs.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
@@ -128,8 +141,8 @@ func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*
 	held := map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
-		k, ok := keyOf(s)
-		if !ok || k.number == 0 && !named(k) {
+		k, ok := ours(s)
+		if !ok {
 			continue
 		}
 		if space, err = p.readBackends(space[:0], k); err != nil {
@@ -144,36 +157,55 @@ func (p *Programmer) readServices(named func(serviceKey) bool) (map[serviceKey]*
 
 // services gives the virtual services of a Service port. Without affinity it is one for each set of backends, by mark,
 // for all of its frontends. IPVS knows no affinity for marks where the port changes, too (ip_vs_sched_persist keeps the
-// port that the packet came for): so with affinity it is one for each address, to which Others' target applies.
+// port that the packet came for): so with affinity it is one for each address, to which Others' target applies. Those of before that
+// affinity came or went have no backends.
 func (p *Programmer) services(of *programmed) (list []*virtual) {
 	if of == nil {
 		return nil
 	}
 	id := of.port.ID
-	add := func(k serviceKey, backends view.Backends) {
-		k.family = id.Family
-		v := &virtual{serviceKey: k, affinity: of.port.Affinity, backends: backends, owner: id}
+	add := func(k serviceKey, affinity time.Duration, backends view.Backends) {
+		v := &virtual{serviceKey: k, affinity: affinity, backends: backends, owner: id}
 		v.scheduler, v.fault = p.scheduler(of.port, backends.Len())
 		list = append(list, v)
 	}
-	if of.port.Affinity == 0 {
-		for r, number := range of.numbers {
-			if number != 0 {
-				add(serviceKey{number: number}, role(r).backends(of.port))
-			}
+	for r, number := range of.numbers {
+		var backends view.Backends
+		if of.port.Affinity == 0 {
+			backends = role(r).backends(of.port)
 		}
+		if number != 0 {
+			add(serviceKey{family: id.Family, number: number}, 0, backends)
+		}
+	}
+	if !of.addressed {
 		return list
 	}
-	for _, f := range of.port.Frontends {
-		addresses := []netip.Addr{f.Address}
-		if f.Kind == view.NodePort {
-			addresses = p.nodeAddresses[id.Family]
+	for k, f := range p.byAddress(of.port) {
+		var backends view.Backends
+		if of.port.Affinity > 0 {
+			backends = affinitySet(of.port, f)
 		}
-		for _, a := range addresses {
-			add(serviceKey{address: a, protocol: id.Protocol, port: f.Port}, affinitySet(of.port, f))
-		}
+		add(k, of.port.Affinity, backends)
 	}
 	return list
+}
+
+// byAddress names the virtual services by address that a Service port may have, with their frontends.
+func (p *Programmer) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Frontend] {
+	return func(yield func(serviceKey, view.Frontend) bool) {
+		for _, f := range port.Frontends {
+			addresses := []netip.Addr{f.Address}
+			if f.Kind == view.NodePort {
+				addresses = p.nodeAddresses[port.ID.Family]
+			}
+			for _, a := range addresses {
+				if !yield(serviceKey{family: port.ID.Family, address: a, protocol: port.ID.Protocol, port: f.Port}, f) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.
