@@ -260,7 +260,7 @@ func TestOwnNeedsBinaries(t *testing.T) {
 		t.TempDir(): "$SLICECAST_BINARIES: ",
 	} {
 		t.Setenv(controlplane.BinariesVariable, dir)
-		for _, arguments := range []string{"apiserver", "run --kube-apiserver=own", "compare", "compare --against=/no/such/file -- --kube-apiserver=own"} {
+		for _, arguments := range []string{"apiserver", "run --kube-apiserver=own", "compare", "compare --against=/proc/self/exe -- --kube-apiserver=own"} {
 			code, _, errOut := execute(t, strings.Fields(arguments)...)
 			require.Equal(t, exitUsage, code, arguments)
 			require.Contains(t, errOut, "--kube-apiserver=own: ")
