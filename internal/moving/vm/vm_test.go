@@ -16,7 +16,7 @@ import (
 
 var (
 	programmers = flag.String("vm.programmers", "ipvs:nftables,ipvs:iptables-legacy", "as -moving.programmers")
-	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs", "as -moving.kube-proxy")
+	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs,nftables:ipvs,iptables-legacy:ipvs", "as -moving.kube-proxy")
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
