@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
 go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest # whatever GOFLAGS has: reports tell the commit, and the page if they differ
+
 # loadtest NAME COMMAND...: a load test, its report as JSON and as text.
 loadtest() {
 	local name=$1
@@ -17,7 +18,7 @@ loadtest() {
 		bin/slicecast-loadtest show "bin/bench/$name.json" | tee "bin/bench/$name.txt"
 }
 
-failed=()
+failed=() measured=()
 while IFS= read -r line; do
 	name=${line%%: *}
 	eval "command=(${line#*: })" # as a shell reads it: arguments may be quoted
@@ -28,15 +29,20 @@ while IFS= read -r line; do
 		"${command[@]}" | tee "bin/bench/$name.txt"
 	else
 		loadtest "$name" "${command[@]}"
-	fi || {
+	fi && measured+=("$name") || {
 		failed+=("$name")
 		for kind in json txt; do
 			[[ ! -e bin/bench/$name.$kind ]] || mv "bin/bench/$name.$kind" "bin/bench/$name.failed.$kind"
 		done
 	}
 done <"$list"
-go run ./internal/tools/performance bin/bench
+if ((${#measured[@]})); then
+	go run ./internal/tools/performance bin/bench "${measured[@]}" # those alone: others in bin/bench may be older than what is checked in
+fi
 if ((${#failed[@]})); then
 	echo "failed: ${failed[*]}; see bin/bench/NAME.failed.json and NAME.log" >&2
+	exit 1
+elif ! ((${#measured[@]})); then
+	echo "nothing was measured: ONLY=${ONLY:-} begins no name in $list" >&2
 	exit 1
 fi

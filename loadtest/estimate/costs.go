@@ -15,10 +15,8 @@ import (
 // several. What it spends on an event by its size is between two reports of as many nodes, and so is what a state takes by its endpoints.
 // Those of a single node have a load tester that does nothing for others, and an API server whose work is to write.
 var (
-	slicecastReports    = []string{"steady-100", "steady-1000", "steady-3000"}
-	smallStateReports   = []string{"headline-100", "headline-1000", "headline-3000"}
-	manyServicesReports = []string{"many-small-100", "many-small-1000", "many-small-3000"}
-	apiServerReports    = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
+	slicecastReports = []string{"steady-100", "steady-1000", "steady-3000"}
+	apiServerReports = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
 )
 
 const (
@@ -26,6 +24,9 @@ const (
 	largeEventsReport   = "apiserver-steady-1000"
 	slicecastNodeReport = "node-1"
 	apiServerNodeReport = "apiserver-node-1"
+	smallStateReport    = "headline-1000"
+	largeStateReport    = "steady-1000"
+	manyServicesReport  = "many-small-1000"
 )
 
 // coefficient is what something was measured to cost.
@@ -93,17 +94,13 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		}
 	}
 	for _, s := range []struct {
-		into  *state
-		names []string
-	}{{&c.smallState, smallStateReports}, {&c.largeState, slicecastReports}, {&c.manyServices, manyServicesReports}} {
-		name, err := nearest(m, ofServer, s.names)
-		if err != nil {
+		into *state
+		name string
+	}{{&c.smallState, smallStateReport}, {&c.largeState, largeStateReport}, {&c.manyServices, manyServicesReport}} {
+		if s.into.coefficient, err = c.take(s.name, "resident-state"); err != nil {
 			return nil, err
 		}
-		if s.into.coefficient, err = c.take(name, "resident-state"); err != nil {
-			return nil, err
-		}
-		s.into.State = m.Reports[name].Repeats[0].State
+		s.into.State = m.Reports[s.name].Repeats[0].State
 	}
 	for p, name := range map[*point]string{
 		&c.small: smallEventsReport, &c.large: largeEventsReport, &c.crowd: crowd, &c.nodeEvent: apiServerNodeReport,

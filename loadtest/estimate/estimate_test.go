@@ -221,7 +221,7 @@ func TestCosts(t *testing.T) {
 	require.InDelta(t, 30_000, empty, 1e-9)
 	require.InDelta(t, 20, endpoint, 1e-9)
 
-	for _, name := range []string{"headline-3000", "steady-3000"} {
+	for _, name := range []string{"headline-1000", "steady-3000"} {
 		delete(m.Reports, name)
 		_, err = measuredCosts(m, 1, 1)
 		require.ErrorContains(t, err, "there is no report "+name)
@@ -254,7 +254,7 @@ func TestReportsAreEstimated(t *testing.T) {
 		if figure == "all-cores-slicecast" { // of servers that generated their state
 			cores -= value(t, e, "watch-cores-slicecast")
 			memory := r.Summary["resident-state"].Median + float64(r.Nodes)*r.Summary["resident-per-node"].Median
-			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 1e-9, name)
+			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 0.05, name)
 		}
 		require.InEpsilon(t, r.Summary["server-cores"].Median, cores, 0.1, name)
 	}

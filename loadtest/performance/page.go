@@ -324,18 +324,20 @@ type pair struct {
 
 // pairs are what README.md's chart may show, the best first.
 var pairs = []pair{
-	{
-		"5000 pods behind one Service are replaced, 3000 nodes", "apiserver-headline-3000", "headline-3000", "apiserver-headline-1",
-		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
-	},
-	{
-		"5000 pods behind one Service are replaced, 1000 nodes", "apiserver-headline-1000", "headline-1000", "apiserver-headline-1",
-		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
-	},
+	headline(3000),
+	headline(1000),
 	{
 		"An endpoint of a slice of 100 flips: what each of 3000 nodes costs", "apiserver-steady-3000", "steady-3000", "apiserver-steady-1",
 		[2]string{"bytes-per-update", perUpdate}, [2]string{"bytes to a node", "server CPU for a node"},
 	},
+}
+
+func headline(nodes int) pair {
+	name := fmt.Sprintf("headline-%d", nodes)
+	return pair{
+		fmt.Sprintf("5000 pods behind one Service are replaced, %d nodes", nodes), "apiserver-" + name, name, "apiserver-headline-1",
+		[2]string{"changes-bytes", "changes-cpu"}, [2]string{"bytes to all nodes", "server CPU"},
+	}
 }
 
 // Chart makes the chart of README.md: what Slicecast costs beside the API server's watches, for the headline if that was

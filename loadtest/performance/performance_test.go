@@ -364,5 +364,5 @@ func bench(t *testing.T, repeats, good string) {
 	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "the page does not take it")
 	went, err := os.ReadFile(filepath.Join(dir, "went"))
 	require.NoError(t, err)
-	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench\n", string(went))
+	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))
 }

@@ -1,14 +1,14 @@
 // Command performance makes docs/performance.md and its chart of the reports that are checked in; given a directory, such as
-// bin/bench, it first takes the reports that are there. It runs in the module's root.
+// bin/bench, and names of reports, it first takes these from there. It runs in the module's root.
 package main
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/report"
@@ -22,11 +22,11 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) > 1 {
-		return errors.New("give a directory with reports, or nothing")
-	}
 	if len(args) == 1 {
-		if err := take(args[0]); err != nil {
+		return errors.New("give a directory with reports and their names, such as bin/bench steady-1000, or nothing")
+	}
+	if len(args) > 1 {
+		if err := take(args[0], args[1:]); err != nil {
 			return err
 		}
 	}
@@ -46,15 +46,16 @@ func run(args []string) error {
 	return nil
 }
 
-// take takes a directory's reports, without what makes them large. What is checked in and not there stays: a bench may have been of
-// some of them.
-func take(directory string) error {
-	taken := 0
-	for _, c := range performance.Commands() {
-		content, err := os.ReadFile(filepath.Join(directory, c.File()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+// take takes reports from a directory, without what makes them large. Others that are checked in stay.
+func take(directory string, names []string) error {
+	commands := performance.Commands()
+	for _, name := range names {
+		i := slices.IndexFunc(commands, func(c performance.Command) bool { return c.Name == name })
+		if i < 0 {
+			return fmt.Errorf("no command of make bench makes a report %s", name)
 		}
+		c := commands[i]
+		content, err := os.ReadFile(filepath.Join(directory, c.File()))
 		if err == nil && !c.Bench() {
 			content, err = trimmed(content)
 		}
@@ -64,10 +65,6 @@ func take(directory string) error {
 		if err := os.WriteFile(filepath.Join(performance.Directory, c.File()), content, 0o644); err != nil {
 			return err
 		}
-		taken++
-	}
-	if taken == 0 {
-		return fmt.Errorf("%s has none of the reports that make bench makes", directory)
 	}
 	return nil
 }
