@@ -58,6 +58,7 @@ bench-ipvs: ## a node's and an agent's figures with IPVS, in the virtual machine
 	mkdir -p bin/bench
 	go test -run '^$$' -bench 'Programmer/.*/.*/.*/(Load|Restart)' -benchtime 3x -timeout 1h ./agent/programmer/ipvs -large | tee bin/bench/ipvs.txt
 	go test -run '^$$' -bench 'Programmer/.*/.*/.*/(Flip|Bare)' -benchtime 1000x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
+	go test -run '^$$' -bench 'Programmer/.*/.*/.*/Rollover' -benchtime 1x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
 	go test -run TestOldKernel -count 1 -v -timeout 2h ./internal/testenv/vm/oldkernel -oldkernel.figures=1000x50+5000 | tee bin/bench/node-ipvs.txt
 
 FUZZTIME ?= 1m

@@ -1,14 +1,17 @@
 package ipvs
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -65,33 +68,26 @@ func (c *benchCluster) add(number, endpoints int) {
 	c.view.Set(key, c.services[key], c.slices[key])
 }
 
-// flips gives the frames by which an endpoint goes and comes back, and what follows one.
-func (c *benchCluster) flips(t testing.TB, key model.ServiceKey, p *inHost) (frames [2]wire.Frame, follow func(wire.Frame) error) {
+// frame gives what tells of a slice that changes.
+func frame(t testing.TB, before, after *model.Slice) wire.Frame {
 	t.Helper()
-	whole := c.slices[key][0]
-	changed := *whole
-	changed.Endpoints = slices.Clone(whole.Endpoints)
-	changed.Endpoints[len(changed.Endpoints)/2].Conditions = model.Conditions{}
-	less := model.NewSlice(changed)
-	for i, d := range []*model.SliceDelta{model.Diff(whole, less), model.Diff(less, whole)} {
-		frame, err := wire.EncodeUpdate(&model.Update{Deltas: []*model.SliceDelta{d}})
-		require.NoError(t, err)
-		frames[i] = frame
-	}
+	f, err := wire.EncodeUpdate(&model.Update{Deltas: []*model.SliceDelta{model.Diff(before, after)}})
+	require.NoError(t, err)
+	return f
+}
+
+// follow programs what a frame tells of a slice of a Service.
+func (c *benchCluster) follow(t testing.TB, p *inHost, key model.ServiceKey, slice int, f wire.Frame) {
+	t.Helper()
+	received, err := wire.Decode(f)
+	require.NoError(t, err)
 	held := slices.Clone(c.slices[key])
-	return frames, func(f wire.Frame) error {
-		received, err := wire.Decode(f)
-		if err != nil {
-			return err
-		}
-		held = slices.Clone(held)
-		if held[0], err = received.Update.Deltas[0].Apply(held[0]); err != nil {
-			return err
-		}
-		c.view.Set(key, c.services[key], held)
-		changes, _ := c.view.Changes()
-		return p.Apply(t.Context(), changes)
-	}
+	held[slice], err = received.Update.Deltas[0].Apply(held[slice])
+	require.NoError(t, err)
+	c.slices[key] = held
+	c.view.Set(key, c.services[key], held)
+	changes, _ := c.view.Changes()
+	require.NoError(t, p.Apply(t.Context(), changes))
 }
 
 // report tells the median and the 99th percentile of times.
@@ -106,7 +102,7 @@ func report(b *testing.B, times []time.Duration) {
 // BenchmarkProgrammer measures Load, a first Replace; Restart, one by a new process that finds all in place; and Flip, from the
 // frame that tells of an endpoint that goes or comes until the kernel has it: decoding, the view, and the programmer. In the
 // virtual machine a program takes many times what it takes elsewhere. Bare is what of a Flip no program could avoid there: one
-// message to the kernel's IPVS, and its answer. FlipBig is in a Service with 5000 endpoints.
+// message to the kernel's IPVS, and its answer. FlipBig is in a Service with 5000 endpoints; Rollover has all of those replaced.
 func BenchmarkProgrammer(b *testing.B) {
 	sizes := []struct{ services, endpoints, big int }{{1000, 5, 0}}
 	if *large {
@@ -150,13 +146,17 @@ func BenchmarkProgrammer(b *testing.B) {
 			})
 			flip := func(name string, number int) {
 				b.Run(name, func(b *testing.B) {
-					frames, follow := c.flips(b, benchKey(number), h)
+					key := benchKey(number)
+					whole := c.slices[key][0]
+					changed := *whole
+					changed.Endpoints = slices.Clone(whole.Endpoints)
+					changed.Endpoints[len(changed.Endpoints)/2].Conditions = model.Conditions{}
+					less := model.NewSlice(changed)
+					frames := []wire.Frame{frame(b, whole, less), frame(b, less, whole)}
 					var times []time.Duration
 					for i := 0; b.Loop() || i%2 == 1; i++ {
 						start := time.Now()
-						if err := follow(frames[i%2]); err != nil {
-							b.Fatal(err)
-						}
+						c.follow(b, h, key, 0, frames[i%2])
 						times = append(times, time.Since(start))
 					}
 					report(b, times)
@@ -165,6 +165,13 @@ func BenchmarkProgrammer(b *testing.B) {
 			flip("Flip", 7)
 			if size.big > 0 {
 				flip("FlipBig", size.services)
+			}
+			if size.big > 0 {
+				b.Run("Rollover", func(b *testing.B) {
+					for b.Loop() {
+						c.rollover(b, h, benchKey(size.services))
+					}
+				})
 			}
 			b.Run("Bare", func(b *testing.B) {
 				v := h.services(h.ports[view.ServicePortID{Service: benchKey(7), Port: "http", Protocol: model.TCP, Family: model.IPv4}])[0]
@@ -180,4 +187,52 @@ func BenchmarkProgrammer(b *testing.B) {
 			})
 		})
 	}
+}
+
+// rolloverRate is how many endpoints a second are replaced by others.
+const rolloverRate = 100
+
+// rollover replaces all endpoints of a Service, one after the other: each goes, and then another one comes. It reports how long that takes, from
+// when it was due until the kernel has it, with all that the programmer does besides; and the CPU time, in percent of one CPU.
+func (c *benchCluster) rollover(b *testing.B, p *inHost, key model.ServiceKey) {
+	b.Helper()
+	type change struct {
+		slice int
+		frame wire.Frame
+	}
+	var changes []change
+	for i, held := range c.slices[key] {
+		for _, old := range held.Endpoints {
+			less := *held
+			less.Endpoints = slices.DeleteFunc(slices.Clone(held.Endpoints), func(e model.Endpoint) bool { return e.Address == old.Address })
+			more := less
+			address := old.Address.As4()
+			address[2] ^= 1 << 5 // nobody's, see add
+			old.Address = netip.AddrFrom4(address)
+			more.Endpoints = append(slices.Clone(less.Endpoints), old)
+			gone, come := model.NewSlice(less), model.NewSlice(more)
+			changes = append(changes, change{i, frame(b, held, gone)}, change{i, frame(b, gone, come)})
+			held = come
+		}
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { p.watchInHost(ctx, func(reason string) { b.Error(reason) }) })
+	defer watching.Wait()
+	defer cancel()
+	var before, after unix.Rusage
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &before))
+	var times []time.Duration
+	start := time.Now()
+	for i, change := range changes {
+		due := start.Add(time.Duration(i) * time.Second / (2 * rolloverRate))
+		<-time.After(time.Until(due))
+		c.follow(b, p, key, change.slice, change.frame)
+		times = append(times, time.Since(due))
+	}
+	took := time.Since(start)
+	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &after))
+	report(b, times)
+	spent := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
+	b.ReportMetric(100*float64(spent)/float64(took), "cpu-%")
 }

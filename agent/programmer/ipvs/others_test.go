@@ -99,7 +99,8 @@ func TestBusyRuleset(t *testing.T) {
 // being made.
 func TestRefusedTransaction(t *testing.T) {
 	c := newCluster(t, Options{})
-	c.set(c.web("web", model.IPv4, 1, 0))
+	web := c.web("web", model.IPv4, 1, 0)
+	c.set(web)
 	const owned = 2 // NFT_TABLE_F_OWNER: it goes with the socket
 	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: []byte(Table + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, owned}},
@@ -126,8 +127,36 @@ func TestRefusedTransaction(t *testing.T) {
 
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM, "the answer to this one, and not to the one before")
+
+	// Nor does a backend go that was to drain by such a transaction, before it is wanted again or after.
+	destinations := func() (n int) {
+		t.Helper()
+		all, err := c.ipvs.GetServices()
+		require.NoError(t, err)
+		for _, s := range all {
+			held, err := c.ipvs.GetDestinations(s)
+			require.NoError(t, err)
+			n += len(held)
+		}
+		return n
+	}
+	require.Equal(t, 1, destinations())
+	without := *web
+	without.Cluster = view.Backends{}
+	c.set(&without)
+	for range 2 {
+		require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
+		require.Len(t, c.draining, 1)
+		c.endDrains(time.Now())
+		require.Equal(t, 1, destinations())
+		require.Empty(t, c.draining)
+	}
+	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
+	c.set(web)
 	require.NoError(t, other.conn.CloseLasting())
 	require.NoError(t, c.Replace(t.Context(), c.state))
+	c.endDrains(time.Now())
+	require.Equal(t, 1, destinations())
 	require.False(t, c.rulesetChanged())
 	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
 	require.Equal(t, map[string]int{"pod0": 2}, r.Backends(), "%v", r)

@@ -329,6 +329,7 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 		if left[0].weight != 1 {
 			p.addBackend(x, v, b.Address, true)
 		}
+		delete(p.draining[v.serviceKey], b.Address) // also where a transaction was refused before it got to drain
 		left = left[1:]
 	}
 	for _, b := range left {

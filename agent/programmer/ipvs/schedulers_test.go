@@ -75,6 +75,10 @@ func TestSchedulersTables(t *testing.T) {
 		web.Scheduler, web.Cluster = scheduler, view.NewBackends(append(nobodys(300), c.backends(model.IPv4, tcpPort, 0).List()...)...)
 		web.Frontends = []view.Frontend{clusterIP(vip(model.IPv4, last))}
 		c.apply(t, web.ID, web)
+		none := *web
+		none.Cluster = view.Backends{}
+		c.apply(t, web.ID, &none)
+		require.Len(t, c.destinations(t, web.ID), 301, "%s: where nobody is led there is room", scheduler)
 		less := *web
 		less.Cluster = c.backends(model.IPv4, tcpPort, 0)
 		c.apply(t, web.ID, &less)

@@ -322,10 +322,10 @@ func room(scheduler string, backends, draining int) bool {
 	return true
 }
 
-// makeRoom has the draining backends removed if the scheduler has no room for them.
+// makeRoom has the draining backends removed if the scheduler has no room for them. One that has no others gets no new connections.
 func (p *Programmer) makeRoom(x *change, v *virtual) {
 	draining := p.draining[v.serviceKey]
-	if room(v.scheduler, v.backends.Len(), len(draining)) {
+	if v.backends.Len() == 0 || room(v.scheduler, v.backends.Len(), len(draining)) {
 		return
 	}
 	for b := range draining {

@@ -351,7 +351,7 @@ func (p *Programmer) endDrains(now time.Time) {
 		for _, b := range held {
 			until, ok := draining[b.address]
 			switch {
-			case !ok:
+			case !ok, b.weight > 0: // the transaction that was to have it drain was refused
 			case b.connections > 0 && now.Before(until):
 				left[b.address] = until
 			default:
