@@ -119,7 +119,7 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	r.note(fetched > 0, "nodes fetched %d lists, which the API server refused to stream", fetched)
 	r.explainCPU()
 	r.result.Series = r.meter.seconds
-	if r.result.Floor == nil { // what the floor takes is not the nodes'
+	if r.result.ClientPeakBytes == 0 { // before a floor: what that takes is not the nodes'
 		r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
 	}
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {

@@ -225,7 +225,12 @@ func (w *Worker) Received(_ struct{}, r *Received) error {
 func (w *Worker) delivered(window *fleet.Window) error {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
-	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed
+	type watch struct {
+		holding func([]*fleet.Member) []*fleet.Member
+		err     error
+	}
+	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed, and there
+	var watches chan watch
 	looks := time.NewTicker(look)
 	defer looks.Stop()
 	for {
@@ -238,15 +243,24 @@ func (w *Worker) delivered(window *fleet.Window) error {
 			if now.Before(w.last.Add(time.Second)) || len(window.Behind()) == 0 {
 				continue
 			}
+			if watches == nil {
+				watches = make(chan watch, 1)
+				w.running.Go(func() {
+					holding, err := w.holding(ctx)
+					watches <- watch{holding, err}
+				})
+			}
 			if holding == nil {
-				var err error
-				if holding, err = w.holding(ctx); err != nil {
-					return err
-				}
+				continue
 			}
 			for _, m := range holding(window.Behind()) {
 				window.Finish(m, time.Now())
 			}
+		case started := <-watches:
+			if started.err != nil {
+				return started.err
+			}
+			holding = started.holding
 		}
 	}
 }
