@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
-# then, trimmed, in loadtest/performance/reports, of which the page is made. REPEATS is how often each load test is run, by
+# then, trimmed, in loadtest/performance/reports, of which the page is made, unless they would be of several machines. REPEATS is how often each load test is run, by
 # default as often as its command says, or once. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run
 # that fails does not end the rest: the page keeps the report that it had, what there is of the new one stays beside the others as
 # NAME.failed.json, with what the run said in NAME.log, and this fails in the end.
@@ -37,10 +37,11 @@ while IFS= read -r line; do
 	}
 done <"$list"
 if ((${#measured[@]})); then
-	go run ./internal/tools/performance bin/bench "${measured[@]}" # those alone: others in bin/bench may be older than what is checked in
+	go run ./internal/tools/performance bin/bench "${measured[@]}" || # those alone: others in bin/bench may be older than what is checked in
+		failed+=(docs/performance.md)
 fi
 if ((${#failed[@]})); then
-	echo "failed: ${failed[*]}; see bin/bench/NAME.failed.json and NAME.log" >&2
+	echo "failed: ${failed[*]}; see above, bin/bench/NAME.failed.json and NAME.log" >&2
 	exit 1
 elif ! ((${#measured[@]})); then
 	echo "nothing was measured: ONLY=${ONLY:-} begins no name in $list" >&2

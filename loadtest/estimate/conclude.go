@@ -120,13 +120,14 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 		cores("node-cores-slicecast", "each node with Slicecast", messages*cost.nodeUpdate.value*perMicro, "%s × %s", ofMessages,
 			microsText(cost.nodeUpdate.value)),
 	)
-	emptyState, endpoint := cost.stateBytes()
+	emptyState, endpoint, service := cost.stateBytes()
 	add("Memory",
 		sized("node-memory-today", "the objects on each node, today", float64(c.memory.today), "heap that they take here, decoded as client-go does"),
 		sized("node-memory-slicecast", "… with Slicecast", float64(c.memory.slicecast), "heap that they take here, decoded as an agent does"),
-		sized("server-memory-slicecast", "RAM of each Slicecast server", emptyState+float64(c.objects.endpoints)*endpoint+n/s*cost.ram.value,
-			"%s without endpoints and nodes + %d endpoints × %s + %d nodes / %d servers × %s",
-			sizeText(emptyState), c.objects.endpoints, sizeText(endpoint), nodes, servers, sizeText(cost.ram.value)),
+		sized("server-memory-slicecast", "RAM of each Slicecast server",
+			emptyState+float64(c.objects.endpoints)*endpoint+float64(c.objects.services)*service+n/s*cost.ram.value,
+			"%s without objects and nodes + %d endpoints × %s + %d Services × %s + %d nodes / %d servers × %s",
+			sizeText(emptyState), c.objects.endpoints, sizeText(endpoint), c.objects.services, sizeText(service), nodes, servers, sizeText(cost.ram.value)),
 	)
 	add("When a node starts, or all do",
 		sized("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),

@@ -13,6 +13,7 @@ import (
 
 // The reports that coefficients are of. What a server spends on one of its nodes depends on how many there are, so for that there are
 // several. What it spends on an event by its size is between two reports of as many nodes, and so is what a state takes by its endpoints.
+// What the writes take, with all else that an API server does meanwhile, is that of as many changes a second with one watcher.
 // Those of a single node have a load tester that does nothing for others, and an API server whose work is to write.
 var (
 	slicecastReports = []string{"steady-100", "steady-1000", "steady-3000"}
@@ -22,6 +23,8 @@ var (
 const (
 	smallEventsReport   = "apiserver-many-small-1000"
 	largeEventsReport   = "apiserver-steady-1000"
+	smallWritesReport   = "apiserver-many-small-1"
+	largeWritesReport   = "apiserver-steady-1"
 	slicecastNodeReport = "node-1"
 	apiServerNodeReport = "apiserver-node-1"
 	smallStateReport    = "headline-1000"
@@ -44,8 +47,8 @@ type costs struct {
 	small, large, crowd point
 	// update is what one costs Slicecast's server where about as many nodes are connected, and ram what a connected node takes there.
 	update, ram coefficient
-	// smallState and largeState are the server without nodes, by the size of its state; manyServices has about as many endpoints as largeState, of
-	// many more Services.
+	// smallState and largeState are the server without nodes, by the number of its endpoints; manyServices has about as many as largeState, of many
+	// more Services.
 	smallState, largeState, manyServices state
 	// nodeEvent and nodeUpdate are what an event of so many bytes and an update cost a node.
 	nodeEvent  point
@@ -102,17 +105,27 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 		}
 		s.into.State = m.Reports[s.name].Repeats[0].State
 	}
-	for p, name := range map[*point]string{
-		&c.small: smallEventsReport, &c.large: largeEventsReport, &c.crowd: crowd, &c.nodeEvent: apiServerNodeReport,
+	for _, p := range []struct {
+		*point
+		name, writes string
+	}{
+		{&c.small, smallEventsReport, smallWritesReport}, {&c.large, largeEventsReport, largeWritesReport}, {&c.crowd, crowd, largeWritesReport},
+		{&c.nodeEvent, apiServerNodeReport, ""},
 	} {
-		size, err := m.Figure(name, "bytes-per-update")
+		size, err := m.Figure(p.name, "bytes-per-update")
 		if err != nil {
 			return nil, err
 		}
 		p.bytes = size.Median
-		if p != &c.nodeEvent {
-			p.value -= c.write.value / float64(m.Reports[name].Nodes)
+		if p.writes == "" {
+			continue
 		}
+		writes, err := c.take(p.writes, "cpu-per-update")
+		if err != nil {
+			return nil, err
+		}
+		p.value -= writes.value / float64(m.Reports[p.name].Nodes)
+		p.source += " without that of " + p.writes
 	}
 	return c, nil
 }
@@ -153,11 +166,16 @@ func (c *costs) eventMicros(bytes float64) float64 {
 	return line * c.crowd.value / c.large.value
 }
 
-// stateBytes is what a server takes for a state without endpoints, and for each endpoint: the line through the small and the large state.
-func (c *costs) stateBytes() (empty, endpoint float64) {
-	low, high := c.smallState, c.largeState
-	endpoint = (high.value - low.value) / float64(high.Endpoints-low.Endpoints)
-	return low.value - endpoint*float64(low.Endpoints), endpoint
+// stateBytes is what a server takes for no state, for each endpoint and for each Service: the plane through the three states.
+func (c *costs) stateBytes() (empty, endpoint, service float64) {
+	beyond := func(s state) (endpoints, services, bytes float64) {
+		return float64(s.Endpoints - c.smallState.Endpoints), float64(s.Services - c.smallState.Services), s.value - c.smallState.value
+	}
+	e1, s1, b1 := beyond(c.largeState)
+	e2, s2, b2 := beyond(c.manyServices)
+	determinant := e1*s2 - e2*s1
+	endpoint, service = (b1*s2-b2*s1)/determinant, (e1*b2-e2*b1)/determinant
+	return c.smallState.value - endpoint*float64(c.smallState.Endpoints) - service*float64(c.smallState.Services), endpoint, service
 }
 
 // memoryText says where that is from, and what a connected node takes.
@@ -165,8 +183,8 @@ func (c *costs) memoryText() string {
 	of := func(s state) string {
 		return fmt.Sprintf("%s with %d endpoints, Services: %d (%s)", sizeText(s.value), s.Endpoints, s.Services, s.source)
 	}
-	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s, and %s; other numbers of endpoints are on the line "+
-		"through these two. Smaller Services take more for as many endpoints, which is not in the figure: %s. The servers of these reports generate their state: what a "+
+	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s; %s; and %s. Others are on the "+
+		"plane through these three. The servers of these reports generate their state: what a "+
 		"client of an API server takes is not in the figure.",
 		sizeText(c.ram.value), c.ram.source, of(c.smallState), of(c.largeState), of(c.manyServices))
 }
@@ -177,8 +195,9 @@ func (c *costs) eventText() string {
 		return fmt.Sprintf("%s where it has %s (%s)", microsText(p.value), sizeText(p.bytes), p.source)
 	}
 	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which is %s. Source: %s. Only one API server's part of that is in the figures, "+
-		"and nothing of etcd's. An event to a watcher, without its part of the write, is %s, and %s; other sizes are on the line through these two, and at least at the lower "+
-		"one. Where about as many watch an API server as here, it is %s, and all sizes are taken to differ by that factor.",
+		"and nothing of etcd's, nor of what an API server does where nothing changes. An event to a watcher, without its part of what it takes with one watcher, is %s, and %s; "+
+		"other sizes are on the line through these two, and at least at the lower one. Where about as many watch an API server as here, it is %s, and all sizes are taken "+
+		"to differ by that factor.",
 		microsText(c.write.value), c.write.source, at(c.small), at(c.large), at(c.crowd))
 }
 

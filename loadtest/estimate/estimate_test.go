@@ -78,8 +78,8 @@ func TestManifests(t *testing.T) {
 	require.InEpsilon(t, 2./nodes*(v("all-cores-today")-writes), v("all-cores-api-server-slicecast")-writes, 1e-9, "the writes stay")
 	require.Greater(t, v("node-memory-today"), 1000.)
 	require.Greater(t, v("node-memory-slicecast"), 1000.)
-	empty, endpoint := c.stateBytes()
-	require.InEpsilon(t, empty+v("endpoints")*endpoint+nodes/2*c.ram.value, v("server-memory-slicecast"), 1e-9)
+	empty, endpoint, service := c.stateBytes()
+	require.InEpsilon(t, empty+v("endpoints")*endpoint+v("services")*service+nodes/2*c.ram.value, v("server-memory-slicecast"), 1e-9)
 	require.Less(t, v("cold-bytes-slicecast"), v("cold-bytes-today"))
 	require.Less(t, v("cold-list-bytes-today"), v("cold-bytes-today"))
 	require.Greater(t, v("cold-list-bytes-today"), 500.)
@@ -193,13 +193,15 @@ func TestCosts(t *testing.T) {
 		require.NoError(t, err)
 		return c
 	}
-	add(apiServerNodeReport, 15_000, 6000)
-	add(smallEventsReport, 1000, 28+6)
+	add(apiServerNodeReport, 15_000, 5000)
+	add(smallWritesReport, 1000, 8000)
+	add(largeWritesReport, 15_000, 6000)
+	add(smallEventsReport, 1000, 28+8)
 	add("apiserver-steady-100", 15_000, 140+60)
 	add("apiserver-steady-1000", 15_000, 70+6)
 	add("apiserver-steady-3000", 15_000, 35+2)
 	c := costsOf(1000)
-	require.InDelta(t, 6000, c.write.value, 0)
+	require.InDelta(t, 5000, c.write.value, 0)
 	require.InDelta(t, 28, c.eventMicros(300), 1e-9, "the least that was measured")
 	require.InDelta(t, 28, c.eventMicros(1000), 1e-9)
 	require.InDelta(t, 49, c.eventMicros(8000), 1e-9)
@@ -212,14 +214,17 @@ func TestCosts(t *testing.T) {
 	require.InDelta(t, 14, c.eventMicros(1000), 1e-9)
 	require.Contains(t, c.update.source, "/steady-3000.json")
 	require.Contains(t, c.eventText(), "35.0 µs where it has 14.6 KiB")
-	add(smallEventsReport, 1000, 80+6) // what nobody expects makes no event free
+	add(smallEventsReport, 1000, 80+8) // what nobody expects makes no event free
 	require.InDelta(t, 80, costsOf(1000).eventMicros(29_000), 1e-9)
 
 	c = costsOf(1000)
-	c.smallState.Endpoints, c.smallState.value, c.largeState.Endpoints, c.largeState.value = 1000, 50_000, 11_000, 250_000
-	empty, endpoint := c.stateBytes()
-	require.InDelta(t, 30_000, empty, 1e-9)
+	c.smallState.Endpoints, c.smallState.Services, c.smallState.value = 1000, 10, 30_000+1000*20+10*5
+	c.largeState.Endpoints, c.largeState.Services, c.largeState.value = 11_000, 100, 30_000+11_000*20+100*5
+	c.manyServices.Endpoints, c.manyServices.Services, c.manyServices.value = 10_000, 2000, 30_000+10_000*20+2000*5
+	empty, endpoint, service := c.stateBytes()
+	require.InDelta(t, 30_000, empty, 1e-6)
 	require.InDelta(t, 20, endpoint, 1e-9)
+	require.InDelta(t, 5, service, 1e-9)
 
 	for _, name := range []string{"headline-1000", "steady-3000"} {
 		delete(m.Reports, name)
@@ -233,10 +238,10 @@ func TestCosts(t *testing.T) {
 func TestReportsAreEstimated(t *testing.T) {
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	for name, figure := range map[string]string{
-		"steady-100": "all-cores-slicecast", "steady-1000": "all-cores-slicecast", "steady-3000": "all-cores-slicecast",
-		"apiserver-steady-100": "all-cores-today", "apiserver-steady-1000": "all-cores-today", "apiserver-steady-3000": "all-cores-today",
-		"apiserver-many-small-1000": "all-cores-today",
+	for name, writes := range map[string]string{ // and of what the writes were taken, where an API server makes them
+		"steady-100": "", "steady-1000": "", "steady-3000": "",
+		"apiserver-steady-100": largeWritesReport, "apiserver-steady-1000": largeWritesReport, "apiserver-steady-3000": largeWritesReport,
+		smallEventsReport: smallWritesReport,
 	} {
 		r := m.Reports[name]
 		i := slices.IndexFunc(r.Repeats[0].Phases, func(p report.Phase) bool { return p.Kind == report.Changes })
@@ -245,18 +250,25 @@ func TestReportsAreEstimated(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.begun())
 		c.seconds = p.Seconds
-		c.objects.endpoints = r.Repeats[0].State.Endpoints
+		c.objects.endpoints, c.objects.services = r.Repeats[0].State.Endpoints, r.Repeats[0].State.Services
 		c.slices = flow{events: p.Changes, today: int(float64(p.Changes) * r.Summary["bytes-per-update"].Median), updates: p.Changes}
 		e := &Estimate{}
 		e.Sections, e.Assumptions, err = conclude(m, c, r.Nodes, 1, 1)
 		require.NoError(t, err)
-		cores := value(t, e, figure)
-		if figure == "all-cores-slicecast" { // of servers that generated their state
-			cores -= value(t, e, "watch-cores-slicecast")
+		measured := r.Summary["server-cores"].Median
+		if writes == "" {
 			memory := r.Summary["resident-state"].Median + float64(r.Nodes)*r.Summary["resident-per-node"].Median
 			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 0.05, name)
+			generated := value(t, e, "all-cores-slicecast") - value(t, e, "watch-cores-slicecast") // as their states are
+			require.InEpsilon(t, measured, generated, 0.1, name)
+			continue
 		}
-		require.InEpsilon(t, r.Summary["server-cores"].Median, cores, 0.1, name)
+		one, err := m.Figure(writes, "cpu-per-update")
+		require.NoError(t, err)
+		write, err := m.Figure(apiServerNodeReport, "cpu-per-update")
+		require.NoError(t, err)
+		besides := (one.Median - write.Median) * perMicro * float64(p.Changes) / p.Seconds // what an API server does where nothing changes
+		require.InEpsilon(t, measured-besides, value(t, e, "all-cores-today"), 0.1, name)
 	}
 }
 

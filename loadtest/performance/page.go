@@ -92,10 +92,13 @@ func (m *Measured) functions() template.FuncMap {
 			return value{Spread: report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
 		},
 		// share is that of the medians; its range is that of any repeat of the one and any of the other.
-		"share": func(a, of value) value {
+		"share": func(a, of value) (value, error) {
+			if of.Min <= 0 {
+				return value{}, fmt.Errorf("a share of %v, which may be nothing", of)
+			}
 			return value{share: true, Spread: report.Spread{
 				Unit: report.Number, Median: a.Median / of.Median, Min: a.Min / of.Max, Max: a.Max / of.Min,
-			}}
+			}}, nil
 		},
 		"bench": func(name, benchmark, unit string) (string, error) {
 			v, err := m.Bench(name, benchmark, unit)
@@ -109,9 +112,7 @@ func (m *Measured) functions() template.FuncMap {
 		"has": func(names ...string) bool {
 			return !slices.ContainsFunc(names, func(name string) bool { return m.Reports[name] == nil })
 		},
-		"machine": func() (string, error) {
-			return m.common("the machine", func(r *report.Report) string { return r.MachineText() })
-		},
+		"machine":   m.machine,
 		"versions":  m.versions,
 		"repeats":   m.repeats,
 		"played":    m.played,
@@ -149,6 +150,19 @@ func (m *Measured) watches(name, one, metric string) (value, error) {
 
 // perUpdate is the metric of server CPU a node-update.
 const perUpdate = "cpu-per-update"
+
+// machine tells what all was measured on.
+func (m *Measured) machine() (string, error) {
+	text, err := m.common("the machine", func(r *report.Report) string { return r.MachineText() })
+	for name, results := range m.Benches {
+		for _, r := range results {
+			if cpu := r.GetConfig("cpu"); err == nil && !strings.Contains(text, cpu) {
+				return "", fmt.Errorf("%s is of a machine with %s, and the reports of one with %s: run make bench for all of them", name, cpu, text)
+			}
+		}
+	}
+	return text, err
+}
 
 // common gives what all reports have in common; a page of reports of several machines would compare what cannot be compared.
 func (m *Measured) common(what string, of func(*report.Report) string) (string, error) {

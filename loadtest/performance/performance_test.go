@@ -72,6 +72,7 @@ func TestMissingFiguresAreErrors(t *testing.T) {
 	delete(m.Reports["rate-50"].Summary, "p99")
 	_, err = m.Page()
 	require.ErrorContains(t, err, "report rate-50 has no metric p99")
+	delete(m.Reports, "apiserver-headline-3000") // else the chart is of 3000 nodes
 	delete(m.Reports["headline-1000"].Summary, "changes-cpu")
 	_, err = m.Chart()
 	require.ErrorContains(t, err, "report headline-1000 has no metric changes-cpu")
@@ -80,6 +81,11 @@ func TestMissingFiguresAreErrors(t *testing.T) {
 	m.Reports["rate-50"].Machine.CPUs = 64
 	_, err = m.Page()
 	require.ErrorContains(t, err, "the machine is not the same in all reports")
+
+	m = checkedIn(t)
+	m.Benches["ingest"][0].SetConfig("cpu", "Abacus")
+	_, err = m.Page()
+	require.ErrorContains(t, err, "ingest is of a machine with Abacus")
 }
 
 func TestBadReports(t *testing.T) {
@@ -144,7 +150,9 @@ func TestHeadline(t *testing.T) {
 // TestHeadlineWithoutWrites has a report of one watcher, which tells what the writes take.
 func TestHeadlineWithoutWrites(t *testing.T) {
 	m := checkedIn(t)
-	delete(m.Reports, "apiserver-headline-3000")
+	for _, name := range []string{"apiserver-headline-100", "apiserver-headline-3000"} {
+		delete(m.Reports, name)
+	}
 	one := *m.Reports["apiserver-headline-1000"]
 	one.Nodes, one.Summary = 1, maps.Clone(one.Summary)
 	m.Reports["apiserver-headline-1"] = &one
@@ -205,7 +213,9 @@ func TestPeersWithoutTheWrite(t *testing.T) {
 // TestStack has a report of a server that watches an API server, which there may not be yet.
 func TestStack(t *testing.T) {
 	m := checkedIn(t)
-	delete(m.Reports, "stack-steady-1000")
+	for _, name := range []string{"stack-steady-1000", "stack-headline-1000"} {
+		delete(m.Reports, name)
+	}
 	text, err := m.Page()
 	require.NoError(t, err)
 	require.NotContains(t, text, "whose server watches an API server")
@@ -353,7 +363,7 @@ func bench(t *testing.T, repeats, good string) {
 	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "REPEATS="+repeats)
 	out, err := c.CombinedOutput()
 	require.Error(t, err)
-	require.Contains(t, string(out), "failed: bad empty; see bin/bench/NAME.failed.json and NAME.log")
+	require.Contains(t, string(out), "failed: bad empty; see above, bin/bench/NAME.failed.json and NAME.log")
 	for name, want := range map[string]string{
 		"bad.failed.json": "{bad}\n", "bad.log": "under way\n", "good.json": good, "good.txt": "shown\n", "empty.log": "under way\n",
 	} {

@@ -25,34 +25,57 @@ func run(args []string) error {
 	if len(args) == 1 {
 		return errors.New("give a directory with reports and their names, such as bin/bench steady-1000, or nothing")
 	}
+	taken := map[string][]byte{}
 	if len(args) > 1 {
-		if err := take(args[0], args[1:]); err != nil {
+		var err error
+		if taken, err = take(args[0], args[1:]); err != nil {
 			return err
 		}
 	}
-	m, err := performance.Read(os.DirFS(performance.Directory))
+	// All is written when it is known to make a page, so that what is checked in is of one machine.
+	all, err := os.MkdirTemp("", "performance-")
 	if err != nil {
 		return err
 	}
+	defer func() { _ = os.RemoveAll(all) }()
+	if err := os.CopyFS(all, os.DirFS(performance.Directory)); err != nil {
+		return err
+	}
+	if err := write(all, taken); err != nil {
+		return err
+	}
+	m, err := performance.Read(os.DirFS(all))
+	if err != nil {
+		return err
+	}
+	made := map[string][]byte{}
 	for name, content := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
 		text, err := content()
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		made[name] = []byte(text)
+	}
+	return errors.Join(write(performance.Directory, taken), write(".", made))
+}
+
+func write(directory string, files map[string][]byte) error {
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(directory, name), content, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// take takes reports from a directory, without what makes them large. Others that are checked in stay.
-func take(directory string, names []string) error {
+// take gives reports of a directory, without what makes them large.
+func take(directory string, names []string) (map[string][]byte, error) {
 	commands := performance.Commands()
+	taken := map[string][]byte{}
 	for _, name := range names {
 		i := slices.IndexFunc(commands, func(c performance.Command) bool { return c.Name == name })
 		if i < 0 {
-			return fmt.Errorf("no command of make bench makes a report %s", name)
+			return nil, fmt.Errorf("no command of make bench makes a report %s", name)
 		}
 		c := commands[i]
 		content, err := os.ReadFile(filepath.Join(directory, c.File()))
@@ -60,13 +83,11 @@ func take(directory string, names []string) error {
 			content, err = trimmed(content)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.File(), err)
+			return nil, fmt.Errorf("%s: %w", c.File(), err)
 		}
-		if err := os.WriteFile(filepath.Join(performance.Directory, c.File()), content, 0o644); err != nil {
-			return err
-		}
+		taken[c.File()] = content
 	}
-	return nil
+	return taken, nil
 }
 
 func trimmed(content []byte) ([]byte, error) {
