@@ -80,7 +80,7 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 		}
 	}
 	s.sequence = u.To
-	c.moved[u.Shard] = struct{}{}
+	c.movedLocked(u.Shard)
 	c.seen = c.seen.Max(u.ResourceVersions)
 	if c.collect {
 		out.applied = c.appliedLocked(s, u, removed)

@@ -44,7 +44,7 @@ type Cache struct {
 
 	// What Take will give.
 	touched   map[model.ServiceKey]struct{}
-	moved     map[uint32]struct{}
+	moved     []uint32 // the shards that are marked so
 	nodeMoved bool
 	dirty     chan struct{}
 }
@@ -53,7 +53,6 @@ type Cache struct {
 func NewCache() *Cache {
 	return &Cache{
 		touched: make(map[model.ServiceKey]struct{}),
-		moved:   make(map[uint32]struct{}),
 		partial: make(map[uint32]*model.Update),
 		asked:   make(map[uint32]uint64),
 		dirty:   make(chan struct{}, 1),
@@ -90,12 +89,14 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Epoch:     c.epoch,
 		Node:      c.nodeMoved,
 	}
-	for shard := range c.moved {
-		if c.inSync && len(c.shards[shard].missing) == 0 {
-			changes.Positions[shard] = c.shards[shard].sequence
-			delete(c.moved, shard)
+	c.moved = slices.DeleteFunc(c.moved, func(shard uint32) bool {
+		s := &c.shards[shard]
+		if !c.inSync || len(s.missing) > 0 {
+			return false
 		}
-	}
+		changes.Positions[shard], s.moved = s.sequence, false
+		return true
+	})
 	// Not cleared: that would cost each later Take what the largest one took.
 	c.touched = make(map[model.ServiceKey]struct{})
 	c.nodeMoved = false
@@ -227,7 +228,10 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	for i := range c.shards {
 		if s := &c.shards[i]; len(s.missing) > 0 {
 			s.sequence, s.missing = 0, nil
-			delete(c.moved, uint32(i))
+			if s.moved {
+				s.moved = false
+				c.moved = slices.DeleteFunc(c.moved, func(shard uint32) bool { return shard == uint32(i) })
+			}
 		}
 	}
 	if c.epoch != epoch {
@@ -239,9 +243,9 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 
 func (c *Cache) forgetPositionsLocked() {
 	for i := range c.shards {
-		c.shards[i].sequence = 0
+		c.shards[i].sequence, c.shards[i].moved = 0, false
 	}
-	clear(c.moved)
+	c.moved = c.moved[:0]
 }
 
 // subscribe tells what the next stream is about. Positions in streams about something else mean nothing there.
@@ -264,7 +268,7 @@ func (c *Cache) resubscribe(s *pb.Subscription) {
 // reshardLocked distributes what the cache holds over another number of shards, without positions and what is unreadable.
 func (c *Cache) reshardLocked(shards uint32) {
 	old := c.shards
-	c.shards = make([]cacheShard, shards)
+	c.shards, c.moved = make([]cacheShard, shards), c.moved[:0]
 	for i := range c.shards {
 		c.shards[i] = newCacheShard()
 	}
@@ -290,12 +294,20 @@ func (c *Cache) synced(m *pb.InSync) error {
 	}
 	for i, sequence := range m.GetSequences() {
 		c.shards[i].sequence = sequence
-		c.moved[uint32(i)] = struct{}{}
+		c.movedLocked(uint32(i))
 	}
 	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
 	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
+}
+
+// movedLocked has Take give a shard's position.
+func (c *Cache) movedLocked(shard uint32) {
+	if s := &c.shards[shard]; !s.moved {
+		s.moved = true
+		c.moved = append(c.moved, shard)
+	}
 }
 
 // knownServers gives the servers that streams have told of.

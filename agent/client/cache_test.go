@@ -308,6 +308,18 @@ func TestAnotherNumberOfShards(t *testing.T) {
 	require.Equal(t, []uint64{want}, digests)
 }
 
+// A server that keeps its epoch and has another number of shards is wrong; what it says of shards that there are no more must not be looked up.
+func TestAnotherNumberOfShardsInTheSameEpoch(t *testing.T) {
+	c := welcomed(t, 4)
+	apply(t, c, &model.Update{Shard: 3, From: 1, To: 2})
+	require.NoError(t, c.welcome(epoch, 2))
+	changes, ok := c.Take()
+	require.True(t, ok)
+	require.Empty(t, changes.Positions)
+	sequences, _ := c.Digests()
+	require.Equal(t, []uint64{0, 0}, sequences)
+}
+
 // A client may lose its server when a slice that is handed over is in its new shard, and still in its old one. If both are
 // one in the next server, the Service that loses it must be looked at again.
 func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 // cacheShard is one shard's part. Objects are shared with whoever reads them; they are immutable.
 type cacheShard struct {
 	sequence uint64
+	// moved: the sequence is another one since the reader of the cache was given it.
+	moved bool
 	// digest is the sum of the versions that counted gives.
 	digest   uint64
 	services map[model.ServiceKey]*cachedService
