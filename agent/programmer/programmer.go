@@ -31,7 +31,7 @@ type Monitor interface {
 	Programmer
 	// Watch calls lost, saying what it found, within seconds of such a change; what the kernel holds counts as unknown
 	// then, until a Replace succeeds. It is called when the first Replace has succeeded, and also tells of what was changed before, after
-	// that Replace read it. It may run while the Programmer is used, and returns when ctx ends.
+	// that Replace read it. What a later Replace has read need not be told. lost returns at once. It may run while the Programmer is used, and returns when ctx ends.
 	Watch(ctx context.Context, lost func(reason string))
 }
 

@@ -282,6 +282,22 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 	})
 }
 
+// TestWhatIsRepairedAlready: what was lost before everything is programmed is not lost any more.
+func TestWhatIsRepairedAlready(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.sync()
+		n.kernel.busy, n.kernel.failures = make(chan struct{}), 1
+		n.write(map[string]int{"a": 1})
+		n.kernel.lost("somebody flushed the table")
+		close(n.kernel.busy)
+		n.pass(time.Minute)
+		require.Equal(t, 2, n.kernel.replaces)
+		require.Zero(t, testutil.ToFloat64(n.repairs))
+		_, pending := n.Pending()
+		require.False(t, pending)
+	})
+}
+
 func TestPending(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		require.Zero(t, n.LastProgrammed())

@@ -389,6 +389,10 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 		r.replace = true
 	}
 	r.replaced, r.repairAt = time.Now(), time.Time{}
+	select {
+	case <-r.lost: // one flush is told of many times
+	default:
+	}
 	err = r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	if _, partly := programmer.PortErrors(err); partly {
 		r.replace = false

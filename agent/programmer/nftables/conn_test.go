@@ -148,6 +148,24 @@ func TestChangesBeforeWatch(t *testing.T) {
 	hears()
 }
 
+// TestRepairedChangesAreForgotten holds that what others have changed, however much is told of it, is not told once a Replace has seen it.
+func TestRepairedChangesAreForgotten(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.replace(t)
+	c.nft(t, "flush ruleset")
+	c.replace(t)
+	c.nft(t, "add chain ip "+Table+" foreign")
+	lost := make(chan string, 10)
+	c.watch(t, lost)
+	select {
+	case reason := <-lost:
+		require.Contains(t, reason, "chain foreign")
+	case <-time.After(patient.Timeout):
+		require.Fail(t, "nobody noticed")
+	}
+}
+
 // watch has the programmer watch until the test ends, and returns when it does.
 func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
 	t.Helper()

@@ -134,6 +134,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.conn.watcher.open(p.conn.port); err != nil { // before anything is read
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
 	}
+	p.conn.watcher.forget()
 	var errs []error
 	for _, f := range p.families {
 		if err := f.replace(ctx, state); err != nil {

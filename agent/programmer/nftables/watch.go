@@ -81,6 +81,24 @@ func (w *watcher) open(ownPort uint32) error {
 	return nil
 }
 
+// forget drops what has not been heard yet: who reads the tables from now on sees it there.
+func (w *watcher) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.file == nil {
+		return
+	}
+	w.missed = false
+	_ = w.control(func(fd int) error {
+		var b [1]byte
+		var err error
+		for err == nil || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {
+			_, _, err = unix.Recvfrom(fd, b[:], unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		}
+		return nil
+	})
+}
+
 func (w *watcher) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,9 +135,11 @@ func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, lost 
 		case err != nil:
 			return err
 		default:
+			w.mu.Lock() // what forget has not dropped is told before what it does is done
 			if reason := foreign(buf[:n]); reason != "" {
 				lost(reason)
 			}
+			w.mu.Unlock()
 		}
 	}
 }
@@ -194,14 +214,17 @@ func (w *watcher) deaf(c *conn, commit func() error) error {
 }
 
 func (w *watcher) member(option int) error {
+	return w.control(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES) })
+}
+
+// control calls f with the socket. w.mu is held.
+func (w *watcher) control(f func(fd int) error) error {
 	raw, err := w.file.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var failed error
-	err = raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES)
-	})
+	err = raw.Control(func(fd uintptr) { failed = f(int(fd)) })
 	return errors.Join(err, failed)
 }
 
