@@ -205,13 +205,7 @@ type heldBackend struct {
 
 // readBackends appends the backends of a virtual service.
 func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
-	r := &p.requests
-	r.reset()
-	r.begin(p.ipvsFamily, 0)
-	r.buf = append(r.buf, commandGetBackend, genericVersion, 0, 0)
-	k.write(r, nil)
-	r.end()
-	err := p.commands.dump(r, func(body []byte) {
+	err := p.dumpBackends(k, func(body []byte) {
 		if len(body) < 4 {
 			return
 		}
@@ -225,6 +219,17 @@ func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend
 		return nil, fmt.Errorf("read the backends of IPVS' virtual service %v: %w", k, err)
 	}
 	return to, nil
+}
+
+// dumpBackends gives the backends of a virtual service as the kernel tells them.
+func (p *Programmer) dumpBackends(k serviceKey, each func(body []byte)) error {
+	r := &p.requests
+	r.reset()
+	r.begin(p.ipvsFamily, 0)
+	r.buf = append(r.buf, commandGetBackend, genericVersion, 0, 0)
+	k.write(r, nil)
+	r.end()
+	return p.commands.dump(r, each)
 }
 
 func parseBackend(b []byte, family model.Family) (held heldBackend) {
