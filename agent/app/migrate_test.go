@@ -35,8 +35,8 @@ func TestWhatIsMigratedIsTaken(t *testing.T) {
 	iptables := maps.Clone(mode)
 	iptables["localhostNodePorts"] = yesOrNo
 	ipvs := map[string]*rapid.Generator[any]{
-		"minSyncPeriod": mode["minSyncPeriod"], "syncPeriod": mode["syncPeriod"], "strictARP": yesOrNo, "excludeCIDRs": some([]string{"10.0.0.0/8"}),
-		"scheduler": some("", "rr", "wlc", "mh"), "tcpTimeout": duration(time.Hour), "tcpFinTimeout": duration(3 * time.Second), "udpTimeout": duration(3 * time.Second),
+		"minSyncPeriod": mode["minSyncPeriod"], "syncPeriod": mode["syncPeriod"], "strictARP": yesOrNo, "excludeCIDRs": some([]string{}, []string{"10.0.0.0/8", "fd00::/8"}),
+		"scheduler": some("", "rr", "wlc", "mh", "fo"), "tcpTimeout": duration(time.Hour), "tcpFinTimeout": duration(3 * time.Second), "udpTimeout": duration(3 * time.Second),
 	}
 	fields := map[string]*rapid.Generator[any]{
 		"mode": some("", "iptables", "ipvs", "nftables"), "iptables": section(iptables), "ipvs": section(ipvs), "nftables": section(mode),

@@ -50,6 +50,7 @@ var iptablesVariants = map[string]iptables.Variant{
 type IPVSOptions struct {
 	Scheduler                             string
 	StrictARP                             bool
+	ExcludeCIDRs                          []string
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 	DrainLimit                            time.Duration
 }
@@ -58,6 +59,8 @@ func (o *IPVSOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Scheduler, "ipvs-scheduler", ipvs.DefaultScheduler, "for --programmer=ipvs: what chooses the backends of all Services: "+strings.Join(ipvs.Schedulers(), ", "))
 	fs.BoolVar(&o.StrictARP, "ipvs-strict-arp", false,
 		"for --programmer=ipvs: leave it to others to answer ARP requests for Services' addresses (arp_ignore 1, arp_announce 2), as MetalLB needs it")
+	fs.StringSliceVar(&o.ExcludeCIDRs, "ipvs-exclude-cidrs", nil,
+		"for --programmer=ipvs: CIDRs where virtual services of others stay theirs, also for the address and port of a Service with session affinity")
 	fs.DurationVar(&o.TCPTimeout, "ipvs-tcp-timeout", 0, "for --programmer=ipvs: after how long an idle TCP connection is forgotten; 0: as it is")
 	fs.DurationVar(&o.TCPFinTimeout, "ipvs-tcpfin-timeout", 0, "for --programmer=ipvs: after how long a TCP connection is forgotten that has seen a FIN; 0: as it is")
 	fs.DurationVar(&o.UDPTimeout, "ipvs-udp-timeout", 0, "for --programmer=ipvs: after how long an idle UDP flow is forgotten; 0: as it is")
@@ -67,6 +70,9 @@ func (o *IPVSOptions) addFlags(fs *pflag.FlagSet) {
 func (o *IPVSOptions) validate() error {
 	if !slices.Contains(ipvs.Schedulers(), o.Scheduler) {
 		return fmt.Errorf("--ipvs-scheduler is %q: use one of %s", o.Scheduler, strings.Join(ipvs.Schedulers(), ", "))
+	}
+	if _, err := parsePrefixes(o.ExcludeCIDRs); err != nil {
+		return fmt.Errorf("--ipvs-exclude-cidrs: %w", err)
 	}
 	for name, d := range map[string]time.Duration{"tcp": o.TCPTimeout, "tcpfin": o.TCPFinTimeout, "udp": o.UDPTimeout} {
 		if d < 0 || d%time.Second != 0 {
@@ -171,8 +177,9 @@ func (o *Options) iptables(logger *slog.Logger) iptables.Options {
 }
 
 func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
+	excluded, _ := parsePrefixes(o.IPVS.ExcludeCIDRs) // validated
 	return ipvs.Options{
-		Scheduler: o.IPVS.Scheduler, StrictARP: o.IPVS.StrictARP, DrainLimit: o.IPVS.DrainLimit,
+		Scheduler: o.IPVS.Scheduler, StrictARP: o.IPVS.StrictARP, ExcludeCIDRs: excluded, DrainLimit: o.IPVS.DrainLimit,
 		TCPTimeout: o.IPVS.TCPTimeout, TCPFinTimeout: o.IPVS.TCPFinTimeout, UDPTimeout: o.IPVS.UDPTimeout,
 		MasqueradeMark: 1 << o.Node.MasqueradeBit, Log: logger,
 	}

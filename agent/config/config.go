@@ -94,6 +94,7 @@ type IPTables struct {
 type IPVS struct {
 	Scheduler     *string          `json:"scheduler,omitempty" flag:"ipvs-scheduler"`
 	StrictARP     *bool            `json:"strictARP,omitempty" flag:"ipvs-strict-arp"`
+	ExcludeCIDRs  []string         `json:"excludeCIDRs,omitempty" flag:"ipvs-exclude-cidrs"`
 	TCPTimeout    *metav1.Duration `json:"tcpTimeout,omitempty" flag:"ipvs-tcp-timeout"`
 	TCPFinTimeout *metav1.Duration `json:"tcpFinTimeout,omitempty" flag:"ipvs-tcpfin-timeout"`
 	UDPTimeout    *metav1.Duration `json:"udpTimeout,omitempty" flag:"ipvs-udp-timeout"`

@@ -6,12 +6,15 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 )
 
 // What kube-proxy's file begins with.
@@ -62,6 +65,7 @@ type kubeProxyMode struct {
 	MinSyncPeriod      metav1.Duration `json:"minSyncPeriod"`
 	Scheduler          string          `json:"scheduler"`
 	StrictARP          bool            `json:"strictARP"`
+	ExcludeCIDRs       []string        `json:"excludeCIDRs"`
 	TCPTimeout         metav1.Duration `json:"tcpTimeout"`
 	TCPFinTimeout      metav1.Duration `json:"tcpFinTimeout"`
 	UDPTimeout         metav1.Duration `json:"udpTimeout"`
@@ -97,9 +101,6 @@ var reasons = map[string]string{
 	"windowsRunAsService":         "there is no agent for Windows",
 	"winkernel":                   "there is no agent for Windows",
 }
-
-// excludeCIDRsReason is about what kube-proxy must be told.
-const excludeCIDRsReason = "virtual services that are not Slicecast's are left alone, wherever they are, but for one of a Service port with affinity"
 
 // syncPeriodReason is about a period that kube-proxy has other uses for.
 const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +
@@ -201,9 +202,18 @@ func (m *migration) mode() error {
 // ipvs carries over what is particular to that mode.
 func (m *migration) ipvs() {
 	in, out := &m.in.IPVS, &IPVS{}
-	m.take("ipvs.scheduler", "ipvs.strictARP", "ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
-	if in.Scheduler != "" {
+	m.take("ipvs.strictARP", "ipvs.excludeCIDRs", "ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
+	switch {
+	case in.Scheduler == "":
+		m.take("ipvs.scheduler")
+	case slices.Contains(ipvs.Schedulers(), in.Scheduler):
+		m.take("ipvs.scheduler")
 		out.Scheduler = &in.Scheduler
+	default:
+		m.lose("ipvs.scheduler", fmt.Sprintf("there is no %s here; it is %s, or one of %s", in.Scheduler, ipvs.DefaultScheduler, strings.Join(ipvs.Schedulers(), ", ")))
+	}
+	if len(in.ExcludeCIDRs) > 0 {
+		out.ExcludeCIDRs = in.ExcludeCIDRs
 	}
 	if in.StrictARP {
 		out.StrictARP = &in.StrictARP
@@ -221,7 +231,7 @@ func (m *migration) ipvs() {
 		}
 		*timeout.out = m.wholeSeconds("ipvs."+timeout.name, timeout.in)
 	}
-	if *out != (IPVS{}) {
+	if !reflect.DeepEqual(*out, IPVS{}) {
 		m.out.Agent.IPVS = out
 	}
 }
@@ -361,8 +371,6 @@ func (m *migration) reason(section, field string) string {
 		return syncPeriodReason
 	case isMode && section != m.in.Mode:
 		return "kube-proxy does not use it in mode " + m.in.Mode
-	case field == "ipvs.excludeCIDRs":
-		return excludeCIDRsReason
 	case reasons[section] != "":
 		return reasons[section]
 	}

@@ -64,11 +64,12 @@ func TestMigrate(t *testing.T) {
 			"mode: ipvs\nipvs: {scheduler: lc, strictARP: true, excludeCIDRs: [10.0.0.0/8], minSyncPeriod: 3s, syncPeriod: 30s, tcpTimeout: 15m, tcpFinTimeout: 0s, udpTimeout: 1500ms}\n" +
 				"iptables: {masqueradeBit: 4, masqueradeAll: true, minSyncPeriod: 9s}",
 			"programmer=ipvs iptables.masqueradeBit=4 iptables.masqueradeAll=true iptables.minSyncPeriod=3s " +
-				"ipvs.scheduler=lc ipvs.strictARP=true ipvs.tcpTimeout=15m0s ipvs.udpTimeout=1s " + all + " " + health,
-			"ipvs.excludeCIDRs ipvs.syncPeriod iptables.minSyncPeriod",
+				"ipvs.scheduler=lc ipvs.strictARP=true ipvs.excludeCIDRs=10.0.0.0/8 ipvs.tcpTimeout=15m0s ipvs.udpTimeout=1s " + all + " " + health,
+			"ipvs.syncPeriod iptables.minSyncPeriod",
 		},
-		"mode ipvs, nothing else": {"mode: ipvs", "programmer=ipvs " + all + " " + health, ""},
-		"another mode's section":  {"mode: iptables\nipvs: {scheduler: rr}", "programmer=iptables " + localhost + " " + all + " " + health, "ipvs.scheduler"},
+		"mode ipvs, another scheduler": {"mode: ipvs\nipvs: {scheduler: fo, excludeCIDRs: []}", "programmer=ipvs " + all + " " + health, "ipvs.scheduler"},
+		"mode ipvs, nothing else":      {"mode: ipvs", "programmer=ipvs " + all + " " + health, ""},
+		"another mode's section":       {"mode: iptables\nipvs: {scheduler: rr}", "programmer=iptables " + localhost + " " + all + " " + health, "ipvs.scheduler"},
 		"iptables": {
 			"iptables: {masqueradeBit: 0, masqueradeAll: true, minSyncPeriod: 1s, syncPeriod: 30s}",
 			"iptables.masqueradeBit=0 iptables.masqueradeAll=true " + localhost + " iptables.minSyncPeriod=1s " + all + " " + health, "iptables.syncPeriod",

@@ -79,15 +79,12 @@ func (p *Programmer) probes() []probe {
 	}
 }
 
-// tryIPv6 looks for what Services need that have IPv6 addresses.
-func (p *Programmer) tryIPv6() error {
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
-		return err
+// probesIPv6 are for Services that have IPv6 addresses.
+func (p *Programmer) probesIPv6() []probe {
+	return []probe{
+		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return p.tryScheduler(model.IPv6, p.options.Scheduler) }},
+		{"nftables with all that is needed for IPv6", "nf_tables", func() error { return p.tryTable(model.IPv6) }},
 	}
-	if err := p.tryScheduler(model.IPv6, p.options.Scheduler); err != nil {
-		return fmt.Errorf("try IPVS: %w", err)
-	}
-	return p.tryTable(model.IPv6)
 }
 
 // tryTable has the kernel make a table with all kinds of rules, and remove it in the same transaction.
@@ -151,24 +148,25 @@ func (p *Programmer) openIPVS() error {
 }
 
 // New looks for what is needed, has the kernel load it if it can, and leaves nothing behind. What is missing is told by
-// MissingErrors. A machine with IPv4 only is good enough: it is logged.
+// MissingErrors. A machine without IPv6 is good enough; one that has it and can't have IPVS serve it is not, as its Services
+// would be lost.
 func New(options Options) (*Programmer, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
 	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: drains{}}
+	probes := p.probes()
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
+		p.families = append(p.families, model.IPv6)
+		probes = append(probes, p.probesIPv6()...)
+	}
 	err := p.open()
 	if err == nil {
-		err = find(p.probes(), modprobe)
+		err = find(probes, modprobe)
 	}
 	if err != nil {
 		p.close()
 		return nil, err
-	}
-	if err := p.tryIPv6(); err != nil {
-		p.log.Warn("Services of one IP family will not be programmed: this node does not have what they need", "family", model.IPv6, "err", err)
-	} else {
-		p.families = append(p.families, model.IPv6)
 	}
 	return p, nil
 }

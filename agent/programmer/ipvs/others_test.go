@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -55,6 +56,55 @@ func TestAdopted(t *testing.T) {
 	c.endDrains(time.Now())
 	require.NotContains(t, c.destinations(t, first.ID), dead)
 	require.NotContains(t, c.destinations(t, second.ID), dead)
+}
+
+// TestExcluded holds that within the excluded networks a virtual service of somebody else stays his, and all else is served.
+func TestExcluded(t *testing.T) {
+	c := newCluster(t, Options{ExcludeCIDRs: []netip.Prefix{netip.PrefixFrom(vip(model.IPv4, 1), 32)}})
+	theirs := netip.MustParseAddrPort("10.180.77.77:8080")
+	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
+	require.NoError(t, c.ipvs.NewService(foreign))
+	require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: theirs.Addr().AsSlice(), Port: theirs.Port(), Weight: 1}))
+	left := func() bool {
+		held, err := c.ipvs.GetDestinations(foreign)
+		require.NoError(t, err)
+		return len(held) == 1 && held[0].Address.Equal(theirs.Addr().AsSlice()) && held[0].Weight == 1
+	}
+	sticky := c.web("sticky", model.IPv4, 1, 1, 2)
+	sticky.Affinity = time.Hour
+	elsewhere := sticky.Frontends[0]
+	elsewhere.Address = vip(model.IPv4, 2)
+	sticky.Frontends = []view.Frontend{sticky.Frontends[0], elsewhere}
+	plain := c.web("plain", model.IPv4, 3, 0) // by mark
+	plain.Frontends[0].Address = vip(model.IPv4, 3)
+	refused := func(err error) {
+		t.Helper()
+		failed, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.Len(t, failed, 1)
+		require.Equal(t, sticky.ID, failed[0].ID)
+		require.ErrorContains(t, failed[0].Err, "virtual service TCP 10.")
+		require.False(t, failed[0].Lasting)
+		require.True(t, left())
+		for _, a := range []byte{2, 3} {
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, a), servicePort), 2, patient)
+			require.True(t, r.All(testenv.Answered), "%v", r)
+		}
+	}
+	c.set(plain, sticky)
+	refused(c.Replace(t.Context(), c.state))
+	more := *sticky
+	more.Cluster = c.backends(model.IPv4, tcpPort, 0, 1, 2)
+	refused(c.Apply(t.Context(), []view.Change{{Before: sticky, After: &more}}))
+	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: &more}}))
+	require.True(t, left())
+	refused(c.Apply(t.Context(), []view.Change{{After: sticky}}))
+
+	require.NoError(t, c.ipvs.DelService(foreign))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+	require.True(t, r.All(testenv.Answered), "%v", r)
+	require.NoError(t, c.Replace(t.Context(), c.state), "what is tagged is not another's")
 }
 
 // TestBusyRuleset holds that what others do to nftables all the time keeps nobody from programming.

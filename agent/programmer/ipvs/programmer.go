@@ -48,6 +48,9 @@ type Options struct {
 	// StrictARP has the node answer ARP requests for the addresses of the interface only that they come in by, and so not
 	// for those of Services: for load balancers that announce these addresses themselves, e.g. MetalLB.
 	StrictARP bool
+	// ExcludeCIDRs are where the virtual services of others stay theirs. Elsewhere one for the address and port of a Service
+	// port with affinity becomes that Service port's, as IPVS has one at most.
+	ExcludeCIDRs []netip.Prefix
 	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long IPVS remembers idle connections, in seconds, of each kind. 0: as
 	// the kernel has it.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
@@ -185,6 +188,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
+		port = p.withoutExcluded(x, port)
 		now := &programmed{port: port, identity: identity{numbers: numbersOf(id.String(), numbers)}}
 		if now.numbers == (ids{}) {
 			left.inherit(now)
@@ -372,7 +376,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		was, now := p.ports[id], (*programmed)(nil)
 		delete(p.ports, id)
 		if c.After != nil {
-			now = &programmed{port: c.After}
+			now = &programmed{port: p.withoutExcluded(x, c.After)}
 			if was != nil {
 				now.identity, now.refused = was.identity, was.refused
 			} else {

@@ -208,6 +208,29 @@ func (p *Programmer) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, vie
 	}
 }
 
+// withoutExcluded gives a Service port without the frontends for which others have virtual services in ExcludeCIDRs.
+func (p *Programmer) withoutExcluded(x *change, port *view.ServicePort) *view.ServicePort {
+	if port.Affinity == 0 || len(p.options.ExcludeCIDRs) == 0 {
+		return port
+	}
+	var excluded []view.Frontend
+	for k, f := range p.byAddress(port) {
+		if !slices.ContainsFunc(p.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) }) {
+			continue
+		}
+		if have, err := p.ipvs.GetService(k.moby()); err == nil && have.Flags&tagged == 0 {
+			excluded = append(excluded, f)
+			x.blame(port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which is left to it by --ipvs-exclude-cidrs: there it is not served here", k), false)
+		}
+	}
+	if len(excluded) == 0 {
+		return port
+	}
+	rest := *port
+	rest.Frontends = slices.DeleteFunc(slices.Clone(port.Frontends), func(f view.Frontend) bool { return slices.ContainsFunc(excluded, f.Equal) })
+	return &rest
+}
+
 // affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.
 func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 	for _, r := range []view.Route{f.Others, f.Node, f.Pods} {
