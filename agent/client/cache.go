@@ -61,6 +61,9 @@ func NewCache() *Cache {
 	}
 }
 
+// fewTouched is up to how many Services a Take keeps the memory of.
+const fewTouched = 64
+
 // Changes is what has changed in a cache between two Takes.
 type Changes struct {
 	// Services that were touched, themselves or by their slices.
@@ -97,8 +100,11 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		changes.Positions[shard], s.moved = s.sequence, false
 		return true
 	})
-	// Not cleared: that would cost each later Take what the largest one took.
-	c.touched = make(map[model.ServiceKey]struct{})
+	if len(c.touched) <= fewTouched {
+		clear(c.touched)
+	} else { // clearing it would cost each later Take what the largest one took
+		c.touched = make(map[model.ServiceKey]struct{})
+	}
 	c.nodeMoved = false
 	return changes, true
 }
