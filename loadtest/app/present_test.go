@@ -35,6 +35,9 @@ func file(t *testing.T, r *report.Report) string {
 
 func TestExitCodes(t *testing.T) {
 	good := file(t, reporttest.Slicecast(2, 1))
+	r := reporttest.Slicecast(2, 1)
+	r.Repeats[1].Check.OK, r.Repeats[1].Check.Error = false, "interrupt signal received"
+	failed := file(t, r)
 	old := filepath.Join(t.TempDir(), "old.json")
 	require.NoError(t, os.WriteFile(old, []byte(`{"schema": "slicecast-loadtest/v1"}`), 0o600))
 	for _, c := range []struct {
@@ -45,6 +48,9 @@ func TestExitCodes(t *testing.T) {
 		{"show " + good, 0, ""},
 		{"show --require p99<1s --require changes-time<=20s " + good, 0, "objective p99<1s: kept, 79.7 ms in the worst of 2 repeats"},
 		{"show --require p99<1ms " + good, exitMissed, "objective p99<1ms: missed"},
+		{"show " + failed, exitFailed, "is the report of a run that failed"},
+		{"show --require p99<1s " + failed, exitFailed, "is the report of a run that failed"},
+		{"show --require p99<1ms " + good + " " + failed, exitFailed, "is the report of a run that failed"},
 		{"show --require p97<1ms " + good, exitUsage, `there is no metric "p97"`},
 		{"show --output=yaml " + good, exitUsage, `--output is "yaml"`},
 		{"show --html=/no/such/directory/x.html " + good, exitUsage, "there is no such directory"},

@@ -34,14 +34,17 @@ It reads the reports of its own schema, ` + report.Schema + `, and says so of ot
 			}
 			each := *p
 			each.HTML = ""
-			var errs []error
+			var failed, errs []error
 			for i, r := range reports {
 				if i > 0 && p.Output == outputText {
 					fmt.Fprintln(c.OutOrStdout())
 				}
 				errs = append(errs, each.Present(r, c.OutOrStdout(), c.ErrOrStderr()))
+				if !r.OK() {
+					failed = append(failed, fmt.Errorf("%s is the report of a run that failed", files[i]))
+				}
 			}
-			return errors.Join(errs...)
+			return outcome(errors.Join(failed...), errors.Join(errs...))
 		},
 	}
 	p.AddFlags(c.Flags())

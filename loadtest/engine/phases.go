@@ -333,6 +333,7 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 		p.Updates += g.Objects
 	}
 	p.Aside = r.aside
+	r.note(p.Updates > 0 && p.Latency.Count == 0, "no slice that changed tells its last-change-trigger-time: there are no latencies")
 	r.add(p, after.machine-before.machine)
 	return nil
 }

@@ -76,9 +76,6 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 	if err != nil {
 		return nil, err
 	}
-	if o.Nodes == 0 {
-		return nil, errors.New("there is no Node to be seen: give --nodes")
-	}
 	c.end()
 	m, err := performance.CheckedIn()
 	if err != nil {
@@ -90,6 +87,8 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 	out.Assumptions = append(own, out.Assumptions...)
 	return out, nil
 }
+
+var errNoNodes = errors.New("there is no Node to be seen: give --nodes")
 
 // fromManifests counts what is in files, and gives what has to be assumed for that.
 func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (assumptions []string, err error) {
@@ -109,13 +108,20 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	if o.Nodes == 0 {
 		o.Nodes = m.nodes
 	}
+	if o.Nodes == 0 {
+		return nil, errNoNodes
+	}
 	if o.APIServers == 0 {
 		o.APIServers = 1
 		assumptions = append(assumptions, "There is one API server (--api-servers).")
 	}
+	flips := "No endpoint flips: no manifest tells how many do, and --flips-per-second is 0."
+	if o.FlipsPerSecond > 0 {
+		flips = fmt.Sprintf("%g endpoints a second flip (--flips-per-second), each by itself and at random over all EndpointSlices; no manifest tells how many do. "+
+			"%d flips were encoded and stand for all.", o.FlipsPerSecond, sampleFlips)
+	}
 	return append([]string{
-		fmt.Sprintf("%g endpoints a second flip (--flips-per-second), each by itself and at random over all EndpointSlices; no manifest tells how many do. "+
-			"%d flips were encoded and stand for all.", o.FlipsPerSecond, sampleFlips),
+		flips,
 		"Objects have what their files have; what an API server adds to them is missing in today's figures if the files are not from one.",
 	}, assumptions...), m.flips(ctx, c, o.FlipsPerSecond, o.Watch)
 }
@@ -136,6 +142,9 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 		if o.Nodes, err = l.nodes(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if o.Nodes == 0 {
+		return nil, errNoNodes // before the watch, which is long
 	}
 	if o.APIServers == 0 {
 		if o.APIServers, err = l.apiServers(ctx); err != nil {

@@ -63,10 +63,19 @@ func bounded(v value, bound string) (string, error) {
 	if v.share {
 		text = strings.Replace(text, report.FormatValue(b.Value, report.Number), shareText(b.Value), 1)
 	}
-	if !b.Keeps(v.Max) {
-		return fmt.Sprintf("%s | %s, **missed**", text, v), nil
+	missed := 0
+	for _, run := range v.Values {
+		if !b.Keeps(run) {
+			missed++
+		}
 	}
-	return fmt.Sprintf("%s | %s", text, v), nil
+	switch {
+	case b.Keeps(v.Max):
+		return fmt.Sprintf("%s | %s", text, v), nil
+	case b.Keeps(v.Median) && missed > 0:
+		return fmt.Sprintf("%s | %s, **missed in %d of %d runs**", text, v, missed, len(v.Values)), nil
+	}
+	return fmt.Sprintf("%s | %s, **missed**", text, v), nil
 }
 
 // functions are what the page's template may call. Each gives an error for what was not measured, so that a figure cannot

@@ -26,7 +26,8 @@ const (
 	minRateTime = time.Second
 	// defaultWidth is that of a terminal that does not tell.
 	defaultWidth = 80
-	barWidth     = 30
+	// barWidth is how wide a bar is where there is room, minBarWidth how wide at least.
+	barWidth, minBarWidth = 30, 5
 	// up goes up so many lines on a terminal and erases all from there on.
 	up = "\x1b[%dA\r\x1b[J"
 )
@@ -164,15 +165,16 @@ func (v *View) showLocked(now time.Time) {
 		fmt.Fprintln(v.w, head)
 		return
 	}
+	width := v.columns()
 	lines := []string{head}
 	for _, f := range rest {
-		lines = append(lines, fmt.Sprintf("        %-8s %s", f.name, f.text))
+		name := fmt.Sprintf("        %-8s ", f.name)
+		lines = append(lines, name+f.bar(width-1-len(name)-len(f.text))+f.text)
 	}
 	var out bytes.Buffer
 	if v.drawn > 0 {
 		fmt.Fprintf(&out, up, v.drawn)
 	}
-	width := v.columns()
 	for _, l := range lines {
 		// A line that is broken by the terminal would be more than the one that is erased.
 		if r := []rune(l); len(r) >= width {
@@ -200,17 +202,25 @@ func (v *View) ratesLocked(s Status, now time.Time) {
 	v.base, v.baseTime = s, now
 }
 
-// field is one thing that is known.
-type field struct{ name, text string }
+// field is one thing that is known, and how much of all is done of it.
+type field struct {
+	name, text string
+	done, all  int64
+}
 
 // fields says all that is known beside the phase.
 func (v *View) fields(s Status) (out []field) {
-	add := func(name, format string, args ...any) { out = append(out, field{name, fmt.Sprintf(format, args...)}) }
+	add := func(name, format string, args ...any) {
+		out = append(out, field{name: name, text: fmt.Sprintf(format, args...)})
+	}
+	done := func(done, all int64) { out[len(out)-1].done, out[len(out)-1].all = done, all }
 	if s.Nodes > 0 {
-		add("nodes", "%s%d of %d in sync", v.bar(int64(s.NodesUp), int64(s.Nodes)), s.NodesUp, s.Nodes)
+		add("nodes", "%d of %d in sync", s.NodesUp, s.Nodes)
+		done(int64(s.NodesUp), int64(s.Nodes))
 	}
 	if s.Planned > 0 {
-		add("updates", "%s%d sent, %d received of %d, lag %d", v.bar(s.Received, s.Planned), s.Sent, s.Received, s.Planned, s.Sent-s.Received)
+		add("updates", "%d sent, %d received of %d, lag %d", s.Sent, s.Received, s.Planned, s.Sent-s.Received)
+		done(s.Received, s.Planned)
 	} else if s.Received > 0 {
 		add("updates", "%d received", s.Received)
 	}
@@ -224,11 +234,12 @@ func (v *View) fields(s Status) (out []field) {
 	return out
 }
 
-// bar is one for terminals.
-func (v *View) bar(done, all int64) string {
-	if v.columns == nil {
+// bar is one for terminals, with room for so many columns: what it stands before counts for more.
+func (f field) bar(room int) string {
+	width := min(barWidth, room-len("[] "))
+	if f.all == 0 || width < minBarWidth {
 		return ""
 	}
-	filled := int(min(done, all) * barWidth / max(all, 1))
-	return "[" + strings.Repeat("#", filled) + strings.Repeat("-", barWidth-filled) + "] "
+	filled := int(min(f.done, f.all) * int64(width) / f.all)
+	return "[" + strings.Repeat("#", filled) + strings.Repeat("-", width-filled) + "] "
 }

@@ -74,10 +74,23 @@ func TestTerminal(t *testing.T) {
 			"level=WARN msg=something",
 			"    5s  changes",
 			"        nodes    [##############################] 100 of 100 in sync",
-			"        updates  [#########---------------------] 3300 sent, 3200 rec", // as wide as the terminal
+			"        updates  [##-----] 3300 sent, 3200 received of 10000, lag 100", // as wide as the terminal
 			"        rates    1000/s sent, 1000/s received, 107 KiB/s",
 			"        latency  p50 12.0 ms, p99 34.0 ms",
 		}, screen(t, out.String()))
+	})
+}
+
+// TestNarrowTerminal has room for no bars, and then not for all of the text.
+func TestNarrowTerminal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		v := New(&out)
+		v.columns = func() int { return 50 }
+		play(t, v)
+		shown := screen(t, out.String())
+		require.Equal(t, "        nodes    [###########] 100 of 100 in sync", shown[2])
+		require.Equal(t, "        updates  3300 sent, 3200 received of 1000", shown[3])
 	})
 }
 
