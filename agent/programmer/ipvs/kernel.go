@@ -155,14 +155,13 @@ func New(options Options) (*Programmer, error) {
 		return nil, err
 	}
 	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: drains{}}
-	probes := p.probes()
-	if _, err := os.Stat("/proc/sys/net/ipv6"); err == nil {
-		p.families = append(p.families, model.IPv6)
-		probes = append(probes, p.probesIPv6()...)
-	}
 	err := p.open()
 	if err == nil {
-		err = find(probes, modprobe)
+		err = find(p.probes(), modprobe)
+	}
+	if _, missing := os.Stat("/proc/sys/net/ipv6"); err == nil && missing == nil {
+		p.families = append(p.families, model.IPv6)
+		err = find(p.probesIPv6(), modprobe)
 	}
 	if err != nil {
 		p.close()

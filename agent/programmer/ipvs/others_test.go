@@ -58,53 +58,92 @@ func TestAdopted(t *testing.T) {
 	require.NotContains(t, c.destinations(t, second.ID), dead)
 }
 
-// TestExcluded holds that within the excluded networks a virtual service of somebody else stays his, and all else is served.
+// TestExcluded holds that within the excluded networks a virtual service of somebody else stays his and serves its address, whatever becomes of
+// the Service port that has the address, too, and that all else is served; but for what is kube-proxy's.
 func TestExcluded(t *testing.T) {
 	c := newCluster(t, Options{ExcludeCIDRs: []netip.Prefix{netip.PrefixFrom(vip(model.IPv4, 1), 32)}})
-	theirs := netip.MustParseAddrPort("10.180.77.77:8080")
 	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
-	require.NoError(t, c.ipvs.NewService(foreign))
-	require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: theirs.Addr().AsSlice(), Port: theirs.Port(), Weight: 1}))
-	left := func() bool {
+	theirs := c.backends(model.IPv4, tcpPort, 3).List()[0].Address
+	occupy := func() {
+		require.NoError(t, c.ipvs.NewService(foreign))
+		require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: theirs.Addr().AsSlice(), Port: theirs.Port(), Weight: 1}))
+	}
+	requireTheirs := func(served bool) {
+		t.Helper()
 		held, err := c.ipvs.GetDestinations(foreign)
 		require.NoError(t, err)
-		return len(held) == 1 && held[0].Address.Equal(theirs.Addr().AsSlice()) && held[0].Weight == 1
+		require.Len(t, held, 1)
+		require.True(t, held[0].Address.Equal(theirs.Addr().AsSlice()) && held[0].Weight == 1, "%v", held[0])
+		if served {
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
+			require.Equal(t, map[string]int{"pod3": 2}, r.Backends(), "%v", r)
+		}
+	}
+	requireOurs := func(last ...byte) {
+		t.Helper()
+		for _, a := range last {
+			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, a), servicePort), 2, patient)
+			require.True(t, r.All(testenv.Answered), "%v", r)
+			require.NotContains(t, r.Backends(), "pod3")
+		}
 	}
 	sticky := c.web("sticky", model.IPv4, 1, 1, 2)
 	sticky.Affinity = time.Hour
-	elsewhere := sticky.Frontends[0]
-	elsewhere.Address = vip(model.IPv4, 2)
-	sticky.Frontends = []view.Frontend{sticky.Frontends[0], elsewhere}
-	plain := c.web("plain", model.IPv4, 3, 0) // by mark
-	plain.Frontends[0].Address = vip(model.IPv4, 3)
+	sticky.Frontends = []view.Frontend{clusterIP(vip(model.IPv4, 1)), clusterIP(vip(model.IPv4, 2))}
+	plain := c.web("plain", model.IPv4, 3, 0)
+	plain.Frontends = []view.Frontend{clusterIP(vip(model.IPv4, 3))}
 	refused := func(err error) {
 		t.Helper()
 		failed, ok := programmer.PortErrors(err)
 		require.True(t, ok, "%v", err)
 		require.Len(t, failed, 1)
 		require.Equal(t, sticky.ID, failed[0].ID)
-		require.ErrorContains(t, failed[0].Err, "virtual service TCP 10.")
-		require.False(t, failed[0].Lasting)
-		require.True(t, left())
-		for _, a := range []byte{2, 3} {
-			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, a), servicePort), 2, patient)
-			require.True(t, r.All(testenv.Answered), "%v", r)
-		}
+		require.ErrorContains(t, failed[0].Err, "virtual service TCP 10.96.0.1:")
+		require.True(t, failed[0].Lasting, "Watch tells when it is gone")
+		requireTheirs(true)
+		requireOurs(2, 3)
 	}
+	lost := func() bool {
+		c.unseen = nil
+		_, _, lost := c.serviceLost()
+		return lost
+	}
+	occupy()
 	c.set(plain, sticky)
 	refused(c.Replace(t.Context(), c.state))
-	more := *sticky
+	refused(c.Replace(t.Context(), c.state))
+	more, loose := *sticky, *sticky
 	more.Cluster = c.backends(model.IPv4, tcpPort, 0, 1, 2)
+	loose.Affinity = 0
 	refused(c.Apply(t.Context(), []view.Change{{Before: sticky, After: &more}}))
-	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: &more}}))
-	require.True(t, left())
+	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: &more, After: &loose}}))
+	requireTheirs(false)
+	requireOurs(1, 2, 3) // by mark
+	refused(c.Apply(t.Context(), []view.Change{{Before: &loose, After: sticky}}))
+	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: sticky}}))
+	requireTheirs(false)
 	refused(c.Apply(t.Context(), []view.Change{{After: sticky}}))
+	require.False(t, lost())
 
 	require.NoError(t, c.ipvs.DelService(foreign))
+	require.True(t, lost())
 	require.NoError(t, c.Replace(t.Context(), c.state))
-	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), 2, patient)
-	require.True(t, r.All(testenv.Answered), "%v", r)
+	requireOurs(1, 2, 3)
 	require.NoError(t, c.Replace(t.Context(), c.state), "what is tagged is not another's")
+	require.False(t, lost())
+
+	// Who takes the place of ours does not lose it when the Service goes.
+	require.NoError(t, c.ipvs.DelService(foreign))
+	occupy()
+	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: sticky}}))
+	requireTheirs(false)
+	refused(c.Apply(t.Context(), []view.Change{{After: sticky}}))
+
+	device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
+	require.NoError(t, c.links.LinkAdd(device))
+	require.NoError(t, c.links.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(vip(model.IPv4, 1).AsSlice())}))
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	requireOurs(1, 2, 3)
 }
 
 // TestBusyRuleset holds that what others do to nftables all the time keeps nobody from programming.

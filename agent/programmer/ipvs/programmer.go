@@ -115,7 +115,8 @@ type Programmer struct {
 	taken         map[uint32]bool // numbers of virtual services
 	last          uint32          // the number that was given last
 	draining      drains
-	lacking       map[string]bool // schedulers that Service ports ask for and the kernel has not
+	theirs        map[serviceKey]bool // virtual services of others, in ExcludeCIDRs, that one of ours would have to be
+	lacking       map[string]bool     // schedulers that Service ports ask for and the kernel has not
 	// unseen are the Service ports that serviceLost has still to look at in this round.
 	unseen []view.ServicePortID
 }
@@ -188,7 +189,6 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		if p.layouts[id.Family] == nil {
 			continue
 		}
-		port = p.withoutExcluded(x, port)
 		now := &programmed{port: port, identity: identity{numbers: numbersOf(id.String(), numbers)}}
 		if now.numbers == (ids{}) {
 			left.inherit(now)
@@ -202,6 +202,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 			now.addressed = now.addressed || services[k] != nil
 		}
 		p.identify(now)
+		p.blameTheirs(x, port)
 		for _, v := range p.services(now) {
 			p.replaceService(x, v, services[v.serviceKey])
 			delete(services, v.serviceKey)
@@ -368,6 +369,9 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 			left.leaveAll(was)
 		}
 	}
+	if err := p.noteTheirs(changes); err != nil {
+		return err
+	}
 	for _, c := range changes {
 		id := c.ID()
 		if p.layouts[id.Family] == nil {
@@ -376,13 +380,14 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		was, now := p.ports[id], (*programmed)(nil)
 		delete(p.ports, id)
 		if c.After != nil {
-			now = &programmed{port: p.withoutExcluded(x, c.After)}
+			now = &programmed{port: c.After}
 			if was != nil {
 				now.identity, now.refused = was.identity, was.refused
 			} else {
 				left.inherit(now)
 			}
 			p.identify(now)
+			p.blameTheirs(x, c.After)
 			p.ports[id] = now
 		}
 		if was != nil && now != nil && sameTable(was, now) {

@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -132,17 +133,21 @@ type heldService struct {
 	backends []heldBackend // ascending
 }
 
-// readServices gives the virtual services that are ours.
+// readServices gives the virtual services that are ours, and notes which are theirs.
 func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 	all, err := p.ipvs.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
+	p.theirs = map[serviceKey]bool{}
 	held := map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
 		k, ok := ours(s)
 		if !ok {
+			if k, ok := keyOf(s); ok && p.isExcluded(k) {
+				p.theirs[k] = true
+			}
 			continue
 		}
 		if space, err = p.readBackends(space[:0], k); err != nil {
@@ -152,7 +157,89 @@ func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 		slices.SortFunc(h.backends, func(a, b heldBackend) int { return a.address.Compare(b.address) })
 		held[k] = h
 	}
-	return held, nil
+	return held, p.leaveOutKubeProxys()
+}
+
+// isExcluded tells whether a virtual service is in one of ExcludeCIDRs.
+func (p *Programmer) isExcluded(k serviceKey) bool {
+	return k.number == 0 && slices.ContainsFunc(p.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
+}
+
+// isTheirs asks whether others have a virtual service.
+func (p *Programmer) isTheirs(k serviceKey) (bool, error) {
+	have, err := p.ipvs.GetService(k.moby())
+	if errors.Is(err, unix.ESRCH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read IPVS' virtual service %v: %w", k, err)
+	}
+	return have.Flags&tagged == 0, nil
+}
+
+// noteTheirs adds to p.theirs what others have made since the last Replace of what these Service ports had or may get.
+func (p *Programmer) noteTheirs(changes []view.Change) error {
+	if len(p.options.ExcludeCIDRs) == 0 {
+		return nil
+	}
+	more := false
+	for _, c := range changes {
+		var ports []*view.ServicePort
+		was := p.ports[c.ID()]
+		if was != nil && was.addressed {
+			ports = append(ports, was.port)
+		}
+		if c.After != nil && (c.After.Affinity > 0 || was != nil && was.addressed) {
+			ports = append(ports, c.After)
+		}
+		for _, port := range ports {
+			for k := range p.byAddress(port) {
+				if p.theirs[k] || !p.isExcluded(k) {
+					continue
+				}
+				theirs, err := p.isTheirs(k)
+				if err != nil {
+					return err
+				}
+				if theirs {
+					p.theirs[k], more = true, true
+				}
+			}
+		}
+	}
+	if !more {
+		return nil
+	}
+	return p.leaveOutKubeProxys()
+}
+
+// leaveOutKubeProxys takes kube-proxy's from p.theirs: its Services are to be served here.
+func (p *Programmer) leaveOutKubeProxys() error {
+	if len(p.theirs) == 0 {
+		return nil
+	}
+	proxy := &Programmer{ipvs: p.ipvs, links: p.links, addresses: p.addresses}
+	if link, err := p.links.LinkByName(KubeProxyDevice); err == nil {
+		proxy.device = link
+	}
+	services, err := proxy.kubeProxyServices()
+	for _, s := range services {
+		k, _ := keyOf(s)
+		delete(p.theirs, k)
+	}
+	return err
+}
+
+// blameTheirs notes where a Service port is not served, as others do.
+func (p *Programmer) blameTheirs(x *change, port *view.ServicePort) {
+	if port.Affinity == 0 || len(p.theirs) == 0 {
+		return
+	}
+	for k := range p.byAddress(port) {
+		if p.theirs[k] {
+			x.blame(port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k), true)
+		}
+	}
 }
 
 // services gives the virtual services of a Service port. Without affinity it is one for each set of backends, by mark,
@@ -182,6 +269,9 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 		return list
 	}
 	for k, f := range p.byAddress(of.port) {
+		if p.theirs[k] {
+			continue
+		}
 		var backends view.Backends
 		if of.port.Affinity > 0 {
 			backends = affinitySet(of.port, f)
@@ -206,29 +296,6 @@ func (p *Programmer) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, vie
 			}
 		}
 	}
-}
-
-// withoutExcluded gives a Service port without the frontends for which others have virtual services in ExcludeCIDRs.
-func (p *Programmer) withoutExcluded(x *change, port *view.ServicePort) *view.ServicePort {
-	if port.Affinity == 0 || len(p.options.ExcludeCIDRs) == 0 {
-		return port
-	}
-	var excluded []view.Frontend
-	for k, f := range p.byAddress(port) {
-		if !slices.ContainsFunc(p.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) }) {
-			continue
-		}
-		if have, err := p.ipvs.GetService(k.moby()); err == nil && have.Flags&tagged == 0 {
-			excluded = append(excluded, f)
-			x.blame(port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which is left to it by --ipvs-exclude-cidrs: there it is not served here", k), false)
-		}
-	}
-	if len(excluded) == 0 {
-		return port
-	}
-	rest := *port
-	rest.Frontends = slices.DeleteFunc(slices.Clone(port.Frontends), func(f view.Frontend) bool { return slices.ContainsFunc(excluded, f.Equal) })
-	return &rest
 }
 
 // affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.

@@ -234,6 +234,18 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 				return v.serviceKey, v.owner, true
 			}
 		}
+		if len(p.theirs) == 0 || known.port.Affinity == 0 {
+			continue
+		}
+		for k := range p.byAddress(known.port) {
+			if !p.theirs[k] {
+				continue
+			}
+			looked += serviceCounts
+			if theirs, err := p.isTheirs(k); err == nil && !theirs {
+				return k, known.port.ID, true
+			}
+		}
 	}
 	return serviceKey{}, owner, false
 }

@@ -135,11 +135,9 @@ func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, lost 
 		case err != nil:
 			return err
 		default:
-			w.mu.Lock() // what forget has not dropped is told before what it does is done
 			if reason := foreign(buf[:n]); reason != "" {
 				lost(reason)
 			}
-			w.mu.Unlock()
 		}
 	}
 }
