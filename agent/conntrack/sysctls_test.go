@@ -53,6 +53,7 @@ func TestSettingsOfTheKernel(t *testing.T) {
 	const procfs = "/proc/sys/net/netfilter/"
 	size, err := read(procfs + "nf_conntrack_max")
 	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(procfs+"nf_conntrack_tcp_timeout_established", []byte("432000\n"), 0o600)) // the kernel's default
 	require.NoError(t, settings.Apply(logger))
 	for name, want := range map[string]int{
 		"nf_conntrack_tcp_timeout_established": 86400, "nf_conntrack_tcp_timeout_close_wait": 3600, "nf_conntrack_udp_timeout": 40,
