@@ -73,6 +73,7 @@ level says that the repeats differ, and the medians differ by more than --tolera
 	o.AddFlags(c.Flags())
 	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; default: a Kubernetes API server")
 	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict")
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fmt.Errorf("%w; flags of the runs go after --", err) })
 	return c
 }
 

@@ -120,6 +120,9 @@ func TestCompareRefusesBeforeItRuns(t *testing.T) {
 	code, _, errOut := execute(t, "compare", "--require=p98<1s", "--against", release)
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, errOut, `no metric "p98"`)
+	code, _, errOut = execute(t, "compare", "--nodes=3")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errOut, "unknown flag: --nodes; flags of the runs go after --")
 	require.NoFileExists(t, filepath.Join(dir, "ran"))
 }
 
