@@ -149,7 +149,7 @@ func BenchmarkProgrammer(b *testing.B) {
 				for b.Loop() {
 					for _, known := range h.ports {
 						for _, v := range h.services(known) {
-							require.NoError(b, h.dumpBackends(v.serviceKey, func([]byte) {}))
+							require.NoError(b, h.tellBackends(v.serviceKey, func(heldBackend) {}))
 						}
 					}
 				}

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Commands of IPVS and their attributes (include/uapi/linux/ip_vs.h), as far as the library does not send them.
@@ -194,66 +193,4 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 		return false, nil
 	}
 	return false, err
-}
-
-// heldBackend is a backend that the kernel has.
-type heldBackend struct {
-	address     netip.AddrPort
-	weight      uint32
-	connections uint32
-}
-
-// readBackends appends the backends of a virtual service.
-func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
-	err := p.dumpBackends(k, func(body []byte) {
-		if len(body) < 4 {
-			return
-		}
-		for kind, nested := range attributes(body[4:]) {
-			if b := parseBackend(nested, k.family); kind == attrBackend && b.address.IsValid() {
-				to = append(to, b)
-			}
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the backends of IPVS' virtual service %v: %w", k, err)
-	}
-	return to, nil
-}
-
-// dumpBackends gives the backends of a virtual service as the kernel tells them.
-func (p *Programmer) dumpBackends(k serviceKey, each func(body []byte)) error {
-	r := &p.requests
-	r.reset()
-	r.begin(p.ipvsFamily, 0)
-	r.buf = append(r.buf, commandGetBackend, genericVersion, 0, 0)
-	k.write(r, nil)
-	r.end()
-	return p.commands.dump(r, each)
-}
-
-func parseBackend(b []byte, family model.Family) (held heldBackend) {
-	var address []byte
-	var port uint16
-	for kind, value := range attributes(b) {
-		switch {
-		case kind == destAttrAddress:
-			address = value
-		case kind == destAttrPort && len(value) >= 2:
-			port = uint16(value[0])<<8 | uint16(value[1])
-		case kind == destAttrWeight && len(value) >= 4:
-			held.weight = hostNumber(value)
-		case (kind == destAttrActive || kind == destAttrInactive) && len(value) >= 4:
-			held.connections += hostNumber(value)
-		}
-	}
-	// The kernel gives 16 bytes for either family.
-	length := 4
-	if family == model.IPv6 {
-		length = 16
-	}
-	if a, ok := netip.AddrFromSlice(address[:min(length, len(address))]); ok {
-		held.address = netip.AddrPortFrom(a, port)
-	}
-	return held
 }

@@ -140,6 +140,9 @@ func (p *Programmer) openIPVS() error {
 	if p.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
 		return err
 	}
+	if p.entries, err = newEntryReader(); err != nil {
+		return err
+	}
 	p.ipvsFamily = family.ID
 	// It has modprobe called, too, and logs it if there is none.
 	logrus.SetOutput(io.Discard)
@@ -183,6 +186,9 @@ func (p *Programmer) close() {
 	}
 	if p.commands != nil {
 		p.commands.close()
+	}
+	if p.entries != nil {
+		p.entries.close()
 	}
 	if p.ipvs != nil {
 		p.ipvs.Close()

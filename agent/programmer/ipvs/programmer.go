@@ -90,6 +90,7 @@ type Programmer struct {
 	ipvs       *mobyipvs.Handle
 	ipvsFamily uint16 // of generic netlink
 	commands   *socket
+	entries    *entryReader
 	links      *netlink.Handle
 	addresses  *socket
 	requests   requests // reused
