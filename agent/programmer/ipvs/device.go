@@ -46,26 +46,56 @@ func (p *Programmer) ensureDevice() error {
 
 // deviceAddresses gives the addresses that the device has, without the one that the kernel gives each device.
 func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
-	list, err := p.listAddresses(p.device)
+	list, err := p.listAddresses()
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of %s: %w", Device, err)
 	}
 	held := map[netip.Addr]bool{}
 	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.IsLinkLocalUnicast() {
-			held[ip.Unmap()] = true
+		if a.device == p.device.Attrs().Index && !a.IsLinkLocalUnicast() {
+			held[a.Addr] = true
 		}
 	}
 	return held, nil
 }
 
-// listAddresses gives the addresses of a device, nil: of all, reading them again where some came or went meanwhile.
-func (p *Programmer) listAddresses(link netlink.Link) (list []netlink.Addr, err error) {
+// deviceAddress is an address of a device.
+type deviceAddress struct {
+	netip.Addr
+	device int // its index
+}
+
+// listAddresses gives the addresses of all devices, reading them again where some came or went meanwhile.
+func (p *Programmer) listAddresses() (list []deviceAddress, err error) {
 	err = readAgain(func() error {
-		list, err = p.links.AddrList(link, netlink.FAMILY_ALL)
-		return err
+		list = list[:0]
+		r := &p.requests
+		r.reset()
+		r.begin(unix.RTM_GETADDR, 0)
+		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg)...) // of any family and device
+		r.end()
+		return p.addresses.dump(r, func(body []byte) {
+			if a := parseAddress(body); a.IsValid() {
+				list = append(list, a)
+			}
+		})
 	})
 	return list, err
+}
+
+// parseAddress reads a message about an address. It is not valid if that is of another family than the IP families.
+func parseAddress(body []byte) (a deviceAddress) {
+	if len(body) < unix.SizeofIfAddrmsg || body[0] != unix.AF_INET && body[0] != unix.AF_INET6 {
+		return a
+	}
+	a.device = int(hostNumber(body[4:]))
+	for kind, value := range attributes(body[unix.SizeofIfAddrmsg:]) {
+		// Where a device leads to one other, IFA_ADDRESS is the other's.
+		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !a.IsValid() {
+			a.Addr, _ = netip.AddrFromSlice(value)
+		}
+	}
+	return a
 }
 
 // readAgain reads something again as long as others change it meanwhile, up to a limit.
@@ -80,7 +110,7 @@ func readAgain(read func() error) (err error) {
 
 // addressesElsewhere gives the node's addresses that other devices have than those of Services.
 func (p *Programmer) addressesElsewhere() (map[netip.Addr]bool, error) {
-	list, err := p.listAddresses(nil)
+	list, err := p.listAddresses()
 	if err != nil {
 		return nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
@@ -90,8 +120,8 @@ func (p *Programmer) addressesElsewhere() (map[netip.Addr]bool, error) {
 	}
 	found := map[netip.Addr]bool{}
 	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != p.device.Attrs().Index && a.LinkIndex != kubeProxys {
-			found[ip.Unmap()] = true
+		if a.device != p.device.Attrs().Index && a.device != kubeProxys {
+			found[a.Addr] = true
 		}
 	}
 	return found, nil

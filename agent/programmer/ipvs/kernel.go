@@ -182,7 +182,7 @@ func (p *Programmer) close() {
 		p.addresses.close()
 	}
 	if p.tables != nil {
-		_ = p.tables.conn.CloseLasting() // nothing can be done about it
+		p.tables.close()
 	}
 	if p.commands != nil {
 		p.commands.close()

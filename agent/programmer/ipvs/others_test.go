@@ -156,7 +156,7 @@ func TestBusyRuleset(t *testing.T) {
 		other, err = dialTables()
 		return err
 	}))
-	defer other.conn.CloseLasting() //nolint:errcheck // of a test
+	defer other.close()
 	ctx, cancel := context.WithCancel(t.Context())
 	var busy sync.WaitGroup
 	defer busy.Wait()
@@ -242,7 +242,7 @@ func TestRefusedTransaction(t *testing.T) {
 	}
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	c.set(web)
-	require.NoError(t, other.conn.CloseLasting())
+	other.close()
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	c.endDrains(time.Now())
 	require.Equal(t, 1, destinations())

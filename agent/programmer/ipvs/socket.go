@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -165,7 +166,8 @@ func (s *socket) executePart(r *requests, first, next int, failed func(int, unix
 	}
 }
 
-// dump asks for all objects of a kind, by a message without flags, and gives the body of each.
+// dump asks for all objects of a kind, by a message without flags, and gives the body of each. netlink.ErrDumpInterrupted: some may be
+// missing, as they changed meanwhile.
 func (s *socket) dump(r *requests, each func(body []byte)) error {
 	s.seq++
 	binary.NativeEndian.PutUint16(r.buf[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
@@ -173,6 +175,7 @@ func (s *socket) dump(r *requests, each func(body []byte)) error {
 	if err := unix.Send(s.fd, r.buf, 0); err != nil {
 		return os.NewSyscallError("send to netlink", err)
 	}
+	var interrupted error
 	for {
 		n, err := s.receive()
 		if err != nil {
@@ -181,6 +184,9 @@ func (s *socket) dump(r *requests, each func(body []byte)) error {
 		for m := range messages(s.in[:n]) {
 			if m.seq != s.seq {
 				continue
+			}
+			if m.flags&unix.NLM_F_DUMP_INTR != 0 {
+				interrupted = netlink.ErrDumpInterrupted
 			}
 			if m.kind != unix.NLMSG_DONE && m.kind != unix.NLMSG_ERROR {
 				each(m.body)
@@ -191,7 +197,7 @@ func (s *socket) dump(r *requests, each func(body []byte)) error {
 					return errno
 				}
 			}
-			return nil
+			return interrupted
 		}
 	}
 }
@@ -211,9 +217,9 @@ func (s *socket) receive() (int, error) {
 
 // message is one that the kernel sent.
 type message struct {
-	kind uint16
-	seq  uint32
-	body []byte
+	kind, flags uint16
+	seq         uint32
+	body        []byte
 }
 
 // messages gives those in a buffer, as far as they are whole.
@@ -224,7 +230,7 @@ func messages(b []byte) func(yield func(message) bool) {
 			if length < unix.NLMSG_HDRLEN || length > len(b) {
 				return
 			}
-			if !yield(message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:length]}) {
+			if !yield(message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:length]}) {
 				return
 			}
 			b = b[min((length+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]

@@ -9,7 +9,9 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/userdata"
 	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,6 +35,9 @@ type elements map[elementKey]element
 type tables struct {
 	conn *nftables.Conn
 	raw  *mdnetlink.Conn // the same
+	// lists reads elements, of which the library takes several times as long to tell.
+	lists    *socket
+	requests requests
 	// port is the socket's address: notifications carry that of the socket which a change came from.
 	port uint32
 	// base was the number of the ruleset's generation when the last Replace began, and own counts the transactions since then.
@@ -63,7 +68,15 @@ func dialTables() (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.lists, err = dial(unix.NETLINK_NETFILTER); err != nil {
+		return nil, errors.Join(err, t.conn.CloseLasting())
+	}
 	return t, nil
+}
+
+func (t *tables) close() {
+	_ = t.conn.CloseLasting() // nothing can be done about it
+	t.lists.close()
 }
 
 // maxReads is how often a table, or a list of addresses, is read again because others changed something meanwhile.
@@ -172,16 +185,8 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 	}
 	held = elements{}
 	for id, s := range l.sets {
-		list, err := t.conn.GetSetElements(s)
-		if err != nil {
+		if err := t.readElements(l, setID(id), held); err != nil {
 			return nil, false, fmt.Errorf("read set %s of table %s: %w", s.Name, Table, err)
-		}
-		for _, e := range list {
-			value := element{end: string(e.KeyEnd), comment: e.Comment}
-			if len(e.Val) == 4 {
-				value.mark = binary.BigEndian.Uint32(e.Val)
-			}
-			held[elementKey{setID(id), string(e.Key)}] = value
 		}
 	}
 	wanted, there := l.chains(), 0
@@ -211,6 +216,83 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 		})
 	}
 	return held, whole, nil
+}
+
+const attrKeyEnd = 10 // NFTA_SET_ELEM_KEY_END
+
+// readElements adds the elements of a set. The kernel walks a hash table anew for each message, leaving out as many
+// elements as it gave before: if the table grows or shrinks meanwhile, as it does for a while after large changes, some
+// are left out and as many are given twice. Then it is read again.
+func (t *tables) readElements(l *layout, id setID, to elements) error {
+	before := len(to)
+	for range maxReads {
+		r := &t.requests
+		r.reset()
+		r.begin(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, 0)
+		r.buf = append(r.buf, byte(l.table.Family), unix.NFNETLINK_V0, 0, 0)
+		r.text(unix.NFTA_SET_ELEM_LIST_TABLE, Table)
+		r.text(unix.NFTA_SET_ELEM_LIST_SET, l.sets[id].Name)
+		r.end()
+		given := 0
+		err := t.lists.dump(r, func(body []byte) {
+			if len(body) < 4 {
+				return
+			}
+			for kind, list := range attributes(body[4:]) {
+				if kind != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+					continue
+				}
+				for _, e := range attributes(list) {
+					key, value := parseElement(e)
+					to[elementKey{id, key}] = value
+					given++
+				}
+			}
+		})
+		if errors.Is(err, netlink.ErrDumpInterrupted) {
+			continue
+		}
+		if err != nil || given == len(to)-before {
+			return err
+		}
+	}
+	return fmt.Errorf("it changed each of the %d times that it was read", maxReads)
+}
+
+func parseElement(b []byte) (key string, e element) {
+	for kind, value := range attributes(b) {
+		switch kind {
+		case unix.NFTA_SET_ELEM_KEY:
+			key = string(dataOf(value))
+		case attrKeyEnd:
+			e.end = string(dataOf(value))
+		case unix.NFTA_SET_ELEM_DATA:
+			if mark := dataOf(value); len(mark) == 4 {
+				e.mark = binary.BigEndian.Uint32(mark)
+			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.comment = commentOf(value)
+		}
+	}
+	return key, e
+}
+
+// commentOf gives the comment that is all of some user data, as those of our elements are: its type, its length, and itself with a zero at its end.
+func commentOf(userData []byte) string {
+	if len(userData) < 3 || userData[0] != byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT) || int(userData[1]) != len(userData)-2 {
+		return ""
+	}
+	return string(userData[2 : len(userData)-1])
+}
+
+// dataOf gives the value in an attribute of nftables' data.
+func dataOf(b []byte) []byte {
+	for kind, value := range attributes(b) {
+		if kind == unix.NFTA_DATA_VALUE {
+			return value
+		}
+	}
+	return nil
 }
 
 // hookedAs tells whether a chain is called where the kernel calls the one that it has.
