@@ -20,14 +20,18 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// lookEvery is how often IPVS is looked at, which tells of no changes, and how long a backend without connections stays.
-const lookEvery = 2 * time.Second
+// lookEvery is how often IPVS is looked at, which tells of no changes.
+const lookEvery = 500 * time.Millisecond
+
+// drainEvery is how long a backend without connections stays.
+const drainEvery = 2 * time.Second
 
 // tryEvery is how often the kernel is asked for a scheduler that it has not.
 const tryEvery = 30 * time.Second
 
-// lookedAt is how many backends are looked at in a turn, where a virtual service counts as so many more: a few milliseconds.
-const lookedAt, serviceCounts = 4000, 40
+// lookedAt is how many IPv4 backends are looked at in a turn, where a virtual service counts as so many more, and an IPv6 backend, which is read
+// by netlink, as so many: two milliseconds.
+const lookedAt, serviceCounts, backendIPv6Counts = 7000, 80, 4
 
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
 // from our device or set it down, or change virtual services or their backends: these are looked at one after the other, which with many of
@@ -68,7 +72,7 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 	wg.Go(func() {
 		p.keepNoticing(ctx, losses{"the addresses of " + Device + " or of the node", addresses, p.addressesChanged, p.addressLost}, pause, lost)
 	})
-	tried := time.Now()
+	tried, drained := time.Now(), time.Now()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
@@ -79,7 +83,10 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 			if k, owner, ok := p.serviceLost(); ok {
 				lost(fmt.Sprintf("others have changed or removed IPVS' virtual service %v of %v", k, owner))
 			}
-			p.endDrains(now)
+			if now.Sub(drained) >= drainEvery {
+				drained = now
+				p.endDrains(now)
+			}
 			if now.Sub(tried) >= tryEvery {
 				tried = now
 				if name := p.schedulerFound(); name != "" {
@@ -225,8 +232,12 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 		if known == nil || known.refused {
 			continue
 		}
+		counts := 1
+		if known.port.ID.Family == model.IPv6 {
+			counts = backendIPv6Counts
+		}
 		for _, v := range p.services(known) {
-			looked += serviceCounts + v.backends.Len()
+			looked += serviceCounts + v.backends.Len()*counts
 			if p.lacking[v.scheduler] {
 				v.scheduler = p.options.Scheduler
 			}
