@@ -39,13 +39,7 @@ func (p *Programmer) tellBackends(k serviceKey, each func(heldBackend)) error {
 
 // dumpBackends is tellBackends by netlink.
 func (p *Programmer) dumpBackends(k serviceKey, each func(heldBackend)) error {
-	r := &p.requests
-	r.reset()
-	r.begin(p.ipvsFamily, 0)
-	r.buf = append(r.buf, commandGetBackend, genericVersion, 0, 0)
-	k.write(r, nil)
-	r.end()
-	return p.commands.dump(r, func(body []byte) {
+	return p.commands.dump(p.askAbout(commandGetBackend, k), func(body []byte) {
 		if len(body) < 4 {
 			return
 		}
@@ -55,6 +49,17 @@ func (p *Programmer) dumpBackends(k serviceKey, each func(heldBackend)) error {
 			}
 		}
 	})
+}
+
+// askAbout writes a message that asks for something of a virtual service.
+func (p *Programmer) askAbout(command byte, k serviceKey) *requests {
+	r := &p.requests
+	r.reset()
+	r.begin(p.ipvsFamily, 0)
+	r.buf = append(r.buf, command, genericVersion, 0, 0)
+	k.write(r, nil)
+	r.end()
+	return r
 }
 
 func parseBackend(b []byte, family model.Family) (held heldBackend) {

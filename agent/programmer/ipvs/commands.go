@@ -15,6 +15,7 @@ const (
 	commandNewService = 1
 	commandSetService = 2
 	commandDelService = 3
+	commandGetService = 4
 	commandNewBackend = 5
 	commandSetBackend = 6
 	commandDelBackend = 7

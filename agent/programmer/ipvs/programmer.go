@@ -120,6 +120,8 @@ type Programmer struct {
 	lacking       map[string]bool     // schedulers that Service ports ask for and the kernel has not
 	// unseen are the Service ports that serviceLost has still to look at in this round.
 	unseen []view.ServicePortID
+	// looked is holds' memory.
+	looked []heldBackend
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)

@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -160,6 +161,39 @@ func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
 	return held, p.leaveOutKubeProxys()
 }
 
+// readService asks for a virtual service's scheduler, flags and timeout; unix.ESRCH: there is none. The library takes 64 KiB of garbage for an answer.
+func (p *Programmer) readService(k serviceKey) (mobyipvs.Service, error) {
+	var s mobyipvs.Service
+	err := p.commands.get(p.askAbout(commandGetService, k), func(body []byte) {
+		if len(body) < 4 {
+			return
+		}
+		for kind, nested := range attributes(body[4:]) {
+			if kind == attrService {
+				s = parseService(nested)
+			}
+		}
+	})
+	if err != nil {
+		return s, fmt.Errorf("read IPVS' virtual service %v: %w", k, err)
+	}
+	return s, nil
+}
+
+func parseService(b []byte) (s mobyipvs.Service) {
+	for kind, value := range attributes(b) {
+		switch {
+		case kind == svcAttrScheduler:
+			s.SchedName = string(bytes.TrimRight(value, "\x00"))
+		case kind == svcAttrFlags && len(value) >= 4: // and which of them count
+			s.Flags = hostNumber(value)
+		case kind == svcAttrTimeout && len(value) >= 4:
+			s.Timeout = hostNumber(value)
+		}
+	}
+	return s
+}
+
 // isExcluded tells whether a virtual service is in one of ExcludeCIDRs.
 func (p *Programmer) isExcluded(k serviceKey) bool {
 	return k.number == 0 && slices.ContainsFunc(p.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
@@ -167,12 +201,12 @@ func (p *Programmer) isExcluded(k serviceKey) bool {
 
 // isTheirs asks whether others have a virtual service.
 func (p *Programmer) isTheirs(k serviceKey) (bool, error) {
-	have, err := p.ipvs.GetService(k.moby())
+	have, err := p.readService(k)
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read IPVS' virtual service %v: %w", k, err)
+		return false, err
 	}
 	return have.Flags&tagged == 0, nil
 }

@@ -169,8 +169,15 @@ func (s *socket) executePart(r *requests, first, next int, failed func(int, unix
 // dump asks for all objects of a kind, by a message without flags, and gives the body of each. netlink.ErrDumpInterrupted: some may be
 // missing, as they changed meanwhile.
 func (s *socket) dump(r *requests, each func(body []byte)) error {
+	return s.ask(r, unix.NLM_F_DUMP, each)
+}
+
+// get is dump for one object.
+func (s *socket) get(r *requests, of func(body []byte)) error { return s.ask(r, unix.NLM_F_ACK, of) }
+
+func (s *socket) ask(r *requests, flags uint16, each func(body []byte)) error {
 	s.seq++
-	binary.NativeEndian.PutUint16(r.buf[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	binary.NativeEndian.PutUint16(r.buf[6:], unix.NLM_F_REQUEST|flags)
 	binary.NativeEndian.PutUint32(r.buf[8:], s.seq)
 	if err := unix.Send(s.fd, r.buf, 0); err != nil {
 		return os.NewSyscallError("send to netlink", err)

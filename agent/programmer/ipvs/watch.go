@@ -31,7 +31,7 @@ const tryEvery = 30 * time.Second
 
 // lookedAt is how many IPv4 backends are looked at in a turn, where a virtual service counts as so many more, and an IPv6 backend, which is read
 // by netlink, as so many: two milliseconds.
-const lookedAt, serviceCounts, backendIPv6Counts = 7000, 80, 4
+const lookedAt, serviceCounts, backendIPv6Counts = 7000, 50, 4
 
 // Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
 // from our device or set it down, or change virtual services or their backends: these are looked at one after the other, which with many of
@@ -263,17 +263,15 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 
 // holds tells whether the kernel has a virtual service as it was made, but for backends without new connections.
 func (p *Programmer) holds(v *virtual) bool {
-	want := v.moby()
-	have, err := p.ipvs.GetService(want)
-	if err != nil || !same(have, want) {
+	have, err := p.readService(v.serviceKey)
+	if err != nil || !same(&have, v.moby()) {
 		return false
 	}
-	held, err := p.readBackends(nil, v.serviceKey)
-	if err != nil {
+	if p.looked, err = p.readBackends(p.looked[:0], v.serviceKey); err != nil {
 		return false
 	}
 	found := 0
-	for _, b := range held {
+	for _, b := range p.looked {
 		switch wanted := v.backends.Contains(b.address); {
 		case wanted != (b.weight > 0):
 			return false
