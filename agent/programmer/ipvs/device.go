@@ -44,15 +44,15 @@ func (p *Programmer) ensureDevice() error {
 	return nil
 }
 
-// deviceAddresses gives the addresses that the device has, without the one that the kernel gives each device.
-func (p *Programmer) deviceAddresses() (map[netip.Addr]bool, error) {
+// deviceAddresses gives the addresses that a device has, without the one that the kernel gives each device.
+func (p *Programmer) deviceAddresses(device netlink.Link) (map[netip.Addr]bool, error) {
 	list, err := p.listAddresses()
 	if err != nil {
-		return nil, fmt.Errorf("read the addresses of %s: %w", Device, err)
+		return nil, fmt.Errorf("read the addresses of %s: %w", device.Attrs().Name, err)
 	}
 	held := map[netip.Addr]bool{}
 	for _, a := range list {
-		if a.device == p.device.Attrs().Index && !a.IsLinkLocalUnicast() {
+		if a.device == device.Attrs().Index && !a.IsLinkLocalUnicast() {
 			held[a.Addr] = true
 		}
 	}

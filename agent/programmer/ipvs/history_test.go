@@ -37,7 +37,7 @@ func (h *inHost) read(t require.TestingT) (s heldState) {
 		}
 		s.Services[k] = weights
 	}
-	s.Addresses, err = h.deviceAddresses()
+	s.Addresses, err = h.deviceAddresses(h.device)
 	require.NoError(t, err)
 	return s
 }

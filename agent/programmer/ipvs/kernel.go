@@ -196,15 +196,24 @@ func (p *Programmer) close() {
 }
 
 // open opens what is there on any machine.
-func (p *Programmer) open() (err error) {
+func (p *Programmer) open() error {
+	if err := p.openLinks(); err != nil {
+		return err
+	}
+	var err error
+	if p.tables, err = dialTables(); err != nil {
+		return fmt.Errorf("open a socket for nftables: %w", err)
+	}
+	return nil
+}
+
+// openLinks opens what devices and addresses take.
+func (p *Programmer) openLinks() (err error) {
 	if p.links, err = netlink.NewHandle(); err != nil {
 		return fmt.Errorf("open a netlink socket: %w", err)
 	}
 	if p.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a netlink socket for addresses: %w", err)
-	}
-	if p.tables, err = dialTables(); err != nil {
-		return fmt.Errorf("open a socket for nftables: %w", err)
 	}
 	return nil
 }

@@ -58,19 +58,17 @@ func CleanupKubeProxy(ctx context.Context) error {
 	}
 	p := &Programmer{}
 	defer p.close()
-	var err error
-	if p.links, err = netlink.NewHandle(); err != nil {
-		return fmt.Errorf("open a netlink socket: %w", err)
-	}
-	device, err := p.links.LinkByName(KubeProxyDevice)
-	if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) {
-		return fmt.Errorf("find the device %s: %w", KubeProxyDevice, err)
+	if err := p.openLinks(); err != nil {
+		return err
 	}
 	if err := p.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	p.device = device // nil: it has gone
-	theirs, err := p.kubeProxyServices()
+	device, err := p.kubeProxyDevice()
+	if err != nil {
+		return err
+	}
+	theirs, err := p.kubeProxyServices(device)
 	if err != nil {
 		return err
 	}
@@ -83,7 +81,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 			led.addService(k)
 		}
 	}
-	if p.device == nil {
+	if device == nil {
 		return nil
 	}
 	if _, err := p.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
@@ -106,12 +104,24 @@ func CleanupKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// kubeProxyServices gives the virtual services that are kube-proxy's, whose device is p's, if it is still there.
-func (p *Programmer) kubeProxyServices() ([]*mobyipvs.Service, error) {
+// kubeProxyDevice finds kube-proxy's device; nil: it has gone.
+func (p *Programmer) kubeProxyDevice() (netlink.Link, error) {
+	device, err := p.links.LinkByName(KubeProxyDevice)
+	switch {
+	case errors.As(err, new(netlink.LinkNotFoundError)):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("find the device %s: %w", KubeProxyDevice, err)
+	}
+	return device, nil
+}
+
+// kubeProxyServices gives the virtual services that are kube-proxy's, whose device may have gone (nil).
+func (p *Programmer) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, error) {
 	addresses := map[netip.Addr]bool{}
-	if p.device != nil {
+	if device != nil {
 		var err error
-		if addresses, err = p.deviceAddresses(); err != nil {
+		if addresses, err = p.deviceAddresses(device); err != nil {
 			return nil, err
 		}
 	}

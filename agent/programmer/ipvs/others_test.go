@@ -310,8 +310,13 @@ func TestKubeProxysSets(t *testing.T) {
 	}))
 }
 
-// TestKubeProxysServices holds that kube-proxy's virtual services go where its device has gone before them, and others' do not.
+// TestKubeProxysServices holds that kube-proxy's virtual services go, also where its device has gone before them, and others' do not.
 func TestKubeProxysServices(t *testing.T) {
+	t.Run("with the device", func(t *testing.T) { testKubeProxysServices(t, true) })
+	t.Run("without", func(t *testing.T) { testKubeProxysServices(t, false) })
+}
+
+func testKubeProxysServices(t *testing.T, hasDevice bool) {
 	c := newCluster(t, Options{})
 	tcp, port, nodePort := uint8(6), uint16(servicePort), uint16(30080)
 	service := func(a netip.Addr, port uint16) *mobyipvs.Service {
@@ -320,6 +325,13 @@ func TestKubeProxysServices(t *testing.T) {
 	theirs := []*mobyipvs.Service{service(vip(model.IPv4, 1), port), service(c.a.IPv4, nodePort)}
 	others := []*mobyipvs.Service{service(netip.MustParseAddr("203.0.113.1"), port), service(c.a.IPv4, port)}
 	require.NoError(t, c.a.Do(func() error {
+		if hasDevice {
+			device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
+			require.NoError(t, netlink.LinkAdd(device))
+			onDevice := vip(model.IPv4, 2) // and in no ipset
+			require.NoError(t, netlink.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(onDevice.AsSlice())}))
+			theirs = append(theirs, service(onDevice, port))
+		}
 		for _, s := range append(theirs, others...) {
 			require.NoError(t, c.ipvs.NewService(s))
 		}
@@ -328,6 +340,8 @@ func TestKubeProxysServices(t *testing.T) {
 		require.NoError(t, netlink.IpsetCreate("KUBE-NODE-PORT-TCP", "hash:ip,port", netlink.IpsetCreateOptions{}))
 		require.NoError(t, netlink.IpsetAdd("KUBE-NODE-PORT-TCP", &netlink.IPSetEntry{IP: c.a.IPv4.AsSlice(), Protocol: &tcp, Port: &nodePort}))
 		require.NoError(t, CleanupKubeProxy(t.Context()))
+		_, err := netlink.LinkByName(KubeProxyDevice)
+		require.ErrorAs(t, err, new(netlink.LinkNotFoundError))
 		return CleanupKubeProxySets()
 	}))
 	for _, s := range theirs {

@@ -174,7 +174,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err != nil {
 		return err
 	}
-	onDevice, err := p.deviceAddresses()
+	onDevice, err := p.deviceAddresses(p.device)
 	if err != nil {
 		return err
 	}

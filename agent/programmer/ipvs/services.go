@@ -252,11 +252,11 @@ func (p *Programmer) leaveOutKubeProxys() error {
 	if len(p.theirs) == 0 {
 		return nil
 	}
-	proxy := &Programmer{ipvs: p.ipvs, links: p.links, addresses: p.addresses}
-	if link, err := p.links.LinkByName(KubeProxyDevice); err == nil {
-		proxy.device = link
+	device, err := p.kubeProxyDevice()
+	if err != nil {
+		return err
 	}
-	services, err := proxy.kubeProxyServices()
+	services, err := p.kubeProxyServices(device)
 	for _, s := range services {
 		k, _ := keyOf(s)
 		delete(p.theirs, k)

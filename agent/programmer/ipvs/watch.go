@@ -192,7 +192,7 @@ func (p *Programmer) addressesChanged() bool {
 	if !p.isDeviceUp() {
 		return true
 	}
-	held, err := p.deviceAddresses()
+	held, err := p.deviceAddresses(p.device)
 	elsewhere, errElsewhere := p.addressesElsewhere()
 	if err != nil || errElsewhere != nil || !maps.EqualFunc(nodePortAddresses(p.node, elsewhere), p.nodeAddresses, slices.Equal) {
 		return true
@@ -330,7 +330,7 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 		if !services || arrived { // of those that we give it, too, the kernel tells
 			return false
 		}
-		held, err := p.deviceAddresses()
+		held, err := p.deviceAddresses(p.device)
 		return err != nil || !held[address]
 	case p.foreign[address]:
 		return !p.nodesOwn(address)
