@@ -60,6 +60,7 @@ bench-ipvs: ## a node's and an agent's figures with IPVS, in the virtual machine
 	go test -run '^$$' -bench 'Programmer/.*/.*/.*/Flip' -benchtime 1000x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
 	go test -run '^$$' -bench 'Programmer/.*/.*/.*/Rollover' -benchtime 1x -timeout 1h ./agent/programmer/ipvs -large | tee -a bin/bench/ipvs.txt
 	go test -run TestOldKernel -count 1 -v -timeout 2h ./internal/testenv/vm/oldkernel -oldkernel.figures=1000x50+5000 | tee bin/bench/node-ipvs.txt
+	go test -run TestOldKernel -count 1 -v -timeout 3h ./internal/testenv/vm/oldkernel -oldkernel.figures=10000x50 -oldkernel.changes=0 | tee -a bin/bench/node-ipvs.txt
 
 FUZZTIME ?= 1m
 

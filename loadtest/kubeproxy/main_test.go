@@ -21,7 +21,7 @@ var (
 	sizesFlag    = flag.String("kubeproxy.sizes", "1000x50+5000,10000x5", "clusters, with commas: SERVICESxENDPOINTS, and +ENDPOINTS for one large Service more")
 	modesFlag    = flag.String("kubeproxy.modes", "nftables,iptables-nft,iptables-legacy", "ways to program nodes, with commas; also ipvs, see internal/testenv/vm/oldkernel")
 	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "who to measure, with commas")
-	changesFlag  = flag.Int("kubeproxy.changes", 20, "changes of one endpoint to make in each Service")
+	changesFlag  = flag.Int("kubeproxy.changes", 20, "changes of one endpoint to make in each Service; 0: none, and no figures of them")
 	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "connections to make to each Service")
 )
 

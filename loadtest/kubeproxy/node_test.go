@@ -174,6 +174,7 @@ func awaitChange(ctx context.Context, look func() (any, error), every time.Durat
 // the time.
 func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 	for {
+		began := time.Now()
 		var haveBackends, haveIPs int
 		err := n.Do(func() error {
 			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
@@ -198,7 +199,7 @@ func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w: IPVS has %d backends and %d cluster IPs, want %d and %d", context.Cause(ctx), haveBackends, haveIPs, backends, clusterIPs)
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(max(200*time.Millisecond, 2*time.Since(began))):
 		}
 	}
 }

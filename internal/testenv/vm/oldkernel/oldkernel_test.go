@@ -2,6 +2,7 @@ package oldkernel
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ var (
 	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the same of kube-proxy, as with -conformance.kube-proxy")
 	cases       = flag.String("oldkernel.cases", "", "a regular expression for the cases; empty: all")
 	programmers = flag.Bool("oldkernel.programmers", true, "run the tests of the programmers, too")
+	changes     = flag.Int("oldkernel.changes", 6, "as with -kubeproxy.changes")
 	figures     = flag.String("oldkernel.figures", "", "only measure nodes with IPVS, in clusters of these sizes, as with -kubeproxy.sizes; the machine is to have nothing else to do")
 )
 
@@ -33,7 +35,7 @@ func TestOldKernel(t *testing.T) {
 	var suites []vm.Suite
 	if *figures != "" {
 		vm.Test(t, lent(t, vm.Suite{Dir: "loadtest/kubeproxy", Flags: []string{
-			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures, "-kubeproxy.changes=6",
+			"-test.run=^$", "-test.bench=Node", "-test.benchtime=1x", "-kubeproxy.modes=ipvs", "-kubeproxy.sizes=" + *figures, fmt.Sprint("-kubeproxy.changes=", *changes),
 		}}, 1+strings.Count(*figures, ",")))
 		return
 	}
