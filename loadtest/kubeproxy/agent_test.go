@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	gnft "github.com/google/nftables"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -53,6 +54,8 @@ const (
 //   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
 //     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
 //     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
+//   - bare-p50-µs, bare-p99-µs: the time in which one element comes into a set of its own, or goes, through google/nftables, as often a second as
+//     the endpoints flip: to compare the flips with, as both find the caches of a CPU that has slept;
 //   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
@@ -197,6 +200,7 @@ func (a *agent) measure(b *testing.B) {
 	b.ReportMetric(time.Since(start).Seconds(), "sync-s")
 	b.ReportMetric(0, "ns/op")
 	a.churn(b, "flip", flips, flipRate)
+	a.measureBare(b)
 	if a.size.large >= largeEnough {
 		a.churn(b, "rollover", 2*a.size.large, rolloverRate)
 	}
@@ -233,14 +237,51 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	defer a.mu.Unlock()
 	// Some may have waited for each other.
 	require.GreaterOrEqual(b, len(a.flips), count/2)
-	for part, times := range map[string][]time.Duration{what: a.flips, what + "-apply": a.applies} {
-		slices.Sort(times)
-		for _, p := range []int{50, 99} {
-			b.ReportMetric(micros(times[len(times)*p/100]), fmt.Sprintf("%s-p%d-µs", part, p))
-		}
-	}
+	reportTimes(b, what, a.flips)
+	reportTimes(b, what+"-apply", a.applies)
 	b.ReportMetric(micros(spent)/float64(count), what+"-cpu-µs")
 	b.ReportMetric(100*spent.Seconds()/took.Seconds(), what+"-cpu-%")
+}
+
+// measureBare measures changes of a set that has nothing to do with Services.
+func (a *agent) measureBare(b *testing.B) {
+	b.Helper()
+	var kernel *gnft.Conn
+	require.NoError(b, a.host.Do(func() (err error) {
+		kernel, err = gnft.New(gnft.AsLasting())
+		return err
+	}))
+	defer func() { require.NoError(b, kernel.CloseLasting()) }()
+	set := &gnft.Set{Table: kernel.AddTable(&gnft.Table{Name: "bare", Family: gnft.TableFamilyIPv4}), Name: "bare", KeyType: gnft.TypeIPAddr}
+	require.NoError(b, kernel.AddSet(set, nil))
+	require.NoError(b, kernel.Flush())
+	element := []gnft.SetElement{{Key: []byte{10, 0, 0, 1}}}
+	times := make([]time.Duration, 0, flips)
+	pace := time.NewTicker(time.Second / flipRate)
+	defer pace.Stop()
+	for i := range flips {
+		<-pace.C
+		change := kernel.SetAddElements
+		if i%2 == 1 {
+			change = kernel.SetDeleteElements
+		}
+		start := time.Now()
+		require.NoError(b, change(set, element))
+		require.NoError(b, kernel.Flush())
+		times = append(times, time.Since(start))
+	}
+	kernel.DelTable(set.Table)
+	require.NoError(b, kernel.Flush())
+	reportTimes(b, "bare", times)
+}
+
+// reportTimes reports the median of times and their 99th percentile.
+func reportTimes(b *testing.B, what string, times []time.Duration) {
+	b.Helper()
+	slices.Sort(times)
+	for _, p := range []int{50, 99} {
+		b.ReportMetric(micros(times[len(times)*p/100]), fmt.Sprintf("%s-p%d-µs", what, p))
+	}
 }
 
 // measurePrograms measures programmers that program everything, anew and again.
