@@ -55,7 +55,7 @@ const (
 //     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
 //     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
 //   - bare-p50-µs, bare-p99-µs: the time in which one element comes into a set of its own, or goes, through google/nftables, as often a second as
-//     the endpoints flip: to compare the flips with, as both find the caches of a CPU that has slept;
+//     the endpoints flip: a peer of the programmer, as both find the caches of a CPU that has slept;
 //   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
@@ -243,7 +243,7 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	b.ReportMetric(100*spent.Seconds()/took.Seconds(), what+"-cpu-%")
 }
 
-// measureBare measures changes of a set that has nothing to do with Services.
+// measureBare measures a library's changes of a set that has nothing to do with Services.
 func (a *agent) measureBare(b *testing.B) {
 	b.Helper()
 	var kernel *gnft.Conn
