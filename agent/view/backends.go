@@ -150,6 +150,10 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 			case was.atSamePart(is):
 				was.parts, is.parts = was.parts[1:], is.parts[1:]
 				continue
+			case len(was.parts) > 0 && len(is.parts) > 0 && was.get() == is.get():
+				was.next()
+				is.next()
+				continue
 			}
 			var order int
 			switch {
@@ -162,12 +166,14 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 			}
 			var old, now Backend
 			if order <= 0 {
-				old = was.take()
+				old = was.get()
+				was.next()
 			}
 			if order >= 0 {
-				now = is.take()
+				now = is.get()
+				is.next()
 			}
-			if old != now && !yield(old, now) {
+			if !yield(old, now) {
 				return
 			}
 		}
@@ -182,12 +188,10 @@ type cursor struct {
 
 func (c *cursor) get() Backend { return c.parts[0][c.at] }
 
-func (c *cursor) take() Backend {
-	b := c.get()
+func (c *cursor) next() {
 	if c.at++; c.at == len(c.parts[0]) {
 		c.parts, c.at = c.parts[1:], 0
 	}
-	return b
 }
 
 // atSamePart tells whether both begin a part that they share.
