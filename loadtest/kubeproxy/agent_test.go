@@ -3,6 +3,8 @@ package kubeproxy
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -18,6 +20,7 @@ import (
 
 	gnft "github.com/google/nftables"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -54,8 +57,8 @@ const (
 //   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
 //     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
 //     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
-//   - bare-p50-µs, bare-p99-µs: the time in which one element comes into a set of its own, or goes, through google/nftables, as often a second as
-//     the endpoints flip: a peer of the programmer, as both find the caches of a CPU that has slept;
+//   - floor-p50-µs, floor-p99-µs: the time that two system calls take, as often a second as the endpoints flip, by which one element comes into a
+//     set of its own, or goes: what no programmer can do without, on a machine whose caches are as cold; floor-loop-…: the same without pauses;
 //   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
 //   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
 //   - heap-MiB: what all this has in memory, without garbage.
@@ -200,7 +203,7 @@ func (a *agent) measure(b *testing.B) {
 	b.ReportMetric(time.Since(start).Seconds(), "sync-s")
 	b.ReportMetric(0, "ns/op")
 	a.churn(b, "flip", flips, flipRate)
-	a.measureBare(b)
+	a.measureFloor(b)
 	if a.size.large >= largeEnough {
 		a.churn(b, "rollover", 2*a.size.large, rolloverRate)
 	}
@@ -243,36 +246,71 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	b.ReportMetric(100*spent.Seconds()/took.Seconds(), what+"-cpu-%")
 }
 
-// measureBare measures a library's changes of a set that has nothing to do with Services.
-func (a *agent) measureBare(b *testing.B) {
+// measureFloor measures the least that a change of the tables takes here: two system calls, one that sends a transaction made beforehand, by which
+// one element of a set comes or goes, and one that receives the answer.
+func (a *agent) measureFloor(b *testing.B) {
 	b.Helper()
 	var kernel *gnft.Conn
+	var fd int
 	require.NoError(b, a.host.Do(func() (err error) {
-		kernel, err = gnft.New(gnft.AsLasting())
+		if kernel, err = gnft.New(gnft.AsLasting()); err != nil {
+			return err
+		}
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		return err
 	}))
-	defer func() { require.NoError(b, kernel.CloseLasting()) }()
-	set := &gnft.Set{Table: kernel.AddTable(&gnft.Table{Name: "bare", Family: gnft.TableFamilyIPv4}), Name: "bare", KeyType: gnft.TypeIPAddr}
+	defer func() { require.NoError(b, errors.Join(unix.Close(fd), kernel.CloseLasting())) }()
+	require.NoError(b, unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})) // to the kernel
+	set := &gnft.Set{Table: kernel.AddTable(&gnft.Table{Name: "floor", Family: gnft.TableFamilyIPv4}), Name: "floor", KeyType: gnft.TypeIPAddr}
 	require.NoError(b, kernel.AddSet(set, nil))
 	require.NoError(b, kernel.Flush())
-	element := []gnft.SetElement{{Key: []byte{10, 0, 0, 1}}}
-	times := make([]time.Duration, 0, flips)
+	come := elementChange(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, set, []byte{10, 0, 0, 1})
+	leave := elementChange(unix.NFT_MSG_DELSETELEM, 0, set, []byte{10, 0, 0, 1})
+	answer := make([]byte, 1<<12)
+	measure := func(what string, wait func()) {
+		times := make([]time.Duration, 0, flips)
+		for range flips / 2 {
+			for _, transaction := range [][]byte{come, leave} {
+				wait()
+				start := time.Now()
+				require.NoError(b, unix.Send(fd, transaction, 0))
+				n, _, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT)
+				times = append(times, time.Since(start))
+				require.NoError(b, err)
+				require.GreaterOrEqual(b, n, unix.NLMSG_HDRLEN+4)
+				require.Zero(b, binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]), "the kernel's error")
+			}
+		}
+		reportTimes(b, what, times)
+	}
 	pace := time.NewTicker(time.Second / flipRate)
 	defer pace.Stop()
-	for i := range flips {
-		<-pace.C
-		change := kernel.SetAddElements
-		if i%2 == 1 {
-			change = kernel.SetDeleteElements
-		}
-		start := time.Now()
-		require.NoError(b, change(set, element))
-		require.NoError(b, kernel.Flush())
-		times = append(times, time.Since(start))
-	}
+	measure("floor", func() { <-pace.C })
+	measure("floor-loop", func() {})
 	kernel.DelTable(set.Table)
 	require.NoError(b, kernel.Flush())
-	reportTimes(b, "bare", times)
+}
+
+// elementChange gives a transaction that changes one element of a set, and asks for one answer.
+func elementChange(kind, flags int, set *gnft.Set, key []byte) []byte {
+	request := func(kind, flags int, family uint8, resource uint16, attributes ...nl.NetlinkRequestData) []byte {
+		r := nl.NewNetlinkRequest(kind, flags)
+		r.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0, ResId: nl.Swap16(resource)})
+		for _, a := range attributes {
+			r.AddData(a)
+		}
+		return r.Serialize()
+	}
+	elements := nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nil)
+	elements.AddRtAttr(unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, nil).AddRtAttr(unix.NFTA_SET_ELEM_KEY|unix.NLA_F_NESTED, nil).
+		AddRtAttr(unix.NFTA_DATA_VALUE, key)
+	return slices.Concat(
+		request(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),
+		request(unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags|unix.NLM_F_ACK, uint8(set.Table.Family), 0,
+			nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_TABLE, nl.ZeroTerminated(set.Table.Name)),
+			nl.NewRtAttr(unix.NFTA_SET_ELEM_LIST_SET, nl.ZeroTerminated(set.Name)), elements),
+		request(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES),
+	)
 }
 
 // reportTimes reports the median of times and their 99th percentile.
