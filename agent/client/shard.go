@@ -122,10 +122,6 @@ func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	}
 	s.slices[key] = slice
 	h := s.held(slice.ServiceKey())
-	if at := slices.Index(h.slices, old); at >= 0 { // without a look at the names of others, which are all over the memory
-		h.slices[at] = slice
-		return old
-	}
 	at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName)
 	if found {
 		h.slices[at] = slice

@@ -151,8 +151,8 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 				was.parts, is.parts = was.parts[1:], is.parts[1:]
 				continue
 			case len(was.parts) > 0 && len(is.parts) > 0 && was.get() == is.get():
-				was.next()
-				is.next()
+				was.take()
+				is.take()
 				continue
 			}
 			var order int
@@ -166,12 +166,10 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 			}
 			var old, now Backend
 			if order <= 0 {
-				old = was.get()
-				was.next()
+				old = was.take()
 			}
 			if order >= 0 {
-				now = is.get()
-				is.next()
+				now = is.take()
 			}
 			if !yield(old, now) {
 				return
@@ -188,10 +186,12 @@ type cursor struct {
 
 func (c *cursor) get() Backend { return c.parts[0][c.at] }
 
-func (c *cursor) next() {
+func (c *cursor) take() Backend {
+	b := c.get()
 	if c.at++; c.at == len(c.parts[0]) {
 		c.parts, c.at = c.parts[1:], 0
 	}
+	return b
 }
 
 // atSamePart tells whether both begin a part that they share.
