@@ -58,6 +58,33 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
+// BenchmarkLarge is a Service with many ports or addresses that comes, changes, and goes. The µs of one port or address are to be much
+// the same for any count.
+func BenchmarkLarge(b *testing.B) {
+	for _, count := range []int{500, 1000, 2000, 4000} {
+		for _, large := range []struct {
+			what  string
+			edits []func(*model.Service)
+		}{
+			{"ports", []func(*model.Service){manyPorts(count)}},
+			{"externalIPs", []func(*model.Service){manyPorts(2), manyExternalIPs(count)}},
+		} {
+			b.Run(fmt.Sprintf("%s=%d", large.what, count), func(b *testing.B) {
+				first := service(web, large.edits...)
+				second := service(web, append(large.edits, created(1))...)
+				for b.Loop() {
+					v := view.New(options)
+					for _, s := range []*model.Service{first, second, nil} {
+						v.Set(web, s, nil)
+						v.Changes()
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/1000/float64(b.N)/float64(count), "µs/each")
+			})
+		}
+	}
+}
+
 // TestMemory bounds what the view keeps of 1000 Services of 50 endpoints and one of 5000, beside the objects.
 func TestMemory(t *testing.T) {
 	var services []*model.Service

@@ -2,13 +2,10 @@ package view_test
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
-	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -70,36 +67,4 @@ func TestOneServiceHasBounds(t *testing.T) {
 	f.change()
 	require.Equal(t, 1+75*100+100, frontendCount(f.State()))
 	require.NotContains(t, f.Problems()[0].Reason, "left out")
-}
-
-// TestCostOfPorts: eight times the ports, or the addresses, are eight times the work or so, not 64 times.
-func TestCostOfPorts(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	// cost is the least CPU time of several that a Service takes to come, to change, and to go.
-	cost := func(edit ...func(*model.Service)) float64 {
-		s := service(web, edit...)
-		other := service(web, append(edit, created(1))...)
-		least := math.Inf(1)
-		for range 7 {
-			v := view.New(options)
-			runtime.GC()
-			begin := cpuTime(t)
-			for _, o := range []*model.Service{s, other, nil} {
-				v.Set(web, o, nil)
-				v.Changes()
-			}
-			least = min(least, cpuTime(t)-begin)
-		}
-		return least
-	}
-	require.Less(t, cost(manyPorts(4000))/cost(manyPorts(500)), 32.0)
-	require.Less(t, cost(manyPorts(2), manyExternalIPs(4000))/cost(manyPorts(2), manyExternalIPs(500)), 32.0)
-}
-
-// cpuTime is this thread's, in seconds: what else the machine does is not in it.
-func cpuTime(t *testing.T) float64 {
-	var now unix.Timespec
-	require.NoError(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now))
-	return float64(now.Nano()) / 1e9
 }
