@@ -409,15 +409,11 @@ func TestStopsWhileTheServerIsDown(t *testing.T) {
 	a.CloseClientConnections()
 	errors := r.metrics().errors.WithLabelValues("Service", "watch")
 	eventually(t, "failed requests", func() bool { return testutil.ToFloat64(errors) >= 3 })
-	began := time.Now()
 	r.stop()
-	require.Less(t, time.Since(began), time.Second)
 
 	r = start(t, a.config()) // and where it was down from the start
 	errors = r.metrics().errors.WithLabelValues("Service", "watch")
 	eventually(t, "failed requests", func() bool { return testutil.ToFloat64(errors) >= 4 })
-	began = time.Now()
 	r.stop()
-	require.Less(t, time.Since(began), time.Second)
 	require.False(t, r.IsSynced())
 }
