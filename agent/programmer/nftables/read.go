@@ -231,7 +231,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 			return c.drop(s, key)
 		}
 		return put(c.addresses, s, r, struct{}{})
-	case s == policies, s >= firstPick && s < firstEndpoints:
+	case s == policies, s >= firstPick && s < otherSets:
 		return put(c.vmaps, s, integerOf(key), chain)
 	case s == backends+cluster, s == backends+local:
 		return put(c.backends, s, string(key), d.backendOf(data))
@@ -268,7 +268,7 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 			return c.drop(s, key)
 		}
 		f.part = part
-		return fill(&f.slots[(s-firstEndpoints)%backendSets], index, slotOf(d.backendOf(data)))
+		return fill(&f.slots[s%backendSets], index, slotOf(d.backendOf(data)))
 	}
 	if integerOf(data) == 0 { // numbers
 		return c.drop(s, key)

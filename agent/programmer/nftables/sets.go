@@ -19,30 +19,27 @@ type setID uint16
 // The sets and maps. An id is a Service port's in idBits; index counts the backends of one of its sets from 0; with
 // affinity, a number names a backend of one Service port in both of its sets. What is known of a backend is held under id and
 // number, as a number that was given, and that affinity may still hold, can be given again.
+//
+// The kernel has sets in a list, in the order in which they were made, which is this one, and looks through it by name for each that changes: what
+// changes with each endpoint is first.
 const (
-	frontends  setID = iota // address . protocol . port : id and policy
-	nodePorts               // protocol . port : id and policy
-	clusterIPs              // address
-	hairpins                // address . the same address, of backends on this node
-	policies                // policy : chain
-	affinity                // id . client : number; filled by packets
+	// Each is that of the cluster set of backends; with 1 added it is that of the local set. Before them are the maps of endpoints:
+	// id . index : address . port, without affinity.
+	sizes     setID = parts * backendSets                 // id : class
+	numbers         = sizes + backendSets                 // id . index : number, with affinity
+	backends        = numbers + backendSets               // id . number : address . port, with affinity
+	firstPick       = backends + backendSets              // class : chain; see picks
+	otherSets       = firstPick + setID(vias)*backendSets // which there is one of each
+)
 
-	// For the cluster set of backends, and with 1 added for the local set.
-	sizes     // id : class
-	_         //
-	numbers   // id . index : number, with affinity
-	_         //
-	backends  // id . number : address . port, with affinity
-	_         //
-	firstPick // class : chain; see picks
-	_         //
-	_         //
-	_         //
-
-	firstEndpoints // id . index : address . port, without affinity; see endpoints
-
-	// With a length of prefixes added.
-	sources = firstEndpoints + parts*backendSets // address . protocol . port . prefix of sources
+const (
+	hairpins   = otherSets + iota // address . the same address, of backends on this node
+	frontends                     // address . protocol . port : id and policy
+	nodePorts                     // protocol . port : id and policy
+	clusterIPs                    // address
+	policies                      // policy : chain
+	affinity                      // id . client : number; filled by packets
+	sources                       // with a length of prefixes added: address . protocol . port . prefix of sources
 
 	setCount = sources + 129
 )
@@ -57,12 +54,12 @@ const (
 
 // endpoints gives the map of a part.
 func endpoints(set backendSet, part uint8) setID {
-	return firstEndpoints + setID(part)*backendSets + set
+	return setID(part)*backendSets + set
 }
 
 // part gives the part that a map of endpoints is.
 func (s setID) part() (part uint8, ok bool) {
-	return uint8((s - firstEndpoints) / backendSets), s >= firstEndpoints && s < sources
+	return uint8(s / backendSets), s < sizes
 }
 
 // backendSet is one of a Service port's sets of backends, to be added to the ids above.
@@ -128,7 +125,9 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 }
 
 // always are the sets that the table has whether or not anything needs them.
-func (s setID) always() bool { return s < firstEndpoints+backendSets && s != affinity }
+func (s setID) always() bool {
+	return s < backendSets || s >= sizes && s < sources && s != affinity
+}
 
 // field is a part of a key or of data: nft's number for its type, by which it prints it, and its length in bytes.
 type field struct {
