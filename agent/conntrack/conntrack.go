@@ -2,18 +2,15 @@
 // there are any: a UDP client that never pauses would go on sending to an endpoint that is gone, or to a Service's address that
 // was not one yet. TCP and SCTP connections end by themselves.
 //
-// What is stale goes by kube-proxy 1.36 (pkg/proxy/conntrack), and a little further:
+// What is stale goes by kube-proxy 1.36 (pkg/proxy/conntrack): a flow to an address of a Service port that does not lead to one of its
+// endpoints that serve, be it that it leads to another one or nowhere else, if any endpoint serves. A flow stays as long as the client has
+// nowhere better to go, and where a Service, or one of its addresses, is gone it stays as connections do.
 //
-//   - A flow to an address of a Service port that does not lead to one of its endpoints that serve or get new flows, be it that it
-//     leads to another one or nowhere else, is stale, if any endpoint serves: a flow stays as long as the client has nowhere better
-//     to go.
-//   - A flow to an external IP, load balancer IP or NodePort that is no Service's any more, but leads to an endpoint, is stale.
-//     (Those to a cluster IP that is gone stay, as connections do.)
+// NodePorts count on all addresses of the node, also those that they are not on: kube-proxy's iptables mode may have led flows there. Unlike in kube-proxy they
+// count on no others, so that the flows of programs to the same port number elsewhere stay.
 //
-// NodePorts count on the node's own addresses that they are on, so that other programs' flows to the same port number stay.
-//
-// Service ports that changed are looked at after the kernel has been programmed, in a goroutine of its own: one pass over the
-// table for each IP family, however many Service ports have changed until then. Between passes there is a pause as long as the
+// When UDP Service ports have changed, all of them are looked at after the kernel has been programmed, in a goroutine of its own: one pass over the
+// table for each IP family, however many have changed until then. Between passes there is a pause as long as the
 // last one, so that a huge table costs half a CPU at most.
 package conntrack
 
@@ -22,9 +19,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -55,7 +50,7 @@ type Options struct {
 type Cleaner struct {
 	logger   *slog.Logger
 	open     func() (flows, error)
-	addrs    func(view.Node) ([]netip.Addr, error)
+	addrs    func() ([]netip.Addr, error)
 	removed  prometheus.Counter
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
@@ -63,11 +58,11 @@ type Cleaner struct {
 	// wake holds a value when there is work.
 	wake chan struct{}
 
-	mu   sync.Mutex // guards what is below
-	node view.Node
+	mu sync.Mutex // guards what is below
 	// ports are the UDP Service ports that the kernel has.
-	ports   map[view.ServicePortID]*view.ServicePort
-	pending map[model.Family]*work
+	ports map[view.ServicePortID]*view.ServicePort
+	// pending are the families of which ports have changed.
+	pending map[model.Family]bool
 }
 
 // flows is a table.
@@ -77,22 +72,6 @@ type flows interface {
 	close()
 }
 
-// work is what the next pass has to look at.
-type work struct {
-	changed map[view.ServicePortID]struct{}
-	// gone are frontends that a Service port had and has no more, see key.
-	gone map[netip.AddrPort]struct{}
-}
-
-func newWork() *work {
-	return &work{map[view.ServicePortID]struct{}{}, map[netip.AddrPort]struct{}{}}
-}
-
-func (w *work) add(o *work) {
-	maps.Copy(w.changed, o.changed)
-	maps.Copy(w.gone, o.gone)
-}
-
 // New makes a Cleaner.
 func New(o Options) *Cleaner {
 	if o.Logger == nil {
@@ -100,7 +79,7 @@ func New(o Options) *Cleaner {
 	}
 	f := promauto.With(o.Registerer)
 	return &Cleaner{
-		logger: o.Logger, addrs: nodeport.Addresses, open: func() (flows, error) { return openTable() },
+		logger: o.Logger, addrs: nodeAddresses, open: func() (flows, error) { return openTable() },
 		removed: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
 			Help: "Stale UDP flows removed from the kernel's connection tracking table."}),
 		failures: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_errors_total",
@@ -109,15 +88,14 @@ func New(o Options) *Cleaner {
 			Help:    "Time to look for stale UDP flows in the kernel's connection tracking table and to remove them.",
 			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
-		pending: map[model.Family]*work{model.IPv4: newWork(), model.IPv6: newWork()},
+		pending: make(map[model.Family]bool),
 	}
 }
 
 // Changed tells that the kernel has these changes. It does not wait.
-func (c *Cleaner) Changed(changes []view.Change, node view.Node) {
+func (c *Cleaner) Changed(changes []view.Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.node = node
 	for _, change := range changes {
 		c.set(change.ID(), change.After)
 	}
@@ -127,7 +105,6 @@ func (c *Cleaner) Changed(changes []view.Change, node view.Node) {
 func (c *Cleaner) Replaced(state view.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.node = state.Node
 	for id := range c.ports {
 		if state.Ports[id] == nil {
 			c.set(id, nil)
@@ -143,22 +120,20 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	if id.Protocol != model.UDP {
 		return
 	}
-	pending := c.pending[id.Family]
-	if before := c.ports[id]; before != nil {
-		for _, f := range before.Frontends {
-			stays := after != nil && slices.ContainsFunc(after.Frontends, func(g view.Frontend) bool { return key(g) == key(f) })
-			if f.Kind != view.ClusterIP && !stays {
-				pending.gone[key(f)] = struct{}{}
-			}
-		}
-	}
 	if after == nil {
 		delete(c.ports, id)
 	} else {
 		c.ports[id] = after
 	}
-	pending.changed[id] = struct{}{}
+	c.pending[id.Family] = true
 	c.alarm()
+}
+
+// nodeAddresses gives all addresses of the node, ascending.
+func nodeAddresses() ([]netip.Addr, error) {
+	return nodeport.Addresses(view.Node{
+		NodePorts: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, LocalhostNodePorts: true,
+	})
 }
 
 func (c *Cleaner) alarm() {
@@ -203,30 +178,32 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// pass removes what is stale of the pending work of a family. After an error the work is pending again.
+// pass removes what is stale of a family if any of its Service ports have changed. After an error it is as if they had again.
 func (c *Cleaner) pass(family model.Family) error {
 	c.mu.Lock()
-	todo := c.pending[family]
-	c.pending[family] = newWork()
-	stale := c.judge(todo)
-	node := c.node
+	changed := c.pending[family]
+	c.pending[family] = false
+	var stale judge
+	if changed {
+		stale = c.judge(family)
+	}
 	c.mu.Unlock()
-	if len(stale.frontends) == 0 {
+	if !stale.served {
 		return nil
 	}
-	err := c.clean(family, node, todo, stale)
+	err := c.clean(family, stale)
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.pending[family].add(todo)
+		c.pending[family] = true
 	}
 	return err
 }
 
-func (c *Cleaner) clean(family model.Family, node view.Node, todo *work, stale judge) error {
+func (c *Cleaner) clean(family model.Family, stale judge) error {
 	var err error
 	if stale.nodePorts {
-		if stale.addrs, err = c.addrs(node); err != nil {
+		if stale.addrs, err = c.addrs(); err != nil {
 			return err
 		}
 	}
@@ -243,9 +220,12 @@ func (c *Cleaner) clean(family model.Family, node view.Node, todo *work, stale j
 	var found []flow
 	var failed error
 	remove := func() {
+		if len(found) == 0 {
+			return
+		}
 		// The kernel may have been programmed anew since the pass began, and have made flows in accordance with that.
 		c.mu.Lock()
-		now := c.judge(todo, c.pending[family])
+		now := c.judge(family)
 		c.mu.Unlock()
 		now.addrs = stale.addrs
 		for _, f := range found {

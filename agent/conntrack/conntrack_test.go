@@ -124,16 +124,13 @@ func at(kind view.FrontendKind, address string) view.Frontend {
 
 func nodePort(number uint16) view.Frontend { return view.Frontend{Kind: view.NodePort, Port: number} }
 
-func state(node view.Node, ports ...*view.ServicePort) view.State {
-	s := view.State{Node: node, Ports: map[view.ServicePortID]*view.ServicePort{}}
+func state(ports ...*view.ServicePort) view.State {
+	s := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}
 	for _, p := range ports {
 		s.Ports[p.ID] = p
 	}
 	return s
 }
-
-// everywhere is a node with NodePorts on all of its addresses.
-var everywhere = view.Node{NodePorts: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
 
 // giveAddresses gives this namespace addresses.
 func giveAddresses(t *testing.T, addresses ...string) {
@@ -184,7 +181,7 @@ func (r *running) clean() {
 	require.NoError(r.t, r.pass(model.IPv6))
 }
 
-func TestOnlyStaleFlowsOfChangedServicePortsGo(t *testing.T) {
+func TestOnlyStaleFlowsGo(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
 	list := map[string]kernelFlow{}
 	add := func(name string, f kernelFlow) { list[name] = f }
@@ -212,12 +209,12 @@ func TestOnlyStaleFlowsOfChangedServicePortsGo(t *testing.T) {
 	r := newCleaner(t)
 	other := dns4
 	other.Service.Name = "other"
-	r.Changed([]view.Change{{Before: port(other, nil), After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")})}}, everywhere)
+	r.Changed([]view.Change{{Before: port(other, nil), After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")})}})
 	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), at(view.LoadBalancer, "198.51.100.4:53"), nodePort(32000)}
 	r.Changed([]view.Change{
 		{After: port(dns4, frontends, "10.180.0.4:9090", "10.180.1.7:9090")},
 		{After: port(dns6, []view.Frontend{at(view.ClusterIP, "[fd00:10:96::1]:53"), nodePort(32000)}, "[fd00:10:180::4]:9090")},
-	}, everywhere)
+	})
 	r.clean()
 	for _, name := range left(t, list) {
 		require.NotContains(t, name, "stale")
@@ -242,31 +239,29 @@ func TestFirstEndpoint(t *testing.T) {
 	r := newCleaner(t)
 	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}
 	before, none := port(dns4, frontends, "10.180.0.4:53"), port(dns4, frontends)
-	r.Replaced(state(everywhere, none))
-	r.Changed([]view.Change{{Before: before, After: none}}, everywhere)
+	r.Replaced(state(none))
+	r.Changed([]view.Change{{Before: before, After: none}})
 	r.clean()
 	require.Equal(t, []string{"dead", "new", "untranslated"}, left(t, list), "no endpoint serves: there is nowhere better")
 	require.Empty(t, r.dumps)
-	r.Changed([]view.Change{{Before: none, After: port(dns4, frontends, "10.180.0.5:53")}}, everywhere)
+	r.Changed([]view.Change{{Before: none, After: port(dns4, frontends, "10.180.0.5:53")}})
 	r.clean()
 	require.Equal(t, []string{"new"}, left(t, list))
 }
 
-// TestEndpointsThatGetNewFlows keep those they have, although they do not serve.
-func TestEndpointsThatGetNewFlows(t *testing.T) {
+// TestEndpointsThatDoNotServe lose their flows where another serves, even if they get new ones as publishNotReadyAddresses wants it.
+func TestEndpointsThatDoNotServe(t *testing.T) {
 	list := map[string]kernelFlow{
 		"serves":        udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
 		"gets new ones": udp("10.180.0.9:40002", "10.96.16.1:53", "10.180.0.3:53"),
-		"on the node":   udp("10.180.0.9:40003", "10.96.16.1:53", "10.180.0.5:53"),
-		"neither":       udp("10.180.0.9:40004", "10.96.16.1:53", "10.180.0.6:53"),
 	}
 	inject(t, list)
 	p := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")
-	p.Cluster, p.Local = backends("10.180.0.3:53", "10.180.0.4:53"), backends("10.180.0.5:53")
+	p.Cluster = backends("10.180.0.3:53", "10.180.0.4:53")
 	r := newCleaner(t)
-	r.Changed([]view.Change{{After: p}}, everywhere)
+	r.Changed([]view.Change{{After: p}})
 	r.clean()
-	require.Equal(t, []string{"gets new ones", "on the node", "serves"}, left(t, list))
+	require.Equal(t, []string{"serves"}, left(t, list))
 }
 
 // TestFrontendsThatCome: a client has sent to an address before it was a Service's.
@@ -280,49 +275,47 @@ func TestFrontendsThatCome(t *testing.T) {
 	inject(t, list)
 	r := newCleaner(t)
 	before := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")
-	r.Replaced(state(everywhere, before))
+	r.Replaced(state(before))
 	r.clean()
 	require.Len(t, left(t, list), 3)
 	after := port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), nodePort(32000)}, "10.180.0.4:53")
-	r.Changed([]view.Change{{Before: before, After: after}}, everywhere)
+	r.Changed([]view.Change{{Before: before, After: after}})
 	r.clean()
 	require.Equal(t, []string{"to the new"}, left(t, list))
 }
 
-// TestFrontendsThatGo, one by one, with their Service and in a state that replaces all.
+// TestFrontendsThatGo keep their flows, unless they are another Service port's then, which has endpoints that serve.
 func TestFrontendsThatGo(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
-	cluster, external, ingress := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), at(view.LoadBalancer, "198.51.100.4:53")
+	cluster, external := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53")
 	list := map[string]kernelFlow{
-		"cluster IP":             udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
-		"external IP":            udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.4:53"),
-		"external IP, dead":      udp("10.180.0.9:40003", "192.168.99.100:53", "10.180.0.5:53"),
-		"external IP, not ours":  udp("10.180.0.9:40004", "192.168.99.100:53", "192.168.99.100:53"),
-		"load balancer":          udp("10.180.0.9:40005", "198.51.100.4:53", "10.180.0.4:53"),
-		"NodePort":               udp("10.180.0.9:40006", "192.168.0.2:32000", "10.180.0.4:53"),
-		"NodePort, own listener": udp("10.180.0.9:40007", "192.168.0.2:32000", "192.168.0.2:32000"),
+		"cluster IP":  udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"external IP": udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.4:53"),
+		"NodePort":    udp("10.180.0.9:40006", "192.168.0.2:32000", "10.180.0.4:53"),
 	}
-	all := []view.Frontend{cluster, external, ingress, nodePort(32000)}
+	all := []view.Frontend{cluster, external, nodePort(32000)}
+	before := port(dns4, all, "10.180.0.4:53")
+	other := dns4
+	other.Port = "renamed"
 	for name, c := range map[string]struct {
-		after *view.ServicePort
-		kept  []string
+		changes []view.Change
+		kept    []string
 	}{
-		"external IP": {port(dns4, []view.Frontend{cluster, ingress, nodePort(32000)}, "10.180.0.4:53"),
-			[]string{"NodePort", "cluster IP", "external IP, not ours", "load balancer"}},
-		"all but the cluster IP": {port(dns4, []view.Frontend{cluster}, "10.180.0.4:53"),
-			[]string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
-		"no endpoints": {port(dns4, []view.Frontend{cluster}),
-			[]string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
-		"the Service": {nil, []string{"NodePort, own listener", "cluster IP", "external IP, not ours"}},
+		"all but the cluster IP": {[]view.Change{{Before: before, After: port(dns4, []view.Frontend{cluster}, "10.180.0.4:53")}},
+			[]string{"NodePort", "cluster IP", "external IP"}},
+		"the Service": {[]view.Change{{Before: before}}, []string{"NodePort", "cluster IP", "external IP"}},
+		"to one without endpoints": {[]view.Change{{Before: before}, {After: port(other, all)}},
+			[]string{"NodePort", "cluster IP", "external IP"}},
+		"to one with others": {[]view.Change{{After: port(other, []view.Frontend{external, nodePort(32000)}, "10.180.0.5:53")}, {Before: before}},
+			[]string{"cluster IP"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inject(t, list)
-			before := port(dns4, all)
 			r := newCleaner(t)
-			r.Replaced(state(everywhere, before))
+			r.Replaced(state(before))
 			r.clean()
 			require.Len(t, left(t, list), len(list))
-			r.Changed([]view.Change{{Before: before, After: c.after}}, everywhere)
+			r.Changed(c.changes)
 			r.clean()
 			require.Equal(t, c.kept, left(t, list))
 		})
@@ -330,60 +323,54 @@ func TestFrontendsThatGo(t *testing.T) {
 	t.Run("in a state", func(t *testing.T) {
 		inject(t, list)
 		r := newCleaner(t)
-		r.Replaced(state(everywhere, port(dns4, all)))
-		r.Replaced(state(everywhere))
+		r.Replaced(state(before))
+		r.Replaced(state())
 		r.clean()
-		require.Equal(t, []string{"NodePort, own listener", "cluster IP", "external IP, not ours"}, left(t, list))
-	})
-	t.Run("to another Service", func(t *testing.T) {
-		inject(t, list)
-		other := dns4
-		other.Service.Name = "other"
-		r := newCleaner(t)
-		r.Replaced(state(everywhere, port(dns4, []view.Frontend{external}, "10.180.0.4:53")))
-		r.Changed([]view.Change{
-			{After: port(other, []view.Frontend{external}, "10.180.0.5:53")},
-			{Before: port(dns4, nil)},
-		}, everywhere)
-		r.clean()
-		require.Equal(t, []string{"NodePort", "NodePort, own listener", "cluster IP", "external IP, dead", "load balancer"}, left(t, list))
+		require.Len(t, left(t, list), len(list))
 	})
 }
 
-// TestNodePortsOnSomeAddresses: on the others the number is everybody's.
-func TestNodePortsOnSomeAddresses(t *testing.T) {
-	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32")
+// TestNodePorts: they count on all addresses of the node, but for those that are a Service port's with the same number.
+func TestNodePorts(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32", "198.51.100.4/32")
 	list := map[string]kernelFlow{
-		"on":       udp("203.0.113.2:40001", "192.168.0.2:32000", "192.168.0.2:32000"),
-		"off":      udp("203.0.113.2:40001", "192.168.1.2:32000", "192.168.1.2:32000"),
-		"loopback": udp("127.0.0.1:40001", "127.0.0.1:32000", "127.0.0.1:32000"),
-		"not ours": udp("203.0.113.2:40001", "192.168.0.3:32000", "192.168.0.3:32000"),
+		"node":          udp("203.0.113.2:40001", "192.168.0.2:32000", "192.168.0.2:32000"),
+		"another":       udp("203.0.113.2:40001", "192.168.1.2:32000", "10.180.0.9:53"),
+		"loopback":      udp("127.0.0.1:40001", "127.0.0.1:32000", "127.0.0.1:32000"),
+		"not ours":      udp("203.0.113.2:40001", "192.168.0.3:32000", "192.168.0.3:32000"),
+		"VIP":           udp("203.0.113.2:40001", "198.51.100.4:32000", "10.180.0.6:53"),
+		"another's VIP": udp("203.0.113.2:40002", "198.51.100.4:32000", "10.180.0.4:53"),
 	}
-	primary := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
-	for name, c := range map[string]struct {
-		node view.Node
-		kept []string
-	}{
-		"one network":               {view.Node{NodePorts: primary}, []string{"loopback", "not ours", "off"}},
-		"none":                      {view.Node{}, []string{"loopback", "not ours", "off", "on"}},
-		"all":                       {everywhere, []string{"loopback", "not ours"}},
-		"all and loopback":          {view.Node{NodePorts: everywhere.NodePorts, LocalhostNodePorts: true}, []string{"not ours"}},
-		"loopback, but not allowed": {view.Node{NodePorts: primary, LocalhostNodePorts: true}, []string{"loopback", "not ours", "off"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inject(t, list)
-			r := newCleaner(t)
-			r.Changed([]view.Change{{After: port(dns4, []view.Frontend{nodePort(32000)}, "10.180.0.4:53")}}, c.node)
-			r.clean()
-			require.Equal(t, c.kept, left(t, list))
-		})
-	}
+	inject(t, list)
+	other := dns4
+	other.Service.Name = "other"
+	r := newCleaner(t)
+	r.Replaced(state(port(other, []view.Frontend{at(view.LoadBalancer, "198.51.100.4:32000")}, "10.180.0.6:53")))
+	r.Changed([]view.Change{{After: port(dns4, []view.Frontend{nodePort(32000)}, "10.180.0.4:53")}})
+	r.clean()
+	require.Equal(t, []string{"VIP", "not ours"}, left(t, list))
+}
+
+// TestOthersAreLookedAtToo: a change of one Service port has the stale flows of all removed.
+func TestOthersAreLookedAtToo(t *testing.T) {
+	list := map[string]kernelFlow{"stale": udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.9:53")}
+	r := newCleaner(t)
+	r.Replaced(state(port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}, "10.180.0.4:53")))
+	r.clean()
+	inject(t, list)
+	r.clean()
+	require.Equal(t, []string{"stale"}, left(t, list), "nothing has changed")
+	other := dns4
+	other.Service.Name = "other"
+	r.Changed([]view.Change{{After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")})}})
+	r.clean()
+	require.Empty(t, left(t, list))
 }
 
 // TestManyInOnePass: a hundred Service ports with a hundred stale flows each, in one pass over the table, by a Cleaner that runs.
 func TestManyInOnePass(t *testing.T) {
 	list := map[string]kernelFlow{}
-	s := state(everywhere)
+	s := state()
 	for i := range 100 {
 		id := dns4
 		id.Service.Name = string(rune('a' + i))

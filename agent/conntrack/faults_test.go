@@ -132,12 +132,12 @@ func TestFailuresAreTriedAgainWithBackoff(t *testing.T) {
 	m.dumpErrors = []error{unix.ENOBUFS, unix.EPERM, netlink.ErrDumpInterrupted}
 	m.removeErrors = []error{unix.EPERM, unix.ENOBUFS, nil, unix.EBUSY}
 	bubble(t, m, func(c *Cleaner) {
-		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 		synctest.Wait()
 		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
 			require.Equal(t, i+1, m.dumps)
 			require.EqualValues(t, i+1, testutil.ToFloat64(c.failures))
-			c.Changed([]view.Change{{After: port(dns6, nil)}}, everywhere) // changes bring no tries before their time
+			c.Changed([]view.Change{{After: port(dns6, nil)}}) // changes bring no tries before their time
 			m.pass(pause - 1)
 			require.Equal(t, i+1, m.dumps)
 			m.pass(1)
@@ -157,7 +157,7 @@ func TestTheTableCantBeOpened(t *testing.T) {
 	bubble(t, m, func(c *Cleaner) {
 		tries := []error{errors.ErrUnsupported}
 		c.open = func() (flows, error) { return m, next(&tries) }
-		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 		synctest.Wait()
 		require.Contains(t, m.log.String(), "unsupported")
 		m.pass(minRetry)
@@ -170,9 +170,9 @@ func TestChangesDuringAPass(t *testing.T) {
 	m := newMemory("10.180.0.5:53", "10.180.0.6:53")
 	bubble(t, m, func(c *Cleaner) {
 		m.dumping = sync.OnceFunc(func() {
-			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53", "10.180.0.5:53")}}, everywhere)
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53", "10.180.0.5:53")}})
 		})
-		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+		c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 		synctest.Wait()
 		require.Equal(t, []string{"10.180.0.5:53"}, m.left())
 		m.pass(time.Second)
@@ -186,7 +186,7 @@ func TestChangesComeTogether(t *testing.T) {
 	m.takes = time.Second
 	bubble(t, m, func(c *Cleaner) {
 		for range 20 { // in the next two seconds
-			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 			m.pass(100 * time.Millisecond)
 		}
 		m.pass(time.Minute)
@@ -202,7 +202,7 @@ func TestManyStaleFlows(t *testing.T) {
 	}
 	c := New(Options{})
 	c.open = func() (flows, error) { return m, nil }
-	c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}, everywhere)
+	c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 	require.NoError(t, c.pass(model.IPv4))
 	require.Empty(t, m.left())
 }

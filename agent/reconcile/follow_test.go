@@ -24,7 +24,7 @@ type follower struct {
 	syncs  int
 }
 
-func (f *follower) Changed(changes []view.Change, _ view.Node) {
+func (f *follower) Changed(changes []view.Change) {
 	for _, c := range changes {
 		f.heard = append(f.heard, "changed "+c.ID().Service.Name)
 	}

@@ -58,7 +58,7 @@ type Reporter interface {
 // that could not be programmed counts as if it were.
 type Flows interface {
 	// Changed follows a programmed difference.
-	Changed(changes []view.Change, node view.Node)
+	Changed(changes []view.Change)
 	// Replaced follows a programming of everything. The map of Service ports is to be read before it returns.
 	Replaced(state view.State)
 }
@@ -332,10 +332,10 @@ func (r *Reconciler) setNode() {
 // tell tells those who follow the kernel's state what it is now.
 func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	if r.Flows != nil {
-		if state := r.View.State(); replaced {
-			r.Flows.Replaced(state)
+		if replaced {
+			r.Flows.Replaced(r.View.State())
 		} else if len(changes) > 0 {
-			r.Flows.Changed(changes, state.Node)
+			r.Flows.Changed(changes)
 		}
 	}
 	if checks, changed := r.View.HealthChecks(); changed && r.Health != nil {
