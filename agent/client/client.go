@@ -98,7 +98,7 @@ var errProtocol = errors.New("the server broke the protocol")
 
 // Options set up a Client.
 type Options struct {
-	// Servers gives the servers to begin with. It is called again in each round of attempts in which none of those answers
+	// Servers gives the servers to begin with. It is called again in each round of attempts in which none of the first ones answers
 	// that streams have told of. Required.
 	Servers func(context.Context) ([]Server, error)
 	// NodeName is the Node that this client serves; empty: none.

@@ -26,6 +26,10 @@ const (
 	maxPositions = 8
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
+	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, and newsPause is the time until more is: servers end
+	// the streams of clients that say more than they have to.
+	newsAtOnce = 4096
+	newsPause  = 30 * time.Second
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
 )
@@ -55,6 +59,8 @@ type outbox struct {
 	// failing, or no longer failing.
 	failing map[subject]failure
 	news    map[subject]uint32
+	// newsRested is when more of news may go.
+	newsRested time.Time
 	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
 	// ends the change to told.
 	wanted, told *pb.Subscription
@@ -119,7 +125,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing = o.wanted, false
+	o.told, o.changing, o.newsRested = o.wanted, false, time.Time{}
 	return o.told
 }
 
@@ -254,7 +260,18 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	}
 	out, o.requests = o.requests, nil
 	var nacks []*pb.StreamRequest
+	now, told := time.Now(), 0
 	for s, shard := range o.news {
+		if now.Before(o.newsRested) {
+			break
+		}
+		if told == newsAtOnce {
+			o.newsRested = now.Add(newsPause)
+			time.AfterFunc(newsPause, o.signal)
+			break
+		}
+		told++
+		delete(o.news, s)
 		f, failing := o.failing[s]
 		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
 			Shard: shard, Sequence: o.cache.sequence(shard), Key: wire.KeyToProto(s.key), Reason: f.reason, NodeName: s.node,
@@ -267,7 +284,6 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}
 	}
 	out = append(out, nacks...)
-	o.news = nil
 	if o.synced && !o.changing && !proto.Equal(o.wanted, o.told) {
 		o.told, o.changing = o.wanted, true
 		o.cache.resubscribe(o.told)
@@ -277,7 +293,6 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}
 		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: subscribe}})
 	}
-	now := time.Now()
 	if !ack && now.Before(o.rested) || !o.synced || len(o.acks) == 0 && o.nodes == o.toldNodes {
 		return out, false, nil
 	}

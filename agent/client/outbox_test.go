@@ -144,3 +144,40 @@ func TestNacksOfARelaysNodes(t *testing.T) {
 	o.inSync()
 	require.Empty(t, take())
 }
+
+// TestManyNacks: what fails is told bit by bit, as servers end the streams of those that say too much at once.
+func TestManyNacks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutbox(NewCache(), nil)
+		o.newStream()
+		o.inSync()
+		const count = 2*newsAtOnce + 1
+		for i := range count {
+			o.fail(subject{key: named(fmt.Sprint("web-", i), "web", 1).Key()}, failure{reason: "no"})
+		}
+		told := map[string]bool{}
+		take := func() (n int) {
+			select {
+			case <-o.wake:
+			default:
+			}
+			requests, _, err := o.take(false)
+			require.NoError(t, err)
+			for _, r := range requests {
+				told[r.GetNack().GetKey().GetName()] = true
+			}
+			return len(requests)
+		}
+		require.Equal(t, newsAtOnce, take())
+		require.Zero(t, take(), "not yet")
+		<-o.wake
+		require.Equal(t, newsAtOnce, take())
+		<-o.wake
+		require.Equal(t, 1, take())
+		require.Len(t, told, count)
+
+		o.newStream()
+		o.inSync()
+		require.Equal(t, newsAtOnce, take(), "another server is told from the beginning, and at once")
+	})
+}

@@ -164,12 +164,22 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// round tries the servers that are known from streams, and then those that Options.Servers gives, until a stream was of use:
-// then the next round may follow at once.
+// firstKnown is how many of the servers that are known from streams are tried before those that Options.Servers gives: what a checkpoint knows may be
+// long gone, and each that swallows packets takes 20 s, which is how long gRPC tries to connect.
+const firstKnown = 2
+
+// round tries the first servers that are known from streams, then those that Options.Servers gives, and then the others that are known, until a
+// stream was of use: then the next round may follow at once.
 func (c *Client) round(ctx context.Context) (tried int, useful bool) {
 	seen := make(map[string]bool)
-	for _, source := range []func(context.Context) []Server{c.learned, c.bootstrap} {
-		for _, server := range c.choice.order(source(ctx)) {
+	learned := func(context.Context) []Server { return c.choice.order(c.options.Cache.knownServers()) }
+	first := func(ctx context.Context) []Server {
+		all := learned(ctx)
+		return all[:min(len(all), firstKnown)]
+	}
+	bootstrap := func(ctx context.Context) []Server { return c.choice.order(c.bootstrap(ctx)) }
+	for _, source := range []func(context.Context) []Server{first, bootstrap, learned} {
+		for _, server := range source(ctx) {
 			if seen[server.Address] || c.choice.rests(server.Address) > 0 {
 				continue
 			}
@@ -181,8 +191,6 @@ func (c *Client) round(ctx context.Context) (tried int, useful bool) {
 	}
 	return len(seen), false
 }
-
-func (c *Client) learned(context.Context) []Server { return c.options.Cache.knownServers() }
 
 func (c *Client) bootstrap(ctx context.Context) []Server {
 	servers, err := c.options.Servers(ctx)

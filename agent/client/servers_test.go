@@ -18,9 +18,12 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/slicecast/slicecast/internal/proxytest"
+	"github.com/slicecast/slicecast/internal/store"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -391,4 +394,54 @@ func TestServerName(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	require.Equal(t, 3, asked, "with another name it is not the server")
+}
+
+// TestServersThatAreGone: of what a checkpoint knows, a few are tried before it is asked again which servers there are.
+func TestServersThatAreGone(t *testing.T) {
+	var known []Server
+	for range 10 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		known = append(known, Server{Address: l.Addr().String()})
+		require.NoError(t, l.Close()) // nobody listens
+	}
+	cache := NewCache()
+	cache.setServers(known)
+	var c *Client
+	asked := 0
+	c = New(Options{
+		Cache: cache, NodeName: "node-1", Logger: slog.New(slog.DiscardHandler),
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
+		Servers: func(context.Context) ([]Server, error) {
+			asked++
+			require.EqualValues(t, firstKnown, testutil.ToFloat64(c.metrics.disconnects))
+			return nil, nil
+		},
+	})
+	tried, useful := c.round(t.Context())
+	require.False(t, useful)
+	require.Equal(t, len(known), tried, "then the others")
+	require.Equal(t, 1, asked)
+}
+
+// TestServerThatIsCutOff: a server that says nothing any more, of which no end of a connection tells, is left for another one long before it has
+// missed its heartbeats.
+func TestServerThatIsCutOff(t *testing.T) {
+	t.Parallel()
+	id := newIdentity(t)
+	s, err := store.New(store.Options{})
+	require.NoError(t, err)
+	s.Upsert(named("web", "web-1", 1), 1)
+	s.Synced()
+	server := serveStore(t, id, s, fanout.DefaultHeartbeat)
+	proxies := make(map[string]*proxytest.Proxy)
+	var addresses []string
+	for range 2 {
+		p := proxytest.New(t, server.address)
+		proxies[p.Address()], addresses = p, append(addresses, p.Address())
+	}
+	a := connect(t, id, NewCache(), nil, addresses...)
+	a.waitInSync(t, 1)
+	proxies[a.Connection().Server.Address].Die()
+	require.Eventually(t, func() bool { _, _, _, n := a.counts(); return n == 2 }, silentBeats*fanout.DefaultHeartbeat-10*time.Second, tick)
 }

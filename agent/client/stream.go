@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
@@ -18,6 +19,13 @@ import (
 
 // maxReused bounds the memory, in bytes, that a stream keeps for the next frame: most are short.
 const maxReused = 4 << 10
+
+// A server that says nothing for pingAfter is asked for a sign of life, and is taken for dead if none comes within pingTimeout: a machine that
+// is cut off closes no connection. Servers allow it, and by their own pings are seldom silent for so long.
+const (
+	pingAfter   = 20 * time.Second
+	pingTimeout = 10 * time.Second
+)
 
 var errSilent = errors.New("the server has been silent for too long")
 
@@ -103,6 +111,7 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 	options := append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, c.options.DialOptions...)
 	if server.Name != "" {
 		options = append(options, grpc.WithAuthority(server.Name))

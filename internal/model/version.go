@@ -142,7 +142,7 @@ func (s *Service) hash() uint64 {
 }
 
 // NewSlice completes a Slice: sorts ports and endpoints, keeps one endpoint of each address and sets the version. Of
-// several endpoints with one address the readiest stays: ready before not ready, then not terminating, then serving.
+// several endpoints with one address one stays that does not terminate, of these a ready one, and of these one that serves.
 // It takes ownership of s.
 func NewSlice(s Slice) *Slice {
 	slices.SortFunc(s.Ports, func(a, b SlicePort) int {
@@ -173,9 +173,9 @@ func (s *Slice) WithVersion(v Version) *Slice {
 	return s
 }
 
-// compareReadiness orders the readier first.
+// compareReadiness orders what does not terminate first, as kube-proxy does, and then the readier.
 func compareReadiness(a, b Conditions) int {
-	return cmp.Or(compareTrueFirst(a.Ready, b.Ready), compareTrueFirst(!a.Terminating, !b.Terminating),
+	return cmp.Or(compareTrueFirst(!a.Terminating, !b.Terminating), compareTrueFirst(a.Ready, b.Ready),
 		compareTrueFirst(a.Serving, b.Serving))
 }
 

@@ -55,14 +55,14 @@ func TestSliceVersionIgnoresOrderAndDuplicates(t *testing.T) {
 	})
 }
 
-func TestReadiestOfOneAddressStays(t *testing.T) {
+func TestOneOfAnAddressStays(t *testing.T) {
 	conditions := func(ready, terminating, serving bool) model.Conditions {
 		return model.Conditions{Ready: ready, Terminating: terminating, Serving: serving}
 	}
 	// From the most to the least wanted.
 	order := []model.Conditions{
-		conditions(true, false, true), conditions(true, true, true), conditions(false, false, true),
-		conditions(false, false, false), conditions(false, true, true), conditions(false, true, false),
+		conditions(true, false, true), conditions(false, false, true), conditions(false, false, false),
+		conditions(true, true, true), conditions(false, true, true), conditions(false, true, false),
 	}
 	for i, better := range order {
 		for _, worse := range order[i:] {

@@ -21,6 +21,8 @@ type family struct {
 
 	// known: what follows is what the kernel holds. Else a Replace must come.
 	known bool
+	// out: the last Replace failed as a whole, and only in this family.
+	out   bool
 	node  view.Node
 	ports map[view.ServicePortID]*port
 	ids   map[uint32]struct{} // of ports, and of what else there is
@@ -188,14 +190,11 @@ func (f *family) adopt(c *content) {
 			}
 		}
 	}
-	f.adoptChains(c, wanted)
-	for name := range unknown {
-		p.removeSet(name)
-	}
+	f.adoptChains(c, wanted, unknown)
 }
 
 // adoptChains prepares what must be changed in chains and in stray elements.
-func (f *family) adoptChains(c *content, wanted map[string][]rule) {
+func (f *family) adoptChains(c *content, wanted map[string][]rule, unknown map[string][]byte) {
 	p := &f.prefix
 	names := slices.SortedFunc(maps.Keys(wanted), compareChains)
 	for _, name := range names {
@@ -225,6 +224,9 @@ func (f *family) adoptChains(c *content, wanted map[string][]rule) {
 		}
 		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.dialect, s)
 	}
+	for name := range unknown { // after the rules that use them, and before the chains that they lead to
+		p.removeSet(name)
+	}
 	for name := range c.chains {
 		if wanted[name] == nil {
 			p.removeChain(name)
@@ -236,6 +238,15 @@ var errReplaceFirst = errors.New("what the table holds is not known: Replace mus
 
 // apply moves the table by changes of Service ports.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
+	if f.out {
+		var errs []error
+		for _, c := range changes {
+			if id := c.ID(); id.Family == f.family {
+				errs = append(errs, f.leftOut(id))
+			}
+		}
+		return errors.Join(errs...)
+	}
 	if !f.known {
 		return errReplaceFirst
 	}

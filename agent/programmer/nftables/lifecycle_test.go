@@ -291,6 +291,74 @@ func TestTableOfAnother(t *testing.T) {
 	}
 }
 
+// TestOneFamilyOut: where another process owns one family's table the other family is programmed, changed, and acknowledged.
+func TestOneFamilyOut(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var owner *conn
+	require.NoError(t, c.a.Do(func() (err error) {
+		owner, err = dial()
+		return err
+	}))
+	const tableOwner = 2 // NFT_TABLE_F_OWNER: as long as its socket is open
+	b := newBatch(nil)
+	at := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV6)
+	b.text(unix.NFTA_TABLE_NAME, Table)
+	b.uint32(unix.NFTA_TABLE_FLAGS, tableOwner)
+	b.end(at)
+	require.NoError(t, owner.commit(b))
+	four, six := c.web(model.IPv4, 1, 2), c.web(model.IPv6, 1, 2)
+	c.set(four, six)
+	onlySix := func(err error) {
+		t.Helper()
+		errs, ok := programmer.PortErrors(err)
+		require.True(t, ok, err)
+		require.Len(t, errs, 1)
+		require.Equal(t, six.ID, errs[0].ID)
+		require.False(t, errs[0].Lasting)
+	}
+	onlySix(c.inHost.Replace(t.Context(), c.state))
+	answers := func(a netip.Addr) bool {
+		return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, servicePort), 1, patient).All(testenv.Answered)
+	}
+	require.True(t, answers(vip(model.IPv4, 1)))
+
+	more := c.web(model.IPv4, 2, 2)
+	c.set(more)
+	onlySix(c.inHost.Apply(t.Context(), []view.Change{{After: more}, {Before: six, After: six}}))
+	require.True(t, answers(vip(model.IPv4, 2)))
+
+	owner.close() // and with it the kernel removes the table
+	c.replace(t)
+	require.True(t, answers(vip(model.IPv6, 1)))
+	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: six, After: c.web(model.IPv6, 1, 0)}}))
+}
+
+// TestForeignSets: what others put into the table goes without the table being made anew, by which affinity would be lost.
+func TestForeignSets(t *testing.T) {
+	t.Parallel()
+	var log strings.Builder
+	c := newCluster(t)
+	c.inHost = newInHost(t, c.a.Host, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	c.set(c.web(model.IPv4, 1, 0, 2))
+	c.replace(t)
+	wanted := c.inHost.families[0].holds(t)
+	for name, command := range map[string]string{
+		"anonymous set":                "insert rule ip slicecast prerouting ip saddr { 198.51.100.1, 198.51.100.7 } counter",
+		"anonymous map":                "insert rule ip slicecast services ip saddr vmap { 198.51.100.1 : accept, 198.51.100.2 : drop }",
+		"anonymous set of a new chain": "add chain ip slicecast foreign; add rule ip slicecast foreign ip saddr { 198.51.100.1, 198.51.100.7 } counter; insert rule ip slicecast prerouting jump foreign",
+		"named set":                    "add set ip slicecast mine { type ipv4_addr; }; insert rule ip slicecast prerouting ip saddr @mine counter",
+		"map of chains":                "add chain ip slicecast foreign; add map ip slicecast mine { type ipv4_addr : verdict; }; add element ip slicecast mine { 198.51.100.1 : jump foreign }",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.nft(t, command)
+			c.replace(t)
+			require.Equal(t, wanted, c.inHost.families[0].holds(t))
+			require.NotContains(t, log.String(), "made anew")
+		})
+	}
+}
+
 // TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
 // is programmed itself when the kernel would have it.
 func TestRefused(t *testing.T) {

@@ -135,14 +135,36 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
 	}
 	p.conn.watcher.forget()
-	var errs []error
+	var errs, whole []error
+	var failed []*family
 	for _, f := range p.families {
-		if err := f.replace(ctx, state); err != nil {
-			errs = append(errs, describeFailure(f, err))
+		err := f.replace(ctx, state)
+		if _, programmed := programmer.PortErrors(err); programmed {
+			f.out = false
+			errs = append(errs, err)
+			continue
+		}
+		f.out = true
+		failed, whole = append(failed, f), append(whole, describeFailure(f, err))
+	}
+	if len(failed) == len(p.families) {
+		return errors.Join(whole...)
+	}
+	for i, f := range failed {
+		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", f.family, "err", whole[i])
+		for id := range state.Ports {
+			if id.Family == f.family {
+				errs = append(errs, f.leftOut(id))
+			}
 		}
 	}
 	p.routeLocalnet(state.Node)
 	return errors.Join(errs...)
+}
+
+// leftOut is a PortError. Its reason is the same for all, and short, as there may be many of them.
+func (f *family) leftOut(id view.ServicePortID) error {
+	return &programmer.PortError{ID: id, Err: fmt.Errorf("nothing of %v can be programmed; the agent's log says why", f.family)}
 }
 
 // Apply changes the elements that differ, in one transaction for each IP family.

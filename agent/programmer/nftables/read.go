@@ -72,7 +72,10 @@ func (f *family) read() (*content, error) {
 	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, f.table) }
 	err = errors.Join(
 		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
-			c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
+			// One without a name of its own goes with the rule that it is in.
+			if uint32Of(attribute(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
+				c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
+			}
 		}),
 		f.dump(unix.NFT_MSG_GETCHAIN, table, func() {}, func(attrs []byte) {
 			if textOf(attribute(attrs, unix.NFTA_CHAIN_TABLE)) == f.table {

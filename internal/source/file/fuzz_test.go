@@ -42,7 +42,10 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 		*file
 		text []byte
 	}{{first, before}, {got, now}} {
-		lines := 1 + bytes.Count(f.text, []byte("\n"))
+		lines := 1
+		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // lines also end so for YAML
+			lines += bytes.Count(f.text, []byte(end))
+		}
 		for _, p := range f.problems {
 			require.Equal(t, name, p.file)
 			require.NotEmpty(t, p.detail)
