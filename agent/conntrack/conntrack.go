@@ -19,7 +19,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -50,7 +49,6 @@ type Options struct {
 type Cleaner struct {
 	logger   *slog.Logger
 	open     func() (flows, error)
-	addrs    func() ([]netip.Addr, error)
 	removed  prometheus.Counter
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
@@ -61,6 +59,8 @@ type Cleaner struct {
 	mu sync.Mutex // guards what is below
 	// ports are the UDP Service ports that the kernel has.
 	ports map[view.ServicePortID]*view.ServicePort
+	// frontends are theirs.
+	frontends map[frontend]*view.ServicePort
 	// pending are the families of which ports have changed.
 	pending map[model.Family]bool
 }
@@ -79,7 +79,7 @@ func New(o Options) *Cleaner {
 	}
 	f := promauto.With(o.Registerer)
 	return &Cleaner{
-		logger: o.Logger, addrs: nodeAddresses, open: func() (flows, error) { return openTable() },
+		logger: o.Logger, open: func() (flows, error) { return openTable() },
 		removed: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_removed_flows_total",
 			Help: "Stale UDP flows removed from the kernel's connection tracking table."}),
 		failures: f.NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "conntrack_errors_total",
@@ -88,7 +88,7 @@ func New(o Options) *Cleaner {
 			Help:    "Time to look for stale UDP flows in the kernel's connection tracking table and to remove them.",
 			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
-		pending: make(map[model.Family]bool),
+		frontends: make(map[frontend]*view.ServicePort), pending: make(map[model.Family]bool),
 	}
 }
 
@@ -113,27 +113,6 @@ func (c *Cleaner) Replaced(state view.State) {
 	for id, port := range state.Ports {
 		c.set(id, port)
 	}
-}
-
-// set takes note of a Service port; nil: it is gone. c.mu is held.
-func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
-	if id.Protocol != model.UDP {
-		return
-	}
-	if after == nil {
-		delete(c.ports, id)
-	} else {
-		c.ports[id] = after
-	}
-	c.pending[id.Family] = true
-	c.alarm()
-}
-
-// nodeAddresses gives all addresses of the node, ascending.
-func nodeAddresses() ([]netip.Addr, error) {
-	return nodeport.Addresses(view.Node{
-		NodePorts: []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, LocalhostNodePorts: true,
-	})
 }
 
 func (c *Cleaner) alarm() {
@@ -181,17 +160,13 @@ func (c *Cleaner) Run(ctx context.Context) {
 // pass removes what is stale of a family if any of its Service ports have changed. After an error it is as if they had again.
 func (c *Cleaner) pass(family model.Family) error {
 	c.mu.Lock()
-	changed := c.pending[family]
+	due := c.pending[family] && c.serves(family)
 	c.pending[family] = false
-	var stale judge
-	if changed {
-		stale = c.judge(family)
-	}
 	c.mu.Unlock()
-	if !stale.served {
+	if !due {
 		return nil
 	}
-	err := c.clean(family, stale)
+	err := c.clean(family)
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -200,12 +175,15 @@ func (c *Cleaner) pass(family model.Family) error {
 	return err
 }
 
-func (c *Cleaner) clean(family model.Family, stale judge) error {
-	var err error
-	if stale.nodePorts {
-		if stale.addrs, err = c.addrs(); err != nil {
-			return err
-		}
+func (c *Cleaner) clean(family model.Family) error {
+	addresses, err := nodeport.Local()
+	if err != nil {
+		return err
+	}
+	stale := func(f flow) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.stale(family, addresses, f)
 	}
 	dumped, err := c.open()
 	if err != nil {
@@ -220,16 +198,8 @@ func (c *Cleaner) clean(family model.Family, stale judge) error {
 	var found []flow
 	var failed error
 	remove := func() {
-		if len(found) == 0 {
-			return
-		}
-		// The kernel may have been programmed anew since the pass began, and have made flows in accordance with that.
-		c.mu.Lock()
-		now := c.judge(family)
-		c.mu.Unlock()
-		now.addrs = stale.addrs
 		for _, f := range found {
-			if failed == nil && now.is(f) {
+			if failed == nil && stale(f) { // still: the kernel may have been programmed anew meanwhile, and have made flows in accordance with that
 				if failed = removed.remove(family, f); failed == nil {
 					c.removed.Inc()
 				}
@@ -238,7 +208,7 @@ func (c *Cleaner) clean(family model.Family, stale judge) error {
 		found = found[:0]
 	}
 	err = dumped.dump(family, func(f flow) {
-		if !stale.is(f) {
+		if !stale(f) {
 			return
 		}
 		f.message = bytes.Clone(f.message)

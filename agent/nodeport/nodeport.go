@@ -12,15 +12,21 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Addresses gives the addresses that this machine has now and NodePorts are on, see view.Node, each once.
+// Addresses gives the addresses that this machine has now and NodePorts are on, see view.Node, ascending, each once.
 func Addresses(node view.Node) ([]netip.Addr, error) {
+	all, err := Local()
+	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !on(node, a) }), err
+}
+
+// Local gives all addresses that this machine has now, ascending, each once.
+func Local() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list this machine's addresses: %w", err)
 	}
 	var out []netip.Addr
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && on(node, addr.Unmap()) {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
 			out = append(out, addr.Unmap())
 		}
 	}

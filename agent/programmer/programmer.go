@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Programmer makes a kernel hold a state. It is used by one goroutine at a time. A programmer has no opinions of its
@@ -53,6 +55,23 @@ func (e *PortError) Error() string { return fmt.Sprintf("%v: %v", e.ID, e.Err) }
 
 // Unwrap gives the reason.
 func (e *PortError) Unwrap() error { return e.Err }
+
+// LeftOut gives the PortErrors of a family of which nothing can be programmed while the other one is: of each of these Service ports that is of the
+// family, once. The reason is the same for all, and short, as there may be many of them.
+func LeftOut(family model.Family, ids ...iter.Seq[view.ServicePortID]) error {
+	reason := fmt.Errorf("nothing of %v can be programmed; the agent's log says why", family)
+	var errs []error
+	seen := make(map[view.ServicePortID]bool)
+	for _, some := range ids {
+		for id := range some {
+			if id.Family == family && !seen[id] {
+				seen[id] = true
+				errs = append(errs, &PortError{ID: id, Err: reason})
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // PortErrors gives the PortErrors in err. ok is false if err holds anything else too.
 func PortErrors(err error) (ports []*PortError, ok bool) {

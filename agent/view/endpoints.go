@@ -1,7 +1,6 @@
 package view
 
 import (
-	"cmp"
 	"encoding/binary"
 	"iter"
 	"net/netip"
@@ -32,8 +31,7 @@ func (e endpoint) backend() Backend {
 // it. The list is good until the next call.
 //
 // An endpoint may be in several slices: it moves from one to another, or its address was given to a new pod before the old
-// one's object was gone. Then one that does not terminate counts, as in kube-proxy, and among several of them, where
-// kube-proxy takes any, the readiest.
+// one's object was gone. Then the first by model.Conditions.Compare counts.
 func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr) []endpoint {
 	v.several = v.several[:0]
 	v.forgetEndpoints() // where they are longer than what follows they would keep slices that are gone
@@ -133,8 +131,13 @@ func (v *View) before(a, b endpointKey) bool {
 		return a.port < b.port
 	}
 	x, y := v.endpointSpace[a.index], v.endpointSpace[b.index]
-	return cmp.Or(falseFirst(x.Conditions.Terminating, y.Conditions.Terminating), falseFirst(!x.ready(), !y.ready()),
-		falseFirst(!x.Conditions.Serving, !y.Conditions.Serving), falseFirst(!x.local, !y.local), cmp.Compare(x.slice, y.slice)) < 0
+	if c := x.Conditions.Compare(y.Conditions); c != 0 {
+		return c < 0
+	}
+	if x.local != y.local {
+		return x.local
+	}
+	return x.slice < y.slice
 }
 
 func (v *View) forgetEndpoints() {
@@ -162,14 +165,4 @@ func slicePorts(of []*model.Slice, family model.Family) iter.Seq2[string, model.
 			}
 		}
 	}
-}
-
-func falseFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }

@@ -142,7 +142,7 @@ func (s *Service) hash() uint64 {
 }
 
 // NewSlice completes a Slice: sorts ports and endpoints, keeps one endpoint of each address and sets the version. Of
-// several endpoints with one address one stays that does not terminate, of these a ready one, and of these one that serves.
+// several endpoints with one address the first by Conditions.Compare stays.
 // It takes ownership of s.
 func NewSlice(s Slice) *Slice {
 	slices.SortFunc(s.Ports, func(a, b SlicePort) int {
@@ -153,7 +153,7 @@ func NewSlice(s Slice) *Slice {
 		slices.Sort(s.Endpoints[i].NodeHints)
 	}
 	slices.SortStableFunc(s.Endpoints, func(a, b Endpoint) int {
-		return cmp.Or(a.Address.Compare(b.Address), compareReadiness(a.Conditions, b.Conditions),
+		return cmp.Or(a.Address.Compare(b.Address), a.Conditions.Compare(b.Conditions),
 			cmp.Compare(a.NodeName, b.NodeName), cmp.Compare(a.Zone, b.Zone),
 			slices.Compare(a.ZoneHints, b.ZoneHints), slices.Compare(a.NodeHints, b.NodeHints))
 	})
@@ -173,10 +173,10 @@ func (s *Slice) WithVersion(v Version) *Slice {
 	return s
 }
 
-// compareReadiness orders what does not terminate first, as kube-proxy does, and then the readier.
-func compareReadiness(a, b Conditions) int {
-	return cmp.Or(compareTrueFirst(!a.Terminating, !b.Terminating), compareTrueFirst(a.Ready, b.Ready),
-		compareTrueFirst(a.Serving, b.Serving))
+// Compare orders the conditions of several endpoints with one address: first what counts, which is one that does not terminate, as in kube-proxy, and
+// of several, where kube-proxy takes any, the readiest.
+func (c Conditions) Compare(o Conditions) int {
+	return cmp.Or(compareTrueFirst(!c.Terminating, !o.Terminating), compareTrueFirst(c.Ready, o.Ready), compareTrueFirst(c.Serving, o.Serving))
 }
 
 func compareTrueFirst(a, b bool) int {

@@ -142,13 +142,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", family, "err", why)
 		f := p.families[family]
 		f.out = true
-		concerned := slices.Collect(maps.Keys(ports[family]))
-		for id := range f.ports { // what was programmed last
-			if ports[family][id] == nil {
-				concerned = append(concerned, id)
-			}
-		}
-		err = errors.Join(err, f.leftOut(concerned))
+		err = errors.Join(err, programmer.LeftOut(family, maps.Keys(state.Ports), maps.Keys(f.ports))) // f.ports are what was programmed last
 	}
 	p.removeOtherVariant(ctx)
 	p.routeLocalnet()
@@ -174,20 +168,10 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 			for _, c := range changes {
 				concerned = append(concerned, c.ID())
 			}
-			return f.leftOut(concerned)
+			return programmer.LeftOut(family, slices.Values(concerned))
 		}
 		return f.apply(ctx, changes)
 	})
-}
-
-// leftOut gives PortErrors. The reason is the same, and short, as there may be many of them.
-func (f *kernelFamily) leftOut(ids []view.ServicePortID) error {
-	reason := fmt.Errorf("nothing of %v can be programmed; the agent's log says why", f.family)
-	var errs []error
-	for _, id := range ids {
-		errs = append(errs, &programmer.PortError{ID: id, Err: reason})
-	}
-	return errors.Join(errs...)
 }
 
 // operate changes the kernel in each family.

@@ -239,13 +239,11 @@ var errReplaceFirst = errors.New("what the table holds is not known: Replace mus
 // apply moves the table by changes of Service ports.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	if f.out {
-		var errs []error
+		var concerned []view.ServicePortID
 		for _, c := range changes {
-			if id := c.ID(); id.Family == f.family {
-				errs = append(errs, f.leftOut(id))
-			}
+			concerned = append(concerned, c.ID())
 		}
-		return errors.Join(errs...)
+		return programmer.LeftOut(f.family, slices.Values(concerned))
 	}
 	if !f.known {
 		return errReplaceFirst

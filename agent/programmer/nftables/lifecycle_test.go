@@ -291,47 +291,57 @@ func TestTableOfAnother(t *testing.T) {
 	}
 }
 
-// TestOneFamilyOut: where another process owns one family's table the other family is programmed, changed, and acknowledged.
+// TestOneFamilyOut: where nothing of one family can be programmed the other one is, and it is told what is left out: also what the kernel holds and
+// should not.
 func TestOneFamilyOut(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var owner *conn
-	require.NoError(t, c.a.Do(func() (err error) {
-		owner, err = dial()
-		return err
-	}))
-	const tableOwner = 2 // NFT_TABLE_F_OWNER: as long as its socket is open
-	b := newBatch(nil)
-	at := b.message(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_IPV6)
-	b.text(unix.NFTA_TABLE_NAME, Table)
-	b.uint32(unix.NFTA_TABLE_FLAGS, tableOwner)
-	b.end(at)
-	require.NoError(t, owner.commit(b))
-	four, six := c.web(model.IPv4, 1, 2), c.web(model.IPv6, 1, 2)
-	c.set(four, six)
-	onlySix := func(err error) {
+	gone, wanted := c.web(model.IPv6, 1, 2), c.web(model.IPv6, 2, 2)
+	c.set(c.web(model.IPv4, 1, 2), gone)
+	c.replace(t)
+	four, six := c.inHost.families[0], c.inHost.families[1]
+	works := six.conn
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	broken := &conn{fd: null, in: make([]byte, 1<<16), limit: works.limit} // no socket
+	defer broken.close()
+	leftOut := func(err error, ids ...view.ServicePortID) {
 		t.Helper()
 		errs, ok := programmer.PortErrors(err)
 		require.True(t, ok, err)
-		require.Len(t, errs, 1)
-		require.Equal(t, six.ID, errs[0].ID)
-		require.False(t, errs[0].Lasting)
+		var got []view.ServicePortID
+		for _, e := range errs {
+			require.False(t, e.Lasting)
+			got = append(got, e.ID)
+		}
+		require.ElementsMatch(t, ids, got)
 	}
-	onlySix(c.inHost.Replace(t.Context(), c.state))
 	answers := func(a netip.Addr) bool {
 		return c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(a, servicePort), 1, patient).All(testenv.Answered)
 	}
-	require.True(t, answers(vip(model.IPv4, 1)))
 
-	more := c.web(model.IPv4, 2, 2)
-	c.set(more)
-	onlySix(c.inHost.Apply(t.Context(), []view.Change{{After: more}, {Before: six, After: six}}))
+	six.conn = broken
+	delete(c.state.Ports, gone.ID)
+	c.set(c.web(model.IPv4, 2, 2), wanted)
+	for range 2 {
+		leftOut(c.inHost.Replace(t.Context(), c.state), gone.ID, wanted.ID)
+	}
 	require.True(t, answers(vip(model.IPv4, 2)))
+	more := c.web(model.IPv4, 3, 2)
+	c.set(more)
+	leftOut(c.inHost.Apply(t.Context(), []view.Change{{After: more}, {Before: gone}}), gone.ID)
+	require.True(t, answers(vip(model.IPv4, 3)))
 
-	owner.close() // and with it the kernel removes the table
+	four.conn = broken
+	_, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), c.state))
+	require.False(t, ok, "nothing works")
+	require.ErrorIs(t, c.inHost.Apply(t.Context(), nil), errReplaceFirst)
+
+	four.conn, six.conn = works, works
 	c.replace(t)
-	require.True(t, answers(vip(model.IPv6, 1)))
-	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: six, After: c.web(model.IPv6, 1, 0)}}))
+	require.True(t, answers(vip(model.IPv6, 2)))
+	six.holds(t)
+	require.NotContains(t, six.ports, gone.ID)
 }
 
 // TestForeignSets: what others put into the table goes without the table being made anew, by which affinity would be lost.

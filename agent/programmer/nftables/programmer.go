@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/bits"
 	"net/netip"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -135,36 +137,28 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
 	}
 	p.conn.watcher.forget()
-	var errs, whole []error
-	var failed []*family
+	failed := map[*family]error{}
+	var errs []error
 	for _, f := range p.families {
+		f.out = false
+		held := f.ports
 		err := f.replace(ctx, state)
-		if _, programmed := programmer.PortErrors(err); programmed {
-			f.out = false
-			errs = append(errs, err)
+		if _, programmed := programmer.PortErrors(err); !programmed {
+			failed[f], f.ports = describeFailure(f, err), held
 			continue
 		}
-		f.out = true
-		failed, whole = append(failed, f), append(whole, describeFailure(f, err))
+		errs = append(errs, err)
 	}
 	if len(failed) == len(p.families) {
-		return errors.Join(whole...)
+		return errors.Join(slices.Collect(maps.Values(failed))...)
 	}
-	for i, f := range failed {
-		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", f.family, "err", whole[i])
-		for id := range state.Ports {
-			if id.Family == f.family {
-				errs = append(errs, f.leftOut(id))
-			}
-		}
+	for f, why := range failed {
+		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", f.family, "err", why)
+		f.out = true
+		errs = append(errs, programmer.LeftOut(f.family, maps.Keys(state.Ports), maps.Keys(f.ports))) // f.ports are what was programmed last
 	}
 	p.routeLocalnet(state.Node)
 	return errors.Join(errs...)
-}
-
-// leftOut is a PortError. Its reason is the same for all, and short, as there may be many of them.
-func (f *family) leftOut(id view.ServicePortID) error {
-	return &programmer.PortError{ID: id, Err: fmt.Errorf("nothing of %v can be programmed; the agent's log says why", f.family)}
 }
 
 // Apply changes the elements that differ, in one transaction for each IP family.
