@@ -137,9 +137,22 @@ func TestManifestsAsKubectlWritesThem(t *testing.T) {
 	require.EqualValues(t, 1, value(t, e, "endpoints"))
 	require.EqualValues(t, 60, value(t, e, "updates"))
 
-	write("all.yaml", "apiVersion: v1\nkind: [")
+	require.NotContains(t, strings.Join(e.Assumptions, "\n"), "left out")
+
+	// What cannot be read takes nothing else with it, and is named, as are Services that Endpoints objects alone lead to.
+	write("another.yaml", "apiVersion: v1\nkind: [")
+	endpoints := "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: %s}}\n"
+	write("endpoints.yml", fmt.Sprintf(endpoints+endpoints, "a", "b"))
+	e = run(t, Options{Manifests: dir, Watch: time.Minute, FlipsPerSecond: 1, Servers: 1})
+	require.EqualValues(t, 1, value(t, e, "endpoints"))
+	remarks := strings.Join(e.Assumptions, "\n")
+	require.Contains(t, remarks, "another.yaml: ")
+	require.Contains(t, remarks, "1 Endpoints objects whose Services have no EndpointSlice in the files are left out, such as default/b")
+
+	require.NoError(t, os.Remove(filepath.Join(dir, "services.json")))
+	require.NoError(t, os.Remove(filepath.Join(dir, "all.yaml")))
 	_, err := Run(t.Context(), Options{Manifests: dir, Watch: time.Minute, Servers: 1}, progress.New(new(bytes.Buffer)))
-	require.ErrorContains(t, err, "all.yaml: ")
+	require.ErrorContains(t, err, "another.yaml: ")
 }
 
 // TestManifestsThatNodesDoNotGet has what a kube-proxy's selectors leave out.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,14 +40,18 @@ type manifests struct {
 	objects []object
 	slices  []*discoveryv1.EndpointSlice
 	nodes   int
+	// endpoints are the Services of Endpoints objects.
+	endpoints []string
+	// unreadable says what could not be read, and why.
+	unreadable []string
 }
 
 // readManifests reads the *.yaml, *.yml and *.json files of a directory, as Slicecast's source does: lists and several documents
-// in a file are fine, and kinds that do not matter are passed over.
+// in a file are fine, and kinds that do not matter are passed over. What cannot be read is left out, and named.
 func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
-		return nil, fmt.Errorf("directory of manifests: %w", err)
+		return nil, fmt.Errorf("--manifests: %w", err)
 	}
 	m := &manifests{serviceProxyName: serviceProxyName}
 	for _, e := range entries {
@@ -54,13 +59,30 @@ func readManifests(directory, serviceProxyName string) (*manifests, error) {
 			continue
 		}
 		if err := m.file(filepath.Join(directory, e.Name())); err != nil {
-			return nil, fmt.Errorf("%s: %w", e.Name(), err)
+			m.unreadable = append(m.unreadable, fmt.Sprintf("%s: %v", e.Name(), err))
 		}
 	}
 	if len(m.objects) == 0 {
-		return nil, fmt.Errorf("directory of manifests: there is no Service and no EndpointSlice in %s that nodes get", directory)
+		return nil, fmt.Errorf("--manifests: there is no Service and no EndpointSlice in %s that nodes get: "+
+			"write them there with kubectl get services,endpointslices,nodes -A -o yaml%s", directory, strings.Join(append([]string{""}, m.unreadable...), "\n"))
 	}
 	return m, nil
+}
+
+// leftOut says what there is that is not in the figures.
+func (m *manifests) leftOut() (remarks []string) {
+	for _, u := range m.unreadable {
+		remarks = append(remarks, fmt.Sprintf("A manifest is left out, with what is after it in its file, as it cannot be read: %s.", u))
+	}
+	served := map[string]bool{}
+	for _, s := range m.slices {
+		served[s.Namespace+"/"+s.Labels[discoveryv1.LabelServiceName]] = true
+	}
+	if lacking := slices.DeleteFunc(slices.Clone(m.endpoints), func(name string) bool { return served[name] }); len(lacking) > 0 {
+		remarks = append(remarks, fmt.Sprintf("%d Endpoints objects whose Services have no EndpointSlice in the files are left out, such as %s: "+
+			"a cluster's control plane makes EndpointSlices of them, which are what nodes get.", len(lacking), lacking[0]))
+	}
+	return remarks
 }
 
 func (m *manifests) file(name string) error {
@@ -119,6 +141,8 @@ func (m *manifests) take(o runtime.Object) {
 		if o.Spec.ClusterIP != corev1.ClusterIPNone && m.isServed(o) {
 			m.objects = append(m.objects, o)
 		}
+	case *corev1.Endpoints:
+		m.endpoints = append(m.endpoints, namespace(o.Namespace)+"/"+o.Name)
 	case *discoveryv1.EndpointSlice:
 		o.Namespace = namespace(o.Namespace)
 		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {

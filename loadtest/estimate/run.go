@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -96,6 +97,9 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	if err != nil {
 		return nil, err
 	}
+	for _, u := range m.unreadable {
+		slog.Warn("Manifest left out: it cannot be read", "error", u)
+	}
 	out.Source = "manifests in " + o.Manifests
 	for _, x := range m.objects {
 		if err := c.begin(x); err != nil {
@@ -123,7 +127,7 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	return append([]string{
 		flips,
 		"Objects have what their files have; what an API server adds to them is missing in today's figures if the files are not from one.",
-	}, assumptions...), m.flips(ctx, c, o.FlipsPerSecond, o.Watch)
+	}, append(assumptions, m.leftOut()...)...), m.flips(ctx, c, o.FlipsPerSecond, o.Watch)
 }
 
 // fromCluster counts what a live cluster has and does, and gives what has to be known about that.

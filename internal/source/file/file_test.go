@@ -111,7 +111,6 @@ func TestFollowsEditsRenamesAndDeletes(t *testing.T) {
 	write(t, web, service("web"))
 	write(t, filepath.Join(dir, "notes.txt"), service("text"))
 	write(t, filepath.Join(dir, ".hidden.yaml"), service("hidden"))
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "directory.yaml"), 0o700))
 	r := start(t, dir)
 	require.Equal(t, []string{"web"}, r.services())
 
@@ -185,6 +184,15 @@ func TestBadManifestsAreReportedAndTheRestGoesOn(t *testing.T) {
 
 	require.NoError(t, os.Symlink("loop.yaml", filepath.Join(dir, "loop.yaml")))
 	r.logged("loop.yaml: cannot be read: ")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "sub.yaml"), 0o700))
+	r.logged("sub.yaml: is no file: ")
+	require.NoError(t, os.Symlink("nowhere.yaml", filepath.Join(dir, "link.yaml")))
+	r.logged("link.yaml: is a link that leads nowhere: ")
+	require.Equal(t, 3.0, r.problems())
+	require.NoError(t, os.Remove(filepath.Join(dir, "sub.yaml")))
+	write(t, filepath.Join(dir, "nowhere.yaml"), service("somewhere"))
+	r.eventually("one problem less, and the other another", func() bool { return r.problems() == 2 })
+	r.logged("nowhere.yaml:1: Service default/somewhere is already in link.yaml:1")
 }
 
 func TestTheFirstFileWithAnObjectHasIt(t *testing.T) {

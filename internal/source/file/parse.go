@@ -17,6 +17,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -137,7 +139,7 @@ func (f *fileParser) jsonStream(text []byte) {
 			return
 		}
 		line := 1 + bytes.Count(text[:int(decoder.InputOffset())-len(value)], []byte("\n"))
-		f.item(value, &document{text: value, line: line}, "")
+		f.item(value, &document{text: value, line: line}, "", metav1.TypeMeta{})
 	}
 }
 
@@ -154,7 +156,7 @@ func (f *fileParser) yamlStream(text []byte) {
 			f.bad(line, "%s: correct the YAML", detail)
 			continue
 		}
-		f.item(value, d, "")
+		f.item(value, d, "", metav1.TypeMeta{})
 	}
 }
 
@@ -177,8 +179,8 @@ func yamlError(err error, fallback int) (int, string) {
 	return max(line, fallback), detail[:m[0]] + detail[m[1]:]
 }
 
-// item takes one object, which is all of the document or what is at the path in it.
-func (f *fileParser) item(value []byte, d *document, path string) {
+// item takes one object, which is all of the document or what is at the path in it. It is of the implied type if it names none itself.
+func (f *fileParser) item(value []byte, d *document, path string, implied metav1.TypeMeta) {
 	line := d.lineOf(path)
 	switch value = bytes.TrimSpace(value); {
 	case string(value) == "null":
@@ -194,13 +196,21 @@ func (f *fileParser) item(value []byte, d *document, path string) {
 	if !f.decode(value, &head, d, path) {
 		return
 	}
-	o := &object{line: line}
-	switch head.APIVersion + " " + head.Kind {
-	case "v1 List":
+	if head.APIVersion == "" && head.Kind == "" {
+		head.TypeMeta = implied
+	}
+	if kind, ok := strings.CutSuffix(head.Kind, "List"); ok && head.Items != nil {
+		of := metav1.TypeMeta{}
+		if kind != "" { // as the API server lists a kind; a List of kubectl's has objects that name their own
+			of.APIVersion, of.Kind = head.APIVersion, kind
+		}
 		for i, item := range head.Items {
-			f.item(item, d, join(path, fmt.Sprintf("items[%d]", i)))
+			f.item(item, d, join(path, fmt.Sprintf("items[%d]", i)), of)
 		}
 		return
+	}
+	o := &object{line: line}
+	switch head.APIVersion + " " + head.Kind {
 	case "v1 Service":
 		var s corev1.Service
 		if !f.object(value, &s, o, d, path) || !f.allocated(&s, o, d, path) {
@@ -230,20 +240,53 @@ func (f *fileParser) item(value []byte, d *document, path string) {
 			return
 		}
 	default:
-		switch {
-		case head.APIVersion == "" || head.Kind == "":
-			f.bad(line, noObject)
-		case head.Kind == "EndpointSlice" && strings.HasPrefix(head.APIVersion, discoveryv1.GroupName+"/"):
-			f.bad(line, "apiVersion %s of EndpointSlice is not supported: use %s", head.APIVersion, discoveryv1.SchemeGroupVersion)
-		case head.Kind == "ServiceCIDR" && strings.HasPrefix(head.APIVersion, networkingv1.GroupName+"/"):
-			f.bad(line, "apiVersion %s of ServiceCIDR is not supported: use %s", head.APIVersion, networkingv1.SchemeGroupVersion)
-		default:
-			f.log.Debug("ignoring a manifest of a kind that is not used",
-				"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
+		if wrong := wrongType(head.TypeMeta); wrong != "" {
+			f.bad(line, "%s", wrong)
+			return
 		}
+		f.log.Debug("ignoring a manifest of a kind that is not used",
+			"file", f.name, "line", line, "apiVersion", head.APIVersion, "kind", head.Kind)
 		return
 	}
 	f.file.objects = append(f.file.objects, o)
+}
+
+// used are the types that are read, and others those beside them that an API server knows in their groups and versions.
+var (
+	used = map[string]schema.GroupVersion{
+		"List": corev1.SchemeGroupVersion, "Service": corev1.SchemeGroupVersion, "Node": corev1.SchemeGroupVersion, "Endpoints": corev1.SchemeGroupVersion,
+		"EndpointSlice": discoveryv1.SchemeGroupVersion, "ServiceCIDR": networkingv1.SchemeGroupVersion,
+	}
+	others = func() *runtime.Scheme {
+		s := runtime.NewScheme()
+		for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
+			if err := add(s); err != nil {
+				panic(err)
+			}
+		}
+		return s
+	}()
+)
+
+// wrongType says what is wrong with a type that is not used, and nothing where it is somebody else's: a manifest of a Deployment, or of
+// a Service that is not Kubernetes', may well be in the directory.
+func wrongType(t metav1.TypeMeta) string {
+	if t.APIVersion == "" || t.Kind == "" {
+		return noObject
+	}
+	v, err := schema.ParseGroupVersion(t.APIVersion)
+	if err != nil {
+		return fmt.Sprintf("apiVersion: %v: correct it", err)
+	}
+	want, isUsed := used[t.Kind]
+	switch {
+	// The groups of custom resources have a dot.
+	case isUsed && v != want && (v.Group == want.Group || !strings.Contains(v.Group, ".")):
+		return fmt.Sprintf("apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
+	case others.IsVersionRegistered(v) && !others.Recognizes(v.WithKind(t.Kind)):
+		return fmt.Sprintf("apiVersion %s has no kind %s: is it misspelt? It has no effect", t.APIVersion, t.Kind)
+	}
+	return ""
 }
 
 // object decodes a value into an object of the API, converts it, and tells whether it is good.

@@ -102,8 +102,16 @@ func TestParseReportsTheLine(t *testing.T) {
 			text:    "apiVersion: v1\nkind: Endpoints\nmetadata: {name: web}\nsubsets:\n- notReadyAddresses:\n  - ip: 10.0.0.1\n  - ip: nowhere\n  ports: [{port: 1}]\n",
 			problem: `x.yaml:7: Endpoints default/web: subsets[0].notReadyAddresses[1].ip: "nowhere" is no IP address`,
 		},
-		"no kind": {text: "\n\nhello: world\n", problem: "x.yaml:3: no Kubernetes object: apiVersion and kind are required"},
-		"scalar":  {text: "# c\nhello\n", problem: "x.yaml:2: no Kubernetes object"},
+		"misspelt kind":         {text: good + "---\napiVersion: v1\nkind: Servcie\n", problem: "x.yaml:7: apiVersion v1 has no kind Servcie: is it misspelt?", objects: []string{"2 Service default/good"}},
+		"group that is none":    {text: "apiVersion: core/v1\nkind: Service\n", problem: "x.yaml:1: apiVersion core/v1 of Service is not supported: use v1"},
+		"another group's":       {text: "apiVersion: apps/v1\nkind: Endpoints\n", problem: "x.yaml:1: apiVersion apps/v1 of Endpoints is not supported: use v1"},
+		"version that is none":  {text: "apiVersion: v2\nkind: Node\n", problem: "x.yaml:1: apiVersion v2 of Node is not supported: use v1"},
+		"slice of no group":     {text: "apiVersion: v1\nkind: EndpointSlice\n", problem: "x.yaml:1: apiVersion v1 of EndpointSlice is not supported: use discovery.k8s.io/v1"},
+		"group of two parts":    {text: "apiVersion: a/b/c\nkind: Node\n", problem: "x.yaml:1: apiVersion: unexpected GroupVersion string: a/b/c: correct it"},
+		"in a list of its kind": {text: "apiVersion: v1\nkind: NodeList\nitems:\n- metadata: {name: n1}\n- metadata: {}\n", problem: "x.yaml:5: metadata.name is missing: name the object", objects: []string{"4 Node n1"}},
+		"no kind in a List":     {text: "apiVersion: v1\nkind: List\nitems:\n- metadata: {name: n1}\n", problem: "x.yaml:4: no Kubernetes object: apiVersion and kind are required"},
+		"no kind":               {text: "\n\nhello: world\n", problem: "x.yaml:3: no Kubernetes object: apiVersion and kind are required"},
+		"scalar":                {text: "# c\nhello\n", problem: "x.yaml:2: no Kubernetes object"},
 		"no name": {
 			text: "apiVersion: v1\nkind: Node\nmetadata:\n  labels: {}\n", problem: "x.yaml:3: metadata.name is missing: name the object",
 		},
@@ -173,10 +181,21 @@ items:
 - {apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: kubernetes}, spec: {cidrs: [10.96.0.0/16]}}
 ---
 {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "headless"}, "spec": {"clusterIP": "None"}}
+---
+{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList", "metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "web-2"}, "addressType": "IPv4"}]}
+---
+{"apiVersion": "apps/v1", "kind": "DeploymentList", "items": [{"metadata": {"name": "web"}}]}
+---
+{"apiVersion": "v1", "kind": "List"}
+---
+{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}}
+---
+{"apiVersion": "networking.k8s.io/v1beta1", "kind": "Ingress"}
 `)
 	require.Empty(t, problems)
 	require.Equal(t, []string{
 		"5 Service default/good", "22 Node n1", "23 EndpointSlice prod/web-1", "28 Endpoints default/web", "31 ServiceCIDR kubernetes", "33 Service default/headless",
+		"35 EndpointSlice default/web-2",
 	}, objects)
 }
 

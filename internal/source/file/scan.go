@@ -62,16 +62,25 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 			continue
 		}
 		path := filepath.Join(f.directory, name)
-		if info, err := os.Stat(path); strings.HasPrefix(name, ".") || err == nil && !info.Mode().IsRegular() {
+		if strings.HasPrefix(name, ".") {
+			continue
+		}
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+			seen[name] = true
+			f.fail(name, "is no file: manifests are read from the files in this directory, and from none below it")
 			continue
 		}
 		raw, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
-			continue // gone since, or a link that leads nowhere
+			if _, err := os.Lstat(path); err == nil {
+				seen[name] = true
+				f.fail(name, "is a link that leads nowhere: correct or remove it")
+			}
+			continue
 		}
 		seen[name] = true
 		if err != nil {
-			f.fail(name, err)
+			f.fail(name, fmt.Sprintf("cannot be read: %v; make it readable for this process", err))
 			continue
 		}
 		wait = min(wait, f.see(name, raw, now))
@@ -90,13 +99,13 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 }
 
 // fail notes that a file cannot be read; what it held stays.
-func (f *files) fail(name string, err error) {
+func (f *files) fail(name, detail string) {
 	delete(f.pending, name)
 	if f.known[name] == nil {
 		f.known[name] = &file{}
 	}
 	f.known[name].raw = nil
-	f.known[name].problems = []problem{{file: name, detail: fmt.Sprintf("cannot be read: %v; make it readable for this process", err)}}
+	f.known[name].problems = []problem{{file: name, detail: detail}}
 }
 
 // see takes what a file holds now, nil if it is missing, and tells when to look again.
