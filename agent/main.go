@@ -14,7 +14,7 @@ import (
 func main() {
 	app.UseOneCPU()
 	ctx, stop := daemon.SignalContext(context.Background())
-	err := app.NewCommand().ExecuteContext(ctx)
+	_, err := daemon.Execute(ctx, app.NewCommand())
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "slicecast-agent:", err)

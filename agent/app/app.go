@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 
@@ -222,9 +221,9 @@ func (o *Options) serveMetrics(ctx context.Context, g *errgroup.Group, registry 
 	if err != nil {
 		return err
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.MetricsBindAddress)
+	l, err := daemon.Listen("metrics-bind-address", o.MetricsBindAddress)
 	if err != nil {
-		return fmt.Errorf("--metrics-bind-address: %w", err)
+		return err
 	}
 	g.Go(func() error {
 		return daemon.ServeHTTP(ctx, tls.NewListener(l, config), daemon.MetricsHandler(registry), logger)

@@ -2,6 +2,11 @@ package app
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -10,6 +15,7 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/iptables"
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
 	"github.com/slicecast/slicecast/agent/programmer/nftables"
+	"github.com/slicecast/slicecast/internal/daemon"
 )
 
 func newCleanupCommand() *cobra.Command {
@@ -20,6 +26,8 @@ func newCleanupCommand() *cobra.Command {
 		Short: "Remove everything that agents have programmed on this node, and their checkpoint; or what kube-proxy has",
 		Long: `cleanup removes everything that agents have programmed on this node, in whichever way, and their checkpoint. Do so when no agent
 runs and something else serves the node's Services.
+
+While an agent runs on the node it is refused, as far as that can be seen from here: from within a container it may not be.
 
 With --kube-proxy it removes what kube-proxy has programmed instead, in whichever mode, and leaves alone what is the kubelet's or
 Slicecast's. Do so when kube-proxy is gone and the agent has programmed the node; connections go on. While a kube-proxy runs on the
@@ -33,9 +41,14 @@ node it is refused.`,
 				}
 				return kubeproxy.Cleanup(c.Context())
 			}
+			if process := runningAgent(); process != "" {
+				return fmt.Errorf("an agent runs in this network (process %s), which would program everything again: stop it before", process)
+			}
 			err := errors.Join(nftables.Cleanup(c.Context()), iptables.Cleanup(c.Context()), ipvs.Cleanup(c.Context()))
 			if checkpoint != "" {
-				err = errors.Join(err, client.RemoveCheckpoint(checkpoint))
+				if failed := client.RemoveCheckpoint(checkpoint); failed != nil {
+					err = errors.Join(err, fmt.Errorf("--checkpoint: %w", failed))
+				}
 			}
 			return err
 		},
@@ -43,4 +56,15 @@ node it is refused.`,
 	c.Flags().StringVar(&checkpoint, "checkpoint", "", "what the agents were started with as --checkpoint; it is removed too")
 	c.Flags().BoolVar(&kubeProxys, "kube-proxy", false, "remove what kube-proxy has programmed, and nothing else")
 	return c
+}
+
+// runningAgent gives the id of a process that is an agent and programs this network namespace; "": none is seen.
+func runningAgent() string {
+	for _, process := range daemon.InNetwork("slicecast-agent") {
+		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
+		if arguments := strings.Split(string(line), "\x00"); err == nil && !slices.Contains(arguments, "status") && !slices.Contains(arguments, "cleanup") {
+			return filepath.Base(process)
+		}
+	}
+	return ""
 }

@@ -155,7 +155,7 @@ func parsePrefixes(list []string) ([]netip.Prefix, error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%q is no CIDR: give an address and the bits of its prefix, such as 10.128.0.0/14", s)
 		}
 		out = append(out, p.Masked())
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 // Options are the agent's flags. The zero value is not usable: AddFlags sets the defaults.
@@ -154,7 +155,7 @@ func (o *Options) validateFeed() error {
 	case (o.Source == "file") != (o.Manifests != ""):
 		return errors.New("--source=file and --manifests go together")
 	}
-	return nil
+	return source.ValidateProxyName(o.ProxyName)
 }
 
 func (o *Options) validateServers() error {

@@ -117,6 +117,9 @@ func (p *Checkpoint) restore() error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
+		if dir, err := os.Stat(filepath.Dir(path)); err != nil || !dir.IsDir() {
+			return fmt.Errorf("checkpoint %s: there is no directory %s: make it, or give another path", path, filepath.Dir(path))
+		}
 		p.log.Info("There is no checkpoint yet", "path", path)
 		return nil
 	case err == nil && !info.Mode().IsRegular():
@@ -162,8 +165,11 @@ func (p *Checkpoint) Saved() time.Time {
 	return p.written
 }
 
-// RemoveCheckpoint removes a checkpoint and what may be left beside it.
+// RemoveCheckpoint removes a checkpoint and what may be left beside it. What is no regular file is an error, and stays.
 func RemoveCheckpoint(path string) error {
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is no regular file: give the one that the agent writes", path)
+	}
 	var errs []error
 	for _, suffix := range []string{"", rejectedSuffix, newSuffix} {
 		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -340,11 +340,15 @@ func TestRemoveCheckpoint(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, entries)
+	require.ErrorContains(t, RemoveCheckpoint(dir), "no regular file")
+	require.DirExists(t, dir)
 }
 
 func TestACheckpointMustBeAFile(t *testing.T) {
 	_, err := OpenCheckpoint(CheckpointOptions{Path: t.TempDir(), NodeName: "node-1", Cache: NewCache()})
 	require.ErrorContains(t, err, "no regular file")
+	_, err = OpenCheckpoint(CheckpointOptions{Path: filepath.Join(t.TempDir(), "nowhere", "checkpoint"), NodeName: "node-1", Cache: NewCache()})
+	require.ErrorContains(t, err, "there is no directory")
 }
 
 func TestSave(t *testing.T) {
@@ -416,8 +420,10 @@ func TestOnlyWhatHasChangedIsCompressedAgain(t *testing.T) {
 }
 
 func TestAFailingDiskIsReportedOnce(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "later")
+	dir := filepath.Join(t.TempDir(), "away")
+	require.NoError(t, os.Mkdir(dir, 0o700))
 	k := open(t, filepath.Join(dir, "checkpoint"), NewCache())
+	require.NoError(t, os.Remove(dir))
 	*k.cache = *small(t)
 	for range 3 {
 		k.save()

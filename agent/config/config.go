@@ -4,6 +4,7 @@ package config
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -128,10 +129,10 @@ type Logging struct {
 func Parse(content []byte) (*Agent, error) {
 	var a Agent
 	strict, err := decode(content, &a, APIVersion, Kind)
-	if err != nil {
+	if err := errors.Join(append(strict, err)...); err != nil {
 		return nil, err
 	}
-	return &a, errors.Join(strict...)
+	return &a, nil
 }
 
 // decode reads a YAML document of a kind. strict are the fields that out has no place for, or that are there twice.
@@ -142,16 +143,16 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 	if err := single(content); err != nil {
 		return nil, err
 	}
-	json, err := yaml.YAMLToJSON(content)
+	document, err := yaml.YAMLToJSON(content)
 	if err != nil {
 		return nil, err
 	}
-	if bytes.Equal(json, []byte("null")) {
-		json = []byte("{}")
+	if bytes.Equal(document, []byte("null")) {
+		document = []byte("{}")
 	}
 	var head metav1.TypeMeta
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(json, &head); err != nil {
-		return nil, err
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(document, &head); err != nil {
+		return nil, readable(err)
 	}
 	if head.APIVersion != apiVersion || head.Kind != kind {
 		return nil, fmt.Errorf("it is apiVersion %q, kind %q, and should be apiVersion: %s, kind: %s", head.APIVersion, head.Kind, apiVersion, kind)
@@ -159,8 +160,24 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 	if _, err := yaml.YAMLToJSONStrict(content); err != nil {
 		strict = append(strict, err)
 	}
-	more, err := kjson.UnmarshalStrict(json, out)
-	return append(strict, more...), err
+	more, err := kjson.UnmarshalStrict(document, out)
+	return append(strict, more...), readable(err)
+}
+
+// readable says in the file's terms what is wrong with a value's type.
+func readable(err error) error {
+	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
+	if !ok {
+		return err
+	}
+	if wrong.Field == "" {
+		return fmt.Errorf("it is %s: give apiVersion, kind, and the fields", wrong.Value)
+	}
+	hint := ""
+	if wrong.Type.Kind() == reflect.String {
+		hint = ": write it in quotes, and a time with its unit, such as 30s"
+	}
+	return fmt.Errorf("%s: have %s, want %s%s", wrong.Field, wrong.Value, wrong.Type, hint)
 }
 
 // single refuses more than one YAML document: what decodes takes the first and is silent about the others.

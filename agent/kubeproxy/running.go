@@ -1,17 +1,17 @@
 package kubeproxy
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/slicecast/slicecast/internal/daemon"
 )
 
 // modeURL is where kube-proxy tells its mode and healthURL where it tells load balancers of its health, unless its configuration says
@@ -31,17 +31,8 @@ const (
 
 // running tells where a kube-proxy runs that programs this network namespace; "": none was found.
 func running(ctx context.Context) string {
-	own, err := os.Stat("/proc/thread-self/ns/net")
-	commands, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is a good one
-	for _, path := range commands {
-		comm, readErr := os.ReadFile(path)
-		if err != nil || readErr != nil || string(bytes.TrimSpace(comm)) != "kube-proxy" {
-			continue
-		}
-		process := filepath.Dir(path)
-		if its, err := os.Stat(filepath.Join(process, "ns/net")); err == nil && os.SameFile(own, its) {
-			return "process " + filepath.Base(process)
-		}
+	if processes := daemon.InNetwork("kube-proxy"); len(processes) > 0 {
+		return "process " + filepath.Base(processes[0])
 	}
 	if _, mode := ask(ctx, modeURL); slices.Contains([]string{"iptables", "ipvs", "nftables"}, strings.TrimSpace(mode)) {
 		return fmt.Sprintf("%s says that it is in mode %s", modeURL, mode)

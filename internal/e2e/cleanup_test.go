@@ -18,6 +18,10 @@ func TestCleanup(t *testing.T) {
 		// Rules of somebody else stay.
 		_, err := n.Run(t.Context(), "iptables-"+n.variant, "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT")
 		require.NoError(t, err)
+		before := n.Saved(t)
+		_, err = n.Run(t.Context(), filepath.Join(binaries, agentCommand), "cleanup")
+		require.ErrorContains(t, err, "an agent runs in this network")
+		require.Equal(t, before, n.Saved(t))
 		n.agent.Terminate()
 		require.Greater(t, len(n.Saved(t)), 20, "an agent that ends leaves its rules")
 

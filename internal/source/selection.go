@@ -1,8 +1,12 @@
 package source
 
 import (
+	"fmt"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // SelectServices and SelectEndpointSlices are what kube-proxy asks an API server for (cmd/kube-proxy/app, 1.36). They spare the
@@ -21,4 +25,12 @@ func SelectServices(serviceProxyName string) metav1.ListOptions {
 // or late.
 func SelectEndpointSlices() metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService}
+}
+
+// ValidateProxyName tells whether a flag's value can be that of the label that names a proxy.
+func ValidateProxyName(name string) error {
+	if problems := validation.IsValidLabelValue(name); len(problems) > 0 {
+		return fmt.Errorf("--service-proxy-name is %q, which no label has: %s", name, strings.Join(problems, "; "))
+	}
+	return nil
 }

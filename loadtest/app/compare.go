@@ -122,10 +122,10 @@ func playable(peer report.Peer, flags []string) error {
 func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io.Writer) (from, to *report.Report, err error) {
 	if len(files) == 2 {
 		if from, err = readReport(files[0]); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", files[0], err)
+			return nil, nil, err
 		}
 		if to, err = readReport(files[1]); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", files[1], err)
+			return nil, nil, err
 		}
 		return from, to, nil
 	}
@@ -139,7 +139,7 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 		program, command, peers = self, "apiserver", []report.Peer{report.KubeAPIServer, report.Slicecast}
 	case isReport(o.against):
 		if from, err = readReport(o.against); err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", o.against, err)
+			return nil, nil, err
 		}
 		if len(flags) == 0 {
 			var remove func() error

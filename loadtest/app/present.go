@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/slicecast/slicecast/internal/daemon"
@@ -55,20 +54,18 @@ func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 // Execute runs the command and gives what to exit with. It says on errOut what went wrong.
 func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut io.Writer) int {
 	c := NewCommand()
-	started := false
-	c.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	c.SetArgs(arguments)
 	c.SetIn(in)
 	c.SetOut(out)
 	c.SetErr(errOut)
-	err := c.ExecuteContext(ctx)
+	understood, err := daemon.Execute(ctx, c)
 	if err == nil {
 		return 0
 	}
 	fmt.Fprintln(errOut, "slicecast-loadtest:", err)
 	usage := usageError{}
 	switch {
-	case !started || errors.As(err, &usage):
+	case !understood || errors.As(err, &usage):
 		return exitUsage
 	case errors.Is(err, errMissed):
 		return exitMissed

@@ -55,7 +55,7 @@ func readReports(files []string) (out []*report.Report, err error) {
 	for _, name := range files {
 		r, err := readReport(name)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, err
 		}
 		out = append(out, r)
 	}
@@ -68,5 +68,9 @@ func readReport(name string) (*report.Report, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return report.Read(f)
+	r, err := report.Read(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return r, nil
 }

@@ -66,14 +66,41 @@ func (l *Line) Text() string {
 
 // Value finds a figure by its name.
 func (e *Estimate) Value(name string) (float64, bool) {
+	if l := e.line(name); l != nil {
+		return l.Value, true
+	}
+	return 0, false
+}
+
+// line finds a line by its name, nil if there is none.
+func (e *Estimate) line(name string) *Line {
 	for _, s := range e.Sections {
-		for _, l := range s.Lines {
-			if l.Name == name {
-				return l.Value, true
+		for i := range s.Lines {
+			if s.Lines[i].Name == name {
+				return &s.Lines[i]
 			}
 		}
 	}
-	return 0, false
+	return nil
+}
+
+// text is a figure for people, empty if there is none.
+func (e *Estimate) text(name string) string {
+	l := e.line(name)
+	if l == nil {
+		return ""
+	}
+	return l.Text()
+}
+
+// short is what most people want to know, by the figures' names.
+var short = []struct{ what, today, slicecast string }{
+	{"API servers send", "all-bytes-today", "all-bytes-api-server-slicecast"},
+	{"Slicecast's servers send", "", "all-bytes-slicecast"},
+	{"each node gets", "node-bytes-today", "node-bytes-slicecast"},
+	{"cores of API servers", "all-cores-today", "all-cores-api-server-slicecast"},
+	{"cores of Slicecast's servers", "", "all-cores-slicecast"},
+	{"when all nodes start, they get", "all-cold-bytes-today", "all-cold-bytes-slicecast"},
 }
 
 // WriteJSON writes the estimate for machines.
@@ -87,9 +114,22 @@ func (e *Estimate) WriteJSON(w io.Writer) error {
 // WriteText writes the estimate for people.
 func (e *Estimate) WriteText(w io.Writer) error {
 	var out bytes.Buffer // whose writes do not fail
-	fmt.Fprintf(&out, "source      %s, %s\n", e.Source, e.Start.UTC().Format(time.RFC3339))
+	const padding = 2
+	fmt.Fprintf(&out, "source      %s, %s\n\n", e.Source, e.Start.UTC().Format(time.RFC3339))
+	t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
+	if _, err := io.WriteString(t, "In short\ttoday\twith Slicecast\n"); err != nil {
+		return err
+	}
+	for _, l := range short {
+		line := strings.TrimRight(fmt.Sprintf("  %s\t%s\t%s", l.what, e.text(l.today), e.text(l.slicecast)), "\t")
+		if _, err := io.WriteString(t, line+"\n"); err != nil {
+			return err
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
 	for _, s := range e.Sections {
-		const padding = 2
 		fmt.Fprintf(&out, "\n%s\n", s.Title)
 		t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
 		for i := range s.Lines {

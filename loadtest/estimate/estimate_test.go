@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -87,6 +88,10 @@ func TestManifests(t *testing.T) {
 	var text, twice strings.Builder
 	require.NoError(t, e.WriteText(&text))
 	require.Contains(t, text.String(), "/ 600 s")
+	for _, l := range short {
+		require.NotEmpty(t, e.text(l.slicecast), l.what)
+		require.Regexp(t, "(?m)^  "+l.what+` +`+regexp.QuoteMeta(e.text(l.today))+" +"+regexp.QuoteMeta(e.text(l.slicecast))+"$", text.String())
+	}
 	require.Contains(t, text.String(), "5 endpoints a second flip (--flips-per-second)")
 	for _, source := range []string{c.write.source, c.small.source, c.large.source, c.crowd.source, c.update.source, c.nodeEvent.source, c.ram.source, c.smallState.source,
 		c.largeState.source, c.manyServices.source} {

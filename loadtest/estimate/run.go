@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/loadtest/performance"
 	"github.com/slicecast/slicecast/loadtest/progress"
@@ -53,6 +54,7 @@ func (o *Options) Validate() error {
 	wrong(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second is an assumption for --manifests; a cluster tells by itself")
 	wrong(o.Nodes < 0, "--nodes is %d: use 0 (as many as there are) or more", o.Nodes)
 	wrong(o.APIServers < 0, "--api-servers is %d: use 0 (as many as there are) or more", o.APIServers)
+	errs = append(errs, source.ValidateProxyName(o.ServiceProxyName))
 	wrong(o.Servers < 1, "--servers is %d: use at least 1", o.Servers)
 	return errors.Join(errs...)
 }
@@ -123,6 +125,8 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	if o.FlipsPerSecond > 0 {
 		flips = fmt.Sprintf("%g endpoints a second flip (--flips-per-second), each by itself and at random over all EndpointSlices; no manifest tells how many do. "+
 			"%d flips were encoded and stand for all.", o.FlipsPerSecond, sampleFlips)
+	} else {
+		slog.Warn("Nothing changes in this estimate, and what changes is what costs: give --flips-per-second")
 	}
 	return append([]string{
 		flips,

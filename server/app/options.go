@@ -146,6 +146,7 @@ func (o *Options) validate() error {
 	wrong(!slices.Contains([]string{sourceKube, sourceFile, sourceUpstream}, o.Source), "--source is %q: use kube, file or upstream", o.Source)
 	errs = append(errs, o.Upstream.validate(o.Source == sourceUpstream))
 	wrong(o.Source == sourceUpstream && o.ServiceProxyName != "", "--service-proxy-name is for the servers that watch: leave it out on a relay")
+	errs = append(errs, source.ValidateProxyName(o.ServiceProxyName))
 	wrong(len(o.AdvertiseServers) > 0 && o.ServerService != "", "--advertise-servers and --server-service are both given: use one of them")
 	for _, s := range o.AdvertiseServers {
 		_, _, err := net.SplitHostPort(s)

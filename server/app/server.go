@@ -104,13 +104,13 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 			clients = tls.VerifyClientCertIfGiven // those without one may have a token
 		}
 		if certificates, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
-			return err
+			return fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
 		}
 		metrics = authentication.Observers(metrics)
 	}
-	grpcListener, err := net.Listen("tcp", c.BindAddress)
+	grpcListener, err := daemon.Listen("bind-address", c.BindAddress)
 	if err != nil {
-		return fmt.Errorf("--bind-address: %w", err)
+		return err
 	}
 	if certificates != nil {
 		s.addresses.GRPC = s.addTLS(grpcListener, certificates.Server(clients), authentication)
@@ -126,16 +126,16 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 		s.addresses.DebugSocket = s.addGRPC("debug socket", listener, s.newGRPC(nil, authentication, auth.Operator("debug socket")))
 	}
 	if c.HealthzBindAddress != "" {
-		listener, err := net.Listen("tcp", c.HealthzBindAddress)
+		listener, err := daemon.Listen("healthz-bind-address", c.HealthzBindAddress)
 		if err != nil {
-			return fmt.Errorf("--healthz-bind-address: %w", err)
+			return err
 		}
 		s.addresses.Healthz = s.addHTTP("health checks", listener, daemon.HealthHandler(s.ready))
 	}
 	if c.MetricsBindAddress != "" {
-		listener, err := net.Listen("tcp", c.MetricsBindAddress)
+		listener, err := daemon.Listen("metrics-bind-address", c.MetricsBindAddress)
 		if err != nil {
-			return fmt.Errorf("--metrics-bind-address: %w", err)
+			return err
 		}
 		if certificates != nil {
 			listener = tls.NewListener(listener, certificates.Server(clients, "http/1.1"))

@@ -164,6 +164,14 @@ func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (
 		r.service, err = client.GetService(ctx, &pb.GetServiceRequest{Service: o.service})
 		return r, err
 	}
+	if o.lacks != nil {
+		_, err := client.GetService(ctx, &pb.GetServiceRequest{Service: o.lacks})
+		if status.Code(err) == codes.NotFound {
+			r.gone = o.Lacks
+		} else if err != nil {
+			return nil, err
+		}
+	}
 	agents, err := client.ListAgents(ctx, &pb.ListAgentsRequest{
 		NodeName: o.Node, OnlyBehind: o.Behind, OnlyWithErrors: o.Errors, Lacks: o.lacks,
 	})

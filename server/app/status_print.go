@@ -21,6 +21,7 @@ type statusReport struct {
 	agents  []*pb.AgentStatus
 	shards  *pb.ListShardsResponse // nil: not asked for
 	service *pb.GetServiceResponse // nil: agents were asked for
+	gone    string                 // the Service that agents should lack, if there is none of that name
 }
 
 // Fields implements show.Report.
@@ -167,6 +168,9 @@ func span(d *durationpb.Duration) string {
 func number[T uint32 | uint64](n T) string { return strconv.FormatUint(uint64(n), 10) }
 
 func (r *statusReport) printAgents(out *show.Page) {
+	if r.gone != "" {
+		out.Title("This server has no Service %s: is it misspelt? If it was removed, clients that lack that are", r.gone)
+	}
 	out.Title("%d %s", len(r.agents), plural("client", uint32(len(r.agents))))
 	if len(r.agents) == 0 {
 		return

@@ -79,11 +79,15 @@ func TestStatusByTheDebugSocket(t *testing.T) {
 		out, err = runStatus(t, socket, filter)
 		require.NoError(t, err)
 		if filter == "--lacks=default/other" {
+			require.Contains(t, out, "\nThis server has no Service default/other: is it misspelt?")
 			require.Contains(t, out, "\n1 client\n", "it has not said that it has programmed anything")
 			continue
 		}
 		require.Contains(t, out, "\n0 clients\n")
 	}
+	out, err = runStatus(t, socket, "--lacks=default/web")
+	require.NoError(t, err)
+	require.NotContains(t, out, "misspelt")
 	out, err = runStatus(t, socket, "--shards", "--behind")
 	require.NoError(t, err)
 	require.Regexp(t, `\nShards\nSHARD +SEQUENCE +DIGEST +OBJECTS\n0 +\d+ +[0-9a-f]{16} +\d+\n`, out)

@@ -80,7 +80,8 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	}
 	if len(authorization) == 0 {
 		return Identity{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated,
-			"no credentials: use a client certificate, or send a ServiceAccount token as the bearer token")
+			"no credentials: use a client certificate (one that is not of a CA in the server's --client-ca-file does not even get sent), "+
+				"or send a ServiceAccount token as the bearer token")
 	}
 	token, ok := bearerToken(authorization[0])
 	if !ok {
@@ -144,7 +145,7 @@ func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeN
 			"%s may not be a relay: use a certificate of the organization %s, or start this server with the relay's --relay-service-account",
 			i.User, relaysGroup)
 	default:
-		return a.observe(ctx, i, "to observe")
+		return a.observe(ctx, i, "observe, but on the debug socket")
 	}
 }
 
@@ -154,7 +155,7 @@ func (a *Auth) observe(ctx context.Context, i Identity, what string) error {
 		return nil
 	}
 	return a.refusals.refuse(ctx, reasonObserver, codes.PermissionDenied,
-		"%s is not allowed %s: use a certificate of the organization %s, or the debug socket", i.User, what, observersGroup)
+		"%s is not allowed to %s: use a certificate of the organization %s", i.User, what, observersGroup)
 }
 
 // open are the methods for everyone whom the server knows; those of streams ask Authorize when they know what the client
@@ -176,7 +177,7 @@ func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method str
 		return nil, err
 	}
 	if !slices.ContainsFunc(open, func(p string) bool { return method == p || strings.HasSuffix(p, "/") && strings.HasPrefix(method, p) }) {
-		if err := a.observe(ctx, i, "to call "+method); err != nil {
+		if err := a.observe(ctx, i, "call "+method+", but on the debug socket"); err != nil {
 			return nil, err
 		}
 	}
@@ -226,7 +227,7 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 		}
 		i, err := a.identify(ctx, chains, r.Header.Values("Authorization"))
 		if err == nil {
-			err = a.observe(ctx, i, "to look at this page")
+			err = a.observe(ctx, i, "look at this page")
 		}
 		if err != nil {
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))
