@@ -62,7 +62,7 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 
 	c := &o.Conntrack
 	fs.IntVar(&c.MaxPerCore, "conntrack-max-per-core", 32<<10, "how many connections the kernel may track, for each CPU of the machine, up to a million; 0: as it is")
-	fs.IntVar(&c.Min, "conntrack-min", 128<<10, "how many connections the kernel may track at least, whatever --conntrack-max-per-core leads to")
+	fs.IntVar(&c.Min, "conntrack-min", 128<<10, "how many connections the kernel may track at least, whatever --conntrack-max-per-core leads to, unless that is 0")
 	fs.DurationVar(&c.TCPEstablishedTimeout, "conntrack-tcp-timeout-established", 24*time.Hour, "after how long an idle TCP connection is forgotten; 0: as it is")
 	fs.DurationVar(&c.TCPCloseWaitTimeout, "conntrack-tcp-timeout-close-wait", time.Hour, "after how long a TCP connection in CLOSE_WAIT is forgotten; 0: as it is")
 	fs.BoolVar(&c.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "have TCP packets with sequence numbers out of the window not count as invalid")

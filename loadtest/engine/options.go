@@ -6,6 +6,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -76,6 +77,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		for _, name := range ofSlicecast {
 			fs.Lookup(name).Hidden = true
 		}
+		fs.Lookup("event").Usage = "what happens meanwhile: reconnect (all connections are cut), none"
 	}
 	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play it, each time from the start; the report tells how far the figures were apart")
 
@@ -157,6 +159,9 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
+	if _, err := o.Log.NewLogger(io.Discard); err != nil {
+		errs = append(errs, err)
+	}
 	wrong(o.Repeats < 1, "--repeats is %d: use at least 1", o.Repeats)
 	wrong(o.Timeout <= 0, "--timeout is %v: use a positive duration", o.Timeout)
 	wrong(o.PerWorker < 1, "--nodes-per-process is %d: use at least 1", o.PerWorker)
@@ -190,9 +195,10 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	if o.Peer == report.KubeAPIServer {
 		wrong(o.KubeAPIServer == "", "--kube-apiserver is empty: name a kubeconfig, or own")
-		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s: the API server is not killed, use reconnect or none", s.Event)
-		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s are about Slicecast's servers: leave them out with an API server",
-			strings.Join(ofSlicecast, ", "))
+		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, as a flag or the scenario %s says: the API server is not killed, use reconnect or none",
+			s.Event, s.Name)
+		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s are about Slicecast's servers, and a flag or the scenario %s has one of them: "+
+			"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
 		wrong(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid is about a running API server: name its kubeconfig, or leave it out")
 	}
 	if !o.writes() {

@@ -156,13 +156,20 @@ func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 	}
 	s.Name = strings.TrimSuffix(path.Base(name), ".yaml")
 	if given != nil {
+		var replaced []string
 		given.Visit(func(flag *pflag.Flag) {
-			if f.Lookup(flag.Name) != nil && err == nil {
-				err = f.Set(flag.Name, flag.Value.String())
+			own := f.Lookup(flag.Name)
+			if own == nil || err != nil || own.Value.String() == flag.Value.String() {
+				return
 			}
+			replaced = append(replaced, fmt.Sprintf("--%s=%s", flag.Name, flag.Value))
+			err = f.Set(flag.Name, flag.Value.String())
 		})
 		if err != nil {
 			return nil, err
+		}
+		if s.Description != "" && len(replaced) > 0 {
+			s.Description += " Here with " + strings.Join(replaced, " ") + "."
 		}
 	}
 	if err := s.Validate(); err != nil {

@@ -52,7 +52,7 @@ func TestFlagsReplaceWhatAFileSays(t *testing.T) {
 		"--nodes=9", "--changing=2x8", "--other=5", "--slow-percent=30")
 	require.NoError(t, err)
 	require.Equal(t, "mine", s.Name)
-	require.Equal(t, "Mine.", s.Description)
+	require.Equal(t, "Mine. Here with --changing=2x8 --nodes=9 --slow-percent=30.", s.Description)
 	require.Equal(t, 9, s.Nodes)
 	require.InDelta(t, 2.5, s.Rate, 0)
 	require.Equal(t, Groups{{Count: 3, Least: 1, Most: 9}, {Count: 1, Least: 50, Most: 50}}, s.Services)

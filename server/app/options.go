@@ -119,7 +119,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsBindAddress, "metrics-bind-address", "",
 		"address to serve /metrics on, with TLS for client certificates of slicecast:observers and system:masters; default: none")
 
-	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all replicas")
+	fs.Uint32Var(&o.Shards, "shards", store.DefaultShards, "number of shards of the state, a power of two; the same on all servers and relays")
 	fs.IntVar(&o.Tombstones, "tombstones", store.DefaultTombstones,
 		"removals that each shard remembers; an agent that comes back after more of them compares the shard's content")
 	fs.DurationVar(&o.HeartbeatInterval, "heartbeat-interval", fanout.DefaultHeartbeat, "how often each stream gets digests to compare")

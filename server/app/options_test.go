@@ -2,6 +2,9 @@ package app
 
 import (
 	"log/slog"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -115,4 +118,27 @@ func TestWhatNeedsACluster(t *testing.T) {
 			require.ErrorContains(t, err, "--kubeconfig")
 		})
 	}
+}
+
+// TestPageHasAllFlags holds docs/configuration.md to the flags and their defaults.
+func TestPageHasAllFlags(t *testing.T) {
+	page, err := os.ReadFile("../../docs/configuration.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(page), "\n## The server\n")
+	require.True(t, found)
+	rows := strings.Split(section, "\n")
+	fs := pflag.NewFlagSet(t.Name(), pflag.ContinueOnError)
+	new(Options).AddFlags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		row := slices.IndexFunc(rows, func(row string) bool {
+			flags, _, _ := strings.Cut(strings.TrimPrefix(row, "|"), "|")
+			return strings.Contains(flags, "`--"+f.Name+"`")
+		})
+		require.GreaterOrEqual(t, row, 0, f.Name)
+		switch f.DefValue {
+		case "", "[]":
+		default:
+			require.Contains(t, rows[row], f.DefValue, f.Name)
+		}
+	})
 }

@@ -19,8 +19,8 @@
 //	observer   | no              | yes       | no        | yes    | yes
 //	operator   | of any node     | yes       | yes       | yes    | yes
 //
-// Everyone else is refused before any handler runs. A stream goes on when its credentials expire; the next one needs new
-// ones. Every refusal is counted by its reason, and the first of a reason in each minute is logged.
+// Everyone else is refused before any handler runs. A stream ends when the credentials expire that it began with; the next
+// one needs new ones. Every refusal is counted by its reason, and the first of a reason in each minute is logged.
 //
 // Strangers can't keep nodes out by showing invented tokens: a token that does not even say what the review would have to
 // confirm is refused without one, and each address has its own share of the reviews.
