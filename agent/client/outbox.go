@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,14 +23,17 @@ const (
 	// not longer than ackPatience from the Ack before.
 	ackInterval = 2 * time.Second
 	ackPatience = 4 * time.Second
-	// maxPositions of one shard go with an Ack; of more the last ones count as one.
+	// maxPositions of one shard go with an Ack; of more the last ones count as one. So do those of all shards together beyond maxAck, with
+	// which an Ack has 100 KiB at most: servers take 128.
 	maxPositions = 8
+	maxAck       = maxShards
 	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
 	maxRequests = 2 * maxShards
-	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, and newsPause is the time until more is: servers end
-	// the streams of clients that say more than they have to.
-	newsAtOnce = 4096
-	newsPause  = 30 * time.Second
+	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, resyncsAtOnce how many Resyncs are, and pausing is the
+	// time until more are: servers end the streams of clients that say more than they have to.
+	newsAtOnce    = 4096
+	resyncsAtOnce = 128
+	pausing       = 30 * time.Second
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
 )
@@ -59,8 +63,8 @@ type outbox struct {
 	// failing, or no longer failing.
 	failing map[subject]failure
 	news    map[subject]uint32
-	// newsRested is when more of news may go.
-	newsRested time.Time
+	// newsRested and resyncsRested are when more of news, and of requests, may go.
+	newsRested, resyncsRested time.Time
 	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
 	// ends the change to told.
 	wanted, told *pb.Subscription
@@ -125,7 +129,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing, o.newsRested = o.wanted, false, time.Time{}
+	o.told, o.changing, o.newsRested, o.resyncsRested = o.wanted, false, time.Time{}, time.Time{}
 	return o.told
 }
 
@@ -258,19 +262,15 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	if o.full {
 		return nil, false, errNotReading
 	}
-	out, o.requests = o.requests, nil
+	now := time.Now()
+	n := o.paceLocked(&o.resyncsRested, now, len(o.requests), resyncsAtOnce)
+	out, o.requests = slices.Clone(o.requests[:n]), o.requests[n:]
 	var nacks []*pb.StreamRequest
-	now, told := time.Now(), 0
+	n = o.paceLocked(&o.newsRested, now, len(o.news), newsAtOnce)
 	for s, shard := range o.news {
-		if now.Before(o.newsRested) {
+		if n--; n < 0 {
 			break
 		}
-		if told == newsAtOnce {
-			o.newsRested = now.Add(newsPause)
-			time.AfterFunc(newsPause, o.signal)
-			break
-		}
-		told++
 		delete(o.news, s)
 		f, failing := o.failing[s]
 		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
@@ -307,11 +307,28 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 
+// paceLocked tells how many of n may go now: so many at once, and more of them when they have rested.
+func (o *outbox) paceLocked(rested *time.Time, now time.Time, n, atOnce int) int {
+	switch {
+	case now.Before(*rested):
+		return 0
+	case n <= atOnce:
+		return n
+	}
+	*rested = now.Add(pausing)
+	time.AfterFunc(pausing, o.signal)
+	return atOnce
+}
+
 func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
 	a := &pb.Ack{Nodes: o.nodes}
 	o.toldNodes = o.nodes
+	most := maxAck / max(1, len(o.acks))
 	for shard, positions := range o.acks {
+		if len(positions) > most {
+			positions = append(positions[:most-1], positions[len(positions)-1])
+		}
 		for _, p := range positions {
 			a.Positions = append(a.Positions, &pb.ShardPosition{
 				Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),

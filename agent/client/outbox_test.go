@@ -2,6 +2,7 @@ package client
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -179,5 +180,65 @@ func TestManyNacks(t *testing.T) {
 		o.newStream()
 		o.inSync()
 		require.Equal(t, newsAtOnce, take(), "another server is told from the beginning, and at once")
+	})
+}
+
+// TestAcksOfManyShards holds that an Ack fits in what servers take, and says the latest of each shard.
+func TestAcksOfManyShards(t *testing.T) {
+	o := newOutbox(NewCache(), nil)
+	o.newStream()
+	o.inSync()
+	const latest = math.MaxUint64
+	for i := range uint64(maxPositions + 1) {
+		positions := map[uint32]uint64{}
+		for shard := range uint32(maxShards) {
+			positions[shard] = latest - maxPositions + i
+		}
+		o.ack(0, positions)
+	}
+	requests, acked, err := o.take(true)
+	require.NoError(t, err)
+	require.True(t, acked)
+	require.Less(t, proto.Size(requests[0]), 128<<10)
+	positions := requests[0].GetAck().GetPositions()
+	require.Len(t, positions, maxShards)
+	for _, p := range positions {
+		require.EqualValues(t, uint64(latest), p.GetSequence())
+	}
+	// Of fewer there is room for more.
+	for i := range uint64(maxPositions) {
+		o.ack(0, map[uint32]uint64{3: 10 + i, 4: 20 + i})
+	}
+	requests, _, err = o.take(true)
+	require.NoError(t, err)
+	require.Len(t, requests[0].GetAck().GetPositions(), 2*maxPositions)
+}
+
+// TestManyResyncs holds that more of them than a server takes at once go bit by bit.
+func TestManyResyncs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutbox(NewCache(), nil)
+		o.newStream()
+		for i := range uint32(resyncsAtOnce + 2) {
+			o.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: i}}})
+		}
+		next := uint32(0)
+		take := func(n int) {
+			t.Helper()
+			<-o.wake
+			requests, _, err := o.take(false)
+			require.NoError(t, err)
+			require.Len(t, requests, n)
+			for _, r := range requests {
+				require.Equal(t, next, r.GetResync().GetShard())
+				next++
+			}
+		}
+		take(resyncsAtOnce)
+		begin := time.Now()
+		o.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: resyncsAtOnce + 2}}})
+		take(0)
+		take(3)
+		require.Equal(t, pausing, time.Since(begin))
 	})
 }
