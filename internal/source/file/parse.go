@@ -199,11 +199,7 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 	if head.APIVersion == "" && head.Kind == "" {
 		head.TypeMeta = implied
 	}
-	if kind, ok := strings.CutSuffix(head.Kind, "List"); ok && head.Items != nil {
-		of := metav1.TypeMeta{}
-		if kind != "" { // as the API server lists a kind; a List of kubectl's has objects that name their own
-			of.APIVersion, of.Kind = head.APIVersion, kind
-		}
+	if of, ok := listed(head.TypeMeta); ok {
 		for i, item := range head.Items {
 			f.item(item, d, join(path, fmt.Sprintf("items[%d]", i)), of)
 		}
@@ -267,6 +263,20 @@ var (
 		return s
 	}()
 )
+
+// listed tells whether a type is a list, and of what: of a type that is read, as the API server lists it, or of any, as kubectl does, whose
+// objects name their own.
+func listed(t metav1.TypeMeta) (of metav1.TypeMeta, ok bool) {
+	kind, isList := strings.CutSuffix(t.Kind, "List")
+	switch {
+	case !isList:
+		return of, false
+	case kind == "":
+		return of, t.APIVersion == used["List"].String()
+	}
+	version, isUsed := used[kind]
+	return metav1.TypeMeta{APIVersion: t.APIVersion, Kind: kind}, isUsed && t.APIVersion == version.String()
+}
 
 // wrongType says what is wrong with a type that is not used, and nothing where it is somebody else's: a manifest of a Deployment, or of
 // a Service that is not Kubernetes', may well be in the directory.

@@ -186,6 +186,8 @@ items:
 ---
 {"apiVersion": "apps/v1", "kind": "DeploymentList", "items": [{"metadata": {"name": "web"}}]}
 ---
+{"apiVersion": "example.com/v1", "kind": "AllowList", "items": ["a", 1]}
+---
 {"apiVersion": "v1", "kind": "List"}
 ---
 {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}}
