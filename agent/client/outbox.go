@@ -27,7 +27,7 @@ const (
 	// which an Ack has 100 KiB at most: servers take 128.
 	maxPositions = 8
 	maxAck       = maxShards
-	// maxRequests bounds the requests that wait for a server that does not read: more than it has shards.
+	// maxRequests bounds the requests that wait for a server that does not read, or for their turn: more than it has shards.
 	maxRequests = 2 * maxShards
 	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, resyncsAtOnce how many Resyncs are, and pausing is the
 	// time until more are: servers end the streams of clients that say more than they have to.
@@ -38,7 +38,7 @@ const (
 	maxReason = 1024
 )
 
-var errNotReading = errors.New("the server does not read what it is told")
+var errNotReading = errors.New("the server does not read what it is told, or makes this client ask for more than servers take")
 
 // outbox is what waits to be sent. Requests and acks belong to a stream. What is not programmed is kept, and each stream's
 // server hears of it once. Its lock may be held when the cache's is taken.

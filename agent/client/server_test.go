@@ -311,7 +311,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	require.True(t, proto.Equal(&pb.Ack{Nodes: 7}, requests[5].GetAck()))
 }
 
-// A server that does not read what it asked for is left.
+// A server that does not read, or makes a client ask for ever more, is left.
 func TestRequestsAreBounded(t *testing.T) {
 	o := newOutbox(NewCache(), nil)
 	o.newStream()
@@ -320,8 +320,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 	requests, _, err := o.take(true)
 	require.NoError(t, err)
-	require.Len(t, requests, maxRequests)
-	for range maxRequests + 1 {
+	require.Len(t, requests, resyncsAtOnce)
+	for range resyncsAtOnce + 1 {
 		o.request(&pb.StreamRequest{})
 	}
 	_, _, err = o.take(true)
