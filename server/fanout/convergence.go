@@ -57,6 +57,8 @@ type member struct {
 	nodes int
 	acked []uint64 // by shard; what was published before the stream joined counts as acked
 	told  []uint64 // by shard; what the stream has acknowledged itself
+	// joined is acked as it was at first: in what was published before, its nodes have no part.
+	joined []uint64
 }
 
 func newConvergence(shards uint32, m *metrics) *convergence {
@@ -92,6 +94,7 @@ func (c *convergence) join(nodes int) *member {
 		s.nodes += nodes
 		s.mu.Unlock()
 	}
+	m.joined = slices.Clone(m.acked)
 	return m
 }
 
@@ -106,7 +109,7 @@ func (c *convergence) resize(m *member, nodes int) {
 		s := &c.shards[i]
 		s.mu.Lock()
 		s.nodes += by
-		for _, p := range s.open {
+		for _, p := range s.open[s.after(m.joined[i]):] {
 			p.Nodes += by
 			if p.Sequence <= m.acked[i] {
 				p.Programmed += by

@@ -76,3 +76,42 @@ func BenchmarkAck(b *testing.B) {
 		})
 	}
 }
+
+// Nodes that come after a publish and go again do not take part in it: the numbers of it are those of the nodes that were there.
+func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
+	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	var members []*member
+	for range 10 {
+		members = append(members, c.join(1))
+	}
+	c.published(0, 1, time.Now())
+	for range 20 { // agents that reconnect, while all ten wait for their kernels
+		c.resize(c.join(1), 0)
+	}
+	open := c.latest()
+	require.Len(t, open, 1)
+	for _, m := range members {
+		c.ack(m, 0, 1, time.Now())
+	}
+	results := c.latest()
+	require.Equal(t, 10, open[0].Nodes)
+	require.Equal(t, 0, open[0].Programmed)
+	require.Len(t, results, 1)
+	require.NotZero(t, results[0].Times[0])
+}
+
+// A relay whose stream broke stands for its nodes anew: that they come back does not mean that they have what was published before.
+func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
+	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	direct := c.join(1)
+	relay := c.join(100)
+	c.published(0, 1, time.Now())
+	c.resize(relay, 0) // its stream breaks
+	relay = c.join(0)
+	c.resize(relay, 100) // its first Ack, of nothing but its nodes
+	open := c.latest()
+	require.Len(t, open, 1)
+	require.Zero(t, open[0].Programmed)
+	require.Zero(t, open[0].Times[0])
+	c.ack(direct, 0, 1, time.Now())
+}

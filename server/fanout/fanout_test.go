@@ -3,6 +3,7 @@ package fanout
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -346,7 +347,7 @@ func TestSlowReaderIsCaughtUp(t *testing.T) {
 }
 
 func TestFrameCache(t *testing.T) {
-	c := newFrameCache(100)
+	c := newFrameCache(100 + 2*entryBytes)
 	built := 0
 	get := func(to uint64, size int) {
 		t.Helper()
@@ -363,19 +364,38 @@ func TestFrameCache(t *testing.T) {
 	require.Equal(t, 3, built)
 	get(2, 40)
 	require.Equal(t, 4, built)
-	require.Equal(t, 80, c.bytes)
-	get(4, 500) // larger than all: it replaces the others, and is itself there for who comes next
-	get(4, 500)
+	require.Equal(t, 80+2*entryBytes, c.bytes)
+	get(4, 5000) // larger than all: it replaces the others, and is itself there for who comes next
+	get(4, 5000)
 	require.Equal(t, 5, built)
-	require.Equal(t, 500, c.bytes)
+	require.Equal(t, 5000+entryBytes, c.bytes)
 	get(5, 60)
-	require.Equal(t, 60, c.bytes)
+	require.Equal(t, 60+entryBytes, c.bytes)
 
 	broken := errors.New("broken")
 	_, err := c.get(frameKey{to: 6}, func() (wire.Frame, error) { return nil, broken })
 	require.ErrorIs(t, err, broken)
 	get(6, 10)
-	require.Equal(t, 70, c.bytes)
+	require.Equal(t, 70+2*entryBytes, c.bytes)
+}
+
+// TestSmallFramesAreBounded holds that what the cache takes with many of the frames that catch up with one endpoint stays near its limit.
+func TestSmallFramesAreBounded(t *testing.T) {
+	heap := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	before := heap()
+	const limit = 8 << 20
+	c := newFrameCache(limit)
+	for n := range uint64(200_000) {
+		_, err := c.get(frameKey{shard: uint32(n % 64), from: n, to: n + 2}, func() (wire.Frame, error) { return make(wire.Frame, 120), nil })
+		require.NoError(t, err)
+	}
+	require.Less(t, heap()-before, 3*limit/2)
+	runtime.KeepAlive(c)
 }
 
 func TestFrameIsBuiltOnceForManyStreams(t *testing.T) {

@@ -38,10 +38,20 @@ type cachedFrame struct {
 	err   error
 }
 
+// entryBytes is what an entry of the cache takes beside its frame's bytes: its key, twice, and what links it.
+const entryBytes = 300
+
+// size is what an entry counts as.
+func (f *cachedFrame) size() int { return entryBytes + len(f.frame) }
+
 func newFrameCache(limit int) *frameCache {
 	c := &frameCache{limit: limit}
 	// The number of entries is bounded by their bytes, not by the list: any frame has some.
-	c.lru, _ = simplelru.NewLRU(1<<20, func(_ frameKey, f *cachedFrame) { c.bytes -= len(f.frame) })
+	c.lru, _ = simplelru.NewLRU(1<<20, func(_ frameKey, f *cachedFrame) {
+		if f.frame != nil { // or else it does not count yet
+			c.bytes -= f.size()
+		}
+	})
 	return c
 }
 
@@ -67,7 +77,7 @@ func (c *frameCache) get(key frameKey, build func() (wire.Frame, error)) (wire.F
 			f.frame = nil
 			c.lru.Remove(key)
 		default:
-			c.bytes += len(frame)
+			c.bytes += f.size()
 			for c.bytes > c.limit && c.lru.Len() > 1 {
 				c.lru.RemoveOldest()
 			}
