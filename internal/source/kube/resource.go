@@ -3,11 +3,14 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/net"
@@ -54,8 +57,9 @@ type resource struct {
 	sink    source.Sink
 	synced  func() // nil once it was called
 	watch   watch.Interface
+	listed  string // resourceVersion of a list that no watch goes on from yet
 	highest uint64 // resourceVersion seen
-	doubted bool   // the last list was older than that and was refused
+	doubted bool   // the last list was older than that and was not believed
 }
 
 func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
@@ -98,11 +102,46 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	}
 	list, err := r.server.ListWithContextFunc(ctx, o)
 	r.report(ctx, "list", o, err)
+	if err == nil {
+		r.listed = resourceVersion(list)
+	}
 	return list, err
+}
+
+// notAhead fails where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
+// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile.
+func (r *resource) notAhead(ctx context.Context, want string) error {
+	o := metav1.ListOptions{Limit: 1}
+	list, err := r.server.ListWithContextFunc(ctx, o)
+	if err == nil {
+		have, haveErr := strconv.ParseUint(resourceVersion(list), 10, 64)
+		want, wantErr := strconv.ParseUint(want, 10, 64)
+		if haveErr == nil && wantErr == nil && have < want {
+			r.doubted = true // the list that follows is the second that says so
+			err = apierrors.NewResourceExpired(fmt.Sprintf("the API server is at resourceVersion %d, and %d was seen", have, want))
+		}
+	}
+	r.report(ctx, "list", o, err)
+	return err
+}
+
+// resourceVersion gives that of a list; "": it has none.
+func resourceVersion(list runtime.Object) string {
+	m, err := meta.ListAccessor(list)
+	if err != nil {
+		return ""
+	}
+	return m.GetResourceVersion()
 }
 
 // openWatch is the reflector's way to the API server for watches, those that begin with a list included.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if o.SendInitialEvents == nil && o.ResourceVersion != r.listed {
+		if err := r.notAhead(ctx, o.ResourceVersion); err != nil {
+			return nil, err
+		}
+	}
+	r.listed = ""
 	r.metrics.watches.WithLabelValues(r.kind.String()).Inc()
 	w, err := r.server.WatchFuncWithContext(ctx, o)
 	r.report(ctx, "watch", o, err)

@@ -59,6 +59,8 @@ type Source struct {
 	path  []uint64 // nil as long as there is no stream that is in sync
 	next  []uint64 // of a stream that is not in sync yet
 	marks []model.Position
+	// programmed is what Programmed told last, by shard.
+	programmed []model.Position
 }
 
 var _ source.Source = (*Source)(nil)
@@ -67,7 +69,7 @@ var _ source.Source = (*Source)(nil)
 // lost, which is fanout.Hub.UpstreamEnded of the hub whose Upstream the Source is.
 func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
-		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()),
+		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
 		refused: promauto.With(o.Metrics).NewCounter(prometheus.CounterOpts{
 			Namespace: "slicecast", Subsystem: "upstream", Name: "dropped_nacks_total",
 			Help: "Times that a nack of this relay's nodes could not be passed on, as too many stood already; it is tried again with each heartbeat.",
@@ -175,6 +177,16 @@ func (u *Source) inSync(names map[string]struct{}) {
 	defer u.mu.Unlock()
 	u.movedLocked()
 	u.path = u.next
+	// A server that the relay comes back to does not know what its nodes had before.
+	had, epoch := map[uint32]uint64{}, uint64(0)
+	for shard, m := range u.programmed {
+		if m.Epoch != 0 && m.Epoch == u.marks[shard].Epoch {
+			had[uint32(shard)], epoch = m.Sequence, m.Epoch
+		}
+	}
+	if len(had) > 0 {
+		u.client.Ack(epoch, had)
+	}
 	u.store.Synced()
 }
 
@@ -199,6 +211,7 @@ func (u *Source) Mark(shard uint32) model.Position {
 func (u *Source) Programmed(shard uint32, m model.Position) {
 	u.mu.Lock()
 	current := u.marks[shard].Epoch == m.Epoch
+	u.programmed[shard] = m
 	u.mu.Unlock()
 	if current {
 		u.client.Ack(m.Epoch, map[uint32]uint64{shard: m.Sequence})

@@ -1,0 +1,62 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
+)
+
+// TestEtcdRestoredFromABackup has a real etcd go back to a copy of its data: the cluster has what was in that then, and an API server takes watches from
+// resourceVersions that are lost without a word.
+func TestEtcdRestoredFromABackup(t *testing.T) {
+	cp := controlplane.Start(t, controlplane.Options{})
+	ctx := context.Background()
+	client := cp.Client()
+	create := func(name string) {
+		s := service(name)
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = "", nil
+		_, err := client.CoreV1().Services("default").Create(ctx, s, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	create("old")
+	config, err := Config(cp.Kubeconfig(t, cp.AdminConfig()))
+	require.NoError(t, err)
+	r := start(t, config)
+	r.awaitSynced(t)
+
+	cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", cp.Etcd.PID()))
+	require.NoError(t, err)
+	data, backup := filepath.Join(cwd, "etcd"), filepath.Join(cwd, "backup")
+	copyDir := func(from, to string) {
+		out, err := exec.Command("cp", "-a", from, to).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	require.NoError(t, cp.APIServer.Kill())
+	require.NoError(t, cp.Etcd.Kill())
+	copyDir(data, backup)
+	require.NoError(t, cp.Etcd.Start(ctx))
+	require.NoError(t, cp.APIServer.Start(ctx))
+	for i := range 200 {
+		create(fmt.Sprintf("s%d", i))
+	}
+	eventually(t, "all before", func() bool { return r.Get(serviceKey("s199")) != nil })
+
+	require.NoError(t, cp.APIServer.Kill())
+	require.NoError(t, cp.Etcd.Kill())
+	require.NoError(t, os.RemoveAll(data))
+	require.NoError(t, os.Rename(backup, data))
+	require.NoError(t, cp.Etcd.Start(ctx))
+	require.NoError(t, cp.APIServer.Start(ctx))
+	create("after")
+	require.Eventually(t, func() bool { return r.Get(serviceKey("after")) != nil && r.Get(serviceKey("s199")) == nil }, 3*time.Minute, 50*time.Millisecond, "what the backup has, and what came after")
+	require.NotNil(t, r.Get(serviceKey("old")))
+}
