@@ -13,6 +13,8 @@ import (
 type outcome struct {
 	// missing are slices whose delta does not fit what the cache holds: they stay as they are, and must be asked for again.
 	missing []model.Key
+	// undecoded are slices of which a delta did not decode: they stay as they are, too, and are to be asked for whole.
+	undecoded []model.Key
 	// readable are objects that did not decode before, and that now do or no longer exist.
 	readable []model.Key
 	// applied is set if Cache.collect is.
@@ -70,8 +72,14 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 		return out, err
 	}
 	for _, o := range u.Unreadable {
-		if o.Version != 0 {
+		switch _, known := s.unreadable[o.Key]; {
+		case o.Version == 0:
+		case !o.Delta:
 			s.setUnreadable(o.Key, o.Version)
+		case known: // the whole did not decode either
+			s.setChanged(o.Key, o.Version)
+		case s.setMissing(o.Key):
+			out.undecoded = append(out.undecoded, o.Key)
 		}
 	}
 	for key := range unreadable {
@@ -197,8 +205,9 @@ func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (mi
 			s.setChanged(d.Key(), d.Version)
 			continue
 		}
-		missing = append(missing, d.Key())
-		s.setMissing(d.Key())
+		if s.setMissing(d.Key()) {
+			missing = append(missing, d.Key())
+		}
 	}
 	return missing, nil
 }

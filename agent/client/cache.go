@@ -34,6 +34,8 @@ type Cache struct {
 	resubscribing bool
 	// servers are those that the last stream told of.
 	servers []Server
+	// from is the software of the server that the content came from last; "": none has brought the cache in sync yet.
+	from string
 	// buckets is the server's number of buckets in a shard; 0: it has none.
 	buckets uint32
 
@@ -306,6 +308,25 @@ func (c *Cache) synced(m *pb.InSync) error {
 	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
+}
+
+// cameFrom tells what software the server is of that has just brought the cache in sync. Where it is other software than the one before, that
+// may have left out fields of objects that this one has, and kept their versions: these objects then count as what is held of them. It gives
+// their shards, of which what differs is to be asked for.
+func (c *Cache) cameFrom(software string) (differ []uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.from
+	c.from = software
+	if before == "" || before == software {
+		return nil
+	}
+	for i := range c.shards {
+		if c.shards[i].useOwnVersions() {
+			differ = append(differ, uint32(i))
+		}
+	}
+	return differ
 }
 
 // movedLocked has Take give a shard's position.

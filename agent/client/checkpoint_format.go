@@ -204,6 +204,9 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 			return nil, fmt.Errorf("shard %d: its digest is %016x and should be %016x", i, s.digest, hello.GetDigests()[i])
 		}
 		s.sequence = hello.GetSequences()[i]
+		if s.useOwnVersions() { // what wrote it may have been older than what reads it: the digest decides
+			s.sequence = 0
+		}
 	}
 	if len(r.rest) > 0 {
 		return nil, fmt.Errorf("%d bytes follow its last section", len(r.rest))

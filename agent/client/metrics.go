@@ -34,7 +34,7 @@ func newMetrics(r prometheus.Registerer, subsystem string) *metrics {
 		nacks:         counter("nacks_total", "Objects that could not be programmed or decoded, once for each reason."),
 		resyncs: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "resyncs_total",
 			Help: "State asked for again, by reason: base (a delta did not fit), digest (a heartbeat's digest differed), " +
-				"unreadable (what did not decode has changed), resume (the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
+				"unreadable (what did not decode has changed), delta (a change did not decode), software (the server before was of another version), resume (the server asked for the digests of a shard's buckets)."}, []string{"reason"}),
 		server: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: subsystem, Name: "server_info",
 			Help: "1 for the server that the last stream was with."}, []string{"address", "name", "version"}),
 	}

@@ -151,11 +151,41 @@ func (s *cacheShard) setChanged(key model.Key, version model.Version) {
 	s.changed[key] = struct{}{}
 }
 
-func (s *cacheShard) setMissing(key model.Key) {
+// setMissing notes that a slice is to be asked for. It is false where that is known: what the server then sends has what it has sent of the
+// slice meanwhile.
+func (s *cacheShard) setMissing(key model.Key) bool {
+	if _, known := s.missing[key]; known {
+		return false
+	}
 	if s.missing == nil {
 		s.missing = make(map[model.Key]struct{})
 	}
 	s.missing[key] = struct{}{}
+	return true
+}
+
+// useOwnVersions has objects count as what is held of them, where that is not what their versions say. It tells whether there were any.
+func (s *cacheShard) useOwnVersions() (differs bool) {
+	waits := func(key model.Key) bool {
+		_, unreadable := s.unreadable[key]
+		_, missing := s.missing[key]
+		return unreadable || missing
+	}
+	for _, h := range s.services {
+		if h.service != nil && !waits(h.service.Key()) {
+			if own := h.service.WithOwnVersion(); own != h.service {
+				s.setService(own)
+				differs = true
+			}
+		}
+	}
+	for key, slice := range s.slices {
+		if own := slice.WithOwnVersion(); own != slice && !waits(key) {
+			s.setSlice(own)
+			differs = true
+		}
+	}
+	return differs
 }
 
 // remove removes an object, and gives what was held of it.

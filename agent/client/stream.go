@@ -41,6 +41,7 @@ type stream struct {
 	// silence is how long the server may say nothing.
 	silence  time.Duration
 	welcomed bool
+	software string // the server's version
 	synced   bool
 	// serversChanged: the servers that the stream told of are others than those known before.
 	serversChanged bool
@@ -231,7 +232,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if w.GetHeartbeatIntervalMs() > 0 {
 		s.silence = silentBeats * time.Duration(w.GetHeartbeatIntervalMs()) * time.Millisecond
 	}
-	s.welcomed = true
+	s.welcomed, s.software = true, w.GetServerVersion()
 	s.connection.welcome(s.server, w)
 	s.metrics.server.Reset()
 	s.metrics.server.WithLabelValues(s.server.Address, w.GetServerName(), w.GetServerVersion()).Set(1)
@@ -246,7 +247,7 @@ func (s *stream) update(r *wire.Response) error {
 		return err
 	}
 	for i, o := range r.Update.Unreadable {
-		if o.Version != 0 {
+		if o.Version != 0 && !o.Delta {
 			s.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
 		}
 	}
@@ -257,6 +258,10 @@ func (s *stream) update(r *wire.Response) error {
 		s.options.Relay.Applied(*out.applied)
 	}
 	s.again(r.Update.Shard, out.missing, "base", model.ErrBase.Error())
+	if len(out.undecoded) > 0 {
+		s.log.Warn("Changes do not decode; asking for what they are about as a whole", "shard", r.Update.Shard, "slices", out.undecoded)
+		s.again(r.Update.Shard, out.undecoded, "delta", "a delta did not decode")
+	}
 	return nil
 }
 
@@ -332,6 +337,11 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.connection.inSync()
 		s.metrics.connected.Set(1)
 		s.considerMove()
+		for _, shard := range s.options.Cache.cameFrom(s.software) {
+			if err := s.resync(shard, "software", "another version of the server may have known less"); err != nil {
+				return err
+			}
+		}
 	}
 	s.outbox.inSync()
 	if s.options.Relay != nil {

@@ -191,6 +191,8 @@ type Unreadable struct {
 	Key Key
 	// Version that the object has where the update comes from; 0: unknown.
 	Version Version
+	// Delta: it is a delta that did not decode, and the whole may.
+	Delta bool
 }
 
 // Len is the number of objects that the update names.

@@ -206,6 +206,7 @@ type Service struct {
 	IPVSScheduler string
 
 	version Version
+	exact   bool // as a Slice's
 }
 
 // LoadBalancerIngress is an ingress point of a Service's load balancer.

@@ -94,15 +94,27 @@ func NewService(s Service) *Service {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
 			cmp.Compare(a.NodePort, b.NodePort))
 	})
-	s.version = mix(s.hash())
+	s.version, s.exact = mix(s.hash()), true
 	return &s
 }
 
 // WithVersion sets the version that the wire gave instead of the content's own, which may hold more than this software
 // knows of. It is for decoders, before the object is shared.
 func (s *Service) WithVersion(v Version) *Service {
+	s.exact = s.version == v
 	s.version = v
 	return s
+}
+
+// WithOwnVersion gives the Service with its content's own version; itself, if it has that. It differs where the Service came by way of
+// software that is older than its source, which may have left out fields that this software knows.
+func (s *Service) WithOwnVersion() *Service {
+	if s.exact {
+		return s
+	}
+	own := *s
+	own.version, own.exact = mix(s.hash()), true
+	return &own
 }
 
 func (s *Service) hash() uint64 {
@@ -171,6 +183,16 @@ func (s *Slice) WithVersion(v Version) *Slice {
 	s.exact = s.version == v
 	s.version = v
 	return s
+}
+
+// WithOwnVersion gives the slice with its content's own version; see Service.WithOwnVersion.
+func (s *Slice) WithOwnVersion() *Slice {
+	if s.exact {
+		return s
+	}
+	own := *s
+	own.version, own.exact = mix(s.sum), true
+	return &own
 }
 
 // Compare orders the conditions of several endpoints with one address: first what counts, which is one that does not terminate, as in kube-proxy, and

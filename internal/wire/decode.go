@@ -116,10 +116,11 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
-	bad := func(kind model.Kind, namespace, name string, version uint64, err error) {
+	bad := func(kind model.Kind, namespace, name string, version uint64, err error) *model.Unreadable {
 		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
 		problems = append(problems, Problem{key, err})
 		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: model.Version(version)})
+		return &u.Unreadable[len(u.Unreadable)-1]
 	}
 	for _, s := range p.GetServices() {
 		if m, err := serviceFromProto(s); err != nil {
@@ -137,7 +138,7 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	}
 	for _, d := range p.GetSliceDeltas() {
 		if m, err := deltaFromProto(d); err != nil {
-			bad(model.KindSlice, d.GetNamespace(), d.GetName(), d.GetVersion(), err)
+			bad(model.KindSlice, d.GetNamespace(), d.GetName(), d.GetVersion(), err).Delta = true
 		} else {
 			u.Deltas = append(u.Deltas, m)
 		}

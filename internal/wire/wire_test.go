@@ -2,6 +2,7 @@ package wire
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -222,6 +223,7 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 			require.Equal(t, "bad", problems[0].Key.Name)
 			require.Len(t, m.Unreadable, 1)
 			require.Equal(t, problems[0].Key, m.Unreadable[0].Key)
+			require.Equal(t, strings.HasPrefix(name, "delta "), m.Unreadable[0].Delta)
 			require.EqualValues(t, 3, m.Shard)
 			require.True(t, m.Full)
 		})

@@ -87,7 +87,7 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 
 // anew makes the table hold a state, without anything of what it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
-	f.log.Info("the nftables table is made anew, and affinity is lost", "family", f.family)
+	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.family)
 	f.lastNumber = 0
 	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
 	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
