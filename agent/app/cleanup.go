@@ -60,7 +60,11 @@ node it is refused.`,
 
 // runningAgent gives the id of a process that is an agent and programs this network namespace; "": none is seen.
 func runningAgent() string {
-	for _, process := range daemon.InNetwork("slicecast-agent") {
+	name, err := os.ReadFile("/proc/self/comm") // whatever the program is called on this node
+	if err != nil {
+		return ""
+	}
+	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
 		if arguments := strings.Split(string(line), "\x00"); err == nil && !slices.Contains(arguments, "status") && !slices.Contains(arguments, "cleanup") {
 			return filepath.Base(process)
