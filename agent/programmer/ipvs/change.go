@@ -72,9 +72,11 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	if err := p.tables.write(); err != nil {
 		return err
 	}
-	if err := p.addAddresses(x.arrive); err != nil {
+	refused, err := p.addAddresses(x.arrive)
+	if err != nil {
 		return err
 	}
+	p.blameAddresses(x, refused)
 	if err := p.run(x, x.after); err != nil {
 		return err
 	}
@@ -85,6 +87,21 @@ func (p *Programmer) carryOut(_ context.Context, x *change) error {
 	p.known = true
 	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
 	return errors.Join(x.errs...)
+}
+
+// blameAddresses notes the Service ports with addresses that the device did not get.
+func (p *Programmer) blameAddresses(x *change, refused map[netip.Addr]error) {
+	if len(refused) == 0 {
+		return
+	}
+	for id, now := range p.ports {
+		for _, f := range now.port.Frontends {
+			if why := refused[f.Address]; why != nil && f.Kind != view.NodePort {
+				x.blame(id, why, false)
+				break
+			}
+		}
+	}
 }
 
 // onlyIPVS tells whether nothing else changes.

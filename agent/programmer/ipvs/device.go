@@ -165,13 +165,17 @@ func (p *Programmer) isKubeProxys(index int) bool {
 	return err == nil && link.Attrs().Index == index
 }
 
-func (p *Programmer) addAddresses(list []netip.Addr) error {
-	return p.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
-		if errno == unix.EEXIST {
-			return nil
+// addAddresses gives the device addresses. Those that the kernel refuses, as all of IPv6 where a sysctl disables it, come with the reason: the others
+// are there.
+func (p *Programmer) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
+	refused = make(map[netip.Addr]error)
+	err = p.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
+		if errno != unix.EEXIST {
+			refused[a] = fmt.Errorf("give %s the address %v: %w", Device, a, errno)
 		}
-		return fmt.Errorf("give %s the address %v: %w", Device, a, errno)
+		return nil
 	})
+	return refused, err
 }
 
 func (p *Programmer) removeAddresses(list []netip.Addr) error {

@@ -373,3 +373,41 @@ func TestLacking(t *testing.T) {
 		return err
 	}))
 }
+
+// TestAddressesThatAreRefused holds that IPv4 goes on where the node is given no IPv6 addresses, and that IPv6 is told, and comes when it may.
+func TestAddressesThatAreRefused(t *testing.T) {
+	c := newCluster(t, Options{})
+	require.NoError(t, c.Replace(t.Context(), c.state)) // makes the device
+	disable := func(value string) {
+		t.Helper()
+		_, err := c.a.Run(t.Context(), "sysctl", "-q", "-w", "net.ipv6.conf."+Device+".disable_ipv6="+value)
+		require.NoError(t, err)
+	}
+	disable("1")
+	for _, family := range families {
+		c.set(c.web("web", family, 1, 0))
+	}
+	refused := func(err error) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.Len(t, ports, 1)
+		require.Equal(t, serviceID("web", model.TCP, model.IPv6), ports[0].ID)
+		require.False(t, ports[0].Lasting)
+		require.ErrorContains(t, ports[0], "give "+Device+" the address "+vip(model.IPv6, 1).String()+": permission denied")
+	}
+	answers := func(family model.Family, last byte, pod string) {
+		t.Helper()
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, last), servicePort), 2, patient)
+		require.Equal(t, map[string]int{pod: 2}, r.Backends(), "%v", r)
+	}
+	refused(c.Replace(t.Context(), c.state))
+	answers(model.IPv4, 1, "pod0")
+	// Changes are applied one by one.
+	c.apply(t, serviceID("other", model.TCP, model.IPv4), c.web("other", model.IPv4, 2, 1))
+	answers(model.IPv4, 2, "pod1")
+	refused(c.Replace(t.Context(), c.state))
+	disable("0")
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	answers(model.IPv6, 1, "pod0")
+}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -161,7 +163,9 @@ func (p *Programmer) restoreSources() error {
 	if err != nil || len(others) == 0 {
 		return err
 	}
-	if err := errors.Join(p.removeAddresses(again), p.addAddresses(again)); err != nil {
+	removed := p.removeAddresses(again)
+	refused, err := p.addAddresses(again)
+	if err := errors.Join(append(slices.Collect(maps.Values(refused)), removed, err)...); err != nil {
 		return err
 	}
 	for _, other := range others {
