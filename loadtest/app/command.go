@@ -46,7 +46,8 @@ the scenario says, whether or not earlier ones have arrived.
 The state is generated, in a server that run starts; or it is written to a Kubernetes API server (--kube-apiserver) that
 run's servers watch; or it is that of a running Slicecast server (--server), whose own changes are observed.
 
-It fails if at the end a node does not hold exactly the true state.
+It fails if at the end a node does not hold exactly the true state. What the same would cost with an API server that all nodes watch is what
+compare measures, and what a cluster of yours pays what estimate computes.
 ` + exitCodes,
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,10 @@ func (o *Options) Validate() error {
 		}
 	}
 	wrong(o.Kubeconfig != "" && o.Manifests != "", "--kubeconfig and --manifests are both given: use one of them")
+	if o.Manifests != "" {
+		_, err := os.ReadDir(o.Manifests)
+		wrong(err != nil, "--manifests: %w: give a directory", err)
+	}
 	wrong(o.Watch <= 0, "--watch is %v: use a positive duration", o.Watch)
 	wrong(o.FlipsPerSecond < 0, "--flips-per-second is %g: use 0 or more", o.FlipsPerSecond)
 	wrong(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second is an assumption for --manifests; a cluster tells by itself")
