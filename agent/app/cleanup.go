@@ -66,7 +66,10 @@ func runningAgent() string {
 	}
 	for _, process := range daemon.InNetwork(strings.TrimSpace(string(name))) {
 		line, err := os.ReadFile(filepath.Join(process, "cmdline"))
-		if arguments := strings.Split(string(line), "\x00"); err == nil && !slices.Contains(arguments, "status") && !slices.Contains(arguments, "cleanup") {
+		programsNothing := func(argument string) bool {
+			return slices.Contains([]string{"status", "cleanup", "--init-only", "--programmer=printer"}, argument) || strings.HasPrefix(argument, "--migrate-config")
+		}
+		if err == nil && !slices.ContainsFunc(strings.Split(string(line), "\x00"), programsNothing) {
 			return filepath.Base(process)
 		}
 	}

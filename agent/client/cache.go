@@ -318,7 +318,7 @@ func (c *Cache) cameFrom(software string) (differ []uint32) {
 	defer c.mu.Unlock()
 	before := c.from
 	c.from = software
-	if before == "" || before == software {
+	if before == "" || before == software || c.collect { // a relay's store keeps what it has of a version
 		return nil
 	}
 	for i := range c.shards {

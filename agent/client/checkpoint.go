@@ -118,7 +118,8 @@ func (p *Checkpoint) restore() error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		if dir, err := os.Stat(filepath.Dir(path)); err != nil || !dir.IsDir() {
-			return fmt.Errorf("checkpoint %s: there is no directory %s: make it, or give another path", path, filepath.Dir(path))
+			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: make it, or give --checkpoint another path", "path", path)
+			return nil
 		}
 		p.log.Info("There is no checkpoint yet", "path", path)
 		return nil

@@ -45,8 +45,8 @@ func (c *Cache) contents(changed func(shard uint32, digest uint64) bool) *conten
 		}
 		out.hello.Sequences = append(out.hello.Sequences, sequence)
 		out.hello.Digests = append(out.hello.Digests, digest)
-		if changed(shard, digest) {
-			out.shards[shard] = s.whole(shard)
+		if changed(shard, digest) || s.rewritten {
+			out.shards[shard], s.rewritten = s.whole(shard), false
 		}
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -27,13 +28,17 @@ const (
 	// which an Ack has 100 KiB at most: servers take 128.
 	maxPositions = 8
 	maxAck       = maxShards
-	// maxRequests bounds the requests that wait for a server that does not read, or for their turn: more than it has shards.
+	// maxRequests bounds the requests that wait for a server that does not read, and the Resyncs that wait for their turn: more than it has shards.
 	maxRequests = 2 * maxShards
-	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, resyncsAtOnce how many Resyncs are, and pausing is the
-	// time until more are: servers end the streams of clients that say more than they have to.
-	newsAtOnce    = 4096
-	resyncsAtOnce = 128
-	pausing       = 30 * time.Second
+	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, and newsPause is the time until more is: servers end
+	// the streams of clients that say more than they have to.
+	newsAtOnce = 4096
+	newsPause  = 30 * time.Second
+	// resyncsPerSecond, and resyncsAtOnce after a quiet time, are half of the Resyncs that servers take of a client's own accord.
+	resyncsPerSecond = 5
+	resyncsAtOnce    = 128
+	// maxKeys is how many objects a Resync may name.
+	maxKeys = 1024
 	// maxReason bounds the reason in a Nack, in bytes.
 	maxReason = 1024
 )
@@ -51,6 +56,10 @@ type outbox struct {
 	// synced: the stream is in sync, so that positions mean something to the server.
 	synced   bool
 	requests []*pb.StreamRequest
+	// resyncs are requests that nobody has asked for, and allowed how many may go; those that name objects are first. later wakes up for the rest.
+	resyncs []*pb.Resync
+	allowed *rate.Limiter
+	later   *time.Timer
 	// full: more requests have come than may wait.
 	full  bool
 	acks  map[uint32][]programmed
@@ -63,8 +72,8 @@ type outbox struct {
 	// failing, or no longer failing.
 	failing map[subject]failure
 	news    map[subject]uint32
-	// newsRested and resyncsRested are when more of news, and of requests, may go.
-	newsRested, resyncsRested time.Time
+	// newsRested is when more of news may go.
+	newsRested time.Time
 	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
 	// ends the change to told.
 	wanted, told *pb.Subscription
@@ -129,7 +138,8 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing, o.newsRested, o.resyncsRested = o.wanted, false, time.Time{}, time.Time{}
+	o.told, o.changing, o.newsRested = o.wanted, false, time.Time{}
+	o.resyncs, o.allowed = nil, rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)
 	return o.told
 }
 
@@ -176,7 +186,30 @@ func (o *outbox) tellLocked(s subject, f failure) {
 	o.signal()
 }
 
-// request queues a request of this stream.
+// resync queues a Resync that the server has not asked for. One that names objects may go with another of its shard.
+func (o *outbox) resync(r *pb.Resync) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.signal()
+	if len(r.GetKeys()) > 0 {
+		for _, waiting := range o.resyncs {
+			if n := len(waiting.GetKeys()); n > 0 && waiting.GetShard() == r.GetShard() && n+len(r.GetKeys()) <= maxKeys {
+				waiting.Keys = append(waiting.Keys, r.GetKeys()...)
+				return
+			}
+		}
+	}
+	switch {
+	case len(o.resyncs) >= maxRequests:
+		o.full = true
+	case len(r.GetKeys()) > 0:
+		o.resyncs = slices.Insert(o.resyncs, 0, r)
+	default:
+		o.resyncs = append(o.resyncs, r)
+	}
+}
+
+// request queues a request of this stream, which may be sent at once.
 func (o *outbox) request(r *pb.StreamRequest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -263,14 +296,26 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		return nil, false, errNotReading
 	}
 	now := time.Now()
-	n := o.paceLocked(&o.resyncsRested, now, len(o.requests), resyncsAtOnce)
-	out, o.requests = slices.Clone(o.requests[:n]), o.requests[n:]
+	out, o.requests = o.requests, nil
+	for len(o.resyncs) > 0 && o.allowed.AllowN(now, 1) {
+		out = append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: o.resyncs[0]}})
+		o.resyncs = o.resyncs[1:]
+	}
+	if len(o.resyncs) > 0 {
+		o.laterLocked()
+	}
 	var nacks []*pb.StreamRequest
-	n = o.paceLocked(&o.newsRested, now, len(o.news), newsAtOnce)
+	told := 0
 	for s, shard := range o.news {
-		if n--; n < 0 {
+		if now.Before(o.newsRested) {
 			break
 		}
+		if told == newsAtOnce {
+			o.newsRested = now.Add(newsPause)
+			time.AfterFunc(newsPause, o.signal)
+			break
+		}
+		told++
 		delete(o.news, s)
 		f, failing := o.failing[s]
 		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
@@ -307,17 +352,14 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 
-// paceLocked tells how many of n may go now: so many at once, and more of them when they have rested.
-func (o *outbox) paceLocked(rested *time.Time, now time.Time, n, atOnce int) int {
-	switch {
-	case now.Before(*rested):
-		return 0
-	case n <= atOnce:
-		return n
+// laterLocked wakes up when the next Resync may go.
+func (o *outbox) laterLocked() {
+	const wait = time.Second / resyncsPerSecond
+	if o.later == nil {
+		o.later = time.AfterFunc(wait, o.signal)
+		return
 	}
-	*rested = now.Add(pausing)
-	time.AfterFunc(pausing, o.signal)
-	return atOnce
+	o.later.Reset(wait)
 }
 
 func (o *outbox) ackLocked() *pb.Ack {

@@ -214,31 +214,55 @@ func TestAcksOfManyShards(t *testing.T) {
 	require.Len(t, requests[0].GetAck().GetPositions(), 2*maxPositions)
 }
 
-// TestManyResyncs holds that more of them than a server takes at once go bit by bit.
+// TestManyResyncs holds that a client asks of its own accord for no more than servers take, whether it comes at once or one by one, for objects
+// before whole shards, and for those of one shard together.
 func TestManyResyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOutbox(NewCache(), nil)
 		o.newStream()
-		for i := range uint32(resyncsAtOnce + 2) {
-			o.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: i}}})
+		names := func(n int) (keys []*pb.ObjectKey) {
+			for i := range n {
+				keys = append(keys, &pb.ObjectKey{Name: fmt.Sprint(i)})
+			}
+			return keys
 		}
-		next := uint32(0)
-		take := func(n int) {
-			t.Helper()
+		const shards = 2 * resyncsAtOnce
+		begin, asked := time.Now(), map[uint32]bool{}
+		take := func() (n int) {
+			requests, _, err := o.take(false)
+			require.NoError(t, err)
+			for _, r := range requests {
+				require.Empty(t, r.GetResync().GetKeys())
+				asked[r.GetResync().GetShard()] = true
+			}
+			return len(requests)
+		}
+		for i := range uint32(shards) {
+			o.resync(&pb.Resync{Shard: i, BucketDigests: []uint64{1}})
+			take()
+		}
+		require.Len(t, asked, resyncsAtOnce)
+		for range 3 {
+			o.resync(&pb.Resync{Shard: 7, Keys: names(maxKeys / 3)})
+		}
+		o.resync(&pb.Resync{Shard: 7, Keys: names(2)})
+		o.resync(&pb.Resync{Shard: 8, Keys: names(2)})
+		var keys []int
+		for len(asked) < shards {
 			<-o.wake
 			requests, _, err := o.take(false)
 			require.NoError(t, err)
-			require.Len(t, requests, n)
 			for _, r := range requests {
-				require.Equal(t, next, r.GetResync().GetShard())
-				next++
+				if n := len(r.GetResync().GetKeys()); n > 0 {
+					require.Len(t, asked, resyncsAtOnce, "first")
+					keys = append(keys, n)
+					continue
+				}
+				asked[r.GetResync().GetShard()] = true
 			}
 		}
-		take(resyncsAtOnce)
-		begin := time.Now()
-		o.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: resyncsAtOnce + 2}}})
-		take(0)
-		take(3)
-		require.Equal(t, pausing, time.Since(begin))
+		require.Equal(t, []int{2, 2, maxKeys / 3 * 3}, keys)
+		const rest = shards - resyncsAtOnce + 3
+		require.InDelta(t, (rest * time.Second / resyncsPerSecond).Seconds(), time.Since(begin).Seconds(), 1)
 	})
 }

@@ -320,8 +320,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 	requests, _, err := o.take(true)
 	require.NoError(t, err)
-	require.Len(t, requests, resyncsAtOnce)
-	for range resyncsAtOnce + 1 {
+	require.Len(t, requests, maxRequests)
+	for range maxRequests + 1 {
 		o.request(&pb.StreamRequest{})
 	}
 	_, _, err = o.take(true)
@@ -330,6 +330,12 @@ func TestRequestsAreBounded(t *testing.T) {
 	requests, _, err = o.take(true)
 	require.NoError(t, err)
 	require.Empty(t, requests)
+	for i := range uint32(maxRequests) {
+		o.resync(&pb.Resync{Shard: i})
+	}
+	o.resync(&pb.Resync{Shard: maxRequests})
+	_, _, err = o.take(true)
+	require.ErrorIs(t, err, errNotReading)
 }
 
 // Without a server there is nothing to do but to wait and try again, and to end when told.

@@ -193,9 +193,11 @@ func (s *stream) apply(r *wire.Response) error {
 		return s.update(r)
 	case r.BucketQuery != nil:
 		for _, shard := range r.BucketQuery.GetShards() {
-			if err := s.resync(shard, "resume", "resuming with another digest"); err != nil {
+			answer, err := s.resync(shard, "resume", "resuming with another digest")
+			if err != nil {
 				return err
 			}
+			s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: answer}})
 		}
 	case r.Node != nil:
 		s.node(r.Node)
@@ -265,29 +267,33 @@ func (s *stream) update(r *wire.Response) error {
 	return nil
 }
 
-// maxKeys is how many objects a Resync may name.
-const maxKeys = 1024
-
 // again asks for objects.
 func (s *stream) again(shard uint32, keys []model.Key, label, reason string) {
 	for some := range slices.Chunk(keys, maxKeys) {
 		s.metrics.resyncs.WithLabelValues(label).Inc()
-		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
-			Shard: shard, Keys: keysToProto(some), Reason: reason,
-		}}})
+		s.outbox.resync(&pb.Resync{Shard: shard, Keys: keysToProto(some), Reason: reason})
 	}
 }
 
-// resync asks for what differs in a shard.
-func (s *stream) resync(shard uint32, label, reason string) error {
+// resync makes a request for what differs in a shard.
+func (s *stream) resync(shard uint32, label, reason string) (*pb.Resync, error) {
 	digests, ok := s.options.Cache.bucketDigests(shard)
 	if !ok {
-		return fmt.Errorf("%w: a question for the buckets of shard %d, which is not there", errProtocol, shard)
+		return nil, fmt.Errorf("%w: a question for the buckets of shard %d, which is not there", errProtocol, shard)
 	}
 	s.metrics.resyncs.WithLabelValues(label).Inc()
-	s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
-		Shard: shard, BucketDigests: digests, Reason: reason,
-	}}})
+	return &pb.Resync{Shard: shard, BucketDigests: digests, Reason: reason}, nil
+}
+
+// compare asks for what differs in shards, of its own accord.
+func (s *stream) compare(shards []uint32, label, reason string) error {
+	for _, shard := range shards {
+		r, err := s.resync(shard, label, reason)
+		if err != nil {
+			return err
+		}
+		s.outbox.resync(r)
+	}
 	return nil
 }
 
@@ -300,7 +306,7 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 	}
 	for _, shard := range s.options.Cache.diverged(m, s.repairs.Allow) {
 		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
-		if err := s.resync(shard, "digest", "the digest differs"); err != nil {
+		if err := s.compare([]uint32{shard}, "digest", "the digest differs"); err != nil {
 			return err
 		}
 	}
@@ -337,10 +343,8 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.connection.inSync()
 		s.metrics.connected.Set(1)
 		s.considerMove()
-		for _, shard := range s.options.Cache.cameFrom(s.software) {
-			if err := s.resync(shard, "software", "another version of the server may have known less"); err != nil {
-				return err
-			}
+		if err := s.compare(s.options.Cache.cameFrom(s.software), "software", "another version of the server may have known less"); err != nil {
+			return err
 		}
 	}
 	s.outbox.inSync()

@@ -40,8 +40,9 @@ type manifests struct {
 	objects []object
 	slices  []*discoveryv1.EndpointSlice
 	nodes   int
-	// endpoints are the Services of Endpoints objects.
+	// endpoints are the Services of Endpoints objects, and inSlices those that have an EndpointSlice, whether or not nodes get it.
 	endpoints []string
+	inSlices  map[string]bool
 	// unreadable says what could not be read, and why.
 	unreadable []string
 }
@@ -53,7 +54,7 @@ func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--manifests: %w", err)
 	}
-	m := &manifests{serviceProxyName: serviceProxyName}
+	m := &manifests{serviceProxyName: serviceProxyName, inSlices: make(map[string]bool)}
 	for _, e := range entries {
 		if !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(e.Name())) {
 			continue
@@ -74,11 +75,7 @@ func (m *manifests) leftOut() (remarks []string) {
 	for _, u := range m.unreadable {
 		remarks = append(remarks, fmt.Sprintf("A manifest is left out, with what is after it in its file, as it cannot be read: %s.", u))
 	}
-	served := map[string]bool{}
-	for _, s := range m.slices {
-		served[s.Namespace+"/"+s.Labels[discoveryv1.LabelServiceName]] = true
-	}
-	if lacking := slices.DeleteFunc(slices.Clone(m.endpoints), func(name string) bool { return served[name] }); len(lacking) > 0 {
+	if lacking := slices.DeleteFunc(slices.Clone(m.endpoints), func(name string) bool { return m.inSlices[name] }); len(lacking) > 0 {
 		remarks = append(remarks, fmt.Sprintf("%d Endpoints objects whose Services have no EndpointSlice in the files are left out, such as %s: "+
 			"a cluster's control plane makes EndpointSlices of them, which are what nodes get.", len(lacking), lacking[0]))
 	}
@@ -142,9 +139,12 @@ func (m *manifests) take(o runtime.Object) {
 			m.objects = append(m.objects, o)
 		}
 	case *corev1.Endpoints:
-		m.endpoints = append(m.endpoints, namespace(o.Namespace)+"/"+o.Name)
+		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {
+			m.endpoints = append(m.endpoints, namespace(o.Namespace)+"/"+o.Name)
+		}
 	case *discoveryv1.EndpointSlice:
 		o.Namespace = namespace(o.Namespace)
+		m.inSlices[o.Namespace+"/"+o.Labels[discoveryv1.LabelServiceName]] = true
 		if _, headless := o.Labels[corev1.IsHeadlessService]; !headless {
 			m.objects = append(m.objects, o)
 			m.slices = append(m.slices, o)

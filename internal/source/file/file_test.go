@@ -195,6 +195,31 @@ func TestBadManifestsAreReportedAndTheRestGoesOn(t *testing.T) {
 	r.logged("nowhere.yaml:1: Service default/somewhere is already in link.yaml:1")
 }
 
+// TestWhatALinkLedTo goes when the link leads nowhere any more.
+func TestWhatALinkLedTo(t *testing.T) {
+	dir, target := t.TempDir(), filepath.Join(t.TempDir(), "web.yaml")
+	write(t, target, service("web"))
+	require.NoError(t, os.Symlink(target, filepath.Join(dir, "web.yaml")))
+	r := start(t, dir)
+	require.Equal(t, []string{"web"}, r.services())
+	require.NoError(t, os.Remove(target))
+	write(t, filepath.Join(dir, "notes.txt"), "") // or it would be noticed with the next look at all
+	r.holds()
+	r.logged("web.yaml: is a link that leads nowhere: ")
+}
+
+// TestKindsOfANewerKubernetes take nothing else with them.
+func TestKindsOfANewerKubernetes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "all.yaml")
+	const other = "\n---\napiVersion: v1\nkind: BrandNew\nmetadata: {name: x}\n"
+	write(t, file, service("web")+other)
+	r := start(t, filepath.Dir(file))
+	require.Equal(t, []string{"web"}, r.services())
+	write(t, file, other)
+	r.holds()
+	require.Equal(t, 1.0, r.problems())
+}
+
 func TestTheFirstFileWithAnObjectHasIt(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml")

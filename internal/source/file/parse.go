@@ -236,8 +236,7 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 			return
 		}
 	default:
-		if wrong := wrongType(head.TypeMeta); wrong != "" {
-			f.bad(line, "%s", wrong)
+		if f.wrongType(line, head.TypeMeta) {
 			return
 		}
 		f.log.Debug("ignoring a manifest of a kind that is not used",
@@ -278,25 +277,30 @@ func listed(t metav1.TypeMeta) (of metav1.TypeMeta, ok bool) {
 	return metav1.TypeMeta{APIVersion: t.APIVersion, Kind: kind}, isUsed && t.APIVersion == version.String()
 }
 
-// wrongType says what is wrong with a type that is not used, and nothing where it is somebody else's: a manifest of a Deployment, or of
-// a Service that is not Kubernetes', may well be in the directory.
-func wrongType(t metav1.TypeMeta) string {
+// wrongType reports what is wrong with a type that is not used, and nothing where it is somebody else's: a manifest of a Deployment, or of a Service
+// that is not Kubernetes', may well be in the directory.
+func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	if t.APIVersion == "" || t.Kind == "" {
-		return noObject
+		f.bad(line, noObject)
+		return true
 	}
 	v, err := schema.ParseGroupVersion(t.APIVersion)
 	if err != nil {
-		return fmt.Sprintf("apiVersion: %v: correct it", err)
+		f.bad(line, "apiVersion: %v: correct it", err)
+		return true
 	}
 	want, isUsed := used[t.Kind]
 	switch {
 	// The groups of custom resources have a dot.
 	case isUsed && v != want && (v.Group == want.Group || !strings.Contains(v.Group, ".")):
-		return fmt.Sprintf("apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
+		f.bad(line, "apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
 	case others.IsVersionRegistered(v) && !others.Recognizes(v.WithKind(t.Kind)):
-		return fmt.Sprintf("apiVersion %s has no kind %s: is it misspelt? It has no effect", t.APIVersion, t.Kind)
+		// It may as well be of a newer Kubernetes, and then nothing is lost by it.
+		f.problem(line, "apiVersion %s has no kind %s: is it misspelt? It has no effect", t.APIVersion, t.Kind)
+	default:
+		return false
 	}
-	return ""
+	return true
 }
 
 // object decodes a value into an object of the API, converts it, and tells whether it is good.

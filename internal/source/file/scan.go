@@ -25,7 +25,8 @@ type files struct {
 	parser    parser
 	known     map[string]*file
 	pending   map[string]*pending
-	problem   *problem // of the directory itself
+	problem   *problem  // of the directory itself
+	no        []problem // of what is no file, though its name is a manifest's
 }
 
 // file is one file with manifests.
@@ -50,7 +51,7 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 		f.problem = &problem{file: f.directory, detail: fmt.Sprintf("the directory is gone, keeping what it held: %v", err)}
 		return absence, false
 	}
-	f.problem = nil
+	f.problem, f.no = nil, nil
 
 	now, seen := time.Now(), map[string]bool{}
 	wait = rescan
@@ -66,21 +67,19 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 			continue
 		}
 		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			seen[name] = true
-			f.fail(name, "is no file: manifests are read from the files in this directory, and from none below it")
+			f.no = append(f.no, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
 			continue
 		}
 		raw, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
-			if _, err := os.Lstat(path); err == nil {
-				seen[name] = true
-				f.fail(name, "is a link that leads nowhere: correct or remove it")
+			if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
+				f.no = append(f.no, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
 			}
 			continue
 		}
 		seen[name] = true
 		if err != nil {
-			f.fail(name, fmt.Sprintf("cannot be read: %v; make it readable for this process", err))
+			f.fail(name, err)
 			continue
 		}
 		wait = min(wait, f.see(name, raw, now))
@@ -99,13 +98,13 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 }
 
 // fail notes that a file cannot be read; what it held stays.
-func (f *files) fail(name, detail string) {
+func (f *files) fail(name string, err error) {
 	delete(f.pending, name)
 	if f.known[name] == nil {
 		f.known[name] = &file{}
 	}
 	f.known[name].raw = nil
-	f.known[name].problems = []problem{{file: name, detail: detail}}
+	f.known[name].problems = []problem{{file: name, detail: fmt.Sprintf("cannot be read: %v; make it readable for this process", err)}}
 }
 
 // see takes what a file holds now, nil if it is missing, and tells when to look again.

@@ -341,6 +341,32 @@ func TestPartialStreamedList(t *testing.T) {
 	require.Empty(t, r.Changes())
 }
 
+// TestItIsNotKnownHowFarTheServerIs has an API server whose watches go on while it can't say what the present is, as etcd does not answer: with an error,
+// and not at all.
+func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
+	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
+		"error":  func(w http.ResponseWriter, _ *http.Request) bool { return refuse(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout) },
+		"silent": func(_ http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(t)
+			r := start(t, a.config())
+			r.awaitSynced(t)
+			a.put(service("web")) // a watch that ends early and had nothing is taken for a bad one
+			eventually(t, "a Service", func() bool { return r.Get(serviceKey("web")) != nil })
+			isAsked := func(r *http.Request) bool { return isServices(r) && r.FormValue("limit") == "1" }
+			a.fail(func(w http.ResponseWriter, r *http.Request) bool {
+				return isServices(r) && !isWatch(r) && r.FormValue("resourceVersion") == "" && answer(w, r)
+			})
+			a.CloseClientConnections()
+			eventually(t, "a question", func() bool { return len(a.seen(isAsked)) > 0 })
+			a.put(service("db"))
+			eventually(t, "an added Service", func() bool { return r.Get(serviceKey("db")) != nil })
+			require.Equal(t, 1, r.Replaced(model.KindService), "no list was needed")
+		})
+	}
+}
+
 // TestStateGoesBackInTime has an etcd that was restored from a backup: believed when a second list says so.
 func TestStateGoesBackInTime(t *testing.T) {
 	a := newAPI(t)

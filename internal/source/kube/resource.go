@@ -108,21 +108,26 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	return list, err
 }
 
-// notAhead fails where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
-// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile.
-func (r *resource) notAhead(ctx context.Context, want string) error {
-	o := metav1.ListOptions{Limit: 1}
-	list, err := r.server.ListWithContextFunc(ctx, o)
-	if err == nil {
-		have, haveErr := strconv.ParseUint(resourceVersion(list), 10, 64)
-		want, wantErr := strconv.ParseUint(want, 10, 64)
-		if haveErr == nil && wantErr == nil && have < want {
-			r.doubted = true // the list that follows is the second that says so
-			err = apierrors.NewResourceExpired(fmt.Sprintf("the API server is at resourceVersion %d, and %d was seen", have, want))
-		}
+// askTime is for an answer to whether the API server has come as far as what is known.
+var askTime = 10 * time.Second
+
+// ahead gives an error where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
+// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. If it does not say how far it has come, nil.
+func (r *resource) ahead(ctx context.Context, known string) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	list, err := r.server.ListWithContextFunc(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		r.log.Debug("it is not known how far the API server has come; going on from what is known", "error", err)
+		return nil
 	}
-	r.report(ctx, "list", o, err)
-	return err
+	have, haveErr := strconv.ParseUint(resourceVersion(list), 10, 64)
+	want, wantErr := strconv.ParseUint(known, 10, 64)
+	if haveErr != nil || wantErr != nil || have >= want {
+		return nil
+	}
+	r.doubted = true // the list that follows is the second that says so
+	return apierrors.NewResourceExpired(fmt.Sprintf("the API server is at resourceVersion %d, and %d was seen", have, want))
 }
 
 // resourceVersion gives that of a list; "": it has none.
@@ -137,7 +142,8 @@ func resourceVersion(list runtime.Object) string {
 // openWatch is the reflector's way to the API server for watches, those that begin with a list included.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if o.SendInitialEvents == nil && o.ResourceVersion != r.listed {
-		if err := r.notAhead(ctx, o.ResourceVersion); err != nil {
+		if err := r.ahead(ctx, o.ResourceVersion); err != nil {
+			r.report(ctx, "watch", o, err)
 			return nil, err
 		}
 	}

@@ -59,6 +59,7 @@ type Source struct {
 	path  []uint64 // nil as long as there is no stream that is in sync
 	next  []uint64 // of a stream that is not in sync yet
 	marks []model.Position
+	epoch uint64 // of the positions that came last
 	// programmed is what Programmed told last, by shard.
 	programmed []model.Position
 }
@@ -138,6 +139,7 @@ func (u *Source) movedLocked() {
 	if !ok {
 		return
 	}
+	u.epoch = changes.Epoch
 	for shard, sequence := range changes.Positions {
 		u.marks[shard] = model.Position{Epoch: changes.Epoch, Sequence: sequence}
 	}
@@ -178,14 +180,14 @@ func (u *Source) inSync(names map[string]struct{}) {
 	u.movedLocked()
 	u.path = u.next
 	// A server that the relay comes back to does not know what its nodes had before.
-	had, epoch := map[uint32]uint64{}, uint64(0)
+	had := map[uint32]uint64{}
 	for shard, m := range u.programmed {
-		if m.Epoch != 0 && m.Epoch == u.marks[shard].Epoch {
-			had[uint32(shard)], epoch = m.Sequence, m.Epoch
+		if m.Epoch == u.epoch {
+			had[uint32(shard)] = m.Sequence
 		}
 	}
 	if len(had) > 0 {
-		u.client.Ack(epoch, had)
+		u.client.Ack(u.epoch, had)
 	}
 	u.store.Synced()
 }

@@ -67,6 +67,9 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 		Source: from, BindAddress: address, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
 		MaxBehindWait: patience, Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
 	}
+	if s, ok := from.(interface{ shards() uint32 }); ok {
+		c.Shards = s.shards()
+	}
 	if len(upstreams) > 0 {
 		c.Upstream = &upstream.Options{
 			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,

@@ -1,0 +1,53 @@
+package upstream_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// numbered is a source of many Services, each with a number.
+type numbered uint16
+
+func (numbered) shards() uint32 { return 256 }
+
+func (n numbered) Run(ctx context.Context, sink source.Sink) error {
+	for i := range 20_000 {
+		sink.Upsert(model.NewService(model.Service{
+			Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP, HealthCheckNodePort: uint16(n),
+		}), 0)
+	}
+	sink.Synced()
+	<-ctx.Done()
+	return nil
+}
+
+// TestManyShards has most of very many shards differ when a client comes back: all that it is asked for has to come within the server's time.
+func TestManyShards(t *testing.T) {
+	address := reserve(t)
+	first := serve(t, address, numbered(1))
+	cache := client.NewCache()
+	a := follow(t, address, "", cache, wire.Decode)
+	has := func(number uint16) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			cache.Take()
+			s, _ := cache.Service(model.ServiceKey{Namespace: "default", Name: "service-3"})
+			return s != nil && s.HealthCheckNodePort == number
+		}, patience, time.Millisecond)
+	}
+	has(1)
+	first.stop()
+	serve(t, address, numbered(2))
+	has(2)
+	a.stop()
+	require.Equal(t, map[string]float64{"resume": 256}, resyncs(t, a.registry))
+}
