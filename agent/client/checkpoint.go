@@ -117,11 +117,11 @@ func (p *Checkpoint) restore() error {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		if dir, err := os.Stat(filepath.Dir(path)); err != nil || !dir.IsDir() {
+		if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, os.ErrNotExist) {
 			p.log.Warn("There is no directory for the checkpoint, so that nothing is kept: make it, or give --checkpoint another path", "path", path)
-			return nil
+		} else {
+			p.log.Info("There is no checkpoint yet", "path", path)
 		}
-		p.log.Info("There is no checkpoint yet", "path", path)
 		return nil
 	case err == nil && !info.Mode().IsRegular():
 		return fmt.Errorf("checkpoint %s is no regular file: give the path of a file, in a directory that is there", path)

@@ -345,7 +345,9 @@ func TestPartialStreamedList(t *testing.T) {
 // and not at all.
 func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
-		"error":  func(w http.ResponseWriter, _ *http.Request) bool { return refuse(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout) },
+		"error": func(w http.ResponseWriter, _ *http.Request) bool {
+			return refuse(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout)
+		},
 		"silent": func(_ http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true },
 	} {
 		t.Run(name, func(t *testing.T) {
