@@ -260,10 +260,7 @@ func (s *stream) update(r *wire.Response) error {
 		s.options.Relay.Applied(*out.applied)
 	}
 	s.again(r.Update.Shard, out.missing, "base", model.ErrBase.Error())
-	if len(out.undecoded) > 0 {
-		s.log.Warn("Changes do not decode; asking for what they are about as a whole", "shard", r.Update.Shard, "slices", out.undecoded)
-		s.again(r.Update.Shard, out.undecoded, "delta", "a delta did not decode")
-	}
+	s.again(r.Update.Shard, out.undecoded, "delta", "a delta did not decode")
 	return nil
 }
 
