@@ -207,6 +207,7 @@ type Service struct {
 
 	version Version
 	exact   bool // as a Slice's
+	newer   bool // as a Slice's
 }
 
 // LoadBalancerIngress is an ingress point of a Service's load balancer.
@@ -246,7 +247,8 @@ type Slice struct {
 
 	version Version
 	sum     uint64 // header and endpoint hashes before mixing, so that a delta need not hash the rest; see version.go
-	exact   bool   // version is the hash of what is here: the object came from no newer software
+	exact   bool   // version is the hash of what is here
+	newer   bool   // it is not, as what came has fields that this software does not know
 }
 
 // SlicePort is a port of a Slice's endpoints.

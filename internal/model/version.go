@@ -106,10 +106,17 @@ func (s *Service) WithVersion(v Version) *Service {
 	return s
 }
 
-// WithOwnVersion gives the Service with its content's own version; itself, if it has that. It differs where the Service came by way of
+// IsExact tells whether the version is that of the content that is here.
+func (s *Service) IsExact() bool { return s.exact }
+
+// FromNewer notes that the version is another one because what came has fields that this software does not know. It is for decoders, before the
+// object is shared.
+func (s *Service) FromNewer() { s.newer = true }
+
+// WithOwnVersion gives the Service with its content's own version; itself, if it has that, or came from newer software. Else it came by way of
 // software that is older than its source, which may have left out fields that this software knows.
 func (s *Service) WithOwnVersion() *Service {
-	if s.exact {
+	if s.exact || s.newer {
 		return s
 	}
 	own := *s
@@ -185,9 +192,15 @@ func (s *Slice) WithVersion(v Version) *Slice {
 	return s
 }
 
+// IsExact tells whether the version is that of the content that is here.
+func (s *Slice) IsExact() bool { return s.exact }
+
+// FromNewer is as Service.FromNewer.
+func (s *Slice) FromNewer() { s.newer = true }
+
 // WithOwnVersion gives the slice with its content's own version; see Service.WithOwnVersion.
 func (s *Slice) WithOwnVersion() *Slice {
-	if s.exact {
+	if s.exact || s.newer {
 		return s
 	}
 	own := *s

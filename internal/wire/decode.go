@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/slicecast/slicecast/internal/intern"
 	"github.com/slicecast/slicecast/internal/model"
@@ -208,7 +209,11 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
-	return model.NewService(s).WithVersion(model.Version(p.GetVersion())), nil
+	m := model.NewService(s).WithVersion(model.Version(p.GetVersion()))
+	if !m.IsExact() && hasUnknown(p.ProtoReflect()) {
+		m.FromNewer()
+	}
+	return m, nil
 }
 
 func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
@@ -236,7 +241,31 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
-	return model.NewSlice(s).WithVersion(model.Version(p.GetVersion())), nil
+	m := model.NewSlice(s).WithVersion(model.Version(p.GetVersion()))
+	if !m.IsExact() && hasUnknown(p.ProtoReflect()) {
+		m.FromNewer()
+	}
+	return m, nil
+}
+
+// hasUnknown tells whether a message, or one in it, has fields that this software does not know.
+func hasUnknown(m protoreflect.Message) (found bool) {
+	if len(m.GetUnknown()) > 0 {
+		return true
+	}
+	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case field.Message() == nil:
+		case field.IsList():
+			for i := range v.List().Len() {
+				found = found || hasUnknown(v.List().Get(i).Message())
+			}
+		default:
+			found = hasUnknown(v.Message())
+		}
+		return !found
+	})
+	return found
 }
 
 func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {

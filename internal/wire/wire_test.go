@@ -387,3 +387,45 @@ func BenchmarkEncodeDelta(b *testing.B) {
 		}
 	}
 }
+
+// TestWhoIsNewer holds that content which is less than its version says is told apart: what came has fields that this software does not know, or
+// somebody before has left them out.
+func TestWhoIsNewer(t *testing.T) {
+	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
+	update := func(version uint64, change func(*pb.Service, *pb.Slice)) *model.Update {
+		p := &pb.ShardUpdate{
+			Services: []*pb.Service{{
+				Namespace: "default", Name: "web", Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP, Ports: []*pb.ServicePort{{Port: 80, Protocol: pb.Protocol_PROTOCOL_TCP}}, Version: version,
+			}},
+			Slices: []*pb.Slice{{
+				Namespace: "default", Name: "web-1", Service: "web", AddressType: pb.AddressType_ADDRESS_TYPE_IPV4, Endpoints: []*pb.Endpoint{{Address: "10.0.0.1"}}, Version: version,
+			}},
+		}
+		change(p.GetServices()[0], p.GetSlices()[0])
+		b, err := proto.Marshal(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
+		require.NoError(t, err)
+		r, err := Decode(b)
+		require.NoError(t, err)
+		require.Empty(t, r.Problems)
+		return r.Update
+	}
+	same := func(u *model.Update) []bool {
+		return []bool{u.Services[0].WithOwnVersion() == u.Services[0], u.Slices[0].WithOwnVersion() == u.Slices[0]}
+	}
+	less := update(7, func(*pb.Service, *pb.Slice) {})
+	require.Equal(t, []bool{false, false}, same(less))
+	require.NotEqualValues(t, 7, less.Services[0].WithOwnVersion().ContentVersion())
+	require.NotEqualValues(t, 7, less.Slices[0].WithOwnVersion().ContentVersion())
+	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
+		s.ProtoReflect().SetUnknown(unknown)
+		e.ProtoReflect().SetUnknown(unknown)
+	})))
+	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
+		s.GetPorts()[0].ProtoReflect().SetUnknown(unknown)
+		e.GetEndpoints()[0].ProtoReflect().SetUnknown(unknown)
+	})))
+	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
+		s.Version = uint64(less.Services[0].WithOwnVersion().ContentVersion())
+		e.Version = uint64(less.Slices[0].WithOwnVersion().ContentVersion())
+	})))
+}

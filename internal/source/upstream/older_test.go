@@ -182,6 +182,35 @@ func TestDeltasThatDoNotDecode(t *testing.T) {
 	require.Zero(t, root.metric("slicecast_server_nacks_total"))
 }
 
+// TestAnAgentThatIsOlderItself holds that what an agent does not know costs it nothing when it comes to a server of another version.
+func TestAnAgentThatIsOlderItself(t *testing.T) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	<-c.ready
+	upsertNewer(c, "sh")
+	cache := client.NewCache()
+	for _, version := range []string{"1", "2", "1"} {
+		a := follow(t, root.address, "", cache, func(f wire.Frame) (*wire.Response, error) {
+			r, err := older(f)
+			if err == nil && r.Welcome != nil {
+				r.Welcome.ServerVersion = version
+			}
+			if err == nil && r.Update != nil {
+				for _, s := range r.Update.Services {
+					s.FromNewer()
+				}
+				for _, s := range r.Update.Slices {
+					s.FromNewer()
+				}
+			}
+			return r, err
+		})
+		a.await(t, "", "")
+		a.stop()
+		require.Empty(t, resyncs(t, a.registry))
+	}
+}
+
 // resyncs gives what an agent has asked for again, by reason.
 func resyncs(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	families, err := registry.Gather()

@@ -42,7 +42,7 @@
 //   - Fields that a client does not know it ignores; it takes versions from the wire, so that a newer server's content
 //     still has the right digest. Coming to a server of another version, and from what it has kept in a file, it has objects
 //     whose content has another hash than their version count by that hash, and asks for what differs: the software before
-//     may have left something out of them.
+//     may have left something out of them. It need not where they came with fields that it does not know.
 //   - What a client could misunderstand, such as a new form of a delta or a message, is sent to those only that say with a
 //     Capability that they know it.
 
