@@ -241,10 +241,10 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--kube-apiserver= ":                       "name a kubeconfig, or own",
 		"--kube-apiserver=own --write-namespace=x": "add --kube-apiserver=KUBECONFIG",
 
-		"--relays=1":     "leave them out with an API server",
-		"--servers=2":    "leave them out with an API server",
-		"--floor":        "leave them out with an API server",
-		"--grpc-go":      "leave them out with an API server",
+		"--relays=1":     "leave it out with an API server",
+		"--servers=2":    "leave it out with an API server",
+		"--floor":        "leave it out with an API server",
+		"--grpc-go":      "leave it out with an API server",
 		"--server-pid=1": "--server-pid is about a running API server",
 		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: what changes is not this program's to say",
 	} {

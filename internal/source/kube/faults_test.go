@@ -344,6 +344,9 @@ func TestPartialStreamedList(t *testing.T) {
 // TestItIsNotKnownHowFarTheServerIs has an API server whose watches go on while it can't say what the present is, as etcd does not answer: with an error,
 // and not at all.
 func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
+	before := askTime
+	askTime = 500 * time.Millisecond
+	t.Cleanup(func() { askTime = before })
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request) bool{
 		"error": func(w http.ResponseWriter, _ *http.Request) bool {
 			return refuse(w, http.StatusGatewayTimeout, metav1.StatusReasonTimeout)

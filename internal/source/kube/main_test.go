@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) {
 	RouteLogs(slog.New(slog.DiscardHandler))
-	backoff.Duration, backoff.Cap, absence, askTime = 20*time.Millisecond, 200*time.Millisecond, 20*time.Millisecond, 500*time.Millisecond
+	backoff.Duration, backoff.Cap, absence = 20*time.Millisecond, 200*time.Millisecond, 20*time.Millisecond
 	testenv.Main(m, func() error {
 		_, err := controlplane.KubernetesBinary(context.Background(), "kube-apiserver")
 		return err

@@ -108,21 +108,35 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	return list, err
 }
 
-// askTime is for an answer to whether the API server has come as far as what is known.
-var askTime = 10 * time.Second
+// askTime is how long the API server is asked how far it has come, and askInterval the pause where it gives an error.
+var askTime, askInterval = 20 * time.Second, 200 * time.Millisecond
 
 // ahead gives an error where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
-// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. If it does not say how far it has come, nil.
+// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. One that is away gives the watch's error. If it
+// answers, but does not say how far it has come, nil.
 func (r *resource) ahead(ctx context.Context, known string) error {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	list, err := r.server.ListWithContextFunc(ctx, metav1.ListOptions{Limit: 1})
-	if err != nil {
-		r.log.Debug("it is not known how far the API server has come; going on from what is known", "error", err)
-		return nil
+	for {
+		list, err := r.server.ListWithContextFunc(asking, metav1.ListOptions{Limit: 1})
+		if err == nil {
+			return r.isAhead(known, resourceVersion(list))
+		}
+		if net.IsConnectionRefused(err) {
+			return err
+		}
+		select {
+		case <-asking.Done():
+			r.log.Debug("it is not known how far the API server has come; going on from what is known", "error", err)
+			return nil
+		case <-time.After(askInterval): // it may be starting
+		}
 	}
-	have, haveErr := strconv.ParseUint(resourceVersion(list), 10, 64)
+}
+
+func (r *resource) isAhead(known, of string) error {
 	want, wantErr := strconv.ParseUint(known, 10, 64)
+	have, haveErr := strconv.ParseUint(of, 10, 64)
 	if haveErr != nil || wantErr != nil || have >= want {
 		return nil
 	}
