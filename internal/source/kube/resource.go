@@ -135,9 +135,12 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 }
 
 func (r *resource) isAhead(known, of string) error {
-	want, wantErr := strconv.ParseUint(known, 10, 64)
-	have, haveErr := strconv.ParseUint(of, 10, 64)
-	if haveErr != nil || wantErr != nil || have >= want {
+	number := func(resourceVersion string) uint64 { // 0: it is none
+		n, _ := strconv.ParseUint(resourceVersion, 10, 64)
+		return n
+	}
+	have, want := number(of), number(known)
+	if have == 0 || have >= want {
 		return nil
 	}
 	r.doubted = true // the list that follows is the second that says so
