@@ -62,7 +62,8 @@ func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrP
 			case <-time.After(session.Interval()):
 			}
 		}
-		fates, err := s.wire.Open(ctx, []testenv.Opening{o}, silence)
+		// Each is answered, and a slow machine may take its time for that.
+		fates, err := s.wire.Open(ctx, []testenv.Opening{o}, settleTimeout)
 		if err != nil {
 			return nil, err
 		}
