@@ -628,7 +628,7 @@ func TestResumeFromACheckpoint(t *testing.T) {
 // TestContentOfTheSameVersion holds that a checkpoint has what an object holds now, also where that has come without another version.
 func TestContentOfTheSameVersion(t *testing.T) {
 	full := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP, IPVSScheduler: "sh"})
-	less := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP}).WithVersion(full.ContentVersion())
+	less := model.NewService(model.Service{Namespace: "default", Name: "web", Type: model.ClusterIP}).WithVersion(full.ContentVersion(), nil)
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	k := open(t, path, NewCache())
 	*k.cache = *inSyncWith(t, 7, 1, &model.Node{Name: "node-1"}, less)

@@ -21,10 +21,10 @@ type cacheShard struct {
 	// unreadable are objects that the server has in these versions, and that did not decode. What was held of them before
 	// stays; in digests they count as the server has them, so that the rest of the shard can still be compared.
 	unreadable map[model.Key]model.Version
-	// rewritten: objects count as something else since the shard was last given out whole, though its digest may be the same again.
-	rewritten bool
 	// changed are those of them that deltas have changed since: they may be readable now.
 	changed map[model.Key]struct{}
+	// rewritten: objects count as something else since the shard was last given out whole, though its digest may be the same again.
+	rewritten bool
 }
 
 // cachedService is a Service and its slices; one of both may be missing.

@@ -282,16 +282,13 @@ func (s *stream) resync(shard uint32, label, reason string) (*pb.Resync, error) 
 	return &pb.Resync{Shard: shard, BucketDigests: digests, Reason: reason}, nil
 }
 
-// compare asks for what differs in shards, of its own accord.
-func (s *stream) compare(shards []uint32, label, reason string) error {
-	for _, shard := range shards {
-		r, err := s.resync(shard, label, reason)
-		if err != nil {
-			return err
-		}
+// compare asks for what differs in a shard, of its own accord.
+func (s *stream) compare(shard uint32, label, reason string) error {
+	r, err := s.resync(shard, label, reason)
+	if err == nil {
 		s.outbox.resync(r)
 	}
-	return nil
+	return err
 }
 
 func (s *stream) heartbeat(m *pb.Heartbeat) error {
@@ -303,7 +300,7 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 	}
 	for _, shard := range s.options.Cache.diverged(m, s.repairs.Allow) {
 		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
-		if err := s.compare([]uint32{shard}, "digest", "the digest differs"); err != nil {
+		if err := s.compare(shard, "digest", "the digest differs"); err != nil {
 			return err
 		}
 	}
@@ -340,8 +337,10 @@ func (s *stream) inSync(m *pb.InSync) error {
 		s.connection.inSync()
 		s.metrics.connected.Set(1)
 		s.considerMove()
-		if err := s.compare(s.options.Cache.cameFrom(s.software), "software", "another version of the server may have known less"); err != nil {
-			return err
+		for _, shard := range s.options.Cache.cameFrom(s.software) {
+			if err := s.compare(shard, "software", "another version of the server may have known less"); err != nil {
+				return err
+			}
 		}
 	}
 	s.outbox.inSync()

@@ -136,7 +136,7 @@ func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
 // What comes from a newer server may have content that this software does not know, so that its version is not the hash of
 // what is here. Versions on the wire count then, and the promise can't be checked, until the whole content is known again.
 func TestDeltaOnContentOfANewerServer(t *testing.T) {
-	base := model.NewSlice(modeltest.WebSlice(5)).WithVersion(7)
+	base := model.NewSlice(modeltest.WebSlice(5)).WithVersion(7, nil)
 	target := modeltest.WebSlice(5)
 	target.Endpoints[2].Conditions.Ready = false
 	now := model.NewSlice(target)

@@ -99,19 +99,14 @@ func NewService(s Service) *Service {
 }
 
 // WithVersion sets the version that the wire gave instead of the content's own, which may hold more than this software
-// knows of. It is for decoders, before the object is shared.
-func (s *Service) WithVersion(v Version) *Service {
+// knows of. Where they differ, unknown tells whether that is so: that what came has fields which this software does not know; nil: it has none.
+// It is for decoders, before the object is shared.
+func (s *Service) WithVersion(v Version, unknown func() bool) *Service {
 	s.exact = s.version == v
+	s.newer = !s.exact && unknown != nil && unknown()
 	s.version = v
 	return s
 }
-
-// IsExact tells whether the version is that of the content that is here.
-func (s *Service) IsExact() bool { return s.exact }
-
-// FromNewer notes that the version is another one because what came has fields that this software does not know. It is for decoders, before the
-// object is shared.
-func (s *Service) FromNewer() { s.newer = true }
 
 // WithOwnVersion gives the Service with its content's own version; itself, if it has that, or came from newer software. Else it came by way of
 // software that is older than its source, which may have left out fields that this software knows.
@@ -186,17 +181,12 @@ func NewSlice(s Slice) *Slice {
 }
 
 // WithVersion sets the version that the wire gave instead of the content's own; see Service.WithVersion.
-func (s *Slice) WithVersion(v Version) *Slice {
+func (s *Slice) WithVersion(v Version, unknown func() bool) *Slice {
 	s.exact = s.version == v
+	s.newer = !s.exact && unknown != nil && unknown()
 	s.version = v
 	return s
 }
-
-// IsExact tells whether the version is that of the content that is here.
-func (s *Slice) IsExact() bool { return s.exact }
-
-// FromNewer is as Service.FromNewer.
-func (s *Slice) FromNewer() { s.newer = true }
 
 // WithOwnVersion gives the slice with its content's own version; see Service.WithOwnVersion.
 func (s *Slice) WithOwnVersion() *Slice {

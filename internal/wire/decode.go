@@ -209,11 +209,7 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
-	m := model.NewService(s).WithVersion(model.Version(p.GetVersion()))
-	if !m.IsExact() && hasUnknown(p.ProtoReflect()) {
-		m.FromNewer()
-	}
-	return m, nil
+	return model.NewService(s).WithVersion(model.Version(p.GetVersion()), func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
 
 func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
@@ -241,11 +237,7 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 	if d.err != nil {
 		return nil, d.err
 	}
-	m := model.NewSlice(s).WithVersion(model.Version(p.GetVersion()))
-	if !m.IsExact() && hasUnknown(p.ProtoReflect()) {
-		m.FromNewer()
-	}
-	return m, nil
+	return model.NewSlice(s).WithVersion(model.Version(p.GetVersion()), func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
 
 // hasUnknown tells whether a message, or one in it, has fields that this software does not know.

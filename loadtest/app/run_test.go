@@ -359,7 +359,7 @@ func TestNodesThatLoseTheServer(t *testing.T) {
 func TestDivergedNodeFailsTheRun(t *testing.T) {
 	for name, wrong := range map[string]*model.Service{
 		"other version":                   webService(81),
-		"other content, the same version": webService(81).WithVersion(webService(80).ContentVersion()),
+		"other content, the same version": webService(81).WithVersion(webService(80).ContentVersion(), nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := &oneShard{service: func(node string) *model.Service {

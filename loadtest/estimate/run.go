@@ -104,9 +104,6 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 	if err != nil {
 		return nil, err
 	}
-	for _, u := range m.unreadable {
-		slog.Warn("Manifest left out: it cannot be read", "error", u)
-	}
 	out.Source = "manifests in " + o.Manifests
 	for _, x := range m.objects {
 		if err := c.begin(x); err != nil {

@@ -30,7 +30,7 @@ func (s *Source) assemble() state {
 	if s.files.problem != nil {
 		st.problems = append(st.problems, *s.files.problem)
 	}
-	st.problems = append(st.problems, s.files.no...)
+	st.problems = append(st.problems, s.files.strange...)
 	type place struct {
 		file string
 		*object

@@ -26,7 +26,7 @@ type files struct {
 	known     map[string]*file
 	pending   map[string]*pending
 	problem   *problem  // of the directory itself
-	no        []problem // of what is no file, though its name is a manifest's
+	strange   []problem // of what is no file, though its name is a manifest's
 }
 
 // file is one file with manifests.
@@ -51,7 +51,7 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 		f.problem = &problem{file: f.directory, detail: fmt.Sprintf("the directory is gone, keeping what it held: %v", err)}
 		return absence, false
 	}
-	f.problem, f.no = nil, nil
+	f.problem, f.strange = nil, nil
 
 	now, seen := time.Now(), map[string]bool{}
 	wait = rescan
@@ -67,13 +67,13 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 			continue
 		}
 		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			f.no = append(f.no, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
+			f.strange = append(f.strange, problem{file: name, detail: "is no file: manifests are read from the files in this directory, and from none below it"})
 			continue
 		}
 		raw, err := os.ReadFile(path)
 		if os.IsNotExist(err) {
 			if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSymlink != 0 {
-				f.no = append(f.no, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
+				f.strange = append(f.strange, problem{file: name, detail: "is a link that leads nowhere: correct or remove it"})
 			}
 			continue
 		}

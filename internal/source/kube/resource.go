@@ -109,11 +109,13 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 }
 
 // askTime is how long the API server is asked how far it has come, and askInterval the pause where it gives an error.
-var askTime, askInterval = 20 * time.Second, 200 * time.Millisecond
+const askInterval = time.Second
+
+var askTime = 20 * time.Second
 
 // ahead gives an error where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
-// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. One that is away gives the watch's error. If it
-// answers, but does not say how far it has come, nil.
+// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. One that is away, or does
+// not let the kind be seen, gives the error that the watch would. If it does not say how far it has come, nil.
 func (r *resource) ahead(ctx context.Context, known string) error {
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -122,7 +124,7 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 		if err == nil {
 			return r.isAhead(known, resourceVersion(list))
 		}
-		if net.IsConnectionRefused(err) {
+		if net.IsConnectionRefused(err) || isAbsence(err) {
 			return err
 		}
 		select {

@@ -18,28 +18,31 @@ import (
 )
 
 // older decodes as software does that knows neither the schedulers of Services nor zones: it passes over these fields, and has the versions
-// that the wire gives. It is a relay's, too: its agents get what it knows, from a server that says that it is older.
-func older(f wire.Frame) (*wire.Response, error) {
+// that the wire gives.
+func older(f wire.Frame) (*wire.Response, error) { return less(f, "older", nil) }
+
+// less decodes with fields left out: by a relay that says that it is of a version, or, if unknown says so, by this software itself.
+func less(f wire.Frame, version string, unknown func() bool) (*wire.Response, error) {
 	r, err := wire.Decode(f)
 	if err != nil {
 		return nil, err
 	}
 	if r.Welcome != nil {
-		r.Welcome.ServerVersion = "older"
+		r.Welcome.ServerVersion = version
 	}
 	if r.Update != nil {
 		for i, s := range r.Update.Services {
-			less := *s
-			less.IPVSScheduler = ""
-			r.Update.Services[i] = model.NewService(less).WithVersion(s.ContentVersion())
+			o := *s
+			o.IPVSScheduler = ""
+			r.Update.Services[i] = model.NewService(o).WithVersion(s.ContentVersion(), unknown)
 		}
 		for i, s := range r.Update.Slices {
-			less := *s
-			less.Endpoints = slices.Clone(s.Endpoints)
-			for j := range less.Endpoints {
-				less.Endpoints[j].Zone = ""
+			o := *s
+			o.Endpoints = slices.Clone(s.Endpoints)
+			for j := range o.Endpoints {
+				o.Endpoints[j].Zone = ""
 			}
-			r.Update.Slices[i] = model.NewSlice(less).WithVersion(s.ContentVersion())
+			r.Update.Slices[i] = model.NewSlice(o).WithVersion(s.ContentVersion(), unknown)
 		}
 	}
 	return r, nil
@@ -47,6 +50,15 @@ func older(f wire.Frame) (*wire.Response, error) {
 
 // newer is what older software does not know all of.
 var newer = model.ServiceKey{Namespace: "default", Name: "newer"}
+
+// serveNewer serves it.
+func serveNewer(t *testing.T) (*cluster, *server) {
+	c := newCluster()
+	root := serve(t, "127.0.0.1:0", c)
+	<-c.ready
+	upsertNewer(c, "sh")
+	return c, root
+}
 
 func upsertNewer(c *cluster, scheduler string) {
 	c.version++
@@ -105,10 +117,7 @@ func (f *follower) await(t *testing.T, want ...string) {
 
 // TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow has an agent go on from a checkpoint that an older one wrote.
 func TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow(t *testing.T) {
-	c := newCluster()
-	root := serve(t, "127.0.0.1:0", c)
-	<-c.ready
-	upsertNewer(c, "sh")
+	_, root := serveNewer(t)
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	before := follow(t, root.address, path, client.NewCache(), older)
 	before.await(t, "", "")
@@ -126,10 +135,7 @@ func TestAnUpdatedAgentGetsWhatTheOlderOneDidNotKnow(t *testing.T) {
 // TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow has an agent come to a server that is newer than the one before. That it holds what its
 // server does not know all of costs it nothing with each stream.
 func TestAnAgentOfAnOlderRelayGetsWhatThatDidNotKnow(t *testing.T) {
-	c := newCluster()
-	root := serve(t, "127.0.0.1:0", c)
-	<-c.ready
-	upsertNewer(c, "sh")
+	c, root := serveNewer(t)
 	cache := client.NewCache()
 	for range 2 {
 		a := follow(t, root.address, "", cache, older)
@@ -184,26 +190,11 @@ func TestDeltasThatDoNotDecode(t *testing.T) {
 
 // TestAnAgentThatIsOlderItself holds that what an agent does not know costs it nothing when it comes to a server of another version.
 func TestAnAgentThatIsOlderItself(t *testing.T) {
-	c := newCluster()
-	root := serve(t, "127.0.0.1:0", c)
-	<-c.ready
-	upsertNewer(c, "sh")
+	_, root := serveNewer(t)
 	cache := client.NewCache()
 	for _, version := range []string{"1", "2", "1"} {
 		a := follow(t, root.address, "", cache, func(f wire.Frame) (*wire.Response, error) {
-			r, err := older(f)
-			if err == nil && r.Welcome != nil {
-				r.Welcome.ServerVersion = version
-			}
-			if err == nil && r.Update != nil {
-				for _, s := range r.Update.Services {
-					s.FromNewer()
-				}
-				for _, s := range r.Update.Slices {
-					s.FromNewer()
-				}
-			}
-			return r, err
+			return less(f, version, func() bool { return true })
 		})
 		a.await(t, "", "")
 		a.stop()
