@@ -20,7 +20,7 @@ generate: ## generate the Go code of the wire API, next to its .proto files, doc
 	go run ./internal/tools/performance
 
 .PHONY: lint
-lint: ## go vet, golangci-lint, buf lint, and buf breaking against the previous API
+lint: ## go vet, golangci-lint, buf lint, and buf breaking against the API of the last release
 	internal/tools/lint.sh
 
 .PHONY: verify

@@ -120,7 +120,7 @@ func (r *statusReport) Print(out *show.Page) {
 		out.Title("Shards")
 		out.Row("SHARD", "SEQUENCE", "PROGRAMMED", "DIGEST")
 		for _, s := range r.GetShards() {
-			out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), fmt.Sprint(s.GetProgrammedSequence()), fmt.Sprintf("%016x", s.GetDigest()))
+			out.Row(fmt.Sprint(s.GetShard()), fmt.Sprint(s.GetSequence()), fmt.Sprint(s.GetProgrammedSequence()), show.Hash(s.GetDigest()))
 		}
 	}
 }

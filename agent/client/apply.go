@@ -68,12 +68,12 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 	for _, slice := range u.Slices {
 		c.setSliceLocked(s, slice)
 	}
-	if out.missing, err = c.applyDeltasLocked(s, u.Deltas); err != nil {
+	if out.missing, err = c.applyDeltasLocked(s, u); err != nil {
 		return out, err
 	}
 	for _, o := range u.Unreadable {
 		switch _, known := s.unreadable[o.Key]; {
-		case o.Version == 0:
+		case o.Version == (model.Version{}):
 		case !o.Delta:
 			s.setUnreadable(o.Key, o.Version)
 		case known: // the whole did not decode either
@@ -105,8 +105,8 @@ func (c *Cache) checkLocked(u *model.Update) error {
 			errProtocol, u.Shard, u.From, u.To, s.sequence)
 	}
 	for _, bucket := range u.FullBuckets {
-		if bucket >= c.buckets {
-			return fmt.Errorf("%w: update of bucket %d of %d", errProtocol, bucket, c.buckets)
+		if bucket >= model.Buckets {
+			return fmt.Errorf("%w: update of bucket %d of %d", errProtocol, bucket, model.Buckets)
 		}
 	}
 	for _, service := range u.Services {
@@ -147,7 +147,7 @@ func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
 	if !u.Full && len(u.FullBuckets) == 0 {
 		return nil
 	}
-	buckets := make([]bool, c.buckets)
+	var buckets [model.Buckets]bool
 	for _, bucket := range u.FullBuckets {
 		buckets[bucket] = true
 	}
@@ -163,11 +163,13 @@ func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
 	}
 	var others []model.Key
 	look := func(key model.Key) {
-		if _, ok := named[key]; !ok && (u.Full || buckets[key.Bucket(c.buckets)]) {
+		if _, ok := named[key]; !ok && (u.Full || buckets[key.Bucket()]) {
 			others = append(others, key)
 		}
 	}
-	s.all(func(key model.Key, _ model.Version) { look(key) })
+	for key := range s.all {
+		look(key)
+	}
 	for key := range s.missing {
 		look(key)
 	}
@@ -182,16 +184,22 @@ func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
 	c.touched[slice.ServiceKey()] = struct{}{}
 }
 
-// applyDeltasLocked gives the slices that a delta does not fit, but for those that did not decode: to ask for such a one with each
+// applyDeltasLocked returns the slices that a delta does not fit, but for those that did not decode: to ask for such a one with each
 // of its changes would cost the server a whole slice each time, so they wait for the next heartbeat.
-func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (missing []model.Key, err error) {
-	for _, d := range deltas {
+//
+// A delta leads from the state at u.From. The shard may be ahead of that, and a slice may be behind its shard, if it is missing
+// or unreadable: the version that results tells, but only if the slice is exact. One that is not gets a delta only where there
+// is no doubt.
+func (c *Cache) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []model.Key, err error) {
+	for _, d := range u.Deltas {
 		have := s.slices[d.Key()]
 		if have != nil && have.ContentVersion() == d.Version {
 			s.setSlice(have) // it may have been unreadable meanwhile
 			continue
 		}
-		if have != nil {
+		_, unreadable := s.unreadable[d.Key()]
+		_, waits := s.missing[d.Key()]
+		if have != nil && (have.Exact() || s.sequence == u.From && !unreadable && !waits) {
 			slice, err := c.applyDelta(d, have)
 			if err == nil {
 				c.setSliceLocked(s, slice)
@@ -201,7 +209,7 @@ func (c *Cache) applyDeltasLocked(s *cacheShard, deltas []*model.SliceDelta) (mi
 				return nil, err
 			}
 		}
-		if _, ok := s.unreadable[d.Key()]; ok {
+		if unreadable {
 			s.setChanged(d.Key(), d.Version)
 			continue
 		}

@@ -38,13 +38,15 @@ func drawState(t *rapid.T, label string) state {
 
 func (s state) add(o model.Object) { s[o.Key()] = o }
 
-func (s state) digests(buckets uint32) (out []uint64, all uint64) {
-	out = make([]uint64, buckets)
-	for key, o := range s {
-		out[key.Bucket(buckets)] += uint64(o.ContentVersion())
-		all += uint64(o.ContentVersion())
-	}
-	return out, all
+func (s state) digests() (buckets []model.Digest, shard model.Digest) {
+	buckets = model.BucketDigests(func(yield func(model.Key, model.Version) bool) {
+		for key, o := range s {
+			if !yield(key, o.ContentVersion()) {
+				return
+			}
+		}
+	})
+	return buckets, model.ShardDigest(buckets)
 }
 
 // update gives an Update of the objects that match.
@@ -66,24 +68,23 @@ func (s state) update(match func(model.Key) bool) *model.Update {
 }
 
 // differing gives the Update that a server answers to digests of buckets.
-func (s state) differing(digests []uint64) *model.Update {
-	count := uint32(len(digests))
-	own, _ := s.digests(count)
+func (s state) differing(digests []model.Digest) *model.Update {
+	own, _ := s.digests()
 	var full []uint32
-	for i := range count {
+	for i := range own {
 		if own[i] != digests[i] {
-			full = append(full, i)
+			full = append(full, uint32(i))
 		}
 	}
-	u := s.update(func(key model.Key) bool { return slices.Contains(full, key.Bucket(count)) })
+	u := s.update(func(key model.Key) bool { return slices.Contains(full, key.Bucket()) })
 	u.FullBuckets = full
 	return u
 }
 
 func (s state) requireHeld(t require.TestingT, c *Cache) {
-	_, all := s.digests(1)
+	_, all := s.digests()
 	_, digests := c.Digests()
-	require.Equal(t, []uint64{all}, digests)
+	require.Equal(t, []model.Digest{all}, digests)
 	held := state{}
 	for _, key := range c.Services() {
 		service, list := c.Service(key)
@@ -100,11 +101,9 @@ func (s state) requireHeld(t require.TestingT, c *Cache) {
 // Whatever the client holds: the buckets whose digests differ make of it what the server holds.
 func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		const buckets = 8
 		before, after := drawState(t, "before"), drawState(t, "after")
 		c := NewCache()
 		require.NoError(t, c.welcome(epoch, 1))
-		require.NoError(t, c.setBuckets(buckets))
 		full := before.update(func(model.Key) bool { return true })
 		full.Full, full.To = true, 3
 		_, err := c.apply(full, false)
@@ -113,7 +112,7 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 
 		digests, ok := c.bucketDigests(0)
 		require.True(t, ok)
-		want, _ := before.digests(buckets)
+		want, _ := before.digests()
 		require.Equal(t, want, digests)
 		u := after.differing(digests)
 		if len(u.FullBuckets) == 0 {
@@ -137,21 +136,23 @@ func TestBucketsThatDifferMakeItEqual(t *testing.T) {
 // What did not decode counts as the server has it, and a bucket that lacks it removes it.
 func TestUnreadableObjectsInBuckets(t *testing.T) {
 	c := welcomed(t, 1)
-	require.NoError(t, c.setBuckets(8))
 	known, unknown := named("known", "web", 1), named("unknown", "web", 1)
 	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{known}})
-	apply(t, c, &model.Update{From: 2, To: 3, Unreadable: []model.Unreadable{{Key: known.Key(), Version: 5}, {Key: unknown.Key(), Version: 6}}})
-	_, all := c.Digests()
-	require.Equal(t, []uint64{11}, all)
+	apply(t, c, &model.Update{From: 2, To: 3, Unreadable: []model.Unreadable{
+		{Key: known.Key(), Version: model.Version{5}}, {Key: unknown.Key(), Version: model.Version{6}},
+	}})
 	require.True(t, cacheHas(c, known), "it stays as it was")
 	require.True(t, c.isUnreadable(0, unknown.Key()))
+	want := model.BucketDigests(func(yield func(model.Key, model.Version) bool) {
+		yield(known.Key(), model.Version{5})
+		yield(unknown.Key(), model.Version{6})
+	})
 	digests, _ := c.bucketDigests(0)
-	want := make([]uint64, 8)
-	want[known.Key().Bucket(8)] += 5
-	want[unknown.Key().Bucket(8)] += 6
 	require.Equal(t, want, digests)
+	_, all := c.Digests()
+	require.Equal(t, []model.Digest{model.ShardDigest(want)}, all)
 
-	out, err := c.apply(&model.Update{To: 4, FullBuckets: []uint32{unknown.Key().Bucket(8)}}, false)
+	out, err := c.apply(&model.Update{To: 4, FullBuckets: []uint32{unknown.Key().Bucket()}}, false)
 	require.NoError(t, err)
 	require.Contains(t, out.readable, unknown.Key())
 	require.False(t, c.isUnreadable(0, unknown.Key()))
@@ -163,27 +164,23 @@ func TestUnreadableObjectsInBuckets(t *testing.T) {
 
 func TestBucketsOutOfBounds(t *testing.T) {
 	c := welcomed(t, 1)
-	_, err := c.apply(&model.Update{To: 2, FullBuckets: []uint32{0}}, false)
-	require.ErrorIs(t, err, errProtocol, "the server has none")
-	require.ErrorIs(t, c.setBuckets(3), errProtocol)
-	require.ErrorIs(t, c.setBuckets(2*maxBuckets), errProtocol)
-	require.NoError(t, c.setBuckets(4))
-	_, err = c.apply(&model.Update{To: 2, FullBuckets: []uint32{4}}, false)
+	_, err := c.apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets}}, false)
 	require.ErrorIs(t, err, errProtocol)
+	_, err = c.apply(&model.Update{To: 2, FullBuckets: []uint32{model.Buckets - 1}}, false)
+	require.NoError(t, err)
 }
 
 // bucketServer is a server with one shard, which sends what differs by buckets, compressed.
 func bucketServer(t *testing.T, s state, epoch uint64) *scripted {
 	t.Helper()
-	const buckets = 8
 	w, err := zstd.NewWriter(nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
-	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: epoch, ShardCount: 1, BucketCount: buckets}),
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: epoch, ShardCount: 1}),
 		&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{0}}}})}
 	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
-		digests := r.GetResync().GetBucketDigests()
-		if len(digests) != buckets {
+		digests, err := model.SplitDigests(r.GetResync().GetBucketDigests())
+		if err != nil || len(digests) != model.Buckets {
 			return errors.New("no digests")
 		}
 		u := s.differing(digests)
@@ -195,7 +192,7 @@ func bucketServer(t *testing.T, s state, epoch uint64) *scripted {
 		if err := g.Send(&pb.StreamResponse{Message: &pb.StreamResponse_Zstd{Zstd: w.EncodeAll(f, nil)}}); err != nil {
 			return err
 		}
-		_, digest := s.digests(1)
+		_, digest := s.digests()
 		return says(inSync(2), heartbeat(digest))(g)
 	}
 	return server
@@ -226,31 +223,39 @@ func TestResumeByBuckets(t *testing.T) {
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("resume")))
 }
 
-// A cache that is found to be wrong by a heartbeat is repaired by what differs; a server whose digests make no sense is
-// asked a few times a minute at most.
+// A cache that is found to be wrong by a heartbeat asks for the digests of shards, and is repaired by what differs; a server whose
+// digests make no sense is asked a few times a minute at most.
 func TestDivergenceIsRepairedByBuckets(t *testing.T) {
 	id := newIdentity(t)
 	want := state{}
 	for i := range 20 {
 		want.add(named(fmt.Sprint("slice-", i), "web", 2))
 	}
-	_, digest := want.digests(1)
+	_, digest := want.digests()
 	server := bucketServer(t, want, epoch)
 	answer := server.answer
-	var answers int
+	var questions, answers int
 	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
+		if r.GetDigestQuery() != nil {
+			if questions++; questions == 1 {
+				return g.Send(digestsOf(digest))
+			}
+			return nil
+		}
 		switch answers++; answers {
 		case 1:
 			return answer(g, r)
 		case 2:
-			u := want.differing(r.GetResync().GetBucketDigests())
+			digests, err := model.SplitDigests(r.GetResync().GetBucketDigests())
+			require.NoError(t, err)
+			u := want.differing(digests)
 			require.Len(t, u.FullBuckets, 1)
 			u.To = 2
 			if err := g.Send(update(wire.UpdateToProto(u))); err != nil {
 				return err
 			}
-			for i := range uint64(repairBurst + 5) {
-				if err := g.Send(heartbeat(digest + 1 + i)); err != nil {
+			for i := range byte(repairBurst + 5) {
+				if err := g.Send(heartbeat(model.Digest{i})); err != nil {
 					return err
 				}
 			}
@@ -267,8 +272,14 @@ func TestDivergenceIsRepairedByBuckets(t *testing.T) {
 	}, serve(t, id, server, fanout.ServerOption()).address)
 	require.Eventually(t, func() bool { return cache.Node() != nil }, patience, tick)
 	want.requireHeld(t, cache)
-	require.EqualValues(t, repairBurst, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
-	for _, r := range server.waitRequests(t, 1+repairBurst) {
-		require.Len(t, r.GetResync().GetBucketDigests(), 8)
+	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.resyncs.WithLabelValues("digest")))
+	// The answer to the server's question, and then a question and a repair. Together they have used two of the repairs that
+	// there may be at once; the rest are questions.
+	for i, r := range server.waitRequests(t, 3+repairBurst-2) {
+		if i == 0 || i == 2 {
+			require.Len(t, r.GetResync().GetBucketDigests(), model.Buckets*model.HashSize)
+		} else {
+			require.NotNil(t, r.GetDigestQuery())
+		}
 	}
 }

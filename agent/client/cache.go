@@ -26,8 +26,9 @@ type Cache struct {
 	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
-	// asking once more would not either.
-	asked map[uint32]uint64
+	// asking once more would not either. askedState is the same for the digest of all shards.
+	asked      map[uint32]model.Digest
+	askedState model.Digest
 	// subscription is what the positions are of; nil: of everything. While resubscribing they are of nothing, as the server
 	// changes it.
 	subscription  *pb.Subscription
@@ -36,8 +37,6 @@ type Cache struct {
 	servers []Server
 	// from is the software of the server that the content came from last; "": none has brought the cache in sync yet.
 	from string
-	// buckets is the server's number of buckets in a shard; 0: it has none.
-	buckets uint32
 
 	// applyDelta and collect are set before the cache is used.
 	applyDelta func(*model.SliceDelta, *model.Slice) (*model.Slice, error)
@@ -56,7 +55,7 @@ func NewCache() *Cache {
 	return &Cache{
 		touched: make(map[model.ServiceKey]struct{}),
 		partial: make(map[uint32]*model.Update),
-		asked:   make(map[uint32]uint64),
+		asked:   make(map[uint32]model.Digest),
 		dirty:   make(chan struct{}, 1),
 
 		applyDelta: (*model.SliceDelta).Apply,
@@ -153,13 +152,17 @@ func (c *Cache) Node() *model.Node {
 	return c.node
 }
 
-// Digests gives position and digest of every shard.
-func (c *Cache) Digests() (sequences, digests []uint64) {
+// Digests returns position and digest of every shard.
+func (c *Cache) Digests() (sequences []uint64, digests []model.Digest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.digestsLocked()
+}
+
+func (c *Cache) digestsLocked() (sequences []uint64, digests []model.Digest) {
 	for i := range c.shards {
 		sequences = append(sequences, c.shards[i].sequence)
-		digests = append(digests, c.shards[i].digest)
+		digests = append(digests, c.shards[i].currentDigest())
 	}
 	return sequences, digests
 }
@@ -204,11 +207,13 @@ func (c *Cache) signalLocked() {
 	}
 }
 
-// hello fills in what the cache holds. A shard that lacks something has no position, so that its digest decides.
+// hello fills in what the cache holds. A shard that lacks something has no position, so that digests decide.
 func (c *Cache) hello(h *pb.Hello) {
-	h.Sequences, h.Digests = c.Digests()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	sequences, digests := c.digestsLocked()
+	digest := model.StateDigest(digests)
+	h.Sequences, h.Digest = sequences, digest[:]
 	for i := range c.shards {
 		if len(c.shards[i].missing) > 0 {
 			h.Sequences[i] = 0
@@ -230,6 +235,7 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	defer c.mu.Unlock()
 	clear(c.partial)
 	clear(c.asked)
+	c.askedState = model.Digest{}
 	if uint32(len(c.shards)) != shards {
 		c.reshardLocked(shards)
 	}
@@ -353,32 +359,14 @@ func (c *Cache) setServers(servers []Server) bool {
 	return changed
 }
 
-// setBuckets takes the server's number of buckets.
-func (c *Cache) setBuckets(count uint32) error {
-	if count&(count-1) != 0 || count > maxBuckets {
-		return fmt.Errorf("%w: %d buckets in a shard", errProtocol, count)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.buckets = count
-	return nil
-}
-
-// maxBuckets bounds what a client computes and sends for a shard.
-const maxBuckets = 1 << 12
-
-// bucketDigests gives the digests of a shard's buckets, by number; none, where the server has no buckets. ok is false if
-// there is no such shard.
-func (c *Cache) bucketDigests(shard uint32) (digests []uint64, ok bool) {
+// bucketDigests returns the digests of a shard's buckets, by number. ok is false if there is no such shard.
+func (c *Cache) bucketDigests(shard uint32) (digests []model.Digest, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if shard >= uint32(len(c.shards)) {
 		return nil, false
 	}
-	if c.buckets == 0 {
-		return nil, true
-	}
-	return c.shards[shard].bucketDigests(c.buckets), true
+	return c.shards[shard].bucketDigests(), true
 }
 
 // isUnreadable tells whether the shard holds an object that did not decode.
@@ -405,21 +393,46 @@ func (c *Cache) changedUnreadable() map[uint32][]model.Key {
 	return out
 }
 
-// diverged compares a heartbeat with the cache and gives the shards that hold something else at the same position, each
-// once for a digest and stream, and only as long as allow lets it.
-func (c *Cache) diverged(m *pb.Heartbeat, allow func() bool) []uint32 {
+// differs compares a heartbeat with the cache and reports whether the cache, at the same position, holds something else: once for
+// a digest and stream, and only if allow lets it.
+func (c *Cache) differs(m *pb.Heartbeat, allow func() bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(m.GetSequences()) != len(c.shards) || len(m.GetDigests()) != len(c.shards) {
+	digests, err := model.SplitDigests(m.GetDigest())
+	if err != nil || len(digests) != 1 {
+		return false
+	}
+	var sum uint64
+	for i := range c.shards {
+		sum += c.shards[i].sequence
+	}
+	if sum != m.GetSequenceSum() || digests[0] == c.askedState {
+		return false
+	}
+	if _, own := c.digestsLocked(); model.StateDigest(own) == digests[0] || !allow() {
+		return false
+	}
+	c.askedState = digests[0]
+	return true
+}
+
+// diverged compares the server's digests with the cache and returns the shards that hold something else at the same position, each
+// once for a digest and stream, and only as long as allow lets it.
+func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	digests, err := model.SplitDigests(m.GetDigests())
+	if err != nil || len(m.GetSequences()) != len(c.shards) || len(digests) != len(c.shards) {
 		return nil
 	}
+	_, own := c.digestsLocked()
 	var out []uint32
 	for i := range c.shards {
-		digest := m.GetDigests()[i]
+		digest := digests[i]
 		if c.shards[i].sequence != m.GetSequences()[i] {
 			continue
 		}
-		if c.shards[i].digest == digest {
+		if own[i] == digest {
 			delete(c.asked, uint32(i)) // asking helped, and would again
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/store"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -69,7 +70,13 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	require.EqualValues(t, epoch, h.GetEpoch())
 	require.EqualValues(t, 8, h.GetResourceVersions().GetServices())
 	require.Equal(t, []uint64{3}, h.GetSequences())
-	require.Equal(t, []uint64{uint64(service("web").ContentVersion())}, h.GetDigests())
+	require.Equal(t, stateDigest(modeltest.ShardDigest(service("web"))), h.GetDigest())
+}
+
+// stateDigest is the digest, as a Hello has it, of what holds these shards.
+func stateDigest(shards ...model.Digest) []byte {
+	digest := model.StateDigest(shards)
+	return digest[:]
 }
 
 func TestApplyTouchesTheServicesThatChange(t *testing.T) {
@@ -105,7 +112,7 @@ func TestApplyTouchesTheServicesThatChange(t *testing.T) {
 		}
 	}
 	_, digests := c.Digests()
-	require.Equal(t, []uint64{0}, digests)
+	require.Equal(t, []model.Digest{{}}, digests)
 	require.Empty(t, c.Services())
 }
 
@@ -184,7 +191,7 @@ func TestShardThatLacksSomethingHasNoPosition(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := welcomed(t, 1)
 			missing := apply(t, c, &model.Update{From: 1, To: 2, Services: []*model.Service{service("web")},
-				Deltas: []*model.SliceDelta{{Namespace: key.Namespace, Name: key.Name, Base: 1, Version: 2}}})
+				Deltas: []*model.SliceDelta{{Namespace: key.Namespace, Name: key.Name, Version: model.Version{2}}}})
 			require.Equal(t, []model.Key{key}, missing)
 
 			changes, ok := c.Take()
@@ -210,7 +217,7 @@ func TestWhatWasMissingIsNotMissedForever(t *testing.T) {
 	c := welcomed(t, 1)
 	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
 	require.Len(t, apply(t, c, &model.Update{From: 2, To: 3,
-		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Base: 1, Version: 2}}}), 1)
+		Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Version: model.Version{2}}}}), 1)
 	_, ok := c.Take()
 	require.True(t, ok)
 	c.resubscribe(nil)
@@ -230,7 +237,7 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 	c := welcomed(t, 1)
 	apply(t, c, &model.Update{From: 1, To: 2, Slices: []*model.Slice{named("s", "web", 1)}})
 	delta := func() *model.Update {
-		return &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Base: 1, Version: 2}}}
+		return &model.Update{From: 2, To: 3, Deltas: []*model.SliceDelta{{Namespace: "default", Name: "s", Version: model.Version{2}}}}
 	}
 	positions := func() map[uint32]uint64 {
 		changes, ok := c.Take()
@@ -262,8 +269,8 @@ func TestWhatIsMissingBeforeInSyncStaysMissing(t *testing.T) {
 
 func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	c := welcomed(t, 2)
-	beat := func(sequence, digest uint64) []uint32 {
-		return c.diverged(&pb.Heartbeat{Sequences: []uint64{1, sequence}, Digests: []uint64{0, digest}}, always)
+	beat := func(sequence uint64, digest byte) []uint32 {
+		return c.diverged(&pb.Digests{Sequences: []uint64{1, sequence}, Digests: modeltest.Digests(0, digest)}, always)
 	}
 	require.Empty(t, beat(1, 0))
 	require.Empty(t, beat(2, 7), "another position can't be compared")
@@ -274,11 +281,33 @@ func TestDivergenceIsToldOnceForADigest(t *testing.T) {
 	require.Equal(t, []uint32{1}, beat(1, 8), "so that is worth it again")
 	require.NoError(t, c.welcome(epoch, 2))
 	require.Equal(t, []uint32{1}, beat(1, 8), "on a new stream it is asked for again")
-	require.Empty(t, c.diverged(&pb.Heartbeat{Sequences: []uint64{1}, Digests: []uint64{9}}, always))
-	both := &pb.Heartbeat{Sequences: []uint64{1, 1}, Digests: []uint64{9, 9}}
+	require.Empty(t, c.diverged(&pb.Digests{Sequences: []uint64{1}, Digests: modeltest.Digests(9)}, always))
+	require.Empty(t, c.diverged(&pb.Digests{Sequences: []uint64{1, 1}, Digests: []byte{9}}, always))
+	both := &pb.Digests{Sequences: []uint64{1, 1}, Digests: modeltest.Digests(9, 9)}
 	allowed := 0
 	require.Equal(t, []uint32{0}, c.diverged(both, func() bool { allowed++; return allowed == 1 }))
 	require.Equal(t, []uint32{1}, c.diverged(both, always), "it was not asked for")
+}
+
+// A heartbeat tells that something differs only where the client is at its positions, and once for a digest and stream.
+func TestHeartbeatsTellOfDivergence(t *testing.T) {
+	c := welcomed(t, 2)
+	beat := func(sum uint64, digests ...model.Digest) bool {
+		state := model.StateDigest(digests)
+		return c.differs(&pb.Heartbeat{SequenceSum: sum, Digest: state[:]}, always)
+	}
+	require.False(t, beat(2, model.Digest{}, model.Digest{}), "it holds the same")
+	require.False(t, beat(3, model.Digest{}, model.Digest{7}), "another position can't be compared")
+	require.True(t, beat(2, model.Digest{}, model.Digest{7}))
+	require.False(t, beat(2, model.Digest{}, model.Digest{7}), "it has asked")
+	require.True(t, beat(2, model.Digest{}, model.Digest{8}))
+	require.NoError(t, c.welcome(epoch, 2))
+	require.True(t, beat(2, model.Digest{}, model.Digest{8}), "on a new stream it asks again")
+	require.False(t, c.differs(&pb.Heartbeat{}, always), "a sign of life has nothing to compare")
+	require.False(t, c.differs(&pb.Heartbeat{SequenceSum: 2, Digest: []byte{1}}, always))
+	never := func() bool { return false }
+	require.False(t, c.differs(&pb.Heartbeat{SequenceSum: 2, Digest: modeltest.Digests(9)}, never))
+	require.True(t, c.differs(&pb.Heartbeat{SequenceSum: 2, Digest: modeltest.Digests(9)}, always), "it was not allowed to ask")
 }
 
 // A server with another number of shards: what is held stays, in its new places, until the server says otherwise.
@@ -298,14 +327,14 @@ func TestAnotherNumberOfShards(t *testing.T) {
 	require.NoError(t, c.welcome(epoch+1, 1))
 	sequences, digests := c.Digests()
 	require.Equal(t, []uint64{0}, sequences)
-	var want uint64
+	var want []model.Object
 	for _, s := range all {
 		held, slices := c.Service(s.ServiceKey())
 		require.Same(t, s, held)
 		require.Len(t, slices, 1)
-		want += uint64(s.ContentVersion()) + uint64(slices[0].ContentVersion())
+		want = append(want, s, slices[0])
 	}
-	require.Equal(t, []uint64{want}, digests)
+	require.Equal(t, []model.Digest{modeltest.ShardDigest(want...)}, digests)
 }
 
 // A server that keeps its epoch and has another number of shards is wrong; what it says of shards that there are no more must not be looked up.
@@ -337,7 +366,7 @@ func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	require.ElementsMatch(t, []model.ServiceKey{a, b}, changes.Services)
 	require.Equal(t, []model.ServiceKey{b}, c.Services())
 	_, digests := c.Digests()
-	require.Equal(t, []uint64{uint64(named("s", b.Name, 2).ContentVersion())}, digests)
+	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
 }
 
 // sourceFunc is a source in a test.
@@ -372,4 +401,32 @@ func TestLocal(t *testing.T) {
 	require.Equal(t, s.Epoch(), changes.Epoch)
 	cancel()
 	require.NoError(t, <-done)
+}
+
+// TestDeltasOfContentThatIsNotExact: where the result of a delta can't be checked, it is applied only to what it leads from.
+func TestDeltasOfContentThatIsNotExact(t *testing.T) {
+	before := web(func(*model.Slice) {})
+	delta := model.Diff(before, web(unready(1)))
+	held := func() *model.Slice {
+		s := modeltest.WebSlice(100)
+		return model.NewSlice(s).WithVersion(model.Version{7}, nil)
+	}
+	for name, c := range map[string]struct {
+		prepare func(*Cache)
+		from    uint64
+		applied bool
+	}{
+		"at its position":        {func(*Cache) {}, 2, true},
+		"ahead of it":            {func(*Cache) {}, 1, false},
+		"an object that waits":   {func(c *Cache) { c.shards[0].setMissing(before.Key()) }, 2, false},
+		"one that is unreadable": {func(c *Cache) { c.shards[0].setUnreadable(before.Key(), model.Version{8}) }, 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cache := welcomed(t, 1)
+			apply(t, cache, &model.Update{From: 1, To: 2, Slices: []*model.Slice{held()}})
+			c.prepare(cache)
+			apply(t, cache, &model.Update{From: c.from, To: 3, Deltas: []*model.SliceDelta{delta}})
+			require.Equal(t, c.applied, !cache.Slice(0, before.Key()).Endpoints[1].Conditions.Ready)
+		})
+	}
 }

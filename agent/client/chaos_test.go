@@ -84,14 +84,15 @@ func (c *cluster) write() {
 
 // published tells whether the server shows the cluster as it is.
 func (c *cluster) published() bool {
-	var digest uint64
-	for _, o := range c.objects {
-		digest += uint64(o.(model.Object).ContentVersion())
-	}
-	for i := range c.store.Shards() {
-		digest -= c.store.Snapshot(i).Digest()
-	}
-	return digest == 0
+	want := model.ShardDigests(c.store.Shards(), func(yield func(model.Object, model.Version) bool) {
+		for _, o := range c.objects {
+			if !yield(o.(model.Object), o.(model.Object).ContentVersion()) {
+				return
+			}
+		}
+	})
+	digest, _ := c.store.Digest()
+	return digest == model.StateDigest(want)
 }
 
 // newStore makes the store of a server that starts now: another epoch, maybe another number of shards.

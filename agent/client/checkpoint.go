@@ -75,10 +75,11 @@ type Checkpoint struct {
 	// What follows is save's, which runs once at a time.
 
 	encoder *checkpointEncoder
-	// lastPosition and lastNode tell whether something has changed since the last save.
-	lastPosition []byte
-	lastNode     *model.Node
-	lastError    string
+	// lastPosition, lastRevisions and lastNode tell whether something has changed since the last save.
+	lastPosition  []byte
+	lastRevisions []uint64
+	lastNode      *model.Node
+	lastError     string
 }
 
 // OpenCheckpoint restores the cache from the file, if that is good. Its error is about the path.
@@ -267,7 +268,7 @@ func (p *Checkpoint) write() (size int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("encode: %w", err)
 	}
-	if slices.Equal(position, p.lastPosition) && c.node.Equal(p.lastNode) {
+	if slices.Equal(position, p.lastPosition) && slices.Equal(c.revisions, p.lastRevisions) && c.node.Equal(p.lastNode) {
 		return 0, nil
 	}
 	sections, err := p.encoder.encode(c)
@@ -277,7 +278,7 @@ func (p *Checkpoint) write() (size int, err error) {
 	if size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeCheckpoint(w, time.Now(), sections) }); err != nil {
 		return 0, err
 	}
-	p.lastPosition, p.lastNode = position, c.node
+	p.lastPosition, p.lastRevisions, p.lastNode = position, c.revisions, c.node
 	return size, nil
 }
 

@@ -8,18 +8,20 @@ import (
 
 // contents is what a cache holds at one moment.
 type contents struct {
-	// hello has the positions and digests, the subscription that they are of, the epoch and the resource versions.
+	// hello has the positions, the subscription that they are of, the epoch and the resource versions.
 	hello *pb.Hello
-	node  *model.Node
+	// revisions are those of the shards; they grow with each change.
+	revisions []uint64
+	node      *model.Node
 	// servers are those that the last stream told of.
 	servers *pb.Servers
 	// shards are those that were asked for, whole and without sequences.
 	shards map[uint32]*model.Update
 }
 
-// contents gives what the cache holds, and the objects of the shards whose digest changed wants; nil as long as the cache has
+// contents gives what the cache holds, and the objects of the shards whose revision changed wants; nil as long as the cache has
 // not been in sync. The objects are immutable, so that only their lists are copied under the lock.
-func (c *Cache) contents(changed func(shard uint32, digest uint64) bool) *contents {
+func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *contents {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.inSync {
@@ -36,17 +38,14 @@ func (c *Cache) contents(changed func(shard uint32, digest uint64) bool) *conten
 	}
 	for i := range c.shards {
 		s, shard := &c.shards[i], uint32(i)
-		sequence, digest := s.sequence, s.digest
-		if len(s.missing) > 0 || len(s.unreadable) > 0 {
-			sequence, digest = 0, s.wholeDigest() // the digest decides, as in a Hello
-		}
-		if c.resubscribing {
-			sequence = 0
+		sequence := s.sequence
+		if len(s.missing) > 0 || len(s.unreadable) > 0 || c.resubscribing {
+			sequence = 0 // the digest decides, as in a Hello
 		}
 		out.hello.Sequences = append(out.hello.Sequences, sequence)
-		out.hello.Digests = append(out.hello.Digests, digest)
-		if changed(shard, digest) || s.rewritten {
-			out.shards[shard], s.rewritten = s.whole(shard), false
+		out.revisions = append(out.revisions, s.revision)
+		if changed(shard, s.revision) {
+			out.shards[shard] = s.whole(shard)
 		}
 	}
 	return out
@@ -62,19 +61,6 @@ func (s *cacheShard) whole(shard uint32) *model.Update {
 		u.Slices = append(u.Slices, held.slices...)
 	}
 	return u
-}
-
-// wholeDigest is the digest of what whole gives: objects that did not decode are not in it.
-func (s *cacheShard) wholeDigest() (digest uint64) {
-	for _, held := range s.services {
-		if held.service != nil {
-			digest += uint64(held.service.ContentVersion())
-		}
-		for _, slice := range held.slices {
-			digest += uint64(slice.ContentVersion())
-		}
-	}
-	return digest
 }
 
 // restore makes an unused cache hold what another one held, which becomes its own. Nothing of it is given out before the

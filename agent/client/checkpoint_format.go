@@ -29,12 +29,12 @@ import (
 //	              the content, compressed with zstd
 //	checksum    uint64, xxhash64 of all that is before
 //
-// The contents speak the wire API: a Hello that says whose cache it is and which positions and digests it has; Servers; a
+// The contents speak the wire API: a Hello that says whose cache it is and which positions it has; Servers; a
 // frame with the Node; and for each shard, in their order, a frame with the whole of it. The frames of shards have no
 // sequences, which are in the Hello, so that they stay the same while their objects do.
 const (
 	checkpointMagic  = "slicekpt"
-	checkpointFormat = 1
+	checkpointFormat = 2
 	checkpointHeader = len(checkpointMagic) + 4 + 8 + 4
 	sectionHeader    = 4 + 4
 	checksumSize     = 8
@@ -65,8 +65,8 @@ type checkpointEncoder struct {
 }
 
 type encodedShard struct {
-	digest  uint64
-	section []byte
+	revision uint64
+	section  []byte
 }
 
 func newCheckpointEncoder() *checkpointEncoder {
@@ -80,9 +80,9 @@ func newCheckpointEncoder() *checkpointEncoder {
 	return &checkpointEncoder{zstd: e}
 }
 
-// changed tells whether a shard with this digest is yet to be compressed.
-func (e *checkpointEncoder) changed(shard uint32, digest uint64) bool {
-	return int(shard) >= len(e.shards) || e.shards[shard].section == nil || e.shards[shard].digest != digest
+// changed tells whether a shard's revision is yet to be compressed.
+func (e *checkpointEncoder) changed(shard uint32, revision uint64) bool {
+	return int(shard) >= len(e.shards) || e.shards[shard].section == nil || e.shards[shard].revision != revision
 }
 
 // section gives the bytes of a section.
@@ -108,10 +108,10 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 		return nil, err
 	}
 	sections := [][]byte{e.section(hello), e.section(list), e.section(node)}
-	shards := make([]encodedShard, len(c.hello.GetDigests()))
+	shards := make([]encodedShard, len(c.revisions))
 	copy(shards, e.shards)
 	e.shards = shards
-	for i, digest := range c.hello.GetDigests() {
+	for i, revision := range c.revisions {
 		if u := c.shards[uint32(i)]; u != nil {
 			// Neighbours resemble each other, which is what compression lives on.
 			slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
@@ -120,7 +120,7 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 			if err != nil {
 				return nil, err
 			}
-			e.shards[i] = encodedShard{digest, e.section(frame)}
+			e.shards[i] = encodedShard{revision, e.section(frame)}
 		}
 		sections = append(sections, e.shards[i].section)
 	}
@@ -153,7 +153,7 @@ func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size i
 // decoded is what a checkpoint holds.
 type decoded struct {
 	written time.Time
-	// cache holds the state, its positions and digests, and has never been in sync.
+	// cache holds the state and its positions, and has never been in sync.
 	cache *Cache
 }
 
@@ -200,9 +200,6 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 			return nil, fmt.Errorf("shard %d: %w", i, err)
 		}
 		s := &out.cache.shards[i]
-		if s.digest != hello.GetDigests()[i] {
-			return nil, fmt.Errorf("shard %d: its digest is %016x and should be %016x", i, s.digest, hello.GetDigests()[i])
-		}
 		s.sequence = hello.GetSequences()[i]
 		if s.useOwnVersions() { // what wrote it may have been older than what reads it: the digest decides
 			s.sequence = 0
@@ -299,8 +296,8 @@ func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 	switch {
 	case h.GetNodeName() != node:
 		return fmt.Errorf("it is of the node %q, and this is %q", h.GetNodeName(), node)
-	case h.GetEpoch() == 0 || shards == 0 || shards > maxShards || shards&(shards-1) != 0 || len(h.GetDigests()) != shards:
-		return fmt.Errorf("it has the epoch %d, %d sequences and %d digests", h.GetEpoch(), shards, len(h.GetDigests()))
+	case h.GetEpoch() == 0 || shards == 0 || shards > maxShards || shards&(shards-1) != 0:
+		return fmt.Errorf("it has the epoch %d and %d sequences", h.GetEpoch(), shards)
 	case r.sections != uint32(sectionShards+shards):
 		return fmt.Errorf("it has %d sections for %d shards", r.sections, shards)
 	}

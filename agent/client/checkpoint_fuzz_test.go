@@ -25,7 +25,7 @@ func FuzzCheckpoint(f *testing.F) {
 	node, err := wire.EncodeNode("node-1", &model.Node{Name: "node-1"})
 	require.NoError(f, err)
 	hello := marshal(f, &pb.Hello{
-		NodeName: "node-1", Epoch: 1, Sequences: []uint64{5}, Digests: []uint64{uint64(service.ContentVersion())},
+		NodeName: "node-1", Epoch: 1, Sequences: []uint64{5},
 	})
 	servers := marshal(f, &pb.Servers{Servers: []*pb.Server{{Address: "10.0.0.1:8472"}}})
 	f.Add(encoded(f, small(f)), hello, servers, []byte(node), frame(f, &model.Update{Full: true, Services: []*model.Service{service}}))

@@ -238,7 +238,7 @@ func TestManyResyncs(t *testing.T) {
 			return len(requests)
 		}
 		for i := range uint32(shards) {
-			o.resync(&pb.Resync{Shard: i, BucketDigests: []uint64{1}})
+			o.resync(&pb.Resync{Shard: i, BucketDigests: []byte{1}})
 			take()
 		}
 		require.Len(t, asked, resyncsAtOnce)

@@ -5,8 +5,8 @@ import "github.com/slicecast/slicecast/internal/model"
 // Relay makes the client that of another server, which feeds from the stream a store of its own. Its functions are called
 // one after the other, in the order of the stream. All are required.
 type Relay struct {
-	// NodesDigest gives the sum of the hashes of all Nodes that the relay holds, for Hello.
-	NodesDigest func() uint64
+	// NodesDigest returns the digest of all Nodes that the relay holds, for Hello.
+	NodesDigest func() model.Digest
 	// Path takes Welcome.path, with which every stream begins. An error ends the stream: the relay would feed on itself.
 	Path func(path []uint64) error
 	// Applied hears of each Update after it was applied to the cache.

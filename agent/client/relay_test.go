@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -43,7 +44,7 @@ var errCircle = errors.New("epoch 7 is this relay's own")
 
 func (h *heard) relay() *Relay {
 	return &Relay{
-		NodesDigest: func() uint64 { return 99 },
+		NodesDigest: func() model.Digest { return model.Digest{99} },
 		Path: func(path []uint64) error {
 			h.add(path)
 			if path[0] == 7 {
@@ -87,7 +88,7 @@ func TestRelay(t *testing.T) {
 	p.Lead(second.address)
 	hellos, _ := circle.seen()
 	require.Equal(t, pb.ClientKind_CLIENT_KIND_RELAY, hellos[0].GetKind())
-	require.EqualValues(t, 99, hellos[0].GetNodesDigest())
+	require.Equal(t, modeltest.Digests(99), hellos[0].GetNodesDigest())
 
 	var events []any
 	require.Eventually(t, func() bool {

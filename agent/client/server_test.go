@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -115,17 +115,17 @@ func TestServerThatLies(t *testing.T) {
 	removed := []*pb.ObjectKey{wire.KeyToProto(web(func(*model.Slice) {}).Key())}
 
 	for name, script := range map[string][]any{
-		"garbage":                     {hello, wire.Frame("\xff\xff\xff")},
-		"garbage at once":             {wire.Frame("GET / HTTP/1.1")},
-		"three shards":                {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
-		"no shards":                   {welcome(&pb.Welcome{Epoch: 1})},
-		"a million shards":            {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
-		"no epoch":                    {welcome(&pb.Welcome{ShardCount: 8})},
-		"an update before welcome":    {update(&pb.ShardUpdate{Shard: right, Full: true})},
-		"in sync before welcome":      {inSync(make([]uint64, 8)...)},
-		"a second welcome":            {hello, hello},
-		"three buckets":               {welcome(&pb.Welcome{Epoch: 1, ShardCount: 8, BucketCount: 3})},
-		"buckets, and there are none": {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, FullBuckets: []uint32{0}})},
+		"garbage":                    {hello, wire.Frame("\xff\xff\xff")},
+		"garbage at once":            {wire.Frame("GET / HTTP/1.1")},
+		"three shards":               {welcome(&pb.Welcome{Epoch: 1, ShardCount: 3})},
+		"no shards":                  {welcome(&pb.Welcome{Epoch: 1})},
+		"a million shards":           {welcome(&pb.Welcome{Epoch: 1, ShardCount: 1 << 20})},
+		"no epoch":                   {welcome(&pb.Welcome{ShardCount: 8})},
+		"an update before welcome":   {update(&pb.ShardUpdate{Shard: right, Full: true})},
+		"in sync before welcome":     {inSync(make([]uint64, 8)...)},
+		"a second welcome":           {hello, hello},
+		"a bucket that is not there": {hello, update(&pb.ShardUpdate{Shard: right, Sequence: 2, FullBuckets: []uint32{model.Buckets}})},
+		"digests before welcome":     {&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{}}}},
 		"buckets of a shard that is not there": {hello,
 			&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{8}}}}},
 		"a shard that is not there": {hello, update(&pb.ShardUpdate{Shard: 8, Full: true})},
@@ -164,7 +164,7 @@ func TestServerThatLies(t *testing.T) {
 			require.Equal(t, before, now)
 			hellos, _ := liar.seen()
 			require.Equal(t, "node-1", hellos[0].GetNodeName())
-			require.Equal(t, before, hellos[0].GetDigests())
+			require.Equal(t, stateDigest(before...), hellos[0].GetDigest())
 			require.Equal(t, s.Epoch(), hellos[0].GetEpoch())
 
 			p.Lead(good.address)
@@ -176,10 +176,17 @@ func TestServerThatLies(t *testing.T) {
 	}
 }
 
-func heartbeat(digests ...uint64) *pb.StreamResponse {
-	return &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{
-		Sequences: slices.Repeat([]uint64{2}, len(digests)), Digests: digests,
-	}}}
+// heartbeat is that of a server which has one shard, at sequence 2.
+func heartbeat(shard model.Digest) *pb.StreamResponse { return heartbeatAt(2, shard) }
+
+func heartbeatAt(sequence uint64, shard model.Digest) *pb.StreamResponse {
+	digest := model.StateDigest([]model.Digest{shard})
+	return &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{SequenceSum: sequence, Digest: digest[:]}}}
+}
+
+// digestsOf is that server's answer to a question for digests.
+func digestsOf(shard model.Digest) *pb.StreamResponse {
+	return &pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{Sequences: []uint64{2}, Digests: shard[:]}}}
 }
 
 // waitRequests waits until a server has got so many requests, and gives them.
@@ -199,40 +206,45 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 	whole := wire.UpdateToProto(&model.Update{To: 1, Full: true, Slices: []*model.Slice{old, named("other", "web", 3)}})
 	broken := wire.UpdateToProto(&model.Update{To: 2, Full: true, Slices: []*model.Slice{web(unready(1)), other}})
 	broken.Slices[0].AddressType = 99
-	digest := broken.Slices[0].GetVersion() + uint64(other.ContentVersion())
+	digest := modeltest.ShardDigest(web(unready(1)), other)
+	c := web(func(s *model.Slice) { unready(1)(s); unready(2)(s); unready(3)(s) })
 	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1}), update(whole), update(broken), inSync(2),
-		heartbeat(digest), heartbeat(digest+1), heartbeat(digest+1))}
+		heartbeat(digest), heartbeat(model.Digest{1}), heartbeat(model.Digest{1}))}
 	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
 		switch {
+		case r.GetDigestQuery() != nil:
+			return says(digestsOf(model.Digest{1}), digestsOf(model.Digest{1}))(g)
 		case len(r.GetResync().GetKeys()) > 0: // the object is asked for, and comes in a form that decodes
-			return g.Send(update(wire.UpdateToProto(&model.Update{From: 4, To: 4, Slices: []*model.Slice{web(unready(2))}})))
+			return g.Send(update(wire.UpdateToProto(&model.Update{From: 4, To: 4, Slices: []*model.Slice{c}})))
 		case r.GetResync() != nil: // deltas that can't be applied to what the client holds
-			a, b, c := web(unready(1)), web(unready(3)), web(unready(2))
+			a, b := web(unready(1)), web(func(s *model.Slice) { unready(1)(s); unready(3)(s) })
 			delta := func(to uint64, old, now *model.Slice) *pb.StreamResponse {
 				return update(wire.UpdateToProto(&model.Update{From: to - 1, To: to, Deltas: []*model.SliceDelta{model.Diff(old, now)}}))
 			}
-			digest := uint64(c.ContentVersion()) + uint64(other.ContentVersion())
-			return says(delta(3, a, b), delta(4, b, c), &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{
-				Heartbeat: &pb.Heartbeat{Sequences: []uint64{4}, Digests: []uint64{digest}},
-			}})(g)
+			return says(delta(3, a, b), delta(4, b, c), heartbeatAt(4, modeltest.ShardDigest(c, other)))(g)
 		}
 		return nil
 	}
 	cache := NewCache()
 	a := connect(t, id, cache, nil, serve(t, id, server, fanout.ServerOption()).address)
 
-	requests := server.waitRequests(t, 4)
-	require.True(t, cacheHas(cache, web(unready(2))))
+	requests := server.waitRequests(t, 5)
+	require.True(t, cacheHas(cache, c))
 	require.True(t, cacheHas(cache, other))
 	var nacks []*pb.Nack
 	var resyncs []*pb.Resync
+	questions := 0
 	for _, r := range requests {
-		if r.GetNack() != nil {
+		switch {
+		case r.GetNack() != nil:
 			nacks = append(nacks, r.GetNack())
-		} else {
+		case r.GetResync() != nil:
 			resyncs = append(resyncs, r.GetResync())
+		case r.GetDigestQuery() != nil:
+			questions++
 		}
 	}
+	require.Equal(t, 1, questions, "once for a digest")
 	require.Len(t, nacks, 2)
 	for i, sequence := range []uint64{2, 4} {
 		require.Equal(t, old.Name, nacks[i].GetKey().GetName())
@@ -242,7 +254,6 @@ func TestObjectThatDoesNotDecode(t *testing.T) {
 	require.Contains(t, nacks[0].GetReason(), "address_type: unknown value 99")
 	require.Len(t, resyncs, 2, "the shard once for its digest, and the object once for its changes")
 	require.Empty(t, resyncs[0].GetKeys())
-	require.Empty(t, resyncs[0].GetBucketDigests(), "the server has none")
 	require.Len(t, resyncs[1].GetKeys(), 1)
 	require.EqualValues(t, 1, testutil.ToFloat64(a.metrics.nacks))
 }

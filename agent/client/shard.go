@@ -11,8 +11,10 @@ type cacheShard struct {
 	sequence uint64
 	// moved: the sequence is another one since the reader of the cache was given it.
 	moved bool
-	// digest is the sum of the versions that counted gives.
-	digest   uint64
+	// revision grows with each change of what the shard holds. digest is that of the revision digested; see currentDigest.
+	revision, digested uint64
+	digest             model.Digest
+
 	services map[model.ServiceKey]*cachedService
 	slices   map[model.Key]*model.Slice
 	// missing are slices that were asked for again, as a delta did not fit what the cache holds of them. Until they have
@@ -23,8 +25,6 @@ type cacheShard struct {
 	unreadable map[model.Key]model.Version
 	// changed are those of them that deltas have changed since: they may be readable now.
 	changed map[model.Key]struct{}
-	// rewritten: objects count as something else since the shard was last given out whole, though its digest may be the same again.
-	rewritten bool
 }
 
 // cachedService is a Service and its slices; one of both may be missing.
@@ -34,7 +34,7 @@ type cachedService struct {
 }
 
 func newCacheShard() cacheShard {
-	return cacheShard{services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice)}
+	return cacheShard{revision: 1, services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice)}
 }
 
 // object gives the Service or Slice of that key; nil: there is none.
@@ -51,42 +51,39 @@ func (s *cacheShard) object(key model.Key) model.Object {
 	return nil
 }
 
-// all calls f for each object that counts, with what it counts.
-func (s *cacheShard) all(f func(key model.Key, version model.Version)) {
-	held := func(o model.Object) {
-		if _, ok := s.unreadable[o.Key()]; !ok {
-			f(o.Key(), o.ContentVersion())
-		}
+// all is a sequence of the objects that count, with the versions that they count as.
+func (s *cacheShard) all(yield func(key model.Key, version model.Version) bool) {
+	held := func(o model.Object) bool {
+		_, unreadable := s.unreadable[o.Key()]
+		return unreadable || yield(o.Key(), o.ContentVersion())
 	}
 	for _, h := range s.services {
-		if h.service != nil {
-			held(h.service)
+		if h.service != nil && !held(h.service) {
+			return
 		}
 	}
 	for _, slice := range s.slices {
-		held(slice)
+		if !held(slice) {
+			return
+		}
 	}
 	for key, version := range s.unreadable {
-		f(key, version)
+		if !yield(key, version) {
+			return
+		}
 	}
 }
 
-// bucketDigests gives the digests of the shard's buckets, by number.
-func (s *cacheShard) bucketDigests(count uint32) []uint64 {
-	out := make([]uint64, count)
-	s.all(func(key model.Key, version model.Version) { out[key.Bucket(count)] += uint64(version) })
-	return out
-}
+// bucketDigests returns the digests of the shard's buckets, by number.
+func (s *cacheShard) bucketDigests() []model.Digest { return model.BucketDigests(s.all) }
 
-// counted is what an object adds to the digest.
-func (s *cacheShard) counted(key model.Key) uint64 {
-	if v, ok := s.unreadable[key]; ok {
-		return uint64(v)
+// currentDigest returns the digest of the shard. It is computed when it is asked for, which is seldom, beside how often a shard
+// changes.
+func (s *cacheShard) currentDigest() model.Digest {
+	if s.digested != s.revision {
+		s.digest, s.digested = model.ShardDigest(s.bucketDigests()), s.revision
 	}
-	if o := s.object(key); o != nil {
-		return uint64(o.ContentVersion())
-	}
-	return 0
+	return s.digest
 }
 
 func (s *cacheShard) held(key model.ServiceKey) *cachedService {
@@ -106,7 +103,7 @@ func (s *cacheShard) dropEmpty(key model.ServiceKey) {
 
 func (s *cacheShard) setService(service *model.Service) {
 	key := service.Key()
-	s.digest += uint64(service.ContentVersion()) - s.counted(key)
+	s.revision++
 	delete(s.unreadable, key)
 	s.held(service.ServiceKey()).service = service
 }
@@ -115,7 +112,7 @@ func (s *cacheShard) setService(service *model.Service) {
 func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	key := slice.Key()
 	old = s.slices[key]
-	s.digest += uint64(slice.ContentVersion()) - s.counted(key)
+	s.revision++
 	delete(s.unreadable, key)
 	delete(s.changed, key)
 	delete(s.missing, key)
@@ -135,7 +132,7 @@ func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 
 // setUnreadable notes what the server has and this software can't read.
 func (s *cacheShard) setUnreadable(key model.Key, version model.Version) {
-	s.digest += uint64(version) - s.counted(key)
+	s.revision++
 	delete(s.changed, key)
 	delete(s.missing, key)
 	if s.unreadable == nil {
@@ -187,13 +184,12 @@ func (s *cacheShard) useOwnVersions() (differs bool) {
 			differs = true
 		}
 	}
-	s.rewritten = s.rewritten || differs
 	return differs
 }
 
 // remove removes an object, and gives what was held of it.
 func (s *cacheShard) remove(key model.Key) model.Object {
-	s.digest -= s.counted(key)
+	s.revision++
 	delete(s.unreadable, key)
 	delete(s.changed, key)
 	delete(s.missing, key)

@@ -17,7 +17,8 @@ type CacheStatus struct {
 	// Epoch that the sequences belong to; 0: none yet.
 	Epoch uint64
 	// Sequences and Digests, by shard.
-	Sequences, Digests []uint64
+	Sequences []uint64
+	Digests   []model.Digest
 	// ResourceVersions are the highest ones seen.
 	ResourceVersions model.ResourceVersions
 	// How much there is.
@@ -34,7 +35,7 @@ func (c *Cache) Status() CacheStatus {
 	for i := range c.shards {
 		s := &c.shards[i]
 		out.Sequences = append(out.Sequences, s.sequence)
-		out.Digests = append(out.Digests, s.digest)
+		out.Digests = append(out.Digests, s.currentDigest())
 		out.Slices += len(s.slices)
 		for _, held := range s.services {
 			if held.service != nil {

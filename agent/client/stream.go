@@ -138,7 +138,8 @@ func (c *Client) hello(s *pb.Subscription) *pb.Hello {
 		Capabilities: []pb.Capability{pb.Capability_CAPABILITY_ZSTD, pb.Capability_CAPABILITY_BUCKETS},
 	}
 	if c.options.Relay != nil {
-		h.NodesDigest = c.options.Relay.NodesDigest()
+		digest := c.options.Relay.NodesDigest()
+		h.NodesDigest = digest[:]
 	}
 	c.options.Cache.subscribe(s)
 	c.options.Cache.hello(h)
@@ -187,7 +188,7 @@ func (s *stream) apply(r *wire.Response) error {
 	switch {
 	case r.Welcome != nil:
 		return s.welcome(r.Welcome)
-	case !s.welcomed && (r.Update != nil || r.InSync != nil || r.BucketQuery != nil || r.Heartbeat != nil):
+	case !s.welcomed && (r.Update != nil || r.InSync != nil || r.BucketQuery != nil || r.Heartbeat != nil || r.Digests != nil || r.DigestQuery != nil):
 		return fmt.Errorf("%w: state before welcome", errProtocol)
 	case r.Update != nil:
 		return s.update(r)
@@ -205,6 +206,11 @@ func (s *stream) apply(r *wire.Response) error {
 		return s.inSync(r.InSync)
 	case r.Heartbeat != nil:
 		return s.heartbeat(r.Heartbeat)
+	case r.Digests != nil:
+		return s.digests(r.Digests)
+	case r.DigestQuery != nil:
+		_, digests := s.options.Cache.Digests()
+		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: model.JoinDigests(digests)}}})
 	case r.Drain != nil:
 		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
 		s.log.Info("The server drains", "server", s.server.Address)
@@ -220,9 +226,6 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	}
 	cache := s.options.Cache
 	if err := cache.welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
-		return err
-	}
-	if err := cache.setBuckets(w.GetBucketCount()); err != nil {
 		return err
 	}
 	if s.options.Relay != nil {
@@ -249,7 +252,7 @@ func (s *stream) update(r *wire.Response) error {
 		return err
 	}
 	for i, o := range r.Update.Unreadable {
-		if o.Version != 0 && !o.Delta {
+		if o.Version != (model.Version{}) && !o.Delta {
 			s.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
 		}
 	}
@@ -279,7 +282,7 @@ func (s *stream) resync(shard uint32, label, reason string) (*pb.Resync, error) 
 		return nil, fmt.Errorf("%w: a question for the buckets of shard %d, which is not there", errProtocol, shard)
 	}
 	s.metrics.resyncs.WithLabelValues(label).Inc()
-	return &pb.Resync{Shard: shard, BucketDigests: digests, Reason: reason}, nil
+	return &pb.Resync{Shard: shard, BucketDigests: model.JoinDigests(digests), Reason: reason}, nil
 }
 
 // compare asks for what differs in a shard, of its own accord.
@@ -298,14 +301,21 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 	if !s.synced {
 		return nil
 	}
+	if s.options.Cache.differs(m, s.repairs.Allow) {
+		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
+	}
+	for shard, keys := range s.options.Cache.changedUnreadable() {
+		s.again(shard, keys, "unreadable", "it did not decode, and has changed since")
+	}
+	return nil
+}
+
+func (s *stream) digests(m *pb.Digests) error {
 	for _, shard := range s.options.Cache.diverged(m, s.repairs.Allow) {
 		s.log.Warn("This node holds something else than the server; asking for what differs", "shard", shard)
 		if err := s.compare(shard, "digest", "the digest differs"); err != nil {
 			return err
 		}
-	}
-	for shard, keys := range s.options.Cache.changedUnreadable() {
-		s.again(shard, keys, "unreadable", "it did not decode, and has changed since")
 	}
 	return nil
 }

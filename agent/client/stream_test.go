@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,12 +14,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
 // filled gives a synced store with n Services of one slice each, and the Service of modeltest with a slice of 100.
@@ -92,6 +95,19 @@ func TestBytesOfAChange(t *testing.T) {
 		require.Equal(t, updates+1, after)
 		require.LessOrEqual(t, bytes-before, 200)
 	}
+}
+
+// TestBytesOfAHello holds that a client which is in sync sends little when it resumes.
+func TestBytesOfAHello(t *testing.T) {
+	c := welcomed(t, store.DefaultShards)
+	for shard := range uint32(store.DefaultShards) {
+		_, err := c.apply(&model.Update{Shard: shard, Full: true, To: 1 << 40}, false)
+		require.NoError(t, err)
+	}
+	h := &pb.Hello{NodeName: strings.Repeat("n", 253), ClientVersion: "v1.2.3", Programmer: "nftables"}
+	c.hello(h)
+	require.Len(t, h.GetSequences(), store.DefaultShards)
+	require.LessOrEqual(t, proto.Size(h), 1<<10)
 }
 
 // cacheHas tells whether a cache holds a slice in this version.

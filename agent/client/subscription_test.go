@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -35,8 +36,8 @@ func TestSubscription(t *testing.T) {
 	id := newIdentity(t)
 	a, b := named("a", "a", 2), named("b", "b", 2)
 	shard := func(u *model.Update) *pb.StreamResponse { return update(wire.UpdateToProto(u)) }
-	beat := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Sequences: []uint64{1_000}}}}
-	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1, BucketCount: 8}),
+	beat := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{SequenceSum: 1_000}}}
+	server := &scripted{play: says(welcome(&pb.Welcome{Epoch: 5, ShardCount: 1}),
 		shard(&model.Update{To: 7, Full: true, Slices: []*model.Slice{a}}), inSync(7), beat,
 		shard(&model.Update{From: 7, To: 90, Deltas: []*model.SliceDelta{model.Diff(a, named("a", "a", 3))}}))}
 	server.answer = func(g pb.DistributionService_StreamServer, r *pb.StreamRequest) error {
@@ -84,7 +85,7 @@ func TestSubscription(t *testing.T) {
 	requireSubscription(t, only("d"), hellos[1].GetSubscription())
 	require.EqualValues(t, 5, hellos[1].GetEpoch())
 	require.Equal(t, []uint64{0}, hellos[1].GetSequences(), "positions of another subscription mean nothing")
-	require.Equal(t, []uint64{uint64(b.ContentVersion())}, hellos[1].GetDigests(), "but it does hold something")
+	require.Equal(t, stateDigest(modeltest.ShardDigest(b)), hellos[1].GetDigest(), "but it does hold something")
 }
 
 // A stream can be narrowed and widened again, to everything.

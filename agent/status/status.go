@@ -76,7 +76,7 @@ func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusReque
 		ServicePorts: uint32(kernel.ServicePorts),
 	}
 	for i, sequence := range cache.Sequences {
-		shard := &pb.AgentShard{Shard: uint32(i), Sequence: sequence, Digest: cache.Digests[i]}
+		shard := &pb.AgentShard{Shard: uint32(i), Sequence: sequence, Digest: cache.Digests[i][:]}
 		if kernel.Epoch == cache.Epoch {
 			shard.ProgrammedSequence = kernel.Positions[uint32(i)]
 		}

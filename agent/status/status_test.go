@@ -199,7 +199,8 @@ func TestStatus(t *testing.T) {
 		require.Equal(t, uint32(i), shard.GetShard())
 		require.Equal(t, snapshot.Sequence(), shard.GetSequence())
 		require.Equal(t, snapshot.Sequence(), shard.GetProgrammedSequence())
-		require.Equal(t, snapshot.Digest(), shard.GetDigest())
+		digest := snapshot.Digest()
+		require.Equal(t, digest[:], shard.GetDigest())
 	}
 	require.WithinRange(t, got.GetProgrammingTime().AsTime(), begin, time.Now())
 	require.Positive(t, got.GetProgrammingDuration().AsDuration())

@@ -261,14 +261,18 @@ func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Sub
 		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
 	}
 	sequences, digests := a.cache.Digests()
-	sums := make([]uint64, len(digests))
-	for _, o := range want {
-		if o, ok := o.(model.Object); ok && wants(subscription, o.ServiceKey()) && len(sums) > 0 {
-			sums[o.ServiceKey().Shard(uint32(len(sums)))] += uint64(o.ContentVersion())
-		}
+	if len(digests) == 0 {
+		return errors.New("no server has said how many shards there are")
 	}
-	if !slices.Equal(sums, digests) {
-		return fmt.Errorf("the digests are %x, and should be %x", digests, sums)
+	wanted := model.ShardDigests(uint32(len(digests)), func(yield func(model.Object, model.Version) bool) {
+		for _, o := range want {
+			if o, ok := o.(model.Object); ok && wants(subscription, o.ServiceKey()) && !yield(o, o.ContentVersion()) {
+				return
+			}
+		}
+	})
+	if !slices.Equal(wanted, digests) {
+		return fmt.Errorf("the digests are %v, and should be %v", digests, wanted)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

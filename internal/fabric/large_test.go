@@ -71,7 +71,7 @@ func (c *cluster) flip(slices []model.Key) {
 type place struct{ shard, bucket uint32 }
 
 func placeOf(o model.Object) place {
-	return place{o.ServiceKey().Shard(store.DefaultShards), o.Key().Bucket(store.Buckets)}
+	return place{o.ServiceKey().Shard(store.DefaultShards), o.Key().Bucket()}
 }
 
 // difference gives the objects that are not the same in two states, and of those that are gone what they were.

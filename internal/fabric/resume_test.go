@@ -21,8 +21,8 @@ const (
 	// records of TLS, from the end of the handshake until the server has the acknowledgement.
 	resumeCost = 2 << 10
 	// shardCost is what each shard in which something differs may cost beside its objects: the client's digests of its
-	// buckets, of 8 bytes each, and what they and the answer are framed in.
-	shardCost = store.Buckets*8 + 256
+	// buckets, and what they and the answer are framed in.
+	shardCost = model.Buckets*model.HashSize + 256
 )
 
 // quietServer sends no heartbeats, so that what is counted is what a resume costs.

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// ErrBase is returned by Apply when the slice is not the one the delta was made from, or does not become the one it
-// should: the receiver must ask for the whole slice.
+// ErrBase is returned by Apply when the slice does not become the one that the delta promises, as
+// it is not the one that the delta was made from: the receiver must ask for the whole slice.
 var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 
 // SliceDelta turns one version of a Slice into another that differs in endpoints only.
@@ -16,12 +16,12 @@ type SliceDelta struct {
 	Namespace, Name string
 	// Service that the slice belongs to, and Before, the slice that the delta was made from, do not go over the wire: a receiver
 	// has them.
-	Before        *Slice
-	Service       string
-	Base, Version Version
-	Endpoints     []Endpoint           // new, or changed in more than conditions; ascending by address
-	Conditions    []EndpointConditions // changed in conditions only; ascending by index
-	Removed       []netip.Addr         // ascending
+	Before     *Slice
+	Service    string
+	Version    Version              // that results
+	Endpoints  []Endpoint           // new, or changed in more than conditions; ascending by address
+	Conditions []EndpointConditions // changed in conditions only; ascending by index
+	Removed    []netip.Addr         // ascending
 	// LastChangeTriggerTimeMS is that of the new version; see Slice.
 	LastChangeTriggerTimeMS int64
 }
@@ -46,7 +46,7 @@ func Diff(a, b *Slice) *SliceDelta {
 		return nil
 	}
 	d := &SliceDelta{
-		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Before: a, Base: a.version, Version: b.version,
+		Namespace: b.Namespace, Name: b.Name, Service: b.Service, Before: a, Version: b.version,
 		LastChangeTriggerTimeMS: b.LastChangeTriggerTimeMS,
 	}
 	walk(a.Endpoints, b.Endpoints, func(i int, old, now *Endpoint) {
@@ -108,10 +108,12 @@ func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 	}
 }
 
-// Apply gives the slice that the delta makes of s, or ErrBase. s stays as it is.
+// Apply returns the slice that the delta makes of s, or ErrBase. s stays as it is.
+//
+// The result is checked against the version that the delta promises, unless s is not Exact.
 func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
-	if s.Key() != d.Key() || s.version != d.Base {
-		return nil, fmt.Errorf("%w: %s is at %v, the delta wants %v", ErrBase, s.Key(), s.version, d.Base)
+	if s.Key() != d.Key() {
+		return nil, fmt.Errorf("%w: it is of %s, and this is %s", ErrBase, d.Key(), s.Key())
 	}
 	n := *s
 	n.LastChangeTriggerTimeMS = d.LastChangeTriggerTimeMS
@@ -120,43 +122,35 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		for len(changed) > 0 && changed[0].Address.Less(e.Address) {
-			n.add(changed[0])
+			n.Endpoints = append(n.Endpoints, changed[0])
 			changed = changed[1:]
 		}
 		switch {
 		case len(removed) > 0 && removed[0] == e.Address:
-			n.sum -= e.hash()
 			removed = removed[1:]
 		case len(changed) > 0 && changed[0].Address == e.Address:
-			n.sum -= e.hash()
-			n.add(changed[0])
+			n.Endpoints = append(n.Endpoints, changed[0])
 			changed = changed[1:]
 		case len(conditions) > 0 && conditions[0].Index == uint32(i):
-			n.sum -= e.hash()
 			with := *e
 			with.Conditions = conditions[0].Conditions
-			n.add(with)
+			n.Endpoints = append(n.Endpoints, with)
 			conditions = conditions[1:]
 		default:
 			n.Endpoints = append(n.Endpoints, *e)
 		}
 	}
-	for i := range changed {
-		n.add(changed[i])
-	}
+	n.Endpoints = append(n.Endpoints, changed...)
 	if len(removed) > 0 || len(conditions) > 0 {
 		return nil, fmt.Errorf("%w: %s lacks endpoints that the delta changes", ErrBase, s.Key())
 	}
-	if s.exact && mix(n.sum) != d.Version {
-		return nil, fmt.Errorf("%w: %s would become %v, the delta promises %v", ErrBase, s.Key(), mix(n.sum), d.Version)
+	n.leaves = hashLeaves(n.Endpoints, s)
+	own := n.hash()
+	if s.exact && own != d.Version {
+		return nil, fmt.Errorf("%w: %s would become %v, the delta promises %v", ErrBase, s.Key(), own, d.Version)
 	}
-	n.version, n.exact = d.Version, mix(n.sum) == d.Version
+	n.version, n.exact = d.Version, own == d.Version
 	return &n, nil
-}
-
-func (s *Slice) add(e Endpoint) {
-	s.sum += e.hash()
-	s.Endpoints = append(s.Endpoints, e)
 }
 
 // Update is a change of one shard, or all of it: what a ShardUpdate says on the wire.
@@ -189,7 +183,7 @@ type Departure struct {
 // Unreadable is an object of an update that its receiver could not decode.
 type Unreadable struct {
 	Key Key
-	// Version that the object has where the update comes from; 0: unknown.
+	// Version that the object has where the update comes from; zero if it is unknown.
 	Version Version
 	// Delta: it is a delta that did not decode, and the whole may.
 	Delta bool

@@ -61,16 +61,19 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), cmp.Compare(k.Namespace, o.Namespace), cmp.Compare(k.Name, o.Name))
 }
 
-// Bucket tells in which of count buckets (a power of two) of its shard the object is. As on the wire, Services are of
-// kind 1 and slices of kind 2.
-func (k Key) Bucket(count uint32) uint32 {
+// Buckets divide each shard for comparison: in a shard of a large cluster there are few objects in each, and their digests
+// have 1.6 KiB together. The wire API has the same number.
+const Buckets = 64
+
+// Bucket returns the number of the bucket that the object is in. As on the wire, Services are of kind 1 and slices of kind 2.
+func (k Key) Bucket() uint32 {
 	var d xxhash.Digest
 	d.Reset()
 	_, _ = d.Write([]byte{'0' + byte(k.Kind), '/'})
 	_, _ = d.WriteString(k.Namespace)
 	_, _ = d.WriteString("/")
 	_, _ = d.WriteString(k.Name)
-	return uint32(d.Sum64()) & (count - 1)
+	return uint32(d.Sum64()) % Buckets
 }
 
 // ServiceKey names a Service.
@@ -103,9 +106,10 @@ type Keyed interface {
 	Key() Key
 }
 
-// Version is a hash of an object's content, its key included: the same content has the same version everywhere. It is
-// never 0 for an existing object.
-type Version uint64
+// Version is a hash of an object's content, its key included: the same content has the same
+// version everywhere, and no two contents have the same; see HashSize. The zero value means that
+// there is no object.
+type Version hash
 
 // Object is a Service or a Slice: what shards hold.
 type Object interface {
@@ -246,7 +250,7 @@ type Slice struct {
 	LastChangeTriggerTimeMS int64
 
 	version Version
-	sum     uint64 // header and endpoint hashes before mixing, so that a delta need not hash the rest; see version.go
+	leaves  []hash // of the endpoints, so that a delta need not hash all of them; see version.go
 	exact   bool   // version is the hash of what is here
 	newer   bool   // it is not, as what came has fields that this software does not know
 }

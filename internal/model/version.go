@@ -3,16 +3,15 @@ package model
 import (
 	"cmp"
 	"encoding/binary"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-
-	"github.com/cespare/xxhash/v2"
 )
 
-// hasher feeds the canonical encoding of an object to a hash: each field as its number, its length and its bytes, fields
-// at their zero value left out, so that a field that is added later changes no version where it is not used.
+// hasher builds the canonical encoding of an object, which its version is the hash of: each field
+// as its number, its length and its bytes. No two objects have the same encoding. Fields at their
+// zero value are left out, so that a field that is added later changes no version where it is not
+// used.
 type hasher struct {
 	buf []byte
 }
@@ -57,30 +56,16 @@ func (h *hasher) bool(number byte, v bool) {
 }
 
 func (h *hasher) addr(number byte, a netip.Addr) {
-	b := a.As16()
 	if a.Is4() {
 		v4 := a.As4()
 		h.field(number, v4[:])
 		return
 	}
+	b := a.As16()
 	h.field(number, b[:])
 }
 
-func (h *hasher) sum() uint64 { return xxhash.Sum64(h.buf) }
-
-// mix makes of a sum of hashes a hash: without it, sums of versions could not tell which slice an endpoint is in.
-// (The finaliser of MurmurHash3.)
-func mix(v uint64) Version {
-	v ^= v >> 33
-	v *= 0xff51afd7ed558ccd
-	v ^= v >> 33
-	v *= 0xc4ceb9fe1a85ec53
-	v ^= v >> 33
-	if v == 0 {
-		v = 1
-	}
-	return Version(v)
-}
+func (h *hasher) sum() Version { return Version(hashOf(h.buf)) }
 
 // NewService completes a Service: sorts what has no order and sets the version. It takes ownership of s.
 func NewService(s Service) *Service {
@@ -94,7 +79,7 @@ func NewService(s Service) *Service {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
 			cmp.Compare(a.NodePort, b.NodePort))
 	})
-	s.version, s.exact = mix(s.hash()), true
+	s.version, s.exact = s.hash(), true
 	return &s
 }
 
@@ -115,11 +100,11 @@ func (s *Service) WithOwnVersion() *Service {
 		return s
 	}
 	own := *s
-	own.version, own.exact = mix(s.hash()), true
+	own.version, own.exact = s.hash(), true
 	return &own
 }
 
-func (s *Service) hash() uint64 {
+func (s *Service) hash() Version {
 	h := hasher{buf: make([]byte, 0, 256)}
 	h.num(1, uint64(KindService))
 	h.str(2, s.Namespace)
@@ -172,11 +157,8 @@ func NewSlice(s Slice) *Slice {
 			slices.Compare(a.ZoneHints, b.ZoneHints), slices.Compare(a.NodeHints, b.NodeHints))
 	})
 	s.Endpoints = slices.CompactFunc(s.Endpoints, func(a, b Endpoint) bool { return a.Address == b.Address })
-	s.sum = s.headerHash()
-	for i := range s.Endpoints {
-		s.sum += s.Endpoints[i].hash()
-	}
-	s.version, s.exact = mix(s.sum), true
+	s.leaves = hashLeaves(s.Endpoints, nil)
+	s.version, s.exact = s.hash(), true
 	return &s
 }
 
@@ -194,9 +176,14 @@ func (s *Slice) WithOwnVersion() *Slice {
 		return s
 	}
 	own := *s
-	own.version, own.exact = mix(s.sum), true
+	own.version, own.exact = s.hash(), true
 	return &own
 }
+
+// Exact reports whether the version is the hash of what is here. It is not where the slice came
+// from newer software with fields that this software does not know, or by way of older software
+// that left fields out.
+func (s *Slice) Exact() bool { return s.exact }
 
 // Compare orders the conditions of several endpoints with one address: first what counts, which is one that does not terminate, as in kube-proxy, and
 // of several, where kube-proxy takes any, the readiest.
@@ -214,8 +201,45 @@ func compareTrueFirst(a, b bool) int {
 	return 1
 }
 
-func (s *Slice) headerHash() uint64 {
-	h := hasher{buf: make([]byte, 0, 256)}
+// leafEndpoints is the number of endpoints that share a leaf of a slice's hash tree. A delta
+// hashes the leaves that it changes anew: with this size, some 1 KiB each.
+const leafEndpoints = 16
+
+// hashLeaves returns the leaves of a list of endpoints. Leaves that are the same in an earlier
+// state are taken from there; like may be nil.
+func hashLeaves(endpoints []Endpoint, like *Slice) []hash {
+	count := (len(endpoints) + leafEndpoints - 1) / leafEndpoints
+	out := make([]hash, 0, count)
+	var space [leafEndpoints * 96]byte
+	h := hasher{buf: space[:0]}
+	for i := range count {
+		leaf := endpoints[i*leafEndpoints : min((i+1)*leafEndpoints, len(endpoints))]
+		if like != nil && like.hasLeaf(i, leaf) {
+			out = append(out, like.leaves[i])
+			continue
+		}
+		h.buf = append(h.buf[:0], tagLeaf)
+		for j := range leaf {
+			leaf[j].encode(&h)
+		}
+		out = append(out, hashOf(h.buf))
+	}
+	return out
+}
+
+// hasLeaf reports whether the i-th leaf of the slice holds exactly these endpoints.
+func (s *Slice) hasLeaf(i int, leaf []Endpoint) bool {
+	if i >= len(s.leaves) {
+		return false
+	}
+	have := s.Endpoints[i*leafEndpoints : min((i+1)*leafEndpoints, len(s.Endpoints))]
+	return slices.EqualFunc(have, leaf, func(a, b Endpoint) bool { return a.Equal(&b) })
+}
+
+// hash returns the hash of the slice: of its header, the number of its endpoints and its leaves.
+func (s *Slice) hash() Version {
+	var space [512]byte
+	h := hasher{buf: space[:0]}
 	h.num(1, uint64(KindSlice))
 	h.str(2, s.Namespace)
 	h.str(3, s.Name)
@@ -226,12 +250,15 @@ func (s *Slice) headerHash() uint64 {
 		h.num(7, uint64(p.Protocol))
 		h.num(8, uint64(p.Port))
 	}
+	for i := range s.leaves {
+		h.field(9, s.leaves[i][:])
+	}
 	return h.sum()
 }
 
-func (e *Endpoint) hash() uint64 {
-	var space [128]byte
-	h := hasher{buf: space[:0]}
+// encode appends the canonical encoding of an endpoint. It begins with the address, which every
+// endpoint has, so that several in a row are told apart.
+func (e *Endpoint) encode(h *hasher) {
 	h.addr(1, e.Address)
 	h.bool(2, e.Conditions.Ready)
 	h.bool(3, e.Conditions.Serving)
@@ -244,7 +271,6 @@ func (e *Endpoint) hash() uint64 {
 	for _, n := range e.NodeHints {
 		h.elem(8, n)
 	}
-	return h.sum()
 }
 
 // Equal tells whether two endpoints are the same in every field.
@@ -279,7 +305,7 @@ func (n *Node) ContentVersion() Version {
 		h.addr(10, p.Addr())
 		h.num(11, uint64(p.Bits()+1))
 	}
-	return mix(h.sum())
+	return h.sum()
 }
 
 // Equal tells whether two Nodes are the same in every field; a nil Node equals only nil.
@@ -304,6 +330,3 @@ func (n *Node) Equal(o *Node) bool {
 func ComparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
-
-// String gives 16 hexadecimal digits.
-func (v Version) String() string { return fmt.Sprintf("%016x", uint64(v)) }

@@ -168,25 +168,47 @@ func TestVersionCoversEveryField(t *testing.T) {
 // the wire API, and these numbers may never change.
 func TestVersionsOfAllReleases(t *testing.T) {
 	service := modeltest.Web()
-	require.Equal(t, "d767c6d6c16a36e4", service.ContentVersion().String())
+	require.Equal(t, "2c6f1d82c77f088ba40782cdee125ce266e142c4ad96895f0e", service.ContentVersion().String())
 	slice := model.NewSlice(modeltest.WebSlice(3))
-	require.Equal(t, "cfb67a61627f58ed", slice.ContentVersion().String())
+	require.Equal(t, "e448a3a20c04bd49dce85327fd7a583e2ddcf7ca60b0fe8224", slice.ContentVersion().String())
 	require.EqualValues(t, 0x5a7, service.ServiceKey().Shard(4096))
 }
 
-// The digest of a shard is the sum of its objects' versions; it must tell which slice an endpoint is in.
-func TestDigestTellsWhichSliceAnEndpointIsIn(t *testing.T) {
-	slice := func(name string, endpoints ...string) model.Version {
+// A digest tells which slice an endpoint is in, and takes no notice of the order of objects.
+func TestDigestsTellStatesApart(t *testing.T) {
+	slice := func(name string, endpoints ...string) *model.Slice {
 		s := model.Slice{Namespace: "default", Name: name, Service: "a", Family: model.IPv4}
 		for _, e := range endpoints {
 			s.Endpoints = append(s.Endpoints, model.Endpoint{Address: addr(e)})
 		}
-		return model.NewSlice(s).ContentVersion()
+		return model.NewSlice(s)
 	}
-	require.NotEqual(t,
-		slice("s1", "10.0.0.1", "10.0.0.2")+slice("s2", "10.0.0.3"),
-		slice("s1", "10.0.0.1")+slice("s2", "10.0.0.2", "10.0.0.3"))
-	require.NotEqual(t, slice("s1", "10.0.0.1")+slice("s2"), slice("s1")+slice("s2", "10.0.0.1"))
+	shard := modeltest.ShardDigest
+	states := [][]model.Object{
+		{},
+		{slice("s1")},
+		{slice("s1"), slice("s2")},
+		{slice("s1", "10.0.0.1", "10.0.0.2"), slice("s2", "10.0.0.3")},
+		{slice("s1", "10.0.0.1"), slice("s2", "10.0.0.2", "10.0.0.3")},
+		{slice("s1", "10.0.0.1"), slice("s2")},
+		{slice("s1"), slice("s2", "10.0.0.1")},
+		{modeltest.Web(), slice("s1")},
+	}
+	require.Zero(t, shard())
+	for i, a := range states {
+		for j, b := range states {
+			if i != j {
+				require.NotEqual(t, shard(a...), shard(b...), "%d and %d", i, j)
+			}
+		}
+		b := slices.Clone(a)
+		slices.Reverse(b)
+		require.Equal(t, shard(a...), shard(b...), "%d", i)
+	}
+	d := shard(states[3]...)
+	require.NotEqual(t, model.StateDigest([]model.Digest{d, {}}), model.StateDigest([]model.Digest{{}, d}))
+	require.NotEqual(t, d, model.ShardDigest([]model.Digest{d}))
+	require.Zero(t, model.StateDigest(make([]model.Digest, 64)))
 }
 
 func TestNodeEqual(t *testing.T) {
@@ -233,10 +255,8 @@ func TestBuckets(t *testing.T) {
 		{model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}, "2/default/web"},
 		{model.Key{Kind: model.KindSlice, Namespace: "kube-system", Name: "kube-dns-7x9f2"}, "2/kube-system/kube-dns-7x9f2"},
 	} {
-		for _, count := range []uint32{1, 32, 1 << 16} {
-			require.EqualValues(t, xxhash.Sum64String(c.of)%uint64(count), c.key.Bucket(count), "%v in %d", c.key, count)
-		}
+		require.EqualValues(t, xxhash.Sum64String(c.of)%64, c.key.Bucket(), "%v", c.key)
 	}
-	require.EqualValues(t, 0x4f35, model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}.Bucket(1<<16))
-	require.EqualValues(t, 0x464d, model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}.Bucket(1<<16))
+	require.EqualValues(t, 0x35, model.Key{Kind: model.KindService, Namespace: "default", Name: "web"}.Bucket())
+	require.EqualValues(t, 0x0d, model.Key{Kind: model.KindSlice, Namespace: "default", Name: "web"}.Bucket())
 }

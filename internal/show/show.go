@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -279,3 +280,6 @@ func Bytes(n uint64) string {
 	}
 	return fmt.Sprintf("%.3g %s", value, unit)
 }
+
+// Hash returns the first 16 hexadecimal digits of a version or digest: enough to tell it from others by eye. "-" stands for none.
+func Hash(b []byte) string { return cmp.Or(hex.EncodeToString(b[:min(len(b), 8)]), "-") }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/tidwall/btree"
@@ -38,9 +39,8 @@ type Snapshot struct {
 	shard            uint32
 	sequence         uint64
 	resourceVersions model.ResourceVersions
-	digest           uint64
-	buckets          *[Buckets]uint64
 	live             int
+	digests          *digests
 	// floor is the highest sequence of a forgotten tombstone: what changed since an earlier one is not known.
 	floor uint64
 	// byKey and byChange hold the same entries, live ones and tombstones.
@@ -48,12 +48,20 @@ type Snapshot struct {
 	byChange *btree.BTreeG[*entry]
 }
 
+// digests are those of a Snapshot. They are computed when the first reader asks: a shard may change
+// a hundred times between two of them.
+type digests struct {
+	once    sync.Once
+	buckets []model.Digest
+	shard   model.Digest
+}
+
 func newShard(number uint32, maxTombstones int) *shard {
 	s := &shard{maxTombstones: maxTombstones}
 	o := btree.Options{NoLocks: true} // a snapshot's trees are written by nobody
 	s.snapshot.Store(&Snapshot{
 		shard:    number,
-		buckets:  new([Buckets]uint64),
+		digests:  &digests{},
 		byKey:    btree.NewBTreeGOptions(func(a, b *entry) bool { return a.key.Compare(b.key) < 0 }, o),
 		byChange: btree.NewBTreeGOptions(func(a, b *entry) bool { return a.change < b.change }, o),
 	})
@@ -67,8 +75,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	next.sequence++
 	next.resourceVersions = next.resourceVersions.Max(seen)
 	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
-	buckets := *old.buckets
-	next.buckets = &buckets
+	next.digests = &digests{}
 	u := &model.Update{
 		Shard: old.shard, From: old.sequence, To: next.sequence,
 	}
@@ -85,7 +92,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 			next.byChange.Delete(before)
 		}
 		if wasLive {
-			next.count(before.object, -1)
+			next.live--
 			if object == nil || object.ServiceKey() != before.object.ServiceKey() {
 				u.Left = append(u.Left, model.Departure{Key: key, Service: before.object.ServiceKey()})
 			}
@@ -106,6 +113,9 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 		e := &entry{key: key, object: object, service: service, change: s.lastChange, sequence: next.sequence}
 		next.byKey.Set(e)
 		next.byChange.Set(e)
+		if e.live() {
+			next.live++
+		}
 		switch o := object.(type) {
 		case nil:
 			s.tombstones = append(s.tombstones, e)
@@ -120,7 +130,6 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 				u.Slices = append(u.Slices, o)
 			}
 		}
-		next.count(object, 1)
 	}
 	if u.Len() == 0 {
 		return nil
@@ -132,14 +141,6 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	}
 	s.snapshot.Store(&next)
 	return u
-}
-
-// count adds an object to the sums, or, with -1, takes it out.
-func (s *Snapshot) count(o model.Object, times int) {
-	v := uint64(times) * uint64(o.ContentVersion())
-	s.live += times
-	s.digest += v
-	s.buckets[o.Key().Bucket(Buckets)] += v
 }
 
 func delta(before *entry, now *model.Slice) *model.SliceDelta {
@@ -177,22 +178,39 @@ func (s *Snapshot) Shard() uint32 { return s.shard }
 // Sequence of the last Update in the snapshot; 0 before the first.
 func (s *Snapshot) Sequence() uint64 { return s.sequence }
 
-// Digest is the sum of the versions of all objects, modulo 2^64.
-func (s *Snapshot) Digest() uint64 { return s.digest }
+// Digest returns the digest of all objects.
+func (s *Snapshot) Digest() model.Digest {
+	return s.computed().shard
+}
 
-// Buckets gives the digest of each bucket: the sum of the versions of its objects, modulo 2^64. It must not be changed.
-func (s *Snapshot) Buckets() []uint64 { return s.buckets[:] }
+// Buckets returns the digest of each bucket. It must not be changed.
+func (s *Snapshot) Buckets() []model.Digest {
+	return s.computed().buckets
+}
+
+func (s *Snapshot) computed() *digests {
+	d := s.digests
+	d.once.Do(func() {
+		d.buckets = model.BucketDigests(func(yield func(model.Key, model.Version) bool) {
+			s.byKey.Scan(func(e *entry) bool {
+				return !e.live() || yield(e.key, e.object.ContentVersion())
+			})
+		})
+		d.shard = model.ShardDigest(d.buckets)
+	})
+	return d
+}
 
 // InBuckets gives all objects of these buckets, as an Update that a reader of any position may apply.
 func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
 	u := s.update(s.sequence)
 	u.FullBuckets = buckets
-	var wanted [Buckets]bool
+	var wanted [model.Buckets]bool
 	for _, b := range buckets {
 		wanted[b] = true
 	}
 	s.byKey.Scan(func(e *entry) bool {
-		if e.live() && wanted[e.key.Bucket(Buckets)] {
+		if e.live() && wanted[e.key.Bucket()] {
 			put(u, e.object)
 		}
 		return true

@@ -30,13 +30,10 @@ import (
 // Defaults of Options.
 const (
 	// DefaultShards keeps a shard of a large cluster (10,000 Services) at some hundred objects, and 64 positions and
-	// digests in a Hello below 1 KiB.
+	// digests in a Hello below 2 KiB.
 	DefaultShards = 64
 	// DefaultTombstones is per shard: enough for every object of a large shard to be replaced while a client is away.
 	DefaultTombstones = 1024
-	// Buckets divide each shard for comparison (see Snapshot.Buckets): few objects in each, in a shard of a large cluster,
-	// and 512 bytes for the digests of all.
-	Buckets = 64
 )
 
 // Options set up a Store.
@@ -63,7 +60,6 @@ type Store struct {
 	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
 	held         map[model.Key]model.ServiceKey
 	pendingNodes map[string]struct{}
-	nodesDigest  uint64 // guarded by nodesMu
 	// seen are the versions of what was given, reached those up to which everything was given: on a quiet cluster they
 	// are ahead, as other kinds of objects count too.
 	seen, reached model.ResourceVersions
@@ -134,6 +130,17 @@ func (s *Store) Node(name string) *model.Node {
 	return s.nodes[name]
 }
 
+// Digest returns the digest of all Services and Slices, of which the shards have these positions.
+func (s *Store) Digest() (digest model.Digest, sequences []uint64) {
+	var shards []model.Digest
+	for i := range s.Shards() {
+		snapshot := s.Snapshot(i)
+		sequences = append(sequences, snapshot.Sequence())
+		shards = append(shards, snapshot.Digest())
+	}
+	return model.StateDigest(shards), sequences
+}
+
 // WaitSynced is closed once the source has given its whole state: from then on Publish publishes.
 func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
 
@@ -151,11 +158,11 @@ func (s *Store) Urgent() <-chan struct{} { return s.urgent }
 // which are of objects.
 func (s *Store) Reached() model.ResourceVersions { return *s.published.Load() }
 
-// Nodes gives all Nodes, and the sum of their versions, modulo 2^64.
-func (s *Store) Nodes() (nodes []*model.Node, digest uint64) {
+// Nodes returns all Nodes, in no order.
+func (s *Store) Nodes() []*model.Node {
 	s.nodesMu.RLock()
 	defer s.nodesMu.RUnlock()
-	return slices.Collect(maps.Values(s.nodes)), s.nodesDigest
+	return slices.Collect(maps.Values(s.nodes))
 }
 
 // Synced implements source.Sink. More than one call is as good as one.
@@ -304,14 +311,10 @@ func (s *Store) setNodeLocked(name string, n *model.Node) {
 	if old.Equal(n) {
 		return
 	}
-	if old != nil {
-		s.nodesDigest -= uint64(old.ContentVersion())
-	}
 	if n == nil {
 		delete(s.nodes, name)
 	} else {
 		s.nodes[name] = n
-		s.nodesDigest += uint64(n.ContentVersion())
 	}
 	s.pendingNodes[name] = struct{}{}
 }

@@ -7,19 +7,14 @@ golangci=$(internal/tools/build.sh internal/tools/lint github.com/golangci/golan
 "$golangci" run
 internal/tools/buf.sh lint
 
-# The API may not break whoever speaks the one before: that of the main branch or, on it, of the
-# previous commit.
-head=$(git rev-parse HEAD 2>/dev/null || true)
-for reference in origin/main main HEAD~1; do
-	base=$(git merge-base HEAD "$reference" 2>/dev/null || true)
-	[[ -n $base && $base != "$head" ]] && break
-	base=
-done
-if [[ -z $base ]] || [[ -z $(git ls-tree -r --name-only "$base" -- proto | grep '\.proto$') ]]; then
-	echo "buf breaking: nothing earlier to compare the wire API with" >&2
+# From the first release on the wire API only grows: it may not break whoever speaks that of a release. Before it, there is
+# nothing to compare with.
+release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
+if [[ -z $release ]]; then
+	echo "buf breaking: there is no release yet to compare the wire API with" >&2
 	exit
 fi
 earlier=$(mktemp -d)
 trap 'rm -rf "$earlier"' EXIT
-git archive "$base" buf.yaml proto | tar -x -C "$earlier"
+git archive "$release" buf.yaml proto | tar -x -C "$earlier"
 internal/tools/buf.sh breaking --against "$earlier"

@@ -31,6 +31,8 @@ type Response struct {
 	Drain       *pb.Drain
 	Servers     *pb.Servers
 	BucketQuery *pb.BucketQuery
+	Digests     *pb.Digests
+	DigestQuery *pb.DigestQuery
 
 	// Problems are the objects that were left out of Update, or the Node that was left out of Node.
 	Problems []Problem
@@ -86,6 +88,10 @@ func decode(f Frame) (*Response, error) {
 		return &Response{Servers: m.Servers}, nil
 	case *pb.StreamResponse_BucketQuery:
 		return &Response{BucketQuery: m.BucketQuery}, nil
+	case *pb.StreamResponse_DigestQuery:
+		return &Response{DigestQuery: m.DigestQuery}, nil
+	case *pb.StreamResponse_Digests:
+		return &Response{Digests: m.Digests}, nil
 	case *pb.StreamResponse_NodeUpdate:
 		name := cmp.Or(m.NodeUpdate.GetName(), m.NodeUpdate.GetNode().GetName())
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
@@ -117,10 +123,11 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
 	}
 	var problems []Problem
-	bad := func(kind model.Kind, namespace, name string, version uint64, err error) *model.Unreadable {
+	bad := func(kind model.Kind, namespace, name string, version []byte, err error) *model.Unreadable {
 		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
 		problems = append(problems, Problem{key, err})
-		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: model.Version(version)})
+		v, _ := model.ParseVersion(version) // zero if it does not parse either
+		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: v})
 		return &u.Unreadable[len(u.Unreadable)-1]
 	}
 	for _, s := range p.GetServices() {
@@ -146,7 +153,7 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	}
 	for _, k := range p.GetRemoved() {
 		if m, err := KeyFromProto(k); err != nil {
-			bad(m.Kind, m.Namespace, m.Name, 0, err)
+			bad(m.Kind, m.Namespace, m.Name, nil, err)
 		} else {
 			u.Removed = append(u.Removed, m)
 		}
@@ -205,11 +212,11 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 		})
 	}
 	s.LoadBalancerSourceRanges = d.prefixes("load_balancer_source_ranges", p.GetLoadBalancerSourceRanges())
-	d.version(p.GetVersion())
+	version := d.version(p.GetVersion())
 	if d.err != nil {
 		return nil, d.err
 	}
-	return model.NewService(s).WithVersion(model.Version(p.GetVersion()), func() bool { return hasUnknown(p.ProtoReflect()) }), nil
+	return model.NewService(s).WithVersion(version, func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
 
 func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
@@ -233,11 +240,11 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 			d.fail("address: %s in a slice of %s", a, s.Family)
 		}
 	}
-	d.version(p.GetVersion())
+	version := d.version(p.GetVersion())
 	if d.err != nil {
 		return nil, d.err
 	}
-	return model.NewSlice(s).WithVersion(model.Version(p.GetVersion()), func() bool { return hasUnknown(p.ProtoReflect()) }), nil
+	return model.NewSlice(s).WithVersion(version, func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
 
 // hasUnknown tells whether a message, or one in it, has fields that this software does not know.
@@ -264,7 +271,7 @@ func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 	var d decoder
 	m := &model.SliceDelta{
 		Namespace: common.Get(p.GetNamespace()), Name: p.GetName(),
-		Base: model.Version(p.GetBaseVersion()), Version: model.Version(p.GetVersion()),
+		Version:   d.version(p.GetVersion()),
 		Endpoints: d.endpoints(p.GetEndpoints()), Removed: d.addrs("removed", p.GetRemoved()),
 		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
 	}
@@ -276,7 +283,6 @@ func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 		})
 	}
 	inOrder(m)
-	d.version(p.GetVersion())
 	return m, d.err
 }
 
@@ -318,8 +324,17 @@ func (d *decoder) name(s string) {
 	}
 }
 
-func (d *decoder) version(v uint64) {
-	if v == 0 {
+func (d *decoder) version(b []byte) model.Version {
+	v, err := model.ParseVersion(b)
+	if err != nil && len(b) > 0 {
+		d.fail("%w", err)
+	}
+	d.there(v)
+	return v
+}
+
+func (d *decoder) there(v model.Version) {
+	if v == (model.Version{}) {
 		d.fail("no version")
 	}
 }

@@ -53,16 +53,15 @@ var (
 
 	namespaceField  = wireField{1, protowire.BytesType}
 	nameField       = wireField{2, protowire.BytesType}
-	baseField       = wireField{3, protowire.Fixed64Type}
-	versionField    = wireField{4, protowire.Fixed64Type}
-	conditionsField = wireField{6, protowire.BytesType}
-	removedField    = wireField{7, protowire.BytesType}
-	triggerField    = wireField{8, protowire.VarintType}
+	versionField    = wireField{3, protowire.BytesType}
+	conditionsField = wireField{5, protowire.BytesType}
+	removedField    = wireField{6, protowire.BytesType}
+	triggerField    = wireField{7, protowire.VarintType}
 
 	readyField       = wireField{2, protowire.VarintType}
 	servingField     = wireField{3, protowire.VarintType}
 	terminatingField = wireField{4, protowire.VarintType}
-	indexField       = wireField{5, protowire.VarintType}
+	indexField       = wireField{1, protowire.VarintType}
 
 	servicesField = wireField{1, protowire.VarintType}
 	slicesField   = wireField{2, protowire.VarintType}
@@ -78,10 +77,8 @@ func decodeDelta(b []byte) *model.SliceDelta {
 			m.Namespace = common.Get(string(v.bytes))
 		case nameField:
 			m.Name = string(v.bytes)
-		case baseField:
-			m.Base = model.Version(v.number)
 		case versionField:
-			m.Version = model.Version(v.number)
+			m.Version = d.version(v.bytes)
 		case triggerField:
 			m.LastChangeTriggerTimeMS = int64(v.number)
 		case conditionsField:
@@ -96,7 +93,7 @@ func decodeDelta(b []byte) *model.SliceDelta {
 		return true
 	})
 	d.name(m.Name)
-	d.version(uint64(m.Version))
+	d.there(m.Version)
 	if !ok || d.err != nil || !utf8.ValidString(m.Namespace) || !utf8.ValidString(m.Name) {
 		return nil
 	}
@@ -159,8 +156,6 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 		switch kind {
 		case protowire.VarintType:
 			v.number, n = protowire.ConsumeVarint(b)
-		case protowire.Fixed64Type:
-			v.number, n = protowire.ConsumeFixed64(b)
 		case protowire.BytesType:
 			v.bytes, n = protowire.ConsumeBytes(b)
 		default:

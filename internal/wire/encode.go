@@ -88,7 +88,7 @@ func serviceToProto(s *model.Service) *pb.Service {
 	p := &pb.Service{
 		Namespace:               s.Namespace,
 		Name:                    s.Name,
-		Version:                 uint64(s.ContentVersion()),
+		Version:                 bytesOf(s.ContentVersion()),
 		Type:                    pb.ServiceType(s.Type),
 		ClusterIps:              addrs(s.ClusterIPs),
 		ExternalIps:             addrs(s.ExternalIPs),
@@ -118,7 +118,7 @@ func sliceToProto(s *model.Slice) *pb.Slice {
 	p := &pb.Slice{
 		Namespace:               s.Namespace,
 		Name:                    s.Name,
-		Version:                 uint64(s.ContentVersion()),
+		Version:                 bytesOf(s.ContentVersion()),
 		Service:                 s.Service,
 		AddressType:             pb.AddressType(s.Family),
 		LastChangeTriggerTimeMs: s.LastChangeTriggerTimeMS,
@@ -147,7 +147,7 @@ func endpointToProto(e *model.Endpoint) *pb.Endpoint {
 
 func deltaToProto(d *model.SliceDelta) *pb.SliceDelta {
 	p := &pb.SliceDelta{
-		Namespace: d.Namespace, Name: d.Name, BaseVersion: uint64(d.Base), Version: uint64(d.Version),
+		Namespace: d.Namespace, Name: d.Name, Version: bytesOf(d.Version),
 		Removed: addrs(d.Removed), LastChangeTriggerTimeMs: d.LastChangeTriggerTimeMS,
 	}
 	for i := range d.Endpoints {
@@ -177,6 +177,8 @@ func nodeToProto(n *model.Node) *pb.Node {
 	}
 	return p
 }
+
+func bytesOf(v model.Version) []byte { return v[:] }
 
 func addrs(list []netip.Addr) []string {
 	var out []string

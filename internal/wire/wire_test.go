@@ -89,7 +89,7 @@ func TestMessagesWithoutModel(t *testing.T) {
 	for _, m := range []*pb.StreamResponse{
 		{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{Epoch: 1}}},
 		{Message: &pb.StreamResponse_InSync{InSync: &pb.InSync{Sequences: []uint64{1}}}},
-		{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Digests: []uint64{1}}}},
+		{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{Digest: modeltest.Digests(1)}}},
 		{Message: &pb.StreamResponse_Drain{Drain: &pb.Drain{ReconnectWithinMs: 1}}},
 		{Message: &pb.StreamResponse_Servers{Servers: &pb.Servers{Servers: []*pb.Server{{Address: "a:1"}}}}},
 		{Message: &pb.StreamResponse_BucketQuery{BucketQuery: &pb.BucketQuery{Shards: []uint32{1}}}},
@@ -164,20 +164,20 @@ func TestStringsThatAreNoUTF8AreNotEncoded(t *testing.T) {
 // One object that makes no sense is left out and named; the others stand.
 func TestBadObjectsAreLeftOut(t *testing.T) {
 	goodService := func() *pb.Service {
-		return &pb.Service{Namespace: "default", Name: "bad", Version: 1, Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP}
+		return &pb.Service{Namespace: "default", Name: "bad", Version: modeltest.Digests(1), Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP}
 	}
 	goodSlice := func() *pb.Slice {
-		return &pb.Slice{Namespace: "default", Name: "bad", Version: 1, Service: "a", AddressType: pb.AddressType_ADDRESS_TYPE_IPV4}
+		return &pb.Slice{Namespace: "default", Name: "bad", Version: modeltest.Digests(1), Service: "a", AddressType: pb.AddressType_ADDRESS_TYPE_IPV4}
 	}
 	goodDelta := func() *pb.SliceDelta {
-		return &pb.SliceDelta{Namespace: "default", Name: "bad", BaseVersion: 1, Version: 2}
+		return &pb.SliceDelta{Namespace: "default", Name: "bad", Version: modeltest.Digests(2)}
 	}
 
 	for name, c := range map[string]struct {
 		change func(u *pb.ShardUpdate)
 		err    string
 	}{
-		"no version": {func(u *pb.ShardUpdate) { u.Services[1].Version = 0 }, "no version"},
+		"no version": {func(u *pb.ShardUpdate) { u.Services[1].Version = nil }, "no version"},
 		"no type":    {func(u *pb.ShardUpdate) { u.Services[1].Type = 0 }, "type: unknown value 0"},
 		"new type":   {func(u *pb.ShardUpdate) { u.Services[1].Type = 9 }, "type: unknown value 9"},
 		"new policy": {func(u *pb.ShardUpdate) { u.Services[1].ExternalTrafficPolicy = 7 }, "external_traffic_policy: unknown value 7"},
@@ -192,14 +192,14 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 		"service port": {func(u *pb.ShardUpdate) { u.Services[1].Ports = []*pb.ServicePort{{Protocol: 1, Port: 1 << 20}} }, "port: 1048576"},
 		"protocol":     {func(u *pb.ShardUpdate) { u.Services[1].Ports = []*pb.ServicePort{{Port: 1}} }, "protocol: unknown value 0"},
 
-		"slice without version": {func(u *pb.ShardUpdate) { u.Slices[1].Version = 0 }, "no version"},
+		"slice without version": {func(u *pb.ShardUpdate) { u.Slices[1].Version = make([]byte, model.HashSize) }, "no version"},
 		"FQDN slice":            {func(u *pb.ShardUpdate) { u.Slices[1].AddressType = 3 }, "address_type: unknown value 3"},
 		"slice port":            {func(u *pb.ShardUpdate) { u.Slices[1].Ports = []*pb.SlicePort{{Protocol: 4}} }, "protocol: unknown value 4"},
 		"endpoint":              {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{}} }, "address"},
 		"endpoint of the other family": {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "fd00::1"}} },
 			"fd00::1 in a slice of IPv4"},
 
-		"delta without version": {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Version = 0 }, "no version"},
+		"delta without version": {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Version = []byte{1} }, "a version of 1 bytes"},
 		"delta of endpoints":    {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Endpoints = []*pb.Endpoint{{Address: "x"}} }, "address"},
 		"delta of removals":     {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"x"} }, "removed"},
 
@@ -230,8 +230,8 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 	}
 
 	_, problems := UpdateFromProto(&pb.ShardUpdate{
-		Services: []*pb.Service{{Version: 1, Type: 1}}, Slices: []*pb.Slice{{Version: 1, AddressType: 1}},
-		SliceDeltas: []*pb.SliceDelta{{Version: 1}}, Removed: []*pb.ObjectKey{{Kind: 1}},
+		Services: []*pb.Service{{Version: modeltest.Digests(1), Type: 1}}, Slices: []*pb.Slice{{Version: modeltest.Digests(1), AddressType: 1}},
+		SliceDeltas: []*pb.SliceDelta{{Version: modeltest.Digests(1)}}, Removed: []*pb.ObjectKey{{Kind: 1}},
 	})
 	require.Len(t, problems, 4, "objects without a name")
 }
@@ -239,7 +239,7 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 // A delta is applied in the order of addresses, whatever order it came in.
 func TestDeltaIsSorted(t *testing.T) {
 	u, problems := UpdateFromProto(&pb.ShardUpdate{SliceDeltas: []*pb.SliceDelta{{
-		Name: "s", BaseVersion: 1, Version: 2, Removed: []string{"10.0.0.9", "10.0.0.10", "10.0.0.1"},
+		Name: "s", Version: modeltest.Digests(2), Removed: []string{"10.0.0.9", "10.0.0.10", "10.0.0.1"},
 		Endpoints:  []*pb.Endpoint{{Address: "10.0.0.3"}, {Address: "10.0.0.2"}},
 		Conditions: []*pb.EndpointConditions{{Index: 5}, {Index: 4}},
 	}}})
@@ -290,7 +290,7 @@ func TestDeltas(t *testing.T) {
 		for range rapid.IntRange(1, 3).Draw(t, "deltas") {
 			d := &model.SliceDelta{
 				Namespace: rapid.StringN(0, 4, -1).Draw(t, "namespace"), Name: rapid.StringN(0, 4, -1).Draw(t, "name"),
-				Base: model.Version(rapid.Uint64().Draw(t, "base")), Version: model.Version(rapid.Uint64Max(2).Draw(t, "version")),
+				Version:                 model.Version{rapid.ByteMax(2).Draw(t, "version")},
 				LastChangeTriggerTimeMS: rapid.Int64().Draw(t, "time"),
 			}
 			for range rapid.IntRange(0, 3).Draw(t, "conditions") {
@@ -392,7 +392,8 @@ func BenchmarkEncodeDelta(b *testing.B) {
 // somebody before has left them out.
 func TestWhoIsNewer(t *testing.T) {
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
-	update := func(version uint64, change func(*pb.Service, *pb.Slice)) *model.Update {
+	version := modeltest.Digests(7)
+	update := func(change func(*pb.Service, *pb.Slice)) *model.Update {
 		p := &pb.ShardUpdate{
 			Services: []*pb.Service{{
 				Namespace: "default", Name: "web", Type: pb.ServiceType_SERVICE_TYPE_CLUSTER_IP, Ports: []*pb.ServicePort{{Port: 80, Protocol: pb.Protocol_PROTOCOL_TCP}}, Version: version,
@@ -412,20 +413,20 @@ func TestWhoIsNewer(t *testing.T) {
 	same := func(u *model.Update) []bool {
 		return []bool{u.Services[0].WithOwnVersion() == u.Services[0], u.Slices[0].WithOwnVersion() == u.Slices[0]}
 	}
-	less := update(7, func(*pb.Service, *pb.Slice) {})
+	less := update(func(*pb.Service, *pb.Slice) {})
 	require.Equal(t, []bool{false, false}, same(less))
-	require.NotEqualValues(t, 7, less.Services[0].WithOwnVersion().ContentVersion())
-	require.NotEqualValues(t, 7, less.Slices[0].WithOwnVersion().ContentVersion())
-	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
+	require.NotEqual(t, model.Version(version), less.Services[0].WithOwnVersion().ContentVersion())
+	require.NotEqual(t, model.Version(version), less.Slices[0].WithOwnVersion().ContentVersion())
+	require.Equal(t, []bool{true, true}, same(update(func(s *pb.Service, e *pb.Slice) {
 		s.ProtoReflect().SetUnknown(unknown)
 		e.ProtoReflect().SetUnknown(unknown)
 	})))
-	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
+	require.Equal(t, []bool{true, true}, same(update(func(s *pb.Service, e *pb.Slice) {
 		s.GetPorts()[0].ProtoReflect().SetUnknown(unknown)
 		e.GetEndpoints()[0].ProtoReflect().SetUnknown(unknown)
 	})))
-	require.Equal(t, []bool{true, true}, same(update(7, func(s *pb.Service, e *pb.Slice) {
-		s.Version = uint64(less.Services[0].WithOwnVersion().ContentVersion())
-		e.Version = uint64(less.Slices[0].WithOwnVersion().ContentVersion())
+	require.Equal(t, []bool{true, true}, same(update(func(s *pb.Service, e *pb.Slice) {
+		s.Version = bytesOf(less.Services[0].WithOwnVersion().ContentVersion())
+		e.Version = bytesOf(less.Slices[0].WithOwnVersion().ContentVersion())
 	})))
 }

@@ -117,12 +117,12 @@ func coldBytes(s *store.Store) (out int, err error) {
 	return out, nil
 }
 
-// heartbeatBytes is what each node gets in each interval: the digests of all shards.
+// heartbeatBytes is what each node gets in each interval: the digest of the state.
 func heartbeatBytes(s *store.Store) (int, error) {
-	m := &pb.Heartbeat{}
-	for shard := range s.Shards() {
-		snapshot := s.Snapshot(shard)
-		m.Sequences, m.Digests = append(m.Sequences, snapshot.Sequence()), append(m.Digests, snapshot.Digest())
+	digest, sequences := s.Digest()
+	m := &pb.Heartbeat{Digest: digest[:]}
+	for _, sequence := range sequences {
+		m.SequenceSum += sequence
 	}
 	f, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}})
 	if err != nil {

@@ -35,18 +35,20 @@ type Truth struct {
 	Epoch     uint64
 	Sequences []uint64
 	// Digests of the shards, by number.
-	Digests []uint64
+	Digests []model.Digest
 	// Objects, for errors that name what is wrong.
 	Objects []model.Object
 }
 
 // TruthOf gives the truth of a state, which by itself no longer changes.
 func TruthOf(objects []model.Object, shards int) Truth {
-	t := Truth{Digests: make([]uint64, shards), Objects: objects}
-	for _, o := range objects {
-		t.Digests[o.ServiceKey().Shard(uint32(shards))] += uint64(o.ContentVersion())
-	}
-	return t
+	return Truth{Objects: objects, Digests: model.ShardDigests(uint32(shards), func(yield func(model.Object, model.Version) bool) {
+		for _, o := range objects {
+			if !yield(o, o.ContentVersion()) {
+				return
+			}
+		}
+	})}
 }
 
 // Shards is the number of shards that the server has; at least one node must have got its state.
@@ -139,10 +141,13 @@ func (c *checker) check(n *node, t Truth, verified []bool) bool {
 		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.Name, len(digests), len(t.Digests)))
 		return true
 	}
-	content := make([]uint64, len(digests))
-	for o := range objects(n.cache) {
-		content[o.ServiceKey().Shard(uint32(len(content)))] += uint64(c.version(o))
-	}
+	content := model.ShardDigests(uint32(len(digests)), func(yield func(model.Object, model.Version) bool) {
+		for o := range objects(n.cache) {
+			if !yield(o, c.version(o)) {
+				return
+			}
+		}
+	})
 	after, _ := n.cache.Digests()
 	complete := true
 	for shard := range digests {
@@ -153,7 +158,7 @@ func (c *checker) check(n *node, t Truth, verified []bool) bool {
 		case digests[shard] != t.Digests[shard] && t.Moving && !known && !c.last:
 			complete = false
 		case digests[shard] != t.Digests[shard] || content[shard] != digests[shard]:
-			c.report(fmt.Sprintf("  node %s, shard %d at sequence %d: digest %016x, of its content %016x, should be %016x%s", n.Name,
+			c.report(fmt.Sprintf("  node %s, shard %d at sequence %d: digest %v, of its content %v, should be %v%s", n.Name,
 				shard, sequences[shard], digests[shard], content[shard], t.Digests[shard], c.explain(n, shard, t)))
 			verified[shard] = true // reported once
 		default:
@@ -235,7 +240,7 @@ func contentVersion(o model.Object) model.Version {
 		}
 		return model.NewSlice(s).ContentVersion()
 	}
-	return 0 // there are no other kinds
+	return model.Version{} // there are no other kinds
 }
 
 // objects lists the Services and slices of a cache.

@@ -64,7 +64,9 @@ func TestNodesShareObjects(t *testing.T) {
 	third, err := s.apply(d, &tampered)
 	require.NoError(t, err)
 	require.NotSame(t, first, third)
-	_, err = s.apply(d, after)
+	another := *before
+	another.Endpoints = another.Endpoints[1:]
+	_, err = s.apply(d, model.NewSlice(another))
 	require.ErrorIs(t, err, model.ErrBase)
 }
 

@@ -18,7 +18,7 @@ import (
 // What the gRPC server allows a client, and spends on it. A client is a node's agent with one stream, thousands at a time,
 // that says little and listens a lot.
 const (
-	// maxReceived is larger than the largest message: a Hello with positions and digests of 4096 shards (86 KiB).
+	// maxReceived is larger than the largest message: digests of 4096 shards (100 KiB), and an Ack of as many.
 	maxReceived = 128 << 10
 	// window is for what clients send. A fixed one also turns off the bandwidth estimator, whose ping after every read
 	// costs more than the reads do.

@@ -223,7 +223,7 @@ func (r *statusReport) printShards(out *show.Page) {
 	out.Title("Shards")
 	out.Row("SHARD", "SEQUENCE", "DIGEST", "OBJECTS")
 	for _, s := range r.shards.GetShards() {
-		out.Row(number(s.GetShard()), number(s.GetSequence()), fmt.Sprintf("%016x", s.GetDigest()), number(s.GetObjects()))
+		out.Row(number(s.GetShard()), number(s.GetSequence()), show.Hash(s.GetDigest()), number(s.GetObjects()))
 	}
 }
 
@@ -235,7 +235,7 @@ func (r *statusReport) printService(out *show.Page) {
 		first := held.GetSlices()[0]
 		out.Row("Service", first.GetNamespace()+"/"+first.GetService()+" is not there, only slices of it are")
 	} else {
-		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %016x", s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), s.GetVersion()))
+		out.Row("Service", fmt.Sprintf("%s/%s, %s, version %s", s.GetNamespace(), s.GetName(), enumName(s.GetType(), "SERVICE_TYPE_"), show.Hash(s.GetVersion())))
 		addresses := slices.Concat(s.GetClusterIps(), s.GetExternalIps())
 		for _, i := range s.GetLoadBalancerIngress() {
 			addresses = append(addresses, i.GetIp())
@@ -266,8 +266,8 @@ func (r *statusReport) printSlice(out *show.Page, s *pb.Slice) {
 	if ms := s.GetLastChangeTriggerTimeMs(); ms > 0 {
 		changed = fmt.Sprintf(", changed %s ago", r.since(timestamppb.New(time.UnixMilli(ms))))
 	}
-	out.Title("EndpointSlice %s/%s, %s, ports %s, version %016x%s", s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
-		strings.Join(ports, ", "), s.GetVersion(), changed)
+	out.Title("EndpointSlice %s/%s, %s, ports %s, version %s%s", s.GetNamespace(), s.GetName(), enumName(s.GetAddressType(), "ADDRESS_TYPE_"),
+		strings.Join(ports, ", "), show.Hash(s.GetVersion()), changed)
 	if len(s.GetEndpoints()) == 0 {
 		out.Row("no endpoints")
 		return

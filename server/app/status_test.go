@@ -301,12 +301,12 @@ node-2  agent          syncing     -     -       1ms     10.0.0.4:4242  -       
 	r.service = &pb.GetServiceResponse{
 		Shard: 3, Sequence: 12, ChangedSequence: 11,
 		Service: &pb.Service{
-			Namespace: "default", Name: "web", Version: 0x1f, Type: pb.ServiceType_SERVICE_TYPE_NODE_PORT,
+			Namespace: "default", Name: "web", Version: []byte{0x1f, 14: 1}, Type: pb.ServiceType_SERVICE_TYPE_NODE_PORT,
 			ClusterIps: []string{"10.96.0.1", "fd00::1"}, LoadBalancerIngress: []*pb.LoadBalancerIngress{{Ip: "192.0.2.1"}},
 			Ports: []*pb.ServicePort{{Name: "http", Port: 80, NodePort: 30080, Protocol: pb.Protocol_PROTOCOL_TCP}, {Port: 53, Protocol: pb.Protocol_PROTOCOL_UDP}},
 		},
 		Slices: []*pb.Slice{
-			{Namespace: "default", Name: "web-1", Version: 0x2f, AddressType: pb.AddressType_ADDRESS_TYPE_IPV4,
+			{Namespace: "default", Name: "web-1", Version: []byte{0x2f, 14: 1}, AddressType: pb.AddressType_ADDRESS_TYPE_IPV4,
 				Ports:                   []*pb.SlicePort{{Name: "http", Port: 8080, Protocol: pb.Protocol_PROTOCOL_TCP}},
 				LastChangeTriggerTimeMs: now.Add(-90 * time.Second).UnixMilli(),
 				Endpoints: []*pb.Endpoint{
@@ -318,17 +318,17 @@ node-2  agent          syncing     -     -       1ms     10.0.0.4:4242  -       
 	}
 	_, service, _ := strings.Cut(printed(t, r), "45.7ms\n1m0s   7      99        3000   2        21ms  150ms  -\n")
 	require.Equal(t, `
-Service    default/web, NODE_PORT, version 000000000000001f
+Service    default/web, NODE_PORT, version 1f00000000000000
 Addresses  10.96.0.1, fd00::1, 192.0.2.1
 Ports      http 80/TCP (node port 30080), 53/UDP
 Kept in    shard 3, last changed at sequence 11 of 12
 
-EndpointSlice default/web-1, IPV4, ports http 8080/TCP, version 000000000000002f, changed 1m30s ago
+EndpointSlice default/web-1, IPV4, ports http 8080/TCP, version 2f00000000000000, changed 1m30s ago
 ADDRESS   READY  SERVING  TERMINATING  NODE    ZONE  HINTS
 10.0.0.1  true   true     false        node-1  a     a,b
 10.0.0.2  false  false    true         -       -     -
 
-EndpointSlice default/web-2, IPV6, ports , version 0000000000000000
+EndpointSlice default/web-2, IPV6, ports , version -
 no endpoints
 `, service)
 

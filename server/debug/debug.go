@@ -198,8 +198,9 @@ func (s *Service) ListShards(context.Context, *pb.ListShardsRequest) (*pb.ListSh
 	out := &pb.ListShardsResponse{}
 	for i := range s.Store.Shards() {
 		snapshot := s.Store.Snapshot(i)
+		digest := snapshot.Digest()
 		out.Shards = append(out.Shards, &pb.ShardStatus{
-			Shard: i, Sequence: snapshot.Sequence(), Digest: snapshot.Digest(), Objects: uint32(snapshot.Len()),
+			Shard: i, Sequence: snapshot.Sequence(), Digest: digest[:], Objects: uint32(snapshot.Len()),
 			ResourceVersions: wire.ResourceVersionsToProto(snapshot.ResourceVersions()),
 		})
 	}

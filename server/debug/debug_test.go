@@ -333,7 +333,7 @@ func TestAgentsThatAreNotInSync(t *testing.T) {
 	require.NoError(t, err)
 	// It has seen more than this server, which lets it wait.
 	require.NoError(t, g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{
-		Kind: agent, NodeName: "a", Sequences: []uint64{1}, Digests: []uint64{1}, ResourceVersions: &pb.ResourceVersions{Slices: 1000},
+		Kind: agent, NodeName: "a", Sequences: []uint64{1}, Digest: modeltest.Digests(1), ResourceVersions: &pb.ResourceVersions{Slices: 1000},
 	}}}))
 	lacks := &pb.ListAgentsRequest{Lacks: &pb.ServiceName{Namespace: "default", Name: "service-0"}, OnlyBehind: true}
 	require.Eventually(t, func() bool { return len(f.names(lacks)) == 1 }, patience, tick)
@@ -370,7 +370,8 @@ func TestShards(t *testing.T) {
 		snapshot := f.store.Snapshot(uint32(i))
 		require.Equal(t, uint32(i), s.GetShard())
 		require.Equal(t, snapshot.Sequence(), s.GetSequence())
-		require.Equal(t, snapshot.Digest(), s.GetDigest())
+		digest := snapshot.Digest()
+		require.Equal(t, digest[:], s.GetDigest())
 		require.Equal(t, snapshot.ResourceVersions().Slices, s.GetResourceVersions().GetSlices())
 		objects += int(s.GetObjects())
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -187,7 +188,7 @@ func TestANarrowedClientAtNoPosition(t *testing.T) {
 	s := filled(t, 0)
 	f := start(t, s)
 	_, updates, _ := f.hello(&pb.Hello{
-		Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digests: []uint64{99, 99}, Subscription: &pb.Subscription{Namespaces: []string{"default"}},
+		Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digest: modeltest.Digests(99), Subscription: &pb.Subscription{Namespaces: []string{"default"}},
 	}).inSync()
 	require.Len(t, updates, 2)
 	for _, u := range updates {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -14,11 +15,11 @@ import (
 func TestWhoHasSeenMoreWaits(t *testing.T) {
 	seen := &pb.ResourceVersions{Services: 9, Slices: 9}
 	for name, hello := range map[string]*pb.Hello{
-		"resumes":                         {Digests: []uint64{5, 5}, Sequences: []uint64{3, 3}},
-		"holds nothing":                   {Digests: []uint64{0, 0}, Sequences: []uint64{0, 0}},
+		"resumes":                         {Digest: modeltest.Digests(5), Sequences: []uint64{3, 3}},
+		"holds nothing":                   {Digest: modeltest.Digests(0), Sequences: []uint64{0, 0}},
 		"was never here":                  {},
-		"is narrowed":                     {Digests: []uint64{5, 5}, Sequences: []uint64{3, 3}, Subscription: only("service-0")},
-		"is narrowed, and holds nothing":  {Digests: []uint64{0, 0}, Sequences: []uint64{0, 0}, Subscription: only("service-0")},
+		"is narrowed":                     {Digest: modeltest.Digests(5), Sequences: []uint64{3, 3}, Subscription: only("service-0")},
+		"is narrowed, and holds nothing":  {Digest: modeltest.Digests(0), Sequences: []uint64{0, 0}, Subscription: only("service-0")},
 		"is narrowed, and was never here": {Subscription: only("service-0")},
 	} {
 		t.Run(name, func(t *testing.T) {

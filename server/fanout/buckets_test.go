@@ -9,29 +9,35 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// digestsOf makes the Resync of a client that holds what a snapshot does, but for what is wrong in one bucket.
-func digestsOf(s *store.Snapshot, wrong ...uint32) *pb.StreamRequest {
+// bucketsOf makes the Resync of a client that holds what a snapshot does, but for what is wrong in one bucket.
+func bucketsOf(s *store.Snapshot, wrong ...uint32) *pb.StreamRequest {
 	digests := slices.Clone(s.Buckets())
 	for _, bucket := range wrong {
-		digests[bucket]++
+		digests[bucket][0]++
 	}
-	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: s.Shard(), BucketDigests: digests}}}
+	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: s.Shard(), BucketDigests: model.JoinDigests(digests)}}}
 }
 
 // resuming is the Hello of a client that holds something else.
 func resuming(s *store.Store) *pb.Hello {
 	h := holding(s)
 	h.Epoch++
-	for i := range h.Digests {
-		h.Digests[i]++
-	}
+	h.Digest[0]++
 	h.Capabilities = []pb.Capability{pb.Capability_CAPABILITY_BUCKETS}
 	return h
+}
+
+// tellDigests answers the question for digests, which comes next.
+func (c *call) tellDigests(digests []byte) {
+	c.t.Helper()
+	require.NotNil(c.t, c.recv().GetDigestQuery())
+	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: digests}}})
 }
 
 func TestResumeByBuckets(t *testing.T) {
@@ -39,19 +45,20 @@ func TestResumeByBuckets(t *testing.T) {
 	f := start(t, s)
 	c := f.hello(resuming(s))
 	require.NotNil(t, c.recv().GetWelcome())
+	c.tellDigests(modeltest.Digests(1, 2))
 	require.Equal(t, []uint32{0, 1}, c.recv().GetBucketQuery().GetShards())
-	wrong := slice(1, 3).Key().Bucket(store.Buckets)
+	wrong := slice(1, 3).Key().Bucket()
 	shard := slice(1, 3).ServiceKey().Shard(2)
-	c.send(digestsOf(s.Snapshot(shard), wrong))
+	c.send(bucketsOf(s.Snapshot(shard), wrong))
 	u := c.update()
 	require.Equal(t, []uint32{wrong}, u.GetFullBuckets())
 	require.False(t, u.GetFull())
 	for _, o := range u.GetSlices() {
-		require.Equal(t, wrong, model.Key{Kind: model.KindSlice, Namespace: "default", Name: o.GetName()}.Bucket(store.Buckets))
+		require.Equal(t, wrong, model.Key{Kind: model.KindSlice, Namespace: "default", Name: o.GetName()}.Bucket())
 	}
 
 	// The cluster has become again what the other shard's part of the client is.
-	c.send(digestsOf(s.Snapshot(1 - shard)))
+	c.send(bucketsOf(s.Snapshot(1 - shard)))
 	require.NotNil(t, c.recv().GetInSync(), "nothing differs")
 	_, updates, _ := f.hello(&pb.Hello{}).inSync()
 	require.Len(t, updates, 2)
@@ -82,7 +89,7 @@ func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	p.set(false)
 	published(changed)
 	eventually(t, func() bool { return p.waiting() }) // with the change
-	require.NoError(t, p.say(digestsOf(before)))
+	require.NoError(t, p.say(bucketsOf(before)))
 	published(slice(1, 3)) // as it was
 	p.set(true)
 	eventually(t, func() bool { c.take(t, p.read(t)); return c.sequences[shard] == s.Snapshot(shard).Sequence() })
@@ -94,12 +101,13 @@ func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 	s := filled(t, 40)
 	f := start(t, s)
 	hello := resuming(s)
-	hello.Sequences, hello.Digests = make([]uint64, 4), []uint64{1, 2, 3, 4}
+	hello.Sequences = make([]uint64, 4)
 	c := f.hello(hello)
 	require.NotNil(t, c.recv().GetWelcome())
+	c.tellDigests(modeltest.Digests(1, 2))
 	require.Equal(t, []uint32{0, 1}, c.recv().GetBucketQuery().GetShards())
-	c.send(digestsOf(s.Snapshot(0)))
-	c.send(digestsOf(s.Snapshot(1), 7))
+	c.send(bucketsOf(s.Snapshot(0)))
+	c.send(bucketsOf(s.Snapshot(1), 7))
 	require.Equal(t, []uint32{7}, c.update().GetFullBuckets())
 	require.NotNil(t, c.recv().GetInSync())
 }
@@ -111,7 +119,7 @@ func TestWholeShardsAreSentInTurn(t *testing.T) {
 	require.True(t, h.cold.TryAcquire(1))
 	byShard, byBuckets, same := resuming(s), resuming(s), holding(s)
 	byShard.Capabilities = nil
-	all := make([]uint32, store.Buckets)
+	all := make([]uint32, model.Buckets)
 	for i := range all {
 		all[i] = uint32(i)
 	}
@@ -120,9 +128,11 @@ func TestWholeShardsAreSentInTurn(t *testing.T) {
 		p := connect(t, h, hello)
 		defer p.cancel()
 		if len(hello.GetCapabilities()) > 0 {
+			p.hears(t, 0, func(r *wire.Response) bool { return r.DigestQuery != nil })
+			require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}))
 			p.hears(t, 0, func(r *wire.Response) bool { return r.BucketQuery != nil })
 			for shard := range s.Shards() {
-				require.NoError(t, p.say(digestsOf(s.Snapshot(shard), all...)))
+				require.NoError(t, p.say(bucketsOf(s.Snapshot(shard), all...)))
 			}
 		}
 		waiting = append(waiting, p)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -57,12 +59,13 @@ func TestRefusals(t *testing.T) {
 		code     codes.Code
 		message  string
 	}{
-		"no hello":     {[]*pb.StreamRequest{ack(0, 0)}, codes.InvalidArgument, "must be hello"},
-		"an empty one": {[]*pb.StreamRequest{{}}, codes.InvalidArgument, "must be hello"},
-		"two":          {[]*pb.StreamRequest{hello(&pb.Hello{}), hello(&pb.Hello{})}, codes.InvalidArgument, "second hello"},
-		"a digest for each sequence": {[]*pb.StreamRequest{hello(&pb.Hello{Epoch: s.Epoch(), Sequences: []uint64{1, 1}, Digests: []uint64{1}})},
-			codes.InvalidArgument, "2 sequences and 1 digests"},
-		"too many":               {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: make([]uint64, 5000), Digests: make([]uint64, 5000)})}, codes.InvalidArgument, "5000"},
+		"no hello":               {[]*pb.StreamRequest{ack(0, 0)}, codes.InvalidArgument, "must be hello"},
+		"an empty one":           {[]*pb.StreamRequest{{}}, codes.InvalidArgument, "must be hello"},
+		"two":                    {[]*pb.StreamRequest{hello(&pb.Hello{}), hello(&pb.Hello{})}, codes.InvalidArgument, "second hello"},
+		"too many":               {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: make([]uint64, 5000)})}, codes.InvalidArgument, "5000"},
+		"half of a digest":       {[]*pb.StreamRequest{hello(&pb.Hello{Sequences: []uint64{1}, Digest: []byte{1}})}, codes.InvalidArgument, "digest of 1 bytes"},
+		"digests of half":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: []byte{1}}}}}, codes.InvalidArgument, "digests of 1 bytes"},
+		"digests unasked":        {[]*pb.StreamRequest{hello(&pb.Hello{}), {Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}}, codes.InvalidArgument, "nobody has asked"},
 		"an agent of no node":    {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_AGENT})}, codes.InvalidArgument, "kind"},
 		"a relay that is a node": {[]*pb.StreamRequest{hello(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY, NodeName: "n"})}, codes.InvalidArgument, "kind"},
 		"a stranger":             {[]*pb.StreamRequest{hello(&pb.Hello{NodeName: "stranger"})}, codes.PermissionDenied, "who are you?"},
@@ -126,8 +129,19 @@ func TestChangesFollow(t *testing.T) {
 
 	f.beat()
 	beat := a.recv().GetHeartbeat()
-	require.Equal(t, holding(s).GetSequences(), beat.GetSequences())
-	require.Equal(t, holding(s).GetDigests(), beat.GetDigests())
+	digest, sequences := s.Digest()
+	require.Equal(t, sequences[0]+sequences[1], beat.GetSequenceSum())
+	require.Equal(t, digest[:], beat.GetDigest())
+	b.recv()
+	full := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{SequenceSum: 1 << 62, Digest: digest[:]}}}
+	const framed = 5 + 9 + 22 // gRPC's prefix, HTTP/2's header, a record of TLS 1.3
+	require.LessOrEqual(t, proto.Size(full)+framed, 100, "bytes of a heartbeat: what an idle node costs")
+
+	// Whoever has another digest asks for those of the shards.
+	b.send(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
+	answer := b.recv().GetDigests()
+	require.Equal(t, holding(s).GetSequences(), answer.GetSequences())
+	require.Equal(t, model.JoinDigests(digestsOf(s)), answer.GetDigests())
 }
 
 // A client that closes its sending side, as grpcurl does, goes on receiving.
@@ -182,7 +196,11 @@ func TestResume(t *testing.T) {
 	shard := slice(1, 3).ServiceKey().Shard(2)
 	resume := func(t *testing.T, h *pb.Hello) []*pb.ShardUpdate {
 		f.t = t
-		_, updates, inSync := f.hello(h).inSync()
+		c := f.hello(h)
+		c.digests = digestsOf(s)
+		c.digests[shard] = model.Digest{1}
+		c.buckets = func(uint32) []model.Digest { return slices.Repeat([]model.Digest{{1}}, model.Buckets) }
+		_, updates, inSync := c.inSync()
 		require.Equal(t, holding(s).GetSequences(), inSync.GetSequences())
 		return updates
 	}
@@ -207,27 +225,26 @@ func TestResume(t *testing.T) {
 	})
 	t.Run("by digest, one shard differs: that shard", func(t *testing.T) {
 		h := holding(s)
-		h.Epoch = 1
-		h.Digests[shard]++
+		h.Epoch, h.Capabilities = 1, []pb.Capability{pb.Capability_CAPABILITY_BUCKETS}
+		h.Digest[0]++
 		updates := resume(t, h)
 		require.Len(t, updates, 1)
 		require.Equal(t, shard, updates[0].GetShard())
 		require.True(t, updates[0].GetFull())
 	})
 	t.Run("other shards: everything", func(t *testing.T) {
-		h := &pb.Hello{Epoch: 1, Sequences: make([]uint64, 4), Digests: []uint64{1, 2, 3, 4}}
+		h := &pb.Hello{Epoch: 1, Sequences: make([]uint64, 4), Digest: modeltest.Digests(1)}
 		require.Len(t, resume(t, h), 2)
 	})
-	t.Run("the right position with another digest: that shard", func(t *testing.T) {
+	t.Run("the right position with another digest: nothing, until the client asks after a heartbeat", func(t *testing.T) {
 		h := holding(s)
-		h.Digests[shard]++
-		updates := resume(t, h)
-		require.Len(t, updates, 1)
-		require.True(t, updates[0].GetFull())
+		h.Digest[0]++
+		require.Empty(t, resume(t, h))
 	})
 	t.Run("a position that never was: that shard", func(t *testing.T) {
 		h := holding(s)
-		h.Sequences[shard], h.Digests[shard] = 99, 1
+		h.Sequences[shard] = 99
+		h.Digest[0]++
 		require.True(t, resume(t, h)[0].GetFull())
 	})
 }
@@ -239,10 +256,9 @@ func TestResumeOfAClientThatWasCutOffBeforeItsState(t *testing.T) {
 	s.Synced()
 	s.Publish()
 	f := start(t, s)
-	_, updates, _ := f.hello(&pb.Hello{Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digests: []uint64{77, 0}}).inSync()
-	require.Len(t, updates, 1, "the shard that is empty here, and not there")
+	_, updates, _ := f.hello(&pb.Hello{Epoch: s.Epoch(), Sequences: []uint64{0, 0}, Digest: modeltest.Digests(77)}).inSync()
+	require.Len(t, updates, 2, "they are empty here, and not there")
 	require.True(t, updates[0].GetFull())
-	require.EqualValues(t, 0, updates[0].GetShard())
 
 	s.Upsert(service(1), 1)
 	f.publish()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -56,7 +57,7 @@ func FuzzMessages(f *testing.F) {
 		{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Positions: []*pb.ShardPosition{{Shard: 1, Sequence: 1, AgeMs: 3}}, Nodes: 7}}},
 		{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Key: key, Reason: "no", NodeName: "n"}}},
 		{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: 1, Keys: []*pb.ObjectKey{key}}}},
-		{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: 1, BucketDigests: make([]uint64, 64)}}},
+		{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: 1, BucketDigests: make([]byte, model.Buckets*model.HashSize)}}},
 		{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Namespaces: []string{"default"}}}},
 		{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{}}},
 	} {

@@ -108,6 +108,9 @@ func slice(i, endpoints int) *model.Slice {
 type call struct {
 	pb.DistributionService_StreamClient
 	t *testing.T
+	// digests answers the server's DigestQuery, and buckets each BucketQuery.
+	digests []model.Digest
+	buckets func(shard uint32) []model.Digest
 }
 
 func (f *fixture) open() *call {
@@ -116,7 +119,7 @@ func (f *fixture) open() *call {
 	f.t.Cleanup(cancel)
 	g, err := pb.NewDistributionServiceClient(f.conn).Stream(ctx)
 	require.NoError(f.t, err)
-	return &call{g, f.t}
+	return &call{DistributionService_StreamClient: g, t: f.t}
 }
 
 // hello opens a stream with a Hello.
@@ -160,6 +163,14 @@ func (c *call) inSync() (welcome *pb.Welcome, updates []*pb.ShardUpdate, inSync 
 		case *pb.StreamResponse_ShardUpdate:
 			updates = append(updates, m.ShardUpdate)
 		case *pb.StreamResponse_NodeUpdate, *pb.StreamResponse_Servers:
+		case *pb.StreamResponse_DigestQuery:
+			c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: model.JoinDigests(c.digests)}}})
+		case *pb.StreamResponse_BucketQuery:
+			for _, shard := range m.BucketQuery.GetShards() {
+				c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{
+					Shard: shard, BucketDigests: model.JoinDigests(c.buckets(shard)),
+				}}})
+			}
 		case *pb.StreamResponse_InSync:
 			return welcome, updates, m.InSync
 		default:
@@ -180,10 +191,14 @@ func (c *call) ends() *status.Status {
 
 // holding makes the Hello of a client that holds what a store has.
 func holding(s *store.Store) *pb.Hello {
-	h := &pb.Hello{Epoch: s.Epoch()}
+	digest, sequences := s.Digest()
+	return &pb.Hello{Epoch: s.Epoch(), Sequences: sequences, Digest: digest[:]}
+}
+
+// digestsOf returns the digests of all shards of a store.
+func digestsOf(s *store.Store) (digests []model.Digest) {
 	for i := range s.Shards() {
-		h.Sequences = append(h.Sequences, s.Snapshot(i).Sequence())
-		h.Digests = append(h.Digests, s.Snapshot(i).Digest())
+		digests = append(digests, s.Snapshot(i).Digest())
 	}
-	return h
+	return digests
 }

@@ -202,6 +202,8 @@ func (h *Hub) Run(ctx context.Context) {
 	fanning.Go(func() { h.fan(ctx) })
 	beat := time.NewTicker(h.options.Heartbeat)
 	defer beat.Stop()
+	digested := make(chan struct{})
+	var digesting <-chan struct{} // nil: no heartbeat is on its way
 	for {
 		select {
 		case <-ctx.Done():
@@ -212,6 +214,19 @@ func (h *Hub) Run(ctx context.Context) {
 			h.coalesce(ctx)
 			h.publish()
 		case <-beat.C:
+			// In a large cluster digests take milliseconds. What changes meanwhile is all that the publisher computes itself.
+			if digesting == nil {
+				digesting = digested
+				fanning.Go(func() {
+					h.store.Digest()
+					select {
+					case digested <- struct{}{}:
+					case <-ctx.Done():
+					}
+				})
+			}
+		case <-digesting:
+			digesting = nil
 			h.beat()
 		}
 	}
@@ -319,14 +334,13 @@ func notify(c chan struct{}) {
 	}
 }
 
-// beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digests include.
+// beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digest includes.
 func (h *Hub) beat() {
 	h.retell()
-	m := &pb.Heartbeat{}
-	for i := range h.store.Shards() {
-		snapshot := h.store.Snapshot(i)
-		m.Sequences = append(m.Sequences, snapshot.Sequence())
-		m.Digests = append(m.Digests, snapshot.Digest())
+	digest, sequences := h.store.Digest()
+	m := &pb.Heartbeat{Digest: digest[:]}
+	for _, sequence := range sequences {
+		m.SequenceSum += sequence
 	}
 	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}), lifeSign)
 }

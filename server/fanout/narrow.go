@@ -69,19 +69,19 @@ func (s *subscription) shards(count uint32) map[uint32]struct{} {
 
 // startWanted sends a narrowed stream's initial state. It is little, so it is sent whole, but for shards where the client is
 // at the present position, or where there is nothing on either side.
-func (s *stream) startWanted(hello *pb.Hello) error {
+func (s *stream) startWanted(client held) error {
 	h := s.hub
 	count := h.store.Shards()
 	wanted := s.wanted.shards(count)
-	same := uint32(len(hello.GetSequences())) == count
+	same := client.in(h.store)
 	s.passed = make([]uint64, count)
 	for shard := range count {
 		snapshot := h.store.Snapshot(shard)
 		_, may := wanted[shard]
-		holds := len(hello.GetDigests()) > 0 && (!same || hello.GetDigests()[shard] != 0)
+		holds := !client.nothing()
 		// Position 0 says nothing of what the client holds; see follows.
-		at := same && hello.GetEpoch() == h.store.Epoch() && hello.GetSequences()[shard] > 0 &&
-			hello.GetSequences()[shard] == snapshot.Sequence()
+		at := same && client.epoch == h.store.Epoch() && client.sequences[shard] > 0 &&
+			client.sequences[shard] == snapshot.Sequence()
 		if at || !may && !holds {
 			s.sequences[shard], s.passed[shard] = snapshot.Sequence(), snapshot.Sequence()
 			continue

@@ -212,7 +212,7 @@ func TestARelayHearsWhatIsReached(t *testing.T) {
 			return false
 		})
 		require.Equal(t, reached, wire.ResourceVersionsFromProto(came[at].Heartbeat.GetResourceVersions()))
-		require.Empty(t, came[at].Heartbeat.GetDigests())
+		require.Empty(t, came[at].Heartbeat.GetDigest())
 		for _, r := range came[:at] {
 			if r.Update != nil {
 				updates++

@@ -26,7 +26,7 @@ const (
 )
 
 // start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
-func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
+func (s *stream) start(client held, reached model.ResourceVersions) error {
 	h := s.hub
 	s.beats = time.NewTicker(h.options.Heartbeat)
 	defer s.beats.Stop()
@@ -36,7 +36,7 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	if err := s.sendServers(); err != nil {
 		return err
 	}
-	allNodes, err := s.startNodes(hello)
+	allNodes, err := s.startNodes(client)
 	if err != nil {
 		return err
 	}
@@ -44,18 +44,18 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	switch {
 	case s.wanted != nil:
 		how, begin = "narrowed", s.startWanted
-	case holdsNothing(hello):
+	case client.nothing():
 		how, begin = "cold", s.startCold
 	}
 	h.metrics.starts.WithLabelValues(how).Inc()
 	// ahead: it holds what the store does and has seen newer versions, so that it is in sync, but what the store gets until it is
 	// there is of the client's past: a change, and the one that undid it.
 	ahead := false
-	if err := s.awaitVersions(hello, func() bool { ahead = s.wanted == nil && s.confirm(hello); return ahead }); err != nil {
+	if err := s.awaitVersions(client, func() bool { ahead = s.wanted == nil && s.confirm(client); return ahead }); err != nil {
 		return err
 	}
 	if !ahead {
-		if err := begin(hello); err != nil {
+		if err := begin(client); err != nil {
 			return err
 		}
 		if err := s.sendWhole(); err != nil {
@@ -73,7 +73,7 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 	if err := s.inSync(seen, allNodes); err != nil || !ahead {
 		return err
 	}
-	if err := s.awaitVersions(hello, func() bool { return false }); err != nil {
+	if err := s.awaitVersions(client, func() bool { return false }); err != nil {
 		return err
 	}
 	s.position, _ = h.ring.now()
@@ -83,7 +83,7 @@ func (s *stream) start(hello *pb.Hello, reached model.ResourceVersions) error {
 func (s *stream) welcome() error {
 	h := s.hub
 	w := &pb.Welcome{
-		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(), BucketCount: store.Buckets,
+		Epoch: h.store.Epoch(), ShardCount: h.store.Shards(),
 		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion,
 		HeartbeatIntervalMs: uint32(h.options.Heartbeat.Milliseconds()),
 	}
@@ -106,15 +106,15 @@ func (s *stream) inSync(seen model.ResourceVersions, allNodes bool) error {
 }
 
 // startNodes sends the client's Node, or to a relay all of them, if it does not have them.
-func (s *stream) startNodes(hello *pb.Hello) (all bool, err error) {
+func (s *stream) startNodes(client held) (all bool, err error) {
 	if s.kind != pb.ClientKind_CLIENT_KIND_RELAY {
 		if s.node == "" {
 			return false, nil
 		}
 		return false, s.sendNode(s.node)
 	}
-	nodes, digest := s.hub.store.Nodes()
-	if digest == hello.GetNodesDigest() {
+	nodes := s.hub.store.Nodes()
+	if model.NodesDigest(nodes) == client.nodes {
 		return false, nil
 	}
 	for _, n := range nodes {
@@ -129,17 +129,8 @@ func (s *stream) startNodes(hello *pb.Hello) (all bool, err error) {
 	return true, nil
 }
 
-func holdsNothing(hello *pb.Hello) bool {
-	for _, d := range hello.GetDigests() {
-		if d != 0 {
-			return false
-		}
-	}
-	return true
-}
-
 // startCold has everything sent.
-func (s *stream) startCold(*pb.Hello) error {
+func (s *stream) startCold(held) error {
 	for shard := range s.hub.store.Shards() {
 		snapshot := s.hub.store.Snapshot(shard)
 		if snapshot.Len() == 0 {
@@ -218,42 +209,61 @@ func (s *stream) awaitTurn(size int64) (release func(), err error) {
 	return func() { held.Stop(); once() }, nil
 }
 
-// resume brings a client that holds something to the present.
-func (s *stream) resume(hello *pb.Hello) error {
+// resume brings a client that holds something to the present. Within one epoch sequences decide. Of other shards digests do:
+// that of the state, and, if that is another one, those of the client's shards and then of its buckets.
+func (s *stream) resume(client held) error {
 	h := s.hub
-	var ask []uint32
+	var unknown []uint32
 	for shard := range h.store.Shards() {
 		snapshot := h.store.Snapshot(shard)
-		known := uint32(len(hello.GetSequences())) == h.store.Shards() // else it holds something, and had it in other shards
+		at, ok := client.position(h.store, snapshot)
 		switch {
-		case known && hello.GetDigests()[shard] == snapshot.Digest():
-			s.sequences[shard] = snapshot.Sequence()
-		case known && s.follows(hello, snapshot):
-			if err := s.sendUpTo(snapshot, hello.GetSequences()[shard]); err != nil {
+		case !ok:
+			unknown = append(unknown, shard)
+		case at == snapshot.Sequence():
+			s.sequences[shard] = at
+		default:
+			if err := s.sendUpTo(snapshot, at); err != nil {
 				return err
 			}
-		case s.buckets && (!known || hello.GetDigests()[shard] != 0):
-			ask = append(ask, shard)
-		default: // empty or not
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	if digest, sequences := h.store.Digest(); client.in(h.store) && digest == client.digest {
+		for _, shard := range unknown {
+			s.sequences[shard] = sequences[shard]
+		}
+		return nil
+	}
+	if !s.buckets {
+		s.whole = append(s.whole, unknown...)
+		return nil
+	}
+	digests, err := s.askDigests()
+	if err != nil {
+		return err
+	}
+	var ask []uint32
+	for _, shard := range unknown {
+		switch snapshot := h.store.Snapshot(shard); digests[shard] {
+		case snapshot.Digest():
+			s.sequences[shard] = snapshot.Sequence()
+		case model.Digest{}:
 			s.whole = append(s.whole, shard)
+		default:
+			ask = append(ask, shard)
 		}
 	}
 	return s.askBuckets(ask)
 }
 
-// follows tells whether a client's position in a shard is in this store's history, so that what has changed since is known.
-// Position 0 is that of a client which was cut off before this epoch's state came: it may hold anything. And at the
-// snapshot's own position the digest should have been the same.
-func (s *stream) follows(hello *pb.Hello, snapshot *store.Snapshot) bool {
-	at := hello.GetSequences()[snapshot.Shard()]
-	return hello.GetEpoch() == s.hub.store.Epoch() && at < snapshot.Sequence() && snapshot.Knows(at)
-}
-
 // awaitVersions waits, for a while, until the store has come as far as the client has seen, or until it is enough. That the client
 // was here before says nothing: it may have been cut off while it waited.
-func (s *stream) awaitVersions(hello *pb.Hello, enough func() bool) error {
+func (s *stream) awaitVersions(client held, enough func() bool) error {
 	h := s.hub
-	want := wire.ResourceVersionsFromProto(hello.GetResourceVersions())
+	want := client.versions
 	if h.store.Reached() == (model.ResourceVersions{}) { // the source has none
 		return nil
 	}
@@ -290,18 +300,10 @@ func (s *stream) awaitVersions(hello *pb.Hello, enough func() bool) error {
 }
 
 // confirm tells whether the client holds exactly what the store does, and if so takes note of it.
-func (s *stream) confirm(hello *pb.Hello) bool {
-	digests := hello.GetDigests()
-	sequences := make([]uint64, len(s.sequences))
-	if len(digests) != len(sequences) {
+func (s *stream) confirm(client held) bool {
+	digest, sequences := s.hub.store.Digest()
+	if !client.in(s.hub.store) || client.digest != digest {
 		return false
-	}
-	for shard := range sequences {
-		snapshot := s.hub.store.Snapshot(uint32(shard))
-		if digests[shard] != snapshot.Digest() {
-			return false
-		}
-		sequences[shard] = snapshot.Sequence()
 	}
 	s.sequences = sequences
 	return true
@@ -315,6 +317,32 @@ func (s *stream) atPresent() bool {
 		}
 	}
 	return true
+}
+
+// askDigests asks for the digests of the client's shards.
+func (s *stream) askDigests() ([]model.Digest, error) {
+	s.ask(func() { s.asked = true })
+	if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}})); err != nil {
+		return nil, err
+	}
+	timeout := time.NewTimer(bucketTimeout)
+	defer timeout.Stop()
+	for {
+		ok, err := s.wait(s.pokes, timeout.C)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, status.Errorf(codes.DeadlineExceeded, "no answer to digest_query within %v", bucketTimeout)
+		}
+		s.mu.Lock()
+		digests := s.digests
+		s.digests = nil
+		s.mu.Unlock()
+		if digests != nil {
+			return digests, nil
+		}
+	}
 }
 
 // askBuckets asks for the digests of the client's buckets of some shards, and sends those that differ.
@@ -380,8 +408,12 @@ func (s *stream) resync(r *pb.Resync) error {
 		if err := s.bring(snapshot); err != nil {
 			return err
 		}
-	case len(r.GetBucketDigests()) == store.Buckets:
-		return s.sendBuckets(snapshot, r.GetBucketDigests())
+	case len(r.GetBucketDigests()) > 0:
+		digests, err := model.SplitDigests(r.GetBucketDigests())
+		if err != nil {
+			return status.Errorf(codes.InvalidArgument, "resync with %v", err)
+		}
+		return s.sendBuckets(snapshot, digests)
 	default:
 		return s.sendUpTo(snapshot, 0)
 	}
@@ -389,14 +421,14 @@ func (s *stream) resync(r *pb.Resync) error {
 }
 
 // sendBuckets sends the buckets of a snapshot that differ from the client's.
-func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []uint64) error {
+func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []model.Digest) error {
 	var differ []uint32
 	for i, digest := range snapshot.Buckets() {
 		if digest != digests[i] {
 			differ = append(differ, uint32(i))
 		}
 	}
-	if len(differ) > store.Buckets/2 {
+	if len(differ) > model.Buckets/2 {
 		if !s.synced.Load() {
 			s.whole = append(s.whole, snapshot.Shard())
 			return nil

@@ -31,7 +31,7 @@ const (
 	// maxWaiting bounds the bytes of a stream's requests that wait to be answered, beside one for each shard.
 	maxWaiting = 64 << 10
 	// resyncBytes is about what a request for a shard takes, with the digests of its buckets.
-	resyncBytes = 16 * store.Buckets
+	resyncBytes = 2 * model.HashSize * model.Buckets
 )
 
 // stream is one client. Frames are sent to it by its own goroutine, or, while it keeps up, by the fan-out.
@@ -39,9 +39,9 @@ type stream struct {
 	hub       *Hub
 	transport Transport
 	pokes     chan struct{} // wakes the goroutine
-	hello     chan *pb.Hello
-	ending    chan error // why the stream must end
-	index     int        // in the hub's list; the hub's
+	hello     chan held     // what the client holds
+	ending    chan error    // why the stream must end
+	index     int           // in the hub's list; the hub's
 
 	// What the hello said; set when it comes.
 	node, peer          string
@@ -78,13 +78,17 @@ type stream struct {
 	resyncs   []*pb.Resync
 	waiting   int // bytes of resyncs
 	subscribe *pb.Subscription
+	compare   bool // the client asks for digests
+	// asked is set while the client is to tell the digests of its shards; digests is its answer.
+	asked   bool
+	digests []model.Digest
 
 	reports reports
 }
 
 func (h *Hub) newStream(t Transport) *stream {
 	return &stream{
-		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan *pb.Hello, 1), ending: make(chan error, 1),
+		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan held, 1), ending: make(chan error, 1),
 		reports: reports{
 			nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
 			messages: rate.NewLimiter(messagesPerSecond, messagesBurst), resyncs: rate.NewLimiter(resyncsPerSecond, resyncsBurst),
@@ -125,7 +129,7 @@ func (s *stream) serve() error {
 	if err := h.ready(); err != nil {
 		return err
 	}
-	hello, err := s.greeted()
+	client, err := s.greeted()
 	if err != nil {
 		return err
 	}
@@ -143,7 +147,7 @@ func (s *stream) serve() error {
 	defer s.leave()
 	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
-	err = s.run(hello)
+	err = s.run(client)
 	h.log.Debug("Stream closed", "node", s.node, "reason", err)
 	return err
 }
@@ -164,20 +168,20 @@ func (h *Hub) ready() error {
 }
 
 // greeted waits for the hello, for a while: a client that says nothing may not hold a stream, nor the server's end.
-func (s *stream) greeted() (*pb.Hello, error) {
+func (s *stream) greeted() (held, error) {
 	timeout := time.NewTimer(helloTimeout)
 	defer timeout.Stop()
 	select {
-	case hello := <-s.hello:
-		return hello, nil
+	case client := <-s.hello:
+		return client, nil
 	case err := <-s.ending:
-		return nil, err
+		return held{}, err
 	case <-timeout.C:
-		return nil, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
+		return held{}, status.Errorf(codes.InvalidArgument, "no hello within %v", helloTimeout)
 	case <-s.transport.Context().Done():
-		return nil, s.gone()
+		return held{}, s.gone()
 	case <-s.hub.drainBegun.Done():
-		return nil, errDraining
+		return held{}, errDraining
 	}
 }
 
@@ -205,11 +209,7 @@ func (s *stream) introduce(hello *pb.Hello) error {
 	if kind == pb.ClientKind_CLIENT_KIND_UNSPECIFIED {
 		kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
-	n := len(hello.GetSequences())
 	switch {
-	case n != len(hello.GetDigests()) || n > 4096:
-		return status.Errorf(codes.InvalidArgument, "hello has %d sequences and %d digests: give one of each per shard",
-			n, len(hello.GetDigests()))
 	case kind == pb.ClientKind_CLIENT_KIND_AGENT && node == "", kind == pb.ClientKind_CLIENT_KIND_RELAY && node != "":
 		return status.Errorf(codes.InvalidArgument, "hello of kind %v with node name %q", kind, node)
 	case len(node) > maxNodeName:
@@ -230,12 +230,12 @@ func (s *stream) introduce(hello *pb.Hello) error {
 }
 
 // run serves the client from its hello on.
-func (s *stream) run(hello *pb.Hello) error {
+func (s *stream) run(client held) error {
 	// The position in the ring comes before the snapshots: what is published between is skipped by its sequence.
 	position, reached := s.hub.ring.now()
 	s.position = position
 	s.sequences = make([]uint64, s.hub.store.Shards())
-	if err := s.start(hello, reached); err != nil {
+	if err := s.start(client, reached); err != nil {
 		if errors.Is(err, errDraining) {
 			_ = s.sendDrain() // the status says it too
 		}
@@ -305,7 +305,7 @@ func (s *stream) own() {
 func (s *stream) rest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.position != s.hub.ring.head.Load() || len(s.resyncs) > 0 || len(s.nodes) > 0 || s.subscribe != nil {
+	if s.position != s.hub.ring.head.Load() || len(s.resyncs) > 0 || len(s.nodes) > 0 || s.subscribe != nil || s.compare {
 		return false
 	}
 	s.live = s.wanted == nil && s.kind != pb.ClientKind_CLIENT_KIND_RELAY
@@ -410,8 +410,8 @@ func (s *stream) send(frames ...wire.Frame) error {
 // answer sends what the client asked for, and Nodes that have changed.
 func (s *stream) answer() error {
 	s.mu.Lock()
-	resyncs, nodes, subscribe := s.resyncs, s.nodes, s.subscribe
-	s.resyncs, s.waiting, s.nodes, s.subscribe = nil, 0, nil, nil
+	resyncs, nodes, subscribe, compare := s.resyncs, s.nodes, s.subscribe, s.compare
+	s.resyncs, s.waiting, s.nodes, s.subscribe, s.compare = nil, 0, nil, nil, false
 	s.mu.Unlock()
 	for name := range nodes {
 		if err := s.sendNode(name); err != nil {
@@ -428,7 +428,29 @@ func (s *stream) answer() error {
 			return err
 		}
 	}
+	if compare {
+		return s.sendDigests()
+	}
 	return nil
+}
+
+// sendDigests sends the digests of all shards, to whose positions it brings the client first. A narrowed stream has nothing to
+// compare.
+func (s *stream) sendDigests() error {
+	if s.wanted != nil {
+		return nil
+	}
+	var digests []model.Digest
+	for shard := range s.hub.store.Shards() {
+		snapshot := s.hub.store.Snapshot(shard)
+		if err := s.bring(snapshot); err != nil {
+			return err
+		}
+		digests = append(digests, snapshot.Digest())
+	}
+	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
+		Sequences: s.sequences, Digests: model.JoinDigests(digests),
+	}}}))
 }
 
 func (s *stream) sendNode(name string) error {
@@ -450,7 +472,11 @@ func (s *stream) take(r *pb.StreamRequest) error {
 		if err := s.introduce(hello); err != nil {
 			return err
 		}
-		s.hello <- hello
+		client, err := heldBy(hello)
+		if err != nil {
+			return err
+		}
+		s.hello <- client
 		return nil
 	}
 	if !s.admitted.Load() {
@@ -475,8 +501,34 @@ func (s *stream) take(r *pb.StreamRequest) error {
 				resyncsPerSecond)
 		}
 		s.ask(func() { s.subscribe = m.Subscribe })
+	case *pb.StreamRequest_Digests:
+		return s.takeDigests(m.Digests)
+	case *pb.StreamRequest_DigestQuery:
+		if !s.reports.resyncs.Allow() {
+			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs and questions for digests a second: resume on a new stream instead",
+				resyncsPerSecond)
+		}
+		s.ask(func() { s.compare = true })
 	case *pb.StreamRequest_Hello:
 		return status.Error(codes.InvalidArgument, "a second hello: open a new stream instead")
+	}
+	return nil
+}
+
+// takeDigests accepts the answer to a DigestQuery, of which there is one.
+func (s *stream) takeDigests(m *pb.Digests) error {
+	digests, err := model.SplitDigests(m.GetDigests())
+	if shards := s.hub.store.Shards(); err != nil || uint32(len(digests)) != shards {
+		return status.Errorf(codes.InvalidArgument, "digests of %d bytes: give %d for each of %d shards", len(m.GetDigests()), model.HashSize, shards)
+	}
+	asked := false
+	s.ask(func() {
+		if asked, s.asked = s.asked, false; asked {
+			s.digests = digests
+		}
+	})
+	if !asked {
+		return status.Error(codes.InvalidArgument, "digests that nobody has asked for: leave them out")
 	}
 	return nil
 }
@@ -494,8 +546,9 @@ func (s *stream) request(r *pb.Resync) error {
 	switch n := len(r.GetBucketDigests()); {
 	case r.GetShard() >= shards:
 		return status.Errorf(codes.InvalidArgument, "resync of shard %d: there are %d", r.GetShard(), shards)
-	case n != 0 && n != store.Buckets:
-		return status.Errorf(codes.InvalidArgument, "resync with %d bucket_digests: there are %d buckets", n, store.Buckets)
+	case n != 0 && n != model.Buckets*model.HashSize:
+		return status.Errorf(codes.InvalidArgument, "resync with %d bytes of bucket_digests: there are %d buckets, and digests of %d bytes",
+			n, model.Buckets, model.HashSize)
 	case len(r.GetKeys()) > maxKeys:
 		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard", len(r.GetKeys()), maxKeys)
 	}

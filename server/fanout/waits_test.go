@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/model/modeltest"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -35,7 +36,7 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	t.Run("until the server is not behind", func(t *testing.T) {
 		o := options(1)
 		p := connect(t, running(t, o), &pb.Hello{
-			Sequences: []uint64{1, 1}, Digests: []uint64{5, 5}, ResourceVersions: &pb.ResourceVersions{Services: 9},
+			Sequences: []uint64{1, 1}, Digest: modeltest.Digests(5), ResourceVersions: &pb.ResourceVersions{Services: 9},
 		})
 		defer p.cancel()
 		// Publishes while it waits do not put it off.
@@ -55,9 +56,9 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	})
 	t.Run("until it has answered", func(t *testing.T) {
 		p := connect(t, running(t, options(1)), &pb.Hello{
-			Sequences: []uint64{0, 0}, Digests: []uint64{5, 5}, Capabilities: []pb.Capability{pb.Capability_CAPABILITY_BUCKETS},
+			Sequences: []uint64{0, 0}, Digest: modeltest.Digests(5), Capabilities: []pb.Capability{pb.Capability_CAPABILITY_BUCKETS},
 		})
 		defer p.cancel()
-		p.hears(t, 3, func(r *wire.Response) bool { return r.BucketQuery != nil })
+		p.hears(t, 3, func(r *wire.Response) bool { return r.DigestQuery != nil })
 	})
 }

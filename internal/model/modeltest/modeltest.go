@@ -213,3 +213,23 @@ func WebEndpoint(i int) model.Endpoint {
 		NodeName:   fmt.Sprintf("node-%03d.example", 100+i), Zone: fmt.Sprintf("europe-west4-%c", 'a'+i%3),
 	}
 }
+
+// Digests returns made-up digests as the wire has them, one for each number; 0 is that of no objects.
+func Digests(numbers ...byte) []byte {
+	var out []model.Digest
+	for _, n := range numbers {
+		out = append(out, model.Digest{n})
+	}
+	return model.JoinDigests(out)
+}
+
+// ShardDigest returns the digest of the shard that holds these objects.
+func ShardDigest(objects ...model.Object) model.Digest {
+	return model.ShardDigest(model.BucketDigests(func(yield func(model.Key, model.Version) bool) {
+		for _, o := range objects {
+			if !yield(o.Key(), o.ContentVersion()) {
+				return
+			}
+		}
+	}))
+}

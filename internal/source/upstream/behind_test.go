@@ -86,10 +86,14 @@ func TestARelayIsBehindUntilAllShardsHaveCome(t *testing.T) {
 	published(3)
 	hello := &pb.Hello{
 		NodeName: "node-1", Kind: pb.ClientKind_CLIENT_KIND_AGENT, Epoch: 8, ResourceVersions: &pb.ResourceVersions{Slices: 20},
-		Sequences: make([]uint64, shards), Digests: make([]uint64, shards),
+		Sequences: make([]uint64, shards),
 	}
-	hello.Digests[shardOf("a")] = uint64(slice("a", 2).ContentVersion())
-	hello.Digests[shardOf("b")] = uint64(slice("b", 2).ContentVersion())
+	held := make([]model.Digest, shards)
+	for _, name := range []string{"a", "b"} {
+		held[shardOf(name)] = modeltest.ShardDigest(slice(name, 2))
+	}
+	digest := model.StateDigest(held)
+	hello.Digest = digest[:]
 	conn, err := grpc.NewClient(relay.address, plaintext...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, conn.Close()) })

@@ -145,9 +145,8 @@ func (u *Source) movedLocked() {
 	}
 }
 
-func (u *Source) nodesDigest() uint64 {
-	_, digest := u.store.Nodes()
-	return digest
+func (u *Source) nodesDigest() model.Digest {
+	return model.NodesDigest(u.store.Nodes())
 }
 
 // node takes a Node; nil: it is gone.
@@ -168,7 +167,7 @@ func (u *Source) reached(v model.ResourceVersions) {
 // inSync completes the state that a stream begins with.
 func (u *Source) inSync(names map[string]struct{}) {
 	if names != nil {
-		nodes, _ := u.store.Nodes()
+		nodes := u.store.Nodes()
 		for _, n := range nodes {
 			if _, ok := names[n.Name]; !ok {
 				u.node(n.Name, nil)

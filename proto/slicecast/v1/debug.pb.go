@@ -1075,7 +1075,7 @@ type ShardStatus struct {
 	// Its sequence, in the server's epoch.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Its digest: the same on all servers and agents that have the same state.
-	Digest uint64 `protobuf:"fixed64,3,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest []byte `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Number of Services and Slices in it.
 	Objects uint32 `protobuf:"varint,4,opt,name=objects,proto3" json:"objects,omitempty"`
 	// Highest resource versions of what was published in it; absent if there are none.
@@ -1128,11 +1128,11 @@ func (x *ShardStatus) GetSequence() uint64 {
 	return 0
 }
 
-func (x *ShardStatus) GetDigest() uint64 {
+func (x *ShardStatus) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
-	return 0
+	return nil
 }
 
 func (x *ShardStatus) GetObjects() uint32 {
@@ -1642,7 +1642,7 @@ type AgentShard struct {
 	// How far the kernel has it.
 	ProgrammedSequence uint64 `protobuf:"varint,3,opt,name=programmed_sequence,json=programmedSequence,proto3" json:"programmed_sequence,omitempty"`
 	// Digest of what the agent holds: the server's, if they are at the same sequence.
-	Digest        uint64 `protobuf:"fixed64,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest        []byte `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1698,11 +1698,11 @@ func (x *AgentShard) GetProgrammedSequence() uint64 {
 	return 0
 }
 
-func (x *AgentShard) GetDigest() uint64 {
+func (x *AgentShard) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
 	}
-	return 0
+	return nil
 }
 
 // ProgrammingFailure is a Service of which something can't be programmed.
@@ -1868,7 +1868,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\vShardStatus\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\x06R\x06digest\x12\x18\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x18\n" +
 	"\aobjects\x18\x04 \x01(\rR\aobjects\x12K\n" +
 	"\x11resource_versions\x18\x05 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"H\n" +
 	"\x11GetServiceRequest\x123\n" +
@@ -1920,7 +1920,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12/\n" +
 	"\x13programmed_sequence\x18\x03 \x01(\x04R\x12programmedSequence\x12\x16\n" +
-	"\x06digest\x18\x04 \x01(\x06R\x06digest\"\x93\x01\n" +
+	"\x06digest\x18\x04 \x01(\fR\x06digest\"\x93\x01\n" +
 	"\x12ProgrammingFailure\x123\n" +
 	"\aservice\x18\x01 \x01(\v2\x19.slicecast.v1.ServiceNameR\aservice\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x120\n" +

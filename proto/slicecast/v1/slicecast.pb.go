@@ -4,7 +4,7 @@
 // # The conversation
 //
 //	agent                                server
-//	  | -- Hello ------------------------> |   who I am, what I hold (position or digest of each shard)
+//	  | -- Hello ------------------------> |   who I am, what I hold (position in each shard, digest of all)
 //	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
 //	  | <------------------------ Servers |   where else to connect; again whenever that changes
 //	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
@@ -13,7 +13,7 @@
 //	  | -- Ack --------------------------> |   programmed in the kernel up to these positions
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
-//	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
+//	  | <---------------------- Heartbeat |   digest of everything, in quiet moments too
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once, and the only one before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -23,19 +23,31 @@
 //
 // The objects are Services and Slices (EndpointSlices, trimmed). A Service and its Slices live in the same shard, chosen
 // by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
-// something within one epoch, that is one life of one server's store. An object's version is a hash of its content: the
-// same content has the same version on every server, and the key is part of the content. A shard's digest is the sum,
-// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order. The buckets of
-// a shard divide its objects by a hash of their own keys: an object is in bucket xxhash64("<kind>/<namespace>/<name>")
-// modulo bucket_count, with kind as in ObjectKind; a bucket's digest is the sum of its objects' versions.
+// something within one epoch, that is one life of one server's store.
+//
+// An object's version is a hash of its content: the same content has the same version on every server, and the key is part
+// of the content. All hashes are SHA-256 (FIPS 180-4), truncated to their first 25 bytes: whoever may write Services and
+// EndpointSlices can't make two states that compare equal with less than 2^100 operations. Digests are hashes of versions:
+//
+//   - 64 buckets divide a shard's objects by a hash of their own keys: an object is in bucket
+//     xxhash64("<kind>/<namespace>/<name>") modulo 64, with kind as in ObjectKind. A bucket's digest is the hash of
+//     the byte 0x81 and the versions of its objects, in ascending order.
+//   - A shard's digest is the hash of the byte 0x82 and the digests of its buckets, by number.
+//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by number.
+//   - Where there are no objects the digest is 25 zero bytes. Several digests in one field follow each other.
+//
+// Within one epoch sequences decide what a client holds; digests are for coming to another epoch, and for finding out that
+// something went wrong.
 //
 // # Rules
 //
 //   - A ShardUpdate is atomic: it is applied as a whole, or not at all. It leads from `from_sequence` to `sequence`, and a
 //     client may apply it if its position is within that range (changes are idempotent).
 //   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
-//   - A SliceDelta applies to the version that it names as its base, and to nothing else. A client that lacks the base
-//     asks for that key with Resync, and keeps what it has meanwhile. So it does where a delta does not decode.
+//   - A SliceDelta leads from the state at from_sequence, and promises the version that results. A client that gets
+//     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
+//     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
+//     delta at exactly from_sequence only.
 //   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
 //   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
 //     sequences at which nothing in it changed: each leads from the one sent before.
@@ -77,7 +89,7 @@ const (
 	Capability_CAPABILITY_UNSPECIFIED Capability = 0
 	// StreamResponse.zstd.
 	Capability_CAPABILITY_ZSTD Capability = 1
-	// BucketQuery, and ShardUpdates with full_buckets.
+	// DigestQuery, BucketQuery, and ShardUpdates with full_buckets.
 	Capability_CAPABILITY_BUCKETS Capability = 2
 )
 
@@ -465,6 +477,8 @@ type StreamRequest struct {
 	//	*StreamRequest_Nack
 	//	*StreamRequest_Resync
 	//	*StreamRequest_Subscribe
+	//	*StreamRequest_DigestQuery
+	//	*StreamRequest_Digests
 	Message       isStreamRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -552,6 +566,24 @@ func (x *StreamRequest) GetSubscribe() *Subscription {
 	return nil
 }
 
+func (x *StreamRequest) GetDigestQuery() *DigestQuery {
+	if x != nil {
+		if x, ok := x.Message.(*StreamRequest_DigestQuery); ok {
+			return x.DigestQuery
+		}
+	}
+	return nil
+}
+
+func (x *StreamRequest) GetDigests() *Digests {
+	if x != nil {
+		if x, ok := x.Message.(*StreamRequest_Digests); ok {
+			return x.Digests
+		}
+	}
+	return nil
+}
+
 type isStreamRequest_Message interface {
 	isStreamRequest_Message()
 }
@@ -582,6 +614,16 @@ type StreamRequest_Subscribe struct {
 	Subscribe *Subscription `protobuf:"bytes,5,opt,name=subscribe,proto3,oneof"`
 }
 
+type StreamRequest_DigestQuery struct {
+	// A question for the digests of all shards.
+	DigestQuery *DigestQuery `protobuf:"bytes,6,opt,name=digest_query,json=digestQuery,proto3,oneof"`
+}
+
+type StreamRequest_Digests struct {
+	// Answer to the server's DigestQuery.
+	Digests *Digests `protobuf:"bytes,7,opt,name=digests,proto3,oneof"`
+}
+
 func (*StreamRequest_Hello) isStreamRequest_Message() {}
 
 func (*StreamRequest_Ack) isStreamRequest_Message() {}
@@ -591,6 +633,10 @@ func (*StreamRequest_Nack) isStreamRequest_Message() {}
 func (*StreamRequest_Resync) isStreamRequest_Message() {}
 
 func (*StreamRequest_Subscribe) isStreamRequest_Message() {}
+
+func (*StreamRequest_DigestQuery) isStreamRequest_Message() {}
+
+func (*StreamRequest_Digests) isStreamRequest_Message() {}
 
 // StreamResponse is a message from the server.
 type StreamResponse struct {
@@ -608,6 +654,8 @@ type StreamResponse struct {
 	//	*StreamResponse_Servers
 	//	*StreamResponse_BucketQuery
 	//	*StreamResponse_Zstd
+	//	*StreamResponse_Digests
+	//	*StreamResponse_DigestQuery
 	Message       isStreamResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -731,6 +779,24 @@ func (x *StreamResponse) GetZstd() []byte {
 	return nil
 }
 
+func (x *StreamResponse) GetDigests() *Digests {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResponse_Digests); ok {
+			return x.Digests
+		}
+	}
+	return nil
+}
+
+func (x *StreamResponse) GetDigestQuery() *DigestQuery {
+	if x != nil {
+		if x, ok := x.Message.(*StreamResponse_DigestQuery); ok {
+			return x.DigestQuery
+		}
+	}
+	return nil
+}
+
 type isStreamResponse_Message interface {
 	isStreamResponse_Message()
 }
@@ -756,7 +822,7 @@ type StreamResponse_InSync struct {
 }
 
 type StreamResponse_Heartbeat struct {
-	// A sign of life, with digests.
+	// A sign of life, with the digest of the state.
 	Heartbeat *Heartbeat `protobuf:"bytes,5,opt,name=heartbeat,proto3,oneof"`
 }
 
@@ -780,6 +846,16 @@ type StreamResponse_Zstd struct {
 	Zstd []byte `protobuf:"bytes,9,opt,name=zstd,proto3,oneof"`
 }
 
+type StreamResponse_Digests struct {
+	// Answer to the client's DigestQuery.
+	Digests *Digests `protobuf:"bytes,10,opt,name=digests,proto3,oneof"`
+}
+
+type StreamResponse_DigestQuery struct {
+	// A question for the digests of all shards, before InSync; only to clients with CAPABILITY_BUCKETS.
+	DigestQuery *DigestQuery `protobuf:"bytes,11,opt,name=digest_query,json=digestQuery,proto3,oneof"`
+}
+
 func (*StreamResponse_Welcome) isStreamResponse_Message() {}
 
 func (*StreamResponse_ShardUpdate) isStreamResponse_Message() {}
@@ -798,6 +874,10 @@ func (*StreamResponse_BucketQuery) isStreamResponse_Message() {}
 
 func (*StreamResponse_Zstd) isStreamResponse_Message() {}
 
+func (*StreamResponse_Digests) isStreamResponse_Message() {}
+
+func (*StreamResponse_DigestQuery) isStreamResponse_Message() {}
+
 // Hello says who the client is and what it already holds.
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -809,11 +889,12 @@ type Hello struct {
 	Programmer string `protobuf:"bytes,3,opt,name=programmer,proto3" json:"programmer,omitempty"`
 	// Epoch that `sequences` belong to; 0 if the client holds nothing.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Position in each shard, by shard number. Empty if the client holds nothing. If the epoch is still the server's, the
-	// server continues from here; otherwise it compares digests.
+	// Position in each shard, by shard number; 0 where it has none. Empty if the client holds nothing. If the epoch is still the
+	// server's, the server continues from here. Of shards where that can't be it compares digests: that of the state first, then
+	// those of the shards, which it asks for, then those of buckets.
 	Sequences []uint64 `protobuf:"varint,5,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Digest of what the client holds of each shard, by shard number. Same length as `sequences`.
-	Digests []uint64 `protobuf:"fixed64,6,rep,packed,name=digests,proto3" json:"digests,omitempty"`
+	// Digest of the state that the client holds; empty or zero if it holds nothing.
+	Digest []byte `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
 	// Highest resource versions that the client has seen; absent if none. A server that is behind them does not send the
 	// client back in time.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,7,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
@@ -821,11 +902,11 @@ type Hello struct {
 	Kind ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
 	// What the client understands beyond the first version of this API.
 	Capabilities []Capability `protobuf:"varint,9,rep,packed,name=capabilities,proto3,enum=slicecast.v1.Capability" json:"capabilities,omitempty"`
-	// What the client wants; absent: everything. What it holds (sequences, digests) must be of this subscription.
+	// What the client wants; absent: everything. What it holds (sequences, digest) must be of this subscription.
 	Subscription *Subscription `protobuf:"bytes,10,opt,name=subscription,proto3" json:"subscription,omitempty"`
-	// From a relay: the sum, modulo 2^64, of the hashes of all Nodes that it holds. If the server's is another, it sends all
-	// Nodes, and says so in InSync.
-	NodesDigest   uint64 `protobuf:"fixed64,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
+	// From a relay: the hash of the byte 0x84 and the versions of all Nodes that it holds, in ascending order. If the server's is
+	// another, it sends all Nodes, and says so in InSync.
+	NodesDigest   []byte `protobuf:"bytes,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -895,9 +976,9 @@ func (x *Hello) GetSequences() []uint64 {
 	return nil
 }
 
-func (x *Hello) GetDigests() []uint64 {
+func (x *Hello) GetDigest() []byte {
 	if x != nil {
-		return x.Digests
+		return x.Digest
 	}
 	return nil
 }
@@ -930,11 +1011,11 @@ func (x *Hello) GetSubscription() *Subscription {
 	return nil
 }
 
-func (x *Hello) GetNodesDigest() uint64 {
+func (x *Hello) GetNodesDigest() []byte {
 	if x != nil {
 		return x.NodesDigest
 	}
-	return 0
+	return nil
 }
 
 // Subscription names Services, with their Slices. Both lists count; with both empty it names nothing.
@@ -1334,9 +1415,9 @@ type Resync struct {
 	Keys []*ObjectKey `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
 	// Why, for operators.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Digests of the client's buckets of the shard, by bucket number, when it wants only buckets that differ: the answer is
-	// then a ShardUpdate of these. Empty: all of the shard is wanted.
-	BucketDigests []uint64 `protobuf:"fixed64,4,rep,packed,name=bucket_digests,json=bucketDigests,proto3" json:"bucket_digests,omitempty"`
+	// Digests of the client's buckets of the shard, by bucket number, 25 bytes each, when it wants only buckets that differ: the
+	// answer is then a ShardUpdate of these. Empty: all of the shard is wanted.
+	BucketDigests []byte `protobuf:"bytes,4,opt,name=bucket_digests,json=bucketDigests,proto3" json:"bucket_digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1392,7 +1473,7 @@ func (x *Resync) GetReason() string {
 	return ""
 }
 
-func (x *Resync) GetBucketDigests() []uint64 {
+func (x *Resync) GetBucketDigests() []byte {
 	if x != nil {
 		return x.BucketDigests
 	}
@@ -1412,11 +1493,9 @@ type Welcome struct {
 	ServerVersion string `protobuf:"bytes,4,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
 	// Milliseconds between heartbeats. A client that hears nothing for three of them may take the server for dead.
 	HeartbeatIntervalMs uint32 `protobuf:"varint,5,opt,name=heartbeat_interval_ms,json=heartbeatIntervalMs,proto3" json:"heartbeat_interval_ms,omitempty"`
-	// Number of buckets of each shard, a power of two; 0: the server has none, and bucket_digests are not asked for.
-	BucketCount uint32 `protobuf:"varint,6,opt,name=bucket_count,json=bucketCount,proto3" json:"bucket_count,omitempty"`
 	// The servers that the stream has passed through, this one last, by epoch: a relay that finds its own in here has come
 	// full circle.
-	Path          []uint64 `protobuf:"fixed64,7,rep,packed,name=path,proto3" json:"path,omitempty"`
+	Path          []uint64 `protobuf:"fixed64,6,rep,packed,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1482,13 +1561,6 @@ func (x *Welcome) GetServerVersion() string {
 func (x *Welcome) GetHeartbeatIntervalMs() uint32 {
 	if x != nil {
 		return x.HeartbeatIntervalMs
-	}
-	return 0
-}
-
-func (x *Welcome) GetBucketCount() uint32 {
-	if x != nil {
-		return x.BucketCount
 	}
 	return 0
 }
@@ -1907,11 +1979,12 @@ func (x *InSync) GetAllNodes() bool {
 // Heartbeat shows that the server lives, and lets the client find out that it holds something else than the server.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Position of every shard, by shard number.
-	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Digest of every shard at that position. A client that is at the same position and has another digest asks for the
-	// shard with Resync.
-	Digests []uint64 `protobuf:"fixed64,2,rep,packed,name=digests,proto3" json:"digests,omitempty"`
+	// The sum, modulo 2^64, of the positions of all shards. As the client has everything that was sent before, it is at these
+	// positions if its own have the same sum.
+	SequenceSum uint64 `protobuf:"varint,1,opt,name=sequence_sum,json=sequenceSum,proto3" json:"sequence_sum,omitempty"`
+	// Digest of the state at these positions. A client that is there and has another one asks with DigestQuery for the digests
+	// of the shards, and then with Resync for what differs. Empty, as is the sum, where there is nothing to compare.
+	Digest []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
 	// To a relay, between heartbeats too and then alone: resource versions up to which everything has been sent before on this
 	// stream. Those of an update say nothing of other shards.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
@@ -1949,16 +2022,16 @@ func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{17}
 }
 
-func (x *Heartbeat) GetSequences() []uint64 {
+func (x *Heartbeat) GetSequenceSum() uint64 {
 	if x != nil {
-		return x.Sequences
+		return x.SequenceSum
 	}
-	return nil
+	return 0
 }
 
-func (x *Heartbeat) GetDigests() []uint64 {
+func (x *Heartbeat) GetDigest() []byte {
 	if x != nil {
-		return x.Digests
+		return x.Digest
 	}
 	return nil
 }
@@ -1966,6 +2039,101 @@ func (x *Heartbeat) GetDigests() []uint64 {
 func (x *Heartbeat) GetResourceVersions() *ResourceVersions {
 	if x != nil {
 		return x.ResourceVersions
+	}
+	return nil
+}
+
+// DigestQuery asks for the digests of all shards. The answer is Digests. A server asks a client that holds something else than
+// it does when the stream begins, and sends nothing of the shards in question until it has the answer. A client asks when it
+// finds out, by a heartbeat, that it does; a narrowed stream has nothing to compare.
+type DigestQuery struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DigestQuery) Reset() {
+	*x = DigestQuery{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DigestQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DigestQuery) ProtoMessage() {}
+
+func (x *DigestQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DigestQuery.ProtoReflect.Descriptor instead.
+func (*DigestQuery) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
+}
+
+// Digests are those of all shards at some positions; those of a server, at positions to which it has brought the client before.
+type Digests struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position of every shard, by shard number. From a server.
+	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
+	// Digest of every shard at that position, by shard number, 25 bytes each. A client that is at the same position and has
+	// another digest asks for what differs in the shard with Resync.
+	Digests       []byte `protobuf:"bytes,2,opt,name=digests,proto3" json:"digests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Digests) Reset() {
+	*x = Digests{}
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Digests) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Digests) ProtoMessage() {}
+
+func (x *Digests) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Digests.ProtoReflect.Descriptor instead.
+func (*Digests) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Digests) GetSequences() []uint64 {
+	if x != nil {
+		return x.Sequences
+	}
+	return nil
+}
+
+func (x *Digests) GetDigests() []byte {
+	if x != nil {
+		return x.Digests
 	}
 	return nil
 }
@@ -1982,7 +2150,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2162,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[18]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2175,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Drain) GetReconnectWithinMs() uint32 {
@@ -2032,7 +2200,7 @@ type ObjectKey struct {
 
 func (x *ObjectKey) Reset() {
 	*x = ObjectKey{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2212,7 @@ func (x *ObjectKey) String() string {
 func (*ObjectKey) ProtoMessage() {}
 
 func (x *ObjectKey) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[19]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2225,7 @@ func (x *ObjectKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectKey.ProtoReflect.Descriptor instead.
 func (*ObjectKey) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ObjectKey) GetKind() ObjectKind {
@@ -2088,8 +2256,8 @@ type Service struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Hash of the content.
-	Version uint64 `protobuf:"fixed64,3,opt,name=version,proto3" json:"version,omitempty"`
+	// Hash of the content, 25 bytes.
+	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// Type.
 	Type ServiceType `protobuf:"varint,4,opt,name=type,proto3,enum=slicecast.v1.ServiceType" json:"type,omitempty"`
 	// Cluster IPs, at most one of each family.
@@ -2123,7 +2291,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2303,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[20]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2316,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Service) GetNamespace() string {
@@ -2165,11 +2333,11 @@ func (x *Service) GetName() string {
 	return ""
 }
 
-func (x *Service) GetVersion() uint64 {
+func (x *Service) GetVersion() []byte {
 	if x != nil {
 		return x.Version
 	}
-	return 0
+	return nil
 }
 
 func (x *Service) GetType() ServiceType {
@@ -2276,7 +2444,7 @@ type LoadBalancerIngress struct {
 
 func (x *LoadBalancerIngress) Reset() {
 	*x = LoadBalancerIngress{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2456,7 @@ func (x *LoadBalancerIngress) String() string {
 func (*LoadBalancerIngress) ProtoMessage() {}
 
 func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[21]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2469,7 @@ func (x *LoadBalancerIngress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadBalancerIngress.ProtoReflect.Descriptor instead.
 func (*LoadBalancerIngress) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{21}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LoadBalancerIngress) GetIp() string {
@@ -2336,7 +2504,7 @@ type ServicePort struct {
 
 func (x *ServicePort) Reset() {
 	*x = ServicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2348,7 +2516,7 @@ func (x *ServicePort) String() string {
 func (*ServicePort) ProtoMessage() {}
 
 func (x *ServicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[22]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2361,7 +2529,7 @@ func (x *ServicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
 func (*ServicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{22}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ServicePort) GetName() string {
@@ -2399,8 +2567,8 @@ type Slice struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the EndpointSlice.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Hash of the content.
-	Version uint64 `protobuf:"fixed64,3,opt,name=version,proto3" json:"version,omitempty"`
+	// Hash of the content, 25 bytes.
+	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// The Service it belongs to, in the same namespace (label kubernetes.io/service-name).
 	Service string `protobuf:"bytes,4,opt,name=service,proto3" json:"service,omitempty"`
 	// Family of the addresses.
@@ -2418,7 +2586,7 @@ type Slice struct {
 
 func (x *Slice) Reset() {
 	*x = Slice{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2430,7 +2598,7 @@ func (x *Slice) String() string {
 func (*Slice) ProtoMessage() {}
 
 func (x *Slice) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[23]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2443,7 +2611,7 @@ func (x *Slice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Slice.ProtoReflect.Descriptor instead.
 func (*Slice) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{23}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Slice) GetNamespace() string {
@@ -2460,11 +2628,11 @@ func (x *Slice) GetName() string {
 	return ""
 }
 
-func (x *Slice) GetVersion() uint64 {
+func (x *Slice) GetVersion() []byte {
 	if x != nil {
 		return x.Version
 	}
-	return 0
+	return nil
 }
 
 func (x *Slice) GetService() string {
@@ -2517,7 +2685,7 @@ type SlicePort struct {
 
 func (x *SlicePort) Reset() {
 	*x = SlicePort{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2529,7 +2697,7 @@ func (x *SlicePort) String() string {
 func (*SlicePort) ProtoMessage() {}
 
 func (x *SlicePort) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[24]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2542,7 +2710,7 @@ func (x *SlicePort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlicePort.ProtoReflect.Descriptor instead.
 func (*SlicePort) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{24}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SlicePort) GetName() string {
@@ -2591,7 +2759,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2771,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[25]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2784,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{25}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Endpoint) GetAddress() string {
@@ -2682,25 +2850,23 @@ type SliceDelta struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Name of the EndpointSlice.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Version that the delta applies to.
-	BaseVersion uint64 `protobuf:"fixed64,3,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`
-	// Version that results.
-	Version uint64 `protobuf:"fixed64,4,opt,name=version,proto3" json:"version,omitempty"`
-	// Endpoints, new or changed in more than their conditions; whole.
-	Endpoints []*Endpoint `protobuf:"bytes,5,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// Endpoints with changed conditions and nothing else.
-	Conditions []*EndpointConditions `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// Addresses of endpoints that are gone.
-	Removed []string `protobuf:"bytes,7,rep,name=removed,proto3" json:"removed,omitempty"`
+	// Version that results, 25 bytes.
+	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	// Endpoints, new or changed in more than their conditions; whole. Each address once.
+	Endpoints []*Endpoint `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// Endpoints with changed conditions and nothing else. Each index once.
+	Conditions []*EndpointConditions `protobuf:"bytes,5,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// Addresses of endpoints that are gone. Each once.
+	Removed []string `protobuf:"bytes,6,rep,name=removed,proto3" json:"removed,omitempty"`
 	// As in Slice; 0: unknown.
-	LastChangeTriggerTimeMs int64 `protobuf:"varint,8,opt,name=last_change_trigger_time_ms,json=lastChangeTriggerTimeMs,proto3" json:"last_change_trigger_time_ms,omitempty"`
+	LastChangeTriggerTimeMs int64 `protobuf:"varint,7,opt,name=last_change_trigger_time_ms,json=lastChangeTriggerTimeMs,proto3" json:"last_change_trigger_time_ms,omitempty"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
 }
 
 func (x *SliceDelta) Reset() {
 	*x = SliceDelta{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2878,7 @@ func (x *SliceDelta) String() string {
 func (*SliceDelta) ProtoMessage() {}
 
 func (x *SliceDelta) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[26]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2891,7 @@ func (x *SliceDelta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SliceDelta.ProtoReflect.Descriptor instead.
 func (*SliceDelta) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{26}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SliceDelta) GetNamespace() string {
@@ -2742,18 +2908,11 @@ func (x *SliceDelta) GetName() string {
 	return ""
 }
 
-func (x *SliceDelta) GetBaseVersion() uint64 {
-	if x != nil {
-		return x.BaseVersion
-	}
-	return 0
-}
-
-func (x *SliceDelta) GetVersion() uint64 {
+func (x *SliceDelta) GetVersion() []byte {
 	if x != nil {
 		return x.Version
 	}
-	return 0
+	return nil
 }
 
 func (x *SliceDelta) GetEndpoints() []*Endpoint {
@@ -2784,11 +2943,12 @@ func (x *SliceDelta) GetLastChangeTriggerTimeMs() int64 {
 	return 0
 }
 
-// EndpointConditions changes the conditions of an endpoint that the base has.
+// EndpointConditions changes the conditions of an endpoint.
 type EndpointConditions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Place of the endpoint in the base, whose endpoints are ascending by address, IPv4 and IPv6 addresses as numbers; from 0.
-	Index uint32 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`
+	// Place of the endpoint in the slice before, whose endpoints are ascending by address, IPv4 and IPv6 addresses as numbers;
+	// from 0.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// As in Endpoint.
 	Ready bool `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
 	// As in Endpoint.
@@ -2801,7 +2961,7 @@ type EndpointConditions struct {
 
 func (x *EndpointConditions) Reset() {
 	*x = EndpointConditions{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2813,7 +2973,7 @@ func (x *EndpointConditions) String() string {
 func (*EndpointConditions) ProtoMessage() {}
 
 func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[27]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2826,7 +2986,7 @@ func (x *EndpointConditions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointConditions.ProtoReflect.Descriptor instead.
 func (*EndpointConditions) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{27}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EndpointConditions) GetIndex() uint32 {
@@ -2880,7 +3040,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3052,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_slicecast_proto_msgTypes[28]
+	mi := &file_slicecast_v1_slicecast_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3065,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{28}
+	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Node) GetName() string {
@@ -2961,14 +3121,16 @@ var File_slicecast_v1_slicecast_proto protoreflect.FileDescriptor
 
 const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\n" +
-	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\x84\x02\n" +
+	"\x1cslicecast/v1/slicecast.proto\x12\fslicecast.v1\"\xf7\x02\n" +
 	"\rStreamRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.slicecast.v1.HelloH\x00R\x05hello\x12%\n" +
 	"\x03ack\x18\x02 \x01(\v2\x11.slicecast.v1.AckH\x00R\x03ack\x12(\n" +
 	"\x04nack\x18\x03 \x01(\v2\x12.slicecast.v1.NackH\x00R\x04nack\x12.\n" +
 	"\x06resync\x18\x04 \x01(\v2\x14.slicecast.v1.ResyncH\x00R\x06resync\x12:\n" +
-	"\tsubscribe\x18\x05 \x01(\v2\x1a.slicecast.v1.SubscriptionH\x00R\tsubscribeB\t\n" +
-	"\amessage\"\xeb\x03\n" +
+	"\tsubscribe\x18\x05 \x01(\v2\x1a.slicecast.v1.SubscriptionH\x00R\tsubscribe\x12>\n" +
+	"\fdigest_query\x18\x06 \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQuery\x121\n" +
+	"\adigests\x18\a \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigestsB\t\n" +
+	"\amessage\"\xde\x04\n" +
 	"\x0eStreamResponse\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.slicecast.v1.WelcomeH\x00R\awelcome\x12>\n" +
 	"\fshard_update\x18\x02 \x01(\v2\x19.slicecast.v1.ShardUpdateH\x00R\vshardUpdate\x12;\n" +
@@ -2979,8 +3141,11 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05drain\x18\x06 \x01(\v2\x13.slicecast.v1.DrainH\x00R\x05drain\x121\n" +
 	"\aservers\x18\a \x01(\v2\x15.slicecast.v1.ServersH\x00R\aservers\x12>\n" +
 	"\fbucket_query\x18\b \x01(\v2\x19.slicecast.v1.BucketQueryH\x00R\vbucketQuery\x12\x14\n" +
-	"\x04zstd\x18\t \x01(\fH\x00R\x04zstdB\t\n" +
-	"\amessage\"\xd5\x03\n" +
+	"\x04zstd\x18\t \x01(\fH\x00R\x04zstd\x121\n" +
+	"\adigests\x18\n" +
+	" \x01(\v2\x15.slicecast.v1.DigestsH\x00R\adigests\x12>\n" +
+	"\fdigest_query\x18\v \x01(\v2\x19.slicecast.v1.DigestQueryH\x00R\vdigestQueryB\t\n" +
+	"\amessage\"\xd3\x03\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12%\n" +
 	"\x0eclient_version\x18\x02 \x01(\tR\rclientVersion\x12\x1e\n" +
@@ -2988,14 +3153,14 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"programmer\x18\x03 \x01(\tR\n" +
 	"programmer\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x1c\n" +
-	"\tsequences\x18\x05 \x03(\x04R\tsequences\x12\x18\n" +
-	"\adigests\x18\x06 \x03(\x06R\adigests\x12K\n" +
+	"\tsequences\x18\x05 \x03(\x04R\tsequences\x12\x16\n" +
+	"\x06digest\x18\x06 \x01(\fR\x06digest\x12K\n" +
 	"\x11resource_versions\x18\a \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12,\n" +
 	"\x04kind\x18\b \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12<\n" +
 	"\fcapabilities\x18\t \x03(\x0e2\x18.slicecast.v1.CapabilityR\fcapabilities\x12>\n" +
 	"\fsubscription\x18\n" +
 	" \x01(\v2\x1a.slicecast.v1.SubscriptionR\fsubscription\x12!\n" +
-	"\fnodes_digest\x18\v \x01(\x06R\vnodesDigest\"\x85\x01\n" +
+	"\fnodes_digest\x18\v \x01(\fR\vnodesDigest\"\x85\x01\n" +
 	"\fSubscription\x12\x1e\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\tR\n" +
@@ -3028,7 +3193,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12+\n" +
 	"\x04keys\x18\x02 \x03(\v2\x17.slicecast.v1.ObjectKeyR\x04keys\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
-	"\x0ebucket_digests\x18\x04 \x03(\x06R\rbucketDigests\"\xf3\x01\n" +
+	"\x0ebucket_digests\x18\x04 \x01(\fR\rbucketDigests\"\xd0\x01\n" +
 	"\aWelcome\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vshard_count\x18\x02 \x01(\rR\n" +
@@ -3036,9 +3201,8 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\vserver_name\x18\x03 \x01(\tR\n" +
 	"serverName\x12%\n" +
 	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\x122\n" +
-	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12!\n" +
-	"\fbucket_count\x18\x06 \x01(\rR\vbucketCount\x12\x12\n" +
-	"\x04path\x18\a \x03(\x06R\x04path\"9\n" +
+	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12\x12\n" +
+	"\x04path\x18\x06 \x03(\x06R\x04path\"9\n" +
 	"\aServers\x12.\n" +
 	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"C\n" +
 	"\x06Server\x12\x18\n" +
@@ -3067,11 +3231,15 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06InSync\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12K\n" +
 	"\x11resource_versions\x18\x02 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x1b\n" +
-	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\x90\x01\n" +
-	"\tHeartbeat\x12\x1c\n" +
+	"\tall_nodes\x18\x03 \x01(\bR\ballNodes\"\x93\x01\n" +
+	"\tHeartbeat\x12!\n" +
+	"\fsequence_sum\x18\x01 \x01(\x04R\vsequenceSum\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\fR\x06digest\x12K\n" +
+	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"\r\n" +
+	"\vDigestQuery\"A\n" +
+	"\aDigests\x12\x1c\n" +
 	"\tsequences\x18\x01 \x03(\x04R\tsequences\x12\x18\n" +
-	"\adigests\x18\x02 \x03(\x06R\adigests\x12K\n" +
-	"\x11resource_versions\x18\x03 \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\"7\n" +
+	"\adigests\x18\x02 \x01(\fR\adigests\"7\n" +
 	"\x05Drain\x12.\n" +
 	"\x13reconnect_within_ms\x18\x01 \x01(\rR\x11reconnectWithinMs\"k\n" +
 	"\tObjectKey\x12,\n" +
@@ -3081,7 +3249,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\aService\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\x06R\aversion\x12-\n" +
+	"\aversion\x18\x03 \x01(\fR\aversion\x12-\n" +
 	"\x04type\x18\x04 \x01(\x0e2\x19.slicecast.v1.ServiceTypeR\x04type\x12\x1f\n" +
 	"\vcluster_ips\x18\x05 \x03(\tR\n" +
 	"clusterIps\x12!\n" +
@@ -3109,7 +3277,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x05Slice\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\x06R\aversion\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\fR\aversion\x12\x18\n" +
 	"\aservice\x18\x04 \x01(\tR\aservice\x12<\n" +
 	"\faddress_type\x18\x05 \x01(\x0e2\x19.slicecast.v1.AddressTypeR\vaddressType\x12-\n" +
 	"\x05ports\x18\x06 \x03(\v2\x17.slicecast.v1.SlicePortR\x05ports\x124\n" +
@@ -3129,24 +3297,23 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\n" +
 	"zone_hints\x18\a \x03(\tR\tzoneHints\x12\x1d\n" +
 	"\n" +
-	"node_hints\x18\b \x03(\tR\tnodeHints\"\xcb\x02\n" +
+	"node_hints\x18\b \x03(\tR\tnodeHints\"\xa8\x02\n" +
 	"\n" +
 	"SliceDelta\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
-	"\fbase_version\x18\x03 \x01(\x06R\vbaseVersion\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\x06R\aversion\x124\n" +
-	"\tendpoints\x18\x05 \x03(\v2\x16.slicecast.v1.EndpointR\tendpoints\x12@\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\fR\aversion\x124\n" +
+	"\tendpoints\x18\x04 \x03(\v2\x16.slicecast.v1.EndpointR\tendpoints\x12@\n" +
 	"\n" +
-	"conditions\x18\x06 \x03(\v2 .slicecast.v1.EndpointConditionsR\n" +
+	"conditions\x18\x05 \x03(\v2 .slicecast.v1.EndpointConditionsR\n" +
 	"conditions\x12\x18\n" +
-	"\aremoved\x18\a \x03(\tR\aremoved\x12<\n" +
-	"\x1blast_change_trigger_time_ms\x18\b \x01(\x03R\x17lastChangeTriggerTimeMs\"\x8b\x01\n" +
+	"\aremoved\x18\x06 \x03(\tR\aremoved\x12<\n" +
+	"\x1blast_change_trigger_time_ms\x18\a \x01(\x03R\x17lastChangeTriggerTimeMs\"|\n" +
 	"\x12EndpointConditions\x12\x14\n" +
-	"\x05index\x18\x05 \x01(\rR\x05index\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
 	"\aserving\x18\x03 \x01(\bR\aserving\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminatingJ\x04\b\x01\x10\x02R\aaddress\"\xc0\x02\n" +
+	"\vterminating\x18\x04 \x01(\bR\vterminating\"\xc0\x02\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x126\n" +
 	"\x06labels\x18\x02 \x03(\v2\x1e.slicecast.v1.Node.LabelsEntryR\x06labels\x12!\n" +
@@ -3208,7 +3375,7 @@ func file_slicecast_v1_slicecast_proto_rawDescGZIP() []byte {
 }
 
 var file_slicecast_v1_slicecast_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_slicecast_v1_slicecast_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_slicecast_v1_slicecast_proto_goTypes = []any{
 	(Capability)(0),             // 0: slicecast.v1.Capability
 	(ClientKind)(0),             // 1: slicecast.v1.ClientKind
@@ -3235,18 +3402,20 @@ var file_slicecast_v1_slicecast_proto_goTypes = []any{
 	(*NodeUpdate)(nil),          // 22: slicecast.v1.NodeUpdate
 	(*InSync)(nil),              // 23: slicecast.v1.InSync
 	(*Heartbeat)(nil),           // 24: slicecast.v1.Heartbeat
-	(*Drain)(nil),               // 25: slicecast.v1.Drain
-	(*ObjectKey)(nil),           // 26: slicecast.v1.ObjectKey
-	(*Service)(nil),             // 27: slicecast.v1.Service
-	(*LoadBalancerIngress)(nil), // 28: slicecast.v1.LoadBalancerIngress
-	(*ServicePort)(nil),         // 29: slicecast.v1.ServicePort
-	(*Slice)(nil),               // 30: slicecast.v1.Slice
-	(*SlicePort)(nil),           // 31: slicecast.v1.SlicePort
-	(*Endpoint)(nil),            // 32: slicecast.v1.Endpoint
-	(*SliceDelta)(nil),          // 33: slicecast.v1.SliceDelta
-	(*EndpointConditions)(nil),  // 34: slicecast.v1.EndpointConditions
-	(*Node)(nil),                // 35: slicecast.v1.Node
-	nil,                         // 36: slicecast.v1.Node.LabelsEntry
+	(*DigestQuery)(nil),         // 25: slicecast.v1.DigestQuery
+	(*Digests)(nil),             // 26: slicecast.v1.Digests
+	(*Drain)(nil),               // 27: slicecast.v1.Drain
+	(*ObjectKey)(nil),           // 28: slicecast.v1.ObjectKey
+	(*Service)(nil),             // 29: slicecast.v1.Service
+	(*LoadBalancerIngress)(nil), // 30: slicecast.v1.LoadBalancerIngress
+	(*ServicePort)(nil),         // 31: slicecast.v1.ServicePort
+	(*Slice)(nil),               // 32: slicecast.v1.Slice
+	(*SlicePort)(nil),           // 33: slicecast.v1.SlicePort
+	(*Endpoint)(nil),            // 34: slicecast.v1.Endpoint
+	(*SliceDelta)(nil),          // 35: slicecast.v1.SliceDelta
+	(*EndpointConditions)(nil),  // 36: slicecast.v1.EndpointConditions
+	(*Node)(nil),                // 37: slicecast.v1.Node
+	nil,                         // 38: slicecast.v1.Node.LabelsEntry
 }
 var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	9,  // 0: slicecast.v1.StreamRequest.hello:type_name -> slicecast.v1.Hello
@@ -3254,52 +3423,56 @@ var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	15, // 2: slicecast.v1.StreamRequest.nack:type_name -> slicecast.v1.Nack
 	16, // 3: slicecast.v1.StreamRequest.resync:type_name -> slicecast.v1.Resync
 	10, // 4: slicecast.v1.StreamRequest.subscribe:type_name -> slicecast.v1.Subscription
-	17, // 5: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
-	21, // 6: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
-	22, // 7: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
-	23, // 8: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
-	24, // 9: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
-	25, // 10: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
-	18, // 11: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
-	20, // 12: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
-	12, // 13: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	1,  // 14: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
-	0,  // 15: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
-	10, // 16: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
-	11, // 17: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
-	14, // 18: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
-	26, // 19: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
-	26, // 20: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
-	19, // 21: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
-	27, // 22: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
-	30, // 23: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
-	33, // 24: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
-	26, // 25: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	12, // 26: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	35, // 27: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	12, // 28: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	12, // 29: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	2,  // 30: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	4,  // 31: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	28, // 32: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	29, // 33: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	5,  // 34: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	5,  // 35: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	3,  // 36: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	6,  // 37: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	31, // 38: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	32, // 39: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	3,  // 40: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	32, // 41: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	34, // 42: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	36, // 43: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	7,  // 44: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	8,  // 45: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	45, // [45:46] is the sub-list for method output_type
-	44, // [44:45] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	25, // 5: slicecast.v1.StreamRequest.digest_query:type_name -> slicecast.v1.DigestQuery
+	26, // 6: slicecast.v1.StreamRequest.digests:type_name -> slicecast.v1.Digests
+	17, // 7: slicecast.v1.StreamResponse.welcome:type_name -> slicecast.v1.Welcome
+	21, // 8: slicecast.v1.StreamResponse.shard_update:type_name -> slicecast.v1.ShardUpdate
+	22, // 9: slicecast.v1.StreamResponse.node_update:type_name -> slicecast.v1.NodeUpdate
+	23, // 10: slicecast.v1.StreamResponse.in_sync:type_name -> slicecast.v1.InSync
+	24, // 11: slicecast.v1.StreamResponse.heartbeat:type_name -> slicecast.v1.Heartbeat
+	27, // 12: slicecast.v1.StreamResponse.drain:type_name -> slicecast.v1.Drain
+	18, // 13: slicecast.v1.StreamResponse.servers:type_name -> slicecast.v1.Servers
+	20, // 14: slicecast.v1.StreamResponse.bucket_query:type_name -> slicecast.v1.BucketQuery
+	26, // 15: slicecast.v1.StreamResponse.digests:type_name -> slicecast.v1.Digests
+	25, // 16: slicecast.v1.StreamResponse.digest_query:type_name -> slicecast.v1.DigestQuery
+	12, // 17: slicecast.v1.Hello.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	1,  // 18: slicecast.v1.Hello.kind:type_name -> slicecast.v1.ClientKind
+	0,  // 19: slicecast.v1.Hello.capabilities:type_name -> slicecast.v1.Capability
+	10, // 20: slicecast.v1.Hello.subscription:type_name -> slicecast.v1.Subscription
+	11, // 21: slicecast.v1.Subscription.services:type_name -> slicecast.v1.ServiceName
+	14, // 22: slicecast.v1.Ack.positions:type_name -> slicecast.v1.ShardPosition
+	28, // 23: slicecast.v1.Nack.key:type_name -> slicecast.v1.ObjectKey
+	28, // 24: slicecast.v1.Resync.keys:type_name -> slicecast.v1.ObjectKey
+	19, // 25: slicecast.v1.Servers.servers:type_name -> slicecast.v1.Server
+	29, // 26: slicecast.v1.ShardUpdate.services:type_name -> slicecast.v1.Service
+	32, // 27: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
+	35, // 28: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
+	28, // 29: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
+	12, // 30: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	37, // 31: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	12, // 32: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	12, // 33: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	2,  // 34: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	4,  // 35: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	30, // 36: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	31, // 37: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	5,  // 38: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	5,  // 39: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	3,  // 40: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	6,  // 41: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	33, // 42: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	34, // 43: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	3,  // 44: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	34, // 45: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	36, // 46: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	38, // 47: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	7,  // 48: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	8,  // 49: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	49, // [49:50] is the sub-list for method output_type
+	48, // [48:49] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
@@ -3313,6 +3486,8 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamRequest_Nack)(nil),
 		(*StreamRequest_Resync)(nil),
 		(*StreamRequest_Subscribe)(nil),
+		(*StreamRequest_DigestQuery)(nil),
+		(*StreamRequest_Digests)(nil),
 	}
 	file_slicecast_v1_slicecast_proto_msgTypes[1].OneofWrappers = []any{
 		(*StreamResponse_Welcome)(nil),
@@ -3324,6 +3499,8 @@ func file_slicecast_v1_slicecast_proto_init() {
 		(*StreamResponse_Servers)(nil),
 		(*StreamResponse_BucketQuery)(nil),
 		(*StreamResponse_Zstd)(nil),
+		(*StreamResponse_Digests)(nil),
+		(*StreamResponse_DigestQuery)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3331,7 +3508,7 @@ func file_slicecast_v1_slicecast_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_slicecast_proto_rawDesc), len(file_slicecast_v1_slicecast_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   30,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

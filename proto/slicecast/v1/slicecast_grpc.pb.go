@@ -4,7 +4,7 @@
 // # The conversation
 //
 //	agent                                server
-//	  | -- Hello ------------------------> |   who I am, what I hold (position or digest of each shard)
+//	  | -- Hello ------------------------> |   who I am, what I hold (position in each shard, digest of all)
 //	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
 //	  | <------------------------ Servers |   where else to connect; again whenever that changes
 //	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
@@ -13,7 +13,7 @@
 //	  | -- Ack --------------------------> |   programmed in the kernel up to these positions
 //	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
 //	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
-//	  | <---------------------- Heartbeat |   positions and digests, in quiet moments too
+//	  | <---------------------- Heartbeat |   digest of everything, in quiet moments too
 //	  | <-------------------------- Drain |   this server goes away: resume on another
 //
 // Hello is the first message, exactly once, and the only one before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
@@ -23,19 +23,31 @@
 //
 // The objects are Services and Slices (EndpointSlices, trimmed). A Service and its Slices live in the same shard, chosen
 // by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
-// something within one epoch, that is one life of one server's store. An object's version is a hash of its content: the
-// same content has the same version on every server, and the key is part of the content. A shard's digest is the sum,
-// modulo 2^64, of its objects' versions, so that equal state has equal digests everywhere and in any order. The buckets of
-// a shard divide its objects by a hash of their own keys: an object is in bucket xxhash64("<kind>/<namespace>/<name>")
-// modulo bucket_count, with kind as in ObjectKind; a bucket's digest is the sum of its objects' versions.
+// something within one epoch, that is one life of one server's store.
+//
+// An object's version is a hash of its content: the same content has the same version on every server, and the key is part
+// of the content. All hashes are SHA-256 (FIPS 180-4), truncated to their first 25 bytes: whoever may write Services and
+// EndpointSlices can't make two states that compare equal with less than 2^100 operations. Digests are hashes of versions:
+//
+//   - 64 buckets divide a shard's objects by a hash of their own keys: an object is in bucket
+//     xxhash64("<kind>/<namespace>/<name>") modulo 64, with kind as in ObjectKind. A bucket's digest is the hash of
+//     the byte 0x81 and the versions of its objects, in ascending order.
+//   - A shard's digest is the hash of the byte 0x82 and the digests of its buckets, by number.
+//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by number.
+//   - Where there are no objects the digest is 25 zero bytes. Several digests in one field follow each other.
+//
+// Within one epoch sequences decide what a client holds; digests are for coming to another epoch, and for finding out that
+// something went wrong.
 //
 // # Rules
 //
 //   - A ShardUpdate is atomic: it is applied as a whole, or not at all. It leads from `from_sequence` to `sequence`, and a
 //     client may apply it if its position is within that range (changes are idempotent).
 //   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
-//   - A SliceDelta applies to the version that it names as its base, and to nothing else. A client that lacks the base
-//     asks for that key with Resync, and keeps what it has meanwhile. So it does where a delta does not decode.
+//   - A SliceDelta leads from the state at from_sequence, and promises the version that results. A client that gets
+//     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
+//     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
+//     delta at exactly from_sequence only.
 //   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
 //   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
 //     sequences at which nothing in it changed: each leads from the one sent before.
