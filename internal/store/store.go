@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"maps"
 	"math/bits"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -72,7 +73,13 @@ type Store struct {
 	publishing sync.Mutex // one Publish at a time; taken before mu
 	nodesMu    sync.RWMutex
 	nodes      map[string]*model.Node
+	// addresses counts the Nodes that have each address, by the first maxAddresses of each. nodesMu guards it.
+	addresses map[netip.Addr]int
 }
+
+// maxAddresses is how many InternalIPs of a Node count as its addresses. A node has two with both families, and writes its
+// status itself.
+const maxAddresses = 8
 
 // New makes an empty store with an epoch of its own.
 func New(o Options) (*Store, error) {
@@ -92,6 +99,7 @@ func New(o Options) (*Store, error) {
 		held:         make(map[model.Key]model.ServiceKey),
 		pendingNodes: make(map[string]struct{}),
 		nodes:        make(map[string]*model.Node),
+		addresses:    make(map[netip.Addr]int),
 		synced:       make(chan struct{}),
 		first:        make(chan struct{}),
 		dirty:        make(chan struct{}, 1),
@@ -139,6 +147,13 @@ func (s *Store) Digest() (digest model.Digest, sequences []uint64) {
 		shards = append(shards, snapshot.Digest())
 	}
 	return model.StateDigest(shards), sequences
+}
+
+// HasNodeAddress reports whether the address is an InternalIP of a Node, one of its first maxAddresses.
+func (s *Store) HasNodeAddress(a netip.Addr) bool {
+	s.nodesMu.RLock()
+	defer s.nodesMu.RUnlock()
+	return s.addresses[a] > 0
 }
 
 // WaitSynced is closed once the source has given its whole state: from then on Publish publishes.
@@ -311,12 +326,26 @@ func (s *Store) setNodeLocked(name string, n *model.Node) {
 	if old.Equal(n) {
 		return
 	}
+	s.countAddressesLocked(old, -1)
+	s.countAddressesLocked(n, 1)
 	if n == nil {
 		delete(s.nodes, name)
 	} else {
 		s.nodes[name] = n
 	}
 	s.pendingNodes[name] = struct{}{}
+}
+
+// countAddressesLocked adds to the count of each address of a Node, if there is one.
+func (s *Store) countAddressesLocked(n *model.Node, difference int) {
+	if n == nil {
+		return
+	}
+	for _, a := range n.InternalIPs[:min(len(n.InternalIPs), maxAddresses)] {
+		if s.addresses[a] += difference; s.addresses[a] == 0 {
+			delete(s.addresses, a)
+		}
+	}
 }
 
 // Publication is what one Publish made visible.

@@ -203,6 +203,38 @@ func TestReached(t *testing.T) {
 	}
 }
 
+// The store knows which addresses are Nodes', as long as one of them has it.
+func TestAddressesOfNodes(t *testing.T) {
+	s := synced(t, Options{Shards: 1})
+	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+	s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{address(1), address(2)}}, 1)
+	s.Upsert(&model.Node{Name: "b", InternalIPs: []netip.Addr{address(2)}}, 2)
+	has := func() (all []int) {
+		for i := range 100 {
+			if s.HasNodeAddress(address(i)) {
+				all = append(all, i)
+			}
+		}
+		return all
+	}
+	require.Equal(t, []int{1, 2}, has())
+	s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{address(3)}}, 3)
+	require.Equal(t, []int{2, 3}, has())
+	s.Remove((&model.Node{Name: "b"}).Key(), 4)
+	require.Equal(t, []int{3}, has())
+
+	// A node writes its own status: it does not get to name any number of addresses.
+	many := &model.Node{Name: "a"}
+	for i := range 50 {
+		many.InternalIPs = append(many.InternalIPs, address(10+i))
+	}
+	s.Upsert(many, 5)
+	require.Equal(t, []int{10, 11, 12, 13, 14, 15, 16, 17}, has())
+	s.Replace(model.KindNode, nil, 6)
+	require.Empty(t, has())
+	require.Empty(t, s.addresses)
+}
+
 func TestReplace(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	objects := func(list ...source.Object) []source.Object { return list }

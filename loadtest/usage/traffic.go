@@ -2,16 +2,23 @@ package usage
 
 import (
 	"context"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync/atomic"
 )
 
 // Traffic counts the bytes of connections as TCP carries them: below TLS.
 type Traffic struct{ Received, Sent atomic.Int64 }
 
-// Dial connects to an address (host:port), counted.
+// Dial connects to an address (host:port), counted. A connection to this machine is from any address of the IPv4 loopback
+// network: nodes don't share an address, and servers bound what comes from one.
 func (t *Traffic) Dial(ctx context.Context, address string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	var dialer net.Dialer
+	if to, err := netip.ParseAddrPort(address); err == nil && to.Addr().Is4() && to.Addr().IsLoopback() {
+		dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, byte(rand.N(255)), byte(rand.N(255)), byte(1+rand.N(254)))}
+	}
+	c, err := dialer.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

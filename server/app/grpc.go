@@ -29,12 +29,18 @@ const (
 	maxConcurrentStreams = 16
 	// maxHeaderBytes leaves room for a ServiceAccount token.
 	maxHeaderBytes = 16 << 10
-	// handshakeTimeout is for TCP, TLS and HTTP/2 together, with a thousand others at the same time.
-	handshakeTimeout = 20 * time.Second
-	// maxStrangers is enough for thousands of nodes that come at once, maxStrangersPerAddress for many behind one address.
-	maxStrangers, maxStrangersPerAddress = 8192, 4096
-	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle.
-	maxIdle, maxLeanIdle = 5 * time.Minute, 30 * time.Second
+	// strangerTimeout is for TCP, TLS, HTTP/2 and the first call that is let in together, with a thousand others at the same
+	// time and an API server that reviews a token.
+	strangerTimeout = 20 * time.Second
+	// maxStrangersOfNodes is enough for thousands of nodes that come at once. With maxStrangers, a client from elsewhere has four
+	// seconds to show who it is while 1,000 others come in a second.
+	maxStrangersOfNodes, maxStrangers = 8192, 4096
+	// maxStrangersPerAddress is a small share, and enough for a load balancer that hides its clients' addresses: its newcomers
+	// have a quarter of a second each when 1,000 come in a second.
+	maxStrangersPerAddress = 256
+	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle. maxRefusedIdle closes
+	// those that have had none but refused ones, which keep a connection from being idle.
+	maxIdle, maxLeanIdle, maxRefusedIdle = 5 * time.Minute, 30 * time.Second, 6 * time.Minute
 	// pingInterval and pingTimeout find a dead client within half a minute.
 	pingInterval, pingTimeout = 20 * time.Second, 10 * time.Second
 	// minClientPing is how often clients may ping; one that does so more often is disconnected.
@@ -54,7 +60,7 @@ func (s *Server) newGRPC(
 		grpc.ReadBufferSize(readBuffer),
 		grpc.MaxConcurrentStreams(maxConcurrentStreams),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
-		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ConnectionTimeout(strangerTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle, Time: pingInterval, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minClientPing, PermitWithoutStream: true}),
 	)

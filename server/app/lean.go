@@ -14,10 +14,11 @@ import (
 // addTLS serves gRPC over TLS: agents' streams by the lean server, everything else by grpc-go.
 func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth.Auth) net.Addr {
 	c := s.config
+	authenticate := letIn(authentication.Credentials)
 	s.lean = h2.New(h2.Options{
 		Path: pb.DistributionService_Stream_FullMethodName,
 		Open: func(stream *h2.Stream) (h2.Session, error) {
-			ctx, err := authentication.Enter(stream.Context(), authentication.Credentials)
+			ctx, err := authentication.Enter(stream.Context(), authenticate)
 			if err != nil {
 				return nil, err
 			}
@@ -27,14 +28,27 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		MinClientPing: minClientPing, MaxIdle: maxLeanIdle, Logger: c.Logger, Registerer: c.Registry,
 	})
 	s.mux = h2.NewMux(h2.MuxOptions{
-		Listener: l, TLS: config, Server: s.lean, HandshakeTimeout: handshakeTimeout,
-		MaxStrangers: maxStrangers, MaxStrangersPerAddress: maxStrangersPerAddress, Logger: c.Logger, Registerer: c.Registry,
+		Listener: l, TLS: config, Server: s.lean, StrangerTimeout: strangerTimeout, MaxIdle: maxRefusedIdle,
+		MaxStrangersOfNodes: maxStrangersOfNodes, MaxStrangers: maxStrangers, MaxStrangersPerAddress: maxStrangersPerAddress,
+		NodeAddress: s.store.HasNodeAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
-	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, authentication.Credentials))
+	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, authenticate))
 	s.parts = append(s.parts, part{"TLS", l, func(context.Context, net.Listener) error {
 		return s.mux.Serve()
 	}})
 	return l.Addr()
+}
+
+// letIn returns the Authenticator that tells a call's connection when authenticate knows the caller.
+func letIn(authenticate auth.Authenticator) auth.Authenticator {
+	return func(ctx context.Context) (auth.Identity, error) {
+		connection, ctx := h2.ConnectionOf(ctx)
+		identity, err := authenticate(ctx)
+		if err != nil {
+			return auth.Identity{}, err
+		}
+		return identity, connection.Enter(ctx)
+	}
 }
 
 // leanTransport is a stream of the lean server whose context says who is behind it.

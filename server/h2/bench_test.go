@@ -190,7 +190,15 @@ func BenchmarkFanout(b *testing.B) {
 		f := start(b, until)
 		server := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
 			grpc.StaticStreamWindowSize(128<<10), grpc.StaticConnWindowSize(128<<10), grpc.ReadBufferSize(4<<10),
-			grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { streams <- s; <-s.Context().Done(); return nil }))
+			grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+				connection, ctx := ConnectionOf(s.Context())
+				if err := connection.Enter(ctx); err != nil {
+					return err
+				}
+				streams <- s
+				<-ctx.Done()
+				return nil
+			}))
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(b, err)
 		mux := NewMux(f.muxOptions(l, patience))

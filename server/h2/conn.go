@@ -11,7 +11,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -52,7 +51,7 @@ type conn struct {
 	secure net.Conn // TLS over socket
 	socket *socket
 	peer   *peer.Peer
-	known  func()        // to be called when the client has shown who it is, or is gone
+	gone   func()        // to be called when the connection has ended
 	framer *http2.Framer // only reads
 	frames frameBudget
 	// lastRead is when the client was last heard of, on the clock of now.
@@ -73,9 +72,9 @@ type conn struct {
 	pings      pings
 }
 
-func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, known func()) *conn {
+func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, gone func()) *conn {
 	c := &conn{
-		server: s, secure: secure, socket: under, peer: p, known: known, framer: http2.NewFramer(nil, secure),
+		server: s, secure: secure, socket: under, peer: p, gone: gone, framer: http2.NewFramer(nil, secure),
 		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
@@ -87,11 +86,8 @@ func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, known func
 }
 
 // start says hello.
-func (c *conn) start(deadline time.Time) error {
+func (c *conn) start() error {
 	if err := c.socket.noWait(&c.server.wait, c.flushed); err != nil {
-		return err
-	}
-	if err := c.socket.SetReadDeadline(deadline); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -166,9 +162,6 @@ func (c *conn) readPreface() error {
 	settings, ok := frame.(*http2.SettingsFrame)
 	if !ok || settings.IsAck() {
 		return violation{http2.ErrCodeProtocol, "the first frame is none of SETTINGS"}
-	}
-	if err := c.socket.SetReadDeadline(time.Time{}); err != nil {
-		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

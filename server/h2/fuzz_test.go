@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/slicecast/slicecast/internal/wire"
 )
@@ -40,7 +39,7 @@ func FuzzServer(f *testing.F) {
 		require.NoError(t, err)
 		s := &socket{Conn: here}
 		deadline := time.Now().Add(patience)
-		require.NoError(t, fixture.server.serve(s, s, credentials.TLSInfo{}, deadline, func() {}))
+		require.NoError(t, fixture.server.serve(s, s, connectionInfo{connection: fixture.mux.conns.enter(here)}))
 		require.NoError(t, there.SetDeadline(deadline))
 		go func() {
 			if greeted {

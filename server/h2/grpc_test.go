@@ -89,6 +89,7 @@ func TestContextIsThatOfGRPC(t *testing.T) {
 	require.Equal(t, mdThere, md)
 	require.Equal(t, []string{"1", "2"}, metadata.ValueFromIncomingContext(ctx, "several"))
 
+	_, ctx = ConnectionOf(ctx)
 	p, ok := peer.FromContext(ctx)
 	require.True(t, ok)
 	there, ok := peer.FromContext(ctxThere)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -16,9 +17,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/testca"
 )
@@ -110,6 +113,8 @@ type fixture struct {
 	ca      *testca.CA
 	inner   *tls.Config  // of the server, but for its protocols
 	other   atomic.Value // the context of the last stream of the grpc.Server
+	// refuse makes both servers refuse calls.
+	refuse atomic.Bool
 	// anonymous clients have no certificate.
 	anonymous bool
 }
@@ -125,6 +130,18 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 	}
 	for _, a := range adjust {
 		a(&options)
+	}
+	accept := options.Open
+	options.Open = func(s *Stream) (Session, error) {
+		if f.refuse.Load() {
+			return nil, status.Error(codes.Unauthenticated, "who are you?")
+		}
+		session, err := accept(s)
+		if err == nil {
+			connection, _ := ConnectionOf(s.Context())
+			err = connection.Enter(s.Context())
+		}
+		return session, err
 	}
 	f.server = New(options)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -142,8 +159,12 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 	// The other server does the same by grpc-go's means, so far as a test needs it.
 	other := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
-			f.other.Store(stream.Context())
-			return nil
+			connection, ctx := ConnectionOf(stream.Context())
+			f.other.Store(ctx)
+			if f.refuse.Load() {
+				return status.Error(codes.Unauthenticated, "who are you?")
+			}
+			return connection.Enter(ctx)
 		}))
 	var serving sync.WaitGroup
 	serving.Go(func() { require.NoError(t, f.mux.Serve()) })
@@ -158,10 +179,11 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 }
 
 // muxOptions are for another way into the servers.
-func (f *fixture) muxOptions(l net.Listener, handshakeTimeout time.Duration) MuxOptions {
+func (f *fixture) muxOptions(l net.Listener, strangerTimeout time.Duration) MuxOptions {
 	return MuxOptions{
-		Listener: l, Server: f.server, HandshakeTimeout: handshakeTimeout, Logger: f.server.options.Logger,
-		Registerer: prometheus.NewRegistry(), MaxStrangers: 10_000, MaxStrangersPerAddress: 10_000,
+		Listener: l, Server: f.server, StrangerTimeout: strangerTimeout, MaxIdle: time.Hour, Logger: f.server.options.Logger,
+		Registerer: prometheus.NewRegistry(), MaxStrangersOfNodes: 10_000, MaxStrangers: 10_000, MaxStrangersPerAddress: 10_000,
+		NodeAddress: func(netip.Addr) bool { return false },
 		TLS: &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.inner, nil },

@@ -33,9 +33,6 @@ const (
 	logInterval = time.Minute
 )
 
-// Reasons for which connections are refused.
-const reasonStrangers, reasonCertificate = "strangers", "certificate"
-
 // MuxOptions are what a Mux is made of. All are required.
 type MuxOptions struct {
 	Listener net.Listener
@@ -43,13 +40,16 @@ type MuxOptions struct {
 	TLS *tls.Config
 	// Server serves connections of clients that offer Protocol.
 	Server *Server
-	// HandshakeTimeout is for TLS and the first frame of HTTP/2 together, counted from accept.
-	HandshakeTimeout time.Duration
-	// MaxStrangers bounds the connections of clients that have not shown yet who they are, MaxStrangersPerAddress those from one
-	// address. More are closed as they come.
-	MaxStrangers, MaxStrangersPerAddress int
-	Logger                               *slog.Logger
-	Registerer                           prometheus.Registerer
+	// A connection is a stranger until Connection.Enter has let a call in. StrangerTimeout is how long it may be one, counted
+	// from accept: for TLS, HTTP/2 and the call together. MaxIdle is how long it may then be without such a call.
+	StrangerTimeout, MaxIdle time.Duration
+	// MaxStrangersOfNodes bounds the strangers whose address is a Node's, MaxStrangers the others, MaxStrangersPerAddress those of
+	// one address, which is a /64 in IPv6 unless it is a Node's. The oldest ones make room for more.
+	MaxStrangersOfNodes, MaxStrangers, MaxStrangersPerAddress int
+	// NodeAddress reports whether a Node has the address. It must not wait.
+	NodeAddress func(netip.Addr) bool
+	Logger      *slog.Logger
+	Registerer  prometheus.Registerer
 }
 
 // Mux accepts TLS connections for two servers on one listener: those that speak Protocol are served by a Server, others go
@@ -66,38 +66,28 @@ type Mux struct {
 	cancel  context.CancelFunc
 	mu      sync.Mutex     // guards what wait counts, against the cancel
 	wait    sync.WaitGroup // for the handshakes
-	strange strangers
+	conns   *connections
 	warn    rate.Sometimes
 	errors  prometheus.Counter
-	refused *prometheus.CounterVec
-
-	strangersLogged, certificateLogged rate.Sometimes
+	refused *refusals
 }
 
 // NewMux makes a Mux; it accepts while Serve runs.
 func NewMux(o MuxOptions) *Mux {
 	m := &Mux{
-		options:         o,
-		tls:             credentials.NewTLS(withProtocols(o.TLS)),
-		slots:           make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
-		grpc:            handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
-		strangersLogged: rate.Sometimes{Interval: logInterval}, certificateLogged: rate.Sometimes{Interval: logInterval},
+		options: o,
+		tls:     credentials.NewTLS(withProtocols(o.TLS)),
+		slots:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
+		grpc:    handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
 		warn:    rate.Sometimes{Interval: logInterval},
-		strange: strangers{most: o.MaxStrangers, mostOfOne: o.MaxStrangersPerAddress, byAddress: make(map[netip.Addr]int)},
+		refused: newRefusals(&o),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
 			Help: "Connections that ended before the TLS handshake did.",
 		}),
 	}
-	m.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "slicecast_server_refused_connections_total",
-		Help: "Connections that were refused, by reason: strangers (too many clients had not shown yet who they are) or certificate (the " +
-			"client's is not valid, or of another CA).",
-	}, []string{"reason"})
-	for _, reason := range []string{reasonStrangers, reasonCertificate} {
-		m.refused.WithLabelValues(reason)
-	}
-	o.Registerer.MustRegister(m.errors, m.refused)
+	m.conns = newConnections(&m.options, m.refused)
+	o.Registerer.MustRegister(m.errors)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
@@ -154,47 +144,30 @@ func (m *Mux) start(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	known, ok := m.strange.enter(conn.RemoteAddr())
-	if !ok {
-		m.refused.WithLabelValues(reasonStrangers).Inc()
-		m.strangersLogged.Do(func() {
-			m.options.Logger.Warn("Connection refused: too many clients have not shown who they are; more are only counted for a while",
-				"client", conn.RemoteAddr().String(), "interval", logInterval)
-		})
-		conn.Close()
-		return
-	}
-	m.wait.Go(func() { m.handshake(conn, known) })
+	c := m.conns.enter(conn)
+	m.wait.Go(func() { m.handshake(c) })
 }
 
-// handshake brings one connection to the server that it is for. known is called when the client is no stranger any more, or gone.
-func (m *Mux) handshake(raw net.Conn, known func()) {
-	deadline := time.Now().Add(m.options.HandshakeTimeout)
-	stop := context.AfterFunc(m.ctx, func() { _ = raw.Close() }) // ends the handshake, whose error is counted
+// handshake brings one connection to the server that it is for.
+func (m *Mux) handshake(c *Connection) {
+	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close() }) // ends the handshake, whose error is counted
 	defer stop()
-	s := &socket{Conn: raw, slots: m.slots}
-	conn, info, err := m.secure(s, deadline)
+	s := &socket{Conn: c.raw, slots: m.slots}
+	conn, info, err := m.secure(s)
 	s.slots = nil
 	if err != nil {
 		m.errors.Inc()
 		var certificate *tls.CertificateVerificationError
 		if errors.As(err, &certificate) {
-			m.refused.WithLabelValues(reasonCertificate).Inc()
-			m.certificateLogged.Do(func() {
-				m.options.Logger.Warn("Connection refused for its client certificate; more are only counted for a while: compare the client's "+
-					"CA with this server's client CA", "client", raw.RemoteAddr().String(), "err", err, "interval", logInterval)
-			})
+			m.refused.add(reasonCertificate, c.raw.RemoteAddr(), "err", err)
 		}
-		m.options.Logger.Debug("TLS handshake failed", "client", raw.RemoteAddr().String(), "err", err)
-		raw.Close()
-		known()
+		m.options.Logger.Debug("TLS handshake failed", "client", c.raw.RemoteAddr().String(), "err", err)
+		c.raw.Close()
+		c.end()
 		return
 	}
-	if len(info.State.VerifiedChains) > 0 {
-		known()
-	}
 	if info.State.NegotiatedProtocol != Protocol {
-		handed := &handedOver{conn, info, known}
+		handed := &handedOver{conn, connectionInfo{info, c}}
 		select {
 		case m.grpc.conns <- handed:
 		case <-m.grpc.closed:
@@ -204,18 +177,15 @@ func (m *Mux) handshake(raw net.Conn, known func()) {
 		}
 		return
 	}
-	if err := m.options.Server.serve(conn, s, info, deadline, known); err != nil {
-		known()
-		m.options.Logger.Debug("Connection not served", "client", raw.RemoteAddr().String(), "err", err)
-		raw.Close()
+	if err := m.options.Server.serve(conn, s, connectionInfo{info, c}); err != nil {
+		m.options.Logger.Debug("Connection not served", "client", c.raw.RemoteAddr().String(), "err", err)
+		c.raw.Close()
+		c.end()
 	}
 }
 
 // secure does the TLS handshake.
-func (m *Mux) secure(s *socket, deadline time.Time) (net.Conn, credentials.TLSInfo, error) {
-	if err := s.SetDeadline(deadline); err != nil {
-		return nil, credentials.TLSInfo{}, err
-	}
+func (m *Mux) secure(s *socket) (net.Conn, credentials.TLSInfo, error) {
 	m.slots <- struct{}{}
 	defer func() { <-m.slots }()
 	conn, info, err := m.tls.ServerHandshake(s)
@@ -269,20 +239,20 @@ func (h *handover) Addr() net.Addr { return h.address }
 // handedOver is a connection whose TLS handshake is done.
 type handedOver struct {
 	net.Conn
-	info credentials.TLSInfo
-	gone func()
+	info connectionInfo
 }
 
 // Close implements net.Conn.
 func (h *handedOver) Close() error {
-	h.gone()
+	h.info.connection.end()
 	return h.Conn.Close()
 }
 
 // handedOverCredentials takes what a handover gives.
 type handedOverCredentials struct{}
 
-// Credentials are for the grpc.Server that serves Mux.GRPC: what it learns of a client is what credentials.NewTLS tells.
+// Credentials are for the grpc.Server that serves Mux.GRPC: what it learns of a client is what credentials.NewTLS tells, and
+// what ConnectionOf returns.
 func Credentials() credentials.TransportCredentials { return handedOverCredentials{} }
 
 // ServerHandshake implements credentials.TransportCredentials.

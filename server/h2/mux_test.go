@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"net/netip"
 	"runtime"
 	"syscall"
 	"testing"
@@ -12,9 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/net/http2"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/testca"
 )
@@ -51,40 +47,6 @@ func TestSilentClients(t *testing.T) {
 	require.Equal(t, "hello", c.receive())
 }
 
-func TestTimeoutBeforeTheFirstFrame(t *testing.T) {
-	f := start(t, echo)
-	l := listen(t)
-	m := NewMux(f.muxOptions(l, 100*time.Millisecond))
-	run(t, m)
-	for name, dial := range map[string]func() (net.Conn, error){
-		"silent":              func() (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) },
-		"silent after TLS":    func() (net.Conn, error) { return tls.Dial("tcp", l.Addr().String(), f.tls(Protocol)) },
-		"preface without end": func() (net.Conn, error) { return f.dialAndSay(l.Addr().String(), http2.ClientPreface) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			c, err := dial()
-			require.NoError(t, err)
-			defer c.Close()
-			require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-			b := make([]byte, 1000)
-			for err == nil {
-				_, err = c.Read(b)
-			}
-			var timeout net.Error
-			require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "the server closes it")
-		})
-	}
-	require.Eventually(t, func() bool { return testutil.ToFloat64(m.errors) == 1 }, patience, tick, "one handshake did not end")
-}
-
-func (f *fixture) dialAndSay(address, what string) (net.Conn, error) {
-	c, err := tls.Dial("tcp", address, f.tls(Protocol))
-	if err == nil {
-		_, err = c.Write([]byte(what))
-	}
-	return c, err
-}
-
 func TestProtocolsOfTLS(t *testing.T) {
 	f := start(t, echo)
 	for _, test := range []struct{ offered, want []string }{
@@ -110,66 +72,6 @@ func TestProtocolsOfTLS(t *testing.T) {
 	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.errors) == 2 }, patience, tick)
 }
 
-// Clients that do not show who they are can't have more than so many connections, of which those that do have none.
-func TestStrangersAreBounded(t *testing.T) {
-	letIn := make(chan bool, 1)
-	f := start(t, until, func(o *Options) {
-		accept := o.Open
-		o.Open = func(s *Stream) (Session, error) {
-			if <-letIn {
-				return accept(s)
-			}
-			return nil, status.Error(codes.Unauthenticated, "who are you?")
-		}
-	})
-	l := listen(t)
-	o := f.muxOptions(l, patience)
-	o.MaxStrangersPerAddress = 2
-	m := NewMux(o)
-	run(t, m)
-	f.address = l.Addr().String()
-	f.anonymous = true
-	count := func() int {
-		m.strange.mu.Lock()
-		defer m.strange.mu.Unlock()
-		require.Equal(t, m.strange.count, m.strange.byAddress[netip.MustParseAddr("127.0.0.1")])
-		return m.strange.count
-	}
-	refused := func() {
-		t.Helper()
-		before := testutil.ToFloat64(m.refused.WithLabelValues(reasonStrangers))
-		c, err := net.Dial("tcp", f.address)
-		require.NoError(t, err)
-		defer c.Close()
-		require.Eventually(t, func() bool { return testutil.ToFloat64(m.refused.WithLabelValues(reasonStrangers)) > before }, patience, tick)
-	}
-	first, second := f.raw(t), f.raw(t)
-	require.Equal(t, 2, count())
-	refused()
-	letIn <- false
-	first.request(1)
-	first.expectStatus(codes.Unauthenticated)
-	refused()
-	letIn <- true
-	first.request(3)
-	require.Eventually(t, func() bool { return count() == 1 }, patience, tick)
-	third, err := tls.Dial("tcp", f.address, f.tls("h2"))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = third.Close() })
-	handed, err := m.GRPC().Accept()
-	require.NoError(t, err)
-	refused()
-	require.NoError(t, handed.Close())
-	require.NoError(t, second.conn.Close())
-	require.Eventually(t, func() bool { return count() == 0 }, patience, tick)
-	f.anonymous = false
-	for range 3 { // with certificates
-		f.raw(t)
-	}
-	require.Zero(t, count())
-	require.Empty(t, m.strange.byAddress)
-}
-
 // A client certificate of another CA is counted as what it is.
 func TestCertificateOfAnotherCA(t *testing.T) {
 	f := start(t, echo)
@@ -186,7 +88,7 @@ func TestCertificateOfAnotherCA(t *testing.T) {
 		_, err = c.Read(make([]byte, 1))
 	}
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.refused.WithLabelValues(reasonCertificate)) == 1 }, patience, tick)
+	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.refused.count.WithLabelValues(reasonCertificate)) == 1 }, patience, tick)
 }
 
 // failing is a listener that has trouble before it works.

@@ -28,7 +28,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 )
 
@@ -51,7 +50,7 @@ type Options struct {
 	Path string
 	// Open decides about a stream before anything is sent: its error is the stream's status. It may wait; what the client sends
 	// meanwhile is kept, up to a window of flow control. The Stream's context holds the client's metadata and peer.Peer as
-	// grpc-go gives them.
+	// grpc-go gives them. The connection is a stranger to its Mux until Connection.Enter is called; see ConnectionOf.
 	Open func(*Stream) (Session, error)
 	// MaxReceive is the size of the largest message of a client, in bytes; a larger one is RESOURCE_EXHAUSTED.
 	MaxReceive int
@@ -103,16 +102,15 @@ func New(o Options) *Server {
 	return s
 }
 
-// serve takes over a connection, which is TLS over the socket. The client has until the deadline to begin. known is
-// called when it has shown who it is, or is gone.
-func (s *Server) serve(secure net.Conn, under *socket, info credentials.TLSInfo, deadline time.Time, known func()) error {
+// serve takes over a connection, which is TLS over the socket.
+func (s *Server) serve(secure net.Conn, under *socket, info connectionInfo) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
 		return errStopped
 	}
-	c := newConn(s, secure, under, &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info}, known)
-	if err := c.start(deadline); err != nil {
+	c := newConn(s, secure, under, &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info}, info.connection.end)
+	if err := c.start(); err != nil {
 		return err
 	}
 	s.conns[c] = struct{}{}
@@ -124,7 +122,7 @@ func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)
-	c.known()
+	c.gone()
 }
 
 // end is for all connections, and there will be no more of them.

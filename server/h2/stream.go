@@ -155,7 +155,6 @@ func (m *messages) appendTo(b []byte, n int) []byte {
 func (s *Stream) run() {
 	session, err := s.conn.server.options.Open(s)
 	if err == nil {
-		s.conn.known()
 		s.begin(session)
 		err = session.Serve()
 	}

@@ -1,0 +1,55 @@
+package app
+
+import (
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/wire"
+)
+
+// flood opens so many connections, from the addresses in turn, that say nothing until the test has ended.
+func flood(t *testing.T, n int, address string, from func(i int) net.IP) {
+	t.Helper()
+	conns := make([]net.Conn, 0, n)
+	t.Cleanup(func() {
+		for _, c := range conns {
+			_ = c.Close() // the server may have done so before
+		}
+	})
+	for i := range n {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: from(i)}}
+		c, err := dialer.DialContext(t.Context(), "tcp", address)
+		require.NoError(t, err)
+		conns = append(conns, c)
+	}
+}
+
+// However many connections strangers hold, nodes get in, on both transports.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	const n = 8192 + 64
+	for name, from := range map[string]func(i int) net.IP{
+		"two addresses":  func(i int) net.IP { return net.IPv4(127, 0, 1, byte(1+i%2)) },
+		"many addresses": func(i int) net.IP { return net.IPv4(127, 1, byte(i>>8), byte(i)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, ca := tlsConfig(t)
+			r := start(t, c)
+			r.sync()
+			address := r.Addresses().GRPC.String()
+			begin := time.Now()
+			flood(t, n, address, from)
+			t.Logf("%d connections in %v", n, time.Since(begin))
+			for i, protocols := range [][]string{{wire.Protocol, "h2"}, {"h2"}} {
+				node := fmt.Sprint("node-", i)
+				config := ca.ClientTLS(ca.Node(node))
+				config.NextProtos = protocols
+				_, err := hello(t, dial(t, address, config), node)
+				require.NoError(t, err, protocols)
+			}
+		})
+	}
+}
