@@ -38,6 +38,13 @@ const (
 	// maxStrangersPerAddress is a small share, and enough for a load balancer that hides its clients' addresses: its newcomers
 	// have a quarter of a second each when 1,000 come in a second.
 	maxStrangersPerAddress = 256
+	// maxNodeConnections is for an agent's stream, that to another address of this server which is to take its place, those that
+	// are not known to be dead yet, and tools. The oldest makes room for more, so that none keeps an agent out.
+	// maxNodeCalls bounds what is beside the stream: health checks, and calls that a node may not make.
+	maxNodeConnections, maxNodeCalls = 8, 16
+	// maxUserConnections is what fanout has for the streams of an observer or relay: all relays may share a ServiceAccount, and
+	// all observers a certificate. maxUserCalls lets each ask something else beside.
+	maxUserConnections, maxUserCalls = 256, 512
 	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle. maxRefusedIdle closes
 	// those that have had none but refused ones, which keep a connection from being idle.
 	maxIdle, maxLeanIdle, maxRefusedIdle = 5 * time.Minute, 30 * time.Second, 6 * time.Minute

@@ -14,11 +14,10 @@ import (
 // addTLS serves gRPC over TLS: agents' streams by the lean server, everything else by grpc-go.
 func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth.Auth) net.Addr {
 	c := s.config
-	authenticate := letIn(authentication.Credentials)
 	s.lean = h2.New(h2.Options{
 		Path: pb.DistributionService_Stream_FullMethodName,
 		Open: func(stream *h2.Stream) (h2.Session, error) {
-			ctx, err := authentication.Enter(stream.Context(), authenticate)
+			ctx, err := authentication.Enter(stream.Context(), letIn(authentication.Credentials, leanCaller))
 			if err != nil {
 				return nil, err
 			}
@@ -32,23 +31,42 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 		MaxStrangersOfNodes: maxStrangersOfNodes, MaxStrangers: maxStrangers, MaxStrangersPerAddress: maxStrangersPerAddress,
 		NodeAddress: s.store.HasNodeAddress, Logger: c.Logger, Registerer: c.Registry,
 	})
-	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, authenticate))
+	s.addGRPC("gRPC", s.mux.GRPC(), s.newGRPC(h2.Credentials(), authentication, letIn(authentication.Credentials, caller)))
 	s.parts = append(s.parts, part{"TLS", l, func(context.Context, net.Listener) error {
 		return s.mux.Serve()
 	}})
 	return l.Addr()
 }
 
-// letIn returns the Authenticator that tells a call's connection when authenticate knows the caller.
-func letIn(authenticate auth.Authenticator) auth.Authenticator {
+// letIn returns the Authenticator that lets calls of those in whom authenticate knows, within the bounds of what each may have.
+func letIn(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
 	return func(ctx context.Context) (auth.Identity, error) {
 		connection, ctx := h2.ConnectionOf(ctx)
 		identity, err := authenticate(ctx)
 		if err != nil {
 			return auth.Identity{}, err
 		}
-		return identity, connection.Enter(ctx)
+		return identity, connection.Enter(ctx, caller(identity))
 	}
+}
+
+// caller returns for whom a call counts. Operators, who may do anything, may have any number.
+func caller(i auth.Identity) h2.Caller {
+	switch {
+	case i.Operator:
+		return h2.Caller{}
+	case i.Node != "": // by certificate or token, and whatever else it may be
+		return h2.Caller{Name: "node " + i.Node, MaxConnections: maxNodeConnections, Displace: true, MaxCalls: maxNodeCalls}
+	default:
+		return h2.Caller{Name: "user " + i.User, MaxConnections: maxUserConnections, MaxCalls: maxUserCalls}
+	}
+}
+
+// leanCaller is caller for the lean server, where a connection has one stream: calls of the other server leave it alone.
+func leanCaller(i auth.Identity) h2.Caller {
+	c := caller(i)
+	c.MaxCalls = 0
+	return c
 }
 
 // leanTransport is a stream of the lean server whose context says who is behind it.

@@ -139,7 +139,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 		session, err := accept(s)
 		if err == nil {
 			connection, _ := ConnectionOf(s.Context())
-			err = connection.Enter(s.Context())
+			err = connection.Enter(s.Context(), Caller{})
 		}
 		return session, err
 	}
@@ -164,7 +164,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 			if f.refuse.Load() {
 				return status.Error(codes.Unauthenticated, "who are you?")
 			}
-			return connection.Enter(ctx)
+			return connection.Enter(ctx, Caller{})
 		}))
 	var serving sync.WaitGroup
 	serving.Go(func() { require.NoError(t, f.mux.Serve()) })

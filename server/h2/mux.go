@@ -69,7 +69,6 @@ type Mux struct {
 	conns   *connections
 	warn    rate.Sometimes
 	errors  prometheus.Counter
-	refused *refusals
 }
 
 // NewMux makes a Mux; it accepts while Serve runs.
@@ -80,13 +79,12 @@ func NewMux(o MuxOptions) *Mux {
 		slots:   make(chan struct{}, 2*runtime.GOMAXPROCS(0)),
 		grpc:    handover{address: o.Listener.Addr(), conns: make(chan net.Conn), closed: make(chan struct{})},
 		warn:    rate.Sometimes{Interval: logInterval},
-		refused: newRefusals(&o),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_handshake_errors_total",
 			Help: "Connections that ended before the TLS handshake did.",
 		}),
 	}
-	m.conns = newConnections(&m.options, m.refused)
+	m.conns = newConnections(&m.options)
 	o.Registerer.MustRegister(m.errors)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
@@ -159,7 +157,7 @@ func (m *Mux) handshake(c *Connection) {
 		m.errors.Inc()
 		var certificate *tls.CertificateVerificationError
 		if errors.As(err, &certificate) {
-			m.refused.add(reasonCertificate, c.raw.RemoteAddr(), "err", err)
+			m.conns.closed.add(reasonCertificate, c.raw.RemoteAddr(), "err", err)
 		}
 		m.options.Logger.Debug("TLS handshake failed", "client", c.raw.RemoteAddr().String(), "err", err)
 		c.raw.Close()

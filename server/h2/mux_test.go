@@ -88,7 +88,9 @@ func TestCertificateOfAnotherCA(t *testing.T) {
 		_, err = c.Read(make([]byte, 1))
 	}
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.refused.count.WithLabelValues(reasonCertificate)) == 1 }, patience, tick)
+	require.Eventually(t, func() bool {
+		return testutil.ToFloat64(f.mux.conns.closed.count.WithLabelValues(reasonCertificate)) == 1
+	}, patience, tick)
 }
 
 // failing is a listener that has trouble before it works.

@@ -3,14 +3,11 @@ package h2
 import (
 	"container/list"
 	"context"
-	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -20,55 +17,14 @@ import (
 // sourceBits is the length of the prefix of IPv6 addresses that count as one address: networks hand out no less than a /64.
 const sourceBits = 64
 
-// Reasons for which connections are refused or closed.
+// Reasons for which connections are closed.
 const (
 	reasonAddress     = "address"
 	reasonStrangers   = "strangers"
 	reasonTimeout     = "timeout"
 	reasonCertificate = "certificate"
+	reasonCaller      = "caller"
 )
-
-// refusals counts connections that are refused or closed, by reason, and logs the first of each minute.
-type refusals struct {
-	log      *slog.Logger
-	count    *prometheus.CounterVec
-	messages map[string]string // by reason, for the log
-	logged   map[string]*rate.Sometimes
-}
-
-func newRefusals(o *MuxOptions) *refusals {
-	r := &refusals{
-		log: o.Logger,
-		count: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "slicecast_server_refused_connections_total",
-			Help: "Connections that the server closed, by reason: address (a newer one of the same address took its place before the client " +
-				"had shown who it is), strangers (the same, for one of any address), timeout (for too long no call was let in) or certificate " +
-				"(the client's is not valid, or of another CA).",
-		}, []string{"reason"}),
-		messages: map[string]string{
-			reasonAddress:     "too many clients of this address have not shown who they are, and this was the oldest",
-			reasonStrangers:   "too many clients have not shown who they are, and this was the oldest",
-			reasonTimeout:     "for too long no call was let in",
-			reasonCertificate: "the client certificate is not valid: compare the client's CA with this server's client CA",
-		},
-		logged: make(map[string]*rate.Sometimes),
-	}
-	for reason := range r.messages {
-		r.count.WithLabelValues(reason)
-		r.logged[reason] = &rate.Sometimes{Interval: logInterval}
-	}
-	o.Registerer.MustRegister(r.count)
-	return r
-}
-
-// add counts a connection.
-func (r *refusals) add(reason string, client net.Addr, attributes ...any) {
-	r.count.WithLabelValues(reason).Inc()
-	r.logged[reason].Do(func() {
-		r.log.Warn("Connection closed; more for this reason are only counted for a while", append([]any{"reason", reason,
-			"client", client.String(), "message", r.messages[reason], "interval", logInterval}, attributes...)...)
-	})
-}
 
 // connections are a Mux's connections, from accept to their end.
 //
@@ -80,16 +36,21 @@ func (r *refusals) add(reason string, client net.Addr, attributes ...any) {
 //     each other.
 type connections struct {
 	options *MuxOptions
-	refused *refusals
+	// closed counts connections, refused calls.
+	closed, refused *refusals
 
 	mu sync.Mutex
 	// ofNodes and others hold all strangers, sources those of each source; each oldest first. No list in sources is empty.
 	ofNodes, others list.List
 	sources         map[netip.Prefix]*list.List
+	callers         map[string]*holdings
 }
 
-func newConnections(o *MuxOptions, r *refusals) *connections {
-	return &connections{options: o, refused: r, sources: make(map[netip.Prefix]*list.List)}
+func newConnections(o *MuxOptions) *connections {
+	return &connections{
+		options: o, closed: newClosed(o), refused: newRefused(o),
+		sources: make(map[netip.Prefix]*list.List), callers: make(map[string]*holdings),
+	}
 }
 
 // Connection is a connection of a client to a Mux.
@@ -106,6 +67,8 @@ type Connection struct {
 	calls  int              // that have been let in and go on
 	until  time.Time        // when the connection ends, unless there are calls then
 	over   bool
+	owner  string // the Caller of the first call that was let in and bounded
+	owned  *list.Element
 }
 
 // source returns what counts as one address, and whether it is a Node's. Each address of a Node counts for itself, as many
@@ -143,10 +106,15 @@ func (a *connections) enter(raw net.Conn) *Connection {
 	a.mu.Unlock()
 
 	if displaced != nil {
-		a.refused.add(reason, displaced.raw.RemoteAddr())
-		_ = displaced.raw.Close() // who serves it notices
+		displaced.close(reason)
 	}
 	return c
+}
+
+// close closes a connection that is over, for a reason. Who serves it notices.
+func (c *Connection) close(reason string, attributes ...any) {
+	c.all.closed.add(reason, c.raw.RemoteAddr(), attributes...)
+	_ = c.raw.Close()
 }
 
 // displacedLocked returns the stranger that makes room for a newcomer, and why. It returns nil if there is room.
@@ -191,6 +159,7 @@ func (c *Connection) overLocked() {
 	c.over = true
 	c.timer.Stop()
 	c.knownLocked()
+	c.disownLocked()
 }
 
 // end is called when the connection has ended, once or more.
@@ -210,33 +179,51 @@ func (c *Connection) expire() {
 	}
 	c.overLocked()
 	a.mu.Unlock()
-	a.refused.add(reasonTimeout, c.raw.RemoteAddr())
-	_ = c.raw.Close()
+	c.close(reasonTimeout)
 }
 
-// Enter lets a call in, whose context ends with it: the client has shown who it is. The connection is no stranger any more,
-// and lasts as long as there are such calls, and MuxOptions.MaxIdle longer. The error is a gRPC status.
-func (c *Connection) Enter(ctx context.Context) error {
+// Enter lets a call of a caller in, whose context ends with it: the client has shown who it is. The connection is no stranger
+// any more, and lasts as long as there are such calls, and MuxOptions.MaxIdle longer. The error is a gRPC status.
+func (c *Connection) Enter(ctx context.Context, by Caller) error {
+	displaced, reason, err := c.enter(ctx, by)
+	if displaced != nil {
+		displaced.close(reasonCaller, "caller", by.Name)
+	}
+	if reason != "" {
+		c.all.refused.add(reason, c.raw.RemoteAddr(), "err", err)
+	}
+	return err
+}
+
+func (c *Connection) enter(ctx context.Context, by Caller) (displaced *Connection, reason string, err error) {
 	a := c.all
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c.over {
-		return status.Error(codes.Unavailable, "the connection has ended")
+		return nil, "", status.Error(codes.Unavailable, "the connection has ended")
+	}
+	if displaced, reason, err = c.holdLocked(by); err != nil {
+		return nil, reason, err
+	}
+	if displaced != nil {
+		displaced.overLocked()
 	}
 	c.knownLocked()
 	c.calls++
 	c.timer.Stop()
-	context.AfterFunc(ctx, c.leave)
-	return nil
+	context.AfterFunc(ctx, func() { c.leave(by) })
+	return displaced, "", nil
 }
 
 // leave is the end of a call that was let in.
-func (c *Connection) leave() {
-	c.all.mu.Lock()
-	defer c.all.mu.Unlock()
+func (c *Connection) leave(by Caller) {
+	a := c.all
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.dropCallLocked(by)
 	if c.calls--; c.calls == 0 && !c.over {
-		c.until = time.Now().Add(c.all.options.MaxIdle)
-		c.timer.Reset(c.all.options.MaxIdle)
+		c.until = time.Now().Add(a.options.MaxIdle)
+		c.timer.Reset(a.options.MaxIdle)
 	}
 }
 

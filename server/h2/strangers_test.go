@@ -60,7 +60,7 @@ func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 	m := NewMux(o)
 	run(t, m)
 	address := l.Addr().String()
-	displaced := func(reason string) float64 { return testutil.ToFloat64(m.refused.count.WithLabelValues(reason)) }
+	displaced := func(reason string) float64 { return testutil.ToFloat64(m.conns.closed.count.WithLabelValues(reason)) }
 	from := func(source string, strangers int) net.Conn {
 		t.Helper()
 		c := dialFrom(t, source, address)
@@ -265,7 +265,7 @@ func TestConnectionsEndWithoutCalls(t *testing.T) {
 		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}
 		o := f.muxOptions(nil, 20*time.Second)
 		o.MaxIdle = time.Minute
-		all := newConnections(&o, newRefusals(&o))
+		all := newConnections(&o)
 		here, there := net.Pipe()
 		defer there.Close()
 		closed := make(chan time.Time, 1)
@@ -276,9 +276,9 @@ func TestConnectionsEndWithoutCalls(t *testing.T) {
 		c := all.enter(here)
 		<-time.After(19 * time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx))
+		require.NoError(t, c.Enter(ctx, Caller{}))
 		ctx2, cancel2 := context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx2))
+		require.NoError(t, c.Enter(ctx2, Caller{}))
 		<-time.After(time.Hour)
 		cancel()
 		<-time.After(time.Hour)
@@ -286,12 +286,12 @@ func TestConnectionsEndWithoutCalls(t *testing.T) {
 		synctest.Wait()
 		<-time.After(59 * time.Second)
 		ctx, cancel = context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx))
+		require.NoError(t, c.Enter(ctx, Caller{}))
 		<-time.After(2 * time.Second)
 		require.Empty(t, closed)
 		begin := time.Now()
 		cancel()
 		require.Equal(t, time.Minute, (<-closed).Sub(begin))
-		require.Equal(t, codes.Unavailable.String(), status.Code(c.Enter(t.Context())).String())
+		require.Equal(t, codes.Unavailable.String(), status.Code(c.Enter(t.Context(), Caller{})).String())
 	})
 }
