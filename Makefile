@@ -35,6 +35,17 @@ setup: ## fetch or build what the tests need: Debian packages, etcd, Kubernetes 
 test: setup lint verify ## all checks and all tests, under the race detector, as CI runs them
 	go test -race -timeout 40m ./...
 
+# Tests and benchmarks of a real kube-proxy are of the version that everything else of Kubernetes has, or with
+# KUBE_PROXY=1.36 of an earlier one.
+ifdef KUBE_PROXY
+export SLICECAST_KUBE_PROXY := $(KUBE_PROXY)
+endif
+
+.PHONY: conformance
+conformance: ## hold a real kube-proxy to the conformance cases in its modes, beside Slicecast, and on moving from it; KUBE_PROXY=1.36 takes the one before
+	go test -count 1 -timeout 30m ./internal/conformance -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy -conformance.slicecast=
+	go test -count 1 -timeout 30m ./internal/beside ./internal/moving
+
 .PHONY: bench
 bench: build ## measure anew, on a machine that has nothing else to do, and make docs/performance.md of it; reports in bin/bench
 	internal/tools/bench.sh

@@ -1,4 +1,4 @@
-// Package health answers load balancers and kubelets as kube-proxy 1.36 does: /healthz and /livez for the node, and for each
+// Package health answers load balancers and kubelets as kube-proxy 1.37 does: /healthz and /livez for the node, and for each
 // Service with a healthCheckNodePort (type LoadBalancer, externalTrafficPolicy Local) whether it has endpoints on this node.
 // All of it is open to whoever can reach the port, as what asks has no credentials.
 //

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.36), serviceChain matches the names
+// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.37), serviceChain matches the names
 // of those that it makes for each Service, with the beginning of a SHA-256 sum in base 32.
 var (
 	chains = []string{

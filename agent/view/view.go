@@ -1,7 +1,7 @@
 // Package view decides what this node does for each Service. It is the only place with Service semantics: programmers
 // get virtual addresses, backends and policies already decided. It is pure: objects in, Service ports out.
 //
-// What it decides is what kube-proxy 1.36 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
+// What it decides is what kube-proxy 1.37 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
 // Service ports ever have the same address and port: of several Services that ask for it, one has it as its cluster IP before one has it as its
 // load balancer's and that before an external IP, of these the oldest, and the others get it in their turn. On the node's
 // own addresses NodePorts come first.

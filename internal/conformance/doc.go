@@ -17,6 +17,9 @@
 //	-conformance.slicecast    the same of Slicecast; all but ipvs, which most kernels lack, by default
 //	-conformance.exceptions   what our programmers may do otherwise in these cases; empty for none
 //
+// With the environment variable SLICECAST_KUBE_PROXY=1.36, kube-proxy is the one before that of the pinned Kubernetes:
+// make conformance KUBE_PROXY=1.36 plays the cases to it in its modes.
+//
 // On a machine without Go or a network, the compiled test (go test -c) runs in this package's folder with the environment
 // variable SLICECAST_BINARIES naming a folder that holds etcd, kube-apiserver, kube-proxy, slicecast-server and slicecast-agent.
 // internal/testenv/vm/oldkernel has it run in a virtual machine, with API servers on the host. It needs the commands conntrack,

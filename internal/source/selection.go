@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// SelectServices and SelectEndpointSlices are what kube-proxy asks an API server for (cmd/kube-proxy/app, 1.36). They spare the
+// SelectServices and SelectEndpointSlices are what kube-proxy asks an API server for (cmd/kube-proxy/app, 1.37). They spare the
 // transfer of what FromService and FromEndpointSlice would leave out.
 
 // SelectServices selects the Services of the proxy of that name, or, if it is empty, of the cluster's default one.

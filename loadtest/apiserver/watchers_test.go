@@ -102,7 +102,7 @@ func TestInterruptedList(t *testing.T) {
 	require.Equal(t, 1, slices)
 }
 
-// TestWatchesAsKubeProxy compares what is asked for with the selectors of kube-proxy 1.36.
+// TestWatchesAsKubeProxy compares what is asked for with the selectors of kube-proxy 1.37.
 func TestWatchesAsKubeProxy(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){"services": {noServices}, "nodes": {noNodes}, "endpointslices": {noSlices}})
 	requireSynced(t, watching(t, a))

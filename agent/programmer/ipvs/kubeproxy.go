@@ -20,7 +20,7 @@ import (
 )
 
 // kubeProxySets are kube-proxy's ipsets for IPv4, addressSets those of its sets that have Services' addresses and ports, nodePortSets those
-// that have NodePorts (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.36). Others have sets with names that begin like these, e.g. kube-router's
+// that have NodePorts (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.37). Others have sets with names that begin like these, e.g. kube-router's
 // network policies.
 var (
 	kubeProxySets = []string{

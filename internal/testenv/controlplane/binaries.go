@@ -15,6 +15,11 @@ import (
 // machines where they can't be built.
 const BinariesVariable = "SLICECAST_BINARIES"
 
+// KubeProxyVariable is an environment variable. It is the version of an earlier kube-proxy to test
+// with, one that has a folder in internal/testenv/kubernetes, such as 1.36. If it is unset or
+// empty, kube-proxy has the version that the other components have.
+const KubeProxyVariable = "SLICECAST_KUBE_PROXY"
+
 // KubernetesBinary returns the path of etcd, kube-apiserver, kube-controller-manager or kube-proxy,
 // as pinned in internal/testenv/kubernetes. The first use on a machine builds it, which takes
 // minutes and says so on standard error.
@@ -22,7 +27,11 @@ func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	if dir := os.Getenv(BinariesVariable); dir != "" {
 		return filepath.Join(dir, component), nil
 	}
-	return script(ctx, "internal/testenv/kubernetes/build.sh", component)
+	args := []string{component}
+	if version := os.Getenv(KubeProxyVariable); version != "" && component == "kube-proxy" {
+		args = append(args, version)
+	}
+	return script(ctx, "internal/testenv/kubernetes/build.sh", args...)
 }
 
 // Prepare gets the binaries that a control plane needs, so that Start does not wait for them or, without a network, fail.

@@ -22,7 +22,7 @@ var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 // startAttempts bounds how often a component that found its port taken gets another.
 const startAttempts = 5
 
-// controllers that the tests need, by their names in Kubernetes 1.36.
+// controllers that the tests need, by their names in Kubernetes 1.37.
 var controllers = []string{
 	"endpoints-controller",
 	"endpointslice-controller",
