@@ -79,6 +79,13 @@ FUZZTIME ?= 1m
 fuzz: ## fuzz every decoder of bytes from outside, a minute each or FUZZTIME=30s, 10m...
 	FUZZTIME=$(FUZZTIME) internal/tools/fuzz.sh
 
+VULNDB ?=
+
+.PHONY: vulncheck
+vulncheck: ## fail if the module calls a function known to be vulnerable; VULNDB=URL is another database than https://vuln.go.dev
+	go run ./internal/tools/vulncheck -db=$(VULNDB) \
+		"$$(internal/tools/build.sh internal/tools/govulncheck golang.org/x/vuln/cmd/govulncheck)" internal/tools/vulncheck/exceptions.yaml ./...
+
 .PHONY: demo
 demo: build ## traffic to Services on this machine, without a cluster; HOLD=1 keeps it running
 	internal/tools/packages.sh iptables:iptables

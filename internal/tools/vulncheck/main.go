@@ -1,0 +1,215 @@
+// Command vulncheck runs govulncheck on this module. It fails if the module, tests included, calls a
+// function that is known to be vulnerable, unless the file of exceptions says why that is harmless.
+// A vulnerable module is only listed if none of its vulnerable functions is called.
+//
+// It fails, too, if nothing could be checked, and if an exception is no longer needed.
+//
+// Usage: vulncheck [-db URL] <path of govulncheck> <file of exceptions> [package pattern]...
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+func main() {
+	db := flag.String("db", "", "URL of the vulnerability database; empty means govulncheck's default")
+	flag.Parse()
+	if flag.NArg() < 2 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err := run(context.Background(), os.Stdout, *db, flag.Arg(0), flag.Arg(1), flag.Args()[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "vulncheck:", err)
+		os.Exit(1)
+	}
+}
+
+// run checks the packages and writes a report to w.
+func run(ctx context.Context, w io.Writer, db, govulncheck, exceptionsFile string, patterns []string) error {
+	accepted, err := loadExceptions(exceptionsFile)
+	if err != nil {
+		return err
+	}
+	args := []string{"-format=json", "-test"}
+	if db != "" {
+		args = append(args, "-db="+db)
+	}
+	cmd := exec.CommandContext(ctx, govulncheck, append(args, patterns...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("nothing was checked: %w: %s", err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	found, err := parse(out)
+	if err != nil {
+		return fmt.Errorf("nothing was checked: %w", err)
+	}
+	return found.report(w, accepted)
+}
+
+// exception is a vulnerability that is accepted although a vulnerable function is called.
+type exception struct {
+	// ID is that of the Go vulnerability database, such as GO-2026-1234.
+	ID string
+	// Reason says why the vulnerability does no harm here.
+	Reason string
+}
+
+// loadExceptions reads the exceptions' reasons by ID.
+func loadExceptions(file string) (map[string]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var list []exception
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&list); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	reasons := make(map[string]string)
+	for _, e := range list {
+		if e.ID == "" || strings.TrimSpace(e.Reason) == "" {
+			return nil, fmt.Errorf("%s: exception %q: both id and reason are needed", file, e.ID)
+		}
+		if reasons[e.ID] != "" {
+			return nil, fmt.Errorf("%s: exception %q: there are two", file, e.ID)
+		}
+		reasons[e.ID] = strings.TrimSpace(e.Reason)
+	}
+	return reasons, nil
+}
+
+// message is a part of what govulncheck writes: one of its fields is set.
+type message struct {
+	Config *struct {
+		DB       string `json:"db"`
+		Modified string `json:"db_last_modified"`
+	} `json:"config"`
+	OSV *struct {
+		ID      string `json:"id"`
+		Summary string `json:"summary"`
+	} `json:"osv"`
+	Finding *struct {
+		OSV          string  `json:"osv"`
+		FixedVersion string  `json:"fixed_version"`
+		Trace        []frame `json:"trace"`
+	} `json:"finding"`
+}
+
+// frame is a call, the vulnerable function's first.
+type frame struct {
+	Module   string `json:"module"`
+	Version  string `json:"version"`
+	Package  string `json:"package"`
+	Receiver string `json:"receiver"`
+	Function string `json:"function"`
+}
+
+func (f frame) String() string {
+	if f.Receiver == "" {
+		return f.Package + "." + f.Function
+	}
+	return fmt.Sprintf("%s.(%s).%s", f.Package, f.Receiver, f.Function)
+}
+
+// findings are what govulncheck found.
+type findings struct {
+	// database is the URL and date of what was checked against.
+	database string
+	list     map[string]*vulnerability // by ID
+}
+
+// vulnerability is a known vulnerability of a module in use.
+type vulnerability struct {
+	summary, module, fixed string
+	// calls name each call of a vulnerable function and where it comes from; empty if none is called.
+	calls []string
+}
+
+// parse reads govulncheck's output.
+func parse(out []byte) (*findings, error) {
+	found := &findings{list: make(map[string]*vulnerability)}
+	summaries := make(map[string]string)
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var m message
+		if err := decoder.Decode(&m); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, fmt.Errorf("govulncheck's output: %w", err)
+		}
+		if m.Config != nil {
+			found.database = m.Config.DB + " of " + m.Config.Modified
+		}
+		if m.OSV != nil {
+			summaries[m.OSV.ID] = m.OSV.Summary
+		}
+		if m.Finding == nil || len(m.Finding.Trace) == 0 {
+			continue
+		}
+		v := found.list[m.Finding.OSV]
+		if v == nil {
+			v = &vulnerability{}
+			found.list[m.Finding.OSV] = v
+		}
+		trace := m.Finding.Trace
+		v.module, v.fixed = trace[0].Module+" "+trace[0].Version, cmp.Or(m.Finding.FixedVersion, "no version yet")
+		if trace[0].Function != "" {
+			v.calls = append(v.calls, fmt.Sprintf("%s, from %s", trace[0], trace[len(trace)-1]))
+		}
+	}
+	if found.database == "" {
+		return nil, errors.New("govulncheck wrote no configuration")
+	}
+	for id, v := range found.list {
+		v.summary = summaries[id]
+	}
+	return found, nil
+}
+
+// report writes what was found to w. It returns an error if something is to be done.
+func (found *findings) report(w io.Writer, accepted map[string]string) error {
+	var open []string
+	fmt.Fprintf(w, "checked against %s\n", found.database)
+	for _, id := range slices.Sorted(maps.Keys(found.list)) {
+		v := found.list[id]
+		state := "not called"
+		switch {
+		case len(v.calls) > 0 && accepted[id] != "":
+			state = "accepted: " + accepted[id]
+		case len(v.calls) > 0:
+			state = "CALLED"
+			open = append(open, id)
+		}
+		fmt.Fprintf(w, "%s: %s: %s\n\t%s, fixed in %s\n", id, state, v.summary, v.module, v.fixed)
+		for _, call := range v.calls {
+			fmt.Fprintf(w, "\t%s\n", call)
+		}
+	}
+	var errs []error
+	if len(open) > 0 {
+		errs = append(errs, fmt.Errorf("vulnerable functions are called (%s): update the modules, or add an exception with its reason",
+			strings.Join(open, ", ")))
+	}
+	for _, id := range slices.Sorted(maps.Keys(accepted)) {
+		if v := found.list[id]; v == nil || len(v.calls) == 0 {
+			errs = append(errs, fmt.Errorf("the exception %s is not needed: remove it", id))
+		}
+	}
+	return errors.Join(errs...)
+}
