@@ -310,7 +310,9 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.shards[i].sequence = sequence
 		c.movedLocked(uint32(i))
 	}
-	c.seen = c.seen.Max(wire.ResourceVersionsFromProto(m.GetResourceVersions()))
+	// Not the highest ones ever seen: a server that is behind has let the client wait, and was still behind. A restored etcd may
+	// stay so for hours, and a server that is not to be trusted may have said anything.
+	c.seen = wire.ResourceVersionsFromProto(m.GetResourceVersions())
 	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil

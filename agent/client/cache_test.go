@@ -54,7 +54,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 		t.Fatal("dirty")
 	default:
 	}
-	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}}))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{3}, ResourceVersions: &pb.ResourceVersions{Services: 8}}))
 	<-c.Dirty()
 	changes, ok := c.Take()
 	require.True(t, ok)
@@ -429,4 +429,24 @@ func TestDeltasOfContentThatIsNotExact(t *testing.T) {
 			require.Equal(t, c.applied, !cache.Slice(0, before.Key()).Endpoints[1].Conditions.Ready)
 		})
 	}
+}
+
+// TestVersionsSeen holds that a cache goes by what the last server that brought it in sync has, and not by the highest that any
+// has ever told.
+func TestVersionsSeen(t *testing.T) {
+	c := welcomed(t, 1)
+	seen := func() *pb.ResourceVersions {
+		var h pb.Hello
+		c.hello(&h)
+		return h.GetResourceVersions()
+	}
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{1}, ResourceVersions: &pb.ResourceVersions{Services: 5, Slices: 1<<64 - 1}}))
+	require.EqualValues(t, uint64(1<<64-1), seen().GetSlices())
+	require.NoError(t, c.welcome(epoch+1, 1))
+	require.EqualValues(t, uint64(1<<64-1), seen().GetSlices(), "as long as no server has brought it in sync")
+	require.NoError(t, c.synced(&pb.InSync{Sequences: []uint64{1}, ResourceVersions: &pb.ResourceVersions{Services: 4, Slices: 7}}))
+	require.EqualValues(t, 4, seen().GetServices())
+	require.EqualValues(t, 7, seen().GetSlices())
+	apply(t, c, &model.Update{From: 1, To: 2, ResourceVersions: model.ResourceVersions{Slices: 9}})
+	require.EqualValues(t, 9, seen().GetSlices())
 }

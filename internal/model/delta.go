@@ -209,6 +209,22 @@ func (r ResourceVersions) Max(o ResourceVersions) ResourceVersions {
 	return ResourceVersions{max(r.Services, o.Services), max(r.Slices, o.Slices)}
 }
 
+// Min returns the lower ones of both.
+func (r ResourceVersions) Min(o ResourceVersions) ResourceVersions {
+	return ResourceVersions{min(r.Services, o.Services), min(r.Slices, o.Slices)}
+}
+
+// With returns the versions with another one of a kind; a Node's does not count.
+func (r ResourceVersions) With(kind Kind, version uint64) ResourceVersions {
+	switch kind {
+	case KindService:
+		r.Services = version
+	case KindSlice:
+		r.Slices = version
+	}
+	return r
+}
+
 // ResourceVersionOf gives the versions with one kind's; a Node's does not count.
 func ResourceVersionOf(kind Kind, version uint64) ResourceVersions {
 	switch kind {

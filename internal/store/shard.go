@@ -73,7 +73,7 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	old := s.snapshot.Load()
 	next := *old
 	next.sequence++
-	next.resourceVersions = next.resourceVersions.Max(seen)
+	next.resourceVersions = seen
 	next.byKey, next.byChange = old.byKey.Copy(), old.byChange.Copy()
 	next.digests = &digests{}
 	u := &model.Update{

@@ -61,11 +61,9 @@ type Store struct {
 	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
 	held         map[model.Key]model.ServiceKey
 	pendingNodes map[string]struct{}
-	// seen are the versions of what was given, reached those up to which everything was given: on a quiet cluster they
-	// are ahead, as other kinds of objects count too.
-	seen, reached model.ResourceVersions
-	// published is reached as of the last Publish.
-	published  atomic.Pointer[model.ResourceVersions]
+	// progress is how far the source has come, and published the same as of the last Publish.
+	progress   progress
+	published  atomic.Pointer[progress]
 	synced     chan struct{}
 	first      chan struct{} // closed with the end of the first Publish
 	dirty      chan struct{}
@@ -80,6 +78,13 @@ type Store struct {
 // maxAddresses is how many InternalIPs of a Node count as its addresses. A node has two with both families, and writes its
 // status itself.
 const maxAddresses = 8
+
+// progress is how far a source has come. It goes back when the source does, as after a restore of etcd.
+type progress struct {
+	// seen are the versions of what was given, reached those up to which everything was given: on a quiet cluster they are ahead,
+	// as other kinds of objects count too.
+	seen, reached model.ResourceVersions
+}
 
 // New makes an empty store with an epoch of its own.
 func New(o Options) (*Store, error) {
@@ -105,7 +110,7 @@ func New(o Options) (*Store, error) {
 		dirty:        make(chan struct{}, 1),
 		urgent:       make(chan struct{}, 1),
 	}
-	s.published.Store(&model.ResourceVersions{})
+	s.published.Store(&progress{})
 	for i := range o.Shards {
 		s.shards = append(s.shards, newShard(i, o.Tombstones))
 	}
@@ -171,7 +176,11 @@ func (s *Store) Urgent() <-chan struct{} { return s.urgent }
 
 // Reached are the resource versions up to which everything is published. They may be above those in Snapshots and Updates,
 // which are of objects.
-func (s *Store) Reached() model.ResourceVersions { return *s.published.Load() }
+func (s *Store) Reached() model.ResourceVersions { return s.published.Load().reached }
+
+// Seen returns the highest resource versions of the objects that are published. Unlike those of Snapshots, they follow a source
+// that goes back in time.
+func (s *Store) Seen() model.ResourceVersions { return s.published.Load().seen }
 
 // Nodes returns all Nodes, in no order.
 func (s *Store) Nodes() []*model.Node {
@@ -227,7 +236,13 @@ func (s *Store) worse(o model.Keyed) bool {
 func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reached = s.reached.Max(model.ResourceVersionOf(kind, resourceVersion))
+	p := &s.progress
+	if s.relayed { // the server above says where it is, and that may be behind what another one has said
+		p.reached = p.reached.With(kind, resourceVersion)
+		p.seen = p.seen.Min(p.reached)
+	} else {
+		p.reached = p.reached.Max(model.ResourceVersionOf(kind, resourceVersion))
+	}
 	s.signal()
 }
 
@@ -253,6 +268,10 @@ func (s *Store) Replace(kind model.Kind, objects []model.Keyed, resourceVersion 
 			s.removeLocked(key)
 		}
 	}
+	if !s.relayed { // a list is all that there is, even if it is older than what came before
+		s.progress.seen = s.progress.seen.With(kind, resourceVersion)
+		s.progress.reached = s.progress.reached.With(kind, resourceVersion)
+	}
 	s.seenLocked(kind, resourceVersion)
 }
 
@@ -276,9 +295,10 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 }
 
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
-	s.seen = s.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
+	p := &s.progress
+	p.seen = p.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
 	if !s.relayed {
-		s.reached = s.reached.Max(s.seen)
+		p.reached = p.reached.Max(p.seen)
 	}
 	s.signal()
 }
@@ -372,7 +392,7 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	s.pending = make([]map[model.Key]model.Object, len(s.shards))
 	nodes := s.pendingNodes
 	s.pendingNodes = make(map[string]struct{})
-	seen, reached := s.seen, s.reached
+	progress := s.progress
 	// What was urgent goes out now.
 	select {
 	case <-s.urgent:
@@ -385,14 +405,14 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 		if len(objects) == 0 {
 			continue
 		}
-		if u := s.shards[i].publish(objects, seen, hear); u != nil {
+		if u := s.shards[i].publish(objects, progress.seen, hear); u != nil {
 			p.Updates = append(p.Updates, u)
 		}
 	}
 	for name := range nodes {
 		p.Nodes = append(p.Nodes, name)
 	}
-	s.published.Store(&reached)
+	s.published.Store(&progress)
 	select {
 	case <-s.first:
 	default:

@@ -538,3 +538,35 @@ func BenchmarkFlip(b *testing.B) {
 		})
 	}
 }
+
+// TestTheSourceGoesBack holds that the store's versions follow a source that goes back in time, by a new list or, on a relay, by
+// what the server above says.
+func TestTheSourceGoesBack(t *testing.T) {
+	s := synced(t, Options{})
+	s.Upsert(slice("a", "web", 1), 1000)
+	s.Publish()
+	require.EqualValues(t, 1000, s.Seen().Slices)
+	require.EqualValues(t, 1000, s.Reached().Slices)
+	s.Replace(model.KindSlice, []model.Keyed{slice("a", "web", 2)}, 7)
+	u := only(t, s.Publish())
+	require.EqualValues(t, 7, u.ResourceVersions.Slices)
+	require.EqualValues(t, 7, s.Seen().Slices)
+	require.EqualValues(t, 7, s.Reached().Slices)
+	s.Upsert(slice("a", "web", 3), 6)
+	s.Publish()
+	require.EqualValues(t, 7, s.Seen().Slices, "single events only lead on")
+
+	relay := synced(t, Options{Relayed: true})
+	relay.Upsert(slice("a", "web", 1), 1000)
+	relay.Progress(model.KindSlice, 2000)
+	relay.Publish()
+	require.EqualValues(t, 1000, relay.Seen().Slices)
+	relay.Progress(model.KindSlice, 1500)
+	relay.Publish()
+	require.EqualValues(t, 1000, relay.Seen().Slices)
+	require.EqualValues(t, 1500, relay.Reached().Slices)
+	relay.Progress(model.KindSlice, 7)
+	relay.Publish()
+	require.EqualValues(t, 7, relay.Seen().Slices)
+	require.EqualValues(t, 7, relay.Reached().Slices)
+}

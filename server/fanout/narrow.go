@@ -161,15 +161,13 @@ func (s *stream) resubscribe(p *pb.Subscription) error {
 	for shard := range now.shards(count) {
 		touched[shard] = struct{}{}
 	}
-	var seen model.ResourceVersions
 	for shard := range touched {
 		snapshot := s.hub.store.Snapshot(shard)
-		seen = seen.Max(snapshot.ResourceVersions())
 		if snapshot.Sequence() > s.passed[shard] || snapshot.Has(func(key model.ServiceKey) bool { return old.wants(key) != now.wants(key) }) {
 			if err := s.sendWanted(snapshot); err != nil {
 				return err
 			}
 		}
 	}
-	return s.inSync(seen, false)
+	return s.inSync(s.hub.store.Seen(), false)
 }

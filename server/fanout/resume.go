@@ -66,11 +66,7 @@ func (s *stream) start(client held, reached model.ResourceVersions) error {
 	if err := s.sendReached(reached); err != nil {
 		return err
 	}
-	var seen model.ResourceVersions
-	for shard := range h.store.Shards() {
-		seen = seen.Max(h.store.Snapshot(shard).ResourceVersions())
-	}
-	if err := s.inSync(seen, allNodes); err != nil || !ahead {
+	if err := s.inSync(h.store.Seen(), allNodes); err != nil || !ahead {
 		return err
 	}
 	if err := s.awaitVersions(client, func() bool { return false }); err != nil {

@@ -1,0 +1,78 @@
+package fabric
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/proxytest"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+// TestAClusterThatWentBackInTime has an etcd that was restored from a backup, or a server that has said of itself that it is further
+// than any cluster: resource versions are far below what nodes and relays have seen, for as long as one looks. A client waits
+// once for a server that is behind; from then on it goes by what that server has, so that no later stream is held up.
+func TestAClusterThatWentBackInTime(t *testing.T) {
+	const wait = time.Second
+	short := func(c *app.Config) { c.MaxBehindWait = wait }
+	gaveUp := func(s *server) float64 { return s.metric(t, "slicecast_server_behind_waits_total", "gave_up") }
+	slice := func(endpoints int) *model.Slice { return model.NewSlice(modeltest.WebSlice(endpoints)) }
+	clusterAt := func(version uint64, endpoints int) *cluster {
+		c := newCluster(modeltest.Web(), slice(endpoints))
+		c.version = version
+		return c
+	}
+	before, after := clusterAt(1<<63, 5), clusterAt(7, 3)
+	old := serve(t, &watch{cluster: before}, short)
+	restored := []*server{serve(t, &watch{cluster: after}, short), serve(t, &watch{cluster: after}, short)}
+	// A relay that saw both histories.
+	above := proxytest.New(t, old.address())
+	relay := serve(t, nil, short, upstreamOf(above.Address()))
+	p := proxytest.New(t, relay.address())
+	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}})
+	a.waitEquals(t, before)
+	goTo := func(s *server, cluster *cluster) {
+		t.Helper()
+		p.Lead(s.address())
+		p.Cut()
+		a.waitEquals(t, cluster)
+	}
+	goTo(restored[0], after)
+	require.EqualValues(t, 1, gaveUp(restored[0]), "it could have been behind for a moment only")
+	after.upsert(slice(4))
+	goTo(restored[1], after)
+	require.Zero(t, gaveUp(restored[1]))
+
+	above.Lead(restored[1].address())
+	above.Cut()
+	require.Eventually(t, func() bool { return gaveUp(restored[1]) == 1 }, patience, tick, "the relay waits, too")
+	goTo(relay, after)
+	after.upsert(slice(2))
+	a.waitEquals(t, after)
+	waits := gaveUp(restored[0])
+	p.Lead(proxytest.Nowhere)
+	p.Cut()
+	after.upsert(slice(1))
+	goTo(restored[0], after)
+	require.Equal(t, waits, gaveUp(restored[0]), "what the relay told is not of the other history")
+
+	// A server that lists anew, as a watch found that its API server went back.
+	watched := clusterAt(1<<62, 5)
+	survivor := serve(t, &watch{cluster: watched}, short)
+	goTo(survivor, watched)
+	watched.mu.Lock()
+	watched.version = 100
+	watched.mu.Unlock()
+	watched.replace(model.KindService, func(map[model.Key]model.Keyed) {})
+	watched.replace(model.KindSlice, func(objects map[model.Key]model.Keyed) { objects[slice(2).Key()] = slice(2) })
+	a.waitEquals(t, watched)
+	p.Cut() // the InSync of its next stream says where the server is now
+	require.Eventually(t, func() bool { return a.cache.Status().ResourceVersions.Slices < 1000 }, patience, tick)
+	another := serve(t, &watch{cluster: watched}, short)
+	watched.upsert(slice(6))
+	goTo(another, watched)
+	require.Zero(t, gaveUp(another))
+}
