@@ -15,6 +15,7 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 	"github.com/slicecast/slicecast/agent/conntrack"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 // primary is the value of --nodeport-addresses for the Node's own IPs.
@@ -153,11 +154,11 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 func parsePrefixes(list []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range list {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
+		p, ok := source.ParsePrefix(s)
+		if !ok {
 			return nil, fmt.Errorf("%q is no CIDR: give an address and the bits of its prefix, such as 10.128.0.0/14", s)
 		}
-		out = append(out, p.Masked())
+		out = append(out, p)
 	}
 	return out, nil
 }

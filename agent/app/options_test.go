@@ -1,6 +1,7 @@
 package app
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/spf13/pflag"
@@ -53,6 +54,15 @@ func TestValidOptions(t *testing.T) {
 	}
 }
 
+// TestRangesAreReadAsKubeProxyReadsThem covers what a migrated configuration may have.
+func TestRangesAreReadAsKubeProxyReadsThem(t *testing.T) {
+	o := parse(t, "--source=kube", "--cluster-cidr=::ffff:10.0.0.0/104,fd00::1/48", "--nodeport-addresses=192.168.000.07/24")
+	v, err := o.Node.view("node-1")
+	require.NoError(t, err)
+	require.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/48")}, v.ClusterCIDRs)
+	require.Equal(t, []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}, v.NodePortAddresses)
+}
+
 func TestInvalidOptions(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string
@@ -88,6 +98,7 @@ func TestInvalidOptions(t *testing.T) {
 		"prefix missing":      {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix"}, "needs --pod-interface-name-prefix"},
 		"prefix too long":     {[]string{"--source=kube", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=0123456789abcdef"}, "15 characters"},
 		"CIDR unused":         {[]string{"--source=kube", "--detect-local-mode=NodeCIDR", "--cluster-cidr=10.0.0.0/8"}, "--cluster-cidr is for"},
+		"mapped too wide":     {[]string{"--source=kube", "--cluster-cidr=::ffff:10.0.0.0/8"}, `"::ffff:10.0.0.0/8" is no CIDR`},
 		"NodePorts":           {[]string{"--source=kube", "--nodeport-addresses=192.168.0.2"}, "--nodeport-addresses"},
 		"primary and CIDRs":   {[]string{"--source=kube", "--nodeport-addresses=primary,10.0.0.0/8"}, "both primary and CIDRs"},
 		"negative period":     {[]string{"--source=kube", "--iptables-sync-period=-1s"}, "less than 0"},

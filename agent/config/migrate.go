@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/slicecast/slicecast/agent/programmer/ipvs"
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 // What kube-proxy's file begins with.
@@ -298,7 +298,7 @@ func (m *migration) others() {
 	if f := m.in.Logging.Format; f == "json" { // text is the default
 		m.out.Agent.Logging = &Logging{Format: &f}
 	}
-	if bind, err := netip.ParseAddr(m.in.BindAddress); err == nil && bind.IsUnspecified() {
+	if bind, ok := source.ParseAddr(m.in.BindAddress); ok && bind.IsUnspecified() {
 		m.take("bindAddress")
 	}
 	c := m.in.Conntrack
@@ -336,11 +336,11 @@ func (m *migration) healthz() string {
 	address := m.in.HealthzBindAddress
 	if address == "" {
 		address = "0.0.0.0"
-		if bind, err := netip.ParseAddr(m.in.BindAddress); err == nil && bind.Is6() {
+		if bind, ok := source.ParseAddr(m.in.BindAddress); ok && bind.Is6() {
 			address = "::"
 		}
 	}
-	if ip, err := netip.ParseAddr(strings.Trim(address, "[]")); err == nil {
+	if ip, ok := source.ParseAddr(strings.Trim(address, "[]")); ok {
 		return net.JoinHostPort(ip.String(), kubeProxyHealthPort)
 	}
 	return address

@@ -43,7 +43,7 @@
 // # What is right
 //
 // kube-proxy must do what the case says of its mode: so the cases prove the runner. Slicecast must do the same in every
-// mode: expectNftables where a case has it, else expect; results under accept are tolerated. Where a programmer's kernel
+// mode: expectSlicecast where a case has it, else expectNftables, else expect; results under accept are tolerated. Where a programmer's kernel
 // interface makes that impossible it may do what kube-proxy does in that mode, if testdata/exceptions.yaml says so, with the
 // reason. An exception that is not needed fails the case.
 //

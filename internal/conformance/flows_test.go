@@ -180,9 +180,12 @@ func (k *check) judge(fates []testenv.Fate) error {
 // mode.
 func (f *Flow) targets(mode Mode, reference bool) []Expectation {
 	want := f.Expect
-	if reference {
+	switch {
+	case reference:
 		want = f.expected(mode)
-	} else if f.ExpectNFTables != nil {
+	case f.ExpectSlicecast != nil:
+		want = *f.ExpectSlicecast
+	case f.ExpectNFTables != nil:
 		want = *f.ExpectNFTables
 	}
 	return append([]Expectation{want}, f.Accept...)

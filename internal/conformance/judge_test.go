@@ -109,6 +109,9 @@ func TestTargets(t *testing.T) {
 	}
 	f.ExpectNFTables = nil
 	require.Equal(t, []Expectation{accept, drop}, f.targets(IPVS, false))
+	f.ExpectSlicecast = &drop
+	require.Equal(t, []Expectation{drop, drop}, f.targets(IPTables, false))
+	require.Equal(t, []Expectation{accept, drop}, f.targets(IPTables, true))
 }
 
 func TestExceptions(t *testing.T) {

@@ -199,6 +199,8 @@ type Flow struct {
 	Expect         Expectation
 	ExpectNFTables *Expectation `yaml:"expectNftables"`
 	ExpectIPVS     *Expectation `yaml:"expectIpvs"`
+	// ExpectSlicecast is for ours, in every mode, where kube-proxy does worse in each of its own.
+	ExpectSlicecast *Expectation `yaml:"expectSlicecast"`
 	// Accept are results that are tolerated.
 	Accept []Expectation
 }

@@ -53,7 +53,7 @@ func newStage(t *testing.T) *stage {
 	t.Helper()
 	network := testenv.NewNetwork(t)
 	s := &stage{
-		control: controlplane.Start(t, controlplane.Options{Address: network.World.IPv4}),
+		control: controlplane.Start(t, controlplane.Options{Address: network.World.IPv4, OldAddresses: true}),
 		network: network,
 		// The first one of a network has the addresses that the cases' node has.
 		node:    network.AddNode("node1"),

@@ -91,7 +91,9 @@ func (v *validator) checks(path string, c *Checks) {
 		at := fmt.Sprintf("%s.flows[%d] (%s)", path, i, f.Name)
 		v.connections(at, &f.Connections)
 		v.expectation(at+".expect", &f.Expect)
-		for name, e := range map[string]*Expectation{".expectNftables": f.ExpectNFTables, ".expectIpvs": f.ExpectIPVS} {
+		for name, e := range map[string]*Expectation{
+			".expectNftables": f.ExpectNFTables, ".expectIpvs": f.ExpectIPVS, ".expectSlicecast": f.ExpectSlicecast,
+		} {
 			if e != nil {
 				v.expectation(at+name, e)
 			}

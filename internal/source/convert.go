@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -14,7 +13,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	netutils "k8s.io/utils/net"
 	"k8s.io/utils/ptr"
 
 	"github.com/slicecast/slicecast/internal/intern"
@@ -169,7 +167,7 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 		return nil, skips
 	}
 	for i, ip := range o.Spec.ExternalIPs {
-		if a, ok := parseAddr(ip); !ok {
+		if a, ok := ParseAddr(ip); !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
 		} else if !slices.Contains(s.ExternalIPs, a) {
 			s.ExternalIPs = append(s.ExternalIPs, a)
@@ -231,7 +229,7 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 		if len(o.Spec.ClusterIPs) > 0 {
 			at = fmt.Sprintf("spec.clusterIPs[%d]", i)
 		}
-		a, ok := parseAddr(ip)
+		a, ok := ParseAddr(ip)
 		if !ok {
 			skips.add(InvalidAddress, at, "%q is no IP address", ip)
 			continue
@@ -284,33 +282,33 @@ func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
 
 // loadBalancer fills in what only Services of type LoadBalancer have.
 func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
-	closed := false
 	for i, r := range o.Spec.LoadBalancerSourceRanges {
-		p, ok := parsePrefix(r)
-		if !ok {
-			skips.add(InvalidRange, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is no CIDR", r)
-			closed = true
-			continue
+		ranges := nobody // an IP family that is left without any range would be open to all
+		if p, ok := ParsePrefix(r); ok {
+			ranges = []netip.Prefix{p}
+		} else {
+			skips.add(InvalidRange, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is no CIDR: it lets nobody in", r)
 		}
-		if !slices.Contains(s.LoadBalancerSourceRanges, p) {
-			s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
+		for _, p := range ranges {
+			if !slices.Contains(s.LoadBalancerSourceRanges, p) {
+				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
+			}
 		}
 	}
 	for i, ing := range o.Status.LoadBalancer.Ingress {
 		if ing.IP == "" {
 			continue // a host name, which is for DNS
 		}
-		a, ok := parseAddr(ing.IP)
+		a, ok := ParseAddr(ing.IP)
 		if !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%q is no IP address", ing.IP)
 			continue
 		}
-		// Without all of its source ranges the address could admit whom it should not: better not to serve it.
-		if closed || slices.ContainsFunc(s.LoadBalancerIngress, func(l model.LoadBalancerIngress) bool { return l.IP == a }) {
+		if slices.ContainsFunc(s.LoadBalancerIngress, func(l model.LoadBalancerIngress) bool { return l.IP == a }) {
 			continue
 		}
 		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
-			IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode == corev1.LoadBalancerIPModeProxy,
+			IP: a, ProxyMode: ing.IPMode != nil && *ing.IPMode != corev1.LoadBalancerIPModeVIP,
 		})
 	}
 	if n := o.Spec.HealthCheckNodePort; s.ExternalTrafficPolicy == model.TrafficLocal && n != 0 {
@@ -386,7 +384,7 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses", i), "is empty")
 		return model.Endpoint{}, false
 	}
-	a, ok := parseAddr(o.Addresses[0])
+	a, ok := ParseAddr(o.Addresses[0])
 	if !ok {
 		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%q is no IP address", o.Addresses[0])
 		return model.Endpoint{}, false
@@ -444,7 +442,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 		cidrs = []string{o.Spec.PodCIDR}
 	}
 	for i, cidr := range cidrs {
-		if p, ok := parsePrefix(cidr); ok {
+		if p, ok := ParsePrefix(cidr); ok {
 			n.PodCIDRs = append(n.PodCIDRs, p)
 		} else {
 			skips.add(InvalidRange, fmt.Sprintf("spec.podCIDRs[%d]", i), "%q is no CIDR", cidr)
@@ -460,7 +458,7 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 		if address.Type != t {
 			continue
 		}
-		if a, ok := parseAddr(address.Address); ok {
+		if a, ok := ParseAddr(address.Address); ok {
 			out = append(out, a)
 		} else {
 			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
@@ -488,24 +486,4 @@ func (c *Converter) port(protocol corev1.Protocol, number int32, field string, s
 		return 0, 0, false
 	}
 	return p, uint16(number), true
-}
-
-// parseAddr takes what any Kubernetes release has taken: also numbers with leading zeros, which old objects may have.
-func parseAddr(s string) (netip.Addr, bool) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return a.Unmap(), a.Zone() == ""
-	}
-	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s))
-	return a.Unmap(), ok
-}
-
-// parsePrefix is parseAddr for CIDRs; padding is trimmed, and the host's bits are cleared.
-func parsePrefix(s string) (netip.Prefix, bool) {
-	_, n, err := netutils.ParseCIDRSloppy(strings.TrimSpace(s))
-	if err != nil {
-		return netip.Prefix{}, false
-	}
-	a, ok := netip.AddrFromSlice(n.IP)
-	bits, _ := n.Mask.Size()
-	return netip.PrefixFrom(a, bits), ok
 }

@@ -65,6 +65,10 @@ func TestFromService(t *testing.T) {
 		s.Spec.Type = corev1.ServiceTypeLoadBalancer
 		s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.9"}}
 	}
+	balanced := func(s *model.Service) {
+		s.Type = model.LoadBalancer
+		s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: netip.MustParseAddr("203.0.113.9")}}
+	}
 	for name, c := range map[string]struct {
 		in    *corev1.Service
 		proxy string
@@ -148,11 +152,8 @@ func TestFromService(t *testing.T) {
 			want: wantService(),
 		},
 		"health check port without local policy": {
-			in: service(loadBalancer, func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }),
-			want: wantService(func(s *model.Service) {
-				s.Type = model.LoadBalancer
-				s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: netip.MustParseAddr("203.0.113.9")}}
-			}),
+			in:   service(loadBalancer, func(s *corev1.Service) { s.Spec.HealthCheckNodePort = 32000 }),
+			want: wantService(balanced),
 		},
 		"addresses as old releases took them": {
 			in: service(func(s *corev1.Service) {
@@ -174,15 +175,28 @@ func TestFromService(t *testing.T) {
 			}),
 			skips: []Reason{WrongFamily, InvalidAddress, InvalidPort, InvalidProtocol},
 		},
-		"a source range that is lost admits nobody": {
+		"source ranges as old releases took them": {
 			in: service(loadBalancer, func(s *corev1.Service) {
-				s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24", "192.0.2.0/33"}
+				s.Spec.LoadBalancerSourceRanges = []string{"::ffff:10.0.0.0/104", "010.1.0.77/16", "::ffff:0a02:0/112"}
 			}),
-			want: wantService(func(s *model.Service) {
-				s.Type = model.LoadBalancer
-				s.LoadBalancerSourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
+			want: wantService(balanced, func(s *model.Service) {
+				s.LoadBalancerSourceRanges = prefixes("10.0.0.0/8", "10.1.0.0/16", "10.2.0.0/16")
+			}),
+		},
+		"a source range that is lost admits nobody, in either family": {
+			in: service(loadBalancer, func(s *corev1.Service) {
+				s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24", "192.0.2.0/33", "", "::ffff:10.0.0.0/8"}
+			}),
+			want: wantService(balanced, func(s *model.Service) {
+				s.LoadBalancerSourceRanges = prefixes("192.0.2.0/24", "0.0.0.0/32", "::/128")
 			}),
 			skips: []Reason{InvalidRange},
+		},
+		"a mode of an ingress address that is unknown": { // not VIP: as in kube-proxy, it is not the node's
+			in: service(loadBalancer, func(s *corev1.Service) {
+				s.Status.LoadBalancer.Ingress[0].IPMode = ptr.To[corev1.LoadBalancerIPMode]("Tunnel")
+			}),
+			want: wantService(balanced, func(s *model.Service) { s.LoadBalancerIngress[0].ProxyMode = true }),
 		},
 		"headless":            {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "None", nil }), skips: []Reason{Headless}},
 		"headless, new field": {in: service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"None"} }), skips: []Reason{Headless}},

@@ -26,7 +26,7 @@ func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, 
 	var skips skipList
 	s := &ServiceCIDR{Name: o.Name}
 	for i, cidr := range o.Spec.CIDRs {
-		if p, ok := parsePrefix(cidr); ok {
+		if p, ok := ParsePrefix(cidr); ok {
 			s.CIDRs = append(s.CIDRs, p)
 		} else {
 			skips.add(InvalidRange, fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR", cidr)

@@ -380,8 +380,11 @@ func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
-		if err != nil {
+		switch {
+		case err != nil:
 			d.fail("%s: %w", field, err)
+		case p.Addr().Is4In6() || p != p.Masked(): // sources put such a range into its canonical form
+			d.fail("%s: %s is no canonical IPv4 or IPv6 range", field, s)
 		}
 		out = append(out, p)
 	}

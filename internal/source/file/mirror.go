@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
 )
 
 const (
@@ -72,12 +73,12 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 			ready     bool
 		}{{"addresses", subset.Addresses, true}, {"notReadyAddresses", subset.NotReadyAddresses, false}} {
 			for j, address := range list.addresses {
-				a, err := netip.ParseAddr(address.IP)
-				if err != nil || a.Zone() != "" {
+				a, ok := source.ParseAddr(address.IP)
+				if !ok {
 					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), fmt.Sprintf("%q is no IP address", address.IP)
 				}
 				endpoint := model.Endpoint{
-					Address: a.Unmap(),
+					Address: a,
 					// The mirror has no serving condition: it defaults to true.
 					Conditions: model.Conditions{Ready: list.ready, Serving: true},
 				}

@@ -98,6 +98,17 @@ func TestMirrorTakesAThousandOfASubset(t *testing.T) {
 	require.Equal(t, map[bool]int{true: 990, false: 10}, count)
 }
 
+func TestMirrorOfOldAddresses(t *testing.T) {
+	e := endpointsOf(subset([]corev1.EndpointAddress{{IP: "::ffff:10.0.0.2"}, {IP: "010.000.0.1"}, {IP: "::ffff:a00:3"}}))
+	ss := mirrors{}.slices(web, e)
+	require.Len(t, ss, 1, "all are of one family")
+	var held []string
+	for _, endpoint := range ss[0].Endpoints {
+		held = append(held, endpoint.Address.String())
+	}
+	require.Equal(t, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, held)
+}
+
 func TestMirrorByFamilyAndPorts(t *testing.T) {
 	e := endpointsOf(
 		corev1.EndpointSubset{

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -115,6 +116,10 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 		return err
 	}
 	cp.APIServer = cp.newProcess("kube-apiserver", binary)
+	flags := options.APIServerFlags
+	if options.OldAddresses {
+		flags = append(slices.Clone(flags), "--feature-gates=StrictIPCIDRValidation=false")
+	}
 	return startOnFreePort(ctx, cp.APIServer, options.Address, func(endpoint netip.AddrPort) {
 		cp.endpoint = endpoint
 		cp.APIServer.args = append([]string{
@@ -136,7 +141,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 			"--allow-privileged=true",
 			// Loopback is not allowed as the endpoint of the kubernetes Service.
 			"--endpoint-reconciler-type=none",
-		}, options.APIServerFlags...)
+		}, flags...)
 		cp.APIServer.ready = cp.isReady(cp.URL() + "/readyz")
 	})
 }

@@ -51,6 +51,9 @@ type Options struct {
 	ControllerFlags []string
 	// APIServerFlags are more command line flags of kube-apiserver.
 	APIServerFlags []string
+	// OldAddresses has the API server admit the addresses and ranges that it admitted before Kubernetes
+	// 1.36, and that clusters may still hold: with leading zeros, IPv4-mapped, and ranges with host bits.
+	OldAddresses bool
 }
 
 // ControlPlane is a running control plane.

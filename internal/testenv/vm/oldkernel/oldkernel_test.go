@@ -64,7 +64,7 @@ func lent(t *testing.T, suite vm.Suite, count int) vm.Suite {
 	t.Helper()
 	var planes []*controlplane.ControlPlane
 	for range count {
-		cp := controlplane.Start(t, controlplane.Options{})
+		cp := controlplane.Start(t, controlplane.Options{OldAddresses: true})
 		planes, suite.Ports = append(planes, cp), append(suite.Ports, cp.Port())
 	}
 	dir := t.TempDir()
