@@ -72,7 +72,7 @@ type Changes struct {
 	// Positions of the shards that moved, in the epoch Epoch.
 	Positions map[uint32]uint64
 	Epoch     uint64
-	// Node is set if the Node came, changed or went.
+	// Node is set if the Node came or changed.
 	Node bool
 }
 
@@ -145,7 +145,7 @@ func (c *Cache) Services() []model.ServiceKey {
 	return keys
 }
 
-// Node gives the agent's own Node; nil: the cluster has none, or none has come yet.
+// Node returns the agent's own Node, which the cluster may have deleted since; nil means that none has come yet.
 func (c *Cache) Node() *model.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -446,12 +446,18 @@ func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 	return out
 }
 
-// setNode takes the Node.
-func (c *Cache) setNode(n *model.Node) {
+// setNode sets the Node, and reports whether nil was given in place of one that the cache holds. A deleted Node stays: the machine
+// goes on, and so does what the Node said of its zone, its pods and the cluster's ranges, over a restart too, until a Node says
+// otherwise.
+func (c *Cache) setNode(n *model.Node) (gone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n == nil {
+		return c.node != nil
+	}
 	if !c.node.Equal(n) {
 		c.node, c.nodeMoved = n, true
 		c.signalLocked()
 	}
+	return false
 }

@@ -1,9 +1,11 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -369,6 +371,40 @@ func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
 }
 
+// TestDeletedNodeStays: also in the checkpoint, and so over a restart of the agent.
+func TestDeletedNodeStays(t *testing.T) {
+	c := welcomed(t, 1)
+	require.False(t, c.setNode(nil), "there was none")
+	require.Nil(t, c.Node())
+	n := &model.Node{Name: "n", Labels: map[string]string{"zone": "a"}}
+	require.False(t, c.setNode(n))
+	require.NoError(t, c.synced(&pb.InSync{Sequences: make([]uint64, 1)}))
+	changes, _ := c.Take()
+	require.True(t, changes.Node)
+
+	require.True(t, c.setNode(nil))
+	changes, _ = c.Take()
+	require.False(t, changes.Node)
+	require.Equal(t, n, c.Node())
+	restarted := NewCache()
+	held := c.contents(func(uint32, uint64) bool { return true })
+	held.hello.NodeName = "n"
+	sections, err := newCheckpointEncoder().encode(held)
+	require.NoError(t, err)
+	var file bytes.Buffer
+	_, err = writeCheckpoint(&file, time.Now(), sections)
+	require.NoError(t, err)
+	d, err := decodeCheckpoint(file.Bytes(), "n")
+	require.NoError(t, err)
+	restarted.restore(d.cache)
+	require.True(t, restarted.setNode(nil), "a server says that there is none")
+	require.True(t, restarted.Node().Equal(n))
+
+	again := &model.Node{Name: "n"}
+	require.False(t, restarted.setNode(again))
+	require.Same(t, again, restarted.Node(), "what a new Node says counts")
+}
+
 // sourceFunc is a source in a test.
 type sourceFunc func(ctx context.Context, sink source.Sink) error
 
@@ -393,7 +429,7 @@ func TestLocal(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- l.Run(ctx) }()
-	require.Eventually(t, func() bool { return cacheHas(cache, named("s", "web", 3)) && cache.Node() == nil }, patience, tick)
+	require.Eventually(t, func() bool { return cacheHas(cache, named("s", "web", 3)) }, patience, tick)
 	require.True(t, holds(cache, s))
 	changes, ok := cache.Take()
 	require.True(t, ok)

@@ -323,7 +323,9 @@ func (s *stream) digests(m *pb.Digests) error {
 func (s *stream) node(n *wire.NodeUpdate) {
 	switch relay := s.options.Relay; {
 	case relay == nil && !n.Unreadable:
-		s.options.Cache.setNode(n.Node)
+		if s.options.Cache.setNode(n.Node) {
+			s.log.Warn("The cluster has no Node object for this node any more; what it last said still holds", "node", n.Name)
+		}
 	case relay != nil:
 		switch exists := n.Node != nil || n.Unreadable; {
 		case s.nodes == nil: // in sync

@@ -268,11 +268,9 @@ func TestHistories(t *testing.T) {
 				}
 			},
 			"node": func(t *rapid.T) {
-				h.world.node = drawNode(t)
-				if h.world.node != nil && len(h.world.node.InternalIPs) > 0 {
-					h.addresses = h.world.node.InternalIPs
-				}
-				h.view.SetNode(h.world.node)
+				n := drawNode(t)
+				h.see(n)
+				h.view.SetNode(n)
 			},
 			"change": h.change,
 			"": func(t *rapid.T) {

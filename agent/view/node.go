@@ -50,6 +50,8 @@ type node struct {
 	zone string
 	// ips are the Node's InternalIPs, as they were last known: whoever may come from one of them may come from the node.
 	ips []netip.Addr
+	// podCIDRs are the Node's, as they were last known.
+	podCIDRs []netip.Prefix
 	// programmed is what programmers need to know.
 	programmed Node
 }
@@ -64,21 +66,21 @@ func (n Node) equal(o Node) bool {
 		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs)
 }
 
-// node gives what the Node makes of the options; nil: there is none. A Node that is gone, or has no InternalIP, does not take the
-// machine's addresses along, so the known ones stay.
-func (o *Options) node(n *model.Node, known []netip.Addr) node {
-	if n == nil {
-		n = &model.Node{}
-	}
-	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
+// node returns what the options and the Node come to. A Node without InternalIPs or without podCIDRs is one that has not been
+// given them yet, such as a Node that was deleted and has registered again: until then, those that were known before hold.
+func (o *Options) node(n *model.Node, known node) node {
+	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs, podCIDRs: n.PodCIDRs}
 	if len(out.ips) == 0 {
-		out.ips = known
+		out.ips = known.ips
+	}
+	if len(out.podCIDRs) == 0 {
+		out.podCIDRs = known.podCIDRs
 	}
 	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {
 	case ByNodeCIDR:
-		pods.Prefixes = canonical(n.PodCIDRs)
+		pods.Prefixes = canonical(out.podCIDRs)
 	case ByBridgeInterface:
 		pods.Interface = o.BridgeInterface
 	case ByInterfaceNamePrefix:

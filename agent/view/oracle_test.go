@@ -15,11 +15,28 @@ import (
 // world is all that there is.
 type world struct {
 	options view.Options
-	node    *model.Node
+	// node is what the Node said last.
+	node *model.Node
 	// addresses are the InternalIPs of the last Node that had any.
 	addresses []netip.Addr
 	services  map[model.ServiceKey]*model.Service
 	slices    []*model.Slice
+}
+
+// see has the world know of a Node; nil means that it is gone, which says nothing new. Nor does a Node without podCIDRs: they
+// are never taken away.
+func (w *world) see(n *model.Node) {
+	if n == nil {
+		return
+	}
+	known := *n
+	if len(n.PodCIDRs) == 0 && w.node != nil {
+		known.PodCIDRs = w.node.PodCIDRs
+	}
+	if len(n.InternalIPs) > 0 {
+		w.addresses = n.InternalIPs
+	}
+	w.node = &known
 }
 
 // origin is where a connection comes from.

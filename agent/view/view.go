@@ -87,7 +87,7 @@ func (s *service) problem(format string, args ...any) {
 
 // New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
-	nodeless := o.node(nil, nil)
+	nodeless := o.node(&model.Node{}, node{})
 	return &View{
 		options:     o,
 		node:        nodeless,
@@ -100,17 +100,18 @@ func New(o Options) *View {
 	}
 }
 
-// SetNode takes the Node; nil: there is none. The InternalIPs of the last one that had any stay the node's.
+// SetNode sets the Node. What a Node has said holds until one says otherwise: nil, for a Node that is gone or has never been, changes
+// nothing, and the InternalIPs and the podCIDRs of the last Node that had any stay the node's.
 func (v *View) SetNode(n *model.Node) {
-	if n == v.object {
+	if n == nil || n == v.object {
 		return
 	}
 	v.object = n
-	now := v.options.node(n, v.node.ips)
-	if now.equal(&v.node) {
+	before := v.node
+	v.node = v.options.node(n, before)
+	if v.node.equal(&before) {
 		return
 	}
-	v.node = now
 	for _, s := range v.services {
 		s.seen = nil
 		v.touch(s)

@@ -122,10 +122,47 @@ func TestNodeChanges(t *testing.T) {
 	require.True(t, node, "NodePorts are elsewhere")
 
 	// There and back again is no change.
-	v.SetNode(nil)
+	v.SetNode(thisNode)
 	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
+}
+
+// TestWhatTheNodeSaidHolds: when the Node is deleted, and when it is created anew and has not been given all that it had, pods are
+// still told, hints of the node's zone count, and nothing is programmed anew.
+func TestWhatTheNodeSaidHolds(t *testing.T) {
+	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
+	n := *thisNode
+	n.ServiceCIDRs = prefixes("10.96.0.0/16")
+	v.SetNode(&n)
+	hinted := endpoint("10.180.1.1", func(e *model.Endpoint) { e.ZoneHints = []string{"zone-a"} })
+	other := endpoint("10.180.1.2", func(e *model.Endpoint) { e.ZoneHints = []string{"zone-b"} })
+	v.Set(web, service(web, loadBalancer("192.0.2.1"), externalLocal), []*model.Slice{slice("s", hinted, other)})
+	v.Changes()
+	same := func(why string) {
+		t.Helper()
+		changes, node := v.Changes()
+		require.Empty(t, changes, why)
+		require.False(t, node, why)
+		p := v.State().Ports[id(http, model.IPv4)]
+		require.Equal(t, view.Cluster, p.Frontends[1].Pods.To, why)
+		require.Equal(t, 1, p.Cluster.Len(), why)
+		require.Equal(t, thisNode.PodCIDRs, v.State().Node.Pods.Prefixes, why)
+		require.Equal(t, n.ServiceCIDRs, v.State().Node.ServiceCIDRs, why)
+	}
+	v.SetNode(nil)
+	same("it is gone")
+	v.SetNode(&model.Node{Name: here, Labels: n.Labels, ServiceCIDRs: n.ServiceCIDRs})
+	same("it is back, without addresses and pod CIDRs")
+	v.SetNode(&n)
+	same("it has them")
+
+	v.SetNode(&model.Node{Name: here, InternalIPs: n.InternalIPs, PodCIDRs: prefixes("10.180.7.0/24")})
+	changes, node := v.Changes()
+	require.Len(t, changes, 1, "it says that it is in no zone")
+	require.True(t, node)
+	require.Equal(t, prefixes("10.180.7.0/24"), v.State().Node.Pods.Prefixes)
+	require.Empty(t, v.State().Node.ServiceCIDRs)
 }
 
 func TestServiceCIDRs(t *testing.T) {

@@ -120,20 +120,21 @@ func (c *cluster) RepeatZone(t *testing.T, name string) {
 func (c *cluster) SetNode(t *testing.T, want Node) {
 	t.Helper()
 	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
+	spec := corev1.NodeSpec{PodCIDR: want.PodCIDR.String()}
+	for _, cidr := range want.PodCIDRs {
+		spec.PodCIDRs = append(spec.PodCIDRs, cidr.String())
+	}
 	node, err := nodes.Get(ctx, want.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		node, err = nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: want.Name}}, metav1.CreateOptions{})
+		// With its pod CIDRs: a kube-proxy that has lost its Node ends if the next one has others, or none yet.
+		node, err = nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: want.Name}, Spec: spec}, metav1.CreateOptions{})
 	}
 	require.NoError(t, err)
 	node.Labels = map[string]string{corev1.LabelHostname: want.Name}
 	if want.Zone != nil {
 		node.Labels[corev1.LabelTopologyZone] = *want.Zone
 	}
-	node.Annotations, node.Spec.Taints = nil, nil
-	node.Spec.PodCIDR, node.Spec.PodCIDRs = want.PodCIDR.String(), nil
-	for _, cidr := range want.PodCIDRs {
-		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, cidr.String())
-	}
+	node.Annotations, node.Spec = nil, spec
 	node, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
 	require.NoError(t, err)
 	node.Status.Addresses = nil

@@ -257,7 +257,8 @@ func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *p
 // unsettled tells whether the Node, or the digest of a shard, is another one, or a shard is not acknowledged.
 func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
-	if have := a.cache.Node(); !have.Equal(node) {
+	// A Node that is gone stays with those who had it.
+	if have := a.cache.Node(); node != nil && !have.Equal(node) {
 		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
 	}
 	sequences, digests := a.cache.Digests()

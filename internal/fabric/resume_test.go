@@ -181,6 +181,41 @@ func TestResumeFromACheckpoint(t *testing.T) {
 	r.backTo("a few changes later, on another server", another, true)
 }
 
+// TestDeletedNodeOverARestart: what a Node said last holds for an agent that starts with a checkpoint after the Node was deleted,
+// whether it resumes, starts once more or comes to another server.
+func TestDeletedNodeOverARestart(t *testing.T) {
+	n := &model.Node{Name: nodes[0], Labels: map[string]string{"topology.kubernetes.io/zone": "a"}}
+	c := newCluster(n)
+	s := serve(t, &watch{cluster: c}, quietServer)
+	r := newResumer(t, c, s.address())
+	// restart changes something, too, so that the agent is not what it should be before a server has told it of its Node.
+	restarts := 0
+	restart := func(to *server, want *model.Node) {
+		t.Helper()
+		r.save()
+		r.leave()
+		r.stop()
+		restarts++
+		c.upsert(model.NewService(model.Service{
+			Namespace: "default", Name: "web", Type: model.ClusterIP, CreationTimeSeconds: int64(restarts),
+			InternalTrafficPolicy: model.TrafficCluster, ExternalTrafficPolicy: model.TrafficCluster,
+		}))
+		ready(t, c, to.address(), to.acks(t))
+		r.start()
+		r.proxy.Lead(to.address())
+		r.waitEquals(t, c)
+		require.True(t, r.cache.Node().Equal(want), "%+v", r.cache.Node())
+	}
+	restart(s, n)
+	c.remove(n.Key())
+	restart(s, n)
+	restart(s, n)
+	restart(serve(t, &watch{cluster: c}, quietServer), n)
+	again := &model.Node{Name: nodes[0]}
+	c.upsert(again)
+	restart(s, again)
+}
+
 func TestResumeThroughARelay(t *testing.T) {
 	c := newLargeCluster(t)
 	root := serve(t, &watch{cluster: c}, quietServer)
