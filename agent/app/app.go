@@ -152,6 +152,9 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	g.Go(func() error { r.Run(ctx); return nil })
 	g.Go(func() error { flows.Run(ctx); return nil })
 	g.Go(func() error { healthServer.Run(ctx); return nil })
+	if !o.Node.AllowExternalIPs {
+		logger.Info("External IPs of Services are not served on this node (--allow-service-external-ips=false)")
+	}
 	logger.Info("Started", "version", daemon.Version(), "node", o.NodeName, "programmer", p.name, "reason", p.reason, "standalone", o.standalone())
 	if err := g.Wait(); err != nil {
 		return err

@@ -28,6 +28,8 @@ type NodeOptions struct {
 	PodBridgeInterface     string
 	PodInterfaceNamePrefix string
 
+	AllowExternalIPs bool
+
 	MasqueradeAll      bool
 	MasqueradeBit      int
 	NodePortAddresses  []string
@@ -48,6 +50,8 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.PodInterfaceNamePrefix, "pod-interface-name-prefix", "",
 		"for --detect-local-mode=InterfaceNamePrefix: what the names of the interfaces begin with that pods' traffic comes in by")
 
+	fs.BoolVar(&o.AllowExternalIPs, "allow-service-external-ips", true,
+		"serve Services on their externalIPs, which anybody may choose who may write a Service; if false, they are left out, and each Service that has some is named in the log and status")
 	fs.BoolVar(&o.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs, that of pods too")
 	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31; with --programmer=ipvs, of conntrack's mark")
 	fs.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
@@ -129,7 +133,8 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 	v := view.Options{
 		NodeName: nodeName, DetectLocal: view.DetectLocalMode(o.DetectLocalMode), BridgeInterface: o.PodBridgeInterface,
 		InterfaceNamePrefix: o.PodInterfaceNamePrefix, MasqueradeAll: o.MasqueradeAll, LocalhostNodePorts: o.LocalhostNodePorts,
-		NodePortPrimary: slices.Equal(o.NodePortAddresses, []string{primary}),
+		RefuseExternalIPs: !o.AllowExternalIPs,
+		NodePortPrimary:   slices.Equal(o.NodePortAddresses, []string{primary}),
 	}
 	switch v.DetectLocal {
 	case view.ByClusterCIDR, view.ByNodeCIDR, view.ByBridgeInterface, view.ByInterfaceNamePrefix:

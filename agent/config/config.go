@@ -57,6 +57,8 @@ type Agent struct {
 	NodePortAddresses []string     `json:"nodePortAddresses,omitempty" flag:"nodeport-addresses"`
 	Conntrack         *Conntrack   `json:"conntrack,omitempty"`
 
+	AllowServiceExternalIPs *bool `json:"allowServiceExternalIPs,omitempty" flag:"allow-service-external-ips"`
+
 	HealthzBindAddress  *string  `json:"healthzBindAddress,omitempty" flag:"healthz-bind-address"`
 	MetricsBindAddress  *string  `json:"metricsBindAddress,omitempty" flag:"metrics-bind-address"`
 	MetricsCertFile     *string  `json:"metricsCertFile,omitempty" flag:"metrics-cert-file"`

@@ -37,6 +37,7 @@ const (
 // half of Kubernetes' component base along.
 type kubeProxy struct {
 	metav1.TypeMeta    `json:",inline"`
+	FeatureGates       map[string]bool  `json:"featureGates"`
 	HostnameOverride   string           `json:"hostnameOverride"`
 	BindAddress        string           `json:"bindAddress"`
 	HealthzBindAddress string           `json:"healthzBindAddress"`
@@ -92,7 +93,6 @@ var reasons = map[string]string{
 	"configSyncPeriod":            "nothing is polled",
 	"conntrack":                   "it is not known here",
 	"enableProfiling":             "there is no profiling endpoint",
-	"featureGates":                "there are no feature gates",
 	"logging":                     "logging.level is debug, info, warn or error, and logging.format text or json",
 	"metricsBindAddress":          "metrics are served over TLS only: give metricsBindAddress with metricsCertFile, metricsKeyFile and metricsClientCAFile",
 	"oomScoreAdj":                 "the agent does not change its own; set it where it is started",
@@ -100,6 +100,31 @@ var reasons = map[string]string{
 	"showHiddenMetricsForVersion": "there are no hidden metrics",
 	"windowsRunAsService":         "there is no agent for Windows",
 	"winkernel":                   "there is no agent for Windows",
+}
+
+// gateAllowServiceExternalIPs is kube-proxy's feature gate (1.36) that is a setting here.
+const gateAllowServiceExternalIPs = "AllowServiceExternalIPs"
+
+// gateReasons tell of kube-proxy's feature gates that change how Services are served on Linux (1.33 to 1.37) why they are not carried
+// over.
+var gateReasons = map[string]string{
+	"PreferSameTrafficDistribution": "hints for nodes are always followed, as in kube-proxy 1.35 and later, which lock this gate",
+	"MultiCIDRServiceAllocator":     "the cluster's ServiceCIDRs are followed wherever they can be seen, as in kube-proxy 1.34 and later, which lock this gate",
+	"KubeProxyNFTablesLocalhostNodePorts": "NodePorts on loopback addresses are a matter of iptables.localhostNodePorts and nodePortAddresses here, whichever " +
+		"the programmer",
+}
+
+// zeroIsDefault are kube-proxy's fields in which 0 or false is the same as nothing. Where it is not, or where nobody knows, a zero is
+// lost as any other value is.
+var zeroIsDefault = map[string]bool{
+	"bindAddressHardFail": true, "configSyncPeriod": true, "enableProfiling": true, "windowsRunAsService": true,
+	"clientConnection.burst": true, "clientConnection.qps": true,
+	"logging.flushFrequency": true, "logging.options": true, "logging.verbosity": true,
+	"iptables.masqueradeAll": true, "iptables.minSyncPeriod": true, "iptables.syncPeriod": true,
+	"ipvs.minSyncPeriod": true, "ipvs.strictARP": true, "ipvs.syncPeriod": true, "ipvs.tcpFinTimeout": true, "ipvs.tcpTimeout": true,
+	"ipvs.udpTimeout":        true,
+	"nftables.masqueradeAll": true, "nftables.minSyncPeriod": true, "nftables.syncPeriod": true,
+	"winkernel.enableDSR": true, "winkernel.forwardHealthCheckVip": true,
 }
 
 // syncPeriodReason is about a period that kube-proxy has other uses for.
@@ -123,6 +148,7 @@ func Migrate(content []byte) (*Migrated, error) {
 	}
 	m.nodePorts()
 	m.detectLocal()
+	m.featureGates()
 	m.others()
 	m.rest()
 	return &m.out, nil
@@ -288,6 +314,26 @@ func (m *migration) detectLocal() {
 	}
 }
 
+// featureGates carries over the one gate that is a setting here. A gate that is given its default is lost, too: it says what its user
+// counts on.
+func (m *migration) featureGates() {
+	for _, gate := range slices.Sorted(maps.Keys(m.in.FeatureGates)) {
+		on := m.in.FeatureGates[gate]
+		field := "featureGates." + gate
+		switch {
+		case gate == gateAllowServiceExternalIPs:
+			m.take(field)
+			if !on {
+				m.out.Agent.AllowServiceExternalIPs = &on
+			}
+		case gateReasons[gate] != "":
+			m.lose(field, gateReasons[gate])
+		default:
+			m.lose(field, "there are no feature gates")
+		}
+	}
+}
+
 func (m *migration) others() {
 	m.take("hostnameOverride", "healthzBindAddress", "logging.format")
 	if name := strings.ToLower(strings.TrimSpace(m.in.HostnameOverride)); name != "" {
@@ -326,7 +372,7 @@ func (m *migration) others() {
 	}
 	m.take("conntrack.maxPerCore", "conntrack.min", "conntrack.tcpEstablishedTimeout", "conntrack.tcpCloseWaitTimeout",
 		"conntrack.tcpBeLiberal", "conntrack.udpTimeout", "conntrack.udpStreamTimeout")
-	if saysNothing(m.given["metricsBindAddress"]) {
+	if saysNothing(m.given["metricsBindAddress"], false) {
 		m.note("metricsBindAddress", "kube-proxy serves metrics on 127.0.0.1:10249; here "+reasons["metricsBindAddress"])
 	}
 }
@@ -355,10 +401,10 @@ func (m *migration) rest() {
 			section = map[string]any{"": m.given[name]}
 		}
 		for _, inner := range slices.Sorted(maps.Keys(section)) {
-			if saysNothing(section[inner]) {
+			field := strings.TrimSuffix(name+"."+inner, ".")
+			if saysNothing(section[inner], zeroIsDefault[field]) {
 				continue
 			}
-			field := strings.TrimSuffix(name+"."+inner, ".")
 			m.lose(field, m.reason(name, field))
 		}
 	}
@@ -377,17 +423,17 @@ func (m *migration) reason(section, field string) string {
 	return "it is not known here"
 }
 
-// saysNothing tells whether a value is what an absent field has: files that kubeadm writes are full of these.
-func saysNothing(v any) bool {
+// saysNothing reports whether a value is empty, or 0 or false where that is the same: files that kubeadm writes are full of these.
+func saysNothing(v any, zeroToo bool) bool {
 	switch v := v.(type) {
 	case nil:
 		return true
 	case map[string]any:
-		return !slices.ContainsFunc(slices.Collect(maps.Values(v)), func(inner any) bool { return !saysNothing(inner) })
+		return !slices.ContainsFunc(slices.Collect(maps.Values(v)), func(inner any) bool { return !saysNothing(inner, zeroToo) })
 	case []any:
 		return len(v) == 0
 	}
-	return slices.Contains([]any{"", "0", "0s", float64(0), int64(0), false}, v)
+	return v == "" || zeroToo && slices.Contains([]any{"0", "0s", float64(0), int64(0), false}, v)
 }
 
 // YAML is the file, with what is to be known of it as comments.

@@ -99,7 +99,16 @@ func TestMigrate(t *testing.T) {
 		"others": {
 			"hostnameOverride: ' Node-1 '\nlogging: {format: json, verbosity: 4}\nfeatureGates: {A: true}\noomScoreAdj: -999\nconfigSyncPeriod: 15m\nenableProfiling: true\nsomething: {new: 1}",
 			"nodeName=node-1 " + localhost + " " + all + " " + health + " logging.format=json",
-			"configSyncPeriod enableProfiling featureGates logging.verbosity oomScoreAdj something",
+			"configSyncPeriod enableProfiling featureGates.A logging.verbosity oomScoreAdj something",
+		},
+		"external IPs switched off": {
+			"featureGates: {AllowServiceExternalIPs: false, ContextualLogging: false}",
+			localhost + " " + all + " allowServiceExternalIPs=false " + health, "featureGates.ContextualLogging",
+		},
+		"external IPs allowed": {"featureGates: {AllowServiceExternalIPs: true}", localhost + " " + all + " " + health, ""},
+		"explicit zeros": {
+			"oomScoreAdj: 0\nenableProfiling: false\nnew: {on: false}\niptables: {new: 0, masqueradeAll: false}",
+			localhost + " " + all + " " + health, "iptables.new new oomScoreAdj",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

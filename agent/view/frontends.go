@@ -74,7 +74,7 @@ type wanted struct {
 
 // want gives what a Service asks for in a family with this cluster IP. A cost of ports times addresses is for those who go on from
 // there.
-func want(s *model.Service, family model.Family, clusterIP netip.Addr) wanted {
+func (o *Options) want(s *model.Service, family model.Family, clusterIP netip.Addr) wanted {
 	w := wanted{
 		family: family, addresses: []Frontend{{Kind: ClusterIP, Address: clusterIP}},
 		nodePorts: s.Type != model.ClusterIP, ports: servedPorts(s),
@@ -91,7 +91,9 @@ func want(s *model.Service, family model.Family, clusterIP netip.Addr) wanted {
 	for i, ip := range s.ExternalIPs {
 		// One that is the load balancer's too has its filter, and leads to the same.
 		_, too := slices.BinarySearchFunc(balanced, ip, netip.Addr.Compare)
-		if model.FamilyOf(ip) == family && !too && (i == 0 || s.ExternalIPs[i-1] != ip) {
+		switch {
+		case model.FamilyOf(ip) != family || too || i > 0 && s.ExternalIPs[i-1] == ip || o.RefuseExternalIPs:
+		default:
 			add(ExternalIP, ip)
 		}
 	}
@@ -118,13 +120,13 @@ func vips(s *model.Service, family model.Family) iter.Seq[netip.Addr] {
 }
 
 // claimed gives all that a Service asks for, and as what, each once; nothing for nil.
-func claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
+func (o *Options) claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
 	return func(yield func(claim, FrontendKind) bool) {
 		if s == nil {
 			return
 		}
 		for family, ip := range families(s) {
-			w := want(s, family, ip)
+			w := o.want(s, family, ip)
 			for _, port := range w.ports {
 				for f := range w.frontends(port) {
 					if !yield(claim{f.Address, f.Port, port.Protocol, family}, f.Kind) {

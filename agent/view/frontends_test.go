@@ -302,3 +302,25 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "unknown", view.FrontendKind(0).String())
 	require.Equal(t, "unknown", view.Target(0).String())
 }
+
+// TestExternalIPsRefused: they are neither served nor taken from others.
+func TestExternalIPsRefused(t *testing.T) {
+	o := options
+	o.RefuseExternalIPs = true
+	v := view.New(o)
+	v.SetNode(thisNode)
+	v.Set(web, service(web, dualStack, loadBalancer("192.0.2.1"), externalIP("192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8:1::1")), nil)
+	v.Set(api, service(api, clusterIP("10.96.0.2"), loadBalancer("192.0.2.2"), created(9), func(s *model.Service) { s.Ports[0].NodePort = 0 }), nil)
+	v.Changes()
+	addresses := map[netip.Addr]bool{}
+	for _, p := range v.State().Ports {
+		for _, f := range p.Frontends {
+			require.NotEqual(t, view.ExternalIP, f.Kind)
+			addresses[f.Address] = true
+		}
+	}
+	require.True(t, addresses[addr("192.0.2.1")], "the load balancer's, with its filter")
+	require.True(t, addresses[addr("192.0.2.2")], "another Service's, which is younger")
+	require.False(t, addresses[addr("192.0.2.3")])
+	require.Empty(t, v.Problems(), "it is as the operator wants it")
+}

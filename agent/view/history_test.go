@@ -232,7 +232,7 @@ func TestHistories(t *testing.T) {
 		o := rapid.SampledFrom([]view.Options{
 			options, {NodeName: here}, {NodeName: here, DetectLocal: view.ByNodeCIDR, MasqueradeAll: true, LocalhostNodePorts: &yes},
 			{NodeName: here, DetectLocal: view.ByBridgeInterface, BridgeInterface: "cni0"}, {ClusterCIDRs: prefixes("fd00:180::/48")},
-			{NodeName: here, Schedulers: []string{"rr", "lc"}},
+			{NodeName: here, Schedulers: []string{"rr", "lc"}}, {NodeName: here, RefuseExternalIPs: true},
 		}).Draw(t, "options")
 		h := &history{
 			world: world{options: o, services: map[model.ServiceKey]*model.Service{}}, view: view.New(o),

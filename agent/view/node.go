@@ -32,6 +32,8 @@ type Options struct {
 	InterfaceNamePrefix string
 	// MasqueradeAll masquerades all connections to cluster IPs, those of pods too.
 	MasqueradeAll bool
+	// RefuseExternalIPs leaves out the external IPs of all Services, as kube-proxy does without AllowServiceExternalIPs.
+	RefuseExternalIPs bool
 	// NodePortAddresses are where NodePorts are; a family without any is not restricted. NodePortPrimary puts them on the
 	// Node's first InternalIP of each family instead, and so does having neither of both, unless LocalhostNodePorts is given; where
 	// the Node has no InternalIP of a family there are none in it.

@@ -130,7 +130,7 @@ func (w *world) fate(c connection) fate {
 func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.FrontendKind) {
 	var candidates []*model.Service
 	for _, s := range w.services {
-		if _, kind, ok := wants(s, c); ok && !w.isNodePort(s, kind, c) {
+		if _, kind, ok := w.wants(s, c); ok && !w.isNodePort(s, kind, c) {
 			candidates = append(candidates, s)
 		}
 	}
@@ -138,13 +138,13 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 		return nil, model.ServicePort{}, 0
 	}
 	rank := func(s *model.Service) int {
-		_, kind, _ := wants(s, c)
+		_, kind, _ := w.wants(s, c)
 		return slices.Index([]view.FrontendKind{view.NodePort, view.ClusterIP, view.LoadBalancer, view.ExternalIP}, kind)
 	}
 	first := slices.MinFunc(candidates, func(a, b *model.Service) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.CreationTimeSeconds, b.CreationTimeSeconds), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	port, kind, _ := wants(first, c)
+	port, kind, _ := w.wants(first, c)
 	return first, port, kind
 }
 
@@ -163,7 +163,7 @@ func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connectio
 }
 
 // wants tells whether a Service asks for what a connection goes to, and as what.
-func wants(s *model.Service, c connection) (port model.ServicePort, kind view.FrontendKind, ok bool) {
+func (w *world) wants(s *model.Service, c connection) (port model.ServicePort, kind view.FrontendKind, ok bool) {
 	i := slices.IndexFunc(s.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
 	if i < 0 {
 		return port, 0, false // not served in this family
@@ -194,7 +194,7 @@ func wants(s *model.Service, c connection) (port model.ServicePort, kind view.Fr
 				return port, view.LoadBalancer, true
 			}
 		}
-		if slices.Contains(s.ExternalIPs, c.to) {
+		if slices.Contains(s.ExternalIPs, c.to) && !w.options.RefuseExternalIPs {
 			return port, view.ExternalIP, true
 		}
 	}

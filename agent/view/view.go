@@ -177,12 +177,12 @@ func (v *View) Changes() (changes []Change, node bool) {
 		if s.claimed == s.object {
 			continue
 		}
-		for c := range claimed(s.claimed) {
+		for c := range v.options.claimed(s.claimed) {
 			v.claims.release(c, s, v.touch)
 			v.touchNode(c)
 		}
 		s.claimed = s.object
-		for c, as := range claimed(s.claimed) {
+		for c, as := range v.options.claimed(s.claimed) {
 			v.claims.take(c, claimant{s, as}, v.touch)
 			v.touchNode(c)
 		}
@@ -264,7 +264,7 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 	if s.object != nil {
 		scheduler := v.scheduler(s)
 		for family, ip := range families(s.object) {
-			w := want(s.object, family, ip)
+			w := v.options.want(s.object, family, ip)
 			w.problems(s)
 			sources := v.sources(s.object, family)
 			checkPort := healthCheckPort(s.object, family)

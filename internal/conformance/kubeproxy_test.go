@@ -81,6 +81,9 @@ func (k *kubeProxy) Start(s settings) error {
 	if k.mode == IPVS {
 		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll} // which is where it looks for that
 	}
+	if s.NoExternalIPs {
+		config["featureGates"] = map[string]bool{"AllowServiceExternalIPs": false}
+	}
 	switch s.detectLocalMode() {
 	case ClusterCIDR:
 		config["detectLocalMode"] = ClusterCIDR

@@ -55,6 +55,7 @@ type Config struct {
 	NodePortAddresses  []Prefix         `yaml:"nodePortAddresses"`
 	LocalhostNodePorts *bool            `yaml:"localhostNodePorts"`
 	MasqueradeAll      bool             `yaml:"masqueradeAll"`
+	NoExternalIPs      bool             `yaml:"noExternalIPs"`
 }
 
 // DetectLocalMode says how the traffic of the cluster's own pods is told.

@@ -128,6 +128,9 @@ func (a *slicecast) flags(s settings) []string {
 	if s.LocalhostNodePorts != nil {
 		flags = append(flags, fmt.Sprintf("--iptables-localhost-nodeports=%t", *s.LocalhostNodePorts))
 	}
+	if s.NoExternalIPs {
+		flags = append(flags, "--allow-service-external-ips=false")
+	}
 	if s.MasqueradeAll {
 		flags = append(flags, "--masquerade-all")
 	}
