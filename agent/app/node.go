@@ -18,8 +18,11 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// primary is the value of --nodeport-addresses for the Node's own IPs.
+// primary is the keyword in --nodeport-addresses for the Node's own IPs.
 const primary = "primary"
+
+// nodePortKeywords are the keywords in --nodeport-addresses that stand for CIDRs.
+var nodePortKeywords = map[string][]string{"all": {"0.0.0.0/0", "::/0"}, "localhost": {"127.0.0.0/8", "::1/128"}}
 
 // NodeOptions are the flags about how the node serves Services. Those that kube-proxy has too have its names.
 type NodeOptions struct {
@@ -55,7 +58,8 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to cluster IPs, that of pods too")
 	fs.IntVar(&o.MasqueradeBit, "iptables-masquerade-bit", 14, "bit of the packet mark that asks for masquerading, 0 to 31; with --programmer=ipvs, of conntrack's mark")
 	fs.StringSliceVar(&o.NodePortAddresses, "nodeport-addresses", nil,
-		"where NodePorts are: CIDRs, for the node's addresses in them (an IP family without any is not restricted), or primary, for the first InternalIP of each family in the Node's status; the default is primary")
+		"where NodePorts are: CIDRs, for the node's addresses in them, primary, for the first InternalIP of each family in the Node's status, localhost, or all. "+
+			"A family without any is not restricted, but with primary it has none. The default is primary")
 	localhost := fs.VarPF(optional{&o.LocalhostNodePorts}, "iptables-localhost-nodeports", "",
 		"have NodePorts as kube-proxy's mode iptables does: on all of the node's addresses unless --nodeport-addresses says otherwise and, if true, over IPv4 on loopback too")
 	localhost.NoOptDefVal = "true"
@@ -133,8 +137,7 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 	v := view.Options{
 		NodeName: nodeName, DetectLocal: view.DetectLocalMode(o.DetectLocalMode), BridgeInterface: o.PodBridgeInterface,
 		InterfaceNamePrefix: o.PodInterfaceNamePrefix, MasqueradeAll: o.MasqueradeAll, LocalhostNodePorts: o.LocalhostNodePorts,
-		RefuseExternalIPs: !o.AllowExternalIPs,
-		NodePortPrimary:   slices.Equal(o.NodePortAddresses, []string{primary}),
+		RefuseExternalIPs: !o.AllowExternalIPs, NodePortPrimary: slices.Contains(o.NodePortAddresses, primary),
 	}
 	switch v.DetectLocal {
 	case view.ByClusterCIDR, view.ByNodeCIDR, view.ByBridgeInterface, view.ByInterfaceNamePrefix:
@@ -145,13 +148,17 @@ func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 	if v.ClusterCIDRs, err = parsePrefixes(o.ClusterCIDRs); err != nil {
 		return v, fmt.Errorf("--cluster-cidr: %w", err)
 	}
-	if !v.NodePortPrimary {
-		if slices.Contains(o.NodePortAddresses, primary) {
-			return v, errors.New("--nodeport-addresses has both primary and CIDRs: use one of them")
+	var cidrs []string
+	for _, a := range o.NodePortAddresses {
+		switch keyword, ok := nodePortKeywords[a]; {
+		case ok:
+			cidrs = append(cidrs, keyword...)
+		case a != primary:
+			cidrs = append(cidrs, a)
 		}
-		if v.NodePortAddresses, err = parsePrefixes(o.NodePortAddresses); err != nil {
-			return v, fmt.Errorf("--nodeport-addresses: %w", err)
-		}
+	}
+	if v.NodePortAddresses, err = parsePrefixes(cidrs); err != nil {
+		return v, fmt.Errorf("--nodeport-addresses: %w", err)
 	}
 	return v, nil
 }

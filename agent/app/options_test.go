@@ -54,6 +54,27 @@ func TestValidOptions(t *testing.T) {
 	}
 }
 
+func TestNodePortKeywords(t *testing.T) {
+	for value, want := range map[string]struct {
+		primary bool
+		cidrs   []string
+	}{
+		"primary": {true, nil}, "all": {false, []string{"0.0.0.0/0", "::/0"}}, "localhost,primary": {true, []string{"127.0.0.0/8", "::1/128"}},
+		"primary,10.0.0.0/8": {true, []string{"10.0.0.0/8"}}, "10.0.0.0/8": {false, []string{"10.0.0.0/8"}},
+	} {
+		o := parse(t, "--source=kube", "--nodeport-addresses="+value)
+		require.NoError(t, o.validate())
+		v, err := o.Node.view("node-1")
+		require.NoError(t, err)
+		require.Equal(t, want.primary, v.NodePortPrimary, value)
+		var cidrs []string
+		for _, p := range v.NodePortAddresses {
+			cidrs = append(cidrs, p.String())
+		}
+		require.Equal(t, want.cidrs, cidrs, value)
+	}
+}
+
 // TestRangesAreReadAsKubeProxyReadsThem covers what a migrated configuration may have.
 func TestRangesAreReadAsKubeProxyReadsThem(t *testing.T) {
 	o := parse(t, "--source=kube", "--cluster-cidr=::ffff:10.0.0.0/104,fd00::1/48", "--nodeport-addresses=192.168.000.07/24")
@@ -100,7 +121,7 @@ func TestInvalidOptions(t *testing.T) {
 		"CIDR unused":         {[]string{"--source=kube", "--detect-local-mode=NodeCIDR", "--cluster-cidr=10.0.0.0/8"}, "--cluster-cidr is for"},
 		"mapped too wide":     {[]string{"--source=kube", "--cluster-cidr=::ffff:10.0.0.0/8"}, `"::ffff:10.0.0.0/8" is no CIDR`},
 		"NodePorts":           {[]string{"--source=kube", "--nodeport-addresses=192.168.0.2"}, "--nodeport-addresses"},
-		"primary and CIDRs":   {[]string{"--source=kube", "--nodeport-addresses=primary,10.0.0.0/8"}, "both primary and CIDRs"},
+		"no keyword":          {[]string{"--source=kube", "--nodeport-addresses=primary,secondary"}, `--nodeport-addresses: "secondary" is no CIDR`},
 		"negative period":     {[]string{"--source=kube", "--iptables-sync-period=-1s"}, "less than 0"},
 		"periods":             {[]string{"--source=kube", "--iptables-sync-period=1s", "--iptables-min-sync-period=2s"}, "longer than --iptables-sync-period"},
 		"negative table":      {[]string{"--source=kube", "--conntrack-min=-1"}, "less than 0"},

@@ -203,8 +203,8 @@ func (c *chosen) observe(registerer prometheus.Registerer) {
 // needs them works without.
 func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 	v, err := o.Node.view(o.NodeName)
-	// Without the Node object a view takes primary for all addresses, but loopback ones are never primary.
-	localhost := err == nil && !v.NodePortPrimary && view.New(v).State().Node.LocalhostNodePorts
+	// Without the Node object a view has no primary addresses, but loopback ones are never primary.
+	localhost := err == nil && view.New(v).State().Node.LocalhostNodePorts
 	if o.Programmer == programmerPrinter || !localhost && o.Programmer != programmerIPVS {
 		return
 	}

@@ -282,6 +282,10 @@ func (m *migration) nodePorts() {
 			"; Slicecast's default, and the better choice, is primary")
 	}
 	m.out.Agent.NodePortAddresses = addresses
+	if len(addresses) == 0 || slices.Contains(addresses, "primary") {
+		m.note("nodePortAddresses", "with primary, kube-proxy has NodePorts on all addresses of an IP family in which the Node has none; here there are "+
+			"none in such a family, unless 0.0.0.0/0 or ::/0 is in the list, too")
+	}
 }
 
 func (m *migration) detectLocal() {

@@ -123,6 +123,21 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+func TestPrimaryNodePortsAreNoted(t *testing.T) {
+	for _, content := range []string{"mode: nftables", "mode: ipvs\nnodePortAddresses: [primary]", "mode: nftables\nnodePortAddresses: [127.0.0.0/8, primary]"} {
+		_, _, notes := migrated(t, proxy+content)
+		require.Contains(t, notes["nodePortAddresses"], "in which the Node has none", content)
+	}
+	for _, content := range []string{"", "mode: nftables\nnodePortAddresses: [all]"} {
+		_, _, notes := migrated(t, proxy+content)
+		require.NotContains(t, notes["nodePortAddresses"], "in which the Node has none", content)
+	}
+	// As of Kubernetes 1.37.
+	fields, lost, _ := migrated(t, proxy+"nodePortAddresses: [primary, localhost, 10.0.0.0/8]")
+	require.Contains(t, fields, "nodePortAddresses=primary,localhost,10.0.0.0/8")
+	require.Empty(t, lost)
+}
+
 func TestChangesOfTimesAreNoted(t *testing.T) {
 	_, _, notes := migrated(t, proxy+"mode: ipvs\nipvs: {udpTimeout: 1500ms}")
 	require.Contains(t, notes["ipvs.udpTimeout"], "1s")

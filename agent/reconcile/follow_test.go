@@ -117,7 +117,7 @@ func TestNodeDecides(t *testing.T) {
 		nodePorts()
 		n.write(map[string]int{"a": 1})
 		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
-		require.Equal(t, 1, strings.Count(log.String(), "there are no NodePorts until"))
+		require.NotContains(t, log.String(), "NodePorts that are nowhere", "no Service has any")
 
 		addresses := []netip.Addr{netip.MustParseAddr("192.168.0.2")}
 		set(model.Node{InternalIPs: addresses})
@@ -141,6 +141,47 @@ func TestNodeDecides(t *testing.T) {
 		nodePorts("192.168.0.3/32")
 		require.Equal(t, 4, n.kernel.replaces)
 		require.Equal(t, 1, strings.Count(log.String(), "There is no Node object"))
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
+// TestNodePortsThatAreNowhere are logged once for each IP family that Services have them in, and again when they have been somewhere.
+func TestNodePortsThatAreNowhere(t *testing.T) {
+	var log bytes.Buffer
+	told := func(n *node, four, six int) {
+		n.t.Helper()
+		synctest.Wait()
+		require.Equal(n.t, four, strings.Count(log.String(), "nowhere: the Node has no InternalIP of this IP family, and --nodeport-addresses no CIDR\" family=IPv4"), log.String())
+		require.Equal(n.t, six, strings.Count(log.String(), "no CIDR\" family=IPv6"), log.String())
+	}
+	run(t, func(t *testing.T, n *node) {
+		service := func(name string, ips ...string) {
+			s := model.Service{Namespace: "default", Name: name, Type: model.NodePort, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80, NodePort: uint16(30000) + uint16(name[0])}}}
+			for _, ip := range ips {
+				s.ClusterIPs = append(s.ClusterIPs, netip.MustParseAddr(ip))
+			}
+			n.store.Upsert(model.NewService(s), 0)
+		}
+		set := func(ips ...string) {
+			o := &model.Node{Name: "node-1"}
+			for _, ip := range ips {
+				o.InternalIPs = append(o.InternalIPs, netip.MustParseAddr(ip))
+			}
+			n.store.Upsert(o, 0)
+		}
+		set("192.168.0.2")
+		service("a", "10.96.0.1")
+		n.sync()
+		told(n, 0, 0)
+		service("b", "10.96.0.2", "fd00::2")
+		told(n, 0, 1)
+		service("c", "fd00::3")
+		told(n, 0, 1)
+		set("192.168.0.2", "2001:db8::2")
+		told(n, 0, 1)
+		set("2001:db8::2")
+		told(n, 1, 1)
+		set("192.168.0.2")
+		told(n, 1, 2)
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 

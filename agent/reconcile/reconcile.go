@@ -105,6 +105,8 @@ type Reconciler struct {
 	// of them, and of what the view can't serve.
 	failed map[view.ServicePortID]*programmer.PortError
 	nacked map[model.ServiceKey]string
+	// nowhere are the IP families of which noteNodePorts has told.
+	nowhere map[model.Family]bool
 	// lost gets a reason when others have removed something.
 	lost chan string
 	// programmed is closed after the first success.
@@ -127,6 +129,7 @@ func New(o Options) *Reconciler {
 	return &Reconciler{
 		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1), programmed: make(chan struct{}),
 		failed: make(map[view.ServicePortID]*programmer.PortError), nacked: make(map[model.ServiceKey]string),
+		nowhere: make(map[model.Family]bool),
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
 			Help: "Time to program the kernel, by operation.", Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}, []string{"operation"}),
 		errors: f.NewCounterVec(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_errors_total",
@@ -282,6 +285,7 @@ func (r *Reconciler) step(ctx context.Context) error {
 		r.View.Set(key, service, endpointSlices)
 	}
 	changes, node := r.View.Changes()
+	r.noteNodePorts(changes, node)
 	r.replace = r.replace || node
 	replaced, err := r.program(ctx, changes)
 	failed, partly := programmer.PortErrors(err)
@@ -323,9 +327,6 @@ func (r *Reconciler) setNode() {
 	}
 	if n == nil {
 		r.Logger.Warn("There is no Node object for this node: its zone, addresses and pod CIDRs are unknown")
-	}
-	if node := r.View.State().Node; len(node.NodePorts) == 0 {
-		r.Logger.Warn("The Node's InternalIPs are unknown: there are no NodePorts until they are known, unless --nodeport-addresses has CIDRs")
 	}
 }
 

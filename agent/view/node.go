@@ -35,8 +35,11 @@ type Options struct {
 	// RefuseExternalIPs leaves out the external IPs of all Services, as kube-proxy does without AllowServiceExternalIPs.
 	RefuseExternalIPs bool
 	// NodePortAddresses are where NodePorts are; a family without any is not restricted. NodePortPrimary puts them on the
-	// Node's first InternalIP of each family instead, and so does having neither of both, unless LocalhostNodePorts is given; where
-	// the Node has no InternalIP of a family there are none in it.
+	// Node's first InternalIP of each family, too, and restricts both families: in one of which the Node has no InternalIP, and
+	// NodePortAddresses has nothing, there are none. Neither of both is the same as NodePortPrimary, unless LocalhostNodePorts is given.
+	//
+	// kube-proxy has NodePorts on all addresses of a family in which the Node has none. That is not what "primary" promises, and
+	// opens to everybody what is to be open on one address, also as long as the Node has not been given its addresses.
 	NodePortAddresses []netip.Prefix
 	NodePortPrimary   bool
 	// LocalhostNodePorts asks for NodePorts as kube-proxy has them in iptables mode: on all addresses unless restricted,
@@ -95,15 +98,14 @@ func (o *Options) node(n *model.Node, known node) node {
 	for _, all := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		family := model.FamilyOf(all.Addr())
 		of := ofFamily(o.NodePortAddresses, family)
-		switch {
-		case primary:
-			of = nil
+		if primary {
 			if i := slices.IndexFunc(out.ips, func(a netip.Addr) bool { return model.FamilyOf(a) == family }); i >= 0 {
-				of = []netip.Prefix{netip.PrefixFrom(out.ips[i], out.ips[i].BitLen())}
+				of = append(of, netip.PrefixFrom(out.ips[i], out.ips[i].BitLen()))
 			}
-		case len(of) == 0 || slices.ContainsFunc(of, isZero):
+		} else if len(of) == 0 {
 			of = []netip.Prefix{all}
 		}
+		of = disjoint(of)
 		out.programmed.NodePorts = append(out.programmed.NodePorts, of...)
 	}
 	loopback := netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)

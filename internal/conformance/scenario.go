@@ -52,7 +52,7 @@ type Case struct {
 type Config struct {
 	ClusterCIDRs       []Prefix         `yaml:"clusterCIDRs"`
 	DetectLocalMode    *DetectLocalMode `yaml:"detectLocalMode"`
-	NodePortAddresses  []Prefix         `yaml:"nodePortAddresses"`
+	NodePortAddresses  []string         `yaml:"nodePortAddresses"`
 	LocalhostNodePorts *bool            `yaml:"localhostNodePorts"`
 	MasqueradeAll      bool             `yaml:"masqueradeAll"`
 	NoExternalIPs      bool             `yaml:"noExternalIPs"`

@@ -119,11 +119,7 @@ func (a *slicecast) flags(s settings) []string {
 		flags = append(flags, "--detect-local-mode=NodeCIDR")
 	}
 	if s.NodePortAddresses != nil {
-		var cidrs []string
-		for _, cidr := range s.NodePortAddresses {
-			cidrs = append(cidrs, cidr.String())
-		}
-		flags = append(flags, "--nodeport-addresses="+strings.Join(cidrs, ","))
+		flags = append(flags, "--nodeport-addresses="+strings.Join(s.NodePortAddresses, ","))
 	}
 	if s.LocalhostNodePorts != nil {
 		flags = append(flags, fmt.Sprintf("--iptables-localhost-nodeports=%t", *s.LocalhostNodePorts))

@@ -1,0 +1,32 @@
+package reconcile
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// noteNodePorts logs, once for each IP family, that Services have NodePorts in it and that the node has no address for them: with
+// primary, when the Node has no InternalIP of the family. It logs again if that ends and comes back. A single-stack cluster, in which
+// nobody asks for the other family, is not told of it.
+func (r *Reconciler) noteNodePorts(changes []view.Change, node bool) {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if slices.ContainsFunc(r.View.State().Node.NodePorts, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }) {
+			delete(r.nowhere, family)
+			continue
+		}
+		wants := func(p *view.ServicePort) bool {
+			return p != nil && p.ID.Family == family && slices.ContainsFunc(p.Frontends, func(f view.Frontend) bool { return f.Kind == view.NodePort })
+		}
+		if r.nowhere[family] || !slices.ContainsFunc(changes, func(c view.Change) bool { return wants(c.After) }) &&
+			!(node && slices.ContainsFunc(slices.Collect(maps.Values(r.View.State().Ports)), wants)) {
+			continue
+		}
+		r.nowhere[family] = true
+		r.Logger.Warn("Services have NodePorts that are nowhere: the Node has no InternalIP of this IP family, and --nodeport-addresses no CIDR",
+			"family", family.String())
+	}
+}
