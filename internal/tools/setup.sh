@@ -10,3 +10,4 @@ internal/tools/kernel.sh >/dev/null
 for component in etcd kube-apiserver kube-controller-manager kube-proxy; do
 	internal/testenv/kubernetes/build.sh "$component" >/dev/null
 done
+internal/tools/build.sh internal/tools/h2spec github.com/summerwind/h2spec/cmd/h2spec >/dev/null

@@ -25,6 +25,9 @@ const (
 	frameSize = 16 << 10
 	// initialWindow is that of HTTP/2, for streams and connections. Clients say little, so there is no larger one for them.
 	initialWindow = 64<<10 - 1
+	// headerTableSize is that of the table for a client's headers, from the client's first
+	// acknowledgement of settings on. Until then it is HTTP/2's initial one.
+	headerTableSize, initialHeaderTableSize = 0, 4096
 	// maxWindow is the largest one that there is.
 	maxWindow = math.MaxInt32
 	// maxRunning bounds the sessions of a connection that have not returned yet, all but one of them on streams that have ended.
@@ -42,6 +45,9 @@ type violation struct {
 // Error implements error.
 func (v violation) Error() string { return fmt.Sprintf("%s (%s)", v.reason, v.code) }
 
+// errEnded ends the connection of a client that goes on with a stream that it has ended itself.
+var errEnded = violation{http2.ErrCodeStreamClosed, "the client has ended the stream before"}
+
 // errDrained ends a connection that has no stream left.
 var errDrained = errors.New("the connection has no stream left and ends")
 
@@ -52,8 +58,8 @@ type conn struct {
 	socket *socket
 	peer   *peer.Peer
 	gone   func()        // to be called when the connection has ended
+	guard  guard         // of secure: all is read by it
 	framer *http2.Framer // only reads
-	frames frameBudget
 	// lastRead is when the client was last heard of, on the clock of now.
 	lastRead atomic.Int64
 
@@ -63,6 +69,7 @@ type conn struct {
 	stream  *Stream    // nil: none
 	running int        // sessions
 	lastID  uint32     // of the streams that the client has opened
+	ended   bool       // the client has ended its side of stream lastID
 	// window is for what is sent, receive for what is received, on all streams together.
 	window, receive int64
 	// initial is the window of a new stream; maxHeaders is for headers that are sent.
@@ -74,12 +81,19 @@ type conn struct {
 
 func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, gone func()) *conn {
 	c := &conn{
-		server: s, secure: secure, socket: under, peer: p, gone: gone, framer: http2.NewFramer(nil, secure),
+		server: s, secure: secure, socket: under, peer: p, gone: gone,
 		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
+	c.guard = newGuard(secure, s.options.MaxHeaderBytes, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.breakLocked(errBlockTooSlow)
+	})
+	c.guard.blockTime = s.blockTime
+	c.framer = http2.NewFramer(nil, &c.guard)
 	c.framer.SetMaxReadFrameSize(frameSize)
-	c.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(initialHeaderTableSize, nil)
 	c.framer.MaxHeaderListSize = s.options.MaxHeaderBytes
 	c.lastRead.Store(int64(now()))
 	return c
@@ -98,7 +112,7 @@ func (c *conn) start() error {
 			http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1},
 			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.server.options.MaxHeaderBytes},
 			// One stream's headers are not worth a table.
-			http2.Setting{ID: http2.SettingHeaderTableSize, Val: 0},
+			http2.Setting{ID: http2.SettingHeaderTableSize, Val: headerTableSize},
 		)
 	})
 }
@@ -112,20 +126,27 @@ func (c *conn) run() {
 		err = c.readFrame()
 	}
 	v, ok := c.violation(err)
-	if ok {
-		c.server.violations.Inc()
-		c.server.options.Logger.Debug("A client broke the protocol", "client", c.peer.Addr.String(), "err", v)
-	}
 	c.mu.Lock()
-	if ok && c.closed == nil {
-		_ = c.controlLocked(func(f *http2.Framer) error { return f.WriteGoAway(c.lastID, v.code, []byte(v.reason)) })
-		c.closeLocked(v, true)
+	if ok && c.breakLocked(v) {
 		c.mu.Unlock()
 		_, _ = io.CopyN(io.Discard, c.socket, lingerBytes) // whatever it is
 		return
 	}
 	c.closeLocked(err, false)
 	c.mu.Unlock()
+}
+
+// breakLocked ends the connection of a client that broke the protocol, and reports whether it had
+// not ended before.
+func (c *conn) breakLocked(v violation) bool {
+	if c.closed != nil {
+		return false
+	}
+	c.server.violations.Inc()
+	c.server.options.Logger.Debug("A client broke the protocol", "client", c.peer.Addr.String(), "err", v)
+	_ = c.controlLocked(func(f *http2.Framer) error { return f.WriteGoAway(c.lastID, v.code, []byte(v.reason)) })
+	c.closeLocked(v, true)
+	return true
 }
 
 // violation tells whether it is the protocol that the client broke.
@@ -149,7 +170,7 @@ func (c *conn) violation(err error) (v violation, ok bool) {
 // readPreface reads what a client begins with, RFC 9113, section 3.4.
 func (c *conn) readPreface() error {
 	preface := make([]byte, len(http2.ClientPreface))
-	if _, err := io.ReadFull(c.secure, preface); err != nil {
+	if _, err := io.ReadFull(&c.guard, preface); err != nil {
 		return err
 	}
 	if string(preface) != http2.ClientPreface {
@@ -176,9 +197,6 @@ func (c *conn) readFrame() error {
 	}
 	at := now()
 	c.lastRead.Store(int64(at))
-	if err := c.frames.spend(at); err != nil {
-		return err
-	}
 	if header.Type == http2.FrameData {
 		return c.readData(header)
 	}
@@ -187,7 +205,9 @@ func (c *conn) readFrame() error {
 	defer c.mu.Unlock()
 	var broken http2.StreamError
 	if errors.As(err, &broken) {
-		c.lastID = max(c.lastID, broken.StreamID)
+		if broken.StreamID > c.lastID {
+			c.lastID, c.ended = broken.StreamID, false
+		}
 		return c.resetLocked(broken.StreamID, broken.Code)
 	}
 	if err != nil {
@@ -200,6 +220,7 @@ func (c *conn) readFrame() error {
 		if !f.IsAck() {
 			return c.settingsLocked(f)
 		}
+		c.framer.ReadMetaHeaders.SetAllowedMaxDynamicTableSize(headerTableSize)
 	case *http2.PingFrame:
 		if !f.IsAck() {
 			return c.pingLocked(f, at)
@@ -210,6 +231,7 @@ func (c *conn) readFrame() error {
 		if f.StreamID > c.lastID && !c.draining {
 			return violation{http2.ErrCodeProtocol, "RST_STREAM for a stream that was never opened"}
 		}
+		c.ended = c.ended || f.StreamID == c.lastID
 		if s := c.stream; s != nil && s.id == f.StreamID {
 			s.dropLocked(status.Errorf(codes.Canceled, "the client has reset the stream (%s)", f.ErrCode))
 		}
@@ -276,26 +298,40 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	case id%2 == 0:
 		return violation{http2.ErrCodeProtocol, "a client's streams have odd numbers"}
 	case c.stream != nil && c.stream.id == id:
-		return c.resetLocked(id, http2.ErrCodeProtocol) // gRPC has no trailers of requests
-	case id <= c.lastID || c.draining: // it was sent before the client knew that the stream, or all, had ended
+		return c.requestTrailersLocked(f)
+	case c.draining: // it was sent before the client knew that all had ended
 		return nil
+	case id == c.lastID && c.ended:
+		return errEnded
+	case id == c.lastID: // it was sent before the client knew that the stream had ended
+		return nil
+	case id < c.lastID:
+		return violation{http2.ErrCodeProtocol, "a stream's number is lower than that of one before"}
 	}
-	c.lastID = id
+	c.lastID, c.ended = id, f.StreamEnded()
+	length, ok := checkRequest(f)
+	if !ok {
+		return c.resetLocked(id, http2.ErrCodeProtocol)
+	}
 	if c.stream != nil || c.running == maxRunning {
 		c.server.extra.Inc()
 		c.server.extraLogged.Do(func() {
 			c.server.options.Logger.Warn("Stream refused: its connection has one already; more are only counted for a while",
 				"client", c.peer.Addr.String(), "interval", logInterval)
 		})
-		return c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
-			"a connection has one stream at a time: open another connection"), f.StreamEnded())
+		err := c.trailersLocked(id, httpOK, status.New(codes.ResourceExhausted,
+			"a connection has one stream at a time: open another connection"), true)
+		if err != nil {
+			return err
+		}
+		return c.resetLocked(id, http2.ErrCodeRefusedStream)
 	}
-	r, refusal := parseRequest(f, c.server.options.Path)
+	r, refusal := c.server.parse(f, c.server.options.Path)
 	if refusal != nil {
 		return c.trailersLocked(id, refusal.httpStatus, refusal.status, f.StreamEnded())
 	}
 	ctx := metadata.NewIncomingContext(peer.NewContext(context.Background(), c.peer), r.metadata)
-	s := &Stream{conn: c, id: id, window: c.initial, receive: initialWindow, halfClosed: f.StreamEnded()}
+	s := &Stream{conn: c, id: id, window: c.initial, receive: initialWindow, halfClosed: f.StreamEnded(), left: length}
 	if r.hasTimeout {
 		s.ctx, s.cancel = context.WithTimeout(ctx, r.timeout)
 		context.AfterFunc(s.ctx, func() {
@@ -312,6 +348,21 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
+// requestTrailersLocked ends the client's side of the stream. What the trailers say is ignored, as
+// gRPC's requests have none.
+func (c *conn) requestTrailersLocked(f *http2.MetaHeadersFrame) error {
+	s := c.stream
+	switch {
+	case s.halfClosed:
+		return c.resetLocked(s.id, http2.ErrCodeStreamClosed)
+	case !f.StreamEnded() || len(f.PseudoFields()) > 0 || s.left > 0:
+		return c.resetLocked(s.id, http2.ErrCodeProtocol)
+	}
+	c.ended = true
+	s.takeLocked(nil, true)
+	return nil
+}
+
 // readData reads a DATA frame into a buffer that the connection does not keep.
 func (c *conn) readData(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
@@ -320,7 +371,7 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	buffer := buffers.Get().(*buffer)
 	defer buffers.Put(buffer)
 	data := buffer[:h.Length] // at most frameSize, the framer says
-	if _, err := io.ReadFull(c.secure, data); err != nil {
+	if _, err := io.ReadFull(&c.guard, data); err != nil {
 		return err
 	}
 	if h.Flags.Has(http2.FlagDataPadded) {
@@ -339,15 +390,25 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	}
 	s := c.stream
 	if s == nil || s.id != h.StreamID {
+		if h.StreamID == c.lastID && c.ended {
+			return errEnded
+		}
 		return c.creditLocked()
 	}
 	if s.halfClosed {
 		return c.resetLocked(s.id, http2.ErrCodeStreamClosed)
 	}
+	last := h.Flags.Has(http2.FlagDataEndStream)
+	c.ended = c.ended || last
+	if s.left >= 0 {
+		if s.left -= int64(len(data)); s.left < 0 || last && s.left > 0 {
+			return c.resetLocked(s.id, http2.ErrCodeProtocol)
+		}
+	}
 	if s.receive -= size; s.receive < 0 {
 		return c.resetLocked(s.id, http2.ErrCodeFlowControl)
 	}
-	s.takeLocked(data, h.Flags.Has(http2.FlagDataEndStream))
+	s.takeLocked(data, last)
 	return c.creditLocked()
 }
 
@@ -380,6 +441,9 @@ func (c *conn) creditLocked() error {
 
 // resetLocked ends a stream at once, without a status.
 func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
+	if id == c.lastID {
+		c.ended = false // the client may send more until it knows
+	}
 	if s := c.stream; s != nil && s.id == id {
 		s.dropLocked(status.Errorf(codes.Internal, "the client broke the stream's protocol (%s)", code))
 	}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/slicecast/slicecast/internal/testca"
@@ -155,7 +156,8 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 		Certificates: []tls.Certificate{certificate}, ClientCAs: f.ca.Pool(), ClientAuth: tls.VerifyClientCertIfGiven,
 		MinVersion: tls.VersionTLS13,
 	}
-	f.mux = NewMux(f.muxOptions(l, patience))
+	// No test of this server takes the end of a stranger for one that it waits for.
+	f.mux = NewMux(f.muxOptions(l, time.Hour))
 	// The other server does the same by grpc-go's means, so far as a test needs it.
 	other := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -164,7 +166,19 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 			if f.refuse.Load() {
 				return status.Error(codes.Unauthenticated, "who are you?")
 			}
-			return connection.Enter(ctx, Caller{})
+			if err := connection.Enter(ctx, Caller{}); err != nil {
+				return err
+			}
+			asked, _ := metadata.FromIncomingContext(ctx)
+			if len(asked["wait"]) > 0 {
+				<-ctx.Done()
+			}
+			for len(asked["endless"]) > 0 {
+				if err := stream.SendMsg(make([]byte, 1<<20)); err != nil {
+					return err
+				}
+			}
+			return nil
 		}))
 	var serving sync.WaitGroup
 	serving.Go(func() { require.NoError(t, f.mux.Serve()) })

@@ -60,6 +60,34 @@ func refuse(httpStatus int, code codes.Code, format string, args ...any) *refusa
 	return &refusal{httpStatus, status.Newf(code, format, args...)}
 }
 
+// checkRequest reports whether a request is what RFC 9113, section 8.1.1, calls well-formed, as far
+// as the framer has not checked that. length is its content-length, or negative.
+func checkRequest(f *http2.MetaHeadersFrame) (length int64, ok bool) {
+	length = -1
+	for _, h := range f.RegularFields() {
+		switch h.Name {
+		case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
+			return 0, false
+		case "te":
+			if h.Value != "trailers" {
+				return 0, false
+			}
+		case "content-length":
+			n, err := strconv.ParseUint(h.Value, 10, 63)
+			if err != nil || length >= 0 && length != int64(n) {
+				return 0, false
+			}
+			length = int64(n)
+		}
+	}
+	for _, name := range []string{"method", "scheme", "path"} {
+		if f.PseudoValue(name) == "" && !f.Truncated {
+			return 0, false
+		}
+	}
+	return length, !f.StreamEnded() || length <= 0
+}
+
 // parseRequest understands a stream's headers as gRPC's protocol over HTTP/2 and, where that is silent, grpc-go do.
 func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal) {
 	if f.Truncated {
@@ -78,8 +106,6 @@ func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal
 				return r, refuse(http.StatusBadRequest, codes.Internal, "%v", err)
 			}
 			r.hasTimeout = true
-		case "connection":
-			return r, refuse(http.StatusBadRequest, codes.Internal, "HTTP/2 has no header %q", h.Name)
 		case "te", "grpc-encoding", "grpc-message", "grpc-message-type", "grpc-status": // gRPC's own
 		default:
 			v := h.Value

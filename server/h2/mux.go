@@ -165,7 +165,7 @@ func (m *Mux) handshake(c *Connection) {
 		return
 	}
 	if info.State.NegotiatedProtocol != Protocol {
-		handed := &handedOver{conn, connectionInfo{info, c}}
+		handed := newHandedOver(conn, connectionInfo{info, c}, m.options.Server)
 		select {
 		case m.grpc.conns <- handed:
 		case <-m.grpc.closed:
@@ -234,14 +234,59 @@ func (h *handover) Close() error {
 // Addr implements net.Listener.
 func (h *handover) Addr() net.Addr { return h.address }
 
-// handedOver is a connection whose TLS handshake is done.
+// handedOver is a connection whose TLS handshake is done. It bounds what grpc-go does not bound by
+// itself: frames of a client, and the time that it does not read.
 type handedOver struct {
 	net.Conn
-	info connectionInfo
+	info   connectionInfo
+	server *Server
+	guard  guard
+	over   sync.Once // Close or a violation, whichever comes first
+}
+
+func newHandedOver(conn net.Conn, info connectionInfo, s *Server) *handedOver {
+	h := &handedOver{Conn: conn, info: info, server: s}
+	h.guard = newGuard(conn, s.options.MaxHeaderBytes, func() { h.broken(errBlockTooSlow) })
+	h.guard.blockTime = s.blockTime
+	h.guard.dataPays = true
+	return h
+}
+
+// broken ends the connection of a client that broke the protocol.
+func (h *handedOver) broken(v violation) {
+	h.over.Do(func() {
+		h.server.violations.Inc()
+		h.server.options.Logger.Debug("A client broke the protocol", "client", h.RemoteAddr().String(), "err", v)
+	})
+	_ = h.Close() // the client is given up
+}
+
+// Read implements net.Conn.
+func (h *handedOver) Read(b []byte) (int, error) {
+	n, err := h.guard.Read(b)
+	var v violation
+	if errors.As(err, &v) {
+		h.broken(v)
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (h *handedOver) Write(b []byte) (int, error) {
+	if err := h.SetWriteDeadline(time.Now().Add(h.server.writeTime)); err != nil {
+		return 0, err
+	}
+	n, err := h.Conn.Write(b)
+	h.guard.budget.pay(n)
+	if err != nil {
+		_ = h.Close() // grpc-go leaves it to its reader to find that the client is gone
+	}
+	return n, err
 }
 
 // Close implements net.Conn.
 func (h *handedOver) Close() error {
+	h.over.Do(func() {})
 	h.info.connection.end()
 	return h.Conn.Close()
 }

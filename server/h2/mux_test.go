@@ -131,7 +131,7 @@ func TestAcceptErrors(t *testing.T) {
 func TestConnectionToAStoppedServer(t *testing.T) {
 	f := start(t, echo)
 	f.server.Stop()
-	c := f.connect(t)
+	c := f.connect(t, Protocol)
 	_, err := c.ReadFrame()
 	require.Error(t, err)
 }

@@ -2,52 +2,24 @@ package h2
 
 import (
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
 )
 
-const (
-	// maxStrikes is how many pings in a row may come too early, as grpc-go's servers have it.
-	maxStrikes = 2
-	// maxFrames is how many frames a client may send within a second that lead to nothing.
-	maxFrames = 1000
-)
+// maxStrikes is how many pings in a row may come too early, as grpc-go's servers have it.
+const maxStrikes = 2
 
 var (
 	// errTooManyPings makes grpc-go's client ping less often.
-	errTooManyPings  = violation{http2.ErrCodeEnhanceYourCalm, "too_many_pings"}
-	errTooManyFrames = violation{http2.ErrCodeEnhanceYourCalm, "too many frames without a message"}
-	errDead          = errors.New("the client does not answer pings")
+	errTooManyPings = violation{http2.ErrCodeEnhanceYourCalm, "too_many_pings"}
+	errDead         = errors.New("the client does not answer pings")
 )
 
 var started = time.Now()
 
 // now is a clock for what is kept in few bytes.
 func now() time.Duration { return time.Since(started) }
-
-// frameBudget bounds what a client may ask for at no cost of its own: frames that neither bring a message nor can be an
-// answer to one. Floods of SETTINGS, of streams that are reset, of empty DATA end here.
-type frameBudget struct {
-	spent atomic.Int32
-	since time.Duration
-}
-
-// spend is for each frame that is read.
-func (b *frameBudget) spend(at time.Duration) error {
-	if at-b.since > time.Second {
-		b.since = at
-		b.reset()
-	}
-	if b.spent.Add(1) > maxFrames {
-		return errTooManyFrames
-	}
-	return nil
-}
-
-// reset is for each message, received or sent.
-func (b *frameBudget) reset() { b.spent.Store(0) }
 
 // pings are those of both sides. conn.mu guards them.
 type pings struct {

@@ -31,7 +31,7 @@ type rawClient struct {
 // raw connects and exchanges settings.
 func (f *fixture) raw(t *testing.T, settings ...http2.Setting) *rawClient {
 	t.Helper()
-	c := f.connect(t)
+	c := f.connect(t, Protocol)
 	c.write(io.WriteString(c.conn, http2.ClientPreface))
 	require.NoError(t, c.WriteSettings(settings...))
 	c.expectSettings()
@@ -39,9 +39,9 @@ func (f *fixture) raw(t *testing.T, settings ...http2.Setting) *rawClient {
 }
 
 // connect does the TLS handshake only.
-func (f *fixture) connect(t *testing.T) *rawClient {
+func (f *fixture) connect(t *testing.T, protocol string) *rawClient {
 	t.Helper()
-	conn, err := tls.Dial("tcp", f.address, f.tls(Protocol))
+	conn, err := tls.Dial("tcp", f.address, f.tls(protocol))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() }) // a test may have closed it
 	require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
@@ -232,18 +232,18 @@ func (c *rawClient) ok(errs ...error) {
 func TestPreface(t *testing.T) {
 	f := start(t, echo)
 	t.Run("of another protocol", func(t *testing.T) {
-		c := f.connect(t)
+		c := f.connect(t, Protocol)
 		c.write(io.WriteString(c.conn, "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"))
 		require.Equal(t, "the client does not speak HTTP/2", c.expectGoAway(http2.ErrCodeProtocol))
 	})
 	t.Run("without SETTINGS", func(t *testing.T) {
-		c := f.connect(t)
+		c := f.connect(t, Protocol)
 		c.write(io.WriteString(c.conn, http2.ClientPreface))
 		c.ok(c.WritePing(false, [8]byte{}))
 		require.Equal(t, "the first frame is none of SETTINGS", c.expectGoAway(http2.ErrCodeProtocol))
 	})
 	t.Run("with a stream at once", func(t *testing.T) {
-		c := f.connect(t)
+		c := f.connect(t, Protocol)
 		var b bytes.Buffer
 		require.NoError(t, greet(&b))
 		c.write(c.conn.Write(b.Bytes()))
@@ -271,6 +271,7 @@ func TestBrokenStream(t *testing.T) {
 		}
 	}
 	block := func(fields ...field) func(c *rawClient) {
+		fields = append([]field{{Name: ":scheme", Value: "https"}}, fields...)
 		return func(c *rawClient) { c.headers(1, false, encodeHeaders(fields)) }
 	}
 	with := func(fields ...field) func(c *rawClient) {
@@ -287,7 +288,7 @@ func TestBrokenStream(t *testing.T) {
 		"method":                {block(field{Name: ":method", Value: "GET"}, path, kind, host), answer(405, codes.Internal)},
 		"no host":               {block(post, path, kind), answer(400, codes.Internal)},
 		"two hosts":             {block(post, path, kind, host, host), answer(400, codes.Internal)},
-		"connection":            {with(field{Name: "connection", Value: "close"}), answer(400, codes.Internal)},
+		"connection":            {with(field{Name: "connection", Value: "close"}), reset(http2.ErrCodeProtocol)},
 		"timeout without unit":  {with(field{Name: "grpc-timeout", Value: "5"}), answer(400, codes.Internal)},
 		"timeout too long":      {with(field{Name: "grpc-timeout", Value: "123456789S"}), answer(400, codes.Internal)},
 		"timeout no number":     {with(field{Name: "grpc-timeout", Value: "-1S"}), answer(400, codes.Internal)},
@@ -302,9 +303,9 @@ func TestBrokenStream(t *testing.T) {
 			c.request(1)
 			c.ok(c.WriteData(1, true, []byte("\x00\x00")))
 		}, func(c *rawClient) { c.expectStatus(codes.Internal) }},
-		"trailers":            {func(c *rawClient) { c.request(1); c.headers(1, true, nil) }, reset(http2.ErrCodeProtocol)},
-		"empty window update": {func(c *rawClient) { c.request(1); c.ok(c.WriteWindowUpdate(1, 0)) }, reset(http2.ErrCodeProtocol)},
-		"window too large":    {func(c *rawClient) { c.request(1); c.ok(c.WriteWindowUpdate(1, maxWindow)) }, reset(http2.ErrCodeFlowControl)},
+		"trailers without an end": {func(c *rawClient) { c.request(1); c.headers(1, false, nil) }, reset(http2.ErrCodeProtocol)},
+		"empty window update":     {func(c *rawClient) { c.request(1); c.ok(c.WriteWindowUpdate(1, 0)) }, reset(http2.ErrCodeProtocol)},
+		"window too large":        {func(c *rawClient) { c.request(1); c.ok(c.WriteWindowUpdate(1, maxWindow)) }, reset(http2.ErrCodeFlowControl)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := f.raw(t)

@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/peer"
 )
@@ -71,8 +72,12 @@ var errStopped = errors.New("the server is stopped")
 
 // Server serves the connections that a Mux brings.
 type Server struct {
-	options    Options
-	violations prometheus.Counter
+	options Options
+	// parse is parseRequest, blockTime is maxBlockTime and writeTime is maxWriteTime, except in
+	// tests.
+	parse                func(f *http2.MetaHeadersFrame, path string) (request, *refusal)
+	blockTime, writeTime time.Duration
+	violations           prometheus.Counter
 	// extra are streams beside another one of their connection.
 	extra       prometheus.Counter
 	extraLogged rate.Sometimes
@@ -86,10 +91,10 @@ type Server struct {
 // New makes a server.
 func New(o Options) *Server {
 	s := &Server{
-		options: o,
+		options: o, parse: parseRequest, blockTime: maxBlockTime, writeTime: maxWriteTime,
 		violations: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_protocol_errors_total",
-			Help: "Connections of agents that were closed because the client broke the protocol of HTTP/2 or overdid it.",
+			Help: "Connections over TLS that were closed because the client broke the protocol of HTTP/2, if it is an agent, or sent too many frames.",
 		}),
 		extra: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "slicecast_server_extra_streams_total",

@@ -39,7 +39,9 @@ type Stream struct {
 	partial  bool  // a part of a message is sent
 	// halfClosed: the client sends no more.
 	halfClosed bool
-	session    Session // nil: not open yet
+	// left is how much DATA the request's content-length leaves; negative if it has none.
+	left    int64
+	session Session // nil: not open yet
 	// inbox is the part of a message of the client that is there; before the session is open, all that is there. The goroutine
 	// that reads the connection changes it without conn.mu when the session is open.
 	inbox []byte
@@ -111,7 +113,7 @@ func (s *Stream) sendLocked(m *messages, n int) error {
 	s.window -= int64(n)
 	c.window -= int64(n)
 	c.pings.pardon = true
-	c.frames.reset()
+	c.guard.budget.pay(bytesPerFrame + n) // the client acknowledges it, and opens its window
 	return c.writeLocked(b)
 }
 
@@ -213,6 +215,9 @@ func (s *Stream) takeLocked(data []byte, last bool) {
 		data = s.inbox
 	}
 	rest, err := s.deliver(s.session, data)
+	if n := len(data) - len(rest); n > 0 {
+		c.guard.budget.pay(bytesPerFrame + n)
+	}
 	if len(rest) == 0 {
 		s.inbox = nil
 	} else {
@@ -240,7 +245,6 @@ func (s *Stream) deliver(session Session, data []byte) (rest []byte, err error) 
 		case len(data) < messagePrefix+int(size):
 			return data, nil
 		}
-		s.conn.frames.reset()
 		if err := session.Message(data[messagePrefix:][:size]); err != nil {
 			return nil, err
 		}

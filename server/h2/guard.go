@@ -1,0 +1,166 @@
+package h2
+
+import (
+	"io"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+const (
+	// maxFrames is how many frames a client may send within a second, beside those that are paid
+	// for.
+	maxFrames = 1000
+	// bytesPerFrame is how many bytes of messages pay for one more frame.
+	bytesPerFrame = 512
+	// maxBlockFrames bounds the frames of one header block: HEADERS and its CONTINUATIONs.
+	maxBlockFrames = 10
+	// maxBlockTime is how long a client may take to send one header block.
+	maxBlockTime = 10 * time.Second
+	// maxWriteTime is how long a client of the grpc.Server may take to read what is written to it.
+	// Meanwhile, grpc-go keeps what it reads of the client's WINDOW_UPDATEs.
+	maxWriteTime = time.Minute
+	// maxSettings bounds the settings in one SETTINGS frame.
+	maxSettings = 64
+
+	frameHeaderSize = 9
+	settingSize     = 6
+)
+
+var (
+	errTooManyFrames   = violation{http2.ErrCodeEnhanceYourCalm, "too many frames without a message"}
+	errBlockTooLong    = violation{http2.ErrCodeEnhanceYourCalm, "a header block is too long"}
+	errBlockTooSlow    = violation{http2.ErrCodeEnhanceYourCalm, "a header block takes too long to arrive"}
+	errTooManySettings = violation{http2.ErrCodeEnhanceYourCalm, "too many settings in one frame"}
+)
+
+// frameBudget bounds what a client may ask for at no cost of its own. Every frame costs
+// bytesPerFrame, whatever its type is; messages pay with their bytes.
+type frameBudget struct {
+	spent atomic.Int64 // bytes since the time since
+	since time.Duration
+}
+
+// spend counts a frame of the client.
+func (b *frameBudget) spend(at time.Duration) error {
+	if at-b.since > time.Second {
+		b.since = at
+		b.spent.Store(0)
+	}
+	if b.spent.Add(bytesPerFrame) > maxFrames*bytesPerFrame {
+		return errTooManyFrames
+	}
+	return nil
+}
+
+// pay lets the client send more frames. Any goroutine may call it.
+func (b *frameBudget) pay(bytes int) { b.spent.Add(-int64(bytes)) }
+
+// guard reads what an HTTP/2 client sends and follows its frames on the way to whoever parses them.
+// It bounds the frames that the parser consumes by itself, such as the CONTINUATIONs of a header
+// block, and those that grpc-go does not bound.
+type guard struct {
+	reader io.Reader
+	budget frameBudget
+	// maxBlock bounds the bytes of a header block, before they are decompressed.
+	maxBlock int
+	// blockTime is maxBlockTime, except in tests.
+	blockTime time.Duration
+	// slow is called, in a goroutine of its own, when a header block takes longer than blockTime.
+	slow func()
+	// dataPays means that the bytes of DATA frames pay for frames.
+	dataPays bool
+
+	// Only the goroutine that reads uses what follows.
+	broken      error // why nothing is read any more
+	skip        int   // bytes up to the header of the next frame
+	header      [frameHeaderSize]byte
+	got         int // bytes of header that have arrived
+	blockFrames int // of the header block that is not complete; 0 means that there is none
+	blockSize   int
+	timer       *time.Timer // calls slow
+}
+
+func newGuard(reader io.Reader, maxHeaderBytes uint32, slow func()) guard {
+	return guard{
+		reader: reader, maxBlock: 2 * int(maxHeaderBytes), blockTime: maxBlockTime, slow: slow, skip: len(http2.ClientPreface),
+	}
+}
+
+// Read implements io.Reader. After a violation it returns nothing else.
+func (g *guard) Read(b []byte) (int, error) {
+	if g.broken != nil {
+		return 0, g.broken
+	}
+	n, err := g.reader.Read(b)
+	if g.broken = g.follow(b[:n]); g.broken != nil {
+		return 0, g.broken
+	}
+	return n, err
+}
+
+// follow finds the frames' headers in what was read.
+func (g *guard) follow(b []byte) error {
+	for len(b) > 0 {
+		if g.skip > 0 {
+			n := min(g.skip, len(b))
+			g.skip -= n
+			b = b[n:]
+			continue
+		}
+		n := copy(g.header[g.got:], b)
+		g.got += n
+		b = b[n:]
+		if g.got < frameHeaderSize {
+			return nil
+		}
+		g.got = 0
+		g.skip = int(g.header[0])<<16 | int(g.header[1])<<8 | int(g.header[2])
+		if err := g.frame(g.skip, http2.FrameType(g.header[3]), http2.Flags(g.header[4])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frame checks a frame before its payload is read.
+func (g *guard) frame(size int, kind http2.FrameType, flags http2.Flags) error {
+	if err := g.budget.spend(now()); err != nil {
+		return err
+	}
+	switch kind {
+	case http2.FrameHeaders, http2.FrameContinuation:
+		return g.block(size, flags.Has(http2.FlagHeadersEndHeaders))
+	case http2.FrameSettings:
+		if size > maxSettings*settingSize {
+			return errTooManySettings
+		}
+	case http2.FrameData:
+		if g.dataPays {
+			g.budget.pay(size)
+		}
+	}
+	return nil
+}
+
+// block counts a frame of a header block. That CONTINUATION follows only such frames is for the
+// parser to check.
+func (g *guard) block(size int, last bool) error {
+	g.blockFrames++
+	g.blockSize += size
+	if g.blockFrames > maxBlockFrames || g.blockSize > g.maxBlock {
+		return errBlockTooLong
+	}
+	switch {
+	case last:
+		g.blockFrames, g.blockSize = 0, 0
+		if g.timer != nil {
+			g.timer.Stop()
+			g.timer = nil
+		}
+	case g.timer == nil:
+		g.timer = time.AfterFunc(g.blockTime, g.slow)
+	}
+	return nil
+}
