@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/slicecast/slicecast/agent/reconcile"
 	"github.com/slicecast/slicecast/agent/status"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/source"
@@ -118,10 +120,12 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err != nil {
 		return err
 	}
+	displaced := bounded.NewDisplaced(registry, "agent")
 	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
 	// The health server asks the reconciler, which tells it what to answer.
 	healthServer := health.New(health.Options{
 		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
+		Displaced: displaced,
 	})
 	options := reconcile.Options{
 		Cache: cache, View: view.New(viewOptions), Programmer: p.Programmer, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
@@ -135,7 +139,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	healthServer.Programming = r
 
 	g, ctx := errgroup.WithContext(ctx)
-	if err := o.serveMetrics(ctx, g, registry, logger); err != nil {
+	if err := o.serveMetrics(ctx, g, registry, displaced, logger); err != nil {
 		return err
 	}
 	servers, _ := f.(*client.Client) // nil: standalone
@@ -216,7 +220,9 @@ func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (sour
 }
 
 // serveMetrics serves metrics, where asked for.
-func (o *Options) serveMetrics(ctx context.Context, g *errgroup.Group, registry daemon.Registry, logger *slog.Logger) error {
+func (o *Options) serveMetrics(
+	ctx context.Context, g *errgroup.Group, registry daemon.Registry, displaced *prometheus.CounterVec, logger *slog.Logger,
+) error {
 	if o.MetricsBindAddress == "" {
 		return nil
 	}
@@ -228,8 +234,9 @@ func (o *Options) serveMetrics(ctx context.Context, g *errgroup.Group, registry 
 	if err != nil {
 		return err
 	}
+	port := bounded.NewPort("metrics", bounded.Metrics, logger, displaced)
 	g.Go(func() error {
-		return daemon.ServeHTTP(ctx, tls.NewListener(l, config), daemon.MetricsHandler(registry), logger)
+		return daemon.ServeHTTP(ctx, tls.NewListener(port.Listener(l), config), port.Server(daemon.MetricsHandler(registry)))
 	})
 	return nil
 }

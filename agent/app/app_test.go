@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,6 +21,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 	"github.com/slicecast/slicecast/internal/testca"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
@@ -129,7 +132,10 @@ func TestNotReadyWithoutServer(t *testing.T) {
 	require.Empty(t, out.String(), "nothing is programmed before the agent knows something")
 }
 
-func TestMetricsWantACertificate(t *testing.T) {
+// startMetrics starts an agent with metrics, and returns their address and what a client with these
+// certificates gets there.
+func startMetrics(t *testing.T) (address string, get func(certs ...tls.Certificate) (string, error), scraper tls.Certificate) {
+	t.Helper()
 	dir := t.TempDir()
 	ca, err := testca.New()
 	require.NoError(t, err)
@@ -139,19 +145,41 @@ func TestMetricsWantACertificate(t *testing.T) {
 	require.NoError(t, err)
 	cert, key, err := testca.Write(dir, "metrics", serving)
 	require.NoError(t, err)
-	scraper, err := ca.Client("prometheus")
+	scraper, err = ca.Client("prometheus")
 	require.NoError(t, err)
 
-	address := freeAddress(t)
+	address = freeAddress(t)
 	start(t, "--source=file", "--manifests="+t.TempDir(), "--programmer=printer", "--metrics-bind-address="+address,
 		"--metrics-cert-file="+cert, "--metrics-key-file="+key, "--metrics-client-ca-file="+caFile)
-	get := func(certs ...tls.Certificate) (string, error) { return scrape(t, address, ca.Pool(), certs) }
+	get = func(certs ...tls.Certificate) (string, error) { return scrape(t, address, ca.Pool(), certs) }
 	require.Eventually(t, func() bool {
 		body, err := get(scraper)
 		return err == nil && strings.Contains(body, "slicecast_agent_service_ports 0")
 	}, 10*time.Second, 10*time.Millisecond)
-	_, err = get()
+	return address, get, scraper
+}
+
+func TestMetricsWantACertificate(t *testing.T) {
+	_, get, _ := startMetrics(t)
+	_, err := get()
 	require.ErrorContains(t, err, "certificate required")
+}
+
+// Metrics keep few connections of clients that ask for nothing, and are scraped meanwhile.
+func TestMetricsPortIsBounded(t *testing.T) {
+	address, get, scraper := startMetrics(t)
+	crowd := boundedtest.NewCrowd(t, address)
+	for i := range 2000 {
+		crowd.Join(netip.MustParseAddr("127.0.0.1"), "")
+		if i%200 == 0 {
+			_, err := get(scraper)
+			require.NoError(t, err)
+			require.LessOrEqual(t, crowd.Held(), bounded.Metrics.PerAddress)
+		}
+	}
+	body, err := get(scraper)
+	require.NoError(t, err)
+	require.Contains(t, body, `slicecast_agent_displaced_connections_total{port="metrics"}`)
 }
 
 func scrape(t *testing.T, address string, roots *x509.CertPool, certs []tls.Certificate) (string, error) {

@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
@@ -50,6 +51,8 @@ type Options struct {
 	Addresses  []string
 	Logger     *slog.Logger          // nil: slog's default
 	Registerer prometheus.Registerer // nil: no metrics
+	// Displaced is what bounded.NewDisplaced returns; nil means that it is not registered.
+	Displaced *prometheus.CounterVec
 }
 
 // Server answers. It must be run.
@@ -59,6 +62,8 @@ type Server struct {
 	wake     chan struct{}
 	retry    time.Duration
 	failures prometheus.Counter
+	// nodePort bounds the connections for the node, servicePort those for all Services.
+	nodePort, servicePort *bounded.Port
 
 	mu     sync.Mutex // guards what is below
 	checks map[view.HealthCheckID]view.HealthCheck
@@ -70,8 +75,13 @@ func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if o.Displaced == nil {
+		o.Displaced = bounded.NewDisplaced(nil, "agent")
+	}
 	return &Server{
 		Options: o, wake: make(chan struct{}, 1), retry: retryInterval,
+		nodePort:    bounded.NewPort("health", bounded.Health, o.Logger, o.Displaced),
+		servicePort: bounded.NewPort("service_health", bounded.ServiceHealth, o.Logger, o.Displaced),
 		failures: promauto.With(o.Registerer).NewCounter(prometheus.CounterOpts{Namespace: "slicecast", Subsystem: "agent", Name: "health_listen_errors_total",
 			Help: "Tries to open a port for health checks that failed, most likely as another program has it."}),
 	}

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
@@ -306,6 +308,41 @@ func TestFamilies(t *testing.T) {
 }
 
 // TestPortsThatAreTaken are logged once and tried again.
+// The node's port, and all of the Services' ports together, keep few connections of clients that
+// ask for nothing. Probes are answered meanwhile, and a crowd at one of the two does not concern
+// the other.
+func TestPortsAreBounded(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	s, _, _ := start(t, "127.0.0.1:10256")
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 30001, LocalEndpoints: 1}, api: {Port: 30002, LocalEndpoints: 1}}, everywhere)
+	node, services := "http://127.0.0.1:10256/healthz", []string{"http://127.0.0.1:30001", "http://127.0.0.1:30002"}
+	for _, url := range append(services, node) {
+		eventually(t, url, http.StatusOK)
+	}
+	crowds := []*boundedtest.Crowd{boundedtest.NewCrowd(t, "127.0.0.1:30001"), boundedtest.NewCrowd(t, "127.0.0.1:30002")}
+	from := netip.MustParseAddr("127.1.0.0")
+	for i := range 3000 {
+		from = from.Next()
+		crowds[i%2].Join(from, "")
+		if i%300 == 0 {
+			require.Equal(t, http.StatusOK, get(t, services[0]).status)
+			require.Equal(t, http.StatusOK, get(t, services[1]).status)
+			require.LessOrEqual(t, crowds[0].Held()+crowds[1].Held(), bounded.ServiceHealth.Total)
+		}
+	}
+	require.Zero(t, testutil.ToFloat64(s.Displaced.WithLabelValues("health")))
+	require.NotZero(t, testutil.ToFloat64(s.Displaced.WithLabelValues("service_health")))
+
+	crowd := boundedtest.NewCrowd(t, "127.0.0.1:10256")
+	for i := range 3000 {
+		crowd.Join(netip.MustParseAddr("127.0.0.1"), "")
+		if i%300 == 0 {
+			require.Equal(t, http.StatusOK, get(t, node).status)
+			require.LessOrEqual(t, crowd.Held(), bounded.Health.PerAddress)
+		}
+	}
+}
+
 func TestPortsThatAreTaken(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:10256")
 	require.NoError(t, err)

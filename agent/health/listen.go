@@ -2,7 +2,6 @@ package health
 
 import (
 	"context"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -18,13 +17,6 @@ import (
 
 // retryInterval is how often ports are tried again that could not be opened, and the machine's addresses are looked at.
 const retryInterval = 5 * time.Second
-
-// Bounds of what a client can take: probes are small and short.
-const (
-	requestTimeout = 10 * time.Second
-	idleTimeout    = time.Minute
-	maxHeaderBytes = 16 << 10
-)
 
 // listenerKey is something to listen on, and for whom.
 type listenerKey struct {
@@ -140,12 +132,13 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 		delete(l.failed, key)
 		l.Logger.Info("Health checks are answered now", "for", key.subject(), "address", key.address)
 	}
-	server := &http.Server{
-		Handler: handler, ReadTimeout: requestTimeout, WriteTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-		ErrorLog: slog.NewLogLogger(l.Logger.Handler(), slog.LevelDebug),
+	port := l.nodePort
+	if key.check != (view.HealthCheckID{}) {
+		port = l.servicePort
 	}
+	server := port.Server(handler)
 	l.open[key] = server
-	l.serving.Go(func() { _ = server.Serve(listener) }) // ends with Close; Accept itself only fails for a time
+	l.serving.Go(func() { _ = server.Serve(port.Listener(listener)) }) // ends with Close; Accept itself only fails for a time
 }
 
 // subject says for whom, in logs.

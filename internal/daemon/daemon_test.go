@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -101,7 +100,7 @@ func TestServeHTTP(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ServeHTTP(ctx, listener, MetricsHandler(NewRegistry()), slog.New(slog.DiscardHandler))
+		ended <- ServeHTTP(ctx, listener, &http.Server{ReadHeaderTimeout: time.Minute, Handler: MetricsHandler(NewRegistry())})
 	}()
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
@@ -125,7 +124,7 @@ func TestServeHTTPOnAClosedListener(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
-	err = ServeHTTP(t.Context(), listener, http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	err = ServeHTTP(t.Context(), listener, &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.NotFoundHandler()})
 	require.ErrorIs(t, err, net.ErrClosed)
 	require.ErrorContains(t, err, listener.Addr().String())
 }

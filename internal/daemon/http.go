@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -14,20 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// httpTimeout bounds each phase of a request: nothing that these servers answer takes long.
-const httpTimeout = 10 * time.Second
-
 // ServeHTTP answers requests on the listener, over TLS where the listener does that, until the context ends. Requests
 // under way get a moment to end. It closes the listener.
-func ServeHTTP(ctx context.Context, listener net.Listener, handler http.Handler, logger *slog.Logger) error {
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: httpTimeout,
-		ReadTimeout:       httpTimeout,
-		WriteTimeout:      3 * httpTimeout, // a slow reader of many metrics
-		IdleTimeout:       3 * time.Minute, // longer than scrapers' intervals
-		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
-	}
+func ServeHTTP(ctx context.Context, listener net.Listener, server *http.Server) error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	select {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/store"
@@ -97,6 +98,7 @@ func New(c Config) (_ *Server, err error) {
 func (s *Server) listen(authentication *auth.Auth) (err error) {
 	c := s.config
 	metrics := daemon.MetricsHandler(c.Registry)
+	displaced := bounded.NewDisplaced(c.Registry, "server")
 	var certificates *tlsfiles.Follower
 	clients := tls.NoClientCert
 	if c.TLS != nil {
@@ -130,17 +132,20 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 		if err != nil {
 			return err
 		}
-		s.addresses.Healthz = s.addHTTP("health checks", listener, daemon.HealthHandler(s.ready))
+		port := bounded.NewPort("health", bounded.Health, c.Logger, displaced)
+		s.addresses.Healthz = s.addHTTP("health checks", port.Listener(listener), port.Server(daemon.HealthHandler(s.ready)))
 	}
 	if c.MetricsBindAddress != "" {
 		listener, err := daemon.Listen("metrics-bind-address", c.MetricsBindAddress)
 		if err != nil {
 			return err
 		}
+		port := bounded.NewPort("metrics", bounded.Metrics, c.Logger, displaced)
+		listener = port.Listener(listener)
 		if certificates != nil {
 			listener = tls.NewListener(listener, certificates.Server(clients, "http/1.1"))
 		}
-		s.addresses.Metrics = s.addHTTP("metrics", listener, metrics)
+		s.addresses.Metrics = s.addHTTP("metrics", listener, port.Server(metrics))
 	}
 	return nil
 }
@@ -156,9 +161,9 @@ func (s *Server) addGRPC(name string, l net.Listener, server *grpc.Server) net.A
 	return l.Addr()
 }
 
-func (s *Server) addHTTP(name string, l net.Listener, handler http.Handler) net.Addr {
+func (s *Server) addHTTP(name string, l net.Listener, server *http.Server) net.Addr {
 	s.parts = append(s.parts, part{name, l, func(ctx context.Context, l net.Listener) error {
-		return daemon.ServeHTTP(ctx, l, handler, s.config.Logger)
+		return daemon.ServeHTTP(ctx, l, server)
 	}})
 	return l.Addr()
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"path/filepath"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/slicecast/slicecast/internal/bounded"
+	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 	"github.com/slicecast/slicecast/internal/daemon"
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/tlsfiles"
@@ -317,6 +320,28 @@ func TestMetrics(t *testing.T) {
 
 	plain := start(t, testConfig(t))
 	require.Contains(t, get(t, nil, "http://"+plain.Addresses().Metrics.String()+"/metrics"), "slicecast_server_streams 0")
+}
+
+// Ports of health checks and metrics keep few connections of clients that ask for nothing, and
+// answer probes and scrapes meanwhile.
+func TestPortsAreBounded(t *testing.T) {
+	c, ca := tlsConfig(t)
+	r := start(t, c)
+	r.sync()
+	scraper, url := ca.ClientTLS(ca.Operator()), "https://"+r.Addresses().Metrics.String()+"/metrics"
+	health := boundedtest.NewCrowd(t, r.Addresses().Healthz.String())
+	metrics := boundedtest.NewCrowd(t, r.Addresses().Metrics.String())
+	for i := range 2000 {
+		health.Join(netip.MustParseAddr("127.0.0.1"), "")
+		metrics.Join(netip.MustParseAddr("127.0.0.1"), "")
+		if i%200 == 0 {
+			require.Equal(t, "200 ok", r.readyz())
+			require.Contains(t, get(t, scraper, url), "slicecast_server_streams 0")
+			require.LessOrEqual(t, health.Held(), bounded.Health.PerAddress)
+			require.LessOrEqual(t, metrics.Held(), bounded.Metrics.PerAddress)
+		}
+	}
+	require.NotContains(t, get(t, scraper, url), `slicecast_server_displaced_connections_total{port="health"} 0`)
 }
 
 func TestAnAddressInUseIsSaidByItsFlag(t *testing.T) {

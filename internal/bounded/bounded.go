@@ -1,0 +1,240 @@
+// Package bounded serves HTTP on ports that are open to strangers.
+//
+// Guarantees:
+//
+//   - A Port never has more connections than its limits allow, in total and from one address. An IPv6
+//     /64 counts as one address, and an IPv4 address mapped to IPv6 as the IPv4 address.
+//   - No newcomer is refused. If there is no room, a connection of the address that has the most ends:
+//     the one that has been silent for the longest time. A probe of a kubelet or load balancer is
+//     answered however many connections others hold.
+package bounded
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+	"golang.org/x/time/rate"
+)
+
+// maxHeaderBytes bounds a request's headers. It leaves room for a ServiceAccount token.
+const maxHeaderBytes = 16 << 10
+
+// logInterval is how often it is logged that connections of a port are displaced.
+const logInterval = time.Minute
+
+// Limits bound the connections to a port.
+type Limits struct {
+	// Total and PerAddress are how many connections there may be at a time.
+	Total, PerAddress int
+	// Read is how long a TLS handshake, and then a request with its headers, may take to arrive.
+	Read time.Duration
+	// Write is how long a request may take to be answered, once its headers have arrived.
+	Write time.Duration
+	// Idle is how long a connection may wait for its next request.
+	Idle time.Duration
+}
+
+var (
+	// Health are the limits of health checks. Probes are small, and most have a connection of their
+	// own.
+	Health = Limits{Total: 256, PerAddress: 64, Read: 5 * time.Second, Write: 5 * time.Second, Idle: 20 * time.Second}
+	// ServiceHealth are the limits of all health checks of Services together. Load balancers ask for
+	// many Services from few addresses.
+	ServiceHealth = Limits{Total: 1024, PerAddress: 256, Read: 5 * time.Second, Write: 5 * time.Second, Idle: 20 * time.Second}
+	// Metrics are the limits of metrics. Write leaves time for a slow reader of many, and Idle is
+	// longer than scrapers' intervals.
+	Metrics = Limits{Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute}
+)
+
+// NewDisplaced returns the metric of displaced connections, by port, of a component: server or agent.
+func NewDisplaced(r prometheus.Registerer, component string) *prometheus.CounterVec {
+	return promauto.With(r).NewCounterVec(prometheus.CounterOpts{
+		Namespace: "slicecast", Subsystem: component, Name: "displaced_connections_total",
+		Help: "Connections to ports of health checks and metrics that were closed to make room for new ones, by port.",
+	}, []string{"port"})
+}
+
+// Port bounds the connections of one listener, or of several that share the limits.
+type Port struct {
+	name      string
+	limits    Limits
+	logger    *slog.Logger
+	displaced prometheus.Counter
+	warn      rate.Sometimes
+
+	clock atomic.Uint64 // counts reads and writes of all connections
+
+	mu        sync.Mutex // guards what follows
+	conns     []*conn    // in no order; each has its index
+	addresses map[netip.Prefix]*address
+}
+
+// address is where connections come from.
+type address struct {
+	count int // of its connections; guarded by Port.mu
+}
+
+// NewPort returns a Port without listeners. Its name is a label of displaced, which NewDisplaced
+// returns.
+func NewPort(name string, limits Limits, logger *slog.Logger, displaced *prometheus.CounterVec) *Port {
+	return &Port{
+		name: name, limits: limits, logger: logger, displaced: displaced.WithLabelValues(name),
+		warn: rate.Sometimes{Interval: logInterval}, addresses: make(map[netip.Prefix]*address),
+	}
+}
+
+// Listener returns a listener that accepts what l does, within the limits.
+func (p *Port) Listener(l net.Listener) net.Listener { return &listener{l, p} }
+
+// Server returns an HTTP server with the limits' timeouts, for one of the port's listeners.
+func (p *Port) Server(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler: handler, MaxHeaderBytes: maxHeaderBytes,
+		ReadTimeout: p.limits.Read, WriteTimeout: p.limits.Write, IdleTimeout: p.limits.Idle,
+		ErrorLog: slog.NewLogLogger(p.logger.Handler(), slog.LevelDebug),
+	}
+}
+
+type listener struct {
+	net.Listener
+	port *Port
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	raw, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return l.port.admit(raw), nil
+}
+
+// admit makes room for a connection.
+func (p *Port) admit(raw net.Conn) *conn {
+	c := &conn{Conn: raw, port: p}
+	c.active()
+	prefix := origin(raw.RemoteAddr())
+	p.mu.Lock()
+	from := p.addresses[prefix]
+	if from == nil {
+		from = new(address)
+	}
+	var victim *conn
+	switch {
+	case from.count >= p.limits.PerAddress:
+		victim = p.victimLocked(from)
+	case len(p.conns) >= p.limits.Total:
+		victim = p.victimLocked(nil)
+	}
+	if victim != nil {
+		p.removeLocked(victim)
+	}
+	p.addresses[prefix] = from
+	from.count++
+	c.prefix, c.from, c.index = prefix, from, len(p.conns)
+	p.conns = append(p.conns, c)
+	p.mu.Unlock()
+	if victim != nil {
+		p.displace(victim)
+	}
+	return c
+}
+
+// victimLocked returns the connection to displace: of those from an address or, if that is nil, of
+// those from the addresses that have the most, the one that has been silent for the longest time.
+func (p *Port) victimLocked(from *address) (victim *conn) {
+	for _, c := range p.conns {
+		switch {
+		case from != nil && c.from != from:
+		case victim == nil, c.from.count > victim.from.count,
+			c.from.count == victim.from.count && c.last.Load() < victim.last.Load():
+			victim = c
+		}
+	}
+	return victim
+}
+
+// removeLocked forgets a connection, once.
+func (p *Port) removeLocked(c *conn) {
+	if c.index < 0 {
+		return
+	}
+	last := p.conns[len(p.conns)-1]
+	p.conns[c.index], last.index = last, c.index
+	p.conns[len(p.conns)-1] = nil
+	p.conns = p.conns[:len(p.conns)-1]
+	c.index = -1
+	if c.from.count--; c.from.count == 0 {
+		delete(p.addresses, c.prefix)
+	}
+}
+
+// displace closes a connection that is removed.
+func (p *Port) displace(c *conn) {
+	p.displaced.Inc()
+	p.warn.Do(func() {
+		p.logger.Warn("Connection closed to make room for a new one; more are only counted for a while",
+			"port", p.name, "client", c.RemoteAddr().String(), "interval", logInterval)
+	})
+	_ = c.Conn.Close() // the client is given up
+}
+
+// conn is a connection of a Port.
+type conn struct {
+	net.Conn
+	port *Port
+	last atomic.Uint64 // the port's clock when bytes last came or went
+
+	prefix netip.Prefix
+	from   *address
+	index  int // in Port.conns, -1 if it is not there; guarded by Port.mu
+}
+
+func (c *conn) active() { c.last.Store(c.port.clock.Add(1)) }
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 {
+		c.active()
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if n > 0 {
+		c.active()
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.port.mu.Lock()
+	c.port.removeLocked(c)
+	c.port.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// origin returns what counts as the address of a client. Addresses that are none of IP are one.
+func origin(a net.Addr) netip.Prefix {
+	from, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Prefix{}
+	}
+	bits := 64
+	ip := from.Addr().Unmap()
+	if ip.Is4() {
+		bits = 32
+	}
+	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
+}
