@@ -193,6 +193,12 @@ func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneO
 // because there is no stream is dropped, and told when the next stream is in sync.
 func (c *Client) Ack(epoch uint64, positions map[uint32]uint64) { c.outbox.ack(epoch, positions) }
 
+// AckSince tells the server that all of a relay's nodes have a shard of an epoch programmed up to a sequence, since when the last of
+// them has it, and which one that was.
+func (c *Client) AckSince(epoch uint64, shard uint32, sequence uint64, at time.Time, last string) {
+	c.outbox.ackSince(epoch, map[uint32]uint64{shard: sequence}, at, last)
+}
+
 // Nack tells the server, and each one that comes after it, that something of a Service could not be programmed.
 func (c *Client) Nack(service model.ServiceKey, reason string) {
 	c.fail(subject{key: serviceKey(service)}, failure{reason: reason})

@@ -28,6 +28,8 @@ const (
 	// which an Ack has 100 KiB at most: servers take 128.
 	maxPositions = 8
 	maxAck       = maxShards
+	// maxLastNodes bounds the names of nodes in a relay's Ack, in bytes; further positions go without.
+	maxLastNodes = 16 << 10
 	// maxRequests bounds the requests that wait for a server that does not read, and the Resyncs that wait for their turn: more than it has shards.
 	maxRequests = 2 * maxShards
 	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, and newsPause is the time until more is: servers end
@@ -66,8 +68,9 @@ type outbox struct {
 	epoch uint64 // of acks
 	// rested is when the next Ack may go with what is programmed then; before, nobody is to wake up for it.
 	rested time.Time
-	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that.
-	nodes, toldNodes uint32
+	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that; leastNodes how many there have been at
+	// the least since then.
+	nodes, toldNodes, leastNodes uint32
 	// failing is what is not programmed as the server has it; news that, by shard, of which the server does not know that it is
 	// failing, or no longer failing.
 	failing map[subject]failure
@@ -80,10 +83,12 @@ type outbox struct {
 	changing     bool
 }
 
-// programmed is a position that the kernel holds, and since when.
+// programmed is a position that the kernel holds, and since when. A relay's is what all of its nodes hold, and since when the last
+// of them does.
 type programmed struct {
 	sequence uint64
 	at       time.Time
+	last     string // name of a relay's last node
 }
 
 // subject is an object, and where it is not programmed: empty, or one of a relay's nodes.
@@ -138,7 +143,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing, o.newsRested = o.wanted, false, time.Time{}
+	o.told, o.changing, o.newsRested, o.leastNodes = o.wanted, false, time.Time{}, o.nodes
 	o.resyncs, o.allowed = nil, rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)
 	return o.told
 }
@@ -223,7 +228,11 @@ func (o *outbox) request(r *pb.StreamRequest) {
 
 // ack notes positions that the kernel holds from now on.
 func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
-	now := time.Now()
+	o.ackSince(epoch, positions, time.Now(), "")
+}
+
+// ackSince notes positions that all of a relay's nodes hold since a time.
+func (o *outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if epoch != o.epoch {
@@ -235,12 +244,17 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 	}
 	for shard, sequence := range positions {
 		// Each has its own time, so that the server knows it of each; but not of too many.
-		if had := o.acks[shard]; len(had) == maxPositions {
-			o.acks[shard] = had[:maxPositions-1]
+		had, next := o.acks[shard], programmed{sequence, at, last}
+		// Positions that go as one have the time of the slowest.
+		if n := len(had); n > 0 && had[n-1].at.After(at) {
+			next.at, next.last = had[n-1].at, had[n-1].last
 		}
-		o.acks[shard] = append(o.acks[shard], programmed{sequence, now})
+		if len(had) == maxPositions {
+			had = had[:maxPositions-1]
+		}
+		o.acks[shard] = append(had, next)
 	}
-	if !now.Before(o.rested) {
+	if !time.Now().Before(o.rested) {
 		o.signal()
 	}
 }
@@ -249,7 +263,7 @@ func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 func (o *outbox) setNodes(n uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.nodes = n
+	o.nodes, o.leastNodes = n, min(o.leastNodes, n)
 	o.signal()
 }
 
@@ -365,15 +379,23 @@ func (o *outbox) laterLocked() {
 func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
 	a := &pb.Ack{Nodes: o.nodes}
-	o.toldNodes = o.nodes
+	if o.leastNodes < o.toldNodes {
+		// Nodes that came in the place of others don't take part in what they were not there for; the next Ack has them.
+		a.Nodes = o.leastNodes
+	}
+	o.toldNodes, o.leastNodes = a.GetNodes(), o.nodes
+	names := maxLastNodes
 	most := maxAck / max(1, len(o.acks))
 	for shard, positions := range o.acks {
 		if len(positions) > most {
 			positions = append(positions[:most-1], positions[len(positions)-1])
 		}
 		for _, p := range positions {
+			if names -= len(p.last) + 3; names < 0 {
+				p.last = ""
+			}
 			a.Positions = append(a.Positions, &pb.ShardPosition{
-				Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)),
+				Shard: shard, Sequence: p.sequence, AgeMs: uint32(min(now.Sub(p.at).Milliseconds(), math.MaxUint32)), LastNode: p.last,
 			})
 		}
 	}

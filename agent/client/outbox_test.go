@@ -3,6 +3,7 @@ package client
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,6 +40,80 @@ func TestAnAckHasTheTimeOfEachPosition(t *testing.T) {
 	}
 	require.EqualValues(t, 2*maxPositions, positions[maxPositions-1].GetSequence())
 	require.Less(t, positions[1].GetAgeMs(), uint32(50_000))
+}
+
+// A relay's positions have the time of its last node, with its name, those that go as one have that of the slowest, and names have a bound.
+func TestAnAckOfARelaysNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOutbox(NewCache(), nil)
+		o.newStream()
+		o.inSync()
+		ack := func() *pb.Ack {
+			requests, acked, err := o.take(true)
+			require.NoError(t, err)
+			require.True(t, acked)
+			return requests[0].GetAck()
+		}
+		now := time.Now()
+		ages := func(positions []*pb.ShardPosition) (ages []uint32, last string) {
+			for _, p := range positions {
+				ages = append(ages, p.GetAgeMs())
+				last += p.GetLastNode()
+			}
+			return ages, last
+		}
+		for i, name := range []string{"a", "b", "c"} {
+			o.ackSince(0, map[uint32]uint64{5: uint64(i)}, now.Add(-time.Duration([]int{7, 3, 5}[i])*time.Millisecond), name)
+		}
+		got, last := ages(ack().GetPositions())
+		require.Equal(t, []uint32{7, 3, 3}, got)
+		require.Equal(t, "abb", last, "who has something has what was before")
+		for i := range maxPositions + 1 {
+			o.ackSince(0, map[uint32]uint64{5: uint64(9 + i)}, now.Add(-time.Duration(20-i)*time.Millisecond), fmt.Sprint(i))
+		}
+		got, last = ages(ack().GetPositions())
+		require.Equal(t, []uint32{20, 19, 18, 17, 16, 15, 14, 12}, got)
+		require.Equal(t, "01234568", last)
+
+		// Names of nodes are left out before an Ack becomes too large.
+		for shard := range uint32(maxShards) {
+			o.ackSince(0, map[uint32]uint64{shard: math.MaxUint64}, now.Add(-math.MaxUint32*time.Millisecond), strings.Repeat("n", 253))
+		}
+		a := ack()
+		require.Less(t, proto.Size(a), 128<<10)
+		_, last = ages(a.GetPositions())
+		require.Len(t, last, maxLastNodes/256*253)
+	})
+}
+
+// Nodes that come to a relay in the place of others do not count for what was published before they came.
+func TestAnAckHasTheSmallestNumberOfNodes(t *testing.T) {
+	o := newOutbox(NewCache(), nil)
+	o.setNodes(3)
+	o.newStream()
+	o.inSync()
+	nodes := func(numbers ...uint32) uint32 {
+		for _, n := range numbers {
+			o.setNodes(n)
+		}
+		requests, acked, err := o.take(true)
+		require.NoError(t, err)
+		if !acked {
+			return math.MaxUint32
+		}
+		return requests[0].GetAck().GetNodes()
+	}
+	require.EqualValues(t, 3, nodes())
+	require.EqualValues(t, 5, nodes(4, 5))
+	require.EqualValues(t, 3, nodes(4, 3, 4, 6))
+	require.EqualValues(t, 6, nodes(), "those that have come")
+	require.EqualValues(t, 8, nodes(7, 8))
+	require.EqualValues(t, uint32(math.MaxUint32), nodes(), "nothing is to be told")
+	o.setNodes(1)
+	o.setNodes(2)
+	o.newStream()
+	o.inSync()
+	require.EqualValues(t, 2, nodes(), "another server knows of none")
 }
 
 // Who sends wakes up for the first Ack after a quiet time. Those that follow wait: until there is a change anyway once their time has come,

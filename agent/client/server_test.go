@@ -279,7 +279,7 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.Ack(5, map[uint32]uint64{0: 2, 1: 4})
 	a.Ack(5, map[uint32]uint64{0: 3})
 	a.outbox.mu.Lock()
-	a.outbox.acks[0] = []programmed{{3, time.Now().Add(-time.Minute)}}
+	a.outbox.acks[0] = []programmed{{sequence: 3, at: time.Now().Add(-time.Minute)}}
 	a.outbox.mu.Unlock()
 	service, fixed := model.ServiceKey{Namespace: "default", Name: "web"}, model.ServiceKey{Namespace: "default", Name: "fixed"}
 	a.Nack(fixed, "never told")

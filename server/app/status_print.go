@@ -150,11 +150,24 @@ func (r *statusReport) printConvergences(out *show.Page) {
 		}
 	}
 	out.Title("%s", title)
-	out.Row("AGE", "SHARD", "SEQUENCE", "NODES", "LACKING", "50%", "99%", "100%")
+	out.Row("AGE", "SHARD", "SEQUENCE", "NODES", "LACKING", "50%", "99%", "100%", "LAST")
 	for _, c := range list {
 		out.Row(r.since(c.GetPublishTime()), number(c.GetShard()), number(c.GetSequence()), number(c.GetNodes()), number(c.GetLacking()),
-			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()))
+			span(c.GetTimeToHalf()), span(c.GetTimeToMost()), span(c.GetTimeToAll()), lastNodes(c.GetLast()))
 	}
+}
+
+// lastNodes names the nodes that were last, and how long they took.
+func lastNodes(nodes []*pb.NodeTime) string {
+	var out []string
+	for _, n := range nodes {
+		if n.GetTime() == nil {
+			out = append(out, n.GetNodeName()+" (lacks it)")
+		} else {
+			out = append(out, fmt.Sprintf("%s (%s)", n.GetNodeName(), span(n.GetTime())))
+		}
+	}
+	return strings.Join(out, ", ")
 }
 
 // span gives "" for a time that has not come.

@@ -248,7 +248,8 @@ func TestStatusTables(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 	open := &pb.Convergence{Shard: 7, Sequence: 99, PublishTime: ago(time.Minute), Nodes: 3000, Lacking: 2,
-		TimeToHalf: durationpb.New(21 * time.Millisecond), TimeToMost: durationpb.New(150 * time.Millisecond)}
+		TimeToHalf: durationpb.New(21 * time.Millisecond), TimeToMost: durationpb.New(150 * time.Millisecond),
+		Last: []*pb.NodeTime{{NodeName: "relay 10.0.0.9:4242"}, {NodeName: "node-3", Time: durationpb.New(150 * time.Millisecond)}}}
 	r := &statusReport{
 		status: &pb.GetStatusResponse{
 			Time: timestamppb.New(now), ServerName: "server-1", ServerVersion: "v1.2.3", Epoch: 0xabc, StartTime: ago(50 * time.Hour),
@@ -261,6 +262,7 @@ func TestStatusTables(t *testing.T) {
 			Convergences: []*pb.Convergence{{
 				Shard: 3, Sequence: 12, PublishTime: ago(1234 * time.Millisecond), Nodes: 3000, TimeToHalf: durationpb.New(8 * time.Millisecond),
 				TimeToMost: durationpb.New(30 * time.Millisecond), TimeToAll: durationpb.New(45678 * time.Microsecond),
+				Last: []*pb.NodeTime{{NodeName: "node-1", Time: durationpb.New(45678 * time.Microsecond)}},
 			}},
 			OpenConvergences: 1, OldestOpenConvergence: open,
 			Upstream: &pb.UpstreamStatus{Connected: true, Path: []uint64{1, 2}, Server: &pb.ServerConnection{
@@ -286,9 +288,9 @@ Streams  2 agents, 1 relay; 3000 nodes served
 Servers  10.0.0.1:8472, 10.0.0.2:8472
 
 Latest changes, and how long the nodes took to have them programmed; 1 is not on all nodes yet
-AGE    SHARD  SEQUENCE  NODES  LACKING  50%   99%    100%
-1.23s  3      12        3000   0        8ms   30ms   45.7ms
-1m0s   7      99        3000   2        21ms  150ms  -
+AGE    SHARD  SEQUENCE  NODES  LACKING  50%   99%    100%    LAST
+1.23s  3      12        3000   0        8ms   30ms   45.7ms  node-1 (45.7ms)
+1m0s   7      99        3000   2        21ms  150ms  -       relay 10.0.0.9:4242 (lacks it), node-3 (150ms)
 
 4 clients
 NODE    KIND           STATE       LAG   BEHIND  SINCE   ADDRESS        PROGRAMMER  VERSION  SENT     ERRORS  LAST ERROR
@@ -316,7 +318,7 @@ node-2  agent          syncing     -     -       1ms     10.0.0.4:4242  -       
 			{Namespace: "default", Name: "web-2", AddressType: pb.AddressType_ADDRESS_TYPE_IPV6},
 		},
 	}
-	_, service, _ := strings.Cut(printed(t, r), "45.7ms\n1m0s   7      99        3000   2        21ms  150ms  -\n")
+	_, service, _ := strings.Cut(printed(t, r), "(lacks it), node-3 (150ms)\n")
 	require.Equal(t, `
 Service    default/web, NODE_PORT, version 1f00000000000000
 Addresses  10.96.0.1, fd00::1, 192.0.2.1

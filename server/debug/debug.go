@@ -128,11 +128,15 @@ func count(snapshot *store.Snapshot) size {
 }
 
 func convergence(c fanout.Convergence) *pb.Convergence {
-	return &pb.Convergence{
+	out := &pb.Convergence{
 		Shard: c.Shard, Sequence: c.Sequence, PublishTime: timestamppb.New(c.Published),
 		Nodes: uint32(c.Nodes), Lacking: uint32(c.Nodes - c.Programmed),
 		TimeToHalf: duration(c.Times[0]), TimeToMost: duration(c.Times[1]), TimeToAll: duration(c.Times[2]),
 	}
+	for _, n := range c.Last {
+		out.Last = append(out.Last, &pb.NodeTime{NodeName: n.Node, Time: duration(n.Time)})
+	}
+	return out
 }
 
 // duration gives nil for 0, which stands for none.

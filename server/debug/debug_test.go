@@ -252,6 +252,10 @@ func TestConvergences(t *testing.T) {
 	require.Positive(t, half().GetTimeToHalf().AsDuration())
 	require.Nil(t, half().GetTimeToMost())
 	require.Nil(t, half().GetTimeToAll())
+	require.Len(t, half().GetLast(), 2)
+	require.Equal(t, "b", half().GetLast()[0].GetNodeName(), "it lacks it")
+	require.Nil(t, half().GetLast()[0].GetTime())
+	require.Equal(t, "a", half().GetLast()[1].GetNodeName())
 
 	b.ack(first)
 	require.Eventually(t, func() bool { return f.status().GetOpenConvergences() == 0 }, patience, tick)
@@ -261,6 +265,8 @@ func TestConvergences(t *testing.T) {
 	done := s.GetConvergences()[0]
 	require.Zero(t, done.GetLacking())
 	require.Positive(t, done.GetTimeToAll().AsDuration())
+	require.Len(t, done.GetLast(), 2)
+	require.Equal(t, done.GetTimeToAll().AsDuration(), done.GetLast()[0].GetTime().AsDuration())
 
 	for i := range maxConvergences + 3 {
 		first = f.change(0, i)
@@ -415,11 +421,11 @@ func TestService(t *testing.T) {
 // upstream is that of a relay.
 type upstream struct{ connected bool }
 
-func (u *upstream) Path() (path []uint64, ok bool)    { return []uint64{7, 8}, u.connected }
-func (u *upstream) Mark(uint32) model.Position        { return model.Position{} }
-func (u *upstream) Programmed(uint32, model.Position) {}
-func (u *upstream) Nodes(int)                         {}
-func (u *upstream) Nack(*pb.Nack) bool                { return true }
+func (u *upstream) Path() (path []uint64, ok bool)                       { return []uint64{7, 8}, u.connected }
+func (u *upstream) Mark(uint32) model.Position                           { return model.Position{} }
+func (u *upstream) Programmed(uint32, model.Position, time.Time, string) {}
+func (u *upstream) Nodes(int)                                            {}
+func (u *upstream) Nack(*pb.Nack) bool                                   { return true }
 
 func TestRelay(t *testing.T) {
 	f := start(t, fanout.Options{Upstream: &upstream{connected: true}})

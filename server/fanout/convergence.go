@@ -2,35 +2,69 @@ package fanout
 
 import (
 	"cmp"
-	"math"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 )
 
-// Shares of the nodes whose time is taken, as they are labelled.
+// shares are the shares of the nodes whose time is known, in percent, as they are labelled.
 var shares = [...]struct {
-	label string
-	share float64
-}{{"0.5", 0.5}, {"0.99", 0.99}, {"1", 1}}
+	label   string
+	percent int
+}{{"0.5", 50}, {"0.99", 99}, {"1", 100}}
 
-// What is kept of publishes.
+// shareOf returns how many nodes are a share of so many.
+func shareOf(percent, nodes int) int { return (percent*nodes + 99) / 100 }
+
+// Bounds on what is kept of publishes.
 const (
-	// maxOpen is how many publishes of a shard may wait for nodes to have them programmed; of older ones no time is taken.
-	maxOpen = 256
+	// maxOpen is how many publishes of a shard may wait for nodes to have them programmed, and maxAllOpen how many of all
+	// shards together; of older ones no time is taken.
+	maxOpen, maxAllOpen = 256, 8192
 	// keptResults is how many publishes that all nodes have are remembered.
 	keptResults = 64
+	// keptNodes is how many of the nodes that were last are named.
+	keptNodes = 3
 )
 
+// lateAcks is how long after a publish an ack may still come of a node that was among the first: agents and relays keep an ack
+// back for 4 s at most.
+const lateAcks = 10 * time.Second
+
 // convergence knows how far the nodes' kernels have come with what was published.
+//
+// Acks are coalesced, and come in any order of the times that they carry. So an Update keeps a sketch of its nodes' own times,
+// and the time of a share is an order statistic of these, whichever ack was the last.
+//
+// What holds:
+//
+//  1. A time is never less than the true one, and more by no more than the error of sketch. As long as nodes have not
+//     reported, it is an upper bound: what they report can only make it less.
+//  2. The times of the shares do not fall from one share to the next, in an Update and among its samples in the histograms.
+//  3. The nodes of an Update are those that were connected when it was published, without those that left before they had it.
+//     For each shard, Nodes less Programmed is the sum of the weights of those members that have not acknowledged it.
+//  4. The nodes of a relay count as having an Update when the last of them has it. Of its nodes as many take part as it has
+//     had at the least from the publish until its ack.
 type convergence struct {
 	metrics *metrics
-	// done is told when all nodes have a shard's Updates up to a sequence.
-	done   func(shard uint32, sequence uint64)
+	// done is told when all nodes have a shard's Updates up to one.
+	done   func(shard uint32, c completed)
 	shards []shardConvergence
+	most   int // how many Updates of a shard may be open
 
 	mu      sync.Mutex
-	results []Convergence // of the latest publishes, oldest first
+	results []Convergence // of the latest publishes, oldest first; guarded by mu
+	// members are those with nodes; guarded by mu.
+	members map[*member]struct{}
+}
+
+// completed is an Update that all nodes have.
+type completed struct {
+	sequence uint64
+	// at is when the last node had it, last that node's name.
+	at   time.Time
+	last string
 }
 
 // Convergence is how long it took until nodes had an Update programmed.
@@ -38,10 +72,19 @@ type Convergence struct {
 	Shard     uint32
 	Sequence  uint64
 	Published time.Time
-	// Nodes that were connected when it was published and still are, and how many of them have it.
+	// Nodes that were connected when it was published, but for those that left without it, and how many of them have it.
 	Nodes, Programmed int
-	// Times until half, 99 % and all of them had it; 0: not yet.
+	// Times until half, 99 % and all of them had it; 0 means not yet.
 	Times [len(shares)]time.Duration
+	// Last are nodes that lack it, by name, and then those that took longest, slowest first; keptNodes at most. A relay of
+	// which nodes lack it counts as one.
+	Last []NodeTime
+}
+
+// NodeTime is how long a node took; 0 means that it does not have the Update yet.
+type NodeTime struct {
+	Node string
+	Time time.Duration
 }
 
 type shardConvergence struct {
@@ -49,53 +92,97 @@ type shardConvergence struct {
 	nodes int    // that are connected
 	last  uint64 // sequence of the latest Update
 	// open are the Updates that some node does not have, oldest first.
-	open []*Convergence
+	open []*openUpdate
+}
+
+// openUpdate is an Update that some node does not have.
+type openUpdate struct {
+	sequence          uint64
+	published         time.Time
+	nodes, programmed int
+	times             sketch
+	slowest           []NodeTime // of those that have it, slowest first
+	// observed is how many of the shares are in the histograms, and longest the longest time there.
+	observed int
+	longest  time.Duration
 }
 
 // member is a stream's part in it. A relay stands for all of its nodes.
 type member struct {
+	name  string
 	nodes int
 	acked []uint64 // by shard; what was published before the stream joined counts as acked
 	told  []uint64 // by shard; what the stream has acknowledged itself
-	// joined is acked as it was at first: in what was published before, its nodes have no part.
-	joined []uint64
+	// weights are a relay's, by shard; nil means that the member is one node. Guarded by the shard's lock.
+	weights [][]weight
+}
+
+// weight is how many nodes of a relay take part in the Updates after a sequence: no more than it has had since. The weights of a
+// shard ascend in both.
+type weight struct {
+	after uint64
+	nodes int
 }
 
 func newConvergence(shards uint32, m *metrics) *convergence {
-	return &convergence{metrics: m, shards: make([]shardConvergence, shards), done: func(uint32, uint64) {}}
+	return &convergence{
+		metrics: m, shards: make([]shardConvergence, shards), done: func(uint32, completed) {},
+		most: max(1, min(maxOpen, maxAllOpen/int(shards))), members: make(map[*member]struct{}),
+	}
 }
 
-// published tells of an Update, before any client can have it.
+// published notes an Update, before any client can have it.
 func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	s.last = sequence
 	nobody := s.nodes == 0
 	if !nobody {
-		s.open = append(s.open, &Convergence{Shard: shard, Sequence: sequence, Published: at, Nodes: s.nodes})
-		if len(s.open) > maxOpen {
+		s.open = append(s.open, &openUpdate{sequence: sequence, published: at, nodes: s.nodes})
+		if len(s.open) > c.most {
+			c.observe(s.open[0])
 			s.open = slices.Delete(s.open, 0, 1)
 			c.metrics.unconverged.Inc()
 		}
 	}
 	s.mu.Unlock()
 	if nobody {
-		c.done(shard, sequence)
+		c.done(shard, completed{sequence: sequence, at: at})
 	}
 }
 
-// join makes a stream's nodes count for what is published from now on.
-func (c *convergence) join(nodes int) *member {
-	m := &member{nodes: nodes, acked: make([]uint64, len(c.shards)), told: make([]uint64, len(c.shards))}
+// joinAgent makes a node count for what is published from now on.
+func (c *convergence) joinAgent(name string) *member {
+	return c.join(&member{name: name, nodes: 1})
+}
+
+// joinRelay does the same for a relay, which has no nodes before it is resized.
+func (c *convergence) joinRelay(name string) *member {
+	return c.join(&member{name: name, weights: make([][]weight, len(c.shards))})
+}
+
+func (c *convergence) join(m *member) *member {
+	m.acked, m.told = make([]uint64, len(c.shards)), make([]uint64, len(c.shards))
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
 		m.acked[i] = s.last
-		s.nodes += nodes
+		s.nodes += m.nodes
 		s.mu.Unlock()
 	}
-	m.joined = slices.Clone(m.acked)
+	c.list(m)
 	return m
+}
+
+// list keeps the members that have nodes.
+func (c *convergence) list(m *member) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.nodes > 0 {
+		c.members[m] = struct{}{}
+	} else {
+		delete(c.members, m)
+	}
 }
 
 // resize changes the number of nodes that a stream stands for; to 0 when it ends, so that nobody waits for them any more.
@@ -109,23 +196,72 @@ func (c *convergence) resize(m *member, nodes int) {
 		s := &c.shards[i]
 		s.mu.Lock()
 		s.nodes += by
-		for _, p := range s.open[s.after(m.joined[i]):] {
-			p.Nodes += by
-			if p.Sequence <= m.acked[i] {
-				p.Programmed += by
-			}
+		from := s.after(m.acked[i])
+		for _, p := range s.open[from:] {
+			p.nodes -= max(0, m.weight(i, p.sequence)-nodes)
 		}
-		done := c.settle(s, 0, len(s.open), now)
+		m.reweigh(i, nodes, s)
+		done := c.settle(s, from, len(s.open), uint32(i), now)
 		s.mu.Unlock()
-		if done > 0 {
+		if done.sequence > 0 {
 			c.done(uint32(i), done)
 		}
 	}
 	m.nodes = nodes
+	c.list(m)
 }
 
-// ack tells that a stream's nodes had a shard programmed up to a sequence at a time.
-func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time) {
+// weight returns how many of the member's nodes take part in an Update that it has not acknowledged.
+func (m *member) weight(shard int, sequence uint64) int {
+	if m.weights == nil {
+		return 1
+	}
+	nodes := 0
+	for _, w := range m.weights[shard] {
+		if w.after >= sequence {
+			break
+		}
+		nodes = w.nodes
+	}
+	return nodes
+}
+
+// reweigh notes a relay's number of nodes: more of them take part in what comes, fewer also in what is open.
+func (m *member) reweigh(shard, nodes int, s *shardConvergence) {
+	if m.weights == nil {
+		return
+	}
+	all := m.weights[shard]
+	next := weight{after: s.last, nodes: nodes}
+	if i := slices.IndexFunc(all, func(w weight) bool { return w.nodes >= nodes }); i >= 0 {
+		next.after = all[i].after
+		all = all[:i]
+	} else if n := len(all); n > 0 && all[n-1].after == s.last {
+		all = all[:n-1]
+	}
+	m.weights[shard] = append(all, next)
+	m.forgetWeights(shard, s)
+}
+
+// forgetWeights forgets the weights of Updates that are not open any more, so that there is at most one for each that is, and
+// one for what comes.
+func (m *member) forgetWeights(shard int, s *shardConvergence) {
+	if m.weights == nil {
+		return
+	}
+	closed := m.acked[shard]
+	if len(s.open) > 0 {
+		closed = max(closed, s.open[0].sequence-1)
+	} else {
+		closed = s.last
+	}
+	for all := m.weights[shard]; len(all) > 1 && all[1].after <= closed; all = m.weights[shard] {
+		m.weights[shard] = slices.Delete(all, 0, 1)
+	}
+}
+
+// ack notes that a stream's nodes have had a shard programmed up to a sequence since a time. A relay's last node may be named.
+func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time, last string) {
 	s := &c.shards[shard]
 	s.mu.Lock()
 	m.told[shard] = max(m.told[shard], sequence)
@@ -136,38 +272,104 @@ func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time
 	// A node that is stuck keeps many open, of which the acks of all others touch few.
 	from, to := s.after(m.acked[shard]), s.after(sequence)
 	for _, p := range s.open[from:to] {
-		p.Programmed += m.nodes
+		if nodes := m.weight(int(shard), p.sequence); nodes > 0 {
+			p.programmed += nodes
+			p.took(at, nodes, cmp.Or(last, m.name))
+		}
 	}
 	m.acked[shard] = sequence
-	done := c.settle(s, from, to, at)
+	done := c.settle(s, from, to, shard, at)
+	m.forgetWeights(int(shard), s)
 	s.mu.Unlock()
-	if done > 0 {
+	if done.sequence > 0 {
 		c.done(shard, done)
 	}
 }
 
-// after gives the index of the first open Update that is later than a sequence.
+// after returns the index of the first open Update that is later than a sequence.
 func (s *shardConvergence) after(sequence uint64) int {
-	i, _ := slices.BinarySearchFunc(s.open, sequence+1, func(p *Convergence, sequence uint64) int { return cmp.Compare(p.Sequence, sequence) })
+	i, _ := slices.BinarySearchFunc(s.open, sequence+1, func(p *openUpdate, sequence uint64) int { return cmp.Compare(p.sequence, sequence) })
 	return i
 }
 
-// settle looks at some of the open Updates: it takes the times that can be taken, and closes what all nodes have. It gives the
-// highest sequence closed.
-func (c *convergence) settle(s *shardConvergence, from, to int, at time.Time) (done uint64) {
-	left := slices.DeleteFunc(s.open[from:to], func(p *Convergence) bool {
-		for i := range shares {
-			if p.Times[i] == 0 && p.Programmed >= int(math.Ceil(shares[i].share*float64(p.Nodes))) && p.Nodes > 0 {
-				p.Times[i] = max(at.Sub(p.Published), 1)
-				c.metrics.convergence[i].Observe(p.Times[i].Seconds())
-			}
+// took notes nodes that have the Update since a time. One that is named stands for all of them.
+func (p *openUpdate) took(at time.Time, nodes int, name string) {
+	t := max(at.Sub(p.published), 1) // 0 means not yet
+	p.times.add(t, nodes)
+	i := len(p.slowest)
+	for i > 0 && p.slowest[i-1].Time < t {
+		i--
+	}
+	if i == keptNodes {
+		return
+	}
+	if p.slowest == nil {
+		p.slowest = make([]NodeTime, 0, keptNodes)
+	}
+	p.slowest = slices.Insert(p.slowest[:min(len(p.slowest), keptNodes-1)], i, NodeTime{Node: name, Time: t})
+}
+
+// time returns when a share of the nodes had the Update, as far as they have reported; 0 means not yet.
+func (p *openUpdate) time(share int) time.Duration {
+	if n := shareOf(shares[share].percent, p.nodes); n > 0 && p.programmed >= n {
+		return p.times.rank(n)
+	}
+	return 0
+}
+
+// result returns what is known of the Update.
+func (p *openUpdate) result(shard uint32) Convergence {
+	r := Convergence{Shard: shard, Sequence: p.sequence, Published: p.published, Nodes: p.nodes, Programmed: p.programmed, Last: p.slowest}
+	for i := range r.Times {
+		r.Times[i] = p.time(i)
+	}
+	return r
+}
+
+// observe puts the times that are known into the histograms, each once.
+func (c *convergence) observe(p *openUpdate) {
+	for ; p.observed < len(shares); p.observed++ {
+		t := p.time(p.observed)
+		if t == 0 {
+			return
 		}
-		if p.Programmed < p.Nodes {
+		p.longest = max(p.longest, t) // some nodes may have left since a smaller share was observed
+		c.metrics.convergence[p.observed].Observe(p.longest.Seconds())
+	}
+}
+
+// observeOld does so for Updates that some node does not have, once acks of those that were faster have come: a node that is stuck
+// does not keep the others out of the histograms.
+func (c *convergence) observeOld(now time.Time) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		for _, p := range s.open {
+			if now.Sub(p.published) < lateAcks {
+				break
+			}
+			c.observe(p)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// settle closes those of some open Updates that all nodes have, and returns the latest of them. If no nodes are left, they have it
+// now.
+func (c *convergence) settle(s *shardConvergence, from, to int, shard uint32, now time.Time) (done completed) {
+	left := slices.DeleteFunc(s.open[from:to], func(p *openUpdate) bool {
+		if p.programmed < p.nodes {
 			return false
 		}
-		done = max(done, p.Sequence)
-		if p.Nodes > 0 {
-			c.remember(*p)
+		at, last := now, ""
+		if p.nodes > 0 {
+			c.observe(p)
+			c.remember(p.result(shard))
+			at, last = p.published.Add(p.times.max), p.slowest[0].Node
+		}
+		done.sequence = p.sequence
+		if at.After(done.at) {
+			done.at, done.last = at, last
 		}
 		return true
 	})
@@ -184,21 +386,45 @@ func (c *convergence) remember(p Convergence) {
 	c.results = append(c.results, p)
 }
 
-// latest gives the publishes that wait for nodes and those that were closed last, newest first.
+// latest returns the publishes that wait for nodes and those that were closed last, newest first.
 func (c *convergence) latest() []Convergence {
-	var out []Convergence
+	c.mu.Lock()
+	out := slices.Clone(c.results)
+	members := slices.Collect(maps.Keys(c.members))
+	c.mu.Unlock()
+	slices.SortFunc(members, func(a, b *member) int { return cmp.Compare(a.name, b.name) })
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
-		for _, p := range s.open {
-			out = append(out, *p)
+		lacking := s.lacking(i, members)
+		for n, p := range s.open {
+			r := p.result(uint32(i))
+			r.Last = slices.Concat(lacking[n], p.slowest[:min(len(p.slowest), keptNodes-len(lacking[n]))])
+			out = append(out, r)
 		}
 		s.mu.Unlock()
 	}
-	c.mu.Lock()
-	out = append(out, c.results...)
-	c.mu.Unlock()
-	slices.SortFunc(out, func(a, b Convergence) int { return b.Published.Compare(a.Published) })
+	slices.SortStableFunc(out, func(a, b Convergence) int { return b.Published.Compare(a.Published) })
+	return out
+}
+
+// lacking returns, for each open Update, the first keptNodes members that lack it.
+func (s *shardConvergence) lacking(shard int, members []*member) [][]NodeTime {
+	out := make([][]NodeTime, len(s.open))
+	full := len(s.open) // the Updates from here on have as many as are kept: a node that lacks one lacks all later ones
+	for _, m := range members {
+		for i := s.after(m.acked[shard]); i < full; i++ {
+			if m.weight(shard, s.open[i].sequence) > 0 {
+				out[i] = append(out[i], NodeTime{Node: m.name})
+			}
+		}
+		for full > 0 && len(out[full-1]) == keptNodes {
+			full--
+		}
+		if full == 0 {
+			break
+		}
+	}
 	return out
 }
 
@@ -210,8 +436,8 @@ func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind ti
 		if s.last > m.acked[i] {
 			sequences += s.last - m.acked[i]
 			for _, p := range s.open {
-				if p.Sequence > m.acked[i] {
-					behind = max(behind, now.Sub(p.Published))
+				if p.sequence > m.acked[i] {
+					behind = max(behind, now.Sub(p.published))
 					break
 				}
 			}

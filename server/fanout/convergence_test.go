@@ -1,11 +1,17 @@
 package fanout
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -51,10 +57,12 @@ func BenchmarkAck(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			const nodes = 100
 			c := newConvergence(1, newMetrics(nil, &Hub{}))
-			c.join(stuck)
+			for range stuck {
+				c.joinAgent("stuck")
+			}
 			var members []*member
 			for range nodes {
-				members = append(members, c.join(1))
+				members = append(members, c.joinAgent(fmt.Sprint("node-", len(members))))
 			}
 			at := time.Now()
 			sequence := uint64(0)
@@ -62,7 +70,7 @@ func BenchmarkAck(b *testing.B) {
 				sequence++
 				c.published(0, sequence, at)
 				for _, m := range members {
-					c.ack(m, 0, sequence, at)
+					c.ack(m, 0, sequence, at, "")
 				}
 			}
 			for range maxOpen {
@@ -82,16 +90,16 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
 	var members []*member
 	for range 10 {
-		members = append(members, c.join(1))
+		members = append(members, c.joinAgent(fmt.Sprint("node-", len(members))))
 	}
 	c.published(0, 1, time.Now())
 	for range 20 { // agents that reconnect, while all ten wait for their kernels
-		c.resize(c.join(1), 0)
+		c.resize(c.joinAgent("passing"), 0)
 	}
 	open := c.latest()
 	require.Len(t, open, 1)
 	for _, m := range members {
-		c.ack(m, 0, 1, time.Now())
+		c.ack(m, 0, 1, time.Now(), "")
 	}
 	results := c.latest()
 	require.Equal(t, 10, open[0].Nodes)
@@ -103,15 +111,160 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 // A relay whose stream broke stands for its nodes anew: that they come back does not mean that they have what was published before.
 func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
-	direct := c.join(1)
-	relay := c.join(100)
+	direct := c.joinAgent("direct")
+	relay := c.joinRelay("relay")
+	c.resize(relay, 100)
 	c.published(0, 1, time.Now())
 	c.resize(relay, 0) // its stream breaks
-	relay = c.join(0)
+	relay = c.joinRelay("relay")
 	c.resize(relay, 100) // its first Ack, of nothing but its nodes
 	open := c.latest()
 	require.Len(t, open, 1)
 	require.Zero(t, open[0].Programmed)
 	require.Zero(t, open[0].Times[0])
-	c.ack(direct, 0, 1, time.Now())
+	c.ack(direct, 0, 1, time.Now(), "")
+}
+
+// Acks are coalesced: the ack that comes last may carry the earliest time.
+func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
+	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	slow, quick := c.joinAgent("slow"), c.joinAgent("quick")
+	at := func(us int) time.Time { return time.Time{}.Add(time.Duration(us) * time.Microsecond) }
+	c.published(0, 1, at(0))
+	c.ack(slow, 0, 1, at(3300), "")
+	require.Equal(t, [3]time.Duration{3300 * time.Microsecond}, c.latest()[0].Times, "half of the nodes had it then, or before")
+	c.ack(quick, 0, 1, at(1500), "")
+	done := c.latest()[0]
+	requireClose(t, 1500*time.Microsecond, done.Times[0])
+	require.Equal(t, 3300*time.Microsecond, done.Times[1])
+	require.Equal(t, 3300*time.Microsecond, done.Times[2])
+	require.Equal(t, []NodeTime{{"slow", 3300 * time.Microsecond}, {"quick", 1500 * time.Microsecond}}, done.Last)
+}
+
+// A node that is stuck keeps neither the others' times out of the histograms, nor its own name out of the status.
+func TestAStuckNode(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	h := New(Options{Store: filled(t, 1), Registerer: registry})
+	c := h.convergence
+	observed := func() (counts []uint64) {
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			if f.GetName() == "slicecast_server_convergence_duration_seconds" {
+				for _, m := range f.GetMetric() {
+					counts = append(counts, m.GetHistogram().GetSampleCount())
+				}
+			}
+		}
+		return counts
+	}
+	var nodes []*member
+	for i := range 200 {
+		nodes = append(nodes, c.joinAgent(fmt.Sprintf("node-%03d", i)))
+	}
+	now := time.Now()
+	c.published(0, 1, now)
+	c.published(0, 2, now.Add(lateAcks))
+	c.published(1, 1, now.Add(-lateAcks))
+	c.ack(nodes[0], 1, 1, now, "")
+	for i, n := range nodes[:199] {
+		c.ack(n, 0, 2, now.Add(lateAcks+time.Duration(i)*time.Millisecond), "")
+	}
+	c.observeOld(now.Add(lateAcks - 1))
+	require.Equal(t, []uint64{0, 0, 0}, observed(), "others may have been faster, and say so later")
+	for range 2 {
+		c.observeOld(now.Add(lateAcks))
+		require.Equal(t, []uint64{1, 1, 0}, observed())
+	}
+	for _, n := range nodes[1:100] {
+		c.ack(n, 1, 1, now, "")
+	}
+	h.beat()
+	require.Equal(t, []uint64{2, 1, 0}, observed(), "of the other shard")
+	for _, n := range nodes[100:] {
+		c.ack(n, 1, 1, now, "")
+	}
+	require.Equal(t, []uint64{2, 2, 1}, observed())
+	open := c.latest()
+	require.Equal(t, "node-199", open[0].Last[0].Node)
+	require.Zero(t, open[0].Last[0].Time)
+	require.Equal(t, []NodeTime{{"node-198", 198 * time.Millisecond}, {"node-197", 197 * time.Millisecond}}, open[0].Last[1:])
+	for sequence := uint64(3); sequence <= maxOpen+1; sequence++ {
+		c.published(0, sequence, now)
+		for _, n := range nodes[:3] {
+			c.resize(n, 0) // they have what was published before
+		}
+	}
+	require.Equal(t, []uint64{2, 2, 1}, observed())
+	c.published(0, maxOpen+2, now)
+	c.published(0, maxOpen+3, now)
+	require.Equal(t, []uint64{3, 3, 1}, observed(), "what is given up on counts as far as it is known")
+	c.ack(nodes[199], 0, maxOpen+3, now, "")
+	require.Equal(t, []uint64{3, 3, 1}, observed(), "the others lack the rest")
+}
+
+// Of many nodes that lack something, some are named; of a relay some of whose nodes lack it, the relay; of one that has it, the node
+// that was the last.
+func TestNodesThatWereLast(t *testing.T) {
+	c := newConvergence(2, newMetrics(nil, &Hub{}))
+	var nodes []*member
+	for _, name := range []string{"e", "d", "c", "b", "a"} {
+		nodes = append(nodes, c.joinAgent(name))
+	}
+	relay := c.joinRelay("relay")
+	at := time.Now()
+	c.published(1, 1, at) // for which the relay has no nodes
+	c.resize(relay, 10)
+	c.published(1, 2, at)
+	latest := func(sequence uint64) Convergence {
+		all := c.latest()
+		return all[slices.IndexFunc(all, func(c Convergence) bool { return c.Sequence == sequence })]
+	}
+	names := func(sequence uint64) (names []string) {
+		for _, n := range latest(sequence).Last {
+			names = append(names, n.Node)
+		}
+		return names
+	}
+	require.Equal(t, []string{"a", "b", "c"}, names(1))
+	for i, n := range nodes[:4] {
+		c.ack(n, 1, 2, at.Add(time.Duration(i)*time.Second), "")
+	}
+	require.Equal(t, []string{"a", "b", "c"}, names(1), "who lacks it is before who was slow")
+	require.Equal(t, []string{"a", "relay", "b"}, names(2))
+	c.ack(relay, 1, 2, at.Add(time.Minute), "node-behind")
+	require.Equal(t, []string{"a", "node-behind", "b"}, names(2))
+	c.resize(nodes[4], 0)
+	require.Equal(t, []string{"b", "c", "d"}, names(1))
+	require.Equal(t, Convergence{
+		Shard: 1, Sequence: 2, Published: at, Nodes: 14, Programmed: 14, Times: [3]time.Duration{time.Minute, time.Minute, time.Minute},
+		Last: []NodeTime{{"node-behind", time.Minute}, {"b", 3 * time.Second}, {"c", 2 * time.Second}},
+	}, latest(2))
+}
+
+// What a relay says of its nodes is bounded.
+func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
+	s := filled(t, 1)
+	h := start(t, s).Hub
+	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	shard := slice(0, 1).ServiceKey().Shard(2)
+	ack := func(nodes uint32, last string) error {
+		return p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: nodes, Positions: []*pb.ShardPosition{
+			{Shard: shard, Sequence: s.Snapshot(shard).Sequence(), LastNode: last},
+		}}}})
+	}
+	require.NoError(t, ack(maxRelayNodes, ""))
+	for endpoints, name := range []string{strings.Repeat("n", maxNodeName), strings.Repeat("n", maxNodeName+1)} {
+		s.Upsert(slice(0, 10+endpoints), 0)
+		h.publish()
+		require.NoError(t, ack(maxRelayNodes, name))
+	}
+	results := h.Convergences()
+	require.Len(t, results, 2)
+	require.Equal(t, maxRelayNodes, results[0].Nodes)
+	require.Equal(t, "relay "+p.session.s.peer, results[0].Last[0].Node, "it is too long for a name")
+	require.Len(t, results[1].Last[0].Node, maxNodeName)
+	require.Equal(t, codes.InvalidArgument, status.Code(ack(maxRelayNodes+1, "")))
 }

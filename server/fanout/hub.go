@@ -95,8 +95,9 @@ type Upstream interface {
 	Path() (path []uint64, ok bool)
 	// Mark gives how much of one of upstream's shards has been written to the store.
 	Mark(shard uint32) model.Position
-	// Programmed tells that all nodes have a shard programmed up to a Mark. It must not wait.
-	Programmed(shard uint32, mark model.Position)
+	// Programmed tells that all nodes have had a shard programmed up to a Mark since a time, which is that of the last of them;
+	// its name may be empty. It must not wait.
+	Programmed(shard uint32, mark model.Position, at time.Time, last string)
 	// Nodes tells how many nodes the relay serves that hold what Programmed has told. It must not wait.
 	Nodes(count int)
 	// Nack passes on what a node can't program, or what it can again, or has taken with it. It is false where too much stands
@@ -121,7 +122,10 @@ type Hub struct {
 	// marks is nil but on a relay.
 	marks *marks
 	// programmed is how many nodes Upstream knows of.
-	programmed atomic.Int64
+	programmed struct {
+		sync.Mutex
+		nodes int
+	}
 	// untold: Upstream had no room for some nack.
 	untold atomic.Bool
 
@@ -337,6 +341,7 @@ func notify(c chan struct{}) {
 // beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digest includes.
 func (h *Hub) beat() {
 	h.retell()
+	h.convergence.observeOld(time.Now())
 	digest, sequences := h.store.Digest()
 	m := &pb.Heartbeat{Digest: digest[:]}
 	for _, sequence := range sequences {

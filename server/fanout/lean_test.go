@@ -475,22 +475,23 @@ func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 func TestConvergence(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
 	var done []uint64
-	c.done = func(_ uint32, sequence uint64) { done = append(done, sequence) }
+	c.done = func(_ uint32, to completed) { done = append(done, to.sequence) }
 	start := time.Now()
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	c.published(0, 1, at(0))
 	require.Equal(t, []uint64{1}, done, "nobody has to have it")
 
-	a, b, relay := c.join(1), c.join(1), c.join(0)
+	a, b, relay := c.joinAgent("a"), c.joinAgent("b"), c.joinRelay("relay")
 	c.resize(relay, 2)
 	c.published(0, 2, at(0))
 	c.published(0, 3, at(10))
-	c.ack(a, 0, 2, at(5))
-	c.ack(b, 0, 3, at(15))
+	c.ack(a, 0, 2, at(5), "")
+	c.ack(b, 0, 3, at(15), "")
 	open := c.latest()
 	require.Len(t, open, 2)
 	require.Equal(t, Convergence{
 		Sequence: 2, Published: at(0), Nodes: 4, Programmed: 2, Times: [3]time.Duration{15 * time.Millisecond},
+		Last: []NodeTime{{"relay", 0}, {"b", 15 * time.Millisecond}, {"a", 5 * time.Millisecond}},
 	}, open[1])
 	require.Equal(t, 1, open[0].Programmed)
 	sequences, behind := c.lag(a, at(110))
@@ -499,16 +500,16 @@ func TestConvergence(t *testing.T) {
 	require.True(t, c.has(a, 0, 2))
 	require.False(t, c.has(a, 0, 3))
 
-	late := c.join(1) // is not waited for
-	c.ack(relay, 0, 2, at(20))
+	late := c.joinAgent("late") // is not waited for
+	c.ack(relay, 0, 2, at(20), "")
 	require.Equal(t, []uint64{1, 2}, done)
-	c.ack(relay, 0, 3, at(30))
+	c.ack(relay, 0, 3, at(30), "")
 	require.Equal(t, []uint64{1, 2}, done, "a lacks it")
 	c.resize(a, 0)
 	require.Equal(t, []uint64{1, 2, 3}, done, "and is gone")
 	require.Len(t, c.latest(), 2)
 	require.Equal(t, 20*time.Millisecond, c.latest()[1].Times[2])
-	c.ack(late, 0, 1, at(40)) // from before it came
+	c.ack(late, 0, 1, at(40), "") // from before it came
 	require.Equal(t, []uint64{1, 2, 3}, done)
 
 	for n := range 2 * maxOpen {

@@ -77,7 +77,8 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 		unconverged: counter("unconverged_updates_total", "Updates of which no time was taken until all nodes had them, as too many newer ones came meanwhile."),
 	}
 	convergence := f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "server", Name: "convergence_duration_seconds",
-		Help:    "Time from the publish of an update until this share of the connected nodes had it programmed.",
+		Help: "Time from the publish of an update until this share of the connected nodes had it programmed, by the nodes' own times and at most a " +
+			"sixteenth more. It is observed once all nodes have the update; if some lack it, with the first heartbeat after 10 s for the shares that have it.",
 		Buckets: prometheus.ExponentialBuckets(1e-3, 2, 18)}, []string{"nodes"})
 	for i := range shares {
 		m.convergence[i] = convergence.WithLabelValues(shares[i].label)

@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -63,6 +64,8 @@ type shardMarks struct {
 type mark struct {
 	sequence uint64
 	upstream model.Position
+	// since is when the publish was that brought the position, if that was later than the Update's.
+	since time.Time
 }
 
 // before reads, ahead of a publish, the upstream positions that it will include.
@@ -82,38 +85,44 @@ func (m *marks) updated(shard uint32, sequence uint64, position model.Position) 
 	if len(s.open) == maxOpen {
 		s.open = append(s.open[:0], s.open[1:]...)
 	}
-	s.open = append(s.open, mark{sequence, position})
+	s.open = append(s.open, mark{sequence: sequence, upstream: position})
 }
 
 // after takes the positions of shards to which the publish brought nothing new: they come after what did.
 func (m *marks) after(positions []model.Position) {
+	now := time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, position := range positions {
 		if s := &m.shards[i]; len(s.open) > 0 {
-			s.open[len(s.open)-1].upstream = position
+			if last := &s.open[len(s.open)-1]; last.upstream != position {
+				last.upstream, last.since = position, now
+			}
 		} else {
-			m.tellLocked(uint32(i), position)
+			m.tellLocked(uint32(i), position, completed{at: now})
 		}
 	}
 }
 
-// programmed tells upstream what all nodes have, now that they have a shard up to a sequence.
-func (m *marks) programmed(shard uint32, sequence uint64) {
+// programmed tells upstream what all nodes have, now that they have a shard up to an Update, and since when the last of them has it.
+func (m *marks) programmed(shard uint32, c completed) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := &m.shards[shard]
 	position := s.told
-	for len(s.open) > 0 && s.open[0].sequence <= sequence {
+	for len(s.open) > 0 && s.open[0].sequence <= c.sequence {
 		position = s.open[0].upstream
+		if since := s.open[0].since; since.After(c.at) { // nobody can have had it before it came
+			c.at = since
+		}
 		s.open = s.open[1:]
 	}
-	m.tellLocked(shard, position)
+	m.tellLocked(shard, position, c)
 }
 
-func (m *marks) tellLocked(shard uint32, position model.Position) {
+func (m *marks) tellLocked(shard uint32, position model.Position, c completed) {
 	if s := &m.shards[shard]; position.Epoch != s.told.Epoch || position.Sequence > s.told.Sequence {
 		s.told = position
-		m.upstream.Programmed(shard, position)
+		m.upstream.Programmed(shard, position, c.at, c.last)
 	}
 }

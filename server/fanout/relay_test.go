@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
@@ -21,9 +22,9 @@ type told struct {
 	nodes int
 }
 
-func (*told) Path() ([]uint64, bool)            { return []uint64{1}, true }
-func (*told) Mark(uint32) (p model.Position)    { return p }
-func (*told) Programmed(uint32, model.Position) {}
+func (*told) Path() ([]uint64, bool)                               { return []uint64{1}, true }
+func (*told) Mark(uint32) (p model.Position)                       { return p }
+func (*told) Programmed(uint32, model.Position, time.Time, string) {}
 
 func (u *told) Nodes(count int) {
 	u.mu.Lock()
@@ -253,4 +254,41 @@ func TestARelayHearsWhatIsReached(t *testing.T) {
 		}
 		return to == 34
 	})
+}
+
+// What all of a relay's nodes have, it reports with the time and the name of the last of them, whichever ack comes last; and not
+// with a time before it came.
+func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
+	now := time.Now()
+	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	u := &relayModel{}
+	c := newConvergence(1, newMetrics(nil, &Hub{}))
+	m := &marks{upstream: u, shards: make([]shardMarks, 1)}
+	c.done = m.programmed
+	a, b, stuck := c.joinAgent("a"), c.joinAgent("b"), c.joinAgent("stuck")
+	publish := func(sequence, upstream uint64) {
+		m.updated(0, sequence, model.Position{Epoch: 1, Sequence: upstream})
+		c.published(0, sequence, at(0))
+	}
+	publish(1, 10)
+	publish(2, 20)
+	publish(3, 30)
+	c.ack(stuck, 0, 1, at(1), "")
+	c.ack(a, 0, 1, at(30), "")
+	c.ack(b, 0, 1, at(20), "")
+	require.Equal(t, []any{positionModel{10, at(30), "a"}}, u.queue)
+	u.queue = nil
+	c.ack(a, 0, 3, at(70), "")
+	c.ack(b, 0, 3, at(80), "")
+	c.resize(stuck, 0)
+	require.Equal(t, []any{positionModel{30, at(80), "b"}}, u.queue, "of those that are left")
+	u.queue = nil
+	publish(4, 40)
+	before := time.Now()
+	m.after([]model.Position{{Epoch: 1, Sequence: 50}}) // a publish of upstream's that has changed nothing here
+	c.ack(b, 0, 4, at(0), "")
+	c.ack(a, 0, 4, at(0), "")
+	require.Len(t, u.queue, 1)
+	require.EqualValues(t, 50, u.queue[0].(positionModel).sequence)
+	require.False(t, u.queue[0].(positionModel).at.Before(before), "nobody can have had it before it came")
 }

@@ -28,6 +28,9 @@ const (
 	resyncsPerSecond, resyncsBurst   = 10, 256
 )
 
+// maxRelayNodes bounds how many nodes a relay may stand for: many more than a cluster has, and few enough to be added up.
+const maxRelayNodes = 1 << 20
+
 // reports are what a client tells of itself.
 type reports struct {
 	// What one client reports is logged a few times a minute at most; metrics count all. For the receiving side only.
@@ -81,23 +84,22 @@ type Nack struct {
 
 // join makes the stream's node count. Of a relay's nodes it is not known yet how many there are.
 func (s *stream) join() {
-	nodes := 0
-	switch s.kind {
-	case pb.ClientKind_CLIENT_KIND_AGENT:
-		nodes = 1
-	case pb.ClientKind_CLIENT_KIND_RELAY:
-	default:
-		return
-	}
 	r := &s.reports
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.left {
 		return
 	}
-	r.member = s.hub.convergence.join(nodes)
-	s.hub.nodes.Add(int64(nodes))
-	s.tellNodesLocked()
+	switch s.kind {
+	case pb.ClientKind_CLIENT_KIND_AGENT:
+		r.member = s.hub.convergence.joinAgent(s.node)
+	case pb.ClientKind_CLIENT_KIND_RELAY:
+		r.member = s.hub.convergence.joinRelay("relay " + s.peer)
+	default:
+		return
+	}
+	s.hub.nodes.Add(int64(r.member.nodes))
+	s.tellNodesLocked(r.member.nodes)
 }
 
 // leave takes the stream's nodes out. Whether they can program something is not for this server to say any more.
@@ -110,8 +112,8 @@ func (s *stream) leave() {
 	}
 	r.left = true
 	if r.member != nil {
+		s.tellNodesLocked(0)
 		s.resizeLocked(0)
-		s.tellNodesLocked()
 		r.member = nil
 	}
 }
@@ -125,18 +127,21 @@ func (s *stream) resizeLocked(nodes int) {
 }
 
 // tellNodesLocked tells upstream, on a relay, how many nodes hold what the relay acknowledges. An agent that has come waits
-// with nobody until it has what was published before; other relays count their nodes likewise.
-func (s *stream) tellNodesLocked() {
+// with nobody until it has what was published before; other relays count their nodes likewise. Upstream hears of nodes that
+// leave before it hears of what the others have without them.
+func (s *stream) tellNodesLocked(nodes int) {
 	r, h := &s.reports, s.hub
-	if h.options.Upstream == nil || r.member.nodes == r.told {
+	if h.options.Upstream == nil || nodes == r.told {
 		return
 	}
-	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT && r.member.nodes > 0 && !h.convergence.caughtUp(r.member) {
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT && nodes > 0 && !h.convergence.caughtUp(r.member) {
 		return
 	}
-	h.programmed.Add(int64(r.member.nodes - r.told))
-	r.told = r.member.nodes
-	h.options.Upstream.Nodes(int(h.programmed.Load()))
+	h.programmed.Lock()
+	defer h.programmed.Unlock()
+	h.programmed.nodes += nodes - r.told
+	r.told = nodes
+	h.options.Upstream.Nodes(h.programmed.nodes)
 }
 
 // ack takes an Ack.
@@ -147,6 +152,9 @@ func (s *stream) ack(a *pb.Ack) error {
 			return status.Errorf(codes.InvalidArgument, "ack of shard %d at %d, which was never sent", p.GetShard(), p.GetSequence())
 		}
 	}
+	if a.GetNodes() > maxRelayNodes {
+		return status.Errorf(codes.InvalidArgument, "ack for %d nodes: a relay may stand for %d", a.GetNodes(), maxRelayNodes)
+	}
 	s.hub.metrics.acks.Inc()
 	now := time.Now()
 	r := &s.reports
@@ -156,14 +164,20 @@ func (s *stream) ack(a *pb.Ack) error {
 		return nil
 	}
 	r.reported = true
-	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
-		s.resizeLocked(int(a.GetNodes()))
+	relay := s.kind == pb.ClientKind_CLIENT_KIND_RELAY
+	if relay {
+		nodes := int(a.GetNodes())
+		s.tellNodesLocked(min(nodes, r.told))
+		s.resizeLocked(nodes)
 	}
 	for _, p := range a.GetPositions() {
-		at := now.Add(-time.Duration(p.GetAgeMs()) * time.Millisecond)
-		s.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at)
+		at, last := now.Add(-time.Duration(p.GetAgeMs())*time.Millisecond), ""
+		if relay && len(p.GetLastNode()) <= maxNodeName {
+			last = p.GetLastNode()
+		}
+		s.hub.convergence.ack(r.member, p.GetShard(), p.GetSequence(), at, last)
 	}
-	s.tellNodesLocked()
+	s.tellNodesLocked(r.member.nodes)
 	return nil
 }
 

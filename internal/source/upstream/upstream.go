@@ -209,13 +209,13 @@ func (u *Source) Mark(shard uint32) model.Position {
 }
 
 // Programmed is for fanout.Upstream.
-func (u *Source) Programmed(shard uint32, m model.Position) {
+func (u *Source) Programmed(shard uint32, m model.Position, at time.Time, last string) {
 	u.mu.Lock()
 	current := u.marks[shard].Epoch == m.Epoch
 	u.programmed[shard] = m
 	u.mu.Unlock()
 	if current {
-		u.client.Ack(m.Epoch, map[uint32]uint64{shard: m.Sequence})
+		u.client.AckSince(m.Epoch, shard, m.Sequence, at, last)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 	"github.com/slicecast/slicecast/internal/source/upstream"
 	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
 
@@ -54,6 +56,7 @@ func (l *lines) String() string {
 type server struct {
 	t        *testing.T
 	address  string
+	debug    string
 	log      *lines
 	registry *prometheus.Registry
 	stop     func()
@@ -62,9 +65,9 @@ type server struct {
 // serve runs a server that gets its state from a source, or from other servers.
 func serve(t *testing.T, address string, from source.Source, upstreams ...string) *server {
 	t.Helper()
-	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry()}
+	s := &server{t: t, log: &lines{}, registry: prometheus.NewRegistry(), debug: filepath.Join(t.TempDir(), "debug.sock")}
 	c := serverapp.Config{
-		Source: from, BindAddress: address, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
+		Source: from, BindAddress: address, DebugSocket: s.debug, HeartbeatInterval: time.Second, DrainWindow: time.Millisecond, GracePeriod: patience,
 		MaxBehindWait: patience, Logger: slog.New(slog.NewTextHandler(s.log, nil)), Registry: s.registry,
 	}
 	if s, ok := from.(interface{ shards() uint32 }); ok {
@@ -102,6 +105,16 @@ func (s *server) metric(name string) (sum float64) {
 		}
 	}
 	return sum
+}
+
+// status asks the server.
+func (s *server) status() *pb.GetStatusResponse {
+	conn, err := grpc.NewClient("unix:"+s.debug, plaintext...)
+	require.NoError(s.t, err)
+	defer func() { require.NoError(s.t, conn.Close()) }()
+	status, err := pb.NewDebugServiceClient(conn).GetStatus(s.t.Context(), &pb.GetStatusRequest{})
+	require.NoError(s.t, err)
+	return status
 }
 
 // cluster is a source that the test writes to.
@@ -291,6 +304,12 @@ func TestAcksOfARelaysNodes(t *testing.T) {
 		require.LessOrEqual(t, converged(), uint64(n), "one of two nodes has it")
 		b.ackAll()
 		require.Eventually(t, func() bool { return converged() == uint64(n+1) }, patience, time.Millisecond)
+	}
+	for _, c := range root.status().GetConvergences() {
+		require.EqualValues(t, 2, c.GetNodes())
+		require.Len(t, c.GetLast(), 1, "of the relay")
+		require.Contains(t, []string{"node-1", "node-2"}, c.GetLast()[0].GetNodeName(), "the root names the node behind the relay")
+		require.Equal(t, c.GetTimeToAll().AsDuration(), c.GetLast()[0].GetTime().AsDuration())
 	}
 	b.Nack(model.ServiceKey{Namespace: "default", Name: "service-1"}, "no room")
 	require.Eventually(t, func() bool { return root.metric("slicecast_server_nacks_total") == 1 }, patience, time.Millisecond)

@@ -427,7 +427,9 @@ func (x *StreamCount) GetCount() uint32 {
 }
 
 // Convergence is how long the nodes that were connected took to have a publish programmed. A node that has nacked some of it
-// counts as having it, as the rest is: its nacks say what is not.
+// counts as having it, as the rest is: its nacks say what is not. Times are the nodes' own, and those of the acks' way. They are at
+// most a sixteenth more than that, or 4 µs where that is more, and never less; that of all nodes is exact. A relay's nodes count
+// with the time of the last of them.
 type Convergence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shard that was published.
@@ -436,16 +438,20 @@ type Convergence struct {
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// When it was published.
 	PublishTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=publish_time,json=publishTime,proto3" json:"publish_time,omitempty"`
-	// Nodes that were connected when it was published and still are, or were until all had it.
+	// Nodes that were connected when it was published, without those that left before they had it.
 	Nodes uint32 `protobuf:"varint,4,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	// How many of them don't have it programmed yet.
 	Lacking uint32 `protobuf:"varint,5,opt,name=lacking,proto3" json:"lacking,omitempty"`
-	// Time until half of them had it; absent: they don't have it yet, as in those below.
+	// Time until half of them had it, so far as they have reported: it may become less, not more. Absent: they don't have it yet, as in
+	// those below.
 	TimeToHalf *durationpb.Duration `protobuf:"bytes,6,opt,name=time_to_half,json=timeToHalf,proto3" json:"time_to_half,omitempty"`
 	// Time until 99 % of them had it.
 	TimeToMost *durationpb.Duration `protobuf:"bytes,7,opt,name=time_to_most,json=timeToMost,proto3" json:"time_to_most,omitempty"`
 	// Time until all of them had it.
-	TimeToAll     *durationpb.Duration `protobuf:"bytes,8,opt,name=time_to_all,json=timeToAll,proto3" json:"time_to_all,omitempty"`
+	TimeToAll *durationpb.Duration `protobuf:"bytes,8,opt,name=time_to_all,json=timeToAll,proto3" json:"time_to_all,omitempty"`
+	// Nodes that were last, three at most: some that lack it, and then those that took longest, slowest first. A relay some of whose
+	// nodes lack it is named by its address; its own status names the nodes.
+	Last          []*NodeTime `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -536,6 +542,68 @@ func (x *Convergence) GetTimeToAll() *durationpb.Duration {
 	return nil
 }
 
+func (x *Convergence) GetLast() []*NodeTime {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+// NodeTime is how long a node took.
+type NodeTime struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node.
+	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Time until it had it programmed; absent: it does not have it yet.
+	Time          *durationpb.Duration `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeTime) Reset() {
+	*x = NodeTime{}
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeTime) ProtoMessage() {}
+
+func (x *NodeTime) ProtoReflect() protoreflect.Message {
+	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeTime.ProtoReflect.Descriptor instead.
+func (*NodeTime) Descriptor() ([]byte, []int) {
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NodeTime) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *NodeTime) GetTime() *durationpb.Duration {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 // UpstreamStatus is the stream that feeds a relay.
 type UpstreamStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -557,7 +625,7 @@ type UpstreamStatus struct {
 
 func (x *UpstreamStatus) Reset() {
 	*x = UpstreamStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +637,7 @@ func (x *UpstreamStatus) String() string {
 func (*UpstreamStatus) ProtoMessage() {}
 
 func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[6]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +650,7 @@ func (x *UpstreamStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpstreamStatus.ProtoReflect.Descriptor instead.
 func (*UpstreamStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{6}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UpstreamStatus) GetConnected() bool {
@@ -646,7 +714,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -658,7 +726,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[7]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -671,7 +739,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{7}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListAgentsRequest) GetNodeName() string {
@@ -713,7 +781,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +793,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[8]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +806,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{8}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListAgentsResponse) GetAgent() *AgentStatus {
@@ -785,7 +853,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +865,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[9]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +878,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{9}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AgentStatus) GetNodeName() string {
@@ -928,7 +996,7 @@ type AgentError struct {
 
 func (x *AgentError) Reset() {
 	*x = AgentError{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1008,7 @@ func (x *AgentError) String() string {
 func (*AgentError) ProtoMessage() {}
 
 func (x *AgentError) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[10]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1021,7 @@ func (x *AgentError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentError.ProtoReflect.Descriptor instead.
 func (*AgentError) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{10}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AgentError) GetObject() string {
@@ -993,7 +1061,7 @@ type ListShardsRequest struct {
 
 func (x *ListShardsRequest) Reset() {
 	*x = ListShardsRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1073,7 @@ func (x *ListShardsRequest) String() string {
 func (*ListShardsRequest) ProtoMessage() {}
 
 func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[11]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1086,7 @@ func (x *ListShardsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsRequest.ProtoReflect.Descriptor instead.
 func (*ListShardsRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{11}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
 // ListShardsResponse is all shards.
@@ -1032,7 +1100,7 @@ type ListShardsResponse struct {
 
 func (x *ListShardsResponse) Reset() {
 	*x = ListShardsResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1112,7 @@ func (x *ListShardsResponse) String() string {
 func (*ListShardsResponse) ProtoMessage() {}
 
 func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[12]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1125,7 @@ func (x *ListShardsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListShardsResponse.ProtoReflect.Descriptor instead.
 func (*ListShardsResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListShardsResponse) GetShards() []*ShardStatus {
@@ -1086,7 +1154,7 @@ type ShardStatus struct {
 
 func (x *ShardStatus) Reset() {
 	*x = ShardStatus{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1166,7 @@ func (x *ShardStatus) String() string {
 func (*ShardStatus) ProtoMessage() {}
 
 func (x *ShardStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[13]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1179,7 @@ func (x *ShardStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardStatus.ProtoReflect.Descriptor instead.
 func (*ShardStatus) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{13}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ShardStatus) GetShard() uint32 {
@@ -1160,7 +1228,7 @@ type GetServiceRequest struct {
 
 func (x *GetServiceRequest) Reset() {
 	*x = GetServiceRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1240,7 @@ func (x *GetServiceRequest) String() string {
 func (*GetServiceRequest) ProtoMessage() {}
 
 func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[14]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1253,7 @@ func (x *GetServiceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceRequest.ProtoReflect.Descriptor instead.
 func (*GetServiceRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{14}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetServiceRequest) GetService() *ServiceName {
@@ -1214,7 +1282,7 @@ type GetServiceResponse struct {
 
 func (x *GetServiceResponse) Reset() {
 	*x = GetServiceResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1294,7 @@ func (x *GetServiceResponse) String() string {
 func (*GetServiceResponse) ProtoMessage() {}
 
 func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[15]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1307,7 @@ func (x *GetServiceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServiceResponse.ProtoReflect.Descriptor instead.
 func (*GetServiceResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{15}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetServiceResponse) GetShard() uint32 {
@@ -1286,7 +1354,7 @@ type AgentDebugServiceGetStatusRequest struct {
 
 func (x *AgentDebugServiceGetStatusRequest) Reset() {
 	*x = AgentDebugServiceGetStatusRequest{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1366,7 @@ func (x *AgentDebugServiceGetStatusRequest) String() string {
 func (*AgentDebugServiceGetStatusRequest) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[16]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1379,7 @@ func (x *AgentDebugServiceGetStatusRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use AgentDebugServiceGetStatusRequest.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{16}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
 }
 
 // AgentDebugServiceGetStatusResponse is an agent's state.
@@ -1370,7 +1438,7 @@ type AgentDebugServiceGetStatusResponse struct {
 
 func (x *AgentDebugServiceGetStatusResponse) Reset() {
 	*x = AgentDebugServiceGetStatusResponse{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1450,7 @@ func (x *AgentDebugServiceGetStatusResponse) String() string {
 func (*AgentDebugServiceGetStatusResponse) ProtoMessage() {}
 
 func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[17]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1463,7 @@ func (x *AgentDebugServiceGetStatusResponse) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use AgentDebugServiceGetStatusResponse.ProtoReflect.Descriptor instead.
 func (*AgentDebugServiceGetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{17}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AgentDebugServiceGetStatusResponse) GetTime() *timestamppb.Timestamp {
@@ -1576,7 +1644,7 @@ type ServerConnection struct {
 
 func (x *ServerConnection) Reset() {
 	*x = ServerConnection{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1656,7 @@ func (x *ServerConnection) String() string {
 func (*ServerConnection) ProtoMessage() {}
 
 func (x *ServerConnection) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[18]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1669,7 @@ func (x *ServerConnection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerConnection.ProtoReflect.Descriptor instead.
 func (*ServerConnection) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{18}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ServerConnection) GetName() string {
@@ -1649,7 +1717,7 @@ type AgentShard struct {
 
 func (x *AgentShard) Reset() {
 	*x = AgentShard{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1729,7 @@ func (x *AgentShard) String() string {
 func (*AgentShard) ProtoMessage() {}
 
 func (x *AgentShard) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[19]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1742,7 @@ func (x *AgentShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentShard.ProtoReflect.Descriptor instead.
 func (*AgentShard) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{19}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AgentShard) GetShard() uint32 {
@@ -1720,7 +1788,7 @@ type ProgrammingFailure struct {
 
 func (x *ProgrammingFailure) Reset() {
 	*x = ProgrammingFailure{}
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1800,7 @@ func (x *ProgrammingFailure) String() string {
 func (*ProgrammingFailure) ProtoMessage() {}
 
 func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_slicecast_v1_debug_proto_msgTypes[20]
+	mi := &file_slicecast_v1_debug_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1813,7 @@ func (x *ProgrammingFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProgrammingFailure.ProtoReflect.Descriptor instead.
 func (*ProgrammingFailure) Descriptor() ([]byte, []int) {
-	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{20}
+	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ProgrammingFailure) GetService() *ServiceName {
@@ -1805,7 +1873,7 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"\tendpoints\x18\x04 \x01(\rR\tendpoints\"Q\n" +
 	"\vStreamCount\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.slicecast.v1.ClientKindR\x04kind\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xe3\x02\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"\x8f\x03\n" +
 	"\vConvergence\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12=\n" +
@@ -1816,7 +1884,11 @@ const file_slicecast_v1_debug_proto_rawDesc = "" +
 	"timeToHalf\x12;\n" +
 	"\ftime_to_most\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"timeToMost\x129\n" +
-	"\vtime_to_all\x18\b \x01(\v2\x19.google.protobuf.DurationR\ttimeToAll\"\x86\x02\n" +
+	"\vtime_to_all\x18\b \x01(\v2\x19.google.protobuf.DurationR\ttimeToAll\x12*\n" +
+	"\x04last\x18\t \x03(\v2\x16.slicecast.v1.NodeTimeR\x04last\"V\n" +
+	"\bNodeTime\x12\x1b\n" +
+	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12-\n" +
+	"\x04time\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04time\"\x86\x02\n" +
 	"\x0eUpstreamStatus\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x12\x12\n" +
 	"\x04path\x18\x02 \x03(\x06R\x04path\x126\n" +
@@ -1948,7 +2020,7 @@ func file_slicecast_v1_debug_proto_rawDescGZIP() []byte {
 	return file_slicecast_v1_debug_proto_rawDescData
 }
 
-var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_slicecast_v1_debug_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_slicecast_v1_debug_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),                   // 0: slicecast.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),                  // 1: slicecast.v1.GetStatusResponse
@@ -1956,92 +2028,95 @@ var file_slicecast_v1_debug_proto_goTypes = []any{
 	(*StateSize)(nil),                          // 3: slicecast.v1.StateSize
 	(*StreamCount)(nil),                        // 4: slicecast.v1.StreamCount
 	(*Convergence)(nil),                        // 5: slicecast.v1.Convergence
-	(*UpstreamStatus)(nil),                     // 6: slicecast.v1.UpstreamStatus
-	(*ListAgentsRequest)(nil),                  // 7: slicecast.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),                 // 8: slicecast.v1.ListAgentsResponse
-	(*AgentStatus)(nil),                        // 9: slicecast.v1.AgentStatus
-	(*AgentError)(nil),                         // 10: slicecast.v1.AgentError
-	(*ListShardsRequest)(nil),                  // 11: slicecast.v1.ListShardsRequest
-	(*ListShardsResponse)(nil),                 // 12: slicecast.v1.ListShardsResponse
-	(*ShardStatus)(nil),                        // 13: slicecast.v1.ShardStatus
-	(*GetServiceRequest)(nil),                  // 14: slicecast.v1.GetServiceRequest
-	(*GetServiceResponse)(nil),                 // 15: slicecast.v1.GetServiceResponse
-	(*AgentDebugServiceGetStatusRequest)(nil),  // 16: slicecast.v1.AgentDebugServiceGetStatusRequest
-	(*AgentDebugServiceGetStatusResponse)(nil), // 17: slicecast.v1.AgentDebugServiceGetStatusResponse
-	(*ServerConnection)(nil),                   // 18: slicecast.v1.ServerConnection
-	(*AgentShard)(nil),                         // 19: slicecast.v1.AgentShard
-	(*ProgrammingFailure)(nil),                 // 20: slicecast.v1.ProgrammingFailure
-	(*timestamppb.Timestamp)(nil),              // 21: google.protobuf.Timestamp
-	(*Server)(nil),                             // 22: slicecast.v1.Server
-	(*ResourceVersions)(nil),                   // 23: slicecast.v1.ResourceVersions
-	(ClientKind)(0),                            // 24: slicecast.v1.ClientKind
-	(*durationpb.Duration)(nil),                // 25: google.protobuf.Duration
-	(*ServiceName)(nil),                        // 26: slicecast.v1.ServiceName
-	(*Service)(nil),                            // 27: slicecast.v1.Service
-	(*Slice)(nil),                              // 28: slicecast.v1.Slice
+	(*NodeTime)(nil),                           // 6: slicecast.v1.NodeTime
+	(*UpstreamStatus)(nil),                     // 7: slicecast.v1.UpstreamStatus
+	(*ListAgentsRequest)(nil),                  // 8: slicecast.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),                 // 9: slicecast.v1.ListAgentsResponse
+	(*AgentStatus)(nil),                        // 10: slicecast.v1.AgentStatus
+	(*AgentError)(nil),                         // 11: slicecast.v1.AgentError
+	(*ListShardsRequest)(nil),                  // 12: slicecast.v1.ListShardsRequest
+	(*ListShardsResponse)(nil),                 // 13: slicecast.v1.ListShardsResponse
+	(*ShardStatus)(nil),                        // 14: slicecast.v1.ShardStatus
+	(*GetServiceRequest)(nil),                  // 15: slicecast.v1.GetServiceRequest
+	(*GetServiceResponse)(nil),                 // 16: slicecast.v1.GetServiceResponse
+	(*AgentDebugServiceGetStatusRequest)(nil),  // 17: slicecast.v1.AgentDebugServiceGetStatusRequest
+	(*AgentDebugServiceGetStatusResponse)(nil), // 18: slicecast.v1.AgentDebugServiceGetStatusResponse
+	(*ServerConnection)(nil),                   // 19: slicecast.v1.ServerConnection
+	(*AgentShard)(nil),                         // 20: slicecast.v1.AgentShard
+	(*ProgrammingFailure)(nil),                 // 21: slicecast.v1.ProgrammingFailure
+	(*timestamppb.Timestamp)(nil),              // 22: google.protobuf.Timestamp
+	(*Server)(nil),                             // 23: slicecast.v1.Server
+	(*ResourceVersions)(nil),                   // 24: slicecast.v1.ResourceVersions
+	(ClientKind)(0),                            // 25: slicecast.v1.ClientKind
+	(*durationpb.Duration)(nil),                // 26: google.protobuf.Duration
+	(*ServiceName)(nil),                        // 27: slicecast.v1.ServiceName
+	(*Service)(nil),                            // 28: slicecast.v1.Service
+	(*Slice)(nil),                              // 29: slicecast.v1.Slice
 }
 var file_slicecast_v1_debug_proto_depIdxs = []int32{
-	21, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	21, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	22, // 0: slicecast.v1.GetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	22, // 1: slicecast.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
 	2,  // 2: slicecast.v1.GetStatusResponse.source:type_name -> slicecast.v1.SourceStatus
 	3,  // 3: slicecast.v1.GetStatusResponse.size:type_name -> slicecast.v1.StateSize
 	4,  // 4: slicecast.v1.GetStatusResponse.streams:type_name -> slicecast.v1.StreamCount
-	22, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
+	23, // 5: slicecast.v1.GetStatusResponse.servers:type_name -> slicecast.v1.Server
 	5,  // 6: slicecast.v1.GetStatusResponse.convergences:type_name -> slicecast.v1.Convergence
 	5,  // 7: slicecast.v1.GetStatusResponse.oldest_open_convergence:type_name -> slicecast.v1.Convergence
-	6,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
-	23, // 9: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	24, // 10: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
-	21, // 11: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
-	25, // 12: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
-	25, // 13: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
-	25, // 14: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
-	18, // 15: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
-	21, // 16: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
-	22, // 17: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
-	26, // 18: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
-	9,  // 19: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
-	24, // 20: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
-	21, // 21: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
-	25, // 22: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
-	10, // 23: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
-	10, // 24: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
-	21, // 25: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
-	13, // 26: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
-	23, // 27: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	26, // 28: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
-	27, // 29: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
-	28, // 30: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
-	21, // 31: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
-	21, // 32: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	18, // 33: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
-	21, // 34: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
-	22, // 35: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
-	23, // 36: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	3,  // 37: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
-	19, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
-	21, // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
-	25, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
-	20, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
-	21, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
-	21, // 43: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
-	26, // 44: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
-	21, // 45: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
-	0,  // 46: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
-	7,  // 47: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
-	11, // 48: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
-	14, // 49: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
-	16, // 50: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
-	1,  // 51: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
-	8,  // 52: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
-	12, // 53: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
-	15, // 54: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
-	17, // 55: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
-	51, // [51:56] is the sub-list for method output_type
-	46, // [46:51] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	7,  // 8: slicecast.v1.GetStatusResponse.upstream:type_name -> slicecast.v1.UpstreamStatus
+	24, // 9: slicecast.v1.SourceStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	25, // 10: slicecast.v1.StreamCount.kind:type_name -> slicecast.v1.ClientKind
+	22, // 11: slicecast.v1.Convergence.publish_time:type_name -> google.protobuf.Timestamp
+	26, // 12: slicecast.v1.Convergence.time_to_half:type_name -> google.protobuf.Duration
+	26, // 13: slicecast.v1.Convergence.time_to_most:type_name -> google.protobuf.Duration
+	26, // 14: slicecast.v1.Convergence.time_to_all:type_name -> google.protobuf.Duration
+	6,  // 15: slicecast.v1.Convergence.last:type_name -> slicecast.v1.NodeTime
+	26, // 16: slicecast.v1.NodeTime.time:type_name -> google.protobuf.Duration
+	19, // 17: slicecast.v1.UpstreamStatus.server:type_name -> slicecast.v1.ServerConnection
+	22, // 18: slicecast.v1.UpstreamStatus.stale_since:type_name -> google.protobuf.Timestamp
+	23, // 19: slicecast.v1.UpstreamStatus.servers:type_name -> slicecast.v1.Server
+	27, // 20: slicecast.v1.ListAgentsRequest.lacks:type_name -> slicecast.v1.ServiceName
+	10, // 21: slicecast.v1.ListAgentsResponse.agent:type_name -> slicecast.v1.AgentStatus
+	25, // 22: slicecast.v1.AgentStatus.kind:type_name -> slicecast.v1.ClientKind
+	22, // 23: slicecast.v1.AgentStatus.since:type_name -> google.protobuf.Timestamp
+	26, // 24: slicecast.v1.AgentStatus.lag:type_name -> google.protobuf.Duration
+	11, // 25: slicecast.v1.AgentStatus.errors:type_name -> slicecast.v1.AgentError
+	11, // 26: slicecast.v1.AgentStatus.last_error:type_name -> slicecast.v1.AgentError
+	22, // 27: slicecast.v1.AgentError.time:type_name -> google.protobuf.Timestamp
+	14, // 28: slicecast.v1.ListShardsResponse.shards:type_name -> slicecast.v1.ShardStatus
+	24, // 29: slicecast.v1.ShardStatus.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	27, // 30: slicecast.v1.GetServiceRequest.service:type_name -> slicecast.v1.ServiceName
+	28, // 31: slicecast.v1.GetServiceResponse.service:type_name -> slicecast.v1.Service
+	29, // 32: slicecast.v1.GetServiceResponse.slices:type_name -> slicecast.v1.Slice
+	22, // 33: slicecast.v1.AgentDebugServiceGetStatusResponse.time:type_name -> google.protobuf.Timestamp
+	22, // 34: slicecast.v1.AgentDebugServiceGetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	19, // 35: slicecast.v1.AgentDebugServiceGetStatusResponse.server:type_name -> slicecast.v1.ServerConnection
+	22, // 36: slicecast.v1.AgentDebugServiceGetStatusResponse.stale_since:type_name -> google.protobuf.Timestamp
+	23, // 37: slicecast.v1.AgentDebugServiceGetStatusResponse.servers:type_name -> slicecast.v1.Server
+	24, // 38: slicecast.v1.AgentDebugServiceGetStatusResponse.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	3,  // 39: slicecast.v1.AgentDebugServiceGetStatusResponse.size:type_name -> slicecast.v1.StateSize
+	20, // 40: slicecast.v1.AgentDebugServiceGetStatusResponse.shards:type_name -> slicecast.v1.AgentShard
+	22, // 41: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_time:type_name -> google.protobuf.Timestamp
+	26, // 42: slicecast.v1.AgentDebugServiceGetStatusResponse.programming_duration:type_name -> google.protobuf.Duration
+	21, // 43: slicecast.v1.AgentDebugServiceGetStatusResponse.failures:type_name -> slicecast.v1.ProgrammingFailure
+	22, // 44: slicecast.v1.AgentDebugServiceGetStatusResponse.checkpoint_time:type_name -> google.protobuf.Timestamp
+	22, // 45: slicecast.v1.ServerConnection.since:type_name -> google.protobuf.Timestamp
+	27, // 46: slicecast.v1.ProgrammingFailure.service:type_name -> slicecast.v1.ServiceName
+	22, // 47: slicecast.v1.ProgrammingFailure.since:type_name -> google.protobuf.Timestamp
+	0,  // 48: slicecast.v1.DebugService.GetStatus:input_type -> slicecast.v1.GetStatusRequest
+	8,  // 49: slicecast.v1.DebugService.ListAgents:input_type -> slicecast.v1.ListAgentsRequest
+	12, // 50: slicecast.v1.DebugService.ListShards:input_type -> slicecast.v1.ListShardsRequest
+	15, // 51: slicecast.v1.DebugService.GetService:input_type -> slicecast.v1.GetServiceRequest
+	17, // 52: slicecast.v1.AgentDebugService.GetStatus:input_type -> slicecast.v1.AgentDebugServiceGetStatusRequest
+	1,  // 53: slicecast.v1.DebugService.GetStatus:output_type -> slicecast.v1.GetStatusResponse
+	9,  // 54: slicecast.v1.DebugService.ListAgents:output_type -> slicecast.v1.ListAgentsResponse
+	13, // 55: slicecast.v1.DebugService.ListShards:output_type -> slicecast.v1.ListShardsResponse
+	16, // 56: slicecast.v1.DebugService.GetService:output_type -> slicecast.v1.GetServiceResponse
+	18, // 57: slicecast.v1.AgentDebugService.GetStatus:output_type -> slicecast.v1.AgentDebugServiceGetStatusResponse
+	53, // [53:58] is the sub-list for method output_type
+	48, // [48:53] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_debug_proto_init() }
@@ -2056,7 +2131,7 @@ func file_slicecast_v1_debug_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_slicecast_v1_debug_proto_rawDesc), len(file_slicecast_v1_debug_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1200,7 +1200,8 @@ type Ack struct {
 	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
 	// From a relay: how many nodes it serves, all of which hold these positions: one that has come to it counts once it has
-	// what was there before. 0 from others.
+	// what was there before. If nodes have left since the last Ack it is the smallest number since then, so that nodes that came
+	// in their place do not count for what was published before. 1,048,576 at most; 0 from others.
 	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1257,8 +1258,11 @@ type ShardPosition struct {
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	// Sequence within the stream's epoch.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// In an Ack: milliseconds since the kernel has had it, as an Ack may wait for others.
-	AgeMs         uint32 `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// In an Ack: milliseconds since the kernel has had it, rounded down, as an Ack may wait for others. From a relay: since the last
+	// of its nodes has had it.
+	AgeMs uint32 `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// In an Ack from a relay: the name of that node, for operators, in 253 bytes at most. It may be absent.
+	LastNode      string `protobuf:"bytes,4,opt,name=last_node,json=lastNode,proto3" json:"last_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1312,6 +1316,13 @@ func (x *ShardPosition) GetAgeMs() uint32 {
 		return x.AgeMs
 	}
 	return 0
+}
+
+func (x *ShardPosition) GetLastNode() string {
+	if x != nil {
+		return x.LastNode
+	}
+	return ""
 }
 
 // Nack tells that one object could not be programmed. The client has programmed the rest, keeps what it had for this
@@ -3177,11 +3188,12 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06slices\x18\x02 \x01(\x04R\x06slices\"n\n" +
 	"\x03Ack\x129\n" +
 	"\tpositions\x18\x01 \x03(\v2\x1b.slicecast.v1.ShardPositionR\tpositions\x12\x14\n" +
-	"\x05nodes\x18\x03 \x01(\rR\x05nodesJ\x04\b\x02\x10\x03R\x10nodes_programmed\"X\n" +
+	"\x05nodes\x18\x03 \x01(\rR\x05nodesJ\x04\b\x02\x10\x03R\x10nodes_programmed\"u\n" +
 	"\rShardPosition\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x15\n" +
-	"\x06age_ms\x18\x03 \x01(\rR\x05ageMs\"\xb4\x01\n" +
+	"\x06age_ms\x18\x03 \x01(\rR\x05ageMs\x12\x1b\n" +
+	"\tlast_node\x18\x04 \x01(\tR\blastNode\"\xb4\x01\n" +
 	"\x04Nack\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12)\n" +
