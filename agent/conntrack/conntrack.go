@@ -2,9 +2,14 @@
 // there are any: a UDP client that never pauses would go on sending to an endpoint that is gone, or to a Service's address that
 // was not one yet. TCP and SCTP connections end by themselves.
 //
-// What is stale goes by kube-proxy 1.36 (pkg/proxy/conntrack): a flow to an address of a Service port that does not lead to one of its
-// endpoints that serve, be it that it leads to another one or nowhere else, if any endpoint serves. A flow stays as long as the client has
-// nowhere better to go, and where a Service, or one of its addresses, is gone it stays as connections do.
+// A flow to an address of a Service port is stale if it does not lead to one of the port's endpoints that serve: it leads to another one,
+// or is not translated. That goes by kube-proxy (pkg/proxy/conntrack), but for three things that kube-proxy 1.36 does not do:
+//
+//   - Flows of a Service port without endpoints that serve are stale, too (kubernetes/kubernetes#139628): its clients are refused rather than left
+//     to send to an endpoint that is gone. If new connections are led to endpoints that do not serve, flows to those stay.
+//   - If a Service port, or one of its addresses, is gone, translated flows to it are stale (kubernetes/kubernetes#141371): nothing else would
+//     end those to an endpoint that goes later.
+//   - This holds from the first programming on, so that flows from before it, which are not translated, do not last (kubernetes/kubernetes#126532).
 //
 // NodePorts count on all addresses of the node, also those that they are not on: kube-proxy's iptables mode may have led flows there. Unlike in kube-proxy they
 // count on no others, so that the flows of programs to the same port number elsewhere stay.
@@ -61,6 +66,8 @@ type Cleaner struct {
 	ports map[view.ServicePortID]*view.ServicePort
 	// frontends are theirs.
 	frontends map[frontend]*view.ServicePort
+	// gone are the frontends that are no Service port's since the last pass.
+	gone map[frontend]struct{}
 	// pending are the families of which ports have changed.
 	pending map[model.Family]bool
 }
@@ -88,7 +95,7 @@ func New(o Options) *Cleaner {
 			Help:    "Time to look for stale UDP flows in the kernel's connection tracking table and to remove them.",
 			Buckets: prometheus.ExponentialBuckets(1e-4, 4, 10)}),
 		wake: make(chan struct{}, 1), ports: make(map[view.ServicePortID]*view.ServicePort),
-		frontends: make(map[frontend]*view.ServicePort), pending: make(map[model.Family]bool),
+		frontends: make(map[frontend]*view.ServicePort), gone: make(map[frontend]struct{}), pending: make(map[model.Family]bool),
 	}
 }
 
@@ -160,22 +167,23 @@ func (c *Cleaner) Run(ctx context.Context) {
 // pass removes what is stale of a family if any of its Service ports have changed. After an error it is as if they had again.
 func (c *Cleaner) pass(family model.Family) error {
 	c.mu.Lock()
-	due := c.pending[family] && c.serves(family)
+	due := c.pending[family]
 	c.pending[family] = false
+	gone := c.takeGone(family)
 	c.mu.Unlock()
 	if !due {
 		return nil
 	}
-	err := c.clean(family)
+	err := c.clean(family, gone)
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.pending[family] = true
+		c.putBack(family, gone)
 	}
 	return err
 }
 
-func (c *Cleaner) clean(family model.Family) error {
+func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 	addresses, err := nodeport.Local()
 	if err != nil {
 		return err
@@ -183,7 +191,7 @@ func (c *Cleaner) clean(family model.Family) error {
 	stale := func(f flow) bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.stale(family, addresses, f)
+		return c.stale(family, gone, addresses, f)
 	}
 	dumped, err := c.open()
 	if err != nil {

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -209,7 +210,7 @@ func TestOnlyStaleFlowsGo(t *testing.T) {
 	r := newCleaner(t)
 	other := dns4
 	other.Service.Name = "other"
-	r.Changed([]view.Change{{Before: port(other, nil), After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")})}})
+	r.Changed([]view.Change{{Before: port(other, nil), After: port(other, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")}, "10.180.2.6:9090")}})
 	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53"), at(view.LoadBalancer, "198.51.100.4:53"), nodePort(32000)}
 	r.Changed([]view.Change{
 		{After: port(dns4, frontends, "10.180.0.4:9090", "10.180.1.7:9090")},
@@ -229,21 +230,74 @@ func TestOnlyStaleFlowsGo(t *testing.T) {
 	require.Equal(t, map[model.Family]int{model.IPv4: 1, model.IPv6: 1}, r.dumps, "nothing has changed")
 }
 
+// TestLastEndpoint holds that a Service port that loses its last endpoint that serves loses its flows, but for those to endpoints that
+// get new ones nevertheless; and that it gets new ones when there is an endpoint again.
+func TestLastEndpoint(t *testing.T) {
+	list := map[string]kernelFlow{
+		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),
+		"dead":         udp("10.180.0.9:40002", "10.96.16.1:53", "10.180.0.4:53"),
+		"other":        udp("10.180.0.9:40003", "10.96.16.1:53", "10.180.0.5:53"),
+		"IPv6":         udp("[fd00:10:180::9]:40001", "[fd00:10:96::1]:53", "[fd00:10:180::4]:53"),
+	}
+	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}
+	before, none := port(dns4, frontends, "10.180.0.4:53", "10.180.0.5:53"), port(dns4, frontends)
+	notReady, notReadyLocal := port(dns4, frontends), port(dns4, frontends)
+	notReady.Cluster, notReadyLocal.Local = backends("10.180.0.5:53"), backends("10.180.0.5:53")
+	for name, c := range map[string]struct {
+		after *view.ServicePort
+		left  []string
+	}{
+		"none": {none, []string{"IPv6"}}, "one that is not ready": {notReady, []string{"IPv6", "other"}},
+		"one here": {notReadyLocal, []string{"IPv6", "other"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newCleaner(t)
+			r.Replaced(state(before))
+			r.clean()
+			inject(t, list)
+			r.Changed([]view.Change{{Before: before, After: c.after}})
+			r.clean()
+			require.Equal(t, c.left, left(t, list))
+			require.Equal(t, map[model.Family]int{model.IPv4: 2}, r.dumps)
+		})
+	}
+}
+
+// TestFlowsFromBeforeTheFirstProgramming are not translated, or as somebody else has left them.
+func TestFlowsFromBeforeTheFirstProgramming(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	list := map[string]kernelFlow{
+		"served":                      udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"stale":                       udp("10.180.0.9:40002", "10.96.16.1:53", "10.96.16.1:53"),
+		"stale NodePort":              udp("203.0.113.2:40001", "192.168.0.2:32000", "192.168.0.2:32000"),
+		"stale, without endpoints":    udp("10.180.0.9:40003", "10.96.16.2:53", "10.96.16.2:53"),
+		"stale, and once an endpoint": udp("10.180.0.9:40004", "10.96.16.2:53", "10.180.0.4:53"),
+		"no Service's":                udp("10.180.0.9:40005", "10.96.16.3:53", "10.180.0.4:53"),
+	}
+	inject(t, list)
+	empty := dns4
+	empty.Service.Name = "empty"
+	r := newCleaner(t)
+	r.Replaced(state(
+		port(dns4, []view.Frontend{at(view.ClusterIP, "10.96.16.1:53"), nodePort(32000)}, "10.180.0.4:53"),
+		port(empty, []view.Frontend{at(view.ClusterIP, "10.96.16.2:53")}),
+	))
+	r.clean()
+	require.Equal(t, []string{"no Service's", "served"}, left(t, list))
+}
+
 func TestFirstEndpoint(t *testing.T) {
 	list := map[string]kernelFlow{
 		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),
 		"dead":         udp("10.180.0.9:40002", "10.96.16.1:53", "10.180.0.4:53"),
 		"new":          udp("10.180.0.9:40003", "10.96.16.1:53", "10.180.0.5:53"),
 	}
-	inject(t, list)
 	r := newCleaner(t)
 	frontends := []view.Frontend{at(view.ClusterIP, "10.96.16.1:53")}
-	before, none := port(dns4, frontends, "10.180.0.4:53"), port(dns4, frontends)
+	none := port(dns4, frontends)
 	r.Replaced(state(none))
-	r.Changed([]view.Change{{Before: before, After: none}})
 	r.clean()
-	require.Equal(t, []string{"dead", "new", "untranslated"}, left(t, list), "no endpoint serves: there is nowhere better")
-	require.Empty(t, r.dumps)
+	inject(t, list)
 	r.Changed([]view.Change{{Before: none, After: port(dns4, frontends, "10.180.0.5:53")}})
 	r.clean()
 	require.Equal(t, []string{"new"}, left(t, list))
@@ -284,14 +338,16 @@ func TestFrontendsThatCome(t *testing.T) {
 	require.Equal(t, []string{"to the new"}, left(t, list))
 }
 
-// TestFrontendsThatGo keep their flows, unless they are another Service port's then, which has endpoints that serve.
+// TestFrontendsThatGo lose their translated flows, and those that another Service port has then keep those to its endpoints.
 func TestFrontendsThatGo(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	cluster, external := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53")
 	list := map[string]kernelFlow{
-		"cluster IP":  udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
-		"external IP": udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.4:53"),
-		"NodePort":    udp("10.180.0.9:40006", "192.168.0.2:32000", "10.180.0.4:53"),
+		"cluster IP":              udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"external IP":             udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.4:53"),
+		"untranslated":            udp("10.180.0.9:40003", "192.168.99.101:53", "192.168.99.101:53"),
+		"NodePort":                udp("10.180.0.9:40006", "192.168.0.2:32000", "10.180.0.4:53"),
+		"the same port elsewhere": udp("10.180.0.9:40007", "192.168.0.3:32000", "10.180.0.4:53"),
 	}
 	all := []view.Frontend{cluster, external, nodePort(32000)}
 	before := port(dns4, all, "10.180.0.4:53")
@@ -301,13 +357,13 @@ func TestFrontendsThatGo(t *testing.T) {
 		changes []view.Change
 		kept    []string
 	}{
-		"all but the cluster IP": {[]view.Change{{Before: before, After: port(dns4, []view.Frontend{cluster}, "10.180.0.4:53")}},
+		"all but the cluster IP":   {[]view.Change{{Before: before, After: port(dns4, []view.Frontend{cluster}, "10.180.0.4:53")}}, []string{"cluster IP"}},
+		"the Service":              {[]view.Change{{Before: before}}, nil},
+		"to one without endpoints": {[]view.Change{{Before: before}, {After: port(other, all)}}, nil},
+		"to one with the same": {[]view.Change{{Before: before}, {After: port(other, all, "10.180.0.4:53")}},
 			[]string{"NodePort", "cluster IP", "external IP"}},
-		"the Service": {[]view.Change{{Before: before}}, []string{"NodePort", "cluster IP", "external IP"}},
-		"to one without endpoints": {[]view.Change{{Before: before}, {After: port(other, all)}},
-			[]string{"NodePort", "cluster IP", "external IP"}},
-		"to one with others": {[]view.Change{{After: port(other, []view.Frontend{external, nodePort(32000)}, "10.180.0.5:53")}, {Before: before}},
-			[]string{"cluster IP"}},
+		"to one with others": {[]view.Change{{After: port(other, []view.Frontend{external, nodePort(32000)}, "10.180.0.5:53")}, {Before: before}}, nil},
+		"and come again":     {[]view.Change{{Before: before}, {After: before}}, []string{"NodePort", "cluster IP", "external IP"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inject(t, list)
@@ -317,7 +373,9 @@ func TestFrontendsThatGo(t *testing.T) {
 			require.Len(t, left(t, list), len(list))
 			r.Changed(c.changes)
 			r.clean()
-			require.Equal(t, c.kept, left(t, list))
+			kept := append([]string{"the same port elsewhere", "untranslated"}, c.kept...)
+			slices.Sort(kept)
+			require.Equal(t, kept, left(t, list))
 		})
 	}
 	t.Run("in a state", func(t *testing.T) {
@@ -326,8 +384,41 @@ func TestFrontendsThatGo(t *testing.T) {
 		r.Replaced(state(before))
 		r.Replaced(state())
 		r.clean()
-		require.Len(t, left(t, list), len(list))
+		require.Equal(t, []string{"the same port elsewhere", "untranslated"}, left(t, list))
+		require.Empty(t, r.gone)
 	})
+	t.Run("to somebody else", func(t *testing.T) {
+		r := newCleaner(t)
+		r.Replaced(state(before))
+		r.Replaced(state())
+		list := map[string]kernelFlow{"untranslated": udp("10.180.0.9:40002", "192.168.99.100:53", "192.168.99.100:53")}
+		inject(t, list)
+		r.clean()
+		require.Len(t, left(t, list), 1)
+	})
+}
+
+// TestManyFrontendsThatGo holds the bound on what is remembered while the table can't be cleaned; what it has room for is cleaned later.
+func TestManyFrontendsThatGo(t *testing.T) {
+	m := newMemory("10.180.0.4:53")
+	c := New(Options{})
+	c.open = func() (flows, error) { return m, nil }
+	m.dumpErrors = []error{unix.EPERM}
+	first := port(dns4, frontends, "10.180.0.4:53")
+	c.Replaced(state(first))
+	c.Changed([]view.Change{{Before: first}})
+	require.Error(t, c.pass(model.IPv4))
+	for i := range maxGone + 1 {
+		id := dns4
+		id.Service.Name = fmt.Sprint(i)
+		p := port(id, []view.Frontend{at(view.ClusterIP, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 97, byte(i >> 8), byte(i)}), uint16(53+i>>16)).String())})
+		c.Changed([]view.Change{{After: p}})
+		c.Changed([]view.Change{{Before: p}})
+	}
+	require.Len(t, c.gone, maxGone)
+	require.NoError(t, c.pass(model.IPv4))
+	require.Empty(t, m.left())
+	require.Empty(t, c.gone)
 }
 
 // TestNodePorts: they count on all addresses of the node, but for those that are a Service port's with the same number.

@@ -137,7 +137,7 @@ func TestFailuresAreTriedAgainWithBackoff(t *testing.T) {
 		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
 			require.Equal(t, i+1, m.dumps)
 			require.EqualValues(t, i+1, testutil.ToFloat64(c.failures))
-			c.Changed([]view.Change{{After: port(dns6, nil)}}) // changes bring no tries before their time
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}) // changes bring no tries before their time
 			m.pass(pause - 1)
 			require.Equal(t, i+1, m.dumps)
 			m.pass(1)

@@ -18,7 +18,10 @@ func frontendOf(id view.ServicePortID, f view.Frontend) frontend {
 	return frontend{id.Family, netip.AddrPortFrom(f.Address, f.Port)}
 }
 
-// set takes note of a Service port; nil: it is gone. c.mu is held.
+// maxGone bounds how many frontends that are gone are remembered until a pass: only a table that can't be cleaned leads to so many.
+const maxGone = 1 << 16
+
+// set notes a Service port; nil means that it is gone. c.mu is held.
 func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	if id.Protocol != model.UDP {
 		return
@@ -28,40 +31,73 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 		for _, f := range before.Frontends {
 			if at := frontendOf(id, f); c.frontends[at] == before { // else another Service port has it already
 				delete(c.frontends, at)
+				if len(c.gone) < maxGone {
+					c.gone[at] = struct{}{}
+				}
 			}
 		}
 	}
 	if after != nil {
 		c.ports[id] = after
 		for _, f := range after.Frontends {
-			c.frontends[frontendOf(id, f)] = after
+			at := frontendOf(id, f)
+			c.frontends[at] = after
+			delete(c.gone, at)
 		}
 	}
 	c.pending[id.Family] = true
 	c.alarm()
 }
 
-// serves tells whether a family has any endpoint that serves: else nothing is stale. c.mu is held.
-func (c *Cleaner) serves(family model.Family) bool {
-	for id, port := range c.ports {
-		if id.Family == family && port.Serving.Len() > 0 {
-			return true
+// takeGone removes a family's frontends from those that are gone, and returns them. c.mu is held.
+func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
+	taken := map[frontend]struct{}{}
+	for at := range c.gone {
+		if at.family == family {
+			taken[at] = struct{}{}
+			delete(c.gone, at)
 		}
 	}
-	return false
+	return taken
 }
 
-// stale tells whether a flow is. addresses, ascending, are the node's. c.mu is held.
-func (c *Cleaner) stale(family model.Family, addresses []netip.Addr, f flow) bool {
-	port := c.frontends[frontend{family, f.original}]
-	if port == nil {
-		port = c.frontends[frontend{family, netip.AddrPortFrom(netip.Addr{}, f.original.Port())}]
-		if port == nil {
-			return false
-		}
-		if _, ours := slices.BinarySearchFunc(addresses, f.original.Addr(), netip.Addr.Compare); !ours {
-			return false
+// putBack has a pass that failed be made again. c.mu is held.
+func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
+	c.pending[family] = true
+	for at := range gone {
+		if c.frontends[at] == nil && len(c.gone) < maxGone {
+			c.gone[at] = struct{}{}
 		}
 	}
-	return port.Serving.Len() > 0 && !port.Serving.Contains(f.reply)
+}
+
+// stale reports whether a flow is. gone are the frontends that are gone since the last pass, and addresses, ascending, the node's.
+// c.mu is held.
+func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, addresses []netip.Addr, f flow) bool {
+	at, nodePort := frontend{family, f.original}, frontend{family, netip.AddrPortFrom(netip.Addr{}, f.original.Port())}
+	if port := c.frontends[at]; port != nil {
+		return leadsElsewhere(port, f)
+	}
+	port := c.frontends[nodePort]
+	_, atGone := gone[at]
+	_, nodePortGone := gone[nodePort]
+	if port != nil || nodePortGone {
+		if _, ours := slices.BinarySearchFunc(addresses, f.original.Addr(), netip.Addr.Compare); ours {
+			if port != nil {
+				return leadsElsewhere(port, f)
+			}
+			atGone = true
+		}
+	}
+	// What is not translated is not to a Service: the address may be somebody else's by now.
+	return atGone && f.reply != f.original
+}
+
+// leadsElsewhere reports whether a flow to a Service port does not lead to one of its endpoints that serve. If none does, it may lead
+// to one of those that get new connections nevertheless, as publishNotReadyAddresses has it.
+func leadsElsewhere(port *view.ServicePort, f flow) bool {
+	if port.Serving.Len() == 0 {
+		return !port.Cluster.Contains(f.reply) && !port.Local.Contains(f.reply)
+	}
+	return !port.Serving.Contains(f.reply)
 }

@@ -38,12 +38,13 @@
 // After each step the runner waits for the agent by a canary: a Service whose port and endpoints change, twice, after all
 // that the step has changed. What must not have happened is judged only when a later change has been seen. What is not as
 // it must be then is tried again for some seconds, for what agents do beside rules, such as health checks; sessions and
-// flows with a source port are tried once.
+// flows with a source port are tried once, unless their client goes on.
 //
 // # What is right
 //
-// kube-proxy must do what the case says of its mode: so the cases prove the runner. Slicecast must do the same in every
-// mode: expectSlicecast where a case has it, else expectNftables, else expect; results under accept are tolerated. Where a programmer's kernel
+// kube-proxy must do what the case says of its mode, or what is under acceptKubeProxy, which are bugs of its: so the cases
+// prove the runner. Slicecast must do the same in every mode: expectSlicecast where a case has it, else expectNftables, else
+// expect; results under accept are tolerated. Where a programmer's kernel
 // interface makes that impossible it may do what kube-proxy does in that mode, if testdata/exceptions.yaml says so, with the
 // reason. An exception that is not needed fails the case.
 //

@@ -71,7 +71,7 @@ func (s *stage) openings(c *Connections, n int) []testenv.Opening {
 }
 
 // checkFlows tries a step's flows, all at once, until each leads where it must. A flow with a source port is tried once:
-// the second time the kernel would remember it.
+// the second time the kernel would remember it. If the client goes on, that is what must not last.
 func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
 	t.Helper()
 	var single, pending []*check
@@ -84,7 +84,7 @@ func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Ste
 		if k.exception != nil {
 			k.excused = f.expected(s.subject.Mode())
 		}
-		if f.Sport != 0 {
+		if f.Sport != 0 && !f.GoesOn {
 			single = append(single, k)
 		} else {
 			pending = append(pending, k)
@@ -182,7 +182,7 @@ func (f *Flow) targets(mode Mode, reference bool) []Expectation {
 	want := f.Expect
 	switch {
 	case reference:
-		want = f.expected(mode)
+		return slices.Concat([]Expectation{f.expected(mode)}, f.Accept, f.AcceptKubeProxy)
 	case f.ExpectSlicecast != nil:
 		want = *f.ExpectSlicecast
 	case f.ExpectNFTables != nil:

@@ -196,7 +196,9 @@ type Connections struct {
 
 // Flow is what becomes of the first packet of a new connection.
 type Flow struct {
-	Connections    `yaml:",inline"`
+	Connections `yaml:",inline"`
+	// GoesOn says that the client goes on sending from its source port: what became of its packets before is not to last.
+	GoesOn         bool `yaml:"goesOn"`
 	Expect         Expectation
 	ExpectNFTables *Expectation `yaml:"expectNftables"`
 	ExpectIPVS     *Expectation `yaml:"expectIpvs"`
@@ -204,6 +206,9 @@ type Flow struct {
 	ExpectSlicecast *Expectation `yaml:"expectSlicecast"`
 	// Accept are results that are tolerated.
 	Accept []Expectation
+	// AcceptKubeProxy are results that are tolerated of kube-proxy only: bugs of its that are not to be repeated. The case's
+	// notes name them.
+	AcceptKubeProxy []Expectation `yaml:"acceptKubeProxy"`
 }
 
 // Session is a series of connections by clients that have affinity.
