@@ -152,7 +152,7 @@ func (r *statusReport) printKernel(out *show.Page) {
 	case r.GetProgrammingTime() == nil:
 		text = "not programmed yet by this agent"
 	case r.GetProgrammingError() != "":
-		text = fmt.Sprintf("can't be programmed, tried %s ago: %s", r.since(r.GetProgrammingTime()), r.GetProgrammingError())
+		text = fmt.Sprintf("%s; tried %s ago", r.GetProgrammingError(), r.since(r.GetProgrammingTime()))
 	default:
 		text = fmt.Sprintf("%d Service ports, programmed %s ago in %s", r.GetServicePorts(), r.since(r.GetProgrammingTime()),
 			show.Age(r.GetProgrammingDuration().AsDuration()))

@@ -129,9 +129,9 @@ default/web  1m0s   default/web:http/TCP/IPv4: no such set
 `, "\n"+printed(t, r))
 
 	r.Server, r.StaleSince, r.LastError = nil, ago(time.Minute), "10.0.0.1:8472: connection refused"
-	r.Failures, r.ByCheckpoint, r.ProgrammingError = nil, true, "out of memory"
+	r.Failures, r.ByCheckpoint, r.ProgrammingError = nil, true, "nothing of IPv6 is programmed: out of memory"
 	require.Contains(t, printed(t, r), "\nServer      none for 1m0s: 10.0.0.1:8472: connection refused\n")
-	require.Contains(t, printed(t, r), "\nKernel      iptables: can't be programmed, tried 1.23s ago: out of memory, by the checkpoint, which may be out of date, 2 changes behind\n")
+	require.Contains(t, printed(t, r), "\nKernel      iptables: nothing of IPv6 is programmed: out of memory; tried 1.23s ago, by the checkpoint, which may be out of date, 2 changes behind\n")
 	r.ProgrammingTime = nil
 	require.Contains(t, printed(t, r), "iptables: not programmed yet by this agent")
 }

@@ -69,9 +69,10 @@ const fewTouched = 64
 type Changes struct {
 	// Services that were touched, themselves or by their slices.
 	Services []model.ServiceKey
-	// Positions of the shards that moved, in the epoch Epoch.
+	// Positions of the shards that moved, in the epoch Epoch, which has so many Shards.
 	Positions map[uint32]uint64
 	Epoch     uint64
+	Shards    uint32
 	// Node is set if the Node came or changed.
 	Node bool
 }
@@ -91,6 +92,7 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 		Services:  slices.Collect(maps.Keys(c.touched)),
 		Positions: make(map[uint32]uint64, len(c.moved)),
 		Epoch:     c.epoch,
+		Shards:    uint32(len(c.shards)),
 		Node:      c.nodeMoved,
 	}
 	c.moved = slices.DeleteFunc(c.moved, func(shard uint32) bool {

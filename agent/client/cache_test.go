@@ -60,7 +60,7 @@ func TestTakeGivesNothingBeforeInSync(t *testing.T) {
 	<-c.Dirty()
 	changes, ok := c.Take()
 	require.True(t, ok)
-	require.Equal(t, Changes{Services: []model.ServiceKey{webKey}, Positions: map[uint32]uint64{0: 3}, Epoch: epoch, Node: true}, changes)
+	require.Equal(t, Changes{Services: []model.ServiceKey{webKey}, Positions: map[uint32]uint64{0: 3}, Epoch: epoch, Shards: 1, Node: true}, changes)
 	changes, ok = c.Take()
 	require.True(t, ok)
 	require.Empty(t, changes.Services)

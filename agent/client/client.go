@@ -209,6 +209,18 @@ func (c *Client) Resolve(service model.ServiceKey) {
 	c.outbox.resolve(subject{key: serviceKey(service)})
 }
 
+// NackNode tells the server, and each one that comes after it, that nothing of one or both IP families
+// is programmed.
+func (c *Client) NackNode(reason string) { c.fail(c.itself(), failure{reason: reason}) }
+
+// ResolveNode takes a NackNode back.
+func (c *Client) ResolveNode() { c.outbox.resolve(c.itself()) }
+
+// itself returns the subject of a NackNode.
+func (c *Client) itself() subject {
+	return subject{key: model.Key{Kind: model.KindNode, Name: c.options.NodeName}}
+}
+
 func serviceKey(s model.ServiceKey) model.Key {
 	return model.Key{Kind: model.KindService, Namespace: s.Namespace, Name: s.Name}
 }

@@ -75,3 +75,9 @@ func (l *Local) Nack(model.ServiceKey, string) {}
 
 // Resolve does nothing.
 func (l *Local) Resolve(model.ServiceKey) {}
+
+// NackNode does nothing, as Nack.
+func (l *Local) NackNode(string) {}
+
+// ResolveNode does nothing.
+func (l *Local) ResolveNode() {}

@@ -119,7 +119,7 @@ func (o *outbox) signal() {
 // report notes what one of a relay's nodes can't program, or can again. It is false where too much is failing already: what
 // nodes say must not cost the relay its stream.
 func (o *outbox) report(n *pb.Nack) bool {
-	key, err := wire.KeyFromProto(n.GetKey())
+	key, err := wire.NackedFromProto(n.GetKey())
 	if err != nil {
 		return false
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
@@ -191,6 +192,7 @@ func TestNacksOfARelaysNodes(t *testing.T) {
 	}
 	require.False(t, o.report(nack(wire.MaxRelayedNacks)))
 	require.False(t, o.report(&pb.Nack{}), "of what?")
+	require.False(t, o.report(&pb.Nack{Key: wire.KeyToProto(model.Key{Kind: model.KindNode, Name: "a"}), NodeName: "a"}), "there is no more room")
 	require.True(t, o.report(nack(0)), "it is known")
 	for range maxRequests {
 		o.request(&pb.StreamRequest{})

@@ -320,6 +320,17 @@ func TestReportsReachTheServer(t *testing.T) {
 	a.SetNodes(7)
 	requests = server.waitRequests(t, 6)
 	require.True(t, proto.Equal(&pb.Ack{Nodes: 7}, requests[5].GetAck()))
+
+	a.NackNode("nothing of IPv4 is programmed")
+	a.NackNode("nothing of IPv4 is programmed")
+	requests = server.waitRequests(t, 7)
+	key := &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_NODE, Name: a.options.NodeName}
+	require.Empty(t, cmp.Diff(key, requests[6].GetNack().GetKey(), protocmp.Transform()))
+	require.Equal(t, "nothing of IPv4 is programmed", requests[6].GetNack().GetReason())
+	a.ResolveNode()
+	requests = server.waitRequests(t, 8)
+	require.Empty(t, cmp.Diff(key, requests[7].GetNack().GetKey(), protocmp.Transform()))
+	require.True(t, requests[7].GetNack().GetResolved())
 }
 
 // A server that does not read, or makes a client ask for ever more, is left.

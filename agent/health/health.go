@@ -2,10 +2,10 @@
 // Service with a healthCheckNodePort (type LoadBalancer, externalTrafficPolicy Local) whether it has endpoints on this node.
 // All of it is open to whoever can reach the port, as what asks has no credentials.
 //
-// The node is healthy unless a change has been waiting to be programmed, or the kernel has lacked what others removed, for longer
-// than a minute: twice kube-proxy's default sync period, as there; or for longer than twice the time that changes are let gather,
-// if that is more. /livez says that and no more; /healthz also asks load balancers to leave a node that is being deleted
-// or is about to be (KEP-3458). /readyz is ours: whether the kernel has been programmed since the agent started.
+// The node is healthy if each of its IP families is. A family is healthy unless a change has been waiting to be programmed, or the
+// kernel has lacked what others removed or could not be programmed at all, for longer than a minute: twice kube-proxy's default
+// sync period, as there; or for longer than twice the time that changes are let gather, if that is more. /livez says that and no more; /healthz also asks load balancers to leave a node that is being deleted
+// or is about to be (KEP-3458). /readyz is ours: whether every IP family has been programmed since the agent started.
 //
 // Ports are opened and closed as Services come and go, on the addresses that NodePorts are on. A port that is taken is tried
 // again until it is free: kube-proxy may still be there and have it.
@@ -34,10 +34,12 @@ const minPending = time.Minute
 
 // Programming is how the kernel stands. reconcile.Reconciler is one.
 type Programming interface {
-	// Pending tells since when a change has been waiting to be programmed, if one is.
-	Pending() (since time.Time, pending bool)
-	// LastProgrammed is when the kernel last got all there was; zero: not yet.
-	LastProgrammed() time.Time
+	// Families returns the IP families that the node is to have, ascending.
+	Families() []model.Family
+	// Pending reports whether a change of the family has been waiting to be programmed, and since when.
+	Pending(family model.Family) (since time.Time, pending bool)
+	// LastProgrammed returns when the kernel last got all there was of the family; zero means not yet.
+	LastProgrammed(family model.Family) time.Time
 }
 
 // Options set up a Server.
@@ -132,13 +134,17 @@ type familyHealth struct {
 // health tells how the node is. As with kube-proxy, it is healthy until it has been programmed for the first time: what an earlier
 // agent programmed is still there.
 func (s *Server) health() nodeHealth {
-	now, last := time.Now(), s.Programming.LastProgrammed()
-	since, pending := s.Programming.Pending()
 	maxPending := max(minPending, 2*s.MinSyncPeriod)
-	h := nodeHealth{LastUpdated: last, CurrentTime: now, Healthy: last.IsZero() || !pending || now.Sub(since) < maxPending}
-	if !last.IsZero() {
-		both := familyHealth{LastUpdated: last, Healthy: h.Healthy} // they are programmed together
-		h.Status = map[string]familyHealth{"IPv4": both, "IPv6": both}
+	h := nodeHealth{CurrentTime: time.Now(), Healthy: true, Status: make(map[string]familyHealth)}
+	for _, family := range s.Programming.Families() {
+		last := s.Programming.LastProgrammed(family)
+		since, pending := s.Programming.Pending(family)
+		f := familyHealth{LastUpdated: last, Healthy: last.IsZero() || !pending || h.CurrentTime.Sub(since) < maxPending}
+		h.Status[family.String()] = f
+		h.Healthy = h.Healthy && f.Healthy
+		if last.After(h.LastUpdated) {
+			h.LastUpdated = last
+		}
 	}
 	return h
 }
@@ -157,9 +163,11 @@ func (s *Server) nodeHandler() http.Handler {
 		h.answer(w, h.Healthy)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s.Programming.LastProgrammed().IsZero() {
-			http.Error(w, "the node is not programmed yet", http.StatusServiceUnavailable)
-			return
+		for _, family := range s.Programming.Families() {
+			if s.Programming.LastProgrammed(family).IsZero() {
+				http.Error(w, fmt.Sprintf("%v is not programmed yet", family), http.StatusServiceUnavailable)
+				return
+			}
 		}
 		_, _ = fmt.Fprintln(w, "ok") // an error is the client's
 	})

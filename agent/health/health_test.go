@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,19 +33,30 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // kernel is how the kernel stands, as the test says.
 type kernel struct {
 	mu          sync.Mutex
-	since, last time.Time
-	node        *model.Node
+	since, last time.Time // of IPv4
+	// since6 and last6 are those of IPv6.
+	since6, last6 time.Time
+	node          *model.Node
 }
 
-func (k *kernel) Pending() (time.Time, bool) {
+func (k *kernel) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
+
+func (k *kernel) Pending(family model.Family) (time.Time, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.since, !k.since.IsZero()
+	since := k.since
+	if family == model.IPv6 {
+		since = k.since6
+	}
+	return since, !since.IsZero()
 }
 
-func (k *kernel) LastProgrammed() time.Time {
+func (k *kernel) LastProgrammed(family model.Family) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if family == model.IPv6 {
+		return k.last6
+	}
 	return k.last
 }
 
@@ -57,7 +69,14 @@ func (k *kernel) Node() *model.Node {
 func (k *kernel) set(since, last time.Time, node *model.Node) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.since, k.last, k.node = since, last, node
+	k.since, k.last, k.since6, k.last6, k.node = since, last, since, last, node
+}
+
+// setIPv6 says how it stands in IPv6 only.
+func (k *kernel) setIPv6(since, last time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.since6, k.last6 = since, last
 }
 
 // log keeps what is logged.
@@ -81,7 +100,7 @@ func (l *log) count(what string) int {
 // start runs a Server until the test ends.
 func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
 	t.Helper()
-	k, l := &kernel{last: time.Now(), node: &model.Node{Name: "node1"}}, &log{}
+	k, l := &kernel{last: time.Now(), last6: time.Now(), node: &model.Node{Name: "node1"}}, &log{}
 	s := New(Options{Programming: k, Node: k.Node, Addresses: addresses, Logger: slog.New(slog.NewTextHandler(l, nil))})
 	s.retry = 100 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,12 +223,8 @@ func TestNodeHealth(t *testing.T) {
 				} else {
 					require.Equal(t, c.eligible, *h.NodeEligible)
 				}
-				if c.last.IsZero() {
-					require.NotContains(t, r.body, "status")
-				} else {
-					both := familyHealth{LastUpdated: c.last, Healthy: c.healthy}
-					require.Equal(t, map[string]familyHealth{"IPv4": both, "IPv6": both}, h.Status)
-				}
+				both := familyHealth{LastUpdated: c.last, Healthy: c.healthy}
+				require.Equal(t, map[string]familyHealth{"IPv4": both, "IPv6": both}, h.Status)
 			}
 			r := get(t, "http://127.0.0.1:10256/readyz")
 			require.Equal(t, c.readyz, r.status)
@@ -217,6 +232,41 @@ func TestNodeHealth(t *testing.T) {
 	}
 	r := get(t, "http://127.0.0.1:10256/else")
 	require.Equal(t, http.StatusNotFound, r.status)
+}
+
+// TestHealthOfEachFamily holds that a node is healthy and ready only if both IP families are.
+func TestHealthOfEachFamily(t *testing.T) {
+	s, k, _ := start(t, "127.0.0.1:10256")
+	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}},
+		view.Node{NodePorts: prefixes("127.0.0.0/8"), LocalhostNodePorts: true})
+	late, last := time.Now().Add(-2*minPending), time.Now().Add(-time.Hour).UTC()
+	eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
+	for name, c := range map[string]struct {
+		since, last   time.Time // of IPv6
+		livez, readyz int
+	}{
+		"both":                     {time.Time{}, last, 200, 200},
+		"IPv6 waits too long":      {late, last, 503, 200},
+		"IPv6 was never":           {time.Now(), time.Time{}, 200, 503},
+		"IPv6 was programmed last": {time.Time{}, last.Add(time.Minute), 200, 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k.set(time.Time{}, last, &model.Node{})
+			k.setIPv6(c.since, c.last)
+			for _, path := range []string{":10256/livez", ":10256/healthz", ":31801/"} {
+				require.Equal(t, c.livez, get(t, "http://127.0.0.1"+path).status, path)
+			}
+			r := get(t, "http://127.0.0.1:10256/readyz")
+			require.Equal(t, c.readyz, r.status)
+			if c.readyz != http.StatusOK {
+				require.Contains(t, r.body, "IPv6 is not programmed yet")
+			}
+			require.Equal(t, map[string]familyHealth{
+				"IPv4": {LastUpdated: last, Healthy: true}, "IPv6": {LastUpdated: c.last, Healthy: c.livez == http.StatusOK},
+			}, s.health().Status)
+			require.Equal(t, slices.MaxFunc([]time.Time{last, c.last}, time.Time.Compare), s.health().LastUpdated)
+		})
+	}
 }
 
 func TestServiceHealth(t *testing.T) {
@@ -376,7 +426,7 @@ func TestChangesThatGatherAreNoFault(t *testing.T) {
 		{time.Hour, 110 * time.Minute, true},
 		{time.Hour, 130 * time.Minute, false},
 	} {
-		k := &kernel{last: time.Now(), since: time.Now().Add(-c.waited)}
+		k := &kernel{last: time.Now(), last6: time.Now(), since: time.Now().Add(-c.waited)}
 		s := New(Options{Programming: k, Node: k.Node, MinSyncPeriod: c.minSync})
 		require.Equal(t, c.healthy, s.health().Healthy, c)
 	}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -15,12 +14,18 @@ import (
 // Programmer makes a kernel hold a state. It is used by one goroutine at a time. A programmer has no opinions of its
 // own about Services.
 type Programmer interface {
+	// Families returns the IP families that this machine has and the programmer serves, ascending. It
+	// returns the same ones each time. What is wanted in another family is left out, as nothing can come
+	// to it.
+	Families() []model.Family
 	// Replace makes the kernel hold exactly this state: it reads what is there and changes the difference, without a
 	// moment in which traffic of unchanged Service ports goes elsewhere or nowhere. It is for the start and for repair,
-	// and may be called again with the same state.
+	// and may be called again with the same state. If one IP family fails as a whole, Replace goes on with
+	// the other one and returns a FamilyError.
 	Replace(ctx context.Context, state view.State) error
 	// Apply moves the kernel by a difference from what the last Replace or Apply left, in one atomic step where the
-	// kernel has one. After an error the kernel's state is unknown until a Replace succeeds.
+	// kernel has one. No change is of a family that the last Replace returned a FamilyError for. After an error the
+	// kernel's state is unknown until a Replace succeeds.
 	Apply(ctx context.Context, changes []view.Change) error
 	// Cleanup removes everything that this programmer ever made on this machine, also in earlier runs; nothing there is
 	// no error.
@@ -32,7 +37,7 @@ type Programmer interface {
 type Monitor interface {
 	Programmer
 	// Watch calls lost, saying what it found, within seconds of such a change; what the kernel holds counts as unknown
-	// then, until a Replace succeeds. It is called when the first Replace has succeeded, and also tells of what was changed before, after
+	// then, until a Replace succeeds. It is called when a Replace has first programmed an IP family, and also tells of what was changed before, after
 	// that Replace read it. What a later Replace has read need not be told. lost returns at once. It may run while the Programmer is used, and returns when ctx ends.
 	Watch(ctx context.Context, lost func(reason string))
 }
@@ -42,7 +47,7 @@ type Monitor interface {
 var ErrDraining = errors.New("connections are still open")
 
 // PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
-// several, joined; any other error means that nothing is known to be programmed.
+// several, joined with FamilyErrors; any other error means that nothing is known to be programmed. See Split.
 type PortError struct {
 	ID  view.ServicePortID
 	Err error
@@ -56,41 +61,69 @@ func (e *PortError) Error() string { return fmt.Sprintf("%v: %v", e.ID, e.Err) }
 // Unwrap gives the reason.
 func (e *PortError) Unwrap() error { return e.Err }
 
-// LeftOut gives the PortErrors of a family of which nothing can be programmed while the other one is: of each of these Service ports that is of the
-// family, once. The reason is the same for all, and short, as there may be many of them.
-func LeftOut(family model.Family, ids ...iter.Seq[view.ServicePortID]) error {
-	reason := fmt.Errorf("nothing of %v can be programmed; the agent's log says why", family)
-	var errs []error
-	seen := make(map[view.ServicePortID]bool)
-	for _, some := range ids {
-		for id := range some {
-			if id.Family == family && !seen[id] {
-				seen[id] = true
-				errs = append(errs, &PortError{ID: id, Err: reason})
-			}
+// FamilyError reports that nothing of one IP family is known to be programmed, while the other family
+// may be. What the kernel held of the family before may still be there, or a part of it.
+type FamilyError struct {
+	Family model.Family
+	Err    error
+}
+
+// Error names the family and the reason.
+func (e *FamilyError) Error() string {
+	return fmt.Sprintf("nothing of %v is programmed: %v", e.Family, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *FamilyError) Unwrap() error { return e.Err }
+
+// Split divides what Replace or Apply returned into the Service ports and the IP families that failed,
+// each with its reason. An error that is neither is the reason of all given families: those of the
+// programmer.
+func Split(err error, families []model.Family) (ports []*PortError, failed map[model.Family]error) {
+	failed = make(map[model.Family]error)
+	ports, rest := split(err, failed)
+	if rest != nil {
+		for _, f := range families {
+			failed[f] = rest
 		}
 	}
-	return errors.Join(errs...)
+	return ports, failed
+}
+
+// split adds the FamilyErrors in err to failed, and returns the PortErrors in it and what else there is.
+func split(err error, failed map[model.Family]error) (ports []*PortError, rest error) {
+	switch e := err.(type) { //nolint:errorlint // of what is wrapped by others it is not known how much it says
+	case nil:
+		return nil, nil
+	case *PortError:
+		return []*PortError{e}, nil
+	case *FamilyError:
+		failed[e.Family] = e.Err
+		return nil, nil
+	case interface{ Unwrap() []error }:
+		known := len(failed)
+		var others []error
+		for _, one := range e.Unwrap() {
+			more, other := split(one, failed)
+			ports = append(ports, more...)
+			if other != nil {
+				others = append(others, other)
+			}
+		}
+		if len(others) > 0 && len(ports) == 0 && len(failed) == known {
+			return nil, err // with all of its text
+		}
+		return ports, errors.Join(others...)
+	}
+	return nil, err
 }
 
 // PortErrors gives the PortErrors in err. ok is false if err holds anything else too.
 func PortErrors(err error) (ports []*PortError, ok bool) {
-	if err == nil {
-		return nil, true
+	failed := make(map[model.Family]error)
+	ports, rest := split(err, failed)
+	if rest != nil || len(failed) > 0 {
+		return nil, false
 	}
-	if joined, isJoin := err.(interface{ Unwrap() []error }); isJoin {
-		for _, e := range joined.Unwrap() {
-			more, all := PortErrors(e)
-			if !all {
-				return nil, false
-			}
-			ports = append(ports, more...)
-		}
-		return ports, true
-	}
-	var p *PortError
-	if errors.As(err, &p) {
-		return []*PortError{p}, true
-	}
-	return nil, false
+	return ports, true
 }

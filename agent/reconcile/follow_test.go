@@ -231,19 +231,19 @@ func TestChangesGatherForMinSyncPeriod(t *testing.T) {
 		n.sync()
 		n.write(map[string]int{"a": 1})
 		n.write(map[string]int{"b": 1})
-		since, pending := n.Pending()
+		since, pending := n.Pending(model.IPv4)
 		require.True(t, pending)
 		require.Equal(t, time.Now(), since)
 		n.pass(time.Second)
 		n.write(map[string]int{"b": 2})
 		n.pass(4*time.Second - 1)
 		require.Zero(t, n.kernel.applies)
-		stillSince, _ := n.Pending()
+		stillSince, _ := n.Pending(model.IPv4)
 		require.Equal(t, since, stillSince)
 		n.pass(1)
 		require.Equal(t, 1, n.kernel.applies)
 		require.Equal(t, []string{"a=1", "b=2"}, n.kernel.names())
-		_, pending = n.Pending()
+		_, pending = n.Pending(model.IPv4)
 		require.False(t, pending)
 
 		n.pass(5 * time.Second)
@@ -282,7 +282,7 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 			t.Helper()
 			repairs += more
 			require.Equal(t, 1+repairs, n.kernel.replaces)
-			_, pending := n.Pending()
+			_, pending := n.Pending(model.IPv4)
 			require.Equal(t, testutil.ToFloat64(n.repairs) > float64(repairs), pending)
 		}
 		for range repairsAtOnce {
@@ -334,38 +334,38 @@ func TestWhatIsRepairedAlready(t *testing.T) {
 		n.pass(time.Minute)
 		require.Equal(t, 2, n.kernel.replaces)
 		require.Zero(t, testutil.ToFloat64(n.repairs))
-		_, pending := n.Pending()
+		_, pending := n.Pending(model.IPv4)
 		require.False(t, pending)
 	})
 }
 
 func TestPending(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
-		require.Zero(t, n.LastProgrammed())
+		require.Zero(t, n.LastProgrammed(model.IPv4))
 		n.sync()
-		require.Equal(t, time.Now(), n.LastProgrammed())
+		require.Equal(t, time.Now(), n.LastProgrammed(model.IPv4))
 		n.pass(time.Minute)
 		n.kernel.failures = 3
 		begin := time.Now()
 		n.write(map[string]int{"a": 1})
 		for range 2 {
-			since, pending := n.Pending()
+			since, pending := n.Pending(model.IPv4)
 			require.True(t, pending)
 			require.Equal(t, begin, since)
-			require.Equal(t, begin.Add(-time.Minute), n.LastProgrammed())
+			require.Equal(t, begin.Add(-time.Minute), n.LastProgrammed(model.IPv4))
 			n.pass(minRetry)
 		}
 		n.pass(minRetry)
-		_, pending := n.Pending()
+		_, pending := n.Pending(model.IPv4)
 		require.False(t, pending)
-		require.Equal(t, time.Now(), n.LastProgrammed())
+		require.Equal(t, time.Now(), n.LastProgrammed(model.IPv4))
 
 		// A step that hangs leaves what it is to program pending.
 		n.kernel.busy = make(chan struct{})
 		begin = time.Now()
 		n.write(map[string]int{"a": 2})
 		time.Sleep(time.Minute) //nolint:forbidigo // the bubble's time; the kernel is busy
-		since, pending := n.Pending()
+		since, pending := n.Pending(model.IPv4)
 		require.True(t, pending)
 		require.Equal(t, begin, since)
 		close(n.kernel.busy)
@@ -376,7 +376,7 @@ func TestPending(t *testing.T) {
 func TestWhatCantBeRepairedIsPending(t *testing.T) {
 	requirePending := func(n *node, since time.Time) {
 		t.Helper()
-		got, pending := n.Pending()
+		got, pending := n.Pending(model.IPv4)
 		require.Equal(t, !since.IsZero(), pending)
 		require.Equal(t, since, got)
 	}
@@ -413,7 +413,7 @@ func TestWhatCantBeRepairedIsPending(t *testing.T) {
 		n.kernel.failures = 1
 		n.pass(time.Hour - minRetry/2)
 		require.Equal(t, 0, n.kernel.failures)
-		_, pending := n.Pending()
+		_, pending := n.Pending(model.IPv4)
 		require.True(t, pending)
 		n.pass(minRetry)
 		requirePending(n, time.Time{})

@@ -9,7 +9,7 @@ package reconcile
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"runtime/debug"
@@ -52,6 +52,10 @@ type Reporter interface {
 	Nack(service model.ServiceKey, reason string)
 	// Resolve tells that all of a Service that was nacked is programmed, or that it is gone.
 	Resolve(service model.ServiceKey)
+	// NackNode tells that nothing of one or both IP families is programmed; once for each reason.
+	NackNode(reason string)
+	// ResolveNode takes the last NackNode back: every IP family is programmed.
+	ResolveNode()
 }
 
 // Flows hears what the kernel holds now, so that flows which lead elsewhere can be removed. It returns at once. A Service port
@@ -98,9 +102,22 @@ type Reconciler struct {
 	retry             time.Duration
 	// nextRepair is when the next repair were to be if none came sooner than repairPause after the one before.
 	nextRepair time.Time
+	// families are those of the programmer.
+	families []model.Family
+	// out are the IP families of which nothing is known to be programmed since the last Replace, and why.
+	out map[model.Family]error
+	// outReason is what the Reporter was told of out; "" means nothing.
+	outReason string
+	// lacking are the Services with something that the kernel lacks because their IP family is out: also
+	// those that are gone, as the kernel may still have them.
+	lacking map[model.Family]map[model.ServiceKey]struct{}
 	// unacked are the positions that were taken from the cache and are not programmed yet.
 	unacked map[uint32]uint64
 	epoch   uint64
+	// checks are the view's health checks, and toldChecks what Health was told of them. checksDue means
+	// that the two may differ.
+	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
+	checksDue          bool
 	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
 	// of them, and of what the view can't serve.
 	failed map[view.ServicePortID]*programmer.PortError
@@ -109,15 +126,16 @@ type Reconciler struct {
 	nowhere map[model.Family]bool
 	// lost gets a reason when others have removed something.
 	lost chan string
-	// programmed is closed after the first success.
-	programmed chan struct{}
-	status     status
+	// begun is closed when an IP family has first been programmed, programmed when every one has.
+	begun, programmed chan struct{}
+	status            status
 
 	seconds *prometheus.HistogramVec
 	errors  *prometheus.CounterVec
 	repairs prometheus.Counter
 	ports   prometheus.Gauge
 	nacks   prometheus.Gauge
+	failing *prometheus.GaugeVec
 }
 
 // New makes a Reconciler.
@@ -126,8 +144,10 @@ func New(o Options) *Reconciler {
 		o.Logger = slog.Default()
 	}
 	f := promauto.With(o.Registerer)
-	return &Reconciler{
-		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1), programmed: make(chan struct{}),
+	r := &Reconciler{
+		Options: o, replace: true, unacked: make(map[uint32]uint64), lost: make(chan string, 1),
+		begun: make(chan struct{}), programmed: make(chan struct{}),
+		families: o.Programmer.Families(), lacking: make(map[model.Family]map[model.ServiceKey]struct{}),
 		failed: make(map[view.ServicePortID]*programmer.PortError), nacked: make(map[model.ServiceKey]string),
 		nowhere: make(map[model.Family]bool),
 		seconds: f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "agent", Name: "program_duration_seconds",
@@ -140,10 +160,18 @@ func New(o Options) *Reconciler {
 			Help: "Service ports that the node serves, one for each port and IP family."}),
 		nacks: f.NewGauge(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "failed_services",
 			Help: "Services of which something is not programmed at present; the log and the status command say what, and why."}),
+		failing: f.NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "failed_families",
+			Help: "1 while nothing of the IP family is known to be programmed; the log and the status command say why."}, []string{"family"}),
 	}
+	r.status.families = make(map[model.Family]*familyStatus)
+	for _, family := range r.families {
+		r.status.families[family] = &familyStatus{}
+		r.failing.WithLabelValues(family.String()).Set(0)
+	}
+	return r
 }
 
-// Programmed is closed once the kernel has held the whole state.
+// Programmed is closed once the kernel has held the whole state of every IP family.
 func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
 
 // Run programs until the context ends. What is programmed stays.
@@ -188,7 +216,7 @@ func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-r.programmed:
+	case <-r.begun:
 	}
 	m.Watch(ctx, func(reason string) {
 		select {
@@ -239,17 +267,13 @@ func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	if r.SyncPeriod > 0 && reached(r.replaced.Add(r.SyncPeriod)) {
 		r.replace = true
 	}
-	err := r.step(ctx)
+	r.step(ctx)
 	switch {
-	case err == nil && !r.hopeful():
+	case len(r.out) == 0 && !r.hopeful():
 		r.retry, r.retryAt = 0, time.Time{}
-		return
 	case r.retryAt.IsZero(): // else what failed earlier still waits for its time
 		r.retry = min(max(2*r.retry, minRetry), maxRetry)
 		r.retryAt = time.Now().Add(r.retry)
-	}
-	if err != nil {
-		r.Logger.Error("Can't program the node; what is programmed stays, and it is tried again", "in", time.Until(r.retryAt), "err", err)
 	}
 }
 
@@ -263,15 +287,15 @@ func (r *Reconciler) hopeful() bool {
 	return false
 }
 
-// step brings the kernel to what the cache holds now, as far as it takes it: r.failed has the rest. It ends what it has begun: an
-// agent that stops leaves no half-done change behind.
-func (r *Reconciler) step(ctx context.Context) error {
+// step brings the kernel to what the cache holds now, as far as it takes it: r.out and r.failed have the
+// rest. It ends what it has begun: an agent that stops leaves no half-done change behind.
+func (r *Reconciler) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
 	taken, ok := r.Cache.Take()
 	if !ok {
 		r.status.idle()
-		return nil
+		return
 	}
 	r.began = time.Now()
 	if taken.Epoch != r.epoch {
@@ -287,21 +311,17 @@ func (r *Reconciler) step(ctx context.Context) error {
 	changes, node := r.View.Changes()
 	r.noteNodePorts(changes, node)
 	r.replace = r.replace || node
-	replaced, err := r.program(ctx, changes)
-	failed, partly := programmer.PortErrors(err)
-	if !partly {
-		r.status.failed(err)
-		return err
+	replaced, failed := r.program(ctx, changes)
+	r.noteLacking(changes)
+	r.reportFamilies()
+	if r.nothing() {
+		return
 	}
-	state := r.View.State()
-	r.status.reached(r.epoch, r.unacked, len(state.Ports), replaced)
-	r.ports.Set(float64(len(state.Ports)))
-	select {
-	case <-r.programmed:
-	default:
-		close(r.programmed)
-		r.Logger.Info("The node is programmed", "service_ports", len(state.Ports))
-	}
+	served := r.served()
+	acked := r.ackable(taken.Shards)
+	r.status.reached(r.epoch, acked, served, replaced, r.out)
+	r.ports.Set(float64(served))
+	r.announce(served)
 	for _, f := range failed {
 		if held := r.failed[f.ID]; held == nil || held.Lasting {
 			r.failed[f.ID] = f
@@ -309,12 +329,87 @@ func (r *Reconciler) step(ctx context.Context) error {
 	}
 	r.tell(changes, replaced)
 	r.report()
-	r.Reporter.Ack(r.epoch, r.unacked)
-	r.unacked = make(map[uint32]uint64)
+	r.Reporter.Ack(r.epoch, acked)
+	maps.DeleteFunc(r.unacked, func(shard uint32, _ uint64) bool {
+		_, ok := acked[shard]
+		return ok
+	})
 	if replaced {
 		debug.FreeOSMemory() // it takes as much again as what is kept, and is seldom
 	}
-	return nil
+}
+
+// nothing reports whether every IP family is out.
+func (r *Reconciler) nothing() bool {
+	return !slices.ContainsFunc(r.families, func(f model.Family) bool { return r.out[f] == nil })
+}
+
+// announce closes begun and programmed when it is time.
+func (r *Reconciler) announce(served int) {
+	once := func(c chan struct{}) bool {
+		select {
+		case <-c:
+			return false
+		default:
+			close(c)
+			return true
+		}
+	}
+	once(r.begun)
+	if len(r.out) == 0 && once(r.programmed) {
+		r.Logger.Info("The node is programmed", "service_ports", served)
+	}
+}
+
+// served returns how many Service ports there are of IP families that are not out.
+func (r *Reconciler) served() int {
+	ports := r.View.State().Ports
+	if len(r.out) == 0 {
+		return len(ports)
+	}
+	n := 0
+	for id := range ports {
+		if r.out[id.Family] == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// noteLacking notes the Services that the kernel lacks something of because their IP family is out.
+func (r *Reconciler) noteLacking(changes []view.Change) {
+	for family := range r.lacking {
+		if r.out[family] == nil {
+			delete(r.lacking, family)
+		}
+	}
+	for family := range r.out {
+		if r.lacking[family] == nil {
+			r.lacking[family] = make(map[model.ServiceKey]struct{})
+			for id := range r.View.State().Ports {
+				if id.Family == family {
+					r.lacking[family][id.Service] = struct{}{}
+				}
+			}
+		}
+	}
+	for _, c := range changes {
+		if id := c.ID(); r.out[id.Family] != nil {
+			r.lacking[id.Family][id.Service] = struct{}{}
+		}
+	}
+}
+
+// ackable returns the unacked positions of shards, of so many, without a Service that the kernel lacks
+// something of because its IP family is out.
+func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
+	acked := maps.Clone(r.unacked)
+	for _, services := range r.lacking {
+		for key := range services {
+			delete(acked, key.Shard(shards))
+		}
+	}
+	return acked
 }
 
 // setNode gives the view the Node. A server sends it before it lets a cache be in sync, so if there is none at first, the cluster
@@ -335,13 +430,85 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	if r.Flows != nil {
 		if replaced {
 			r.Flows.Replaced(r.View.State())
-		} else if len(changes) > 0 {
+		} else if changes = r.programmable(changes); len(changes) > 0 {
 			r.Flows.Changed(changes)
 		}
 	}
-	if checks, changed := r.View.HealthChecks(); changed && r.Health != nil {
-		r.Health.Sync(checks, r.View.State().Node)
+	if checks, changed := r.View.HealthChecks(); changed {
+		r.checks, r.checksDue = checks, true
+		r.tellHealth()
+	} else if replaced && r.checksDue {
+		r.tellHealth()
 	}
+}
+
+// tellHealth tells Health what health checks are to answer. Those of an IP family that is out stay as
+// they were told last.
+func (r *Reconciler) tellHealth() {
+	if r.Health == nil {
+		return
+	}
+	told := r.checks
+	if len(r.out) > 0 {
+		told = maps.Clone(told)
+		isOut := func(id view.HealthCheckID, _ view.HealthCheck) bool { return r.out[id.Family] != nil }
+		maps.DeleteFunc(told, isOut)
+		for id, check := range r.toldChecks {
+			if isOut(id, check) {
+				told[id] = check
+			}
+		}
+	}
+	r.toldChecks, r.checksDue = told, len(r.out) > 0
+	r.Health.Sync(told, r.View.State().Node)
+}
+
+// programmable returns the changes without those of IP families that are out.
+func (r *Reconciler) programmable(changes []view.Change) []view.Change {
+	if len(r.out) == 0 {
+		return changes
+	}
+	return slices.DeleteFunc(slices.Clone(changes), func(c view.Change) bool { return r.out[c.ID().Family] != nil })
+}
+
+// reportFamilies logs, and tells the Reporter, what is news about IP families that are out.
+func (r *Reconciler) reportFamilies() {
+	for _, family := range r.families {
+		r.failing.WithLabelValues(family.String()).Set(0)
+	}
+	for family := range r.out {
+		r.failing.WithLabelValues(family.String()).Set(1)
+	}
+	r.status.failed(r.out)
+	reason := familiesReason(r.out)
+	if reason == r.outReason {
+		return
+	}
+	r.outReason = reason
+	if reason == "" {
+		r.Logger.Info("Every IP family is programmed now")
+		r.Reporter.ResolveNode()
+		return
+	}
+	r.Logger.Error("Can't program the node; what the kernel holds stays, and it is tried again", "reason", reason)
+	r.Reporter.NackNode(reason)
+}
+
+// familiesReason says which IP families are out and why; "" if none is.
+func familiesReason(out map[model.Family]error) string {
+	var reasons []string
+	byReason := make(map[string][]string)
+	for _, family := range slices.Sorted(maps.Keys(out)) {
+		reason := out[family].Error()
+		if byReason[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		byReason[reason] = append(byReason[reason], family.String())
+	}
+	for i, reason := range reasons {
+		reasons[i] = fmt.Sprintf("nothing of %s is programmed: %s", strings.Join(byReason[reason], " and "), reason)
+	}
+	return strings.Join(reasons, "; ")
 }
 
 // report logs, and tells the Reporter, what is news about Services of which something is not programmed.
@@ -373,37 +540,39 @@ func (r *Reconciler) report() {
 	r.nacks.Set(float64(len(r.nacked)))
 }
 
-// program applies the changes, or replaces everything where the kernel's state is not known, and tells which.
-func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replaced bool, err error) {
+// program applies the changes, or replaces everything where the kernel's state is not known, and tells
+// which. It sets r.out, and returns the Service ports that failed.
+func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replaced bool, failed []*programmer.PortError) {
+	var applied error
 	if !r.replace {
-		if len(changes) == 0 {
+		if changes = r.programmable(changes); len(changes) == 0 {
 			return false, nil
 		}
-		err := r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
-		if _, partly := programmer.PortErrors(err); partly {
+		applied = r.observe("apply", func() error { return r.Programmer.Apply(ctx, changes) })
+		failed, out := programmer.Split(applied, r.families)
+		if len(out) == 0 {
 			for _, c := range changes {
 				delete(r.failed, c.ID())
 			}
-			return false, err
+			return false, failed
 		}
-		r.Logger.Warn("A change could not be applied; programming everything", "err", err)
-		r.replace = true
 	}
 	r.replaced, r.repairAt = time.Now(), time.Time{}
 	select {
 	case <-r.lost: // one flush is told of many times
 	default:
 	}
-	err = r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
-	if _, partly := programmer.PortErrors(err); partly {
-		r.replace = false
-		clear(r.failed)
-		return true, err
+	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
+	failed, r.out = programmer.Split(err, r.families)
+	if applied != nil && len(r.out) == 0 {
+		r.Logger.Warn("A change could not be applied; everything was programmed anew", "err", applied)
 	}
-	return true, errors.Join(errNothing, err)
+	// While nothing is programmed, nothing but a Replace can help.
+	r.replace = r.nothing()
+	// Of a family that is out it is not known whether its Service ports still fail.
+	maps.DeleteFunc(r.failed, func(id view.ServicePortID, _ *programmer.PortError) bool { return r.out[id.Family] == nil })
+	return true, failed
 }
-
-var errNothing = errors.New("nothing of it is known to be programmed")
 
 func (r *Reconciler) observe(operation string, f func() error) error {
 	start := time.Now()

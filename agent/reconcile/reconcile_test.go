@@ -38,6 +38,10 @@ type kernel struct {
 	applies  int
 	// failures is how many of the next operations fail as a whole.
 	failures int
+	// out are the families of which nothing can be programmed.
+	out map[model.Family]error
+	// leftOut are those that the last Replace left out.
+	leftOut map[model.Family]error
 	// broken Services can't be programmed.
 	broken map[string]bool
 	// lasting: it would be in vain to try them again.
@@ -67,6 +71,8 @@ func (k *kernel) fail() bool {
 	return true
 }
 
+func (k *kernel) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
+
 func (k *kernel) Replace(_ context.Context, state view.State) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,7 +83,19 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 	k.unknown = false
 	var errs []error
 	ports := map[view.ServicePortID]*view.ServicePort{}
+	for family, err := range k.out {
+		errs = append(errs, &programmer.FamilyError{Family: family, Err: err})
+		for id, p := range k.ports {
+			if id.Family == family {
+				ports[id] = p
+			}
+		}
+	}
+	k.leftOut = maps.Clone(k.out)
 	for id, p := range state.Ports {
+		if k.out[id.Family] != nil {
+			continue
+		}
 		if k.broken[id.Service.Name] {
 			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
 			if old := k.ports[id]; old != nil {
@@ -103,7 +121,11 @@ func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
 	var errs []error
 	for _, c := range changes {
 		id := c.ID()
+		require.NotContains(k.t, k.leftOut, id.Family, "an Apply of a family that was left out")
 		switch {
+		case k.out[id.Family] != nil:
+			errs = append(errs, &programmer.FamilyError{Family: id.Family, Err: k.out[id.Family]})
+			k.unknown = true
 		case k.broken[id.Service.Name]:
 			errs = append(errs, &programmer.PortError{ID: id, Err: errPort, Lasting: k.lasting})
 		case c.After == nil:
@@ -160,6 +182,18 @@ func (r *reports) Nack(service model.ServiceKey, reason string) {
 	r.nacks = append(r.nacks, service.Name+": "+reason)
 }
 
+func (r *reports) NackNode(reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nacks = append(r.nacks, "the node: "+reason)
+}
+
+func (r *reports) ResolveNode() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nacks = append(r.nacks, "the node: resolved")
+}
+
 func (r *reports) Resolve(service model.ServiceKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,8 +218,13 @@ func (idle) Run(ctx context.Context, _ source.Sink) error {
 
 // run runs a test in a bubble of its own time, with a node whose store has one shard and has not synced.
 func run(t *testing.T, test func(t *testing.T, n *node), edit ...func(*Options)) {
+	runSharded(t, 1, test, edit...)
+}
+
+// runSharded is run with so many shards.
+func runSharded(t *testing.T, shards uint32, test func(t *testing.T, n *node), edit ...func(*Options)) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := store.New(store.Options{Shards: 1})
+		s, err := store.New(store.Options{Shards: shards})
 		require.NoError(t, err)
 		cache := client.NewCache()
 		local := &client.Local{Source: idle{}, Store: s, Cache: cache, NodeName: "node-1"}
@@ -368,7 +407,7 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 		require.Equal(t, []string{"a=4"}, n.kernel.names())
 		require.True(t, n.isProgrammed())
 		n.requireAcked()
-		require.Empty(t, n.reports.nacks)
+		require.Equal(t, []string{"the node: nothing of IPv4 and IPv6 is programmed: no more memory", "the node: resolved"}, n.reports.nacks)
 
 		// The back-off has a bound, and starts anew after a success.
 		n.kernel.failures = 3

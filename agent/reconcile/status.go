@@ -17,10 +17,11 @@ type Status struct {
 	Positions map[uint32]uint64
 	// ServicePorts that it serves, one for each port and IP family.
 	ServicePorts int
-	// Time and Duration of the last programming, be it one that failed; zero: there was none. Err is why it failed as a whole.
+	// Time and Duration of the last programming, be it one that failed; zero: there was none.
 	Time     time.Time
 	Duration time.Duration
-	Err      error
+	// Err says which IP families are not programmed as a whole, and why; "" means that all are.
+	Err string
 	// Failures are the Services of which something can't be programmed, by name.
 	Failures []Failure
 }
@@ -45,23 +46,31 @@ func (r *Reconciler) Status() Status {
 	return out
 }
 
-// Pending tells whether the kernel lacks anything, and since when: changes that wait to be programmed, what others have removed, or,
-// where everything could not be programmed, all of it.
-func (r *Reconciler) Pending() (since time.Time, pending bool) {
+// Families returns the IP families that the node is to have, ascending.
+func (r *Reconciler) Families() []model.Family {
+	r.status.mu.Lock()
+	defer r.status.mu.Unlock()
+	return slices.Sorted(maps.Keys(r.status.families))
+}
+
+// Pending reports whether the kernel lacks anything of one of the Families, and since when: changes that
+// wait to be programmed, what others have removed, or, if the family could not be programmed, all of it.
+func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
 	since = r.status.pending
-	if broken := r.status.broken; since.IsZero() || !broken.IsZero() && broken.Before(since) {
+	if broken := r.status.families[family].broken; since.IsZero() || !broken.IsZero() && broken.Before(since) {
 		since = broken
 	}
 	return since, !since.IsZero()
 }
 
-// LastProgrammed tells when the kernel last had everything that there was; zero: never.
-func (r *Reconciler) LastProgrammed() time.Time {
+// LastProgrammed returns when the kernel last had everything that there was of one of the Families; zero
+// means never.
+func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
-	return r.status.programmed
+	return r.status.families[family].programmed
 }
 
 // status takes note of what the loop does.
@@ -69,10 +78,18 @@ type status struct {
 	mu       sync.Mutex
 	now      Status // without Failures
 	failures map[model.ServiceKey]Failure
-	// pending is since when changes wait, zero: none do; programmed is when the last were programmed.
-	pending, programmed time.Time
-	// broken is since when a Replace is needed, whatever changes there are; zero: none is.
+	// pending is since when changes wait; zero means that none do.
+	pending time.Time
+	// families are the IP families that the node is to have.
+	families map[model.Family]*familyStatus
+}
+
+// familyStatus is how the kernel stands in an IP family.
+type familyStatus struct {
+	// broken is since when a Replace is needed, whatever changes there are; zero means that none is.
 	broken time.Time
+	// programmed is when the kernel last had everything.
+	programmed time.Time
 }
 
 // changesPending tells whether changes wait.
@@ -86,8 +103,10 @@ func (s *status) changesPending() bool {
 func (s *status) lost() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken.IsZero() {
-		s.broken = time.Now()
+	for _, f := range s.families {
+		if f.broken.IsZero() {
+			f.broken = time.Now()
+		}
 	}
 }
 
@@ -114,28 +133,41 @@ func (s *status) ran(begin time.Time) {
 	s.now.Time, s.now.Duration = begin, time.Since(begin)
 }
 
-// failed takes note that nothing is known to be programmed.
-func (s *status) failed(err error) {
+// failed takes note of the IP families that are out. They are since the changes that wait came, or since
+// the last programming began, whatever was first.
+func (s *status) failed(out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Err = err
-	if s.broken.IsZero() {
-		s.broken = s.now.Time
+	s.now.Err = familiesReason(out)
+	since := s.now.Time
+	if !s.pending.IsZero() && s.pending.Before(since) {
+		since = s.pending
+	}
+	for family := range out {
+		if f := s.families[family]; f.broken.IsZero() {
+			f.broken = since
+		}
 	}
 }
 
-// reached takes note of positions that the kernel has from now on; replaced: of everything.
-func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, replaced bool) {
+// reached takes note of positions that the kernel has from now on, and of how many Service ports it
+// serves. replaced means that everything was programmed anew. Nothing is reached of the IP families that
+// are out.
+func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, replaced bool, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.now.Epoch != epoch || s.now.Positions == nil {
 		s.now.Epoch, s.now.Positions = epoch, make(map[uint32]uint64)
 	}
 	maps.Copy(s.now.Positions, positions)
-	s.now.ServicePorts, s.now.Err = ports, nil
-	s.pending, s.programmed = time.Time{}, time.Now()
-	if replaced {
-		s.broken = time.Time{}
+	s.now.ServicePorts, s.pending = ports, time.Time{}
+	for family, f := range s.families {
+		if out[family] != nil {
+			continue
+		}
+		if f.programmed = time.Now(); replaced {
+			f.broken = time.Time{}
+		}
 	}
 }
 

@@ -91,9 +91,7 @@ func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusReque
 	if !kernel.Time.IsZero() {
 		out.ProgrammingTime, out.ProgrammingDuration = timestamppb.New(kernel.Time), durationpb.New(kernel.Duration)
 	}
-	if kernel.Err != nil {
-		out.ProgrammingError = kernel.Err.Error()
-	}
+	out.ProgrammingError = kernel.Err
 	for _, f := range kernel.Failures {
 		out.Failures = append(out.Failures, &pb.ProgrammingFailure{
 			Service: &pb.ServiceName{Namespace: f.Service.Namespace, Name: f.Service.Name}, Reason: f.Reason, Since: timestamppb.New(f.Since),

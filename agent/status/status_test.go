@@ -47,6 +47,8 @@ func (k *kernel) set(whole error, broken string) {
 	k.whole, k.broken = whole, broken
 }
 
+func (k *kernel) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
+
 func (k *kernel) Replace(_ context.Context, state view.State) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -183,6 +183,15 @@ func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
 	return m, nil
 }
 
+// NackedFromProto translates the key of what a Nack may be of: a Service, a Slice or a node. The name
+// of a node may be missing.
+func NackedFromProto(k *pb.ObjectKey) (model.Key, error) {
+	if k.GetKind() == pb.ObjectKind_OBJECT_KIND_NODE {
+		return model.Key{Kind: model.KindNode, Name: k.GetName()}, nil
+	}
+	return KeyFromProto(k)
+}
+
 func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	var d decoder
 	s := model.Service{

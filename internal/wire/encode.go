@@ -78,8 +78,11 @@ func ResourceVersionsToProto(r model.ResourceVersions) *pb.ResourceVersions {
 // KeyToProto translates the key of a Service or Slice.
 func KeyToProto(k model.Key) *pb.ObjectKey {
 	kind := pb.ObjectKind_OBJECT_KIND_SERVICE
-	if k.Kind == model.KindSlice {
+	switch k.Kind {
+	case model.KindSlice:
 		kind = pb.ObjectKind_OBJECT_KIND_SLICE
+	case model.KindNode:
+		kind = pb.ObjectKind_OBJECT_KIND_NODE
 	}
 	return &pb.ObjectKey{Kind: kind, Namespace: k.Namespace, Name: k.Name}
 }

@@ -98,6 +98,47 @@ func TestNacksArePassedOn(t *testing.T) {
 	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
 }
 
+// A nack of a node is of the client's own node, whatever name it gives, and means that the node may lack any Service.
+func TestNackOfANode(t *testing.T) {
+	up := &told{}
+	h := running(t, Options{Store: filled(t, 2), Upstream: up})
+	nack := func(p *pipe, name, node, reason string) {
+		t.Helper()
+		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
+			Key: wire.KeyToProto(model.Key{Kind: model.KindNode, Name: name}), NodeName: node, Reason: reason, Resolved: reason == "",
+		}}}))
+	}
+	open := func(hello *pb.Hello) *pipe {
+		p := connect(t, h, hello)
+		eventually(t, p.session.s.synced.Load)
+		return p
+	}
+	key := service(1).ServiceKey()
+	agent := open(&pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	ack := &pb.Ack{}
+	for i := range h.store.Shards() {
+		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: i, Sequence: h.store.Snapshot(i).Sequence()})
+	}
+	require.NoError(t, agent.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}}))
+	require.False(t, h.Streams(&key)[0].Lacks)
+	nack(agent, "victim", "", "nothing of IPv4 is programmed")
+	require.Equal(t, []string{"a: a: nothing of IPv4 is programmed"}, up.take(t, 1))
+	at := h.Streams(&key)[0]
+	require.True(t, at.Lacks)
+	require.Equal(t, "Node a", at.Nacks[0].Object)
+	nack(agent, "", "", "")
+	require.Equal(t, []string{"a: a: resolved"}, up.take(t, 1))
+	require.False(t, h.Streams(&key)[0].Lacks)
+
+	relay := open(&pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
+	nack(relay, "victim", "b", "nothing of IPv6 is programmed")
+	nack(relay, "c", "c", "nothing of IPv6 is programmed")
+	require.Equal(t, []string{"b: b: nothing of IPv6 is programmed", "c: c: nothing of IPv6 is programmed"}, up.take(t, 2))
+	_ = relay.close()
+	require.ElementsMatch(t, []string{"b: b: resolved", "c: c: resolved"}, up.take(t, 2))
+	_ = agent.close()
+}
+
 // A relay does not acknowledge for a node that has come until it has what others have.
 func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
 	up := &told{}

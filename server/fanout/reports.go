@@ -63,8 +63,11 @@ type openNack struct {
 	untold bool
 }
 
-// of tells whether it is of a Service, or of one of its slices in a snapshot.
+// of tells whether it is of a Service, or of one of its slices in a snapshot, or of all that there is.
 func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
+	if n.key.Kind == model.KindNode {
+		return true
+	}
 	if n.key.Kind == model.KindService {
 		return n.key.Namespace == service.Namespace && n.key.Name == service.Name
 	}
@@ -184,7 +187,7 @@ func (s *stream) ack(a *pb.Ack) error {
 // nack takes a Nack.
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
-	key, err := wire.KeyFromProto(m.GetKey())
+	key, err := wire.NackedFromProto(m.GetKey())
 	if err != nil || len(key.Namespace)+len(key.Name) > maxNackKey {
 		key = model.Key{}
 	}
@@ -193,6 +196,10 @@ func (s *stream) nack(m *pb.Nack) {
 	if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 		n.Node = clip(m.GetNodeName())
 		most = wire.MaxRelayedNacks
+	}
+	if key.Kind == model.KindNode { // nobody speaks for another node
+		n.key.Name = cmp.Or(n.Node, s.node, s.peer)
+		n.Object = n.key.String()
 	}
 	id := n.Node + " " + n.Object
 	r := &s.reports
@@ -285,7 +292,7 @@ func clip(s string) string {
 }
 
 func keyString(k *pb.ObjectKey) string {
-	key, err := wire.KeyFromProto(k)
+	key, err := wire.NackedFromProto(k)
 	if err != nil {
 		return err.Error()
 	}

@@ -27,8 +27,6 @@ type kernelFamily struct {
 
 	// held is what the kernel holds; nil while that is not known and a Replace must come.
 	held *saved
-	// out: the last Replace failed as a whole, and only in this family.
-	out bool
 
 	ports   map[view.ServicePortID]*plan
 	changed map[view.ServicePortID]*plan // ports not written yet, as they were before; nil: were not

@@ -114,9 +114,12 @@ func absent(err error) bool {
 	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &command) && command.unsupported()
 }
 
+// Families returns those that this machine has programs for.
+func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
+
 // Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
-// written. When that is done, what an earlier run left in the other variant is removed. Where one IP family fails as a whole
-// it is logged why, and the other goes on: until the next Replace, PortErrors are returned for all that is to change in it.
+// written. When that is done, what an earlier run left in the other variant is removed. If one IP family fails as a
+// whole, the other one goes on.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,25 +128,9 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		ports[id.Family][id] = port
 	}
 	p.watch.forget()
-	failed := map[model.Family]error{}
 	err := p.operate(func(family model.Family, f *kernelFamily) error {
-		f.out = false
-		err := f.replace(ctx, state.Node, ports[family])
-		if _, programmed := programmer.PortErrors(err); !programmed {
-			failed[family] = err
-			return nil
-		}
-		return err
+		return f.replace(ctx, state.Node, ports[family])
 	})
-	if len(failed) > 0 && len(failed) == len(p.families) {
-		return errors.Join(slices.Collect(maps.Values(failed))...)
-	}
-	for family, why := range failed {
-		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", family, "err", why)
-		f := p.families[family]
-		f.out = true
-		err = errors.Join(err, programmer.LeftOut(family, maps.Keys(state.Ports), maps.Keys(f.ports))) // f.ports are what was programmed last
-	}
 	p.removeOtherVariant(ctx)
 	p.routeLocalnet()
 	return err
@@ -159,29 +146,25 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 		byFamily[c.ID().Family] = append(byFamily[c.ID().Family], c)
 	}
 	return p.operate(func(family model.Family, f *kernelFamily) error {
-		changes := byFamily[family]
-		switch {
-		case len(changes) == 0:
+		if len(byFamily[family]) == 0 {
 			return nil
-		case f.out:
-			var concerned []view.ServicePortID
-			for _, c := range changes {
-				concerned = append(concerned, c.ID())
-			}
-			return programmer.LeftOut(family, slices.Values(concerned))
 		}
-		return f.apply(ctx, changes)
+		return f.apply(ctx, byFamily[family])
 	})
 }
 
-// operate changes the kernel in each family.
+// operate changes the kernel in each family. A family that fails as a whole has a FamilyError.
 func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) error {
 	before := p.stamp()
 	var errs []error
 	commits := 0
 	for family, f := range p.families {
 		f.tool.commits = 0
-		errs = append(errs, change(family, f))
+		err := change(family, f)
+		if _, programmed := programmer.PortErrors(err); !programmed {
+			err = &programmer.FamilyError{Family: family, Err: err}
+		}
+		errs = append(errs, err)
 		commits += f.tool.commits
 	}
 	p.watch.operated(before, p.stamp(), commits)
@@ -192,8 +175,8 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 // long as it was the same, and would as soon as something changes.
 func (p *Programmer) removeOtherVariant(ctx context.Context) {
 	for family, f := range p.families {
-		if f.out {
-			continue // it may be all that there is
+		if f.held == nil {
+			continue // the Replace failed: that may be all that there is
 		}
 		other := Legacy
 		if f.tool.variant == Legacy {
@@ -213,7 +196,7 @@ const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // others may rely on it.
 func (p *Programmer) routeLocalnet() {
 	f := p.families[model.IPv4]
-	if f == nil || f.out || !f.localnet {
+	if f == nil || f.held == nil || !f.localnet { // without what is held the guard may be missing
 		return
 	}
 	if err := setRouteLocalnet(); err != nil {

@@ -693,3 +693,26 @@ func TestOthersServices(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, out, "slicecast")
 }
+
+// TestFailsAsAWhole holds that what keeps a Replace from writing is told of both IP families, which share
+// transactions, and not of each Service port.
+func TestFailsAsAWhole(t *testing.T) {
+	c := newCluster(t, Options{})
+	for _, family := range families {
+		c.set(c.web("web", family, 1, 0), c.web("more", family, 2, 1))
+	}
+	works := c.tables
+	broken, err := dialTables()
+	require.NoError(t, err)
+	broken.close()
+	c.tables = broken
+	ports, failed := programmer.Split(c.Replace(t.Context(), c.state), c.Families())
+	require.Empty(t, ports)
+	require.Len(t, failed, len(families))
+	c.tables = works
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	for _, family := range families {
+		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 2, patient)
+		require.Equal(t, map[string]int{"pod0": 2}, r.Backends())
+	}
+}

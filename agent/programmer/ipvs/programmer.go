@@ -133,7 +133,11 @@ type programmed struct {
 	refused bool // IPVS has refused some of it, since the last Replace
 }
 
-// Replace makes the kernel hold exactly this state. What is as wanted is not touched. Virtual services keep their numbers,
+// Families returns those that this machine has.
+func (p *Programmer) Families() []model.Family { return slices.Clone(p.families) }
+
+// Replace makes the kernel hold exactly this state. Both IP families share transactions, so that they
+// fail together. What is as wanted is not touched. Virtual services keep their numbers,
 // and so their connections, also if another process gave them.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()

@@ -21,8 +21,6 @@ type family struct {
 
 	// known: what follows is what the kernel holds. Else a Replace must come.
 	known bool
-	// out: the last Replace failed as a whole, and only in this family.
-	out   bool
 	node  view.Node
 	ports map[view.ServicePortID]*port
 	ids   map[uint32]struct{} // of ports, and of what else there is
@@ -238,16 +236,6 @@ var errReplaceFirst = errors.New("what the table holds is not known: Replace mus
 
 // apply moves the table by changes of Service ports.
 func (f *family) apply(ctx context.Context, changes []view.Change) error {
-	if f.out {
-		var concerned []view.ServicePortID
-		for _, c := range changes {
-			concerned = append(concerned, c.ID())
-		}
-		return programmer.LeftOut(f.family, slices.Values(concerned))
-	}
-	if !f.known {
-		return errReplaceFirst
-	}
 	steps := f.steps[:0]
 	for _, c := range changes {
 		id := c.ID()
@@ -258,6 +246,9 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	f.steps = steps
 	if len(steps) == 0 {
 		return nil
+	}
+	if !f.known {
+		return errReplaceFirst
 	}
 	return f.perform(ctx, steps, nil)
 }

@@ -15,7 +15,7 @@ const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
 // others may rely on it.
 func (p *Programmer) routeLocalnet(node view.Node) {
-	if !node.LocalhostNodePorts || p.ipv4() == nil {
+	if f := p.ipv4(); !node.LocalhostNodePorts || f == nil || !f.known { // then the guard may be missing
 		return
 	}
 	if err := setRouteLocalnet(); err != nil {

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/bits"
 	"net/netip"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -130,32 +128,30 @@ func (p *Programmer) Close() {
 	p.conn.close()
 }
 
+// Families returns those that the kernel has.
+func (p *Programmer) Families() []model.Family {
+	var out []model.Family
+	for _, f := range p.families {
+		out = append(out, f.family)
+	}
+	return out
+}
+
 // Replace makes the kernel hold exactly this state. What is as wanted is not touched; if all is, nothing is written. It
 // takes one transaction for each IP family, as far as the kernel takes transactions of such a length from this process.
+// If one family fails as a whole, the other one goes on.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.conn.watcher.open(p.conn.port); err != nil { // before anything is read
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
 	}
 	p.conn.watcher.forget()
-	failed := map[*family]error{}
 	var errs []error
 	for _, f := range p.families {
-		f.out = false
-		held := f.ports
 		err := f.replace(ctx, state)
 		if _, programmed := programmer.PortErrors(err); !programmed {
-			failed[f], f.ports = describeFailure(f, err), held
-			continue
+			err = f.failure(err)
 		}
 		errs = append(errs, err)
-	}
-	if len(failed) == len(p.families) {
-		return errors.Join(slices.Collect(maps.Values(failed))...)
-	}
-	for f, why := range failed {
-		p.log.Error("Nothing of one IP family can be programmed; the other is, and this one is tried again", "family", f.family, "err", why)
-		f.out = true
-		errs = append(errs, programmer.LeftOut(f.family, maps.Keys(state.Ports), maps.Keys(f.ports))) // f.ports are what was programmed last
 	}
 	p.routeLocalnet(state.Node)
 	return errors.Join(errs...)
@@ -165,19 +161,18 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	var errs []error
 	for _, f := range p.families {
-		if err := f.apply(ctx, changes); err != nil {
-			errs = append(errs, describeFailure(f, err))
+		err := f.apply(ctx, changes)
+		if _, programmed := programmer.PortErrors(err); !programmed {
+			err = f.failure(err)
 		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// describeFailure says where an error comes from, unless it is that of single Service ports.
-func describeFailure(f *family, err error) error {
-	if _, ok := programmer.PortErrors(err); ok {
-		return err
-	}
-	return fmt.Errorf("nftables for %v: %w", f.family, err)
+// failure returns the FamilyError for a reason.
+func (f *family) failure(err error) error {
+	return &programmer.FamilyError{Family: f.family, Err: fmt.Errorf("nftables: %w", err)}
 }
 
 // isOne tells whether a sysctl is there and is 1.

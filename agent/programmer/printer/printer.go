@@ -14,6 +14,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // Programmer writes each Replace, Apply and Cleanup, in one write, as lines that depend on nothing else. Its errors are
@@ -26,6 +27,9 @@ var _ programmer.Programmer = (*Programmer)(nil)
 
 // New makes a Programmer that writes to out.
 func New(out io.Writer) *Programmer { return &Programmer{out: out} }
+
+// Families returns both.
+func (p *Programmer) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
 
 // Replace writes a summary and every Service port, in the order of their names.
 func (p *Programmer) Replace(_ context.Context, state view.State) error {

@@ -202,6 +202,9 @@ const (
 	ObjectKind_OBJECT_KIND_SERVICE ObjectKind = 1
 	// A Slice.
 	ObjectKind_OBJECT_KIND_SLICE ObjectKind = 2
+	// A node, in a Nack only: nothing of one or both IP families is programmed there. A server puts the client's own node in place
+	// of the name.
+	ObjectKind_OBJECT_KIND_NODE ObjectKind = 3
 )
 
 // Enum value maps for ObjectKind.
@@ -210,11 +213,13 @@ var (
 		0: "OBJECT_KIND_UNSPECIFIED",
 		1: "OBJECT_KIND_SERVICE",
 		2: "OBJECT_KIND_SLICE",
+		3: "OBJECT_KIND_NODE",
 	}
 	ObjectKind_value = map[string]int32{
 		"OBJECT_KIND_UNSPECIFIED": 0,
 		"OBJECT_KIND_SERVICE":     1,
 		"OBJECT_KIND_SLICE":       2,
+		"OBJECT_KIND_NODE":        3,
 	}
 )
 
@@ -1326,7 +1331,8 @@ func (x *ShardPosition) GetLastNode() string {
 }
 
 // Nack tells that one object could not be programmed. The client has programmed the rest, keeps what it had for this
-// key, and goes on trying. A server remembers 1024 open ones of a relay and 256 of any other client.
+// key, and goes on trying. A Nack of a node tells that of everything in an IP family; the client does not acknowledge
+// positions of shards with objects of that family meanwhile. A server remembers 1024 open ones of a relay and 256 of any other client.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shard the object is in.
@@ -3347,12 +3353,13 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x17CLIENT_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11CLIENT_KIND_AGENT\x10\x01\x12\x18\n" +
 	"\x14CLIENT_KIND_OBSERVER\x10\x02\x12\x15\n" +
-	"\x11CLIENT_KIND_RELAY\x10\x03*Y\n" +
+	"\x11CLIENT_KIND_RELAY\x10\x03*o\n" +
 	"\n" +
 	"ObjectKind\x12\x1b\n" +
 	"\x17OBJECT_KIND_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13OBJECT_KIND_SERVICE\x10\x01\x12\x15\n" +
-	"\x11OBJECT_KIND_SLICE\x10\x02*[\n" +
+	"\x11OBJECT_KIND_SLICE\x10\x02\x12\x14\n" +
+	"\x10OBJECT_KIND_NODE\x10\x03*[\n" +
 	"\bProtocol\x12\x18\n" +
 	"\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fPROTOCOL_TCP\x10\x01\x12\x10\n" +

@@ -1,0 +1,44 @@
+package programmer
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+// TestSplit holds that no error is taken for less than it is.
+func TestSplit(t *testing.T) {
+	both := []model.Family{model.IPv4, model.IPv6}
+	port := &PortError{ID: view.ServicePortID{Port: "a"}, Err: errors.New("no such port")}
+	another := &PortError{ID: view.ServicePortID{Port: "b"}, Err: errors.New("no such port")}
+	locked, broken := errors.New("locked"), errors.New("broken")
+	six := &FamilyError{Family: model.IPv6, Err: locked}
+	several := fmt.Errorf("%w, and then %w", locked, broken)
+	for name, c := range map[string]struct {
+		err    error
+		ports  []*PortError
+		failed map[model.Family]error
+	}{
+		"none":                      {nil, nil, map[model.Family]error{}},
+		"Service ports":             {errors.Join(port, nil, errors.Join(another)), []*PortError{port, another}, map[model.Family]error{}},
+		"a family":                  {errors.Join(port, errors.Join(six, another)), []*PortError{port, another}, map[model.Family]error{model.IPv6: locked}},
+		"anything else":             {locked, nil, map[model.Family]error{model.IPv4: locked, model.IPv6: locked}},
+		"anything else, of several": {several, nil, map[model.Family]error{model.IPv4: several, model.IPv6: several}},
+		"a Service port, wrapped":   {fmt.Errorf("of web: %w", port), nil, map[model.Family]error{model.IPv4: fmt.Errorf("of web: %w", port), model.IPv6: fmt.Errorf("of web: %w", port)}},
+		"all kinds": {errors.Join(port, six, broken), []*PortError{port},
+			map[model.Family]error{model.IPv4: errors.Join(broken), model.IPv6: errors.Join(broken)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ports, failed := Split(c.err, both)
+			require.Equal(t, c.ports, ports)
+			require.Equal(t, c.failed, failed)
+			_, ok := PortErrors(c.err)
+			require.Equal(t, len(failed) == 0, ok)
+		})
+	}
+}

@@ -1,0 +1,207 @@
+package reconcile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
+)
+
+var errLocked = errors.New("another program holds the lock")
+
+// leave has the kernel take nothing of these families any more.
+func (n *node) leave(families ...model.Family) {
+	n.kernel.out = map[model.Family]error{}
+	for _, f := range families {
+		n.kernel.out[f] = errLocked
+	}
+}
+
+// dual writes a Service of both families, with a healthCheckNodePort and a local endpoint in each.
+func (n *node) dual(name string) {
+	n.t.Helper()
+	addresses := map[model.Family][2]string{
+		model.IPv4: {fmt.Sprint("10.96.1.", name[0]), "10.0.1.1"}, model.IPv6: {fmt.Sprint("fd00:96::", name[0]), "fd00::1"},
+	}
+	service := model.Service{
+		Namespace: "default", Name: name, Type: model.LoadBalancer, Ports: []model.ServicePort{{Protocol: model.TCP, Port: 80}},
+		ExternalTrafficPolicy: model.TrafficLocal, HealthCheckNodePort: 31000 + uint16(name[0]),
+	}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		service.ClusterIPs = append(service.ClusterIPs, netip.MustParseAddr(addresses[family][0]))
+		n.store.Upsert(model.NewSlice(model.Slice{
+			Namespace: "default", Name: name + family.String(), Service: name, Family: family, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 80}},
+			Endpoints: []model.Endpoint{{
+				Address: netip.MustParseAddr(addresses[family][1]), NodeName: "node-1", Conditions: model.Conditions{Ready: true},
+			}},
+		}), 0)
+	}
+	n.store.Upsert(model.NewService(service), 0)
+	synctest.Wait()
+}
+
+// TestFamilyThatFailsAsAWhole holds that what a family lacks is one log line and one nack, however many
+// Services there are and however long it lasts, that nothing of it is acked, and that the other family,
+// though it is empty, does not make the node look programmed.
+func TestFamilyThatFailsAsAWhole(t *testing.T) {
+	var log bytes.Buffer
+	run(t, func(t *testing.T, n *node) {
+		n.leave(model.IPv4)
+		start := time.Now()
+		n.write(map[string]int{"a": 1, "b": 1, "c": 1})
+		n.sync()
+		reason := "nothing of IPv4 is programmed: another program holds the lock"
+		for i := range 5 {
+			require.Equal(t, []string{"the node: " + reason}, n.reports.nacks)
+			require.Equal(t, 1, strings.Count(log.String(), "level=ERROR")+strings.Count(log.String(), "level=WARN")-2, // two of the Node
+				log.String())
+			require.Empty(t, n.reports.acked)
+			require.False(t, n.isProgrammed())
+			require.Zero(t, n.LastProgrammed(model.IPv4))
+			require.NotZero(t, n.LastProgrammed(model.IPv6))
+			since, pending := n.Pending(model.IPv4)
+			require.True(t, pending)
+			require.Equal(t, start, since)
+			_, pending = n.Pending(model.IPv6)
+			require.False(t, pending)
+			require.Equal(t, reason, n.Status().Err)
+			require.Zero(t, n.Status().ServicePorts)
+			require.EqualValues(t, 1, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+			require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv6")))
+			require.Zero(t, n.kernel.applies)
+			n.write(map[string]int{"a": 2 + i})
+			n.pass(time.Hour)
+		}
+		n.leave()
+		n.pass(maxRetry)
+		require.Equal(t, []string{"the node: resolved"}, n.reports.nacks[1:])
+		require.Equal(t, []string{"a=6", "b=1", "c=1"}, n.kernel.names())
+		require.True(t, n.isProgrammed())
+		n.requireAcked()
+		require.Empty(t, n.Status().Err)
+		require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+
+		// The same of a family that worked: what it lacks since then is not acked.
+		acked := n.reports.acked[0]
+		n.pass(time.Minute)
+		n.leave(model.IPv4)
+		start = time.Now()
+		n.write(map[string]int{"a": 1})
+		since, _ := n.Pending(model.IPv4)
+		require.Equal(t, start, since)
+		n.pass(time.Hour)
+		n.write(map[string]int{"a": -1})
+		require.Equal(t, acked, n.reports.acked[0])
+		require.Len(t, n.reports.nacks, 3)
+		n.leave()
+		n.pass(maxRetry)
+		n.requireAcked()
+		require.Len(t, n.reports.nacks, 4)
+	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+}
+
+// TestOtherFamilyGoesOn holds that one family's failure keeps nothing of the other from being programmed
+// and acked, and that what is in both is acked when both have it.
+func TestOtherFamilyGoesOn(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.leave(model.IPv6)
+		n.write(map[string]int{"a": 1})
+		n.sync()
+		n.write(map[string]int{"a": 2, "b": 1})
+		require.Equal(t, []string{"a=2", "b=1"}, n.kernel.names())
+		n.requireAcked()
+		require.Equal(t, 2, n.Status().ServicePorts)
+		require.False(t, n.isProgrammed())
+		require.NotNil(t, n.kernel.lost, "what is programmed is watched")
+
+		acked := n.reports.acked[0]
+		n.dual("d")
+		require.Equal(t, []string{"a=2", "b=1", "d=1"}, n.kernel.names())
+		n.write(map[string]int{"a": 3})
+		require.Equal(t, []string{"a=3", "b=1", "d=1"}, n.kernel.names())
+		require.Equal(t, acked, n.reports.acked[0])
+		n.store.Remove(model.Key{Kind: model.KindService, Namespace: "default", Name: "d"}, 0)
+		n.pass(time.Hour)
+		require.Equal(t, acked, n.reports.acked[0], "it is not known that nothing of it is there")
+		n.leave()
+		n.pass(maxRetry)
+		n.requireAcked()
+		require.True(t, n.isProgrammed())
+		require.Len(t, n.reports.nacks, 2)
+
+		// A Service port that fails in a family that then fails as a whole is not taken for programmed.
+		n.kernel.broken["e"] = true
+		n.dual("e")
+		require.Len(t, n.reports.nacks, 3)
+		n.leave(model.IPv6)
+		n.pass(maxRetry)
+		delete(n.kernel.broken, "e")
+		n.pass(time.Hour)
+		require.Len(t, n.reports.nacks, 5)
+		require.Equal(t, "e: default/e:/TCP/IPv6: no such port", n.reports.nacks[4])
+		n.leave()
+		n.pass(maxRetry)
+		require.ElementsMatch(t, []string{"the node: resolved", "e: resolved"}, n.reports.nacks[5:])
+	})
+}
+
+// TestShardsOfAFamilyThatIsOut holds that only shards with something of the family are not acked.
+func TestShardsOfAFamilyThatIsOut(t *testing.T) {
+	const shards = 16
+	runSharded(t, shards, func(t *testing.T, n *node) {
+		n.leave(model.IPv6)
+		n.write(map[string]int{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1})
+		n.sync()
+		require.Len(t, n.reports.acked, shards)
+		n.dual("g")
+		concerned := model.ServiceKey{Namespace: "default", Name: "g"}.Shard(shards)
+		n.write(map[string]int{"a": 2, "b": 2, "c": 2, "d": 2, "e": 2, "f": 2})
+		for i := range uint32(shards) {
+			current := n.reports.acked[i] == n.store.Snapshot(i).Sequence()
+			require.Equal(t, i != concerned, current, i)
+		}
+		n.leave()
+		n.pass(maxRetry)
+		require.Equal(t, n.store.Snapshot(concerned).Sequence(), n.reports.acked[concerned])
+	})
+}
+
+// TestHealthChecksOfAFamilyThatIsOut holds that load balancers are told of nothing that is not programmed.
+func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
+	f := &follower{}
+	run(t, func(t *testing.T, n *node) {
+		id := func(family model.Family) view.HealthCheckID {
+			return view.HealthCheckID{Service: model.ServiceKey{Namespace: "default", Name: "d"}, Family: family}
+		}
+		check := view.HealthCheck{Port: 31100, LocalEndpoints: 1}
+		n.leave(model.IPv4)
+		n.dual("d")
+		n.sync()
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id(model.IPv6): check}, f.checks)
+		n.leave()
+		n.pass(maxRetry)
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id(model.IPv6): check, id(model.IPv4): check}, f.checks)
+		syncs := f.syncs
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, syncs, f.syncs)
+
+		n.leave(model.IPv4)
+		n.store.Remove(model.Key{Kind: model.KindService, Namespace: "default", Name: "d"}, 0)
+		synctest.Wait()
+		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id(model.IPv4): check}, f.checks)
+		n.leave()
+		n.pass(maxRetry)
+		require.Empty(t, f.checks)
+	}, func(o *Options) { o.Health = f })
+}

@@ -1,0 +1,83 @@
+package moving
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/slicecast/slicecast/internal/testenv"
+)
+
+// lockedProgrammer is one whose programs take the xtables lock for each change.
+const lockedProgrammer = "iptables-legacy"
+
+// newIPv4World returns a world with two Services of IPv4 only, of which the first one is written.
+func newIPv4World(t *testing.T) (w *world, web, more service, feed []string) {
+	t.Helper()
+	w = newWorld(t)
+	web, more = newService("web", 1, w.pods...), newService("more", 2, w.pods...)
+	web.ClusterIPs, more.ClusterIPs = web.ClusterIPs[:1], more.ClusterIPs[:1]
+	w.write(web)
+	return w, web, more, []string{"--node-name=a", "--source=file", "--manifests=" + w.dir}
+}
+
+// TestLockThatIsHeld has a program hold the xtables lock for ever on a node of a cluster with IPv4 only,
+// where the rules of IPv6, which has no Services, are as they should be. It holds that the node becomes
+// unhealthy, that this is logged once, and that what worked before goes on.
+func TestLockThatIsHeld(t *testing.T) {
+	w, web, more, feed := newIPv4World(t)
+	w.start(lockedProgrammer, feed...)
+	w.requireServed(web, settleTimeout)
+	complaints := func() int {
+		return strings.Count(w.agent.Log(), "level=ERROR") + strings.Count(w.agent.Log(), "level=WARN")
+	}
+	before := complaints()
+	release := holdLock(t)
+	w.write(web, more)
+	w.awaitHealth("/livez", http.StatusServiceUnavailable)
+	require.Equal(t, http.StatusServiceUnavailable, w.health("/healthz"))
+	w.requireServed(web, settleTimeout)
+	require.Equal(t, 1, complaints()-before, w.agent.Log())
+	require.Contains(t, w.agent.Log(), "nothing of IPv4 is programmed")
+	release()
+	w.awaitHealth("/livez", http.StatusOK)
+	w.requireServed(more, settleTimeout)
+}
+
+// holdLock holds the lock of all iptables programs until release is called or the test ends.
+func holdLock(t *testing.T) (release func()) {
+	t.Helper()
+	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
+	require.NoError(t, err)
+	require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	t.Cleanup(func() { _ = lock.Close() })
+	return func() { require.NoError(t, lock.Close()) }
+}
+
+// health returns the status of one of the agent's health checks; 0 means no answer.
+func (w *world) health(path string) int {
+	w.t.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: w.node.DialContext}}
+	r, err := client.Get("http://127.0.0.1:8475" + path)
+	if err != nil {
+		return 0
+	}
+	require.NoError(w.t, r.Body.Close())
+	return r.StatusCode
+}
+
+// awaitHealth waits until a health check has a status.
+func (w *world) awaitHealth(path string, status int) {
+	w.t.Helper()
+	testenv.Eventually(w.t, settleTimeout, func() error {
+		if is := w.health(path); is != status {
+			return fmt.Errorf("%s is %d, not %d", path, is, status)
+		}
+		return nil
+	})
+}
