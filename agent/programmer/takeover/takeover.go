@@ -28,7 +28,7 @@ import (
 )
 
 const (
-	// patience is how long the others' rules stay for what the new programmer has not got into the kernel: what fails longer than
+	// patience is how long the others' rules stay for Service ports that the new programmer has not got into the kernel: what fails longer than
 	// that will probably never work, and rules that nobody changes do more harm with each change of a Service.
 	patience = time.Minute
 	// retryAfter is when what could not be removed is tried again.
@@ -55,7 +55,8 @@ type Programmer struct {
 	ready atomic.Bool
 
 	mu sync.Mutex // guards what follows: Watch tries again, which may take its time
-	// programmed: the kernel holds the state, but for the Service ports in failed, which it has not taken.
+	// programmed means that since the last Replace the kernel holds the state, but for the Service ports
+	// in failed, which it has not taken. It is false if that Replace left an IP family out.
 	programmed bool
 	failed     map[view.ServicePortID]struct{}
 	// partlySince is when there first were some; zero: not yet.
@@ -71,7 +72,7 @@ func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 }
 
 // Replace is that of the programmer. When all is programmed, or after a while all that the kernel takes, what the others have left is removed.
-// What can't be removed is logged, and tried again by Watch.
+// While nothing of an IP family is programmed, all of it stays. What can't be removed is logged, and tried again by Watch.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
 	if p.ready.Load() {
@@ -79,7 +80,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failed = map[view.ServicePortID]struct{}{}
+	p.failed, p.programmed = map[view.ServicePortID]struct{}{}, true
 	p.done(ctx, err)
 	return err
 }
@@ -101,11 +102,12 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 
 // done takes note of what came of an operation, and advances. p.mu is held.
 func (p *Programmer) done(ctx context.Context, err error) {
-	failed, programmed := programmer.PortErrors(err)
+	failed, out := programmer.Split(err, p.Families())
 	for _, f := range failed {
 		p.failed[f.ID] = struct{}{}
 	}
-	if p.programmed = programmed; programmed && len(p.failed) > 0 && p.partlySince.IsZero() {
+	p.programmed = p.programmed && len(out) == 0
+	if p.programmed && len(p.failed) > 0 && p.partlySince.IsZero() {
 		p.partlySince = time.Now()
 	}
 	p.advance(ctx)

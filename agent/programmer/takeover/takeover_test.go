@@ -16,6 +16,7 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,6 +26,8 @@ type fake struct {
 	programmer.Monitor
 	err error // of Replace and Apply
 }
+
+func (f *fake) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
 
 func (f *fake) Replace(context.Context, view.State) error { return f.err }
 
@@ -185,6 +188,48 @@ func TestOthersGoWithAnApply(t *testing.T) {
 		require.Equal(t, f.err, p.Apply(t.Context(), []view.Change{step.change}))
 		require.Equal(t, step.tried, o.tried())
 	}
+}
+
+// TestFamilyThatIsOut holds that what the others serve stays for as long as nothing of an IP family is
+// programmed, whatever becomes of the other family, and that the while for single Service ports begins
+// after that.
+func TestFamilyThatIsOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := &other{}
+		f, p, _ := take(o)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			p.Watch(ctx, func(string) {})
+		}()
+		out := &programmer.FamilyError{Family: model.IPv6, Err: errors.New("another program holds the lock")}
+		partly := &programmer.PortError{ID: view.ServicePortID{Port: "a"}, Err: errors.New("no SCTP")}
+		for range 3 {
+			f.err = errors.Join(out, partly)
+			require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+			f.err = nil
+			require.NoError(t, p.Apply(t.Context(), []view.Change{{After: &view.ServicePort{ID: partly.ID}}}), "all of the other family")
+			pass(2 * patience)
+			require.Zero(t, o.tried())
+		}
+		f.err = partly
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		pass(patience - retryAfter)
+		require.Zero(t, o.tried())
+		pass(2 * retryAfter)
+		require.Equal(t, 1, o.tried())
+		cancel()
+		<-ended
+
+		o = &other{}
+		f, p, _ = take(o)
+		f.err = out
+		require.Equal(t, f.err, p.Replace(t.Context(), view.State{}))
+		f.err = nil
+		require.NoError(t, p.Replace(t.Context(), view.State{}))
+		require.Equal(t, 1, o.tried())
+	})
 }
 
 // TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.
