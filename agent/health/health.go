@@ -131,15 +131,15 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// health tells how the node is. As with kube-proxy, it is healthy until it has been programmed for the first time: what an earlier
-// agent programmed is still there.
+// health tells how the node is. As with kube-proxy, it is healthy while there is nothing to program yet: what an earlier agent
+// programmed is still there. From the first try on the time counts.
 func (s *Server) health() nodeHealth {
 	maxPending := max(minPending, 2*s.MinSyncPeriod)
 	h := nodeHealth{CurrentTime: time.Now(), Healthy: true, Status: make(map[string]familyHealth)}
 	for _, family := range s.Programming.Families() {
 		last := s.Programming.LastProgrammed(family)
 		since, pending := s.Programming.Pending(family)
-		f := familyHealth{LastUpdated: last, Healthy: last.IsZero() || !pending || h.CurrentTime.Sub(since) < maxPending}
+		f := familyHealth{LastUpdated: last, Healthy: !pending || h.CurrentTime.Sub(since) < maxPending}
 		h.Status[family.String()] = f
 		h.Healthy = h.Healthy && f.Healthy
 		if last.After(h.LastUpdated) {

@@ -193,7 +193,9 @@ func TestNodeHealth(t *testing.T) {
 		"up to date":              {time.Time{}, last, good, 200, 200, 200, true, true},
 		"a change waits":          {fresh, last, good, 200, 200, 200, true, true},
 		"a change waits too long": {late, last, good, 503, 503, 200, true, false},
-		"not programmed yet":      {late, time.Time{}, good, 200, 200, 503, true, true},
+		"not programmed yet":      {fresh, time.Time{}, good, 200, 200, 503, true, true},
+		"nothing to program yet":  {time.Time{}, time.Time{}, good, 200, 200, 503, true, true},
+		"can't be programmed":     {late, time.Time{}, good, 503, 503, 503, true, false},
 		"being deleted":           {time.Time{}, last, &model.Node{Deleting: true}, 503, 200, 200, false, true},
 		"to be deleted":           {time.Time{}, last, &model.Node{TaintedForDeletion: true}, 503, 200, 200, false, true},
 		"gone":                    {time.Time{}, last, nil, 503, 200, 200, false, true},
@@ -248,6 +250,7 @@ func TestHealthOfEachFamily(t *testing.T) {
 		"both":                     {time.Time{}, last, 200, 200},
 		"IPv6 waits too long":      {late, last, 503, 200},
 		"IPv6 was never":           {time.Now(), time.Time{}, 200, 503},
+		"IPv6 can't be":            {late, time.Time{}, 503, 503},
 		"IPv6 was programmed last": {time.Time{}, last.Add(time.Minute), 200, 200},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -317,8 +317,11 @@ func (n *node) requireAcked() {
 func TestNothingIsProgrammedBeforeInSync(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
+		n.pass(time.Hour)
 		require.Zero(t, n.kernel.replaces)
 		require.False(t, n.isProgrammed())
+		_, pending := n.Pending(model.IPv4)
+		require.False(t, pending)
 		n.sync()
 		require.Equal(t, []string{"a=1"}, n.kernel.names())
 		require.True(t, n.isProgrammed())
@@ -393,10 +396,14 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 		n.write(map[string]int{"a": 1})
 		n.kernel.failures = 4
 		n.sync()
+		begin := time.Now()
 		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
 			require.Equal(t, i+1, n.kernel.replaces)
 			require.Empty(t, n.reports.acked)
 			require.False(t, n.isProgrammed())
+			since, pending := n.Pending(model.IPv4)
+			require.True(t, pending)
+			require.Equal(t, begin, since, "the first try")
 			n.write(map[string]int{"a": 2 + i}) // changes bring no tries before their time
 			n.pass(pause - 1)
 			require.Equal(t, i+1, n.kernel.replaces)

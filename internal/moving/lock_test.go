@@ -49,6 +49,35 @@ func TestLockThatIsHeld(t *testing.T) {
 	w.requireServed(more, settleTimeout)
 }
 
+// TestLockThatIsHeldFromTheStart is the same for an agent that comes to rules of another programmer. It
+// holds that these stay, and that the node, though it was never programmed by this agent, becomes unhealthy.
+func TestLockThatIsHeldFromTheStart(t *testing.T) {
+	w, web, _, feed := newIPv4World(t)
+	w.start(lockedProgrammer, feed...)
+	rules, err := w.node.Run(t.Context(), "ip6tables-legacy-save")
+	require.NoError(t, err)
+	require.NoError(t, w.agent.Stop())
+	w.start("nftables", feed...)
+	require.NoError(t, w.agent.Stop())
+	restore := w.node.Command(t.Context(), "ip6tables-legacy-restore") // as the agent would have it
+	restore.Stdin = strings.NewReader(rules)
+	require.NoError(t, restore.Run())
+
+	release := holdLock(t)
+	require.NoError(t, w.agent.Start([]string{agentVariable + "=1"}, "/proc/self/exe", append(agentFlags(lockedProgrammer), feed...)...))
+	w.awaitHealth("/livez", http.StatusOK)
+	w.awaitHealth("/livez", http.StatusServiceUnavailable)
+	require.Equal(t, http.StatusServiceUnavailable, w.health("/healthz"))
+	require.Equal(t, http.StatusServiceUnavailable, w.health("/readyz"))
+	require.Contains(t, w.left(), "nftables")
+	w.requireServed(web, settleTimeout)
+	release()
+	w.awaitHealth("/readyz", http.StatusOK)
+	w.awaitHealth("/livez", http.StatusOK)
+	require.Equal(t, []string{lockedProgrammer}, w.left())
+	w.requireServed(web, settleTimeout)
+}
+
 // holdLock holds the lock of all iptables programs until release is called or the test ends.
 func holdLock(t *testing.T) (release func()) {
 	t.Helper()
