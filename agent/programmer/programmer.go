@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
@@ -16,12 +17,12 @@ import (
 type Programmer interface {
 	// Families returns the IP families that this machine has and the programmer serves, ascending. It
 	// returns the same ones each time. What is wanted in another family is left out, as nothing can come
-	// to it.
+	// to it, unless it is the node's primary family: see CheckPrimary.
 	Families() []model.Family
 	// Replace makes the kernel hold exactly this state: it reads what is there and changes the difference, without a
 	// moment in which traffic of unchanged Service ports goes elsewhere or nowhere. It is for the start and for repair,
-	// and may be called again with the same state. If one IP family fails as a whole, Replace goes on with
-	// the other one and returns a FamilyError.
+	// and may be called again with the same state. If one IP family fails as a whole, or CheckPrimary returns
+	// an error, Replace goes on with the other one and returns a FamilyError.
 	Replace(ctx context.Context, state view.State) error
 	// Apply moves the kernel by a difference from what the last Replace or Apply left, in one atomic step where the
 	// kernel has one. No change is of a family that the last Replace returned a FamilyError for. After an error the
@@ -75,6 +76,20 @@ func (e *FamilyError) Error() string {
 
 // Unwrap returns the reason.
 func (e *FamilyError) Unwrap() error { return e.Err }
+
+// CheckPrimary returns a FamilyError if the node's primary IP family is not among these, which a programmer
+// serves. A node without its primary family is not one without Services: most likely a kernel module or a
+// program is missing. As kube-proxy does not start there, the family counts as failed until an agent finds it
+// when it starts.
+func CheckPrimary(node view.Node, families []model.Family) error {
+	if node.Primary == 0 || slices.Contains(families, node.Primary) {
+		return nil
+	}
+	return &FamilyError{Family: node.Primary, Err: errNoPrimary}
+}
+
+var errNoPrimary = errors.New("it is the node's primary IP family, that of its Node's first InternalIP, and this machine does not have it or can't " +
+	"program it; the agent's log has from its start what is missing: install it or load its kernel module, and restart the agent")
 
 // Split divides what Replace or Apply returned into the Service ports and the IP families that failed,
 // each with its reason. An error that is neither is the reason of all given families: those of the

@@ -111,6 +111,49 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
+// TestPrimaryFamilyMissing holds that a node without its primary family is neither ready nor healthy, and
+// that a family which it lacks otherwise is no fault.
+func TestPrimaryFamilyMissing(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		node := func(ips ...string) {
+			o := &model.Node{Name: "node-1"}
+			for _, ip := range ips {
+				o.InternalIPs = append(o.InternalIPs, netip.MustParseAddr(ip))
+			}
+			n.store.Upsert(o, 0)
+			n.pass(maxRetry)
+		}
+		start := time.Now()
+		n.write(map[string]int{"a": 1})
+		n.sync()
+		for range 3 {
+			require.Equal(t, []model.Family{model.IPv4, model.IPv6}, n.Families())
+			since, pending := n.Pending(model.IPv4)
+			require.True(t, pending)
+			require.Equal(t, start, since)
+			_, pending = n.Pending(model.IPv6)
+			require.False(t, pending)
+			require.False(t, n.isProgrammed())
+			require.Empty(t, n.reports.acked)
+			require.Len(t, n.reports.nacks, 1)
+			require.Contains(t, n.reports.nacks[0], "the node: nothing of IPv4 is programmed: ")
+			require.EqualValues(t, 1, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+			n.pass(time.Hour)
+		}
+		node("2001:db8::2", "192.168.0.2")
+		require.Equal(t, []model.Family{model.IPv6}, n.Families())
+		require.True(t, n.isProgrammed())
+		n.requireAcked()
+		require.Equal(t, []string{"the node: resolved"}, n.reports.nacks[1:])
+		require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
+
+		node("192.168.0.2")
+		require.Equal(t, []model.Family{model.IPv4, model.IPv6}, n.Families())
+		_, pending := n.Pending(model.IPv4)
+		require.True(t, pending)
+	}, func(o *Options) { o.Programmer.(*kernel).families = []model.Family{model.IPv6} })
+}
+
 // TestOtherFamilyGoesOn holds that one family's failure keeps nothing of the other from being programmed
 // and acked, and that what is in both is acked when both have it.
 func TestOtherFamilyGoesOn(t *testing.T) {

@@ -473,13 +473,14 @@ func (r *Reconciler) programmable(changes []view.Change) []view.Change {
 
 // reportFamilies logs, and tells the Reporter, what is news about IP families that are out.
 func (r *Reconciler) reportFamilies() {
-	for _, family := range r.families {
-		r.failing.WithLabelValues(family.String()).Set(0)
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		failed := 0.0
+		if r.out[family] != nil {
+			failed = 1
+		}
+		r.failing.WithLabelValues(family.String()).Set(failed)
 	}
-	for family := range r.out {
-		r.failing.WithLabelValues(family.String()).Set(1)
-	}
-	r.status.failed(r.out)
+	r.status.failed(r.families, r.out)
 	reason := familiesReason(r.out)
 	if reason == r.outReason {
 		return

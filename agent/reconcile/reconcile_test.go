@@ -40,6 +40,8 @@ type kernel struct {
 	failures int
 	// out are the families of which nothing can be programmed.
 	out map[model.Family]error
+	// families are those that the machine has; nil means both.
+	families []model.Family
 	// leftOut are those that the last Replace left out.
 	leftOut map[model.Family]error
 	// broken Services can't be programmed.
@@ -71,7 +73,12 @@ func (k *kernel) fail() bool {
 	return true
 }
 
-func (k *kernel) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
+func (k *kernel) Families() []model.Family {
+	if k.families != nil {
+		return k.families
+	}
+	return []model.Family{model.IPv4, model.IPv6}
+}
 
 func (k *kernel) Replace(_ context.Context, state view.State) error {
 	k.mu.Lock()
@@ -92,6 +99,10 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 		}
 	}
 	k.leftOut = maps.Clone(k.out)
+	if family := programmer.CheckPrimary(state.Node, k.Families()); family != nil {
+		errs = append(errs, family)
+		k.leftOut = map[model.Family]error{state.Node.Primary: family}
+	}
 	for id, p := range state.Ports {
 		if k.out[id.Family] != nil {
 			continue

@@ -53,24 +53,27 @@ func (r *Reconciler) Families() []model.Family {
 	return slices.Sorted(maps.Keys(r.status.families))
 }
 
-// Pending reports whether the kernel lacks anything of one of the Families, and since when: changes that
-// wait to be programmed, what others have removed, or, if the family could not be programmed, all of it.
+// Pending reports whether the kernel lacks anything of an IP family, and since when: changes that wait to be
+// programmed, what others have removed, or, if the family could not be programmed, all of it.
 func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
 	since = r.status.pending
-	if broken := r.status.families[family].broken; since.IsZero() || !broken.IsZero() && broken.Before(since) {
-		since = broken
+	if f := r.status.families[family]; f != nil && (since.IsZero() || !f.broken.IsZero() && f.broken.Before(since)) {
+		since = f.broken
 	}
 	return since, !since.IsZero()
 }
 
-// LastProgrammed returns when the kernel last had everything that there was of one of the Families; zero
-// means never.
+// LastProgrammed returns when the kernel last had everything that there was of an IP family; zero means
+// never.
 func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
-	return r.status.families[family].programmed
+	if f := r.status.families[family]; f != nil {
+		return f.programmed
+	}
+	return time.Time{}
 }
 
 // status takes note of what the loop does.
@@ -134,8 +137,9 @@ func (s *status) ran(begin time.Time) {
 }
 
 // failed takes note of the IP families that are out. They are since the changes that wait came, or since
-// the last programming began, whatever was first.
-func (s *status) failed(out map[model.Family]error) {
+// the last programming began, whatever was first. A family that is not among the programmer's is to be there
+// for as long as it is out: it is the primary one.
+func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Err = familiesReason(out)
@@ -143,7 +147,11 @@ func (s *status) failed(out map[model.Family]error) {
 	if !s.pending.IsZero() && s.pending.Before(since) {
 		since = s.pending
 	}
+	maps.DeleteFunc(s.families, func(f model.Family, _ *familyStatus) bool { return out[f] == nil && !slices.Contains(families, f) })
 	for family := range out {
+		if s.families[family] == nil {
+			s.families[family] = &familyStatus{}
+		}
 		if f := s.families[family]; f.broken.IsZero() {
 			f.broken = since
 		}

@@ -68,7 +68,8 @@ func (n *node) equal(o *node) bool {
 func (n Node) equal(o Node) bool {
 	return n.Pods.Interface == o.Pods.Interface && n.Pods.InterfacePrefix == o.Pods.InterfacePrefix &&
 		slices.Equal(n.Pods.Prefixes, o.Pods.Prefixes) && slices.Equal(n.NodePorts, o.NodePorts) &&
-		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs)
+		n.LocalhostNodePorts == o.LocalhostNodePorts && slices.Equal(n.ServiceCIDRs, o.ServiceCIDRs) &&
+		n.Primary == o.Primary
 }
 
 // node returns what the options and the Node come to. A Node without InternalIPs or without podCIDRs is one that has not been
@@ -111,6 +112,10 @@ func (o *Options) node(n *model.Node, known node) node {
 	loopback := netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8)
 	out.programmed.LocalhostNodePorts = o.LocalhostNodePorts != nil && *o.LocalhostNodePorts &&
 		slices.ContainsFunc(out.programmed.NodePorts, loopback.Overlaps)
+	out.programmed.Primary = model.IPv4
+	if len(out.ips) > 0 {
+		out.programmed.Primary = model.FamilyOf(out.ips[0])
+	}
 	return out
 }
 

@@ -148,6 +148,9 @@ type Node struct {
 	// ServiceCIDRs are the ranges that cluster IPs come from, ascending, none within another. Their addresses that no frontend has are
 	// unused, or of Services that another proxy serves. Empty: not known.
 	ServiceCIDRs []netip.Prefix
+	// Primary is the IP family of the Node's first InternalIP, or IPv4 as long as none is known. Zero means
+	// that there is none.
+	Primary model.Family
 }
 
 // PodDetector tells new connections of pods from others, by one of its fields: kube-proxy's detect-local. With none set

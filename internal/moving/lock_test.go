@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -109,4 +111,24 @@ func (w *world) awaitHealth(path string, status int) {
 		}
 		return nil
 	})
+}
+
+// TestPrimaryFamilyMissing has an agent come to a node whose primary family it has no programs for. It holds
+// that the node does not get ready, and that what another programmer has there goes on.
+func TestPrimaryFamilyMissing(t *testing.T) {
+	w, web, _, feed := newIPv4World(t)
+	w.start("nftables", feed...)
+	require.NoError(t, w.agent.Stop())
+	programs := t.TempDir()
+	for _, name := range []string{"ip6tables-legacy", "ip6tables-legacy-save", "ip6tables-legacy-restore"} {
+		path, err := exec.LookPath(name)
+		require.NoError(t, err)
+		require.NoError(t, os.Symlink(path, filepath.Join(programs, name)))
+	}
+	require.NoError(t, w.agent.Start([]string{agentVariable + "=1", "PATH=" + programs}, "/proc/self/exe", append(agentFlags(lockedProgrammer), feed...)...))
+	w.agent.AwaitLine(t, settleTimeout, "nothing of IPv4 is programmed: it is the node's primary IP family")
+	require.Equal(t, http.StatusServiceUnavailable, w.health("/readyz"))
+	w.awaitHealth("/livez", http.StatusServiceUnavailable)
+	require.Contains(t, w.left(), "nftables")
+	w.requireServed(web, settleTimeout)
 }

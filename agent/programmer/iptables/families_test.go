@@ -41,6 +41,33 @@ func TestFamilyMissing(t *testing.T) {
 	}
 }
 
+// TestPrimaryFamilyMissing holds that a node without its primary family does not count as programmed.
+func TestPrimaryFamilyMissing(t *testing.T) {
+	c := newCluster(t, Options{})
+	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
+		if strings.HasPrefix(name, "iptables") {
+			return nil, &commandError{name: name, exit: errors.New("exit status 3"), said: "Table does not exist (do you need to insmod?)"}
+		}
+		return runCommand(ctx, stdin, name, args...)
+	}
+	require.NoError(t, c.a.Do(func() error {
+		p, err := newProgrammer(Options{Log: slog.New(slog.DiscardHandler)}, run)
+		require.NoError(t, err)
+		require.Equal(t, []model.Family{model.IPv6}, p.Families())
+		c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
+		for primary, want := range map[model.Family][]model.Family{model.IPv4: {model.IPv4}, model.IPv6: nil} {
+			c.state.Node.Primary = primary
+			ports, failed := programmer.Split(p.Replace(t.Context(), c.state), p.Families())
+			require.Empty(t, ports)
+			require.Equal(t, want, slices.Sorted(maps.Keys(failed)))
+			saved, err := p.families[model.IPv6].tool.save(t.Context(), "-t", "nat")
+			require.NoError(t, err)
+			require.Contains(t, string(saved), "/web:", "the other family goes on")
+		}
+		return p.Cleanup(t.Context())
+	}))
+}
+
 func testFamilyMissing(t *testing.T, variant Variant, said string) {
 	c := newCluster(t, Options{Variant: variant})
 	var log bytes.Buffer

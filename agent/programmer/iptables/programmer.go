@@ -133,7 +133,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	})
 	p.removeOtherVariant(ctx)
 	p.routeLocalnet()
-	return err
+	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
 // Apply writes the chains of the Service ports that changed and those on the way to them, in one iptables-restore for

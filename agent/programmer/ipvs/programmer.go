@@ -222,7 +222,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		x.removeService(k)
 	}
 	p.replaceShared(x, onDevice)
-	return p.carryOut(ctx, x)
+	return errors.Join(p.carryOut(ctx, x), programmer.CheckPrimary(state.Node, p.families))
 }
 
 // replaceShared wants the elements that Service ports share, and their addresses on the device.

@@ -145,7 +145,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
 	}
 	p.conn.watcher.forget()
-	var errs []error
+	errs := []error{programmer.CheckPrimary(state.Node, p.Families())}
 	for _, f := range p.families {
 		err := f.replace(ctx, state)
 		if _, programmed := programmer.PortErrors(err); !programmed {
