@@ -137,15 +137,27 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 		require.NoError(t, err)
 		return review.Status.Allowed
 	}
+	mayGet := func(account, path string) bool {
+		review, err := cluster.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+			Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:                  "system:serviceaccount:" + namespace + ":" + account,
+				NonResourceAttributes: &authorizationv1.NonResourceAttributes{Verb: "get", Path: path},
+			},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		return review.Status.Allowed
+	}
 	// The authorizer learns of new roles by a watch.
 	require.Eventually(t, func() bool {
-		return may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
+		return mayGet("slicecast-server", "/openid/v1/jwks") && mayGet("slicecast-server", "/.well-known/openid-configuration") &&
+			may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
 			may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", namespace)
 	}, deadline, pollInterval)
 	for _, resource := range []string{"secrets", "pods", "configmaps"} {
 		require.False(t, may("slicecast-server", "list", "", resource, ""), resource)
 	}
 	require.False(t, may("slicecast-server", "update", "", "services", ""))
+	require.False(t, mayGet("slicecast-server", "/metrics"))
 	require.False(t, may("slicecast-agent", "list", "discovery.k8s.io", "endpointslices", "default"))
 	require.False(t, may("slicecast-agent", "get", "discovery.k8s.io", "endpointslices", namespace))
 	require.False(t, may("slicecast-agent", "watch", "discovery.k8s.io", "endpointslices", namespace))

@@ -24,8 +24,8 @@ type Config struct {
 	ServerService model.ServiceKey
 	// TLS of the gRPC and metrics listeners; nil: they are plaintext, and everybody is an operator.
 	TLS *tlsfiles.Files
-	// Tokens reviews ServiceAccount tokens; nil: none is accepted. Needs TLS.
-	Tokens *auth.TokenReviewer
+	// Tokens is how ServiceAccount tokens are reviewed. nil means that none is accepted. Needs TLS.
+	Tokens *auth.TokenOptions
 
 	// BindAddress is for gRPC.
 	BindAddress string

@@ -40,13 +40,6 @@ const (
 	defaultGracePeriod = 2 * fanout.DefaultDrainWindow
 )
 
-// Reviews a second that the server asks the API server for, sustained and at once: enough for 5000 nodes that reconnect
-// to come back within half a minute, and a bound on what strangers with invented tokens can cause, beside that of each address.
-const (
-	reviewsPerSecond = 200
-	reviewsBurst     = 400
-)
-
 // Options are the command line.
 type Options struct {
 	Source           string
@@ -280,7 +273,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 		return Config{}, fmt.Errorf("--source=%s: %w", o.Source, err)
 	}
 	if o.takesTokens() {
-		if c.Tokens, err = o.newTokenReviewer(api); err != nil {
+		if c.Tokens, err = o.tokens(api); err != nil {
 			return Config{}, err
 		}
 	}
@@ -308,22 +301,15 @@ func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
 	return kube.New(kube.Options{Config: api, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry})
 }
 
-func (o *Options) newTokenReviewer(api *rest.Config) (*auth.TokenReviewer, error) {
+// tokens returns how tokens are reviewed.
+func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
 	api = rest.CopyConfig(api)
-	api.QPS, api.Burst = reviewsPerSecond, reviewsBurst
-	review, err := kube.TokenReviews(api)
-	if err != nil {
-		return nil, err
-	}
-	agents, err := parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
-	if err != nil {
-		return nil, err
-	}
-	relays, err := parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
-	if err != nil {
-		return nil, err
-	}
-	return auth.NewTokenReviewer(auth.TokenOptions{
-		Review: review, Audience: o.TokenAudience, Agents: agents, Relays: relays,
-	}), nil
+	api.QPS = -1 // the reviewer has budgets of its own
+	out := &auth.TokenOptions{Audience: o.TokenAudience}
+	var errs [4]error
+	out.Review, errs[0] = kube.TokenReviews(api)
+	out.Get, errs[1] = kube.Paths(api)
+	out.Agents, errs[2] = parseServiceAccounts("--agent-service-account", o.AgentServiceAccounts)
+	out.Relays, errs[3] = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
+	return out, errors.Join(errs[:]...)
 }

@@ -73,7 +73,13 @@ func New(c Config) (_ *Server, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("name of this server: %w", err)
 	}
-	authentication := auth.New(auth.Options{Tokens: c.Tokens, Logger: c.Logger, Registerer: c.Registry})
+	var tokens *auth.TokenReviewer
+	if c.Tokens != nil {
+		o := *c.Tokens
+		o.KnownNode = func(name string) bool { return s.store.Node(name) != nil }
+		tokens = auth.NewTokenReviewer(o)
+	}
+	authentication := auth.New(auth.Options{Tokens: tokens, Logger: c.Logger, Registerer: c.Registry})
 	options := fanout.Options{
 		Store: s.store, Authorize: authentication.Authorize, ServerName: hostname, ServerVersion: daemon.Version(),
 		Heartbeat: c.HeartbeatInterval, DrainWindow: c.DrainWindow, MaxBehindWait: c.MaxBehindWait, ColdBytes: c.MaxColdSyncBytes,

@@ -82,8 +82,17 @@ func testConfig(t *testing.T) Config {
 
 func start(t *testing.T, c Config) *running {
 	t.Helper()
-	r := &running{t: t, source: newTestSource(), ended: make(chan error, 1)}
-	c.Source = r.source
+	source := newTestSource()
+	c.Source = source
+	r := startConfig(t, c)
+	r.source = source
+	return r
+}
+
+// startConfig runs a server with its own source.
+func startConfig(t *testing.T, c Config) *running {
+	t.Helper()
+	r := &running{t: t, ended: make(chan error, 1)}
 	var err error
 	r.Server, err = New(c)
 	require.NoError(t, err)
@@ -143,7 +152,12 @@ func dial(t *testing.T, target string, config *tls.Config) *grpc.ClientConn {
 // hello opens a stream as a node's agent, or as an observer, and waits for the first answer.
 func hello(t *testing.T, conn *grpc.ClientConn, node string) (pb.DistributionService_StreamClient, error) {
 	t.Helper()
-	stream, err := pb.NewDistributionServiceClient(conn).Stream(t.Context())
+	return helloIn(t.Context(), t, conn, node)
+}
+
+func helloIn(ctx context.Context, t *testing.T, conn *grpc.ClientConn, node string) (pb.DistributionService_StreamClient, error) {
+	t.Helper()
+	stream, err := pb.NewDistributionServiceClient(conn).Stream(ctx)
 	if err != nil { // the connection failed
 		return nil, err
 	}

@@ -43,6 +43,10 @@ type Auth struct {
 
 // New makes an Auth.
 func New(o Options) *Auth {
+	reviews := newReviewsCounter(o.Registerer)
+	if o.Tokens != nil {
+		o.Tokens.reviews = reviews
+	}
 	return &Auth{tokens: o.Tokens, refusals: newRefusals(o.Registerer, o.Logger)}
 }
 
@@ -99,9 +103,8 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	}
 	if verdict.refusal != "" {
 		err := a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
-		if verdict.reason == reasonTooManyReviews {
-			// Until then there is a new share for many; not all come at the same time.
-			err = wire.RetryLater(err, shareFills/2+rand.N(shareFills))
+		if verdict.retry > 0 { // not all come at the same time
+			err = wire.RetryLater(err, verdict.retry/2+rand.N(verdict.retry))
 		}
 		return Identity{}, err
 	}

@@ -109,9 +109,9 @@ func (d *distribution) Stream(g pb.DistributionService_StreamServer) error {
 	return g.Send(&pb.StreamResponse{Message: &pb.StreamResponse_Welcome{Welcome: &pb.Welcome{}}})
 }
 
-func (f *fixture) dial(config *tls.Config) *grpc.ClientConn {
+func (f *fixture) dial(config *tls.Config, options ...grpc.DialOption) *grpc.ClientConn {
 	f.t.Helper()
-	conn, err := grpc.NewClient(f.address, grpc.WithTransportCredentials(credentials.NewTLS(config)))
+	conn, err := grpc.NewClient(f.address, append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))...)
 	require.NoError(f.t, err)
 	f.t.Cleanup(func() { require.NoError(f.t, conn.Close()) })
 	return conn

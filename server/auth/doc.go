@@ -22,6 +22,8 @@
 // Everyone else is refused before any handler runs. A stream ends when the credentials expire that it began with; the next
 // one needs new ones. Every refusal is counted by its reason, and the first of a reason in each minute is logged.
 //
-// Strangers can't keep nodes out by showing invented tokens: a token that does not even say what the review would have to
-// confirm is refused without one, and each address has its own share of the reviews.
+// Strangers can't keep nodes out by showing invented tokens. A token is checked here first, by the
+// keys that the API server publishes, and the API server is asked about those that pass. A
+// compromised node may have many that pass, so each node and relay has its share of the reviews;
+// those that have a Node share a budget that others can't touch.
 package auth

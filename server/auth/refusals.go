@@ -23,7 +23,7 @@ const (
 	reasonServiceAccount reason = "service_account"  // a valid token of somebody else
 	reasonUnboundToken   reason = "unbound_token"    // a valid token that names no node
 	reasonReview         reason = "token_review"     // the API server gave no answer
-	reasonTooManyReviews reason = "too_many_reviews" // of tokens from one address
+	reasonTooManyReviews reason = "too_many_reviews" // of valid tokens of one node or relay, or of all
 	reasonOtherNode      reason = "other_node"       // an agent of another node
 	reasonRelay          reason = "relay"            // no relay, and wants to be one
 	reasonObserver       reason = "observer"         // a node or relay that wants to look at everything

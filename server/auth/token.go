@@ -5,20 +5,18 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/slicecast/slicecast/server/auth/jwt"
 )
 
 const (
@@ -31,90 +29,133 @@ const (
 	verdictLife = 10 * time.Second
 	// verdicts is how many answers are kept, some for each node of a large cluster.
 	verdicts = 16384
-	// reviewTimeout bounds one review.
+	// reviewTimeout bounds one review, with the wait for its turn.
 	reviewTimeout = 10 * time.Second
 	// clockSkew is how far this machine's clock may be ahead of the API server's.
 	clockSkew = time.Minute
-	// reviewsPerAddress and its burst are each address's share, in reviews a second, of what the server may ask the API server.
-	// A node needs one each time it connects. Where many share an address (behind a NAT), this is how fast they come back.
-	reviewsPerAddress      = 10
-	reviewsPerAddressBurst = 100
+)
+
+// Reviews a second, sustained and at once, that the server asks the API server for.
+const (
+	// reviewsOfKnown is the budget of all relays and of all nodes that have a Node: enough for 5000
+	// nodes that reconnect to come back within half a minute.
+	reviewsOfKnown      = 200
+	reviewsOfKnownBurst = 400
+	// reviewsOfUnknown is the budget of all nodes that the server knows no Node of: it has not
+	// synced yet, or the Node is gone.
+	reviewsOfUnknown      = 50
+	reviewsOfUnknownBurst = 200
+	// reviewsOfOne is the share of one node or relay. A node needs one each time it comes with
+	// another token, or after verdictLife.
+	reviewsOfOne      = 1
+	reviewsOfOneBurst = 10
 	// shareFills is how long a share takes to be whole again.
-	shareFills = reviewsPerAddressBurst * time.Second / reviewsPerAddress
-	// addresses is for how many of them shares are kept.
-	addresses = 16384
+	shareFills = reviewsOfOneBurst * time.Second / reviewsOfOne
+	// shares is for how many nodes and relays shares are kept.
+	shares = 16384
 )
 
 // TokenOptions set up a TokenReviewer.
 type TokenOptions struct {
-	// Review asks the API server. Its rate limit bounds what all strangers together can make the server ask.
+	// Review asks the API server about a token.
 	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
+	// Get reads a path of the API server: those that it publishes its issuer and keys at.
+	Get func(ctx context.Context, path string) ([]byte, error)
 	// Audience that tokens must be for.
 	Audience string
 	// Agents are the ServiceAccounts whose tokens are their Pods' nodes, Relays those whose tokens are relays.
 	Agents, Relays []types.NamespacedName
+	// KnownNode reports whether there is a Node of that name. nil means that no Node is known.
+	KnownNode func(name string) bool
 }
 
-// TokenReviewer finds out whose a ServiceAccount token is, and of which node. The API server decides. It is not asked about
-// tokens that say of themselves that they are not good here, nor more often than reviewsPerAddress for one address; its
+// TokenReviewer finds out whose a ServiceAccount token is, and of which node. It first checks the
+// token by itself: signature, issuer, audience, expiry and subject. The API server, which also
+// knows of deleted Pods, is asked about a token that passes, within the budgets of its node. Its
 // answers are remembered for a short time, by the hash of the token.
 type TokenReviewer struct {
 	options  TokenOptions
 	now      func() time.Time
+	keys     *keys
 	verdicts *lru.Cache[[sha256.Size]byte, verdict]
 	flights  singleflight.Group
-	shares   *lru.Cache[netip.Addr, *rate.Limiter]
+	shares   *lru.Cache[string, *rate.Limiter]
+	// known and unknown are the budgets of those with and without a Node.
+	known, unknown *rate.Limiter
+	reviews        *prometheus.CounterVec
 }
 
-// verdict is what a review led to: an identity, or a refusal with its reason and status code.
+// The values of the label of the metric of reviews.
+const (
+	budgetKnown   = "known"
+	budgetUnknown = "unknown"
+)
+
+func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
+	v := promauto.With(r).NewCounterVec(prometheus.CounterOpts{
+		Namespace: "slicecast", Subsystem: "server", Name: "token_reviews_total",
+		Help: "TokenReviews asked of the API server, by budget: of relays and of nodes that have a Node (known), and of other nodes (unknown).",
+	}, []string{"budget"})
+	for _, budget := range []string{budgetKnown, budgetUnknown} {
+		v.WithLabelValues(budget)
+	}
+	return v
+}
+
+// verdict is what became of a token: an identity, or a refusal with its reason and status code.
 type verdict struct {
 	identity Identity
 	refusal  string
 	reason   reason
 	code     codes.Code
-	expires  time.Time
+	// retry is when the caller should come back; 0 means that it is not told.
+	retry   time.Duration
+	expires time.Time
 }
 
 // NewTokenReviewer makes a TokenReviewer.
 func NewTokenReviewer(o TokenOptions) *TokenReviewer {
-	r := &TokenReviewer{options: o, now: time.Now}
+	r := &TokenReviewer{
+		options: o, now: time.Now,
+		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
+		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
+		reviews: newReviewsCounter(nil), // until an Auth has the reviewer
+	}
+	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
 	var errs [2]error
 	r.verdicts, errs[0] = lru.New[[sha256.Size]byte, verdict](verdicts)
-	r.shares, errs[1] = lru.New[netip.Addr, *rate.Limiter](addresses)
+	r.shares, errs[1] = lru.New[string, *rate.Limiter](shares)
 	if err := errors.Join(errs[:]...); err != nil {
 		panic(err) // only for sizes that are not positive
 	}
 	return r
 }
 
-// review judges a token. It returns an error if there is no answer.
+// review judges a token. It returns an error if the API server gave no answer.
 func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, error) {
 	hash := sha256.Sum256([]byte(token))
 	if v, ok := r.verdicts.Get(hash); ok && r.now().Before(v.expires) {
 		return v, nil
 	}
-	c, ok := jwt.Parse(token)
-	if !ok || c.Expired(r.now().Add(-clockSkew)) {
-		return r.invalid(), nil
-	}
-	if v := r.judge(c.Subject, c.Audiences, c.Kubernetes.Node.Name); v.refusal != "" {
-		return v, nil
+	c, v, err := r.check(ctx, token)
+	if err != nil || v.refusal != "" {
+		return v, err
 	}
 	// Those who wait share the answer, so it must not depend on whether the first of them stays.
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
-		if !r.mayAsk(ctx) {
-			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, refusal: "too many tokens came from this address " +
-				"for the API server to be asked about them all"}, nil
-		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
+		if !r.mayAsk(ctx, v.identity, c) {
+			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills, refusal: "too many tokens of " +
+				"this node or relay, or of all of them, came for the API server to be asked about them all"}, nil
+		}
 		result, err := r.options.Review(ctx, &authenticationv1.TokenReview{
 			Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{r.options.Audience}},
 		})
 		if err != nil {
 			return nil, fmt.Errorf("create a TokenReview: %w", err)
 		}
-		v := r.invalid()
+		v := r.invalid("the API server no longer accepts it: its Pod, Node or ServiceAccount may be gone")
 		if s := result.Status; s.Authenticated {
 			node := ""
 			if names := s.User.Extra[nodeNameClaim]; len(names) == 1 {
@@ -122,7 +163,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 			}
 			// An API server that does not name the audience did not check it.
 			v = r.judge(s.User.Username, s.Audiences, node)
-			v.identity.Until = c.Until()
+			v.identity.Until = c.Expiry.Time()
 		}
 		v.expires = r.now().Add(verdictLife)
 		r.verdicts.Add(hash, v)
@@ -139,34 +180,58 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	}
 }
 
-// mayAsk takes one review from the share of the caller's address.
-func (r *TokenReviewer) mayAsk(ctx context.Context) bool {
-	var from netip.Addr // callers whose address is not known share one
-	if p, ok := peer.FromContext(ctx); ok {
-		if a, err := netip.ParseAddrPort(p.Addr.String()); err == nil {
-			from = a.Addr().Unmap()
+// check judges a token by itself. It returns an error if the API server's keys could not be read.
+func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdict, error) {
+	c, err := r.keys.verify(ctx, token)
+	bad, isBad := errors.AsType[tokenError](err)
+	switch {
+	case errors.Is(err, errTooSoon):
+		return claims{}, verdict{reason: reasonToken, code: codes.Unavailable, retry: keysInterval, refusal: err.Error()}, nil
+	case isBad:
+		return claims{}, r.invalid(string(bad)), nil
+	case err != nil:
+		return claims{}, verdict{}, err
+	case c.Expiry == nil || r.now().Add(-clockSkew).After(c.Expiry.Time()):
+		return claims{}, r.invalid("it has expired"), nil
+	}
+	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name), nil
+}
+
+// mayAsk takes one review from the share of a node or relay, and from the budget that it belongs
+// to. It waits for its turn.
+func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity, c claims) bool {
+	// A ServiceAccount may have many relays, one for each Pod.
+	who, budget, name := i.User+"/"+c.Kubernetes.Pod.Name, r.known, budgetKnown
+	if i.Node != "" {
+		who = i.Node
+		if r.options.KnownNode == nil || !r.options.KnownNode(i.Node) {
+			budget, name = r.unknown, budgetUnknown
 		}
 	}
-	share, ok := r.shares.Get(from)
+	share, ok := r.shares.Get(who)
 	if !ok {
-		share = rate.NewLimiter(reviewsPerAddress, reviewsPerAddressBurst)
-		if before, ok, _ := r.shares.PeekOrAdd(from, share); ok {
+		share = rate.NewLimiter(reviewsOfOne, reviewsOfOneBurst)
+		if before, ok, _ := r.shares.PeekOrAdd(who, share); ok {
 			share = before
 		}
 	}
-	return share.AllowN(r.now(), 1)
+	if !share.AllowN(r.now(), 1) || budget.Wait(ctx) != nil {
+		return false
+	}
+	r.reviews.WithLabelValues(name).Inc()
+	return true
 }
 
-func (r *TokenReviewer) invalid() verdict {
+func (r *TokenReviewer) invalid(why string) verdict {
 	return verdict{reason: reasonToken, code: codes.Unauthenticated, refusal: fmt.Sprintf(
-		"the token is not valid for the audience %q: mount a projected ServiceAccount token of that audience and read it again for each connection",
-		r.options.Audience)}
+		"the token is not valid for the audience %q: %s; mount a projected ServiceAccount token of that audience and read it again for each connection",
+		r.options.Audience, why)}
 }
 
-// judge makes a verdict of what is said of a token, by itself or by the API server; only the latter is an identity.
+// judge makes a verdict of what is said of a token, by itself or by the API server.
 func (r *TokenReviewer) judge(user string, audiences []string, node string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
-		return r.invalid()
+		return r.invalid("it is for another audience")
 	}
 	account := func(n types.NamespacedName) bool { return user == serviceAccountPrefix+n.Namespace+":"+n.Name }
 	agent, relay := slices.ContainsFunc(r.options.Agents, account), slices.ContainsFunc(r.options.Relays, account)

@@ -7,18 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +25,8 @@ import (
 
 	"github.com/slicecast/slicecast/internal/source/kube"
 	"github.com/slicecast/slicecast/internal/testca"
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
-	"github.com/slicecast/slicecast/server/auth/jwt"
 )
 
 const audience = "slicecast"
@@ -36,51 +34,82 @@ const audience = "slicecast"
 // account is a ServiceAccount with a Pod that uses it on a node, in the real API server.
 type account struct {
 	t         *testing.T
+	cluster   *controlplane.ControlPlane
 	namespace string
 	name      string
 	pod       *corev1.Pod
 }
 
 func newAccount(t *testing.T, namespace, name, node string) *account {
+	return newAccountOf(t, cluster, namespace, name, node)
+}
+
+func newAccountOf(t *testing.T, cluster *controlplane.ControlPlane, namespace, name, node string) *account {
 	ctx, client := t.Context(), cluster.Client()
 	_, err := client.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	_, err = client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+	a := &account{t: t, cluster: cluster, namespace: namespace, name: name}
+	a.pod = a.podOn(node, name)
+	return a
+}
+
+// podOn makes a Node and a Pod there that uses the ServiceAccount.
+func (a *account) podOn(node, name string) *corev1.Pod {
+	t, ctx, client := a.t, a.t.Context(), a.cluster.Client()
+	_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, client.CoreV1().Nodes().Delete(context.Background(), node, metav1.DeleteOptions{}))
 	})
-	pod, err := client.CoreV1().Pods(namespace).Create(ctx, &corev1.Pod{
+	pod, err := client.CoreV1().Pods(a.namespace).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
-			NodeName: node, ServiceAccountName: name, Containers: []corev1.Container{{Name: "agent", Image: "agent"}},
+			NodeName: node, ServiceAccountName: a.name, Containers: []corev1.Container{{Name: "agent", Image: "agent"}},
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	return &account{t, namespace, name, pod}
+	return pod
 }
 
 // token asks for one as a kubelet does, bound to the Pod if it is to be.
 func (a *account) token(audience string, bound bool) string {
 	a.t.Helper()
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: []string{audience}}}
-	if bound {
-		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
-			Kind: "Pod", APIVersion: "v1", Name: a.pod.Name, UID: a.pod.UID,
-		}
+	if !bound {
+		return a.tokenOf(nil, audience)
 	}
-	answer, err := cluster.Client().CoreV1().ServiceAccounts(a.namespace).CreateToken(a.t.Context(), a.name, request, metav1.CreateOptions{})
+	return a.tokenOf(a.pod, audience)
+}
+
+func (a *account) tokenOf(pod *corev1.Pod, audience string) string {
+	a.t.Helper()
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: []string{audience}}}
+	if pod != nil {
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	}
+	answer, err := a.cluster.Client().CoreV1().ServiceAccounts(a.namespace).CreateToken(a.t.Context(), a.name, request, metav1.CreateOptions{})
 	require.NoError(a.t, err)
 	return answer.Status.Token
 }
 
-// countingReviews counts the reviews, and fails them while it is broken.
+// countingReviews counts the reviews and the reads of keys, and fails both while it is broken.
 type countingReviews struct {
 	ask    func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
+	read   func(ctx context.Context, path string) ([]byte, error)
 	count  atomic.Int32
+	reads  atomic.Int32 // of the keys
 	broken atomic.Bool
+}
+
+func (c *countingReviews) get(ctx context.Context, path string) ([]byte, error) {
+	if path == keysPath {
+		c.reads.Add(1)
+	}
+	if c.broken.Load() {
+		return nil, errors.New("connection refused")
+	}
+	return c.read(ctx, path)
 }
 
 func (c *countingReviews) review(ctx context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
@@ -92,13 +121,21 @@ func (c *countingReviews) review(ctx context.Context, r *authenticationv1.TokenR
 }
 
 func newReviewer(namespace string) (*TokenReviewer, *countingReviews) {
+	return reviewerOf(cluster, namespace)
+}
+
+func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*TokenReviewer, *countingReviews) {
 	ask, err := kube.TokenReviews(cluster.AdminConfig())
 	if err != nil {
 		panic(err) // the test environment's own configuration
 	}
-	reviews := &countingReviews{ask: ask}
+	read, err := kube.Paths(cluster.AdminConfig())
+	if err != nil {
+		panic(err)
+	}
+	reviews := &countingReviews{ask: ask, read: read}
 	return NewTokenReviewer(TokenOptions{
-		Review: reviews.review, Audience: audience,
+		Review: reviews.review, Get: reviews.get, Audience: audience,
 		Agents: []types.NamespacedName{{Namespace: namespace, Name: "agent"}},
 		Relays: []types.NamespacedName{{Namespace: namespace, Name: "relay"}},
 	}), reviews
@@ -111,9 +148,9 @@ func TestIdentityExpires(t *testing.T) {
 	token := newAccount(t, namespace, "agent", "token-until").token(audience, true)
 	v, err := reviewer.review(t.Context(), token)
 	require.NoError(t, err)
-	claims, ok := jwt.Parse(token)
-	require.True(t, ok)
-	require.EqualValues(t, claims.Expires, v.identity.Until.Unix())
+	claims, err := reviewer.keys.verify(t.Context(), token)
+	require.NoError(t, err)
+	require.Equal(t, claims.Expiry.Time(), v.identity.Until)
 	require.WithinDuration(t, time.Now().Add(time.Hour), v.identity.Until, 10*time.Minute)
 
 	ca, err := testca.New()
@@ -148,6 +185,7 @@ func TestTokens(t *testing.T) {
 		{"of another ServiceAccount", other.token(audience, true), "token-b", codes.PermissionDenied, reasonServiceAccount,
 			`--relay-service-account="` + namespace + `/other"`},
 		{"invented", "nonsense", "token-a", codes.Unauthenticated, reasonToken, "not valid"},
+		{"with another signature", forged(agent.token(audience, true)), "token-a", codes.Unauthenticated, reasonToken, "signature"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := 0.0
@@ -163,7 +201,7 @@ func TestTokens(t *testing.T) {
 			require.NotContains(t, f.logs.String(), test.token, "tokens are never logged")
 		})
 	}
-	require.EqualValues(t, 3, reviews.count.Load(), "only of those that say what they should")
+	require.EqualValues(t, 3, reviews.count.Load(), "only of those that pass")
 }
 
 // TestRelayTokens: a relay is a relay and nothing else, on whatever node it runs, and needs to be bound to none.
@@ -184,108 +222,156 @@ func TestRelayTokens(t *testing.T) {
 	require.Contains(t, status.Convert(err).Message(), "--relay-service-account")
 }
 
-// denying reviews say no to every token, and count.
-type denying struct{ count int }
-
-func (d *denying) review(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
-	d.count++
-	return &authenticationv1.TokenReview{}, nil
+// forged returns a token with a signature of the right form that is of another text.
+func forged(token string) string {
+	signature := []byte(token[strings.LastIndexByte(token, '.')+1:])
+	slices.Reverse(signature[:len(signature)-2])
+	return token[:len(token)-len(signature)] + string(signature)
 }
 
-// invent makes a token that says what a good one does, but for what is changed; nobody has signed it.
-func invent(t testing.TB, change func(c map[string]any)) string {
-	t.Helper()
-	c := map[string]any{
-		"sub": "system:serviceaccount:ns:agent", "aud": []string{audience}, "exp": time.Now().Add(time.Hour).Unix(),
-		"kubernetes.io": map[string]any{"namespace": "ns", "node": map[string]any{"name": "node-1", "uid": "u"}},
-	}
-	change(c)
-	payload, err := json.Marshal(c)
-	require.NoError(t, err)
-	return "e30." + base64.RawURLEncoding.EncodeToString(payload) + ".c2lnbmF0dXJl"
-}
-
-func offline() (*TokenReviewer, *denying) {
-	reviews := &denying{}
-	return NewTokenReviewer(TokenOptions{
-		Review: reviews.review, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
-	}), reviews
-}
-
-// TestTokensThatCannotBeGoodAreNotReviewed: what a token says of itself suffices to refuse it.
-func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
-	reviewer, reviews := offline()
-	for name, test := range map[string]struct {
-		token  string
-		reason reason
-	}{
-		"no JWT":           {"nonsense", reasonToken},
-		"other audience":   {invent(t, func(c map[string]any) { c["aud"] = "somebody" }), reasonToken},
-		"no audience":      {invent(t, func(c map[string]any) { delete(c, "aud") }), reasonToken},
-		"expired":          {invent(t, func(c map[string]any) { c["exp"] = time.Now().Add(-2 * clockSkew).Unix() }), reasonToken},
-		"no end":           {invent(t, func(c map[string]any) { delete(c, "exp") }), reasonToken},
-		"somebody else's":  {invent(t, func(c map[string]any) { c["sub"] = "system:serviceaccount:ns:other" }), reasonServiceAccount},
-		"bound to no node": {invent(t, func(c map[string]any) { delete(c, "kubernetes.io") }), reasonUnboundToken},
-	} {
-		v, err := reviewer.review(t.Context(), test.token)
-		require.NoError(t, err)
-		require.Equal(t, test.reason, v.reason, name)
-		require.NotEmpty(t, v.refusal)
-	}
-	require.Zero(t, reviews.count)
-
-	for name, token := range map[string]string{
-		"one audience":      invent(t, func(c map[string]any) { c["aud"] = audience }),
-		"just over the end": invent(t, func(c map[string]any) { c["exp"] = time.Now().Add(-clockSkew / 2).Unix() }),
-	} {
-		before := reviews.count
-		v, err := reviewer.review(t.Context(), token)
-		require.NoError(t, err)
-		require.Equal(t, reasonToken, v.reason, name)
-		require.Equal(t, before+1, reviews.count, "%s: the API server decides", name)
-	}
-}
-
-// TestStrangersDoNotStarveNodes: who shows one invented token after the other uses up the share of its own address.
+// TestStrangersDoNotStarveNodes: strangers at many addresses show invented tokens of all kinds at
+// once. Meanwhile every token of a node is reviewed, and nothing else is.
 func TestStrangersDoNotStarveNodes(t *testing.T) {
-	reviewer, reviews := offline()
+	const (
+		strangers = 40
+		streams   = 100 // of each stranger, with a token each
+		nodes     = 4
+		tokens    = 5 // of each node
+	)
+	namespace := cluster.Namespace(t)
+	reviewer, reviews := newReviewer(namespace)
+	f := newFixture(t, reviewer)
+	node := func(i int) string { return fmt.Sprintf("starve-%d", i) }
+	agent := newAccount(t, namespace, "agent", node(0))
+	var honest [nodes][tokens]string
+	for i := range honest {
+		pod := agent.pod
+		if i > 0 {
+			pod = agent.podOn(node(i), fmt.Sprintf("agent-%d", i))
+		}
+		for n := range honest[i] {
+			honest[i][n] = agent.tokenOf(pod, audience)
+		}
+	}
+	seen := agent.token(audience, true) // anybody may know what a token says, and its key's ID
+	parts := strings.Split(seen, ".")
+	header, err := base64.RawURLEncoding.DecodeString(parts[0])
+	require.NoError(t, err)
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	require.NoError(t, err)
+	invent := func(kind int, id string) string {
+		var says map[string]any
+		require.NoError(t, json.Unmarshal(payload, &says))
+		says["jti"] = id
+		switch kind % 4 {
+		case 0:
+			return invented(t, "key-"+id, says)
+		case 1:
+			return unsigned(t, string(header), strings.Repeat("s", 64), says)
+		case 2:
+			return unsigned(t, `{"alg":"none"}`, "", says)
+		default:
+			return forged(seen)
+		}
+	}
+
+	answered := make(chan struct{}, strangers*streams)
+	for stranger := range strangers {
+		// Each has an address of its own.
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(stranger+1))}}
+		conn := f.dial(f.ca.ClientTLS(), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}))
+		for stream := range streams {
+			token := invent(stream, fmt.Sprintf("%d-%d", stranger, stream))
+			go func() {
+				code := status.Code(f.hello(conn, token, node(0)))
+				if code != codes.Unauthenticated && code != codes.Unavailable {
+					t.Errorf("stranger %d: %v", stranger, code)
+				}
+				answered <- struct{}{}
+			}()
+		}
+	}
+	for range strangers * streams / 4 {
+		<-answered
+	}
+	for i := range honest {
+		conn := f.dial(f.ca.ClientTLS())
+		for _, token := range honest[i] {
+			require.NoError(t, f.hello(conn, token, node(i)))
+		}
+	}
+	for range strangers * streams * 3 / 4 {
+		<-answered
+	}
+	require.EqualValues(t, nodes*tokens, reviews.count.Load())
+}
+
+// TestDeletedPod: the API server knows what the token does not say.
+func TestDeletedPod(t *testing.T) {
+	namespace := cluster.Namespace(t)
+	reviewer, reviews := newReviewer(namespace)
+	agent := newAccount(t, namespace, "agent", "deleted-a")
+	token := agent.token(audience, true)
+	require.NoError(t, cluster.Client().CoreV1().Pods(namespace).Delete(t.Context(), agent.pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: new(int64),
+	}))
+	v, err := reviewer.review(t.Context(), token)
+	require.NoError(t, err)
+	require.Equal(t, codes.Unauthenticated, v.code)
+	require.Contains(t, v.refusal, "its Pod, Node or ServiceAccount may be gone")
+	require.EqualValues(t, 1, reviews.count.Load())
+}
+
+// TestKeyRotation: an API server that signs with a new key is followed, as is one that no longer
+// knows the old key.
+func TestKeyRotation(t *testing.T) {
+	cluster := controlplane.Start(t, controlplane.Options{})
+	namespace := cluster.Namespace(t)
+	reviewer, reviews := reviewerOf(cluster, namespace)
 	now := time.Now()
 	reviewer.now = func() time.Time { return now }
-	from := func(address string) context.Context {
-		return peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))})
-	}
-	n := 0
-	try := func(ctx context.Context) verdict {
-		n++
-		v, err := reviewer.review(ctx, invent(t, func(c map[string]any) { c["n"] = n }))
+	agent := newAccountOf(t, cluster, namespace, "agent", "rotation-a")
+	review := func(token string) verdict {
+		t.Helper()
+		v, err := reviewer.review(t.Context(), token)
 		require.NoError(t, err)
 		return v
 	}
-	for i := range 1000 {
-		v := try(from(fmt.Sprintf("192.0.2.1:%d", 1000+i)))
-		if i < reviewsPerAddressBurst {
-			require.Equal(t, reasonToken, v.reason, i)
-			continue
-		}
-		require.Equal(t, reasonTooManyReviews, v.reason, i)
-		require.Equal(t, codes.ResourceExhausted, v.code)
+	rotate := func(keep bool) {
+		t.Helper()
+		require.NoError(t, cluster.APIServer.Kill())
+		require.NoError(t, cluster.RotateServiceAccountKey(keep))
+		require.NoError(t, cluster.APIServer.Start(t.Context()))
 	}
-	require.Equal(t, reviewsPerAddressBurst, reviews.count)
-	for _, other := range []string{"192.0.2.2:1", "[2001:db8::1]:1"} {
-		require.Equal(t, reasonToken, try(from(other)).reason)
-	}
-	require.Equal(t, reasonTooManyReviews, try(from("[::ffff:192.0.2.1]:1")).reason, "the same address")
-	a := New(Options{Tokens: reviewer, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
-	_, err := a.identify(from("192.0.2.1:1"), nil, []string{"Bearer " + invent(t, func(c map[string]any) { c["n"] = "another" })})
-	require.Equal(t, codes.ResourceExhausted, status.Code(err))
-	require.ErrorContains(t, err, "try again in ")
-	require.Len(t, status.Convert(err).Details(), 1)
-	hint, ok := status.Convert(err).Details()[0].(*errdetails.RetryInfo)
-	require.True(t, ok)
-	require.GreaterOrEqual(t, hint.GetRetryDelay().AsDuration(), shareFills/2)
-	require.Less(t, hint.GetRetryDelay().AsDuration(), 2*shareFills)
-	now = now.Add(time.Second)
-	require.Equal(t, reasonToken, try(from("192.0.2.1:1")).reason)
+	old, another := agent.token(audience, true), agent.token(audience, true)
+	require.Empty(t, review(old).refusal)
+	require.EqualValues(t, 1, reviews.reads.Load())
+
+	rotate(true)
+	now = now.Add(keysInterval)
+	require.Empty(t, review(agent.token(audience, true)).refusal, "of the new key")
+	require.EqualValues(t, 2, reviews.reads.Load())
+	require.Empty(t, review(another).refusal, "of the old one")
+	require.EqualValues(t, 2, reviews.reads.Load(), "which is published, too")
+	require.EqualValues(t, 3, reviews.count.Load())
+
+	rotate(false)
+	now = now.Add(keysLife)
+	require.Contains(t, review(old).refusal, "does not publish")
+	require.EqualValues(t, 3, reviews.count.Load())
+	now = now.Add(keysInterval)
+	require.Empty(t, review(agent.token(audience, true)).refusal)
+
+	// While the API server is down no token is good, and none is bad.
+	another = agent.token(audience, true)
+	require.NoError(t, cluster.APIServer.Kill())
+	_, err := reviewer.review(t.Context(), another)
+	require.ErrorContains(t, err, "create a TokenReview")
+	require.Contains(t, review(forged(another)).refusal, "signature")
+	require.NoError(t, cluster.APIServer.Start(t.Context()))
+	require.Empty(t, review(another).refusal)
 }
 
 func TestAnswersAreKeptForAWhile(t *testing.T) {

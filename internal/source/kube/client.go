@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -77,5 +78,29 @@ func TokenReviews(config *rest.Config) (func(context.Context, *authenticationv1.
 	return func(ctx context.Context, review *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 		var answer authenticationv1.TokenReview
 		return &answer, client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(&answer)
+	}, nil
+}
+
+// maxPublished bounds what is read of a path of the API server.
+const maxPublished = 1 << 20
+
+// Paths returns a function that reads a path of the API server that holds no object, such as its
+// keys, by one request.
+func Paths(config *rest.Config) (func(ctx context.Context, path string) ([]byte, error), error) {
+	client, err := newClient(config, authenticationv1.SchemeGroupVersion, nil)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, path string) ([]byte, error) {
+		body, err := client.Get().AbsPath(path).SetHeader("Accept", "*/*").Stream(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer body.Close()
+		b, err := io.ReadAll(io.LimitReader(body, maxPublished+1))
+		if err == nil && len(b) > maxPublished {
+			err = fmt.Errorf("%s has more than %d bytes", path, maxPublished)
+		}
+		return b, err
 	}, nil
 }

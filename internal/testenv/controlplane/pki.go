@@ -49,14 +49,36 @@ func newPKI(dir string, address netip.Addr) (*pki, error) {
 	if _, _, err := testca.Write(dir, "serving", serving); err != nil {
 		return nil, err
 	}
-	tokens, err := ca.Client("service-accounts")
+	p := &pki{dir, ca}
+	return p, p.newTokenKey()
+}
+
+// newTokenKey makes the key that signs ServiceAccount tokens.
+func (p *pki) newTokenKey() error {
+	tokens, err := p.ca.Client("service-accounts")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if _, _, err := testca.Write(dir, "service-accounts", tokens); err != nil {
-		return nil, err
+	_, _, err = testca.Write(p.dir, "service-accounts", tokens)
+	return err
+}
+
+// RotateServiceAccountKey makes a new key for ServiceAccount tokens, which the API server uses from
+// its next start on. With keepOld it goes on accepting the tokens of the earlier keys.
+func (cp *ControlPlane) RotateServiceAccountKey(keepOld bool) error {
+	public := cp.pki.file("service-accounts.crt")
+	old, err := os.ReadFile(public)
+	if err != nil {
+		return err
 	}
-	return &pki{dir, ca}, nil
+	if err := cp.pki.newTokenKey(); err != nil || !keepOld {
+		return err
+	}
+	now, err := os.ReadFile(public)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(public, append(now, old...), 0o600)
 }
 
 func (p *pki) file(name string) string { return filepath.Join(p.dir, name) }

@@ -1,0 +1,219 @@
+package auth
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"golang.org/x/sync/singleflight"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Where an API server publishes who issues its ServiceAccount tokens and which keys verify them
+// (KEP-1393).
+const (
+	discoveryPath = "/.well-known/openid-configuration"
+	keysPath      = "/openid/v1/jwks"
+)
+
+const (
+	// maxTokenBytes bounds tokens. A ServiceAccount's has about one thousand bytes.
+	maxTokenBytes = 16 << 10
+	// keysLife is how long keys are used before they are read again, so that a withdrawn key is
+	// forgotten.
+	keysLife = 5 * time.Minute
+	// keysInterval is the least time between two reads of the keys, however many tokens name keys
+	// that are not held.
+	keysInterval = 5 * time.Second
+	// keysTimeout bounds one read of the keys.
+	keysTimeout = 10 * time.Second
+	// maxIssuers is how many issuers are accepted: the one that the API server names now, and those
+	// that it named before.
+	maxIssuers = 4
+)
+
+// algorithms are those that Kubernetes signs ServiceAccount tokens with, also with an external
+// signer (KEP-740).
+var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
+
+// claims are what a verified token says: RFC 7519, and Kubernetes' own (KEP-1205, KEP-4193).
+type claims struct {
+	jwt.Claims
+	Kubernetes struct {
+		Node objectName `json:"node"` // the node that the token's Pod is on
+		Pod  objectName `json:"pod"`  // the Pod that the token is bound to
+	} `json:"kubernetes.io"`
+}
+
+// objectName is the name of an object in a token; "" means that the token names none.
+type objectName struct {
+	Name string `json:"name"`
+}
+
+// tokenError is the token's fault. It says what is wrong.
+type tokenError string
+
+// Error implements error.
+func (e tokenError) Error() string { return string(e) }
+
+const (
+	errNoToken    tokenError = "it is no signed token"
+	errSignature  tokenError = "its signature is wrong"
+	errUnknownKey tokenError = "it is signed with a key that the API server does not publish"
+	errIssuer     tokenError = "it is not of the API server's issuer"
+)
+
+// errTooSoon means that a token names a key or an issuer that is not held, and that the API server
+// was asked a moment ago.
+var errTooSoon = errors.New("the API server's keys were read a moment ago, and the token's was not among them")
+
+// keys verifies tokens with the keys that the API server publishes, which it reads when a token
+// needs them.
+type keys struct {
+	get     func(ctx context.Context, path string) ([]byte, error)
+	now     func() time.Time
+	limit   *rate.Limiter
+	flights singleflight.Group
+	held    atomic.Pointer[published] // never nil
+}
+
+// published is what the API server published when it was last asked. It is never changed.
+type published struct {
+	issuers []string // the present one last
+	keys    map[string]any
+	read    time.Time // zero means never
+	err     error     // why it could not be read since
+}
+
+func newKeys(get func(ctx context.Context, path string) ([]byte, error), now func() time.Time) *keys {
+	k := &keys{get: get, now: now, limit: rate.NewLimiter(rate.Every(keysInterval), 1)}
+	k.held.Store(&published{})
+	return k
+}
+
+// verify returns what a token says, once its signature and issuer are checked. Audience, subject
+// and expiry are the caller's to check. An error that is neither a tokenError nor errTooSoon means
+// that the API server could not be asked for its keys.
+func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
+	if len(token) > maxTokenBytes {
+		return claims{}, errNoToken
+	}
+	parsed, err := jwt.ParseSigned(token, algorithms)
+	if err != nil {
+		return claims{}, errNoToken
+	}
+	var says jwt.Claims
+	if err := parsed.UnsafeClaimsWithoutVerification(&says); err != nil {
+		return claims{}, errNoToken
+	}
+	id := parsed.Headers[0].KeyID
+	p, err := k.find(ctx, id, says.Issuer)
+	if err != nil {
+		return claims{}, err
+	}
+	key, ok := p.keys[id]
+	if !ok {
+		return claims{}, errUnknownKey
+	}
+	if err := parsed.Claims(key, &c); err != nil {
+		return claims{}, errSignature
+	}
+	if !slices.Contains(p.issuers, c.Issuer) {
+		return claims{}, errIssuer
+	}
+	return c, nil
+}
+
+// find returns what the API server has published. It asks again if the key or the issuer is not
+// held, or if what is held is old.
+func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) {
+	has := func(p *published) bool { return p.keys[id] != nil && slices.Contains(p.issuers, issuer) }
+	p := k.held.Load()
+	if has(p) && k.now().Before(p.read.Add(keysLife)) {
+		return p, nil
+	}
+	// Those who wait share the answer, so it must not depend on whether the first of them stays.
+	answer := k.flights.DoChan("", func() (any, error) {
+		if !k.limit.AllowN(k.now(), 1) {
+			return nil, errTooSoon
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keysTimeout)
+		defer cancel()
+		old := k.held.Load()
+		next, err := k.read(ctx, old)
+		if err != nil {
+			failed := *old
+			failed.err = err
+			next = &failed
+		}
+		k.held.Store(next)
+		return nil, err
+	})
+	var err error
+	select {
+	case a := <-answer:
+		err = a.Err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	switch p = k.held.Load(); {
+	case err == nil || has(p):
+		return p, nil
+	case p.err != nil:
+		return nil, p.err
+	default:
+		return nil, err
+	}
+}
+
+// read asks the API server for its issuer and keys.
+func (k *keys) read(ctx context.Context, old *published) (*published, error) {
+	var discovery struct {
+		Issuer string `json:"issuer"`
+	}
+	var set struct {
+		Keys []json.RawMessage `json:"keys"`
+	}
+	for path, into := range map[string]any{discoveryPath: &discovery, keysPath: &set} {
+		body, err := k.get(ctx, path)
+		switch {
+		case apierrors.IsForbidden(err):
+			return nil, fmt.Errorf("read the API server's keys: %w; give this server get on the nonResourceURLs %s and %s", err, discoveryPath, keysPath)
+		case apierrors.IsNotFound(err):
+			return nil, fmt.Errorf("read the API server's keys: %s: %w; it has them if its --service-account-issuer is an https URL", path, err)
+		case err != nil:
+			return nil, fmt.Errorf("read the API server's keys: %w", err)
+		}
+		if err := json.Unmarshal(body, into); err != nil {
+			return nil, fmt.Errorf("read the API server's keys: %s: %w", path, err)
+		}
+	}
+	next := &published{keys: make(map[string]any), read: k.now()}
+	for _, one := range set.Keys {
+		var key jose.JSONWebKey
+		if json.Unmarshal(one, &key) != nil {
+			continue // a kind of key that a later API server may have
+		}
+		switch key.Key.(type) {
+		case *rsa.PublicKey, *ecdsa.PublicKey:
+			next.keys[key.KeyID] = key.Key
+		}
+	}
+	if discovery.Issuer == "" || len(next.keys) == 0 {
+		return nil, fmt.Errorf("read the API server's keys: %s names the issuer %q, %s has %d RSA and ECDSA keys: one of each is needed",
+			discoveryPath, discovery.Issuer, keysPath, len(next.keys))
+	}
+	// An API server whose issuer changes goes on accepting the tokens of the earlier one.
+	next.issuers = append(slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer }), discovery.Issuer)
+	next.issuers = next.issuers[max(0, len(next.issuers)-maxIssuers):]
+	return next, nil
+}

@@ -1,0 +1,487 @@
+package auth
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/slicecast/slicecast/internal/source/kube"
+)
+
+const issuer = "https://issuer.example"
+
+// signer is an API server that issues tokens, publishes its keys and reviews tokens.
+type signer struct {
+	t testing.TB
+
+	mu      sync.Mutex
+	issuer  string
+	keys    map[string]crypto.Signer // published, by their IDs
+	raw     []json.RawMessage        // published beside them
+	reads   int                      // of the keys
+	reviews int
+	down    error
+	// review answers reviews; nil: yes to all, with what the token says.
+	review func(*authenticationv1.TokenReview) authenticationv1.TokenReviewStatus
+}
+
+func newSigner(t testing.TB) *signer {
+	s := &signer{t: t, issuer: issuer, keys: map[string]crypto.Signer{}}
+	s.add("key-1")
+	return s
+}
+
+// add makes a key and publishes it.
+func (s *signer) add(id string) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(s.t, err)
+	s.keys[id] = key
+}
+
+func (s *signer) get(_ context.Context, path string) ([]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down != nil {
+		return nil, s.down
+	}
+	if path == discoveryPath {
+		return json.Marshal(map[string]any{"issuer": s.issuer, "jwks_uri": "https://elsewhere.example/jwks"})
+	}
+	s.reads++
+	published := s.raw
+	for id, key := range s.keys {
+		one, err := json.Marshal(jose.JSONWebKey{Key: key.Public(), KeyID: id, Use: "sig"})
+		require.NoError(s.t, err)
+		published = append(published, one)
+	}
+	return json.Marshal(map[string]any{"keys": published})
+}
+
+func (s *signer) answer(_ context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reviews++
+	if s.down != nil {
+		return nil, s.down
+	}
+	if s.review != nil {
+		return &authenticationv1.TokenReview{Status: s.review(r)}, nil
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(strings.Split(r.Spec.Token, ".")[1])
+	require.NoError(s.t, err)
+	var c claims
+	require.NoError(s.t, json.Unmarshal(payload, &c))
+	return &authenticationv1.TokenReview{Status: authenticationv1.TokenReviewStatus{
+		Authenticated: true, Audiences: c.Audience, User: authenticationv1.UserInfo{
+			Username: c.Subject, Extra: map[string]authenticationv1.ExtraValue{nodeNameClaim: {c.Kubernetes.Node.Name}},
+		},
+	}}, nil
+}
+
+func (s *signer) reviewer() *TokenReviewer {
+	return NewTokenReviewer(TokenOptions{
+		Review: s.answer, Get: s.get, Audience: audience, Agents: []types.NamespacedName{{Namespace: "ns", Name: "agent"}},
+		Relays:    []types.NamespacedName{{Namespace: "ns", Name: "relay"}},
+		KnownNode: func(name string) bool { return strings.HasPrefix(name, "node-") },
+	})
+}
+
+// good are the claims of a good token of a node's agent.
+func good(node string) map[string]any {
+	return map[string]any{
+		"iss": issuer, "sub": "system:serviceaccount:ns:agent", "aud": []string{audience}, "exp": time.Now().Add(time.Hour).Unix(),
+		"kubernetes.io": map[string]any{
+			"namespace": "ns", "node": map[string]any{"name": node, "uid": "u"}, "pod": map[string]any{"name": "agent-" + node, "uid": "v"},
+		},
+	}
+}
+
+// changed returns claims with some of them changed; nil removes one.
+func changed(c map[string]any, by map[string]any) map[string]any {
+	c = maps.Clone(c)
+	maps.Copy(c, by)
+	maps.DeleteFunc(c, func(_ string, v any) bool { return v == nil })
+	return c
+}
+
+// sign makes a token with a key, which it names by an ID.
+func sign(t testing.TB, alg jose.SignatureAlgorithm, key any, id string, c map[string]any) string {
+	t.Helper()
+	s, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
+	require.NoError(t, err)
+	payload, err := json.Marshal(c)
+	require.NoError(t, err)
+	signed, err := s.Sign(payload)
+	require.NoError(t, err)
+	token, err := signed.CompactSerialize()
+	require.NoError(t, err)
+	return token
+}
+
+func (s *signer) token(c map[string]any) string {
+	return sign(s.t, jose.ES256, s.keys["key-1"], "key-1", c)
+}
+
+// invented returns a token that says what a good one does and names a published key, but is signed
+// with another.
+func invented(t testing.TB, id string, c map[string]any) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	return sign(t, jose.ES256, key, id, c)
+}
+
+// unsigned returns a token with a header of choice and a signature of choice.
+func unsigned(t testing.TB, header, signature string, c map[string]any) string {
+	t.Helper()
+	payload, err := json.Marshal(c)
+	require.NoError(t, err)
+	encode := base64.RawURLEncoding.EncodeToString
+	return encode([]byte(header)) + "." + encode(payload) + "." + encode([]byte(signature))
+}
+
+// TestTokensThatCannotBeGoodAreNotReviewed: a token is reviewed only if its signature, issuer,
+// audience, expiry and subject are good.
+func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
+	s := newSigner(t)
+	r := s.reviewer()
+	c := good("node-1")
+	// A public key is no secret: a token that is "signed" with it by HMAC must not pass (RFC 8725,
+	// 2.1).
+	public, err := json.Marshal(jose.JSONWebKey{Key: s.keys["key-1"].Public()})
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		token   string
+		reason  reason
+		message string
+	}{
+		"no JWT":           {"nonsense", reasonToken, "no signed token"},
+		"unsigned":         {unsigned(t, `{"alg":"none","kid":"key-1"}`, "", c), reasonToken, "no signed token"},
+		"HMAC":             {sign(t, jose.HS256, public, "key-1", c), reasonToken, "no signed token"},
+		"wrong signature":  {invented(t, "key-1", c), reasonToken, "signature"},
+		"wrong algorithm":  {unsigned(t, `{"alg":"RS256","kid":"key-1"}`, "signature", c), reasonToken, "signature"},
+		"critical header":  {unsigned(t, `{"alg":"ES256","kid":"key-1","crit":["x"],"x":1}`, "signature", c), reasonToken, "signature"},
+		"no claims":        {unsigned(t, `{"alg":"ES256","kid":"key-1"}`, "signature", map[string]any{"iss": issuer}), reasonToken, "signature"},
+		"other audience":   {s.token(changed(c, map[string]any{"aud": "somebody"})), reasonToken, "another audience"},
+		"no audience":      {s.token(changed(c, map[string]any{"aud": nil})), reasonToken, "another audience"},
+		"expired":          {s.token(changed(c, map[string]any{"exp": time.Now().Add(-2 * clockSkew).Unix()})), reasonToken, "expired"},
+		"no end":           {s.token(changed(c, map[string]any{"exp": nil})), reasonToken, "expired"},
+		"somebody else's":  {s.token(changed(c, map[string]any{"sub": "system:serviceaccount:ns:other"})), reasonServiceAccount, "ns/other"},
+		"bound to no node": {s.token(changed(c, map[string]any{"kubernetes.io": nil})), reasonUnboundToken, "names no node"},
+		"too long":         {s.token(changed(c, map[string]any{"x": strings.Repeat("x", maxTokenBytes)})), reasonToken, "no signed token"},
+	} {
+		v, err := r.review(t.Context(), test.token)
+		require.NoError(t, err, name)
+		require.Equal(t, test.reason, v.reason, name)
+		require.Contains(t, v.refusal, test.message, name)
+	}
+	require.Zero(t, s.reviews)
+	require.Equal(t, 1, s.reads)
+
+	// What is refused above for one thing passes without it.
+	long := func(n int) string { return s.token(changed(c, map[string]any{"x": strings.Repeat("x", n)})) }
+	longest := long((maxTokenBytes - len(long(0))) / 4 * 3)
+	require.Greater(t, len(longest), maxTokenBytes-4)
+	require.LessOrEqual(t, len(longest), maxTokenBytes)
+	for name, token := range map[string]string{
+		"good": s.token(c), "one audience": s.token(changed(c, map[string]any{"aud": audience})), "longest": longest,
+		"just over the end": s.token(changed(c, map[string]any{"exp": time.Now().Add(-clockSkew / 2).Unix()})),
+		// This machine's clock may be behind the API server's, which alone decides from when a
+		// token is good.
+		"of a clock that is ahead": s.token(changed(c, map[string]any{
+			"nbf": time.Now().Add(time.Hour).Unix(), "iat": time.Now().Add(time.Hour).Unix(),
+		})),
+	} {
+		before := s.reviews
+		v, err := r.review(t.Context(), token)
+		require.NoError(t, err, name)
+		require.Empty(t, v.refusal, name)
+		require.Equal(t, "node-1", v.identity.Node, name)
+		require.Equal(t, before+1, s.reviews, name)
+	}
+}
+
+// TestAlgorithms: all that Kubernetes signs with, whatever else the API server publishes.
+func TestAlgorithms(t *testing.T) {
+	s := newSigner(t)
+	s.raw = []json.RawMessage{[]byte(`{"kty":"of tomorrow","kid":"x"}`), []byte(`{"kty":"oct","kid":"shared","k":"c2VjcmV0"}`)}
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	s.keys["RS256"] = rsaKey
+	for id, curve := range map[string]elliptic.Curve{"ES256": elliptic.P256(), "ES384": elliptic.P384(), "ES512": elliptic.P521()} {
+		s.keys[id], err = ecdsa.GenerateKey(curve, rand.Reader)
+		require.NoError(t, err)
+	}
+	r := s.reviewer()
+	for _, alg := range algorithms {
+		v, err := r.review(t.Context(), sign(t, alg, s.keys[string(alg)], string(alg), good("node-1")))
+		require.NoError(t, err, alg)
+		require.Empty(t, v.refusal, alg)
+	}
+	v, err := r.review(t.Context(), sign(t, jose.RS512, rsaKey, "RS256", good("node-1")))
+	require.NoError(t, err)
+	require.Equal(t, reasonToken, v.reason)
+	require.NotContains(t, r.keys.held.Load().keys, "shared")
+}
+
+// TestKeysAreReadAgain: when a token names a key or issuer that is not held, at most once in
+// keysInterval, and after keysLife.
+func TestKeysAreReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		review := func(token string) verdict {
+			t.Helper()
+			v, err := r.review(t.Context(), token)
+			require.NoError(t, err)
+			return v
+		}
+		require.Empty(t, review(s.token(good("node-1"))).refusal)
+		require.Equal(t, 1, s.reads)
+
+		// However many keys strangers invent, the API server is asked for its own at most once in
+		// keysInterval.
+		start := time.Now()
+		const shows = 1000
+		for i := range shows {
+			v := review(invented(t, fmt.Sprintf("key-of-nobody-%d", i), good("node-1")))
+			require.Equal(t, reasonToken, v.reason)
+			require.Contains(t, []codes.Code{codes.Unauthenticated, codes.Unavailable}, v.code)
+			require.Equal(t, v.code == codes.Unavailable, v.retry > 0)
+			require.LessOrEqual(t, s.reads, 1+int(time.Since(start)/keysInterval))
+			<-time.After(keysInterval / 100)
+		}
+		require.Equal(t, shows/100-1, s.reads-1, "and that often")
+		require.Equal(t, 1, s.reviews)
+
+		// A new key is found while they go on.
+		s.add("key-2")
+		token := sign(t, jose.ES256, s.keys["key-2"], "key-2", good("node-2"))
+		if v := review(token); v.refusal != "" {
+			require.Equal(t, codes.Unavailable, v.code)
+			require.Positive(t, v.retry)
+			<-time.After(v.retry)
+		}
+		require.Empty(t, review(token).refusal)
+		require.Empty(t, review(s.token(good("node-3"))).refusal, "the old one is still published")
+
+		// A key that is no longer published is forgotten.
+		withdrawn := s.keys["key-2"]
+		delete(s.keys, "key-2")
+		<-time.After(keysLife)
+		v := review(sign(t, jose.ES256, withdrawn, "key-2", good("node-2")))
+		require.Equal(t, codes.Unauthenticated, v.code)
+		require.Contains(t, v.refusal, "does not publish")
+	})
+}
+
+// TestIssuer: tokens are of the issuer that the API server names, or named before.
+func TestIssuer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		of := func(issuer string) verdict {
+			t.Helper()
+			<-time.After(keysInterval)
+			v, err := r.review(t.Context(), s.token(changed(good("node-1"), map[string]any{"iss": issuer})))
+			require.NoError(t, err)
+			return v
+		}
+		require.Empty(t, of(issuer).refusal)
+		require.Contains(t, of("https://other.example").refusal, "issuer")
+		require.Contains(t, of("").refusal, "issuer")
+		for i := range maxIssuers {
+			s.issuer = fmt.Sprintf("https://issuer-%d.example", i)
+			if i == maxIssuers-1 {
+				require.Empty(t, of(issuer).refusal)
+			}
+			require.Empty(t, of(s.issuer).refusal)
+		}
+		require.Contains(t, of(issuer).refusal, "issuer", "only the last ones are remembered")
+		require.Len(t, r.keys.held.Load().issuers, maxIssuers)
+	})
+}
+
+// TestAPIServerWithoutKeys: without the keys no token can be checked, which is the server's fault
+// and not the token's.
+func TestAPIServerWithoutKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		s.down = errors.New("connection refused")
+		for range 3 {
+			_, err := r.review(t.Context(), s.token(good("node-1")))
+			require.ErrorContains(t, err, "connection refused", "also when it was asked a moment ago")
+		}
+		s.down = nil
+		<-time.After(keysInterval)
+		v, err := r.review(t.Context(), s.token(good("node-1")))
+		require.NoError(t, err)
+		require.Empty(t, v.refusal)
+
+		// With keys that are old, tokens are checked until there are new ones. They can't be
+		// reviewed meanwhile.
+		s.down = errors.New("connection refused")
+		<-time.After(2 * keysLife)
+		_, err = r.review(t.Context(), s.token(good("node-1")))
+		require.ErrorContains(t, err, "create a TokenReview: connection refused")
+		v, err = r.review(t.Context(), invented(t, "key-1", good("node-1")))
+		require.NoError(t, err)
+		require.Contains(t, v.refusal, "signature")
+
+		s.down, s.keys = nil, nil
+		<-time.After(keysInterval)
+		_, err = s.reviewer().review(t.Context(), invented(t, "key-1", good("node-1")))
+		require.ErrorContains(t, err, "has 0 RSA and ECDSA keys")
+	})
+}
+
+// TestBudgets: who has many good tokens, such as a compromised node, uses up its own share; nodes
+// that are not known use up theirs.
+func TestBudgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSigner(t)
+		r := s.reviewer()
+		n := 0
+		try := func(node string) verdict {
+			t.Helper()
+			n++
+			v, err := r.review(t.Context(), s.token(changed(good(node), map[string]any{"jti": fmt.Sprint(n)})))
+			require.NoError(t, err)
+			return v
+		}
+		for i := range 100 {
+			v := try("node-compromised")
+			if i < reviewsOfOneBurst {
+				require.Empty(t, v.refusal, i)
+				continue
+			}
+			require.Equal(t, reasonTooManyReviews, v.reason)
+			require.Equal(t, codes.ResourceExhausted, v.code)
+			require.Equal(t, shareFills, v.retry)
+		}
+		require.Equal(t, reviewsOfOneBurst, s.reviews)
+		require.Empty(t, try("node-1").refusal)
+		<-time.After(time.Second / reviewsOfOne)
+		require.Empty(t, try("node-compromised").refusal)
+		require.NotEmpty(t, try("node-compromised").refusal)
+
+		// A relay has a share for each Pod.
+		relay := func(pod string) string {
+			n++
+			return s.token(changed(good(""), map[string]any{
+				"sub": "system:serviceaccount:ns:relay", "jti": fmt.Sprint(n), "kubernetes.io": map[string]any{"pod": map[string]any{"name": pod}},
+			}))
+		}
+		for range reviewsOfOneBurst {
+			v, err := r.review(t.Context(), relay("a"))
+			require.NoError(t, err)
+			require.True(t, v.identity.Relay)
+		}
+		v, err := r.review(t.Context(), relay("a"))
+		require.NoError(t, err)
+		require.Equal(t, reasonTooManyReviews, v.reason)
+		v, err = r.review(t.Context(), relay("b"))
+		require.NoError(t, err)
+		require.Empty(t, v.refusal)
+
+		// Ten times as many as can be reviewed in time come from nodes that have no Node; some of
+		// those that have one, too.
+		before := s.reviews
+		var unknown, known sync.Map
+		var all sync.WaitGroup
+		count := func(m *sync.Map) (n int) {
+			m.Range(func(_, v any) bool {
+				if v.(verdict).refusal == "" {
+					n++
+				}
+				return true
+			})
+			return n
+		}
+		const most = reviewsOfUnknownBurst + reviewsOfUnknown*int(reviewTimeout/time.Second)
+		for i := range 10 * most {
+			token := s.token(good(fmt.Sprintf("unknown-%d", i)))
+			all.Go(func() {
+				v, err := r.review(t.Context(), token)
+				unknown.Store(i, v)
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		start := time.Now()
+		for i := range reviewsOfKnownBurst {
+			token := s.token(good(fmt.Sprintf("node-%d", i+10)))
+			all.Go(func() {
+				v, err := r.review(t.Context(), token)
+				known.Store(i, v)
+				if err != nil || time.Since(start) > time.Second {
+					t.Error("a node with a Node waits", time.Since(start), err)
+				}
+			})
+		}
+		all.Wait()
+		require.Equal(t, reviewsOfKnownBurst, count(&known))
+		require.InDelta(t, most, count(&unknown), 1)
+		require.Equal(t, count(&known)+count(&unknown), s.reviews-before)
+	})
+}
+
+// FuzzVerify: whatever becomes of a token, what passes says what was signed.
+func FuzzVerify(f *testing.F) {
+	s := newSigner(f)
+	token := s.token(good("node-1"))
+	r := s.reviewer()
+	want, err := r.keys.verify(f.Context(), token)
+	require.NoError(f, err)
+	f.Add(0, []byte("e30"))
+	f.Add(strings.IndexByte(token, '.'), []byte(".."))
+	f.Add(len(token)-1, []byte("A"))
+	f.Add(-1, []byte(unsigned(f, `{"alg":"none"}`, "", good("node-1"))))
+	f.Add(-1, []byte(invented(f, "key-1", good("node-1"))))
+	f.Fuzz(func(t *testing.T, at int, text []byte) {
+		shown := string(text) // all of it, or in the place of a part of the good one
+		if at >= 0 && at < len(token) {
+			shown = token[:at] + string(text) + token[min(len(token), at+len(text)):]
+		}
+		if c, err := r.keys.verify(t.Context(), shown); err == nil {
+			require.Equal(t, want, c)
+		}
+	})
+}
+
+// TestKeysOfTheAPIServer: what may not be read, or is not there, is named.
+func TestKeysOfTheAPIServer(t *testing.T) {
+	get, err := kube.Paths(cluster.ConfigFor("nobody"))
+	require.NoError(t, err)
+	k := newKeys(get, time.Now)
+	_, err = k.verify(t.Context(), invented(t, "key-1", good("node-1")))
+	require.ErrorContains(t, err, "give this server get on the nonResourceURLs "+discoveryPath+" and "+keysPath)
+
+	admin, err := kube.Paths(cluster.AdminConfig())
+	require.NoError(t, err)
+	k = newKeys(func(ctx context.Context, _ string) ([]byte, error) { return admin(ctx, "/openid/v1/nothing") }, time.Now)
+	_, err = k.verify(t.Context(), invented(t, "key-1", good("node-1")))
+	require.ErrorContains(t, err, "if its --service-account-issuer is an https URL")
+}
