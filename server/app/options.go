@@ -34,8 +34,11 @@ const (
 )
 
 const (
-	defaultBindAddress   = ":8472"
-	defaultTokenAudience = "slicecast"
+	defaultBindAddress = ":8472"
+	// rootAudience and relayAudience are the defaults of --token-audience. They differ so that a
+	// relay can't show its agents' tokens to the servers that feed it.
+	rootAudience  = "slicecast"
+	relayAudience = "slicecast-relay"
 	// defaultGracePeriod leaves streams that are drained late in the window, and other calls, time to end.
 	defaultGracePeriod = 2 * fanout.DefaultDrainWindow
 )
@@ -102,7 +105,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		"namespace/name of a ServiceAccount whose tokens, bound to a Pod, let the agent on the Pod's node in; may be given several times")
 	fs.StringArrayVar(&o.RelayServiceAccounts, "relay-service-account", nil,
 		"namespace/name of a ServiceAccount whose tokens let in relays, which serve agents from this server; may be given several times")
-	fs.StringVar(&o.TokenAudience, "token-audience", defaultTokenAudience, "audience that the tokens of agents and relays must be for")
+	fs.StringVar(&o.TokenAudience, "token-audience", "",
+		"audience that the tokens of this server's agents and relays must be for, which no server that feeds it may accept; the default is "+
+			rootAudience+", and "+relayAudience+" with --source=upstream")
 	fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false,
 		"serve without TLS and without asking anybody who they are, also on --metrics-bind-address")
 	fs.StringVar(&o.DebugSocket, "debug-socket", "",
@@ -160,7 +165,6 @@ func (o *Options) validate() error {
 	errs = append(errs, err)
 	_, err = parseServiceAccounts("--relay-service-account", o.RelayServiceAccounts)
 	errs = append(errs, err)
-	wrong(o.TokenAudience == "", "--token-audience is empty: name the audience of the tokens, or leave the flag out")
 	errs = append(errs, o.validateTLS())
 
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
@@ -186,7 +190,7 @@ func (o *Options) validateTLS() error {
 	clients := given(map[string]bool{
 		"--client-ca-file": o.ClientCAFile != "", "--agent-service-account": len(o.AgentServiceAccounts) > 0,
 		"--relay-service-account": len(o.RelayServiceAccounts) > 0,
-		"--token-audience":        o.TokenAudience != defaultTokenAudience,
+		"--token-audience":        o.TokenAudience != "",
 	})
 	switch {
 	case o.InsecurePlaintext && len(files)+len(clients) > 0:
@@ -202,7 +206,7 @@ func (o *Options) validateTLS() error {
 	case o.ClientCAFile == "" && !o.takesTokens():
 		return errors.New("no agent could prove who it is: add --client-ca-file (for client certificates, as kubelets have them) " +
 			"or --agent-service-account=NAMESPACE/NAME (for ServiceAccount tokens)")
-	case !o.takesTokens() && o.TokenAudience != defaultTokenAudience:
+	case !o.takesTokens() && o.TokenAudience != "":
 		return errors.New("--token-audience is for tokens: add --agent-service-account=NAMESPACE/NAME or leave it out")
 	}
 	return nil
@@ -211,6 +215,18 @@ func (o *Options) validateTLS() error {
 // takesTokens tells whether there is any ServiceAccount whose tokens are accepted.
 func (o *Options) takesTokens() bool {
 	return len(o.AgentServiceAccounts)+len(o.RelayServiceAccounts) > 0
+}
+
+// tokenAudience returns --token-audience or its default.
+func (o *Options) tokenAudience() string {
+	switch {
+	case o.TokenAudience != "":
+		return o.TokenAudience
+	case o.Source == sourceUpstream:
+		return relayAudience
+	default:
+		return rootAudience
+	}
 }
 
 func parseServiceAccounts(flag string, list []string) (accounts []types.NamespacedName, err error) {
@@ -305,7 +321,7 @@ func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
 func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
 	api = rest.CopyConfig(api)
 	api.QPS = -1 // the reviewer has budgets of its own
-	out := &auth.TokenOptions{Audience: o.TokenAudience}
+	out := &auth.TokenOptions{Audience: o.tokenAudience()}
 	var errs [4]error
 	out.Review, errs[0] = kube.TokenReviews(api)
 	out.Get, errs[1] = kube.Paths(api)

@@ -43,7 +43,6 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"plaintext with client CA", [][]string{plain, {"--client-ca-file=ca"}}, "leave out either it or --client-ca-file"},
 		{"plaintext with tokens", [][]string{plain, {"--agent-service-account=a/b"}}, "leave out either it or --agent-service-account"},
 		{"audience without tokens", [][]string{files, {"--client-ca-file=ca", "--token-audience=x"}}, "--token-audience is for tokens"},
-		{"no audience", [][]string{files, {"--agent-service-account=a/b", "--token-audience="}}, "--token-audience is empty"},
 		{"account without namespace", [][]string{files, {"--agent-service-account=b"}}, `--agent-service-account is "b": use NAMESPACE/NAME`},
 		{"relay's account without namespace", [][]string{files, {"--relay-service-account=b"}}, `--relay-service-account is "b": use NAMESPACE/NAME`},
 		{"plaintext with relays' tokens", [][]string{plain, {"--relay-service-account=a/b"}}, "leave out either it or --relay-service-account"},

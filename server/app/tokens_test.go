@@ -2,11 +2,15 @@ package app
 
 import (
 	"log/slog"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,13 +77,16 @@ func startOf(t *testing.T, args ...string) *running {
 	return r
 }
 
-// TestTokensOfARealAPIServer: agents are let in by their tokens, and those of Nodes that the server knows of have a budget of their own.
+// TestTokensOfARealAPIServer: agents are let in by their tokens, and those of Nodes that the server
+// knows of have a budget of their own. A relay that is compromised has its agents' tokens, which
+// are good for no server but itself.
 func TestTokensOfARealAPIServer(t *testing.T) {
 	k := &tokens{t: t, cluster: controlplane.Start(t, controlplane.Options{})}
 	k.namespace = k.cluster.Namespace(t)
 	_, err := k.cluster.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "known"}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	k.account("agent")
+	k.account("relay")
 	ca := authtest.NewCA(t)
 	certificate, key := ca.Server()
 	kubeconfig := k.cluster.Kubeconfig(t, k.cluster.AdminConfig())
@@ -88,7 +95,8 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 		"--kubeconfig=" + kubeconfig, "--agent-service-account=" + k.namespace + "/agent", "--drain-window=100ms",
 	}
 
-	root := startOf(t, append(files, "--source=kube", "--metrics-bind-address=127.0.0.1:0")...)
+	root := startOf(t, append(files, "--source=kube", "--metrics-bind-address=127.0.0.1:0",
+		"--relay-service-account="+k.namespace+"/relay")...)
 	address := root.Addresses().GRPC.String()
 	reviews := func() string {
 		return get(t, ca.ClientTLS(ca.Observer()), "https://"+root.Addresses().Metrics.String()+"/metrics")
@@ -98,4 +106,16 @@ func TestTokensOfARealAPIServer(t *testing.T) {
 	require.NoError(t, helloWith(t, k.of("agent", "unknown", "slicecast"), address, ca, "unknown"))
 	require.Contains(t, reviews(), `slicecast_server_token_reviews_total{budget="known"} 1`)
 	require.Contains(t, reviews(), `slicecast_server_token_reviews_total{budget="unknown"} 1`)
+
+	tokenFile := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(tokenFile, []byte(k.of("relay", "known", "slicecast")), 0o600))
+	relay := startOf(t, append(files, "--source=upstream", "--upstream-servers="+address, "--upstream-server-name="+authtest.ServerName,
+		"--upstream-ca-file="+ca.File, "--upstream-token-file="+tokenFile)...)
+	behind := k.of("agent", "known", "slicecast-relay")
+	require.NoError(t, helloWith(t, behind, relay.Addresses().GRPC.String(), ca, "known"))
+	err = helloWith(t, behind, address, ca, "known")
+	require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
+	require.ErrorContains(t, err, `the token is not valid for the audience "slicecast": it is for another audience`)
+	err = helloWith(t, k.of("agent", "known", "slicecast"), relay.Addresses().GRPC.String(), ca, "known")
+	require.Equal(t, codes.Unauthenticated, status.Code(err), "a relay does not ask for what would be good at its root: %v", err)
 }
