@@ -203,7 +203,7 @@ func (o *Options) newFeed(cache *client.Cache, programmer string, logger *slog.L
 		return nil, err
 	}
 	return client.New(client.Options{
-		Servers: servers, NodeName: o.NodeName, Version: daemon.Version(), Programmer: programmer, DialOptions: dial,
+		Servers: servers, ServerName: client.ServerName(o.ServerName, o.Servers), NodeName: o.NodeName, Version: daemon.Version(), Programmer: programmer, DialOptions: dial,
 		Cache: cache, Observe: observer(logger, cache), Logger: logger, Registerer: registry,
 	}), nil
 }

@@ -25,7 +25,7 @@ const lookupTimeout = 10 * time.Second
 // discovery gives the servers to begin with: those of --servers or of --server-service.
 func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.Server, error), error) {
 	if o.ServerService == "" {
-		return client.Resolve(o.Servers, o.ServerName, log), nil
+		return client.Resolve(o.Servers, log), nil
 	}
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
@@ -36,17 +36,16 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	if err != nil {
 		return nil, err
 	}
-	return (&finder{list: list, service: service, serverName: o.ServerName, log: log}).servers, nil
+	return (&finder{list: list, service: service, log: log}).servers, nil
 }
 
 // finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their
 // Service's virtual IP: it is the one who programs it.
 type finder struct {
-	list       func(context.Context) ([]discoveryv1.EndpointSlice, error)
-	service    model.ServiceKey
-	serverName string // --server-name
-	log        *slog.Logger
-	known      []client.Server
+	list    func(context.Context) ([]discoveryv1.EndpointSlice, error)
+	service model.ServiceKey
+	log     *slog.Logger
+	known   []client.Server
 }
 
 // servers gives the servers that are ready. Where the API server can't tell, it gives the last ones.
@@ -64,7 +63,7 @@ func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	}
 	var found []client.Server
 	for _, address := range addresses(list) {
-		found = append(found, client.Server{Address: address, Name: f.serverName})
+		found = append(found, client.Server{Address: address})
 	}
 	if len(found) == 0 {
 		return f.known, fmt.Errorf("no ready endpoint of Service %v has a port named %s: is slicecast-server running?", f.service, serverPortName)

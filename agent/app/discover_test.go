@@ -53,13 +53,13 @@ func TestFinder(t *testing.T) {
 				list, err := api.DiscoveryV1().EndpointSlices("system").List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
 				return list.Items, err
 			},
-			service: model.ServiceKey{Namespace: "system", Name: name}, serverName: "server.example", log: slog.New(slog.DiscardHandler),
+			service: model.ServiceKey{Namespace: "system", Name: name}, log: slog.New(slog.DiscardHandler),
 		}
 	}
 	f := finder("server")
 	var want []client.Server
 	for _, address := range []string{"10.0.0.1:8472", "10.0.0.2:8472", "10.0.0.4:9000"} {
-		want = append(want, client.Server{Address: address, Name: "server.example"})
+		want = append(want, client.Server{Address: address})
 	}
 
 	down = true

@@ -88,7 +88,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 		"file that keeps what the servers have sent, so that a restart costs only what has changed, and an agent without servers programs what it knew; none by default")
 
 	fs.StringVar(&o.CAFile, "ca-file", "", "CA certificates (PEM) that the server's certificate is checked against; followed when it changes")
-	fs.StringVar(&o.ServerName, "server-name", "", "name that the server's certificate must have; the default is the host of its address, and for a server named by another what that one says")
+	fs.StringVar(&o.ServerName, "server-name", "", "name that the certificate of every server must have; the default is the host of its address, and for a server that another one names that one's")
 	fs.StringVar(&o.TokenFile, "token-file", "", "ServiceAccount token to show to the server; read again for each stream")
 	fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "client certificate (PEM) to show to the server; followed when it changes")
 	fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "private key (PEM) of --client-cert-file")

@@ -34,7 +34,7 @@ func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *cont
 		shards:  make(map[uint32]*model.Update),
 	}
 	for _, s := range c.servers {
-		out.servers.Servers = append(out.servers.Servers, &pb.Server{Address: s.Address, ServerName: s.Name})
+		out.servers.Servers = append(out.servers.Servers, &pb.Server{Address: s.Address})
 	}
 	for i := range c.shards {
 		s, shard := &c.shards[i], uint32(i)

@@ -182,7 +182,7 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 		return nil, fmt.Errorf("it has %d servers", n)
 	}
 	for _, s := range servers.GetServers() {
-		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress(), Name: s.GetServerName()})
+		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress()})
 	}
 	update, err := r.response()
 	switch {

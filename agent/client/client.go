@@ -101,6 +101,9 @@ type Options struct {
 	// Servers gives the servers to begin with. It is called again in each round of attempts in which none of the first ones answers
 	// that streams have told of. Required.
 	Servers func(context.Context) ([]Server, error)
+	// ServerName is what the certificate of every server must have, wherever the client has the
+	// server from. Empty means each Server's own Name.
+	ServerName string
 	// NodeName is the Node that this client serves; empty: none.
 	NodeName string
 	// Kind is what the client is; if not given, an agent if it has a NodeName, else an observer. With Relay it is a relay.

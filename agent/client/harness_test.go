@@ -43,7 +43,13 @@ func newIdentity(t *testing.T) identity {
 	t.Helper()
 	ca, err := testca.New()
 	require.NoError(t, err)
-	cert, err := ca.Server("127.0.0.1", "server.example")
+	return identityOf(t, ca, "127.0.0.1", "server.example")
+}
+
+// identityOf is a CA with a server certificate of these names.
+func identityOf(t *testing.T, ca *testca.CA, names ...string) identity {
+	t.Helper()
+	cert, err := ca.Server(names...)
 	require.NoError(t, err)
 	return identity{
 		server: grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})),

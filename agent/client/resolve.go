@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,24 +14,42 @@ import (
 const lookupTimeout = 10 * time.Second
 
 // Resolve gives the servers at these addresses (host:port), looked up each time that it is asked: a host name that has several
-// addresses is as many servers. name is the one in all of their certificates; empty: the host of the address.
-func Resolve(addresses []string, name string, log *slog.Logger) func(context.Context) ([]Server, error) {
-	return newResolver(addresses, name, log).servers
+// addresses is as many servers, with that name in their certificates.
+func Resolve(addresses []string, log *slog.Logger) func(context.Context) ([]Server, error) {
+	return newResolver(addresses, log).servers
+}
+
+// ServerName returns the name that the certificates of all servers have, for Options.ServerName:
+// the configured one, or else the host name that all addresses have in common. It returns "" if
+// there is none.
+func ServerName(configured string, addresses []string) string {
+	if configured != "" || len(addresses) == 0 {
+		return configured
+	}
+	common, _, err := net.SplitHostPort(addresses[0])
+	if _, notName := netip.ParseAddr(common); err != nil || notName == nil {
+		return ""
+	}
+	for _, address := range addresses {
+		if host, _, err := net.SplitHostPort(address); err != nil || host != common {
+			return ""
+		}
+	}
+	return common
 }
 
 // resolver looks up addresses.
 type resolver struct {
 	given  []string
-	name   string
 	log    *slog.Logger
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 	// known is what each of given was last.
 	known map[string][]Server
 }
 
-func newResolver(given []string, name string, log *slog.Logger) *resolver {
+func newResolver(given []string, log *slog.Logger) *resolver {
 	return &resolver{
-		given: given, name: name, log: log, lookup: net.DefaultResolver.LookupNetIP, known: make(map[string][]Server),
+		given: given, log: log, lookup: net.DefaultResolver.LookupNetIP, known: make(map[string][]Server),
 	}
 }
 
@@ -63,7 +80,7 @@ func (r *resolver) resolve(ctx context.Context, address string) ([]Server, error
 		return nil, err
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
-		return []Server{{Address: address, Name: r.name}}, nil
+		return []Server{{Address: address}}, nil
 	}
 	ips, err := r.lookup(ctx, "ip", host)
 	if err != nil {
@@ -71,7 +88,7 @@ func (r *resolver) resolve(ctx context.Context, address string) ([]Server, error
 	}
 	var out []Server
 	for _, ip := range ips {
-		out = append(out, Server{Address: net.JoinHostPort(ip.Unmap().String(), port), Name: cmp.Or(r.name, host)})
+		out = append(out, Server{Address: net.JoinHostPort(ip.Unmap().String(), port), Name: host})
 	}
 	return out, nil
 }

@@ -14,7 +14,7 @@ func TestResolver(t *testing.T) {
 	records := map[string][]netip.Addr{
 		"a.example": {netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:10.0.0.2"), netip.MustParseAddr("fd00::1")},
 	}
-	r := newResolver([]string{"a.example:1", "10.0.0.9:2", "b.example:3"}, "", slog.New(slog.DiscardHandler))
+	r := newResolver([]string{"a.example:1", "10.0.0.9:2", "b.example:3"}, slog.New(slog.DiscardHandler))
 	r.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
 		if records[host] == nil {
 			return nil, errors.New("no such host")
@@ -32,9 +32,24 @@ func TestResolver(t *testing.T) {
 	found, err = r.servers(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, append(a, Server{Address: "10.0.0.3:3", Name: "b.example"}), found)
+}
 
-	r.name = "server.example"
-	found, err = r.servers(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, []Server{{Address: "10.0.0.9:2", Name: "server.example"}, {Address: "10.0.0.3:3", Name: "server.example"}}, found[3:])
+func TestServerNameOfAll(t *testing.T) {
+	for _, test := range []struct {
+		configured string
+		addresses  []string
+		want       string
+	}{
+		{"", nil, ""},
+		{"x", nil, "x"},
+		{"x", []string{"a.example:1"}, "x"},
+		{"", []string{"a.example:1", "a.example:2"}, "a.example"},
+		{"", []string{"a.example:1", "b.example:1"}, ""},
+		{"", []string{"a.example:1", "10.0.0.1:1"}, ""},
+		{"", []string{"10.0.0.1:1"}, ""},
+		{"", []string{"[fd00::1]:1"}, ""},
+		{"", []string{"a.example"}, ""},
+	} {
+		require.Equal(t, test.want, ServerName(test.configured, test.addresses), "%+v", test)
+	}
 }

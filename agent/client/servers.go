@@ -23,7 +23,8 @@ import (
 type Server struct {
 	// Address is a gRPC target: host:port, or unix:///path.
 	Address string
-	// Name that the server's certificate must have; empty: as the credentials have it, or else the host of the address.
+	// Name is what the server's certificate must have, unless Options.ServerName is given. Empty
+	// means as the credentials have it, or else the host of the address.
 	Name string
 }
 
@@ -52,7 +53,8 @@ const (
 	maxRetryDelay = 5 * time.Minute
 )
 
-// serversFromProto translates what a server says of others. An empty name is that of the server itself.
+// serversFromProto translates what a server says of others. Their certificates must have its own
+// name, which it cannot change.
 func serversFromProto(m *pb.Servers, name string) []Server {
 	var out []Server
 	for _, s := range m.GetServers() {
@@ -61,7 +63,7 @@ func serversFromProto(m *pb.Servers, name string) []Server {
 		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxKnown {
 			continue
 		}
-		out = append(out, Server{Address: s.GetAddress(), Name: cmp.Or(s.GetServerName(), name)})
+		out = append(out, Server{Address: s.GetAddress(), Name: name})
 	}
 	slices.SortFunc(out, func(a, b Server) int { return cmp.Compare(a.Address, b.Address) })
 	return slices.CompactFunc(out, func(a, b Server) bool { return a.Address == b.Address })

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,10 +21,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/slicecast/slicecast/internal/proxytest"
 	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/testca"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 	"github.com/slicecast/slicecast/server/fanout"
 )
@@ -91,8 +94,7 @@ func TestServersFromProto(t *testing.T) {
 		"dns://8.8.8.8/x:1", "/run/x:1", "x:"} {
 		said.Servers = append(said.Servers, &pb.Server{Address: address})
 	}
-	said.Servers[1].ServerName = "relay"
-	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "relay"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
+	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "own"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
 	for i := range 2 * maxKnown {
 		said.Servers = append(said.Servers, &pb.Server{Address: fmt.Sprint("many:", i)})
 	}
@@ -394,6 +396,61 @@ func TestServerName(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	require.Equal(t, 3, asked, "with another name it is not the server")
+}
+
+// TestServerNameIsPinned: a rogue server, with a certificate of the right name, tells of another
+// one, with a certificate of another name from the same CA, and of that name. The agent stays away
+// from it, also when it starts from its checkpoint.
+func TestServerNameIsPinned(t *testing.T) {
+	const configured, others = "server.example", "other.example"
+	ca, err := testca.New()
+	require.NoError(t, err)
+	id := identityOf(t, ca, configured)
+	for name, test := range map[string]struct {
+		pinned string // Options.ServerName
+		stays  bool   // the rogue goes on with the stream, so that the agent moves of its own accord
+	}{
+		"configured, lost":  {configured, false},
+		"configured, moves": {configured, true},
+		"by address, lost":  {"", false},
+		"by address, moves": {"", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			target := &scripted{play: oneShard(1)}
+			at := serve(t, identityOf(t, ca, others), target).address
+			// A name of its own is what the wire's Server once had, as field 2.
+			list := tells(at)
+			list.GetServers().GetServers()[0].ProtoReflect().SetUnknown(
+				protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType), others))
+			script := []any{list}
+			if !test.stays {
+				script = append(script, status.Error(codes.Unavailable, "gone"))
+			}
+			rogue := &scripted{play: oneShard(1, script...)}
+			bootstrap := func(address string) func(context.Context) ([]Server, error) {
+				return func(context.Context) ([]Server, error) { return []Server{{Address: address, Name: configured}}, nil }
+			}
+			path := filepath.Join(t.TempDir(), "checkpoint")
+			k, logs := open(t, path, NewCache()), &logBuffer{}
+			options := quiet(id, Options{ServerName: test.pinned, Servers: bootstrap(serve(t, id, rogue).address)})
+			options.Logger = slog.New(slog.NewTextHandler(logs, nil))
+			_, stop := run(t, k.cache, options, func(t *times) { t.settled, t.moveWindow, t.returnAfter = time.Hour, time.Millisecond, time.Millisecond })
+			require.Eventually(t, func() bool {
+				return target.streams() > 0 || rogue.streams() == 3 || strings.Contains(logs.String(), "can't be reached; staying")
+			}, patience, tick)
+			stop()
+			require.Zero(t, target.streams(), logs)
+			k.save()
+
+			k = open(t, path, NewCache())
+			require.Equal(t, []Server{{Address: at}}, k.cache.knownServers())
+			honest := &scripted{play: oneShard(1)}
+			_, stop = run(t, k.cache, quiet(id, Options{ServerName: test.pinned, Servers: bootstrap(serve(t, id, honest).address)}))
+			honest.waitStreams(t, 1)
+			stop()
+			require.Zero(t, target.streams())
+		})
+	}
 }
 
 // TestServersThatAreGone: of what a checkpoint knows, a few are tried before it is asked again which servers there are.

@@ -84,7 +84,7 @@ func (c *Client) InSync() bool {
 // Proto translates what debug services tell: the server, or else since when there is none and why.
 func (c Connection) Proto() (server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server) {
 	for _, s := range c.Servers {
-		servers = append(servers, &pb.Server{Address: s.Address, ServerName: s.Name})
+		servers = append(servers, &pb.Server{Address: s.Address})
 	}
 	if c.Server.Address != "" {
 		return &pb.ServerConnection{

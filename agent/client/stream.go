@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,8 +115,8 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, c.options.DialOptions...)
-	if server.Name != "" {
-		options = append(options, grpc.WithAuthority(server.Name))
+	if name := cmp.Or(c.options.ServerName, server.Name); name != "" {
+		options = append(options, grpc.WithAuthority(name))
 	}
 	conn, err := grpc.NewClient(server.Address, options...)
 	if err != nil {

@@ -112,7 +112,7 @@ func TestServersByDNS(t *testing.T) {
 	one, other := at("127.0.0.2"), at("127.0.0.3")
 	d.lead(one, other)
 	a := follow(t, agentOptions{
-		node: nodes[0], find: client.Resolve([]string{net.JoinHostPort(serversName, port)}, "", slog.New(slog.DiscardHandler)),
+		node: nodes[0], find: client.Resolve([]string{net.JoinHostPort(serversName, port)}, slog.New(slog.DiscardHandler)),
 	})
 	a.waitEquals(t, c)
 	require.Equal(t, 1, d.questions())

@@ -37,7 +37,7 @@ func (o *UpstreamOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CAFile, "upstream-ca-file", "",
 		"CA certificates (PEM) that the upstream server's certificate is checked against; followed when it changes")
 	fs.StringVar(&o.ServerName, "upstream-server-name", "",
-		"name that the upstream server's certificate must have; default: the host of its address")
+		"name that the certificate of every upstream server must have; default: the host of its address, and for a server that another one names that one's")
 	fs.StringVar(&o.TokenFile, "upstream-token-file", "", "ServiceAccount token to show to the upstream server; read again for each stream")
 	fs.StringVar(&o.ClientCertFile, "upstream-client-cert-file", "",
 		"client certificate (PEM), of the organization slicecast:relays, to show to the upstream server; followed when it changes")
@@ -75,7 +75,8 @@ func (o *UpstreamOptions) validate(isSource bool) error {
 // config gives what the upstream source is made of.
 func (o *UpstreamOptions) config(c Config) (*upstream.Options, error) {
 	out := &upstream.Options{
-		Servers: client.Resolve(o.Servers, o.ServerName, c.Logger), Version: daemon.Version(), Logger: c.Logger, Metrics: c.Registry,
+		Servers: client.Resolve(o.Servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.Servers),
+		Version: daemon.Version(), Logger: c.Logger, Metrics: c.Registry,
 	}
 	if o.InsecurePlaintext {
 		out.DialOptions = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}

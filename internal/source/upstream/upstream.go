@@ -32,10 +32,12 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Options set up a Source. All but Version and MaxBackoff are required.
+// Options set up a Source. All but ServerName, Version and MaxBackoff are required.
 type Options struct {
 	// Servers gives the upstream servers to begin with; others are learned from the stream.
 	Servers func(context.Context) ([]client.Server, error)
+	// ServerName is client.Options'.
+	ServerName string
 	// DialOptions must hold the transport credentials of a relay.
 	DialOptions []grpc.DialOption
 	// Version is told to the upstream server.
@@ -77,7 +79,7 @@ func New(o Options, s *store.Store, lost func()) *Source {
 		}),
 	}
 	u.client = client.New(client.Options{
-		Servers: o.Servers, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
+		Servers: o.Servers, ServerName: o.ServerName, DialOptions: o.DialOptions, Version: o.Version, Cache: u.cache,
 		MaxBackoff: o.MaxBackoff, Logger: o.Logger, Registerer: o.Metrics,
 		Relay: &client.Relay{
 			NodesDigest: u.nodesDigest, Path: u.begin, Applied: u.applied, Node: u.node, Reached: u.reached,

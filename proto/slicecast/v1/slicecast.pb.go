@@ -1635,13 +1635,12 @@ func (x *Servers) GetServers() []*Server {
 	return nil
 }
 
-// Server is one address of a server.
+// Server is one address of a server. It has no name: a client knows which name the certificates of
+// all servers have, so that no server can lead it to another one.
 type Server struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Address, host:port.
-	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Name that its certificate has; empty: the same as this server's.
-	ServerName    string `protobuf:"bytes,2,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	Address       string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1679,13 +1678,6 @@ func (*Server) Descriptor() ([]byte, []int) {
 func (x *Server) GetAddress() string {
 	if x != nil {
 		return x.Address
-	}
-	return ""
-}
-
-func (x *Server) GetServerName() string {
-	if x != nil {
-		return x.ServerName
 	}
 	return ""
 }
@@ -3222,11 +3214,9 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x15heartbeat_interval_ms\x18\x05 \x01(\rR\x13heartbeatIntervalMs\x12\x12\n" +
 	"\x04path\x18\x06 \x03(\x06R\x04path\"9\n" +
 	"\aServers\x12.\n" +
-	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"C\n" +
+	"\aservers\x18\x01 \x03(\v2\x14.slicecast.v1.ServerR\aservers\"\"\n" +
 	"\x06Server\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1f\n" +
-	"\vserver_name\x18\x02 \x01(\tR\n" +
-	"serverName\"%\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\"%\n" +
 	"\vBucketQuery\x12\x16\n" +
 	"\x06shards\x18\x01 \x03(\rR\x06shards\"\xcc\x03\n" +
 	"\vShardUpdate\x12\x14\n" +
