@@ -42,10 +42,9 @@
 //
 // # What is right
 //
-// kube-proxy must do what the case says of its mode, or what is under acceptKubeProxy, which are bugs of its: so the cases
-// prove the runner. Slicecast must do the same in every mode: expectSlicecast where a case has it, else expectNftables, else
-// expect; results under accept are tolerated. Where a programmer's kernel
-// interface makes that impossible it may do what kube-proxy does in that mode, if testdata/exceptions.yaml says so, with the
+// kube-proxy must do what the case says of its mode: so the cases prove the runner. Slicecast must do the same in every
+// mode: expectSlicecast where a case has it, else expectNftables, else expect; results under accept are tolerated.
+// Where a programmer's kernel interface makes that impossible it may do what kube-proxy does in that mode, if testdata/exceptions.yaml says so, with the
 // reason. An exception that is not needed fails the case.
 //
 // A file with an unknown field or value, or one that this runner can't play, is an error; nothing is skipped. Cases and

@@ -182,7 +182,7 @@ func (f *Flow) targets(mode Mode, reference bool) []Expectation {
 	want := f.Expect
 	switch {
 	case reference:
-		return slices.Concat([]Expectation{f.expected(mode)}, f.Accept, f.AcceptKubeProxy)
+		want = f.expected(mode)
 	case f.ExpectSlicecast != nil:
 		want = *f.ExpectSlicecast
 	case f.ExpectNFTables != nil:

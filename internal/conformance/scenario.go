@@ -206,9 +206,6 @@ type Flow struct {
 	ExpectSlicecast *Expectation `yaml:"expectSlicecast"`
 	// Accept are results that are tolerated.
 	Accept []Expectation
-	// AcceptKubeProxy are results that are tolerated of kube-proxy only: bugs of its that are not to be repeated. The case's
-	// notes name them.
-	AcceptKubeProxy []Expectation `yaml:"acceptKubeProxy"`
 }
 
 // Session is a series of connections by clients that have affinity.

@@ -9,7 +9,7 @@ import (
 
 // validate finds what the types allow and the format does not.
 func (c *Case) validate() error {
-	v := &validator{ids: map[string]bool{}, notes: c.Notes != ""}
+	v := &validator{ids: map[string]bool{}}
 	v.check(c.Name != "", "name is missing")
 	v.modes("modes", c.Modes)
 	if mode := c.Config.DetectLocalMode; mode != nil {
@@ -30,8 +30,6 @@ type validator struct {
 	errs []error
 	// ids are those of conntrack entries.
 	ids map[string]bool
-	// notes reports that the case has some.
-	notes bool
 }
 
 func (v *validator) check(ok bool, format string, args ...any) {
@@ -103,10 +101,6 @@ func (v *validator) checks(path string, c *Checks) {
 		}
 		for i := range f.Accept {
 			v.expectation(fmt.Sprintf("%s.accept[%d]", at, i), &f.Accept[i])
-		}
-		for i := range f.AcceptKubeProxy {
-			v.expectation(fmt.Sprintf("%s.acceptKubeProxy[%d]", at, i), &f.AcceptKubeProxy[i])
-			v.check(v.notes, "%s.acceptKubeProxy: notes is missing, which says what bug that is", at)
 		}
 	}
 	for i := range c.Sessions {
