@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -130,14 +129,16 @@ func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
 	return nil
 }
 
+// join returns two parts of an Update as one. It appends to the lists of a, so that many parts cost no more than one.
 func join(a, b *model.Update) *model.Update {
-	j := *b
-	j.FullBuckets = append(slices.Clip(a.FullBuckets), b.FullBuckets...)
-	j.Services = append(slices.Clip(a.Services), b.Services...)
-	j.Slices = append(slices.Clip(a.Slices), b.Slices...)
-	j.Deltas = append(slices.Clip(a.Deltas), b.Deltas...)
-	j.Removed = append(slices.Clip(a.Removed), b.Removed...)
-	j.Unreadable = append(slices.Clip(a.Unreadable), b.Unreadable...)
+	j := *a
+	j.ResourceVersions = j.ResourceVersions.Max(b.ResourceVersions)
+	j.FullBuckets = append(j.FullBuckets, b.FullBuckets...)
+	j.Services = append(j.Services, b.Services...)
+	j.Slices = append(j.Slices, b.Slices...)
+	j.Deltas = append(j.Deltas, b.Deltas...)
+	j.Removed = append(j.Removed, b.Removed...)
+	j.Unreadable = append(j.Unreadable, b.Unreadable...)
 	return &j
 }
 

@@ -308,6 +308,9 @@ func (c *Cache) synced(m *pb.InSync) error {
 	if len(m.GetSequences()) != len(c.shards) {
 		return fmt.Errorf("%w: in_sync for %d shards of %d", errProtocol, len(m.GetSequences()), len(c.shards))
 	}
+	if len(c.partial) > 0 {
+		return fmt.Errorf("%w: in_sync before the last part of an update", errProtocol)
+	}
 	for i, sequence := range m.GetSequences() {
 		c.shards[i].sequence = sequence
 		c.movedLocked(uint32(i))

@@ -275,6 +275,12 @@ func (p *Checkpoint) write() (size int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	for _, s := range sections {
+		size += len(s)
+	}
+	if size > maxCheckpoint-checkpointHeader-checksumSize {
+		return 0, fmt.Errorf("it would have more than %d bytes", maxCheckpoint)
+	}
 	if size, err = replaceFile(p.options.Path, func(w io.Writer) (int, error) { return writeCheckpoint(w, time.Now(), sections) }); err != nil {
 		return 0, err
 	}

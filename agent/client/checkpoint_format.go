@@ -29,9 +29,9 @@ import (
 //	              the content, compressed with zstd
 //	checksum    uint64, xxhash64 of all that is before
 //
-// The contents speak the wire API: a Hello that says whose cache it is and which positions it has; Servers; a
-// frame with the Node; and for each shard, in their order, a frame with the whole of it. The frames of shards have no
-// sequences, which are in the Hello, so that they stay the same while their objects do.
+// The contents speak the wire API: a Hello that says whose cache it is and which positions it has; Servers; a frame with the
+// Node; and for each shard, in their order, the frames of an update with the whole of it, one a section. The frames of shards
+// have no sequences, which are in the Hello, so that they stay the same while their objects do.
 const (
 	checkpointMagic  = "slicekpt"
 	checkpointFormat = 2
@@ -51,8 +51,6 @@ const (
 // Bounds of what is read. A cluster of a million endpoints has a file of some 20 MB.
 const (
 	maxCheckpoint = 256 << 20
-	// maxRatio is far more than zstd reaches with objects that have names and hashes.
-	maxRatio = 1024
 	// maxServers is how many servers are believed to exist.
 	maxServers = 1024
 )
@@ -66,7 +64,7 @@ type checkpointEncoder struct {
 
 type encodedShard struct {
 	revision uint64
-	section  []byte
+	sections [][]byte
 }
 
 func newCheckpointEncoder() *checkpointEncoder {
@@ -82,7 +80,7 @@ func newCheckpointEncoder() *checkpointEncoder {
 
 // changed tells whether a shard's revision is yet to be compressed.
 func (e *checkpointEncoder) changed(shard uint32, revision uint64) bool {
-	return int(shard) >= len(e.shards) || e.shards[shard].section == nil || e.shards[shard].revision != revision
+	return int(shard) >= len(e.shards) || e.shards[shard].sections == nil || e.shards[shard].revision != revision
 }
 
 // section gives the bytes of a section.
@@ -116,13 +114,16 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 			// Neighbours resemble each other, which is what compression lives on.
 			slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
 			slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
-			frame, err := wire.EncodeUpdate(u)
+			frames, err := wire.EncodeParts(u)
 			if err != nil {
 				return nil, err
 			}
-			e.shards[i] = encodedShard{revision, e.section(frame)}
+			e.shards[i] = encodedShard{revision: revision}
+			for _, f := range frames {
+				e.shards[i].sections = append(e.shards[i].sections, e.section(f))
+			}
 		}
-		sections = append(sections, e.shards[i].section)
+		sections = append(sections, e.shards[i].sections...)
 	}
 	return sections, nil
 }
@@ -205,7 +206,10 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 			s.sequence = 0
 		}
 	}
-	if len(r.rest) > 0 {
+	switch {
+	case r.read != r.sections:
+		return nil, fmt.Errorf("it has %d sections, and its last shard ends with the %dth", r.sections, r.read)
+	case len(r.rest) > 0:
 		return nil, fmt.Errorf("%d bytes follow its last section", len(r.rest))
 	}
 	return out, nil
@@ -214,7 +218,8 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 // sectionReader reads sections in their order.
 type sectionReader struct {
 	rest     []byte
-	sections uint32
+	sections uint32 // that the file says it has
+	read     uint32 // sections
 	zstd     *zstd.Decoder
 }
 
@@ -249,10 +254,11 @@ func (r *sectionReader) content() ([]byte, error) {
 	}
 	size, stored := binary.BigEndian.Uint32(r.rest), binary.BigEndian.Uint32(r.rest[4:])
 	r.rest = r.rest[sectionHeader:]
+	r.read++
 	switch {
 	case uint64(stored) > uint64(len(r.rest)):
 		return nil, io.ErrUnexpectedEOF
-	case size > maxMessage || uint64(size) > maxRatio*uint64(stored):
+	case size > maxMessage:
 		return nil, fmt.Errorf("%d bytes are said to hold %d", stored, size)
 	}
 	content, err := r.zstd.DecodeAll(r.rest[:stored], make([]byte, 0, size))
@@ -298,7 +304,7 @@ func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 		return fmt.Errorf("it is of the node %q, and this is %q", h.GetNodeName(), node)
 	case h.GetEpoch() == 0 || shards == 0 || shards > maxShards || shards&(shards-1) != 0:
 		return fmt.Errorf("it has the epoch %d and %d sequences", h.GetEpoch(), shards)
-	case r.sections != uint32(sectionShards+shards):
+	case r.sections < uint32(sectionShards+shards):
 		return fmt.Errorf("it has %d sections for %d shards", r.sections, shards)
 	}
 	return nil
@@ -306,29 +312,34 @@ func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 
 // shard reads a shard into a cache.
 func (r *sectionReader) shard(into *Cache, shard uint32) error {
-	response, err := r.response()
-	if err != nil {
-		return err
-	}
-	u := response.Update
-	if u == nil || u.Shard != shard || !u.Full || response.More || len(u.Deltas) > 0 || len(u.Removed) > 0 {
-		return errors.New("it is not all of a shard and nothing else")
-	}
 	s := &into.shards[shard]
-	for _, service := range u.Services {
-		if err := into.inShardLocked(shard, service); err != nil {
+	named := 0
+	for more := true; more; {
+		response, err := r.response()
+		if err != nil {
 			return err
 		}
-		s.setService(service)
-	}
-	for _, slice := range u.Slices {
-		if err := into.inShardLocked(shard, slice); err != nil {
-			return err
+		u := response.Update
+		if u == nil || u.Shard != shard || !u.Full || len(u.Deltas) > 0 || len(u.Removed) > 0 {
+			return errors.New("it is not all of a shard and nothing else")
 		}
-		s.setSlice(slice)
+		for _, service := range u.Services {
+			if err := into.inShardLocked(shard, service); err != nil {
+				return err
+			}
+			s.setService(service)
+		}
+		for _, slice := range u.Slices {
+			if err := into.inShardLocked(shard, slice); err != nil {
+				return err
+			}
+			s.setSlice(slice)
+		}
+		named += u.Len()
+		more = response.More
 	}
-	if held := s.whole(shard).Len(); held != u.Len() {
-		return fmt.Errorf("it names %d objects more than once", u.Len()-held)
+	if held := s.whole(shard).Len(); held != named {
+		return fmt.Errorf("it names %d objects more than once", named-held)
 	}
 	return nil
 }

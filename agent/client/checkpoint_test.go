@@ -403,14 +403,14 @@ func TestOnlyWhatHasChangedIsCompressedAgain(t *testing.T) {
 	require.NoError(t, err)
 	k.save()
 	for i, s := range k.encoder.shards {
-		require.Equal(t, uint32(i) != shard, &before[i].section[0] == &s.section[0], i)
+		require.Equal(t, uint32(i) != shard, &before[i].sections[0][0] == &s.sections[0][0], i)
 	}
 	// Another server, with the same state and other positions: nothing at all.
 	require.NoError(t, c.welcome(8, 8))
 	before = append([]encodedShard(nil), k.encoder.shards...)
 	k.save()
 	for i, s := range k.encoder.shards {
-		require.Same(t, &before[i].section[0], &s.section[0])
+		require.Same(t, &before[i].sections[0][0], &s.sections[0][0])
 	}
 	restored := open(t, k.options.Path, NewCache())
 	requireSame(t, everything(c), everything(restored.cache))

@@ -75,8 +75,8 @@ const (
 	repairBurst    = 8
 )
 
-// maxMessage bounds what a client takes from a server: a shard with a Service of a million endpoints.
-const maxMessage = 256 << 20
+// maxMessage bounds a message of a server. What is larger comes in several.
+const maxMessage = wire.MaxFrame
 
 // window is what a server may send ahead: a shard of a large cluster. A fixed one also turns off the bandwidth estimator,
 // whose ping with each update would cost the server more than the update.

@@ -25,7 +25,7 @@ func families(s *model.Service) iter.Seq2[model.Family, netip.Addr] {
 }
 
 // maxFrontends bounds how many ports times addresses a Service has in a family: the largest ones in use have some hundreds.
-const maxFrontends = 10_000
+const maxFrontends = model.MaxFrontends
 
 // servedPort is a port of a Service, and the first ports of it that have its numbers: itself, or ones before it.
 type servedPort struct {

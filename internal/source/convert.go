@@ -75,9 +75,14 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	panic(fmt.Sprintf("no conversion of %T", o))
 }
 
-// textual gives the object, or nil if one of its strings is no UTF-8: it could not be sent, nor could others with it.
+// textual gives the object, or nil if one of its strings is no UTF-8, or so long that it can't be meant: it could not be sent, nor
+// could others with it.
 func textual(o Object, skips *[]Skip) Object {
 	for field, value := range texts(o) {
+		if len(value) > maxText {
+			*skips = append(*skips, Skip{InvalidText, field, fmt.Sprintf("has %d bytes, and may have %d", len(value), maxText)})
+			return nil
+		}
 		if !utf8.ValidString(value) {
 			*skips = append(*skips, Skip{InvalidText, field, fmt.Sprintf("%q is no UTF-8", value)})
 			return nil
@@ -166,10 +171,11 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	if len(s.ClusterIPs) == 0 {
 		return nil, skips
 	}
+	external := unique[netip.Addr]{field: "spec.externalIPs", skips: &skips}
 	for i, ip := range o.Spec.ExternalIPs {
 		if a, ok := ParseAddr(ip); !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
-		} else if !slices.Contains(s.ExternalIPs, a) {
+		} else if external.add(a, a) {
 			s.ExternalIPs = append(s.ExternalIPs, a)
 		}
 	}
@@ -244,9 +250,10 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 }
 
 func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *skipList) []model.ServicePort {
-	ports := make([]model.ServicePort, 0, len(o.Spec.Ports))
-	for i := range o.Spec.Ports {
-		p, field := &o.Spec.Ports[i], fmt.Sprintf("spec.ports[%d]", i)
+	given := first(o.Spec.Ports, model.MaxFrontends, "spec.ports", skips)
+	ports := make([]model.ServicePort, 0, len(given))
+	for i := range given {
+		p, field := &given[i], fmt.Sprintf("spec.ports[%d]", i)
 		protocol, number, ok := c.port(p.Protocol, p.Port, field, skips)
 		if !ok {
 			continue
@@ -282,19 +289,21 @@ func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
 
 // loadBalancer fills in what only Services of type LoadBalancer have.
 func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
+	ranges := unique[netip.Prefix]{field: "spec.loadBalancerSourceRanges", skips: skips}
 	for i, r := range o.Spec.LoadBalancerSourceRanges {
-		ranges := nobody // an IP family that is left without any range would be open to all
+		let := nobody // an IP family that is left without any range would be open to all
 		if p, ok := ParsePrefix(r); ok {
-			ranges = []netip.Prefix{p}
+			let = []netip.Prefix{p}
 		} else {
 			skips.add(InvalidRange, fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is no CIDR: it lets nobody in", r)
 		}
-		for _, p := range ranges {
-			if !slices.Contains(s.LoadBalancerSourceRanges, p) {
+		for _, p := range let {
+			if ranges.add(p, p.Addr()) {
 				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
 			}
 		}
 	}
+	ingress := unique[netip.Addr]{field: "status.loadBalancer.ingress", skips: skips}
 	for i, ing := range o.Status.LoadBalancer.Ingress {
 		if ing.IP == "" {
 			continue // a host name, which is for DNS
@@ -304,7 +313,7 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%q is no IP address", ing.IP)
 			continue
 		}
-		if slices.ContainsFunc(s.LoadBalancerIngress, func(l model.LoadBalancerIngress) bool { return l.IP == a }) {
+		if !ingress.add(a, a) {
 			continue
 		}
 		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
@@ -350,9 +359,10 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		return nil, skips
 	}
 
-	s.Ports = make([]model.SlicePort, 0, len(o.Ports))
-	for i := range o.Ports {
-		p, field := &o.Ports[i], fmt.Sprintf("ports[%d]", i)
+	ports := first(o.Ports, maxEndpointPorts, "ports", &skips)
+	s.Ports = make([]model.SlicePort, 0, len(ports))
+	for i := range ports {
+		p, field := &ports[i], fmt.Sprintf("ports[%d]", i)
 		if p.Port == nil {
 			skips.add(PortWithoutNumber, field, "has no number")
 			continue
@@ -365,9 +375,10 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
 		}
 	}
-	s.Endpoints = make([]model.Endpoint, 0, len(o.Endpoints))
-	for i := range o.Endpoints {
-		if e, ok := c.endpoint(&o.Endpoints[i], i, s.Family, &skips); ok {
+	endpoints := first(o.Endpoints, maxEndpoints, "endpoints", &skips)
+	s.Endpoints = make([]model.Endpoint, 0, len(endpoints))
+	for i := range endpoints {
+		if e, ok := c.endpoint(&endpoints[i], i, s.Family, &skips); ok {
 			s.Endpoints = append(s.Endpoints, e)
 		}
 	}
@@ -401,13 +412,17 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
 		},
 		NodeName: c.strings.Get(ptr.Deref(o.NodeName, "")),
-		Zone:     c.strings.Get(ptr.Deref(o.Zone, "")),
+	}
+	if zone := ptr.Deref(o.Zone, ""); len(zone) > maxZone {
+		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].zone", i), "%q is longer than a zone of a Node can be", zone)
+	} else {
+		e.Zone = c.strings.Get(zone)
 	}
 	if o.Hints != nil {
-		for _, z := range o.Hints.ForZones {
+		for _, z := range first(o.Hints.ForZones, maxHints, "endpoints.hints.forZones", skips) {
 			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
 		}
-		for _, n := range o.Hints.ForNodes {
+		for _, n := range first(o.Hints.ForNodes, maxHints, "endpoints.hints.forNodes", skips) {
 			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
 		}
 	}
@@ -441,7 +456,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
 		cidrs = []string{o.Spec.PodCIDR}
 	}
-	for i, cidr := range cidrs {
+	for i, cidr := range first(cidrs, maxCIDRs, "spec.podCIDRs", &skips) {
 		if p, ok := ParsePrefix(cidr); ok {
 			n.PodCIDRs = append(n.PodCIDRs, p)
 		} else {
@@ -454,7 +469,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 // nodeAddrs gives a Node's addresses of a type.
 func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
 	var out []netip.Addr
-	for i, address := range o.Status.Addresses {
+	for i, address := range first(o.Status.Addresses, maxNodeAddresses, "status.addresses", skips) {
 		if address.Type != t {
 			continue
 		}

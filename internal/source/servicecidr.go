@@ -25,7 +25,7 @@ func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindService
 func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
 	var skips skipList
 	s := &ServiceCIDR{Name: o.Name}
-	for i, cidr := range o.Spec.CIDRs {
+	for i, cidr := range first(o.Spec.CIDRs, maxCIDRs, "spec.cidrs", &skips) {
 		if p, ok := ParsePrefix(cidr); ok {
 			s.CIDRs = append(s.CIDRs, p)
 		} else {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,6 +41,9 @@ const (
 	InvalidAnnotation Reason = "invalid_annotation"
 )
 
+// TooMany is for lists that are longer than what is kept of them; see the bounds.
+const TooMany Reason = "too_many"
+
 // Skip tells what of an object is left out and why.
 type Skip struct {
 	Reason Reason
@@ -66,7 +70,11 @@ func (l *skipList) add(reason Reason, field, format string, args ...any) {
 	if slices.ContainsFunc(*l, func(s Skip) bool { return s.Reason == reason }) {
 		return
 	}
-	*l = append(*l, Skip{reason, field, fmt.Sprintf(format, args...)})
+	detail := fmt.Sprintf(format, args...)
+	if len(detail) > maxText { // of a value that anybody may have written
+		detail = strings.ToValidUTF8(detail[:maxText], "") + "…"
+	}
+	*l = append(*l, Skip{reason, field, detail})
 }
 
 // Skips keeps account of what a source leaves out: in a metric, and in the log once for each object and reason.
@@ -125,7 +133,7 @@ func (s *Skips) set(key model.Key, now []Skip) {
 			continue
 		}
 		if n.Invalid() {
-			s.log.Warn("object is invalid, leaving out what cannot be used",
+			s.log.Warn("object has what cannot be used, leaving that out",
 				"object", key.String(), "field", n.Field, "reason", n.Reason, "detail", n.Detail)
 		} else {
 			s.log.Debug("object is not for nodes, leaving it out",

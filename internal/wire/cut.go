@@ -17,21 +17,34 @@ const (
 	updateServices protowire.Number = 5
 	updateSlices   protowire.Number = 6
 	updateDeltas   protowire.Number = 7
+	updateRemoved  protowire.Number = 8
 )
 
-// Parts are the encoded objects of an Update's frame, as they stand in it: what a stream that wants some of them is sent is
+// Parts are the encoded objects of an Update's frames, as they stand in them: what a stream that wants some of them is sent is
 // put together from them, not encoded again.
 type Parts struct {
 	update                   *model.Update
 	services, slices, deltas [][]byte // as in update, each with its tag
 }
 
-// PartsOf takes the frame of an Update apart; the parts share its memory.
-func PartsOf(u *model.Update, f Frame) (*Parts, error) {
+// PartsOf takes the frames of an Update apart; the parts share their memory.
+func PartsOf(u *model.Update, frames []Frame) (*Parts, error) {
 	p := &Parts{update: u}
+	for _, f := range frames {
+		if err := p.takeApart(f); err != nil {
+			return nil, err
+		}
+	}
+	if len(p.services) != len(u.Services) || len(p.slices) != len(u.Slices) || len(p.deltas) != len(u.Deltas) {
+		return nil, fmt.Errorf("take apart %d frames: they do not hold what the update does", len(frames))
+	}
+	return p, nil
+}
+
+func (p *Parts) takeApart(f Frame) error {
 	number, _, n := protowire.ConsumeTag(f)
 	if n < 0 || number != responseShardUpdate {
-		return nil, fmt.Errorf("take apart a frame of %d bytes: it holds no update", len(f))
+		return fmt.Errorf("take apart a frame of %d bytes: it holds no update", len(f))
 	}
 	b, n := protowire.ConsumeBytes(f[n:])
 	for n >= 0 && len(b) > 0 {
@@ -49,17 +62,17 @@ func PartsOf(u *model.Update, f Frame) (*Parts, error) {
 		}
 		b = b[n:]
 	}
-	if n < 0 || len(p.services) != len(u.Services) || len(p.slices) != len(u.Slices) || len(p.deltas) != len(u.Deltas) {
-		return nil, fmt.Errorf("take apart a frame of %d bytes: it does not hold what the update does: %w", len(f), protowire.ParseError(n))
+	if n < 0 {
+		return fmt.Errorf("take apart a frame of %d bytes: %w", len(f), protowire.ParseError(n))
 	}
-	return p, nil
+	return nil
 }
 
-// Cut gives the frame of that part of the Update which is of the wanted Services, leading from a sequence on; nil: there is
+// Cut gives the frames of that part of the Update which is of the wanted Services, leading from a sequence on; nil: there is
 // nothing of them in it. A full Update gives a full one, however little is wanted.
 //
 // A partial Update can't lead from sequence 0, which is that of a client with nothing: from is above it.
-func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) (Frame, error) {
+func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) ([]Frame, error) {
 	u := p.update
 	header := &pb.ShardUpdate{
 		Shard: u.Shard, FromSequence: fromToProto(from, u.To), Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
@@ -82,13 +95,17 @@ func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) (Frame, err
 	}
 	for _, d := range u.Left {
 		if wanted(d.Service) && !p.holds(d.Key, wanted) {
-			header.Removed = append(header.Removed, KeyToProto(d.Key))
+			key, err := marshal(KeyToProto(d.Key))
+			if err != nil {
+				return nil, err
+			}
+			body = append(body, protowire.AppendBytes(protowire.AppendTag(nil, updateRemoved, protowire.BytesType), key))
 		}
 	}
-	if !u.Full && len(body) == 0 && len(header.GetRemoved()) == 0 {
+	if !u.Full && len(body) == 0 {
 		return nil, nil
 	}
-	return assemble(header, body)
+	return assembleParts(header, body)
 }
 
 // holds tells whether an object that has left a Service is in the Update with another one that is wanted.
@@ -101,16 +118,33 @@ func (p *Parts) holds(key model.Key, wanted func(model.ServiceKey) bool) bool {
 	return false
 }
 
-// assemble makes a frame of an update's header and encoded objects.
-func assemble(header *pb.ShardUpdate, body [][]byte) (Frame, error) {
+// assembleParts makes the frames of an update's header and encoded objects.
+func assembleParts(header *pb.ShardUpdate, body [][]byte) (frames []Frame, err error) {
+	for {
+		size, n := 0, 0
+		for n < len(body) && (n == 0 || size+len(body[n]) <= MaxPart) {
+			size += len(body[n])
+			n++
+		}
+		header.More = n < len(body)
+		f, err := assemble(header, body[:n], size)
+		if err != nil {
+			return nil, err
+		}
+		frames, body = append(frames, f), body[n:]
+		if len(body) == 0 {
+			return frames, nil
+		}
+	}
+}
+
+// assemble makes a frame of an update's header and encoded objects, which have so many bytes.
+func assemble(header *pb.ShardUpdate, body [][]byte, size int) (Frame, error) {
 	head, err := marshal(header)
 	if err != nil {
 		return nil, err
 	}
-	size := len(head)
-	for _, b := range body {
-		size += len(b)
-	}
+	size += len(head)
 	f := make(Frame, 0, size+10)
 	f = protowire.AppendTag(f, responseShardUpdate, protowire.BytesType)
 	f = protowire.AppendVarint(f, uint64(size))

@@ -28,7 +28,7 @@ func marshal(m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// EncodeUpdate gives the frame of an Update.
+// EncodeUpdate returns one frame of an Update, however large it is. What is sent is made by EncodeParts.
 func EncodeUpdate(u *model.Update) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: UpdateToProto(u)}})
 }

@@ -36,10 +36,10 @@ func checkCut(t *testing.T, data, other []byte, name string) {
 	u := r.Update
 	frame, err := EncodeUpdate(u)
 	require.NoError(t, err)
-	if _, err := PartsOf(u, other); err == nil {
+	if _, err := PartsOf(u, []Frame{other}); err == nil {
 		require.NotEmpty(t, other)
 	}
-	parts, err := PartsOf(u, frame)
+	parts, err := PartsOf(u, []Frame{frame})
 	require.NoError(t, err)
 	for _, wanted := range []func(model.ServiceKey) bool{
 		func(model.ServiceKey) bool { return true },
@@ -69,7 +69,8 @@ func checkCut(t *testing.T, data, other []byte, name string) {
 			require.False(t, u.Full)
 			continue
 		}
-		r, err := Decode(got)
+		require.Len(t, got, 1)
+		r, err := Decode(got[0])
 		require.NoError(t, err)
 		require.Empty(t, r.Problems)
 		require.Empty(t, modeltest.Diff(want, r.Update))

@@ -136,7 +136,7 @@ func TestCompressedFrames(t *testing.T) {
 	for says, bad := range map[string]Frame{
 		"inside of":                 compressed(t, f),
 		"decode a frame":            compressed(t, []byte("\xff\xff")),
-		"decompressed size exceeds": compressed(t, make([]byte, maxDecompressed+1)),
+		"decompressed size exceeds": compressed(t, make([]byte, MaxFrame+1)),
 	} {
 		_, err := Decode(bad)
 		require.ErrorContains(t, err, says)

@@ -9,9 +9,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// maxDecompressed bounds what a compressed frame may become: a shard with a Service of a million endpoints.
-const maxDecompressed = 256 << 20
-
 var errNested = errors.New("a compressed frame inside of a compressed one")
 
 // zstdDecoder is shared: it decodes one frame at a time, so that many clients in a process cost no memory while they have
@@ -20,7 +17,7 @@ var zstdDecoder = newDecoder()
 
 func newDecoder() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxMemory(maxDecompressed))
+		zstd.WithDecoderMaxMemory(MaxFrame))
 	if err != nil {
 		panic(err) // the options are wrong
 	}

@@ -91,11 +91,19 @@ func bookmarkBytes() (services, slices int, err error) {
 
 // updateBytes is what an Update has on a node's connection.
 func updateBytes(u *model.Update) (int, error) {
-	f, err := wire.EncodeUpdate(u)
+	frames, err := wire.EncodeParts(u)
 	if err != nil {
 		return 0, err
 	}
-	return onConnection(len(f) + grpcPrefix), nil
+	return messagesBytes(frames), nil
+}
+
+// messagesBytes is what frames have on a node's connection.
+func messagesBytes(frames []wire.Frame) (out int) {
+	for _, f := range frames {
+		out += onConnection(len(f) + grpcPrefix)
+	}
+	return out
 }
 
 // coldBytes is what a node that holds nothing gets of all shards: compressed, as it is sent then.
@@ -105,14 +113,14 @@ func coldBytes(s *store.Store) (out int, err error) {
 		if snapshot.Len() == 0 {
 			continue
 		}
-		f, err := wire.EncodeUpdate(snapshot.Since(0))
+		frames, err := wire.EncodeParts(snapshot.Since(0))
 		if err != nil {
 			return 0, err
 		}
-		if f, err = wire.Compress(f); err != nil {
+		if frames, err = wire.CompressParts(frames); err != nil {
 			return 0, err
 		}
-		out += onConnection(len(f) + grpcPrefix)
+		out += messagesBytes(frames)
 	}
 	return out, nil
 }

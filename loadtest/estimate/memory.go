@@ -49,15 +49,17 @@ func decodeSlicecast(s *store.Store) (out []any, err error) {
 		if snapshot.Len() == 0 {
 			continue
 		}
-		f, err := wire.EncodeUpdate(snapshot.Since(0))
+		frames, err := wire.EncodeParts(snapshot.Since(0))
 		if err != nil {
 			return nil, err
 		}
-		r, err := wire.Decode(f)
-		if err != nil {
-			return nil, err
+		for _, f := range frames {
+			r, err := wire.Decode(f)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, r.Update)
 		}
-		out = append(out, r.Update)
 	}
 	return out, nil
 }

@@ -32,31 +32,32 @@ type frameCache struct {
 	lru   *simplelru.LRU[frameKey, *cachedFrame]
 }
 
+// cachedFrame is an Update, in as many frames as it needs.
 type cachedFrame struct {
-	once  sync.Once
-	frame wire.Frame
-	err   error
+	once   sync.Once
+	frames []wire.Frame
+	err    error
 }
 
 // entryBytes is what an entry of the cache takes beside its frame's bytes: its key, twice, and what links it.
 const entryBytes = 300
 
 // size is what an entry counts as.
-func (f *cachedFrame) size() int { return entryBytes + len(f.frame) }
+func (f *cachedFrame) size() int { return entryBytes + wire.Bytes(f.frames) }
 
 func newFrameCache(limit int) *frameCache {
 	c := &frameCache{limit: limit}
 	// The number of entries is bounded by their bytes, not by the list: any frame has some.
 	c.lru, _ = simplelru.NewLRU(1<<20, func(_ frameKey, f *cachedFrame) {
-		if f.frame != nil { // or else it does not count yet
+		if f.frames != nil { // or else it does not count yet
 			c.bytes -= f.size()
 		}
 	})
 	return c
 }
 
-// get gives the frame, made by build if it is not there. Errors are not kept.
-func (c *frameCache) get(key frameKey, build func() (wire.Frame, error)) (wire.Frame, error) {
+// get gives the frames, made by build if they are not there. Errors are not kept.
+func (c *frameCache) get(key frameKey, build func() ([]wire.Frame, error)) ([]wire.Frame, error) {
 	c.mu.Lock()
 	f, ok := c.lru.Get(key)
 	if !ok {
@@ -66,15 +67,15 @@ func (c *frameCache) get(key frameKey, build func() (wire.Frame, error)) (wire.F
 	c.mu.Unlock()
 
 	f.once.Do(func() {
-		frame, err := build()
+		frames, err := build()
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		current, ok := c.lru.Peek(key)
-		f.frame, f.err = frame, err
+		f.frames, f.err = frames, err
 		switch {
 		case !ok || current != f: // evicted meanwhile
 		case err != nil:
-			f.frame = nil
+			f.frames = nil
 			c.lru.Remove(key)
 		default:
 			c.bytes += f.size()
@@ -83,7 +84,7 @@ func (c *frameCache) get(key frameKey, build func() (wire.Frame, error)) (wire.F
 			}
 		}
 	})
-	return f.frame, f.err
+	return f.frames, f.err
 }
 
 // size gives the bytes that the cache holds.
@@ -93,8 +94,8 @@ func (c *frameCache) size() int {
 	return c.bytes
 }
 
-// catchUp gives the frame that leads from a sequence to a snapshot; 0: the whole shard.
-func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) (wire.Frame, error) {
+// catchUp gives the frames that lead from a sequence to a snapshot; 0: the whole shard.
+func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([]wire.Frame, error) {
 	if !snapshot.Knows(from) {
 		from = 0
 	}
@@ -125,8 +126,8 @@ func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
 	return u
 }
 
-// inBuckets gives the frame that holds some of a snapshot's buckets.
-func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (wire.Frame, error) {
+// inBuckets gives the frames that hold some of a snapshot's buckets.
+func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) ([]wire.Frame, error) {
 	key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), compressed: compressed}
 	for _, b := range buckets {
 		key.buckets |= 1 << b
@@ -134,22 +135,27 @@ func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed b
 	return h.shared(key, func() *model.Update { return snapshot.InBuckets(buckets) })
 }
 
-// shared gives a frame that many may want.
-func (h *Hub) shared(key frameKey, update func() *model.Update) (wire.Frame, error) {
-	return h.frames.get(key, func() (wire.Frame, error) {
+// shared gives the frames of an Update that many may want.
+func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, error) {
+	return h.frames.get(key, func() ([]wire.Frame, error) {
 		if key.compressed {
 			key.compressed = false
-			f, err := h.shared(key, update)
+			frames, err := h.shared(key, update)
 			if err != nil {
 				return nil, err
 			}
-			return wire.Compress(f)
+			return wire.CompressParts(frames)
 		}
 		h.metrics.catchUps.Inc()
-		f, err := wire.EncodeUpdate(update())
-		if err != nil {
-			return nil, status.Errorf(codes.Internal, "shard %d: %v", key.shard, err)
-		}
-		return f, nil
+		return encodeParts(update())
 	})
+}
+
+// encodeParts returns the frames of an Update, or the status of a stream that can't have them.
+func encodeParts(u *model.Update) ([]wire.Frame, error) {
+	frames, err := wire.EncodeParts(u)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "shard %d: %v", u.Shard, err)
+	}
+	return frames, nil
 }

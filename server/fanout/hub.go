@@ -291,15 +291,15 @@ func (h *Hub) publish() {
 
 	e := entry{}
 	for _, u := range p.Updates {
-		f, err := wire.EncodeUpdate(u)
+		frames, err := wire.EncodeParts(u)
 		if err != nil { // strings that are no UTF-8: sources let none through
 			h.log.Error("An update can't be encoded; clients will be caught up from snapshots", "shard", u.Shard, "err", err)
 			h.metrics.encodeErrors.Inc()
 			continue
 		}
-		e.add(u, f)
+		e.add(u, frames)
 		h.metrics.updates.Inc()
-		h.metrics.updateBytes.Observe(float64(len(f)))
+		h.metrics.updateBytes.Observe(float64(wire.Bytes(frames)))
 	}
 	if len(e.updates) > 0 {
 		h.add(e)

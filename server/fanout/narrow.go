@@ -8,7 +8,6 @@ import (
 
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/store"
-	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -95,13 +94,13 @@ func (s *stream) startWanted(client held) error {
 
 // sendWanted sends what the stream wants of a shard, as a full update.
 func (s *stream) sendWanted(snapshot *store.Snapshot) error {
-	f, err := wire.EncodeUpdate(snapshot.Where(s.wanted.wants))
+	frames, err := encodeParts(snapshot.Where(s.wanted.wants))
 	if err != nil {
-		return status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
+		return err
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
 	s.passed[snapshot.Shard()] = snapshot.Sequence()
-	return s.send(f)
+	return s.send(frames...)
 }
 
 // forwardWanted sends what the stream wants of a batch. Its sequences are those of the updates it was sent: that it is not
@@ -122,15 +121,15 @@ func (s *stream) forwardWanted(b batch) error {
 		if err != nil {
 			return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
 		}
-		f, err := parts.Cut(s.sequences[u.shard], s.wanted.wants)
+		frames, err := parts.Cut(s.sequences[u.shard], s.wanted.wants)
 		if err != nil {
 			return status.Errorf(codes.Internal, "shard %d: %v", u.shard, err)
 		}
-		if f == nil {
+		if frames == nil {
 			continue
 		}
 		s.sequences[u.shard] = u.to
-		if err := s.send(f); err != nil {
+		if err := s.send(frames...); err != nil {
 			return err
 		}
 	}

@@ -92,7 +92,7 @@ func TestANarrowedStreamCostsTheOthersNothing(t *testing.T) {
 			for _, u := range s.Publish().Updates {
 				f, err := wire.EncodeUpdate(u)
 				require.NoError(t, err)
-				e.add(u, stamp(f))
+				e.add(u, []wire.Frame{stamp(f)})
 			}
 			h.add(e)
 			for i, p := range pipes {

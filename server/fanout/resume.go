@@ -146,11 +146,11 @@ func (s *stream) sendWhole() error {
 	}
 	var size int64
 	for _, shard := range s.whole {
-		f, err := h.catchUp(h.store.Snapshot(shard), 0, s.compressed)
+		frames, err := h.catchUp(h.store.Snapshot(shard), 0, s.compressed)
 		if err != nil {
 			return err
 		}
-		size += int64(len(f))
+		size += int64(wire.Bytes(frames))
 	}
 	release, err := s.awaitTurn(min(size, h.options.ColdBytes))
 	if err != nil {
@@ -380,30 +380,30 @@ func (s *stream) askBuckets(shards []uint32) error {
 }
 
 func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
-	f, err := s.hub.catchUp(snapshot, from, s.compressed)
+	frames, err := s.hub.catchUp(snapshot, from, s.compressed)
 	if err != nil {
 		return err
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
-	return s.send(f)
+	return s.send(frames...)
 }
 
 // resync sends what the client asks for again, as of a snapshot: the named objects, the buckets that differ, or the shard.
 func (s *stream) resync(r *pb.Resync) error {
 	snapshot := s.hub.store.Snapshot(r.GetShard())
-	var f wire.Frame
-	var err error
 	switch {
 	case s.wanted != nil:
 		return s.sendWanted(snapshot)
 	case len(r.GetKeys()) > 0:
-		if f, err = s.selected(snapshot, r.GetKeys()); err != nil {
+		frames, err := s.selected(snapshot, r.GetKeys())
+		if err != nil {
 			return err
 		}
 		// The answer is as of the snapshot, so the client comes to it first.
 		if err := s.bring(snapshot); err != nil {
 			return err
 		}
+		return s.send(frames...)
 	case len(r.GetBucketDigests()) > 0:
 		digests, err := model.SplitDigests(r.GetBucketDigests())
 		if err != nil {
@@ -413,7 +413,6 @@ func (s *stream) resync(r *pb.Resync) error {
 	default:
 		return s.sendUpTo(snapshot, 0)
 	}
-	return s.send(f)
 }
 
 // sendBuckets sends the buckets of a snapshot that differ from the client's.
@@ -441,14 +440,14 @@ func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []model.Digest) e
 	if len(differ) == 0 {
 		return nil
 	}
-	f, err := s.hub.inBuckets(snapshot, differ, s.compressed)
+	frames, err := s.hub.inBuckets(snapshot, differ, s.compressed)
 	if err != nil {
 		return err
 	}
-	return s.send(f)
+	return s.send(frames...)
 }
 
-func (s *stream) selected(snapshot *store.Snapshot, named []*pb.ObjectKey) (wire.Frame, error) {
+func (s *stream) selected(snapshot *store.Snapshot, named []*pb.ObjectKey) ([]wire.Frame, error) {
 	keys := make([]model.Key, 0, len(named))
 	for _, k := range named {
 		key, err := wire.KeyFromProto(k)
@@ -459,9 +458,5 @@ func (s *stream) selected(snapshot *store.Snapshot, named []*pb.ObjectKey) (wire
 	}
 	slices.SortFunc(keys, model.Key.Compare)
 	keys = slices.Compact(keys)
-	f, err := wire.EncodeUpdate(snapshot.Select(keys))
-	if err != nil {
-		return nil, status.Errorf(codes.Internal, "shard %d: %v", snapshot.Shard(), err)
-	}
-	return f, nil
+	return encodeParts(snapshot.Select(keys))
 }

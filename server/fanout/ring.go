@@ -25,16 +25,16 @@ const batchBytes = 64 << 10
 type published struct {
 	shard    uint32
 	from, to uint64
-	frame    wire.Frame
+	frames   []wire.Frame
 	update   *model.Update
 	// parts are for streams that want some of it; made when the first of them asks.
 	parts func() (*wire.Parts, error)
 }
 
-func newPublished(u *model.Update, f wire.Frame) published {
+func newPublished(u *model.Update, frames []wire.Frame) published {
 	return published{
-		shard: u.Shard, from: u.From, to: u.To, frame: f, update: u,
-		parts: sync.OnceValues(func() (*wire.Parts, error) { return wire.PartsOf(u, f) }),
+		shard: u.Shard, from: u.From, to: u.To, frames: frames, update: u,
+		parts: sync.OnceValues(func() (*wire.Parts, error) { return wire.PartsOf(u, frames) }),
 	}
 }
 
@@ -51,11 +51,12 @@ type entry struct {
 }
 
 // add adds an Update.
-func (e *entry) add(u *model.Update, f wire.Frame) {
-	e.updates = append(e.updates, newPublished(u, f))
-	e.frames = append(e.frames, f)
-	e.bytes += len(f)
-	e.held += len(f)
+func (e *entry) add(u *model.Update, frames []wire.Frame) {
+	e.updates = append(e.updates, newPublished(u, frames))
+	e.frames = append(e.frames, frames...)
+	size := wire.Bytes(frames)
+	e.bytes += size
+	e.held += size
 	for _, d := range u.Deltas {
 		e.held += endpointBytes * len(d.Before.Endpoints)
 	}

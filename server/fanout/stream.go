@@ -349,7 +349,7 @@ func (s *stream) forward(b batch) error {
 			err = s.bring(s.hub.store.Snapshot(u.shard))
 		default:
 			s.sequences[u.shard] = u.to
-			err = s.send(u.frame)
+			err = s.send(u.frames...)
 		}
 		if err != nil {
 			return err
@@ -389,12 +389,12 @@ func (s *stream) bring(snapshot *store.Snapshot) error {
 	if s.wanted != nil {
 		return s.sendWanted(snapshot)
 	}
-	f, err := s.hub.catchUp(snapshot, from, s.compressed)
+	frames, err := s.hub.catchUp(snapshot, from, s.compressed)
 	if err != nil {
 		return err
 	}
 	s.sequences[snapshot.Shard()] = snapshot.Sequence()
-	return s.send(f)
+	return s.send(frames...)
 }
 
 // send sends frames and counts them. Where the stream ends meanwhile, why is what counts, not that nothing could be sent any more.

@@ -27,18 +27,20 @@ const patience = 30 * time.Second
 
 type running struct {
 	*sourcetest.Recorder
-	source *Source
-	stop   func() // stops the source and waits for its end
+	source   *Source
+	stop     func() // stops the source and waits for its end
+	registry *prometheus.Registry
 }
 
 // start runs a source until the test's end.
 func start(t *testing.T, config *rest.Config) *running {
 	t.Helper()
-	s, err := New(Options{Config: config, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Metrics: prometheus.NewRegistry()})
+	registry := prometheus.NewRegistry()
+	s, err := New(Options{Config: config, Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Metrics: registry})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	r := &running{Recorder: sourcetest.New(), source: s}
+	r := &running{Recorder: sourcetest.New(), source: s, registry: registry}
 	go func() { done <- s.Run(ctx, r.Recorder) }()
 	stopped := false
 	r.stop = func() {

@@ -1751,7 +1751,8 @@ type ShardUpdate struct {
 	Removed []*ObjectKey `protobuf:"bytes,8,rep,name=removed,proto3" json:"removed,omitempty"`
 	// Resource versions that this update reflects, of the kinds that it changes.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,9,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	// More parts of this update follow, with the same shard and sequences; the client applies all of them as one.
+	// More parts of this update follow, with the same shard and sequences; the client applies all of them as one. The full_buckets
+	// of the parts add up. A message has at most 16 MiB, and few have more than one.
 	More bool `protobuf:"varint,10,opt,name=more,proto3" json:"more,omitempty"`
 	// Buckets that the update holds whole: what is in one of them and not named here no longer exists.
 	FullBuckets   []uint32 `protobuf:"varint,11,rep,packed,name=full_buckets,json=fullBuckets,proto3" json:"full_buckets,omitempty"`

@@ -1,0 +1,113 @@
+package wire
+
+import (
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+const (
+	// MaxPart bounds the objects in one frame, in bytes, before compression; a single larger object has a frame to itself. An
+	// Update with more objects is sent in several frames.
+	MaxPart = 1 << 20
+	// MaxFrame bounds a frame, compressed or not. It is many times what the largest object takes: an API server accepts 1.5 MiB,
+	// and sources cut what comes from elsewhere.
+	MaxFrame = 16 << 20
+)
+
+// EncodeParts returns the frames of an Update, at least one. A client applies all of them as one.
+func EncodeParts(u *model.Update) ([]Frame, error) {
+	p := UpdateToProto(u)
+	if proto.Size(p) <= MaxPart {
+		f, err := encodePart(p)
+		return []Frame{f}, err
+	}
+	var frames []Frame
+	for _, part := range split(p) {
+		f, err := encodePart(part)
+		if err != nil {
+			return nil, err
+		}
+		frames = append(frames, f)
+	}
+	return frames, nil
+}
+
+func encodePart(p *pb.ShardUpdate) (Frame, error) {
+	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
+}
+
+// split divides an update, whose parts share its objects. What is said of the update as a whole is said in each part, except the
+// buckets, which add up.
+func split(p *pb.ShardUpdate) []*pb.ShardUpdate {
+	d := &divider{part: &pb.ShardUpdate{
+		Shard: p.GetShard(), FromSequence: p.GetFromSequence(), Sequence: p.GetSequence(), Full: p.GetFull(),
+		ResourceVersions: p.GetResourceVersions(), FullBuckets: p.GetFullBuckets(),
+	}}
+	d.parts = append(d.parts, d.part)
+	for _, s := range p.GetServices() {
+		part := d.room(s)
+		part.Services = append(part.Services, s)
+	}
+	for _, s := range p.GetSlices() {
+		part := d.room(s)
+		part.Slices = append(part.Slices, s)
+	}
+	for _, s := range p.GetSliceDeltas() {
+		part := d.room(s)
+		part.SliceDeltas = append(part.SliceDeltas, s)
+	}
+	for _, k := range p.GetRemoved() {
+		part := d.room(k)
+		part.Removed = append(part.Removed, k)
+	}
+	return d.parts
+}
+
+// divider fills one part after the other.
+type divider struct {
+	parts []*pb.ShardUpdate
+	part  *pb.ShardUpdate // the last one
+	bytes int             // of the objects in it
+}
+
+// room returns the part that an object goes to.
+func (d *divider) room(object proto.Message) *pb.ShardUpdate {
+	size := fieldSize(proto.Size(object))
+	if d.bytes > 0 && d.bytes+size > MaxPart {
+		d.part.More = true
+		d.part = &pb.ShardUpdate{
+			Shard: d.part.GetShard(), FromSequence: d.part.GetFromSequence(), Sequence: d.part.GetSequence(), Full: d.part.GetFull(),
+			ResourceVersions: d.part.GetResourceVersions(),
+		}
+		d.parts, d.bytes = append(d.parts, d.part), 0
+	}
+	d.bytes += size
+	return d.part
+}
+
+// fieldSize returns the bytes of a field that holds a message of this size: the numbers of all of the fields take one byte.
+func fieldSize(message int) int { return 1 + protowire.SizeBytes(message) }
+
+// CompressParts compresses each of the frames.
+func CompressParts(frames []Frame) ([]Frame, error) {
+	out := make([]Frame, 0, len(frames))
+	for _, f := range frames {
+		c, err := Compress(f)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// Bytes returns the size of frames.
+func Bytes(frames []Frame) (size int) {
+	for _, f := range frames {
+		size += len(f)
+	}
+	return size
+}

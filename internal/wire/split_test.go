@@ -1,0 +1,147 @@
+package wire
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+)
+
+// largest returns objects of one Service each, which have up to so many bytes on the wire.
+func largest(services, slices, bytes int) *model.Update {
+	u := &model.Update{Shard: 3, From: 6, To: 8, ResourceVersions: model.ResourceVersions{Services: 5, Slices: 6}}
+	for i := range services {
+		s := model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP}
+		for j := range bytes / 20 {
+			s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{100, byte(j >> 16), byte(j >> 8), byte(j)}))
+		}
+		u.Services = append(u.Services, model.NewService(s))
+	}
+	for i := range slices {
+		s := modeltest.WebSlice(1000)
+		s.Name = fmt.Sprint("slice-", i)
+		for j := range s.Endpoints {
+			s.Endpoints[j].Zone = strings.Repeat("z", bytes/2000)
+			s.Endpoints[j].NodeHints = []string{strings.Repeat("n", bytes/2000)}
+		}
+		u.Slices = append(u.Slices, model.NewSlice(s))
+	}
+	return u
+}
+
+// together decodes frames, each of which must be bounded, and returns what they are as one.
+func together(t *testing.T, frames []Frame) *model.Update {
+	t.Helper()
+	var all *model.Update
+	for i, f := range frames {
+		require.LessOrEqual(t, len(f), MaxPart+2<<10)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Empty(t, r.Problems)
+		require.Equal(t, i < len(frames)-1, r.More)
+		u := r.Update
+		if all == nil {
+			all = u
+			continue
+		}
+		require.Equal(t, [3]any{all.From, all.To, all.Full}, [3]any{u.From, u.To, u.Full})
+		require.Equal(t, all.ResourceVersions, u.ResourceVersions)
+		all.FullBuckets = append(all.FullBuckets, u.FullBuckets...)
+		all.Services = append(all.Services, u.Services...)
+		all.Slices = append(all.Slices, u.Slices...)
+		all.Deltas = append(all.Deltas, u.Deltas...)
+		all.Removed = append(all.Removed, u.Removed...)
+	}
+	return all
+}
+
+// However much an Update has, its frames are small, compressed or not, and say the same together; and so do the frames of what a
+// narrowed stream wants of it.
+func TestLargeUpdatesAreSplit(t *testing.T) {
+	of := func(change func(*model.Update)) *model.Update {
+		u := largest(3, 3, MaxPart/2)
+		change(u)
+		return u
+	}
+	deltas := &model.Update{Shard: 1, From: 1, To: 2}
+	before := largest(0, 30, 64<<10).Slices
+	for _, s := range before {
+		after := *s
+		after.Endpoints = append([]model.Endpoint(nil), s.Endpoints...)
+		for i := range after.Endpoints[:900] {
+			after.Endpoints[i].Zone += "y"
+		}
+		deltas.Deltas = append(deltas.Deltas, model.Diff(s, model.NewSlice(after)))
+	}
+	removed := &model.Update{Shard: 1, From: 1, To: 2}
+	for i := range 30_000 {
+		key := model.Key{Kind: model.KindSlice, Namespace: "default", Name: fmt.Sprint(strings.Repeat("s", 100), i)}
+		removed.Removed = append(removed.Removed, key)
+		removed.Left = append(removed.Left, model.Departure{Key: key, Service: model.ServiceKey{Namespace: "default", Name: "web"}})
+	}
+	for name, u := range map[string]*model.Update{
+		"a change":        of(func(*model.Update) {}),
+		"a shard":         of(func(u *model.Update) { u.From, u.Full = 0, true }),
+		"buckets":         of(func(u *model.Update) { u.From, u.FullBuckets = u.To, []uint32{1, 5, 9} }),
+		"deltas":          deltas,
+		"removed objects": removed,
+	} {
+		t.Run(name, func(t *testing.T) {
+			frames, err := EncodeParts(u)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, len(frames), 3)
+			want, err := EncodeUpdate(u)
+			require.NoError(t, err)
+			same := func(frames []Frame) {
+				t.Helper()
+				got, err := EncodeUpdate(together(t, frames))
+				require.NoError(t, err)
+				require.True(t, bytes.Equal(want, got))
+			}
+			same(frames)
+			compressed, err := CompressParts(frames)
+			require.NoError(t, err)
+			require.Less(t, Bytes(compressed), Bytes(frames))
+			same(compressed)
+
+			parts, err := PartsOf(u, frames)
+			require.NoError(t, err)
+			cut, err := parts.Cut(u.From, func(model.ServiceKey) bool { return true })
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, len(cut), 3)
+			narrowed := *u
+			narrowed.FullBuckets = nil // narrowed streams have none
+			want, err = EncodeUpdate(&narrowed)
+			require.NoError(t, err)
+			same(cut)
+		})
+	}
+}
+
+// At the bound an update is one frame, and beyond it two. An object that is larger than a part has a frame to itself.
+func TestPartsAtTheBound(t *testing.T) {
+	u := largest(2, 0, MaxPart/2-1000)
+	for {
+		frames, err := EncodeParts(u)
+		require.NoError(t, err)
+		if len(frames) > 1 {
+			require.Len(t, frames, 2)
+			break
+		}
+		require.LessOrEqual(t, len(frames[0]), MaxPart+10)
+		s := *u.Services[1]
+		s.ExternalIPs = append(s.ExternalIPs, s.ExternalIPs[:1000]...)
+		u.Services[1] = model.NewService(s)
+	}
+	u = largest(1, 1, 3*MaxPart/2)
+	u.Services = append(u.Services, modeltest.Web())
+	frames, err := EncodeParts(u)
+	require.NoError(t, err)
+	require.Len(t, frames, 3)
+}
