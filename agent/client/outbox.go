@@ -32,10 +32,10 @@ const (
 	maxLastNodes = 16 << 10
 	// maxRequests bounds the requests that wait for a server that does not read, and the Resyncs that wait for their turn: more than it has shards.
 	maxRequests = 2 * maxShards
-	// newsAtOnce bounds how much of what fails, or no longer does, is told at once, and newsPause is the time until more is: servers end
-	// the streams of clients that say more than they have to.
-	newsAtOnce = 4096
-	newsPause  = 30 * time.Second
+	// newsPerSecond, and newsAtOnce after a quiet time, bound how much of what fails, or no longer does, is told: half of the messages that
+	// servers take. Nothing that a relay's nodes say may cost the relay its stream.
+	newsPerSecond = 100
+	newsAtOnce    = 4096
 	// resyncsPerSecond, and resyncsAtOnce after a quiet time, are half of the Resyncs that servers take of a client's own accord.
 	resyncsPerSecond = 5
 	resyncsAtOnce    = 128
@@ -75,8 +75,9 @@ type outbox struct {
 	// failing, or no longer failing.
 	failing map[subject]failure
 	news    map[subject]uint32
-	// newsRested is when more of news may go.
-	newsRested time.Time
+	// newsAllowed is how much of news may go, and newsLater wakes up for the rest.
+	newsAllowed *rate.Limiter
+	newsLater   *time.Timer
 	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
 	// ends the change to told.
 	wanted, told *pb.Subscription
@@ -143,7 +144,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing, o.newsRested, o.leastNodes = o.wanted, false, time.Time{}, o.nodes
+	o.told, o.changing, o.newsAllowed, o.leastNodes = o.wanted, false, rate.NewLimiter(newsPerSecond, newsAtOnce), o.nodes
 	o.resyncs, o.allowed = nil, rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)
 	return o.told
 }
@@ -316,20 +317,14 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		o.resyncs = o.resyncs[1:]
 	}
 	if len(o.resyncs) > 0 {
-		o.laterLocked()
+		later(&o.later, resyncsWait, o.signal)
 	}
 	var nacks []*pb.StreamRequest
-	told := 0
 	for s, shard := range o.news {
-		if now.Before(o.newsRested) {
+		if !o.newsAllowed.AllowN(now, 1) {
+			later(&o.newsLater, newsWait, o.signal)
 			break
 		}
-		if told == newsAtOnce {
-			o.newsRested = now.Add(newsPause)
-			time.AfterFunc(newsPause, o.signal)
-			break
-		}
-		told++
 		delete(o.news, s)
 		f, failing := o.failing[s]
 		nack := &pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{
@@ -366,14 +361,16 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 
-// laterLocked wakes up when the next Resync may go.
-func (o *outbox) laterLocked() {
-	const wait = time.Second / resyncsPerSecond
-	if o.later == nil {
-		o.later = time.AfterFunc(wait, o.signal)
+// resyncsWait and newsWait are the times until more of what waits may go. Of news it is a second's worth.
+const resyncsWait, newsWait = time.Second / resyncsPerSecond, time.Second
+
+// later has a timer, which may be nil yet, call signal after a time.
+func later(timer **time.Timer, wait time.Duration, signal func()) {
+	if *timer == nil {
+		*timer = time.AfterFunc(wait, signal)
 		return
 	}
-	o.later.Reset(wait)
+	(*timer).Reset(wait)
 }
 
 func (o *outbox) ackLocked() *pb.Ack {

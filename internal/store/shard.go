@@ -285,6 +285,9 @@ func (s *Snapshot) Knows(sequence uint64) bool {
 	return sequence != 0 && sequence >= s.floor && sequence <= s.sequence
 }
 
+// Oldest returns the earliest sequence that Knows knows.
+func (s *Snapshot) Oldest() uint64 { return max(s.floor, 1) }
+
 // Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
 // for sequence 0, it is the whole shard, as a full Update.
 func (s *Snapshot) Since(sequence uint64) *model.Update {

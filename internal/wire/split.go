@@ -18,14 +18,21 @@ const (
 )
 
 // EncodeParts returns the frames of an Update, at least one. A client applies all of them as one.
-func EncodeParts(u *model.Update) ([]Frame, error) {
+func EncodeParts(u *model.Update) ([]Frame, error) { return encodeParts(u, false) }
+
+// EncodeBeginning returns the frames of an Update that is to be applied as one with frames which follow, of the same shard and
+// sequences.
+func EncodeBeginning(u *model.Update) ([]Frame, error) { return encodeParts(u, true) }
+
+func encodeParts(u *model.Update, more bool) ([]Frame, error) {
 	p := UpdateToProto(u)
-	if proto.Size(p) <= MaxPart {
-		f, err := encodePart(p)
-		return []Frame{f}, err
+	parts := []*pb.ShardUpdate{p}
+	if proto.Size(p) > MaxPart {
+		parts = split(p)
 	}
+	parts[len(parts)-1].More = more
 	var frames []Frame
-	for _, part := range split(p) {
+	for _, part := range parts {
 		f, err := encodePart(part)
 		if err != nil {
 			return nil, err

@@ -65,7 +65,8 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 		}, 2 * messagesBurst, "messages a second"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+			// A node's limits are on all its streams together.
+			p := connect(t, h, &pb.Hello{NodeName: name, Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 			defer p.cancel()
 			eventually(t, p.session.s.synced.Load)
 			p.set(false)

@@ -116,7 +116,8 @@ func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 func TestWholeShardsAreSentInTurn(t *testing.T) {
 	s := filled(t, 40)
 	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
-	require.True(t, h.cold.TryAcquire(1))
+	other := h.cold.ask(identity{user: "another"}, 1)
+	<-other.begun
 	byShard, byBuckets, same := resuming(s), resuming(s), holding(s)
 	byShard.Capabilities = nil
 	all := make([]uint32, model.Buckets)
@@ -144,7 +145,7 @@ func TestWholeShardsAreSentInTurn(t *testing.T) {
 	quick := connect(t, h, same)
 	defer quick.cancel()
 	eventually(t, quick.session.s.synced.Load)
-	h.cold.Release(1)
+	other.end()
 	for _, p := range waiting {
 		eventually(t, p.session.s.synced.Load)
 	}

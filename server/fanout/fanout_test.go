@@ -350,7 +350,7 @@ func TestSlowReaderIsCaughtUp(t *testing.T) {
 	for at := uint64(1); at < published; received++ {
 		u := slow.update()
 		if u.GetFromSequence() != 0 {
-			require.Equal(t, at, u.GetFromSequence(), "no gap")
+			require.LessOrEqual(t, u.GetFromSequence(), at, "no gap")
 		} else {
 			require.Equal(t, at+1, u.GetSequence(), "no gap")
 		}

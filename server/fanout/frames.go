@@ -13,12 +13,14 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// frameKey names a frame that many streams may want: it leads a shard from one sequence to another, from 0 the whole shard;
-// or it holds some of the shard's buckets as of a sequence.
+// frameKey names an Update that many streams may want: it leads a shard from one sequence to another, from 0 the whole shard; or it
+// holds one of the shard's buckets as of a sequence. There is one for each bucket, not for each set of buckets that a client may say it
+// lacks: so there are no more than the shard has buckets.
 type frameKey struct {
 	shard      uint32
 	from, to   uint64
-	buckets    uint64 // one bit for each; 0: all of the shard
+	bucket     uint32 // its number + 1; 0 means all of the shard
+	more       bool   // further buckets follow
 	compressed bool
 }
 
@@ -98,10 +100,25 @@ func (c *frameCache) size() int {
 func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([]wire.Frame, error) {
 	if !snapshot.Knows(from) {
 		from = 0
+	} else if !h.ring.reaches(snapshot.Shard(), from) {
+		from = rounded(snapshot, from)
 	}
-	return h.shared(frameKey{snapshot.Shard(), from, snapshot.Sequence(), 0, compressed}, func() *model.Update {
+	return h.shared(frameKey{shard: snapshot.Shard(), from: from, to: snapshot.Sequence(), compressed: compressed}, func() *model.Update {
 		return h.since(snapshot, from)
 	})
+}
+
+// rounded returns a position at or before another one, of few that there are for a snapshot: clients may say that they are anywhere, and
+// each position is a frame. A frame leads from any position between its two, and with this has at most twice as many changes.
+func rounded(snapshot *store.Snapshot, from uint64) uint64 {
+	behind := uint64(1)
+	for behind < snapshot.Sequence()-from {
+		behind *= 2
+	}
+	if behind >= snapshot.Sequence() {
+		return snapshot.Oldest()
+	}
+	return max(snapshot.Sequence()-behind, snapshot.Oldest())
 }
 
 // since gives what leads from a sequence to a snapshot: each object once, and as a delta where the ring still has what the
@@ -126,13 +143,17 @@ func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
 	return u
 }
 
-// inBuckets gives the frames that hold some of a snapshot's buckets.
-func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) ([]wire.Frame, error) {
-	key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), compressed: compressed}
-	for _, b := range buckets {
-		key.buckets |= 1 << b
+// inBuckets gives the frames that hold some of a snapshot's buckets, as one Update.
+func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (frames []wire.Frame, err error) {
+	for i, b := range buckets {
+		key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), bucket: b + 1, more: i < len(buckets)-1, compressed: compressed}
+		of, err := h.shared(key, func() *model.Update { return snapshot.InBuckets([]uint32{b}) })
+		if err != nil {
+			return nil, err
+		}
+		frames = append(frames, of...)
 	}
-	return h.shared(key, func() *model.Update { return snapshot.InBuckets(buckets) })
+	return frames, nil
 }
 
 // shared gives the frames of an Update that many may want.
@@ -147,15 +168,24 @@ func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, e
 			return wire.CompressParts(frames)
 		}
 		h.metrics.catchUps.Inc()
+		if key.more {
+			return orInternal(key.shard)(wire.EncodeBeginning(update()))
+		}
 		return encodeParts(update())
 	})
 }
 
 // encodeParts returns the frames of an Update, or the status of a stream that can't have them.
 func encodeParts(u *model.Update) ([]wire.Frame, error) {
-	frames, err := wire.EncodeParts(u)
-	if err != nil {
-		return nil, status.Errorf(codes.Internal, "shard %d: %v", u.Shard, err)
+	return orInternal(u.Shard)(wire.EncodeParts(u))
+}
+
+// orInternal makes an error the status of a stream.
+func orInternal(shard uint32) func([]wire.Frame, error) ([]wire.Frame, error) {
+	return func(frames []wire.Frame, err error) ([]wire.Frame, error) {
+		if err != nil {
+			return nil, status.Errorf(codes.Internal, "shard %d: %v", shard, err)
+		}
+		return frames, nil
 	}
-	return frames, nil
 }

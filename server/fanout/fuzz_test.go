@@ -38,6 +38,8 @@ func (s *sink) Send(frames ...wire.Frame) error {
 	return status.FromContextError(s.ctx.Err()).Err()
 }
 
+func (s *sink) Taken() uint64 { return 0 }
+
 func (s *sink) TrySend(frames ...wire.Frame) (bool, error) { return true, s.Send(frames...) }
 
 func request(m *pb.StreamRequest) []byte {

@@ -28,7 +28,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -114,7 +113,8 @@ type Hub struct {
 	store       *store.Store
 	metrics     *metrics
 	frames      *frameCache
-	cold        *semaphore.Weighted
+	cold        *turns
+	limiters    *agentLimiters
 	nodes       atomic.Int64 // that are served, those of relays included
 	convergence *convergence
 	started     time.Time
@@ -169,7 +169,7 @@ func New(o Options) *Hub {
 	close(idle)
 	h := &Hub{
 		options: o, log: o.Logger, store: o.Store, started: time.Now(),
-		frames: newFrameCache(frameCacheBytes), cold: semaphore.NewWeighted(o.ColdBytes),
+		frames: newFrameCache(frameCacheBytes), cold: newTurns(o.ColdBytes), limiters: newAgentLimiters(),
 		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
 		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream), others: make(map[string]int),
 		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type pipe struct {
 	cancel  context.CancelFunc
 	session *Session
 	done    chan error
+	taken   atomic.Uint64
 
 	mu     sync.Mutex
 	opened sync.Cond
@@ -72,6 +74,7 @@ func (p *pipe) Send(frames ...wire.Frame) error {
 	}
 	p.waits = false
 	p.frames = append(p.frames, frames...)
+	p.taken.Add(uint64(wire.Bytes(frames)))
 	return p.ctx.Err()
 }
 
@@ -84,6 +87,9 @@ func (p *pipe) TrySend(frames ...wire.Frame) (bool, error) {
 	}
 	return p.open, nil
 }
+
+// Taken implements Transport.
+func (p *pipe) Taken() uint64 { return p.taken.Load() }
 
 func (p *pipe) set(open bool) {
 	p.mu.Lock()

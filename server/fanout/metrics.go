@@ -24,6 +24,7 @@ type metrics struct {
 	starts           *prometheus.CounterVec
 	behindWaits      *prometheus.CounterVec
 	admissionWaiting prometheus.Gauge
+	stalledTurns     prometheus.Counter
 	unconverged      prometheus.Counter
 	convergence      [len(shares)]prometheus.Observer
 }
@@ -65,7 +66,7 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 		acks:         counter("acks_total", "Acks received."),
 		nacks:        counter("nacks_total", "Nacks received: objects that a node could not program."),
 		droppedNacks: counter("dropped_nacks_total", "Nacks that are not remembered, as too many of the same client stood already."),
-		resyncs:      counter("resyncs_total", "Requests for state to be sent again, from clients that were in sync."),
+		resyncs:      counter("resyncs_total", "Requests for state to be sent again, beside answers to the server's own questions."),
 		starts: counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), resume (something), "+
 			"narrowed (it has a subscription); refused: those that waited for whole shards and were asked to come back later; too_many: of "+
 			"observers and relays that had as many as they may, refused before they began.", "start",
@@ -74,6 +75,8 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 			"caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up"),
 		admissionWaiting: f.NewGauge(prometheus.GaugeOpts(opts("admission_waiting_streams",
 			"Streams of clients without any state that wait for their turn."))),
+		stalledTurns: counter("admission_stalled_turns_total", "Turns that ended early because the client did not take the whole shards that it "+
+			"was sent, or took them slowly. It is sent them nonetheless, and others have their turns meanwhile."),
 		unconverged: counter("unconverged_updates_total", "Updates of which no time was taken until all nodes had them, as too many newer ones came meanwhile."),
 	}
 	convergence := f.NewHistogramVec(prometheus.HistogramOpts{Namespace: "slicecast", Subsystem: "server", Name: "convergence_duration_seconds",

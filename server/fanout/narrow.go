@@ -2,6 +2,7 @@ package fanout
 
 import (
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -11,14 +12,19 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxSubscription bounds the names in a subscription: who wants more wants everything.
-const maxSubscription = 1024
+// maxSubscription bounds the names in a subscription: who wants more wants everything. maxName bounds each name, as Kubernetes does.
+const maxSubscription, maxName = 1024, 253
+
+// wantedAtOnce is how much of what a narrowed stream wants, in bytes, is sent without waiting for a turn.
+const wantedAtOnce = 64 << 10
 
 // subscription is what a narrowed stream wants.
 type subscription struct {
 	namespaces map[string]struct{}
 	services   map[model.ServiceKey]struct{}
 }
+
+var errLongName = status.Errorf(codes.InvalidArgument, "a subscription with a name of more than %d bytes, which Kubernetes does not allow", maxName)
 
 // newSubscription gives nil, which wants everything, for nil and where it says so.
 func newSubscription(p *pb.Subscription) (*subscription, error) {
@@ -31,9 +37,15 @@ func newSubscription(p *pb.Subscription) (*subscription, error) {
 	}
 	s := &subscription{namespaces: make(map[string]struct{}), services: make(map[model.ServiceKey]struct{})}
 	for _, n := range p.GetNamespaces() {
+		if len(n) > maxName {
+			return nil, errLongName
+		}
 		s.namespaces[n] = struct{}{}
 	}
 	for _, n := range p.GetServices() {
+		if len(n.GetNamespace()) > maxName || len(n.GetName()) > maxName {
+			return nil, errLongName
+		}
 		s.services[model.ServiceKey{Namespace: n.GetNamespace(), Name: n.GetName()}] = struct{}{}
 	}
 	return s, nil
@@ -66,14 +78,15 @@ func (s *subscription) shards(count uint32) map[uint32]struct{} {
 	return out
 }
 
-// startWanted sends a narrowed stream's initial state. It is little, so it is sent whole, but for shards where the client is
-// at the present position, or where there is nothing on either side.
+// startWanted sends a narrowed stream's initial state. It is sent whole, but for shards where the client is at the present position,
+// or where there is nothing on either side.
 func (s *stream) startWanted(client held) error {
 	h := s.hub
 	count := h.store.Shards()
 	wanted := s.wanted.shards(count)
 	same := client.in(h.store)
 	s.passed = make([]uint64, count)
+	var shards []uint32
 	for shard := range count {
 		snapshot := h.store.Snapshot(shard)
 		_, may := wanted[shard]
@@ -85,12 +98,44 @@ func (s *stream) startWanted(client held) error {
 			s.sequences[shard], s.passed[shard] = snapshot.Sequence(), snapshot.Sequence()
 			continue
 		}
-		if err := s.sendWanted(snapshot); err != nil {
-			return err
-		}
+		shards = append(shards, shard)
 	}
-	return nil
+	return s.sendAllWanted(shards)
 }
+
+// sendAllWanted sends what the stream wants of some shards, in its turn if that is much: a subscription may want nearly everything.
+func (s *stream) sendAllWanted(shards []uint32) error {
+	send := func() error {
+		for _, shard := range shards {
+			if err := s.sendWanted(s.hub.store.Snapshot(shard)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var size int64
+	for _, shard := range shards {
+		size += roughBytes(s.hub.store.Snapshot(shard).Where(s.wanted.wants))
+	}
+	if size <= wantedAtOnce {
+		return send()
+	}
+	return s.inTurn(size, send)
+}
+
+// roughBytes returns about what an Update of whole objects takes on the wire.
+func roughBytes(u *model.Update) (size int64) {
+	for _, s := range u.Services {
+		size += objectBytes + addressBytes*int64(len(s.ExternalIPs)+len(s.LoadBalancerIngress)+len(s.LoadBalancerSourceRanges)+len(s.Ports))
+	}
+	for _, s := range u.Slices {
+		size += objectBytes + addressBytes*int64(len(s.Ports)) + endpointBytes*int64(len(s.Endpoints))
+	}
+	return size
+}
+
+// objectBytes and addressBytes are about what an object takes beside its lists, and an entry of one that has an address or a port.
+const objectBytes, addressBytes = 128, 24
 
 // sendWanted sends what the stream wants of a shard, as a full update.
 func (s *stream) sendWanted(snapshot *store.Snapshot) error {
@@ -160,13 +205,17 @@ func (s *stream) resubscribe(p *pb.Subscription) error {
 	for shard := range now.shards(count) {
 		touched[shard] = struct{}{}
 	}
+	var shards []uint32
 	for shard := range touched {
 		snapshot := s.hub.store.Snapshot(shard)
 		if snapshot.Sequence() > s.passed[shard] || snapshot.Has(func(key model.ServiceKey) bool { return old.wants(key) != now.wants(key) }) {
-			if err := s.sendWanted(snapshot); err != nil {
-				return err
-			}
+			shards = append(shards, shard)
 		}
+	}
+	s.beats = time.NewTicker(s.hub.options.Heartbeat) // while it waits for its turn
+	defer s.beats.Stop()
+	if err := s.sendAllWanted(shards); err != nil {
+		return err
 	}
 	return s.inSync(s.hub.store.Seen(), false)
 }

@@ -22,21 +22,26 @@ import (
 const maxNacks, maxNackKey = 256, 63 + 253
 
 // Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
-// all shards' buckets are; and requests for state, which cost more.
+// all shards' buckets are; and requests for state that are no such answers, which cost more. An Ack counts as one more for each
+// positionsPerMessage that it has.
 const (
 	messagesPerSecond, messagesBurst = 200, 8192
 	resyncsPerSecond, resyncsBurst   = 10, 256
+	positionsPerMessage              = 64
 )
 
 // maxRelayNodes bounds how many nodes a relay may stand for: many more than a cluster has, and few enough to be added up.
 const maxRelayNodes = 1 << 20
+
+// maxPositions bounds the positions in an Ack: clients do not send more.
+const maxPositions = 4096
 
 // reports are what a client tells of itself.
 type reports struct {
 	// What one client reports is logged a few times a minute at most; metrics count all. For the receiving side only.
 	greeted                    bool
 	nacksLogged, resyncsLogged rate.Sometimes
-	messages, resyncs          *rate.Limiter
+	limiters
 
 	sentBytes atomic.Uint64
 

@@ -1,10 +1,9 @@
 package fanout
 
 import (
-	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,8 +20,6 @@ const (
 	bucketTimeout = 30 * time.Second
 	// admissionWait is how long a client that needs whole shards waits for its turn before it is asked to come back later.
 	admissionWait = 30 * time.Second
-	// admissionHold is how long a client that does not take its snapshot counts as taking it.
-	admissionHold = 30 * time.Second
 )
 
 // start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
@@ -133,7 +130,7 @@ func (s *stream) startCold(held) error {
 			s.sequences[shard] = snapshot.Sequence()
 			continue
 		}
-		s.whole = append(s.whole, shard)
+		s.whole[shard] = struct{}{}
 	}
 	return nil
 }
@@ -145,64 +142,55 @@ func (s *stream) sendWhole() error {
 		return nil
 	}
 	var size int64
-	for _, shard := range s.whole {
+	for shard := range s.whole {
 		frames, err := h.catchUp(h.store.Snapshot(shard), 0, s.compressed)
 		if err != nil {
 			return err
 		}
 		size += int64(wire.Bytes(frames))
 	}
-	release, err := s.awaitTurn(min(size, h.options.ColdBytes))
-	if err != nil {
-		return err
-	}
-	defer release()
-	for _, shard := range s.whole {
-		if err := s.sendUpTo(h.store.Snapshot(shard), 0); err != nil {
-			return err
+	return s.inTurn(size, func() error {
+		for _, shard := range slices.Sorted(maps.Keys(s.whole)) {
+			if err := s.sendUpTo(h.store.Snapshot(shard), 0); err != nil {
+				return err
+			}
 		}
-	}
-	s.whole = nil
-	return nil
+		clear(s.whole)
+		return nil
+	})
 }
 
-// awaitTurn waits for the client's turn to get so many bytes. Those who wait too long are asked to come back later.
-func (s *stream) awaitTurn(size int64) (release func(), err error) {
+// inTurn has send send so many bytes when it is the client's turn. A client that waits too long is asked to come back later. One that
+// does not take its bytes loses its turn, and is sent them nonetheless.
+func (s *stream) inTurn(size int64, send func() error) error {
+	h := s.hub
+	turn := h.cold.ask(s.identity(), size)
+	defer turn.end()
+	if err := s.awaitTurn(turn); err != nil {
+		return err
+	}
+	defer turn.watch(s.transport.Taken, h.metrics.stalledTurns.Inc)()
+	return send()
+}
+
+func (s *stream) awaitTurn(turn *turn) error {
 	h := s.hub
 	h.metrics.admissionWaiting.Inc()
 	defer h.metrics.admissionWaiting.Dec()
-	ctx, cancel := context.WithCancel(s.transport.Context())
-	defer cancel()
-	var late error // it did not get its turn
-	acquired := make(chan struct{})
-	go func() { late = h.cold.Acquire(ctx, size); close(acquired) }()
 	timeout := time.NewTimer(admissionWait)
 	defer timeout.Stop()
-	_, err = s.wait(acquired, timeout.C)
-	cancel()
-	<-acquired
-	if err != nil {
-		if late == nil {
-			h.cold.Release(size)
-		}
-		return nil, err
+	begun, err := s.wait(turn.begun, timeout.C)
+	if err != nil || begun {
+		return err
 	}
-	if late != nil {
-		if s.transport.Context().Err() != nil {
-			return nil, s.gone()
-		}
-		h.metrics.starts.WithLabelValues("refused").Inc()
-		h.lateLogged.Do(func() {
-			h.log.Warn("A client that needs whole shards did not get its turn and is asked to come back later; more are only counted for a "+
-				"while; if this goes on, raise --max-cold-sync-bytes or add replicas", "node", s.node, "peer", s.peer, "waited", admissionWait)
-		})
-		return nil, wire.RetryLater(status.Errorf(codes.ResourceExhausted,
-			"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
-			admissionWait/2+rand.N(admissionWait))
-	}
-	once := sync.OnceFunc(func() { h.cold.Release(size) })
-	held := time.AfterFunc(admissionHold, once)
-	return func() { held.Stop(); once() }, nil
+	h.metrics.starts.WithLabelValues("refused").Inc()
+	h.lateLogged.Do(func() {
+		h.log.Warn("A client that needs whole shards did not get its turn and is asked to come back later; more are only counted for a "+
+			"while; if this goes on, raise --max-cold-sync-bytes or add replicas", "node", s.node, "peer", s.peer, "waited", admissionWait)
+	})
+	return wire.RetryLater(status.Errorf(codes.ResourceExhausted,
+		"too many nodes need all of the state, or of shards, at once: this one has waited for %v", admissionWait),
+		admissionWait/2+rand.N(admissionWait))
 }
 
 // resume brings a client that holds something to the present. Within one epoch sequences decide. Of other shards digests do:
@@ -234,7 +222,9 @@ func (s *stream) resume(client held) error {
 		return nil
 	}
 	if !s.buckets {
-		s.whole = append(s.whole, unknown...)
+		for _, shard := range unknown {
+			s.whole[shard] = struct{}{}
+		}
 		return nil
 	}
 	digests, err := s.askDigests()
@@ -247,7 +237,7 @@ func (s *stream) resume(client held) error {
 		case snapshot.Digest():
 			s.sequences[shard] = snapshot.Sequence()
 		case model.Digest{}:
-			s.whole = append(s.whole, shard)
+			s.whole[shard] = struct{}{}
 		default:
 			ask = append(ask, shard)
 		}
@@ -317,7 +307,7 @@ func (s *stream) atPresent() bool {
 
 // askDigests asks for the digests of the client's shards.
 func (s *stream) askDigests() ([]model.Digest, error) {
-	s.ask(func() { s.asked = true })
+	s.ask(func() { s.digestsAsked = true })
 	if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}})); err != nil {
 		return nil, err
 	}
@@ -346,14 +336,17 @@ func (s *stream) askBuckets(shards []uint32) error {
 	if len(shards) == 0 {
 		return nil
 	}
+	waiting := make(map[uint32]struct{}, len(shards))
+	for _, shard := range shards {
+		waiting[shard] = struct{}{}
+	}
+	s.mu.Lock()
+	s.asked = maps.Clone(waiting)
+	s.mu.Unlock()
 	if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_BucketQuery{
 		BucketQuery: &pb.BucketQuery{Shards: shards},
 	}})); err != nil {
 		return err
-	}
-	waiting := make(map[uint32]struct{}, len(shards))
-	for _, shard := range shards {
-		waiting[shard] = struct{}{}
 	}
 	timeout := time.NewTimer(bucketTimeout)
 	defer timeout.Stop()
@@ -369,11 +362,13 @@ func (s *stream) askBuckets(shards []uint32) error {
 		answers := s.resyncs
 		s.resyncs, s.waiting = nil, 0
 		s.mu.Unlock()
-		for _, r := range answers {
-			delete(waiting, r.GetShard())
-			if err := s.resync(r); err != nil {
-				return err
+		for shard, r := range answers {
+			if r.whole || r.buckets != nil { // objects may be asked for too
+				delete(waiting, shard)
 			}
+		}
+		if err := s.resyncAll(answers); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -388,14 +383,31 @@ func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
 	return s.send(frames...)
 }
 
+// resyncAll answers requests, each shard's once, however often it was asked for.
+func (s *stream) resyncAll(requests map[uint32]*pending) error {
+	for _, shard := range slices.Sorted(maps.Keys(requests)) {
+		if err := s.resync(shard, requests[shard]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // resync sends what the client asks for again, as of a snapshot: the named objects, the buckets that differ, or the shard.
-func (s *stream) resync(r *pb.Resync) error {
-	snapshot := s.hub.store.Snapshot(r.GetShard())
+func (s *stream) resync(shard uint32, r *pending) error {
+	snapshot := s.hub.store.Snapshot(shard)
 	switch {
 	case s.wanted != nil:
 		return s.sendWanted(snapshot)
-	case len(r.GetKeys()) > 0:
-		frames, err := s.selected(snapshot, r.GetKeys())
+	case r.whole && !s.synced.Load():
+		s.whole[shard] = struct{}{}
+		return nil
+	case r.whole:
+		return s.sendUpTo(snapshot, 0)
+	}
+	// A shard of which nothing is sent yet is still to come.
+	if len(r.keys) > 0 && (s.synced.Load() || s.sequences[shard] > 0) {
+		frames, err := s.selected(snapshot, r.keys)
 		if err != nil {
 			return err
 		}
@@ -403,16 +415,18 @@ func (s *stream) resync(r *pb.Resync) error {
 		if err := s.bring(snapshot); err != nil {
 			return err
 		}
-		return s.send(frames...)
-	case len(r.GetBucketDigests()) > 0:
-		digests, err := model.SplitDigests(r.GetBucketDigests())
+		if err := s.send(frames...); err != nil {
+			return err
+		}
+	}
+	if r.buckets != nil {
+		digests, err := model.SplitDigests(r.buckets.GetBucketDigests())
 		if err != nil {
 			return status.Errorf(codes.InvalidArgument, "resync with %v", err)
 		}
 		return s.sendBuckets(snapshot, digests)
-	default:
-		return s.sendUpTo(snapshot, 0)
 	}
+	return nil
 }
 
 // sendBuckets sends the buckets of a snapshot that differ from the client's.
@@ -425,7 +439,7 @@ func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []model.Digest) e
 	}
 	if len(differ) > model.Buckets/2 {
 		if !s.synced.Load() {
-			s.whole = append(s.whole, snapshot.Shard())
+			s.whole[snapshot.Shard()] = struct{}{}
 			return nil
 		}
 		return s.sendUpTo(snapshot, 0)

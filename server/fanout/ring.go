@@ -174,6 +174,20 @@ func (r *ring) bases(shard uint32, from uint64) map[model.Key]*model.Slice {
 	return bases
 }
 
+// reaches reports whether the ring has all that was published of a shard since a sequence.
+func (r *ring) reaches(shard uint32, from uint64) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for p := r.tail; p < r.head.Load(); p++ {
+		for _, u := range r.entries[p%ringEntries].updates {
+			if u.shard == shard {
+				return u.from <= from
+			}
+		}
+	}
+	return false
+}
+
 // repeats tells of shards whether the batch holds more than one Update of them.
 func (b *batch) repeats() map[uint32]bool {
 	seen := make(map[uint32]bool, len(b.updates))

@@ -69,19 +69,21 @@ type stream struct {
 	reached model.ResourceVersions
 
 	// whole are the shards that the client gets whole before it is in sync. The goroutine's.
-	whole []uint32
+	whole map[uint32]struct{}
 	// beats tell when a client that waits for its initial state is due a sign of life. The goroutine's.
 	beats *time.Ticker
 
 	// What waits for the goroutine.
 	nodes     map[string]struct{} // that have changed
-	resyncs   []*pb.Resync
-	waiting   int // bytes of resyncs
+	resyncs   map[uint32]*pending // by shard
+	waiting   int                 // bytes of resyncs
 	subscribe *pb.Subscription
 	compare   bool // the client asks for digests
-	// asked is set while the client is to tell the digests of its shards; digests is its answer.
-	asked   bool
-	digests []model.Digest
+	// digestsAsked is set while the client is to tell the digests of its shards; digests is its answer.
+	digestsAsked bool
+	digests      []model.Digest
+	// asked are the shards of a BucketQuery that the client has not answered yet.
+	asked map[uint32]struct{}
 
 	reports reports
 }
@@ -91,9 +93,18 @@ func (h *Hub) newStream(t Transport) *stream {
 		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan held, 1), ending: make(chan error, 1),
 		reports: reports{
 			nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
-			messages: rate.NewLimiter(messagesPerSecond, messagesBurst), resyncs: rate.NewLimiter(resyncsPerSecond, resyncsBurst),
+			limiters: newLimiters(),
 		},
+		whole: make(map[uint32]struct{}),
 	}
+}
+
+// identity is who the client is; see identity.
+func (s *stream) identity() identity {
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
+		return identity{s.user, s.node}
+	}
+	return identity{user: s.user}
 }
 
 // end ends the stream with a status, from any goroutine and whatever it waits for. The first one counts.
@@ -145,6 +156,9 @@ func (s *stream) serve() error {
 	}
 	defer h.unregister(s)
 	defer s.leave()
+	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT { // others may have many streams at a time
+		s.reports.limiters = h.limiters.of(s.identity())
+	}
 	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
 	err = s.run(client)
@@ -423,15 +437,10 @@ func (s *stream) answer() error {
 			return err
 		}
 	}
-	for _, r := range resyncs {
-		if err := s.resync(r); err != nil {
-			return err
-		}
+	if err := s.resyncAll(resyncs); err != nil || !compare {
+		return err
 	}
-	if compare {
-		return s.sendDigests()
-	}
-	return nil
+	return s.sendDigests()
 }
 
 // sendDigests sends the digests of all shards, to whose positions it brings the client first. A narrowed stream has nothing to
@@ -482,11 +491,14 @@ func (s *stream) take(r *pb.StreamRequest) error {
 	if !s.admitted.Load() {
 		return status.Error(codes.InvalidArgument, "a message before welcome: hello is all that the server takes until then")
 	}
-	if !s.reports.messages.Allow() {
+	if !s.reports.messages.AllowN(time.Now(), 1+len(r.GetAck().GetPositions())/positionsPerMessage) {
 		return status.Errorf(codes.ResourceExhausted, "more than %d messages a second", messagesPerSecond)
 	}
 	switch m := r.GetMessage().(type) {
 	case *pb.StreamRequest_Ack:
+		if n := len(m.Ack.GetPositions()); n > maxPositions {
+			return status.Errorf(codes.InvalidArgument, "ack of %d positions: give at most %d", n, maxPositions)
+		}
 		return s.ack(m.Ack)
 	case *pb.StreamRequest_Nack:
 		s.nack(m.Nack)
@@ -523,7 +535,7 @@ func (s *stream) takeDigests(m *pb.Digests) error {
 	}
 	asked := false
 	s.ask(func() {
-		if asked, s.asked = s.asked, false; asked {
+		if asked, s.digestsAsked = s.digestsAsked, false; asked {
 			s.digests = digests
 		}
 	})
@@ -553,7 +565,11 @@ func (s *stream) request(r *pb.Resync) error {
 		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard", len(r.GetKeys()), maxKeys)
 	}
 	// The answer to a BucketQuery is a Resync too, and no sign of trouble.
-	if s.synced.Load() {
+	if !s.answers(r) {
+		if len(r.GetKeys()) == 0 && !s.synced.Load() {
+			return status.Errorf(codes.InvalidArgument, "resync of shard %d before in_sync, which no bucket_query asks for: "+
+				"answer one once for each of its shards", r.GetShard())
+		}
 		if !s.reports.resyncs.Allow() {
 			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs and subscriptions a second: resume on a new stream instead", resyncsPerSecond)
 		}
@@ -567,7 +583,13 @@ func (s *stream) request(r *pb.Resync) error {
 	size, full := proto.Size(r)+resyncBytes/4, false
 	s.ask(func() {
 		if full = s.waiting+size > maxWaiting+int(shards)*resyncBytes; !full {
-			s.resyncs = append(s.resyncs, r)
+			if s.resyncs == nil {
+				s.resyncs = make(map[uint32]*pending)
+			}
+			if s.resyncs[r.GetShard()] == nil {
+				s.resyncs[r.GetShard()] = &pending{}
+			}
+			s.resyncs[r.GetShard()].add(r)
 			s.waiting += size
 		}
 	})
@@ -575,6 +597,18 @@ func (s *stream) request(r *pb.Resync) error {
 		return status.Error(codes.ResourceExhausted, "too many resyncs wait already: read what comes first")
 	}
 	return nil
+}
+
+// answers reports whether a Resync is the first answer to what a BucketQuery asks of its shard.
+func (s *stream) answers(r *pb.Resync) bool {
+	if len(r.GetKeys()) > 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, asked := s.asked[r.GetShard()]
+	delete(s.asked, r.GetShard())
+	return asked
 }
 
 // wait waits, at the beginning of a stream, for a channel. It gives false if the timeout comes first. The client gets signs of life

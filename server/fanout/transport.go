@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -18,12 +19,14 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Transport carries one stream to its client. All methods but End are called by one goroutine at a time.
+// Transport carries one stream to its client. All methods but Taken and End are called by one goroutine at a time.
 type Transport interface {
 	// Context ends with the stream, and says who the client is.
 	Context() context.Context
 	// Send sends the frames in their order. It waits as long as the client, or the network, takes no more.
 	Send(frames ...wire.Frame) error
+	// Taken returns how many bytes of frames the client, or the network, has taken so far. It may be called by any goroutine.
+	Taken() uint64
 	// End ends the stream with a status, whatever it waits for. It may be called by any goroutine, more than once.
 	End(err error)
 	// TrySend sends all of the frames without waiting, or none and gives false.
@@ -54,7 +57,7 @@ func (s *Session) CloseSend() { s.s.closeSend() }
 // Stream implements the wire API over gRPC.
 func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 	ended := make(chan error, 1)
-	s := h.newStream(grpcTransport{g, ended})
+	s := h.newStream(&grpcTransport{DistributionService_StreamServer: g, ended: ended})
 	go func() { // ends with the stream
 		for {
 			r, err := g.Recv()
@@ -80,10 +83,11 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 type grpcTransport struct {
 	pb.DistributionService_StreamServer
 	ended chan<- error // takes the first one
+	taken atomic.Uint64
 }
 
 // End implements Transport.
-func (t grpcTransport) End(err error) {
+func (t *grpcTransport) End(err error) {
 	select {
 	case t.ended <- err:
 	default:
@@ -91,17 +95,21 @@ func (t grpcTransport) End(err error) {
 }
 
 // Send implements Transport.
-func (t grpcTransport) Send(frames ...wire.Frame) error {
+func (t *grpcTransport) Send(frames ...wire.Frame) error {
 	for _, f := range frames {
 		if err := t.SendMsg(f); err != nil {
 			return err
 		}
+		t.taken.Add(uint64(len(f)))
 	}
 	return nil
 }
 
+// Taken implements Transport. gRPC waits with a frame until it has sent those before it, but for a few KiB.
+func (t *grpcTransport) Taken() uint64 { return t.taken.Load() }
+
 // TrySend implements Transport: gRPC has no way to send without waiting.
-func (t grpcTransport) TrySend(...wire.Frame) (bool, error) { return false, nil }
+func (*grpcTransport) TrySend(...wire.Frame) (bool, error) { return false, nil }
 
 // codec sends frames as they are, and everything else as gRPC's own codec does.
 type codec struct{ encoding.CodecV2 }

@@ -47,11 +47,12 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	})
 	t.Run("until it is its turn", func(t *testing.T) {
 		h := running(t, options(1))
-		require.True(t, h.cold.TryAcquire(1))
+		other := h.cold.ask(identity{user: "another"}, 1)
+		<-other.begun
 		p := connect(t, h, &pb.Hello{})
 		defer p.cancel()
 		p.hears(t, 3, nil)
-		h.cold.Release(1)
+		other.end()
 		eventually(t, p.session.s.synced.Load)
 	})
 	t.Run("until it has answered", func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc/codes"
@@ -29,6 +30,7 @@ type Stream struct {
 	id     uint32
 	ctx    context.Context
 	cancel context.CancelFunc
+	taken  atomic.Uint64 // bytes of messages that the connection has taken
 
 	// conn.mu guards what follows.
 	over     error // a status: why nothing is sent any more
@@ -49,6 +51,10 @@ type Stream struct {
 
 // Context ends with the stream. It holds the client's metadata and peer.Peer.
 func (s *Stream) Context() context.Context { return s.ctx }
+
+// Taken returns how many bytes of messages have been written to the connection, which takes little that the client does not.
+// Any goroutine may call it.
+func (s *Stream) Taken() uint64 { return s.taken.Load() }
 
 // Send sends messages. It waits as long as the client does not take them. With none, it sends the response's headers, if
 // they are not sent yet. The error is a status that tells why the stream has ended.
@@ -112,6 +118,7 @@ func (s *Stream) sendLocked(m *messages, n int) error {
 	}
 	s.window -= int64(n)
 	c.window -= int64(n)
+	s.taken.Add(uint64(n))
 	c.pings.pardon = true
 	c.guard.budget.pay(bytesPerFrame + n) // the client acknowledges it, and opens its window
 	return c.writeLocked(b)

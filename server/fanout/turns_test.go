@@ -1,0 +1,342 @@
+package fanout
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+func begun(n *turn) bool {
+	select {
+	case <-n.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+// An identity has its share and no more, however much it asks for, and what it can't have holds up nobody.
+func TestAnIdentityHasItsShareOfTurns(t *testing.T) {
+	turns := newTurns(8 * 100)
+	hostile, honest := identity{"system:node:hostile", "hostile"}, identity{"system:node:honest", "honest"}
+	var held []*turn
+	for range 10 {
+		held = append(held, turns.ask(hostile, 1<<40))
+	}
+	require.True(t, begun(held[0]))
+	require.False(t, begun(held[1]))
+	require.EqualValues(t, 700, turns.free)
+	small := []*turn{turns.ask(honest, 40), turns.ask(honest, 40), turns.ask(honest, 40)}
+	require.Equal(t, []bool{true, true, false}, []bool{begun(small[0]), begun(small[1]), begun(small[2])})
+	require.True(t, small[0].end())
+	require.False(t, small[0].end(), "once")
+	require.True(t, begun(small[2]))
+	require.False(t, held[1].end(), "it has not begun")
+	require.True(t, held[0].end())
+	require.True(t, begun(held[2]))
+	for _, n := range append(held, small...) {
+		n.end()
+	}
+	require.EqualValues(t, turns.budget, turns.free)
+	require.Empty(t, turns.held)
+	require.Empty(t, turns.queue)
+}
+
+// Those that have not had a turn come before those that have, in the order in which they came, and small ones do not overtake large ones.
+func TestTurnsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turns := newTurns(1)
+		ask := func(name string) *turn { return turns.ask(identity{user: name}, 5) }
+		again := ask("a")
+		again.end()
+		now := ask("b")
+		order := map[string]*turn{"a": ask("a"), "c": ask("c"), "b again": ask("b"), "d": ask("d")}
+		for _, next := range []string{"c", "d", "a", "b again"} {
+			now.end()
+			for name, n := range order {
+				require.Equal(t, name == next, begun(n), "%s when it is the turn of %s", name, next)
+			}
+			now = order[next]
+			delete(order, next)
+		}
+		now.end()
+		time.Sleep(turnMemory) //nolint:forbidigo // of the bubble's clock
+		now, first, second := ask("x"), ask("a"), ask("y")
+		now.end()
+		require.True(t, begun(first), "it is forgotten")
+		require.False(t, begun(second))
+
+		turns = newTurns(8 * 100)
+		for i := range 7 {
+			turns.ask(identity{user: fmt.Sprint(i)}, 100)
+		}
+		turns.ask(identity{user: "half"}, 50)
+		large, small := turns.ask(identity{user: "large"}, 100), turns.ask(identity{user: "small"}, 10)
+		require.False(t, begun(large))
+		require.False(t, begun(small))
+	})
+}
+
+// A turn lasts as long as bytes are taken fast enough for it to end in time.
+func TestATurnEndsWhenBytesStopMoving(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken func(elapsed time.Duration) uint64
+		after time.Duration
+	}{
+		"nothing is taken":       {func(time.Duration) uint64 { return 0 }, turnCheck},
+		"a byte a second":        {func(d time.Duration) uint64 { return uint64(d / time.Second) }, turnCheck},
+		"it stops in the middle": {func(d time.Duration) uint64 { return uint64(min(d, 10*time.Second)/time.Second) * 10_000 }, 7 * turnCheck},
+		"it is never done":       {func(d time.Duration) uint64 { return uint64(d/time.Second) * 10_000 }, turnTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				turns := newTurns(800)
+				n := turns.ask(identity{}, 250_000)
+				begin := time.Now()
+				var stalled atomic.Bool
+				defer n.watch(func() uint64 { return 7 + c.taken(time.Since(begin)) }, func() { stalled.Store(true) })()
+				time.Sleep(c.after - time.Millisecond) //nolint:forbidigo // of the bubble's clock
+				synctest.Wait()
+				require.False(t, stalled.Load())
+				time.Sleep(time.Millisecond) //nolint:forbidigo // of the bubble's clock
+				synctest.Wait()
+				require.True(t, stalled.Load())
+				require.EqualValues(t, 800, turns.free)
+			})
+		})
+	}
+}
+
+// Whoever waits too long for a turn is told when to come back.
+func TestWhoWaitsTooLongIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, stop := run(t, Options{Store: filled(t, 4), ColdBytes: 1})
+		defer stop()
+		other := h.cold.ask(identity{user: "another"}, 1)
+		defer other.end()
+		begin := time.Now()
+		p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+		defer p.cancel()
+		err := <-p.done
+		require.Equal(t, codes.ResourceExhausted, status.Code(err))
+		require.ErrorContains(t, err, "try again in")
+		require.Len(t, status.Convert(err).Details(), 1)
+		require.Equal(t, admissionWait, time.Since(begin))
+		require.EqualValues(t, 1, testutil.ToFloat64(h.metrics.starts.WithLabelValues("refused")))
+		require.Empty(t, h.cold.queue)
+	})
+}
+
+// A subscription to much waits for its turn, when the stream begins and when it changes; one to little does not.
+func TestNarrowedStreamsTakeTurns(t *testing.T) {
+	s := filled(t, 0)
+	for i := range 10 {
+		s.Upsert(service(i), 1)
+		s.Upsert(slice(i, 300), 2)
+	}
+	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})
+	eventually(t, func() bool { return s.Snapshot(0).Len()+s.Snapshot(1).Len() == 20 })
+	other := h.cold.ask(identity{user: "another"}, 1)
+	all := connect(t, h, &pb.Hello{Subscription: &pb.Subscription{Namespaces: []string{"default"}}})
+	defer all.cancel()
+	few := connect(t, h, &pb.Hello{Subscription: only("service-1")})
+	defer few.cancel()
+	eventually(t, few.session.s.synced.Load)
+	all.hears(t, 2, nil)
+	require.False(t, all.session.s.synced.Load())
+	few.read(t)
+	require.NoError(t, few.say(&pb.StreamRequest{Message: &pb.StreamRequest_Subscribe{Subscribe: &pb.Subscription{Everything: true}}}))
+	few.hears(t, 2, nil)
+	require.EqualValues(t, 2, testutil.ToFloat64(h.metrics.admissionWaiting))
+	other.end()
+	eventually(t, all.session.s.synced.Load)
+	objects := 0
+	eventually(t, func() bool {
+		for _, r := range few.read(t) {
+			if r.Update != nil {
+				objects += r.Update.Len()
+			}
+		}
+		return objects == 20
+	})
+}
+
+// asked begins a stream that is asked for its buckets.
+func asked(t *testing.T, h *Hub, s *store.Store, kind pb.ClientKind) *pipe {
+	t.Helper()
+	hello := resuming(s)
+	hello.Kind, hello.NodeName = kind, "a"
+	p := connect(t, h, hello)
+	p.hears(t, 0, func(r *wire.Response) bool { return r.DigestQuery != nil })
+	require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: modeltest.Digests(1, 2)}}}))
+	p.hears(t, 0, func(r *wire.Response) bool { return r.BucketQuery != nil })
+	return p
+}
+
+// A question has one answer. What nobody has asked for is refused before the client is in sync, or counts as a request.
+func TestOneAnswerForEachQuestion(t *testing.T) {
+	s := filled(t, 40)
+	h := running(t, Options{Store: s})
+	eventually(t, func() bool { return s.Snapshot(0).Sequence() > 0 })
+	t.Run("a second answer", func(t *testing.T) {
+		p := asked(t, h, s, pb.ClientKind_CLIENT_KIND_AGENT)
+		require.NoError(t, p.say(bucketsOf(s.Snapshot(0), 1)))
+		require.Equal(t, codes.InvalidArgument, status.Code(p.say(bucketsOf(s.Snapshot(0), 2))))
+		require.Error(t, p.close())
+	})
+	t.Run("no question", func(t *testing.T) {
+		for n := range coldShares {
+			defer h.cold.ask(identity{user: fmt.Sprint("another-", n)}, h.cold.budget).end()
+		}
+		p := connect(t, h, &pb.Hello{NodeName: "b", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+		p.hears(t, 0, func(r *wire.Response) bool { return r.Welcome != nil })
+		require.Equal(t, codes.InvalidArgument, status.Code(p.say(bucketsOf(s.Snapshot(0), 1))))
+		require.Equal(t, codes.InvalidArgument, status.Code(p.say(resyncOf(&pb.Resync{}))))
+		require.Error(t, p.close())
+	})
+	t.Run("the whole shard instead, and objects of it", func(t *testing.T) {
+		p := asked(t, h, s, pb.ClientKind_CLIENT_KIND_AGENT)
+		defer p.cancel()
+		key := wire.KeyToProto(service(1).Key())
+		shard := service(1).ServiceKey().Shard(2)
+		require.NoError(t, p.say(resyncOf(&pb.Resync{Shard: shard, Keys: []*pb.ObjectKey{key}})))
+		require.NoError(t, p.say(resyncOf(&pb.Resync{Shard: shard})))
+		require.False(t, p.session.s.synced.Load(), "the other shard's answer is still to come")
+		require.NoError(t, p.say(bucketsOf(s.Snapshot(1-shard))))
+		eventually(t, p.session.s.synced.Load)
+		var updates []*wire.Response
+		for _, r := range p.read(t) {
+			if r.Update != nil {
+				updates = append(updates, r)
+			}
+		}
+		require.Len(t, updates, 1, "the objects come with their shard")
+		require.True(t, updates[0].Update.Full)
+	})
+	t.Run("objects before it is in sync", func(t *testing.T) {
+		p := asked(t, h, s, pb.ClientKind_CLIENT_KIND_OBSERVER)
+		defer p.cancel()
+		var err error
+		n := 0
+		for ; err == nil && n < 3*resyncsBurst; n++ {
+			err = p.say(resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}}))
+		}
+		require.Equal(t, codes.ResourceExhausted, status.Code(err))
+		require.Less(t, n, 2*resyncsBurst)
+	})
+}
+
+// What an agent may ask for is bounded on all of its streams together: a new one does not begin anew.
+func TestANewStreamHasNoNewLimits(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 4)})
+	refused := 0
+	for range 5 {
+		p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+		eventually(t, p.session.s.synced.Load)
+		for range resyncsBurst / 2 {
+			if p.say(resyncOf(&pb.Resync{})) != nil {
+				refused++
+			}
+		}
+		require.Error(t, p.close())
+	}
+	require.Greater(t, refused, resyncsBurst)
+}
+
+// However many sets of buckets, and positions, clients say that they are at: the frames that are built for them are few.
+func TestFramesOfALotOfClientsAreFew(t *testing.T) {
+	s := filled(t, 200)
+	for n := range 3 * ringEntries {
+		s.Upsert(slice(n%200, 3+n%7), 0)
+		s.Publish()
+	}
+	h := New(Options{Store: s})
+	snapshot := s.Snapshot(0)
+	for n := range uint64(1000) {
+		var buckets []uint32
+		for b := range uint32(model.Buckets) {
+			if (n*0x9e3779b97f4a7c15)>>b&1 == 1 {
+				buckets = append(buckets, b)
+			}
+		}
+		frames, err := h.inBuckets(snapshot, buckets, false)
+		require.NoError(t, err)
+		require.Len(t, frames, len(buckets))
+		for i, f := range frames {
+			r, err := wire.Decode(f)
+			require.NoError(t, err)
+			require.Equal(t, buckets[i:i+1], r.Update.FullBuckets)
+			require.Equal(t, i < len(buckets)-1, r.More)
+		}
+	}
+	require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps), 2.0*model.Buckets)
+	before := testutil.ToFloat64(h.metrics.catchUps)
+	for from := range snapshot.Sequence() {
+		frames, err := h.catchUp(snapshot, from, false)
+		require.NoError(t, err)
+		r, err := wire.Decode(frames[0])
+		require.NoError(t, err)
+		require.LessOrEqual(t, r.Update.From, from)
+		if from > 0 {
+			require.False(t, r.Update.Full)
+			require.Less(t, snapshot.Sequence()-r.Update.From, 2*(snapshot.Sequence()-from))
+		}
+	}
+	require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps)-before, 15.0)
+}
+
+// Positions in acks are bounded, and count as messages.
+func TestPositionsInAcksAreBounded(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 4)})
+	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	defer p.cancel()
+	eventually(t, p.session.s.synced.Load)
+	ack := &pb.Ack{}
+	for range maxPositions {
+		ack.Positions = append(ack.Positions, &pb.ShardPosition{Shard: 1, Sequence: 1})
+	}
+	most := &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: proto.CloneOf(ack)}}
+	require.NoError(t, p.say(most))
+	ack.Positions = append(ack.Positions, &pb.ShardPosition{})
+	require.Equal(t, codes.InvalidArgument, status.Code(p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: ack}})))
+	n, err := 0, error(nil)
+	for ; err == nil && n < messagesBurst; n++ {
+		err = p.say(most)
+	}
+	require.Equal(t, codes.ResourceExhausted, status.Code(err))
+	require.Less(t, n, 2*messagesBurst*positionsPerMessage/maxPositions)
+}
+
+// Names in subscriptions are no longer than Kubernetes' are.
+func TestNamesInSubscriptionsAreBounded(t *testing.T) {
+	name := make([]byte, maxName+1)
+	for i := range name {
+		name[i] = 'n'
+	}
+	for _, s := range []func(name string) *pb.Subscription{
+		func(name string) *pb.Subscription { return &pb.Subscription{Namespaces: []string{name}} },
+		func(name string) *pb.Subscription { return &pb.Subscription{Services: []*pb.ServiceName{{Name: name}}} },
+		func(name string) *pb.Subscription {
+			return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: name}}}
+		},
+	} {
+		_, err := newSubscription(s(string(name[1:])))
+		require.NoError(t, err)
+		_, err = newSubscription(s(string(name)))
+		require.Equal(t, codes.InvalidArgument, status.Code(err))
+	}
+}
