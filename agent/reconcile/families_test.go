@@ -40,14 +40,14 @@ func (n *node) dual(name string) {
 	}
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		service.ClusterIPs = append(service.ClusterIPs, netip.MustParseAddr(addresses[family][0]))
+	}
+	n.store.Upsert(model.NewService(service), 0) // first: slices without it are nothing to program, and acked
+	for family, a := range addresses {
 		n.store.Upsert(model.NewSlice(model.Slice{
 			Namespace: "default", Name: name + family.String(), Service: name, Family: family, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 80}},
-			Endpoints: []model.Endpoint{{
-				Address: netip.MustParseAddr(addresses[family][1]), NodeName: "node-1", Conditions: model.Conditions{Ready: true},
-			}},
+			Endpoints: []model.Endpoint{{Address: netip.MustParseAddr(a[1]), NodeName: "node-1", Conditions: model.Conditions{Ready: true}}},
 		}), 0)
 	}
-	n.store.Upsert(model.NewService(service), 0)
 	synctest.Wait()
 }
 
