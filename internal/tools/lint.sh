@@ -4,7 +4,7 @@ cd "$(dirname "$0")/../.."
 
 go vet ./...
 golangci=$(internal/tools/build.sh internal/tools/lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
-"$golangci" run
+"$golangci" run --allow-parallel-runners
 internal/tools/buf.sh lint
 
 # From the first release on the wire API only grows: it may not break whoever speaks that of a release. Before it, there is
