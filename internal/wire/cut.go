@@ -75,7 +75,8 @@ func (p *Parts) takeApart(f Frame) error {
 func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) ([]Frame, error) {
 	u := p.update
 	header := &pb.ShardUpdate{
-		Shard: u.Shard, FromSequence: fromToProto(from, u.To), Sequence: u.To, Full: u.Full, ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
+		Shard: u.Shard, FromSequence: fromToProto(from, u.To), Sequence: u.To, Full: u.Full,
+		ServicesResourceVersion: u.ResourceVersions.Services, SlicesResourceVersion: u.ResourceVersions.Slices,
 	}
 	var body [][]byte
 	for i, s := range u.Services {

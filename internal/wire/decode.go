@@ -120,7 +120,9 @@ func fromFromProto(p *pb.ShardUpdate) uint64 {
 func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 	u := &model.Update{
 		Shard: p.GetShard(), From: fromFromProto(p), To: p.GetSequence(), Full: p.GetFull(),
-		FullBuckets: p.GetFullBuckets(), ResourceVersions: ResourceVersionsFromProto(p.GetResourceVersions()),
+		FullBuckets: p.GetFullBuckets(), ResourceVersions: model.ResourceVersions{
+			Services: p.GetServicesResourceVersion(), Slices: p.GetSlicesResourceVersion(),
+		},
 	}
 	var problems []Problem
 	bad := func(kind model.Kind, namespace, name string, version []byte, err error) *model.Unreadable {

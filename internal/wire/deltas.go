@@ -26,8 +26,10 @@ func decodeDeltas(f Frame) *model.Update {
 				d := decodeDelta(v.bytes)
 				u.Deltas = append(u.Deltas, d)
 				return d != nil
-			case versionsField:
-				return decodeVersions(v.bytes, &u.ResourceVersions)
+			case servicesField:
+				u.ResourceVersions.Services = v.number
+			case slicesField:
+				u.ResourceVersions.Slices = v.number
 			default:
 				return false
 			}
@@ -43,13 +45,14 @@ func decodeDeltas(f Frame) *model.Update {
 	return u
 }
 
-// The fields of ShardUpdate, SliceDelta, EndpointConditions and ResourceVersions that there may be.
+// The fields of ShardUpdate, SliceDelta and EndpointConditions that there may be.
 var (
 	shardField    = wireField{1, protowire.VarintType}
 	fromField     = wireField{2, protowire.VarintType}
 	toField       = wireField{3, protowire.VarintType}
 	deltasField   = wireField{updateDeltas, protowire.BytesType}
-	versionsField = wireField{9, protowire.BytesType}
+	servicesField = wireField{9, protowire.VarintType}
+	slicesField   = wireField{12, protowire.VarintType}
 
 	namespaceField  = wireField{1, protowire.BytesType}
 	nameField       = wireField{2, protowire.BytesType}
@@ -62,9 +65,6 @@ var (
 	servingField     = wireField{3, protowire.VarintType}
 	terminatingField = wireField{4, protowire.VarintType}
 	indexField       = wireField{1, protowire.VarintType}
-
-	servicesField = wireField{1, protowire.VarintType}
-	slicesField   = wireField{2, protowire.VarintType}
 )
 
 // decodeDelta gives nil where there is anything else, or anything wrong.
@@ -118,20 +118,6 @@ func decodeConditions(b []byte) (c model.EndpointConditions, ok bool) {
 		return true
 	})
 	return c, ok
-}
-
-func decodeVersions(b []byte, into *model.ResourceVersions) bool {
-	return eachField(b, func(field wireField, v wireValue) bool {
-		switch field {
-		case servicesField:
-			into.Services = v.number
-		case slicesField:
-			into.Slices = v.number
-		default:
-			return false
-		}
-		return true
-	})
 }
 
 type wireField struct {

@@ -42,7 +42,7 @@ func EncodeNode(name string, n *model.Node) (Frame, error) {
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
 		Shard: u.Shard, FromSequence: fromToProto(u.From, u.To), Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
-		ResourceVersions: ResourceVersionsToProto(u.ResourceVersions),
+		ServicesResourceVersion: u.ResourceVersions.Services, SlicesResourceVersion: u.ResourceVersions.Slices,
 	}
 	for _, s := range u.Services {
 		p.Services = append(p.Services, serviceToProto(s))

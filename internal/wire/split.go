@@ -51,7 +51,7 @@ func encodePart(p *pb.ShardUpdate) (Frame, error) {
 func split(p *pb.ShardUpdate) []*pb.ShardUpdate {
 	d := &divider{part: &pb.ShardUpdate{
 		Shard: p.GetShard(), FromSequence: p.GetFromSequence(), Sequence: p.GetSequence(), Full: p.GetFull(),
-		ResourceVersions: p.GetResourceVersions(), FullBuckets: p.GetFullBuckets(),
+		ServicesResourceVersion: p.GetServicesResourceVersion(), SlicesResourceVersion: p.GetSlicesResourceVersion(), FullBuckets: p.GetFullBuckets(),
 	}}
 	d.parts = append(d.parts, d.part)
 	for _, s := range p.GetServices() {
@@ -87,7 +87,7 @@ func (d *divider) room(object proto.Message) *pb.ShardUpdate {
 		d.part.More = true
 		d.part = &pb.ShardUpdate{
 			Shard: d.part.GetShard(), FromSequence: d.part.GetFromSequence(), Sequence: d.part.GetSequence(), Full: d.part.GetFull(),
-			ResourceVersions: d.part.GetResourceVersions(),
+			ServicesResourceVersion: d.part.GetServicesResourceVersion(), SlicesResourceVersion: d.part.GetSlicesResourceVersion(),
 		}
 		d.parts, d.bytes = append(d.parts, d.part), 0
 	}

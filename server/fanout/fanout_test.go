@@ -117,8 +117,8 @@ func TestChangesFollow(t *testing.T) {
 	require.True(t, proto.Equal(u, b.update()))
 	require.Zero(t, u.GetFromSequence(), "it follows what was before")
 	require.EqualValues(t, 2, u.GetSequence())
-	require.EqualValues(t, 7, u.GetResourceVersions().GetSlices())
-	require.Zero(t, u.GetResourceVersions().GetServices())
+	require.EqualValues(t, 7, u.GetSlicesResourceVersion())
+	require.Zero(t, u.GetServicesResourceVersion())
 	require.Len(t, u.GetSliceDeltas(), 1)
 	require.Len(t, u.GetSliceDeltas()[0].GetEndpoints(), 1)
 

@@ -1749,8 +1749,10 @@ type ShardUpdate struct {
 	// Objects that no longer exist in this shard. A Slice that is handed to another Service may be removed here and come
 	// in another shard.
 	Removed []*ObjectKey `protobuf:"bytes,8,rep,name=removed,proto3" json:"removed,omitempty"`
-	// Resource versions that this update reflects, of the kinds that it changes.
-	ResourceVersions *ResourceVersions `protobuf:"bytes,9,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
+	// Resource version of Services that this update reflects; 0 if it changes none.
+	ServicesResourceVersion uint64 `protobuf:"varint,9,opt,name=services_resource_version,json=servicesResourceVersion,proto3" json:"services_resource_version,omitempty"`
+	// Resource version of EndpointSlices that this update reflects; 0 if it changes none.
+	SlicesResourceVersion uint64 `protobuf:"varint,12,opt,name=slices_resource_version,json=slicesResourceVersion,proto3" json:"slices_resource_version,omitempty"`
 	// More parts of this update follow, with the same shard and sequences; the client applies all of them as one. The full_buckets
 	// of the parts add up. A message has at most 16 MiB, and few have more than one.
 	More bool `protobuf:"varint,10,opt,name=more,proto3" json:"more,omitempty"`
@@ -1846,11 +1848,18 @@ func (x *ShardUpdate) GetRemoved() []*ObjectKey {
 	return nil
 }
 
-func (x *ShardUpdate) GetResourceVersions() *ResourceVersions {
+func (x *ShardUpdate) GetServicesResourceVersion() uint64 {
 	if x != nil {
-		return x.ResourceVersions
+		return x.ServicesResourceVersion
 	}
-	return nil
+	return 0
+}
+
+func (x *ShardUpdate) GetSlicesResourceVersion() uint64 {
+	if x != nil {
+		return x.SlicesResourceVersion
+	}
+	return 0
 }
 
 func (x *ShardUpdate) GetMore() bool {
@@ -3219,7 +3228,7 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\x06Server\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\"%\n" +
 	"\vBucketQuery\x12\x16\n" +
-	"\x06shards\x18\x01 \x03(\rR\x06shards\"\xcc\x03\n" +
+	"\x06shards\x18\x01 \x03(\rR\x06shards\"\xf3\x03\n" +
 	"\vShardUpdate\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\rR\x05shard\x12#\n" +
 	"\rfrom_sequence\x18\x02 \x01(\x04R\ffromSequence\x12\x1a\n" +
@@ -3228,8 +3237,9 @@ const file_slicecast_v1_slicecast_proto_rawDesc = "" +
 	"\bservices\x18\x05 \x03(\v2\x15.slicecast.v1.ServiceR\bservices\x12+\n" +
 	"\x06slices\x18\x06 \x03(\v2\x13.slicecast.v1.SliceR\x06slices\x12;\n" +
 	"\fslice_deltas\x18\a \x03(\v2\x18.slicecast.v1.SliceDeltaR\vsliceDeltas\x121\n" +
-	"\aremoved\x18\b \x03(\v2\x17.slicecast.v1.ObjectKeyR\aremoved\x12K\n" +
-	"\x11resource_versions\x18\t \x01(\v2\x1e.slicecast.v1.ResourceVersionsR\x10resourceVersions\x12\x12\n" +
+	"\aremoved\x18\b \x03(\v2\x17.slicecast.v1.ObjectKeyR\aremoved\x12:\n" +
+	"\x19services_resource_version\x18\t \x01(\x04R\x17servicesResourceVersion\x126\n" +
+	"\x17slices_resource_version\x18\f \x01(\x04R\x15slicesResourceVersion\x12\x12\n" +
 	"\x04more\x18\n" +
 	" \x01(\bR\x04more\x12!\n" +
 	"\ffull_buckets\x18\v \x03(\rR\vfullBuckets\"H\n" +
@@ -3458,31 +3468,30 @@ var file_slicecast_v1_slicecast_proto_depIdxs = []int32{
 	32, // 27: slicecast.v1.ShardUpdate.slices:type_name -> slicecast.v1.Slice
 	35, // 28: slicecast.v1.ShardUpdate.slice_deltas:type_name -> slicecast.v1.SliceDelta
 	28, // 29: slicecast.v1.ShardUpdate.removed:type_name -> slicecast.v1.ObjectKey
-	12, // 30: slicecast.v1.ShardUpdate.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	37, // 31: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
-	12, // 32: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	12, // 33: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
-	2,  // 34: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
-	4,  // 35: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
-	30, // 36: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
-	31, // 37: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
-	5,  // 38: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	5,  // 39: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
-	3,  // 40: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
-	6,  // 41: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
-	33, // 42: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
-	34, // 43: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
-	3,  // 44: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
-	34, // 45: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
-	36, // 46: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
-	38, // 47: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
-	7,  // 48: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
-	8,  // 49: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
-	49, // [49:50] is the sub-list for method output_type
-	48, // [48:49] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	37, // 30: slicecast.v1.NodeUpdate.node:type_name -> slicecast.v1.Node
+	12, // 31: slicecast.v1.InSync.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	12, // 32: slicecast.v1.Heartbeat.resource_versions:type_name -> slicecast.v1.ResourceVersions
+	2,  // 33: slicecast.v1.ObjectKey.kind:type_name -> slicecast.v1.ObjectKind
+	4,  // 34: slicecast.v1.Service.type:type_name -> slicecast.v1.ServiceType
+	30, // 35: slicecast.v1.Service.load_balancer_ingress:type_name -> slicecast.v1.LoadBalancerIngress
+	31, // 36: slicecast.v1.Service.ports:type_name -> slicecast.v1.ServicePort
+	5,  // 37: slicecast.v1.Service.internal_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	5,  // 38: slicecast.v1.Service.external_traffic_policy:type_name -> slicecast.v1.TrafficPolicy
+	3,  // 39: slicecast.v1.ServicePort.protocol:type_name -> slicecast.v1.Protocol
+	6,  // 40: slicecast.v1.Slice.address_type:type_name -> slicecast.v1.AddressType
+	33, // 41: slicecast.v1.Slice.ports:type_name -> slicecast.v1.SlicePort
+	34, // 42: slicecast.v1.Slice.endpoints:type_name -> slicecast.v1.Endpoint
+	3,  // 43: slicecast.v1.SlicePort.protocol:type_name -> slicecast.v1.Protocol
+	34, // 44: slicecast.v1.SliceDelta.endpoints:type_name -> slicecast.v1.Endpoint
+	36, // 45: slicecast.v1.SliceDelta.conditions:type_name -> slicecast.v1.EndpointConditions
+	38, // 46: slicecast.v1.Node.labels:type_name -> slicecast.v1.Node.LabelsEntry
+	7,  // 47: slicecast.v1.DistributionService.Stream:input_type -> slicecast.v1.StreamRequest
+	8,  // 48: slicecast.v1.DistributionService.Stream:output_type -> slicecast.v1.StreamResponse
+	48, // [48:49] is the sub-list for method output_type
+	47, // [47:48] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_slicecast_v1_slicecast_proto_init() }
