@@ -70,7 +70,9 @@ func (s *signer) get(_ context.Context, path string) ([]byte, error) {
 	published := s.raw
 	for id, key := range s.keys {
 		one, err := json.Marshal(jose.JSONWebKey{Key: key.Public(), KeyID: id, Use: "sig"})
-		require.NoError(s.t, err)
+		if err != nil {
+			return nil, err // a fuzz target may not use the fuzz test's methods
+		}
 		published = append(published, one)
 	}
 	return json.Marshal(map[string]any{"keys": published})

@@ -14,6 +14,7 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -108,6 +109,10 @@ type around struct {
 }
 
 func (a around) Run() int {
+	flag.Parse()
+	if f := flag.Lookup("test.fuzzworker"); f != nil && f.Value.String() == "true" {
+		return a.m.Run() // it runs no tests, so that no control plane is needed
+	}
 	logf := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 	cp, err := start(context.Background(), a.options, logf)
 	if err != nil {
