@@ -118,7 +118,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // admit makes room for a connection.
 func (p *Port) admit(raw net.Conn) *conn {
-	c := &conn{Conn: raw, port: p}
+	c := &conn{Conn: raw, port: p, close: sync.OnceValue(raw.Close)}
 	c.active()
 	prefix := origin(raw.RemoteAddr())
 	p.mu.Lock()
@@ -183,14 +183,16 @@ func (p *Port) displace(c *conn) {
 		p.logger.Warn("Connection closed to make room for a new one; more are only counted for a while",
 			"port", p.name, "client", c.RemoteAddr().String(), "interval", logInterval)
 	})
-	_ = c.Conn.Close() // the client is given up
+	_ = c.close() // the client is given up
 }
 
 // conn is a connection of a Port.
 type conn struct {
 	net.Conn
 	port *Port
-	last atomic.Uint64 // the port's clock when bytes last came or went
+	// close closes Conn. When it returns, the socket is closed, whoever called it first.
+	close func() error
+	last  atomic.Uint64 // the port's clock when bytes last came or went
 
 	prefix netip.Prefix
 	from   *address
@@ -219,10 +221,11 @@ func (c *conn) Write(b []byte) (int, error) {
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
+	err := c.close() // before it stops counting
 	c.port.mu.Lock()
+	defer c.port.mu.Unlock()
 	c.port.removeLocked(c)
-	c.port.mu.Unlock()
-	return c.Conn.Close()
+	return err
 }
 
 // origin returns what counts as the address of a client. Addresses that are none of IP are one.

@@ -263,6 +263,38 @@ func TestOrigin(t *testing.T) {
 	require.Zero(t, origin(&net.UnixAddr{Name: "@x", Net: "unix"}))
 }
 
+// slowConn is a connection whose Close waits.
+type slowConn struct {
+	net.Conn
+	closing, closed chan struct{}
+}
+
+func (c *slowConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
+func (c *slowConn) Close() error {
+	close(c.closing)
+	<-c.closed
+	return nil
+}
+
+// A connection counts until its socket is closed, and a newcomer that displaces it waits for that.
+func TestConnectionCountsUntilItIsClosed(t *testing.T) {
+	p := newPort(Limits{Total: 1, PerAddress: 1})
+	slow := &slowConn{closing: make(chan struct{}), closed: make(chan struct{})}
+	first := p.admit(slow)
+	ended, admitted := make(chan error, 1), make(chan *conn, 1)
+	go func() { ended <- first.Close() }()
+	<-slow.closing
+	require.Equal(t, 1, held(p, "127.0.0.1"))
+	go func() { admitted <- p.admit(&slowConn{}) }()
+	require.Eventually(t, func() bool { return testutil.ToFloat64(p.displaced) == 1 }, 30*time.Second, time.Millisecond)
+	require.Empty(t, admitted)
+	close(slow.closed)
+	<-admitted
+	require.NoError(t, <-ended)
+	require.Equal(t, 1, held(p, "127.0.0.1"))
+}
+
 // What a listener accepts, it also gives up.
 func TestListenerEnds(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")

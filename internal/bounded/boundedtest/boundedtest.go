@@ -3,6 +3,7 @@ package boundedtest
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -56,17 +57,20 @@ func (c *Crowd) Join(from netip.Addr, say string) {
 
 // Held returns how many connections the server's side of the port holds, by the kernel. Once the
 // server has answered somebody who came after the crowd, none of them waits to be accepted.
-func (c *Crowd) Held() (held int) {
+func (c *Crowd) Held() int {
 	c.t.Helper()
 	sockets, err := os.ReadFile("/proc/thread-self/net/tcp")
 	require.NoError(c.t, err)
-	port := fmt.Sprintf(":%04X", c.to.Port())
+	ip := c.to.Addr().As4()
+	local := fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(ip[:]), c.to.Port())
+	// The file is no snapshot: while connections come and go, it may list one more than once.
+	held := make(map[string]bool)
 	for line := range strings.Lines(string(sockets)) {
 		// A number, the local and the remote address, and the state.
 		fields := strings.Fields(line)
-		if len(fields) > 3 && strings.HasSuffix(fields[1], port) && fields[3] == established {
-			held++
+		if len(fields) > 3 && fields[1] == local && fields[3] == established {
+			held[fields[2]] = true
 		}
 	}
-	return held
+	return len(held)
 }
