@@ -187,7 +187,13 @@ func disjoint(prefixes []netip.Prefix) []netip.Prefix {
 		}
 		return a.Bits() - b.Bits()
 	})
-	return slices.CompactFunc(sorted, func(kept, next netip.Prefix) bool { return kept.Contains(next.Addr()) })
+	kept := sorted[:0]
+	for _, p := range sorted {
+		if len(kept) == 0 || !kept[len(kept)-1].Contains(p.Addr()) {
+			kept = append(kept, p)
+		}
+	}
+	return kept
 }
 
 // bounds gives a prefix's first and last address.
