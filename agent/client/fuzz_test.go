@@ -13,7 +13,7 @@ import (
 )
 
 // FuzzUpdates: whatever servers send, the cache takes it as a whole or refuses it, and is in order: digests are those of what
-// counts, each slice is with its Service and in its shard, and nothing is there twice.
+// counts, each slice is with its Service and in its shard, nothing is there twice, and all that is there is canonical.
 func FuzzUpdates(f *testing.F) {
 	web, slice := modeltest.Web(), model.NewSlice(modeltest.WebSlice(3))
 	flipped := modeltest.WebSlice(3)
@@ -34,6 +34,7 @@ func FuzzUpdates(f *testing.F) {
 		f.Add(protowire.AppendBytes(nil, frame))
 	}
 	f.Add(all)
+	f.Add(twice(f, slice))
 	part, err := wire.Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: &pb.ShardUpdate{Sequence: 1, More: true}}})
 	require.NoError(f, err)
 	f.Add(protowire.AppendBytes(nil, part))
@@ -72,12 +73,29 @@ func checkCache(t *testing.T, c *Cache) {
 		for key, held := range s.services {
 			require.Equal(t, uint32(i), key.Shard(2))
 			require.True(t, held.service != nil || len(held.slices) > 0, "nothing is kept of what is gone")
+			if held.service != nil {
+				require.NoError(t, held.service.Check())
+			}
 			slices += len(held.slices)
 			for _, slice := range held.slices {
+				require.NoError(t, slice.Check())
 				require.Equal(t, key, slice.ServiceKey())
 				require.Same(t, slice, s.slices[slice.Key()])
 			}
 		}
 		require.Len(t, s.slices, slices)
 	}
+}
+
+// twice returns the frames of a slice and of a delta that has an endpoint twice, and promises what comes of that.
+func twice(t testing.TB, s *model.Slice) []byte {
+	e := modeltest.WebEndpoint(200)
+	shard := s.ServiceKey().Shard(2)
+	whole, err := wire.EncodeUpdate(&model.Update{Shard: shard, To: 2, Full: true, Slices: []*model.Slice{s.WithVersion(model.Version{1}, nil)}})
+	require.NoError(t, err)
+	delta, err := wire.EncodeUpdate(&model.Update{Shard: shard, From: 2, To: 3, Deltas: []*model.SliceDelta{{
+		Namespace: s.Namespace, Name: s.Name, Version: model.Version{2}, Endpoints: []model.Endpoint{e, e},
+	}}})
+	require.NoError(t, err)
+	return protowire.AppendBytes(protowire.AppendBytes(nil, whole), delta)
 }

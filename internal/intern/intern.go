@@ -7,6 +7,10 @@ import "sync"
 // generation is how many strings Strings holds before it starts to forget those no longer seen.
 const generation = 1 << 16
 
+// longest is how long a string is at most, in bytes, to be kept: the keys of labels are the longest that objects have in common. Others
+// may come from a decoder that refuses them later.
+const longest = 253 + 1 + 63
+
 // Strings is a set of strings that are in use, for any number of goroutines; the zero value is ready. Package unique would
 // forget them at each garbage collection, as the model holds plain strings and no handles.
 type Strings struct {
@@ -14,10 +18,10 @@ type Strings struct {
 	young, old map[string]string
 }
 
-// Get gives the copy that all callers share.
+// Get gives the copy that all callers share; of a very long string, the string itself.
 func (i *Strings) Get(s string) string {
-	if s == "" {
-		return ""
+	if s == "" || len(s) > longest {
+		return s
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -2,6 +2,7 @@ package intern
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -20,4 +21,14 @@ func TestStringsKeepsOneCopyAndForgets(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, len(i.young)+len(i.old), 2*generation)
+}
+
+// A string that no object has in common with others is not kept, however often it comes.
+func TestStringsKeepsNoLongOnes(t *testing.T) {
+	var i Strings
+	for _, size := range []int{longest, longest + 1} {
+		s := strings.Repeat("a", size)
+		require.Equal(t, s, i.Get(s))
+	}
+	require.Len(t, i.young, 1)
 }

@@ -11,7 +11,7 @@ import (
 // it is not the one that the delta was made from: the receiver must ask for the whole slice.
 var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 
-// SliceDelta turns one version of a Slice into another that differs in endpoints only.
+// SliceDelta turns one version of a Slice into another that differs in endpoints only. Its lists are as Check says.
 type SliceDelta struct {
 	Namespace, Name string
 	// Service that the slice belongs to, and Before, the slice that the delta was made from, do not go over the wire: a receiver
@@ -108,12 +108,15 @@ func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 	}
 }
 
-// Apply returns the slice that the delta makes of s, or ErrBase. s stays as it is.
+// Apply returns the slice that the delta makes of s, or ErrBase. s stays as it is. If both are canonical, so is the result.
 //
 // The result is checked against the version that the delta promises, unless s is not Exact.
 func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	if s.Key() != d.Key() {
 		return nil, fmt.Errorf("%w: it is of %s, and this is %s", ErrBase, d.Key(), s.Key())
+	}
+	if len(d.Endpoints) > 0 && FamilyOf(d.Endpoints[0].Address) != s.Family {
+		return nil, fmt.Errorf("%w: %s is of another family than %s", ErrBase, s.Key(), d.Endpoints[0].Address)
 	}
 	n := *s
 	n.LastChangeTriggerTimeMS = d.LastChangeTriggerTimeMS
@@ -143,6 +146,9 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	n.Endpoints = append(n.Endpoints, changed...)
 	if len(removed) > 0 || len(conditions) > 0 {
 		return nil, fmt.Errorf("%w: %s lacks endpoints that the delta changes", ErrBase, s.Key())
+	}
+	if len(n.Endpoints) > MaxEndpoints {
+		return nil, fmt.Errorf("%w: %s would have %d endpoints, and may have %d", ErrBase, s.Key(), len(n.Endpoints), MaxEndpoints)
 	}
 	n.leaves = hashLeaves(n.Endpoints, s)
 	own := n.hash()

@@ -67,7 +67,7 @@ func (h *hasher) addr(number byte, a netip.Addr) {
 
 func (h *hasher) sum() Version { return Version(hashOf(h.buf)) }
 
-// NewService completes a Service: sorts what has no order and sets the version. It takes ownership of s.
+// NewService completes a Service: sorts its lists, keeps one of equal entries and sets the version. It takes ownership of s.
 func NewService(s Service) *Service {
 	slices.SortFunc(s.ClusterIPs, netip.Addr.Compare)
 	slices.SortFunc(s.ExternalIPs, netip.Addr.Compare)
@@ -79,6 +79,9 @@ func NewService(s Service) *Service {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port),
 			cmp.Compare(a.NodePort, b.NodePort))
 	})
+	s.ClusterIPs, s.ExternalIPs = slices.Compact(s.ClusterIPs), slices.Compact(s.ExternalIPs)
+	s.LoadBalancerIngress, s.LoadBalancerSourceRanges = slices.Compact(s.LoadBalancerIngress), slices.Compact(s.LoadBalancerSourceRanges)
+	s.Ports = slices.Compact(s.Ports)
 	s.version, s.exact = s.hash(), true
 	return &s
 }
@@ -140,16 +143,19 @@ func (s *Service) hash() Version {
 	return h.sum()
 }
 
-// NewSlice completes a Slice: sorts ports and endpoints, keeps one endpoint of each address and sets the version. Of
-// several endpoints with one address the first by Conditions.Compare stays.
+// NewSlice completes a Slice: sorts its lists, keeps one of equal entries and one endpoint of each address, and sets the
+// version. Of several endpoints with one address the first by Conditions.Compare stays.
 // It takes ownership of s.
 func NewSlice(s Slice) *Slice {
 	slices.SortFunc(s.Ports, func(a, b SlicePort) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 	})
+	s.Ports = slices.Compact(s.Ports)
 	for i := range s.Endpoints {
-		slices.Sort(s.Endpoints[i].ZoneHints)
-		slices.Sort(s.Endpoints[i].NodeHints)
+		e := &s.Endpoints[i]
+		slices.Sort(e.ZoneHints)
+		slices.Sort(e.NodeHints)
+		e.ZoneHints, e.NodeHints = slices.Compact(e.ZoneHints), slices.Compact(e.NodeHints)
 	}
 	slices.SortStableFunc(s.Endpoints, func(a, b Endpoint) int {
 		return cmp.Or(a.Address.Compare(b.Address), a.Conditions.Compare(b.Conditions),

@@ -6,22 +6,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Bounds of lists. What is beyond them is left out, and reported as TooMany.
-const (
-	// The API server's own for EndpointSlices. A file can have more.
-	maxEndpoints     = 1000
-	maxEndpointPorts = 20_000
-	maxHints         = 8
-	// maxCIDRs is more than the API server's own for Nodes and ServiceCIDRs, which have one of each family.
-	maxCIDRs = 16
-	// maxNodeAddresses is a hundred times what Nodes have. The API server has no bound.
-	maxNodeAddresses = 1000
-	// maxText bounds each string, in bytes: the longest ones that the API server accepts are keys of labels, with 317.
-	maxText = 512
-	// maxZone is the longest zone that a Node can be in, as that is the value of a label. The API server has no bound for the zone of an
-	// endpoint.
-	maxZone = 63
-)
+// Lists are bounded as model.Service.Check and those beside it say. What is beyond that is left out, and reported as TooMany.
+
+// maxDetail bounds what is said of a value that anybody may have written, in bytes.
+const maxDetail = 512
 
 // first returns a list up to a bound, and reports what it leaves out.
 func first[T any](list []T, most int, field string, skips *skipList) []T {

@@ -83,33 +83,33 @@ func TestListsAreBounded(t *testing.T) {
 				})
 			}),
 			func(o Object) int { return len(o.(*model.Service).Ports) }},
-		"endpoints": {"endpoints", maxEndpoints,
+		"endpoints": {"endpoints", model.MaxEndpoints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints = repeated(n, func(i int) discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{ip4(i)}} })
 			}),
 			func(o Object) int { return len(o.(*model.Slice).Endpoints) }},
-		"endpoint ports": {"ports", maxEndpointPorts,
+		"endpoint ports": {"ports", model.MaxSlicePorts,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Ports = repeated(n, func(i int) discoveryv1.EndpointPort {
 					return discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", i)), Port: ptr.To(int32(i%65535 + 1))}
 				})
 			}),
 			func(o Object) int { return len(o.(*model.Slice).Ports) }},
-		"zone hints": {"endpoints.hints.forZones", maxHints,
+		"zone hints": {"endpoints.hints.forZones", model.MaxHints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints[0].Hints = &discoveryv1.EndpointHints{
 					ForZones: repeated(n, func(i int) discoveryv1.ForZone { return discoveryv1.ForZone{Name: fmt.Sprint(i)} }),
 				}
 			}),
 			func(o Object) int { return len(o.(*model.Slice).Endpoints[0].ZoneHints) }},
-		"node hints": {"endpoints.hints.forNodes", maxHints,
+		"node hints": {"endpoints.hints.forNodes", model.MaxHints,
 			endpoints(func(s *discoveryv1.EndpointSlice, n int) {
 				s.Endpoints[0].Hints = &discoveryv1.EndpointHints{
 					ForNodes: repeated(n, func(i int) discoveryv1.ForNode { return discoveryv1.ForNode{Name: fmt.Sprint(i)} }),
 				}
 			}),
 			func(o Object) int { return len(o.(*model.Slice).Endpoints[0].NodeHints) }},
-		"node addresses": {"status.addresses", maxNodeAddresses,
+		"node addresses": {"status.addresses", model.MaxNodeAddresses,
 			func(n int) (Object, []Skip) {
 				_, o, skips := NewConverter("").Convert(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Status: corev1.NodeStatus{
 					Addresses: repeated(n, func(i int) corev1.NodeAddress {
@@ -119,7 +119,7 @@ func TestListsAreBounded(t *testing.T) {
 				return o, skips
 			},
 			func(o Object) int { return len(o.(*model.Node).InternalIPs) }},
-		"pod CIDRs": {"spec.podCIDRs", maxCIDRs,
+		"pod CIDRs": {"spec.podCIDRs", model.MaxCIDRs,
 			func(n int) (Object, []Skip) {
 				_, o, skips := NewConverter("").Convert(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: corev1.NodeSpec{
 					PodCIDRs: repeated(n, func(i int) string { return ip4(i) + "/32" }),
@@ -127,7 +127,7 @@ func TestListsAreBounded(t *testing.T) {
 				return o, skips
 			},
 			func(o Object) int { return len(o.(*model.Node).PodCIDRs) }},
-		"service CIDRs": {"spec.cidrs", maxCIDRs,
+		"service CIDRs": {"spec.cidrs", model.MaxCIDRs,
 			func(n int) (Object, []Skip) {
 				_, o, skips := NewConverter("").Convert(&networkingv1.ServiceCIDR{Spec: networkingv1.ServiceCIDRSpec{
 					CIDRs: repeated(n, func(i int) string { return ip4(i) + "/32" }),
@@ -151,7 +151,7 @@ func TestListsAreBounded(t *testing.T) {
 	}
 }
 
-// A string that can't be meant is left out, with its object where that is of no use without it.
+// A string that can't be meant is left out.
 func TestStringsAreBounded(t *testing.T) {
 	slice := func(zone, node string) (Object, []Skip) {
 		_, o, skips := NewConverter("").Convert(&discoveryv1.EndpointSlice{
@@ -161,16 +161,16 @@ func TestStringsAreBounded(t *testing.T) {
 		})
 		return o, skips
 	}
-	zone, node := strings.Repeat("z", maxZone), strings.Repeat("n", maxText)
+	zone, node := strings.Repeat("z", 63), strings.Repeat("n", 253)
 	o, skips := slice(zone, node)
 	require.Empty(t, skips)
 	require.Equal(t, zone, o.(*model.Slice).Endpoints[0].Zone)
 	require.Equal(t, node, o.(*model.Slice).Endpoints[0].NodeName)
 	o, skips = slice(strings.Repeat("z", 1<<20), node)
 	require.Equal(t, []Reason{InvalidText}, reasons(skips))
-	require.Less(t, len(skips[0].Detail), 2*maxText)
+	require.Less(t, len(skips[0].Detail), 2*maxDetail)
 	require.Empty(t, o.(*model.Slice).Endpoints[0].Zone)
 	o, skips = slice(zone, node+"n")
 	require.Equal(t, []Reason{InvalidText}, reasons(skips))
-	require.Nil(t, o)
+	require.Empty(t, o.(*model.Slice).Endpoints[0].NodeName)
 }

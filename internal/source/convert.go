@@ -2,12 +2,10 @@ package source
 
 import (
 	"fmt"
-	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -25,14 +23,8 @@ const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 // AnnotationIPVSScheduler names the scheduler that IPVS is to choose a Service's backends with.
 const AnnotationIPVSScheduler = "slicecast.io/ipvs-scheduler"
 
-// maxAnnotation is the longest value of it in bytes: the kernel's names have at most 15.
-const maxAnnotation = 63
-
 // taintToBeDeleted is how the cluster autoscaler announces that it will remove a node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
-
-// maxAffinitySeconds is the API's limit for a client's affinity.
-const maxAffinitySeconds = 86400
 
 // Converter makes model objects of Kubernetes ones: trimmed, with Kubernetes' defaults in the place of absent fields. Any
 // number of goroutines may use it. It keeps nothing of what it is given but strings.
@@ -57,17 +49,17 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 		if s == nil {
 			return key, nil, skips // not s, which would be an Object that holds a nil pointer
 		}
-		return key, textual(s, &skips), skips
+		return key, canonical(s, (*skipList)(&skips)), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
 		if s == nil {
 			return key, nil, skips // not s, which would be an Object that holds a nil pointer
 		}
-		return key, textual(s, &skips), skips
+		return key, canonical(s, (*skipList)(&skips)), skips
 	case *corev1.Node:
 		n, skips := c.FromNode(o)
-		return n.Key(), textual(n, &skips), skips
+		return n.Key(), canonical(n, (*skipList)(&skips)), skips
 	case *networkingv1.ServiceCIDR:
 		s, skips := c.FromServiceCIDR(o)
 		return s.Key(), s, skips
@@ -75,62 +67,21 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	panic(fmt.Sprintf("no conversion of %T", o))
 }
 
-// textual gives the object, or nil if one of its strings is no UTF-8, or so long that it can't be meant: it could not be sent, nor
-// could others with it.
-func textual(o Object, skips *[]Skip) Object {
-	for field, value := range texts(o) {
-		if len(value) > maxText {
-			*skips = append(*skips, Skip{InvalidText, field, fmt.Sprintf("has %d bytes, and may have %d", len(value), maxText)})
-			return nil
-		}
-		if !utf8.ValidString(value) {
-			*skips = append(*skips, Skip{InvalidText, field, fmt.Sprintf("%q is no UTF-8", value)})
-			return nil
-		}
+// canonical returns the object, or nil if it is not canonical as a whole: decoders would refuse it. That is so for names that the API
+// server does not admit.
+func canonical(o interface {
+	Object
+	Check() error
+}, skips *skipList) Object {
+	if err := o.Key().Check(); err != nil {
+		skips.add(InvalidText, "metadata.name", "%v", err)
+		return nil
+	}
+	if err := o.Check(); err != nil {
+		skips.add(Invalid, "metadata.name", "%v", err)
+		return nil
 	}
 	return o
-}
-
-// texts gives an object's strings with the fields that they are in.
-func texts(o Object) iter.Seq2[string, string] {
-	return func(yield func(string, string) bool) {
-		switch o := o.(type) {
-		case *model.Service:
-			for i := range o.Ports {
-				if !yield("spec.ports.name", o.Ports[i].Name) {
-					return
-				}
-			}
-			_ = yield("metadata.namespace", o.Namespace) && yield("metadata.name", o.Name) &&
-				yield("spec.trafficDistribution", o.TrafficDistribution)
-		case *model.Slice:
-			for i := range o.Ports {
-				if !yield("ports.name", o.Ports[i].Name) {
-					return
-				}
-			}
-			for i := range o.Endpoints {
-				e := &o.Endpoints[i]
-				if !yield("endpoints.nodeName", e.NodeName) || !yield("endpoints.zone", e.Zone) {
-					return
-				}
-				for _, hint := range slices.Concat(e.ZoneHints, e.NodeHints) {
-					if !yield("endpoints.hints", hint) {
-						return
-					}
-				}
-			}
-			_ = yield("metadata.namespace", o.Namespace) && yield("metadata.name", o.Name) &&
-				yield("metadata.labels", o.Service)
-		case *model.Node:
-			for k, v := range o.Labels {
-				if !yield("metadata.labels", k) || !yield("metadata.labels", v) {
-					return
-				}
-			}
-			_ = yield("metadata.name", o.Name)
-		}
-	}
 }
 
 // ResourceVersion parses an object's resourceVersion; 0 if it has none that is a number.
@@ -175,6 +126,8 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	for i, ip := range o.Spec.ExternalIPs {
 		if a, ok := ParseAddr(ip); !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%q is no IP address", ip)
+		} else if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+			skips.add(InvalidAddress, fmt.Sprintf("spec.externalIPs[%d]", i), "%v", err)
 		} else if external.add(a, a) {
 			s.ExternalIPs = append(s.ExternalIPs, a)
 		}
@@ -188,8 +141,12 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 		s.ExternalTrafficPolicy = model.TrafficLocal
 	}
 	s.ClientIPAffinitySeconds = affinitySeconds(o, &skips)
-	s.TrafficDistribution = c.strings.Get(ptr.Deref(o.Spec.TrafficDistribution, ""))
-	if name := o.Annotations[AnnotationIPVSScheduler]; len(name) > maxAnnotation || !utf8.ValidString(name) {
+	if d := ptr.Deref(o.Spec.TrafficDistribution, ""); d == "" || model.IsQualifiedName(d) {
+		s.TrafficDistribution = c.strings.Get(d)
+	} else {
+		skips.add(InvalidText, "spec.trafficDistribution", "%.80q is no name", d)
+	}
+	if name := o.Annotations[AnnotationIPVSScheduler]; !model.IsLabelValue(name) {
 		skips.add(InvalidAnnotation, "metadata.annotations", "%s is no name of a scheduler", AnnotationIPVSScheduler)
 	} else {
 		s.IPVSScheduler = c.strings.Get(name)
@@ -240,6 +197,10 @@ func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 			skips.add(InvalidAddress, at, "%q is no IP address", ip)
 			continue
 		}
+		if err := model.CheckAddress(a, model.ForServices); err != nil {
+			skips.add(InvalidAddress, at, "%v", err)
+			continue
+		}
 		if slices.ContainsFunc(addrs, func(b netip.Addr) bool { return model.FamilyOf(a) == model.FamilyOf(b) }) {
 			skips.add(WrongFamily, at, "%q is the second address of its family", ip)
 			continue
@@ -255,7 +216,7 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 	for i := range given {
 		p, field := &given[i], fmt.Sprintf("spec.ports[%d]", i)
 		protocol, number, ok := c.port(p.Protocol, p.Port, field, skips)
-		if !ok {
+		if !ok || !portName(p.Name, field, skips) {
 			continue
 		}
 		port := model.ServicePort{Name: c.strings.Get(p.Name), Protocol: protocol, Port: number}
@@ -268,7 +229,45 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 		}
 		ports = append(ports, port)
 	}
-	return ports
+	return distinctPorts(ports, skips)
+}
+
+// portName reports whether the name of a port is one.
+func portName(name, field string, skips *skipList) bool {
+	if name != "" && !model.IsLabel(name) {
+		skips.add(InvalidText, field+".name", "%.80q is no name of a port", name)
+		return false
+	}
+	return true
+}
+
+// distinctPorts leaves out ports with the name, the number or the NodePort of one before, of the same protocol.
+func distinctPorts(ports []model.ServicePort, skips *skipList) []model.ServicePort {
+	type thing struct {
+		kind     string
+		name     string
+		number   uint16
+		protocol model.Protocol
+	}
+	seen := make(map[thing]bool, 3*len(ports))
+	kept := ports[:0]
+	for i, p := range ports {
+		things := []thing{{kind: "name", name: p.Name, protocol: p.Protocol}, {kind: "port", number: p.Port, protocol: p.Protocol}}
+		if p.NodePort != 0 {
+			things = append(things, thing{kind: "nodePort", number: p.NodePort, protocol: p.Protocol})
+		}
+		if i := slices.IndexFunc(things, func(t thing) bool { return seen[t] }); i >= 0 {
+			skips.add(Duplicate, "spec.ports", "port %q has the %s of one before, and its protocol", p.Name, things[i].kind)
+			continue
+		}
+		if i < len(ports)-1 { // of a single port there is nothing to remember
+			for _, t := range things {
+				seen[t] = true
+			}
+		}
+		kept = append(kept, p)
+	}
+	return kept
 }
 
 func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
@@ -279,11 +278,11 @@ func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
 	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil {
 		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 	}
-	if t := *c.ClientIP.TimeoutSeconds; t > 0 && t <= maxAffinitySeconds {
+	if t := *c.ClientIP.TimeoutSeconds; t > 0 && t <= model.MaxAffinitySeconds {
 		return uint32(t)
 	}
 	skips.add(InvalidTimeout, "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-		"%d is not within 1 to %d", *c.ClientIP.TimeoutSeconds, maxAffinitySeconds)
+		"%d is not within 1 to %d", *c.ClientIP.TimeoutSeconds, model.MaxAffinitySeconds)
 	return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 }
 
@@ -311,6 +310,10 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 		a, ok := ParseAddr(ing.IP)
 		if !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%q is no IP address", ing.IP)
+			continue
+		}
+		if err := model.CheckAddress(a, model.ForServices); err != nil {
+			skips.add(InvalidAddress, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), "%v", err)
 			continue
 		}
 		if !ingress.add(a, a) {
@@ -359,7 +362,7 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		return nil, skips
 	}
 
-	ports := first(o.Ports, maxEndpointPorts, "ports", &skips)
+	ports := first(o.Ports, model.MaxSlicePorts, "ports", &skips)
 	s.Ports = make([]model.SlicePort, 0, len(ports))
 	for i := range ports {
 		p, field := &ports[i], fmt.Sprintf("ports[%d]", i)
@@ -371,11 +374,12 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		if p.Protocol != nil {
 			protocol = *p.Protocol
 		}
-		if protocol, number, ok := c.port(protocol, *p.Port, field, &skips); ok {
+		if protocol, number, ok := c.port(protocol, *p.Port, field, &skips); ok && portName(ptr.Deref(p.Name, ""), field, &skips) {
 			s.Ports = append(s.Ports, model.SlicePort{Name: c.strings.Get(ptr.Deref(p.Name, "")), Protocol: protocol, Port: number})
 		}
 	}
-	endpoints := first(o.Endpoints, maxEndpoints, "endpoints", &skips)
+	s.Ports = distinctSlicePorts(s.Ports, &skips)
+	endpoints := first(o.Endpoints, model.MaxEndpoints, "endpoints", &skips)
 	s.Endpoints = make([]model.Endpoint, 0, len(endpoints))
 	for i := range endpoints {
 		if e, ok := c.endpoint(&endpoints[i], i, s.Family, &skips); ok {
@@ -388,6 +392,27 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 		}
 	}
 	return model.NewSlice(s), skips
+}
+
+// distinctSlicePorts leaves out ports with the name and protocol of one before.
+func distinctSlicePorts(ports []model.SlicePort, skips *skipList) []model.SlicePort {
+	if len(ports) < 2 {
+		return ports
+	}
+	type name struct {
+		name     string
+		protocol model.Protocol
+	}
+	seen := make(map[name]bool, len(ports))
+	return slices.DeleteFunc(ports, func(p model.SlicePort) bool {
+		n := name{p.Name, p.Protocol}
+		if seen[n] {
+			skips.add(Duplicate, "ports", "port %q has the name of one before, and its protocol", p.Name)
+			return true
+		}
+		seen[n] = true
+		return false
+	})
 }
 
 func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family, skips *skipList) (model.Endpoint, bool) {
@@ -404,6 +429,10 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 		skips.add(WrongFamily, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%s is not %s", a, family)
 		return model.Endpoint{}, false
 	}
+	if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+		skips.add(InvalidAddress, fmt.Sprintf("endpoints[%d].addresses[0]", i), "%v", err)
+		return model.Endpoint{}, false
+	}
 	e := model.Endpoint{
 		Address: a,
 		Conditions: model.Conditions{
@@ -411,25 +440,38 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 			Serving:     o.Conditions.Serving == nil || *o.Conditions.Serving,
 			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
 		},
-		NodeName: c.strings.Get(ptr.Deref(o.NodeName, "")),
 	}
-	if zone := ptr.Deref(o.Zone, ""); len(zone) > maxZone {
-		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].zone", i), "%q is longer than a zone of a Node can be", zone)
+	// What can be no Node's name or zone is left out: nothing is local to it. The API server does not look at the zone.
+	if name := ptr.Deref(o.NodeName, ""); name == "" || model.IsSubdomain(name) {
+		e.NodeName = c.strings.Get(name)
 	} else {
+		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].nodeName", i), "%.80q is no name of a Node", name)
+	}
+	if zone := ptr.Deref(o.Zone, ""); model.IsLabelValue(zone) {
 		e.Zone = c.strings.Get(zone)
+	} else {
+		skips.add(InvalidText, fmt.Sprintf("endpoints[%d].zone", i), "%.80q is no name of a zone", zone)
 	}
 	if o.Hints != nil {
-		for _, z := range first(o.Hints.ForZones, maxHints, "endpoints.hints.forZones", skips) {
-			e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
+		for _, z := range first(o.Hints.ForZones, model.MaxHints, "endpoints.hints.forZones", skips) {
+			if model.IsLabelValue(z.Name) {
+				e.ZoneHints = append(e.ZoneHints, c.strings.Get(z.Name))
+			} else {
+				skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a zone", z.Name)
+			}
 		}
-		for _, n := range first(o.Hints.ForNodes, maxHints, "endpoints.hints.forNodes", skips) {
-			e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
+		for _, n := range first(o.Hints.ForNodes, model.MaxHints, "endpoints.hints.forNodes", skips) {
+			if model.IsSubdomain(n.Name) {
+				e.NodeHints = append(e.NodeHints, c.strings.Get(n.Name))
+			} else {
+				skips.add(InvalidText, fmt.Sprintf("endpoints[%d].hints", i), "%.80q is no name of a Node", n.Name)
+			}
 		}
 	}
 	return e, true
 }
 
-// FromNode never gives nil: every node may have an agent.
+// FromNode never gives nil: every node may have an agent. It leaves out labels, addresses and ranges that a Node can't have, or has twice.
 func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	var skips skipList
 	n := &model.Node{
@@ -442,6 +484,10 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	if len(o.Labels) > 0 {
 		n.Labels = make(map[string]string, len(o.Labels))
 		for k, v := range o.Labels {
+			if !model.IsQualifiedName(k) || !model.IsLabelValue(v) {
+				skips.add(InvalidText, "metadata.labels", "%.80q is no label, or %.80q no value of one", k, v)
+				continue
+			}
 			n.Labels[c.strings.Get(k)] = c.strings.Get(v)
 		}
 	}
@@ -456,10 +502,12 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
 		cidrs = []string{o.Spec.PodCIDR}
 	}
-	for i, cidr := range first(cidrs, maxCIDRs, "spec.podCIDRs", &skips) {
-		if p, ok := ParsePrefix(cidr); ok {
+	for i, cidr := range first(cidrs, model.MaxCIDRs, "spec.podCIDRs", &skips) {
+		p, ok := ParsePrefix(cidr)
+		switch {
+		case ok && !slices.Contains(n.PodCIDRs, p):
 			n.PodCIDRs = append(n.PodCIDRs, p)
-		} else {
+		case !ok:
 			skips.add(InvalidRange, fmt.Sprintf("spec.podCIDRs[%d]", i), "%q is no CIDR", cidr)
 		}
 	}
@@ -469,14 +517,19 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 // nodeAddrs gives a Node's addresses of a type.
 func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
 	var out []netip.Addr
-	for i, address := range first(o.Status.Addresses, maxNodeAddresses, "status.addresses", skips) {
+	for i, address := range first(o.Status.Addresses, model.MaxNodeAddresses, "status.addresses", skips) {
 		if address.Type != t {
 			continue
 		}
-		if a, ok := ParseAddr(address.Address); ok {
-			out = append(out, a)
-		} else {
+		a, ok := ParseAddr(address.Address)
+		if !ok {
 			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%q is no IP address", address.Address)
+			continue
+		}
+		if err := model.CheckAddress(a, model.ForNodes); err != nil {
+			skips.add(InvalidAddress, fmt.Sprintf("status.addresses[%d].address", i), "%v", err)
+		} else if !slices.Contains(out, a) {
+			out = append(out, a)
 		}
 	}
 	return out

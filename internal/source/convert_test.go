@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/ptr"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -384,26 +385,129 @@ func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {
 	require.True(t, o == nil)
 }
 
-// One string that is no UTF-8 would keep all other objects of its shard from being sent.
-func TestTextThatCanNotBeSent(t *testing.T) {
-	for name, bad := range map[string]metav1.Object{
-		"ports.name":         slice(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr.To("\xff") }),
-		"endpoints.nodeName": slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].NodeName = ptr.To("\xff") }),
-		"endpoints.zone":     slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Zone = ptr.To("\xff") }),
-		"endpoints.hints": slice(func(s *discoveryv1.EndpointSlice) {
-			s.Endpoints[0].Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "\xff"}}}
-		}),
-		"spec.ports.name":          service(func(s *corev1.Service) { s.Spec.Ports[0].Name = "\xff" }),
-		"spec.trafficDistribution": service(func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr.To("\xff") }),
-		"metadata.labels":          &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"a": "\xff"}}},
-	} {
-		_, o, skips := NewConverter("").Convert(bad)
-		require.True(t, o == nil, name)
-		require.Len(t, skips, 1)
-		require.Equal(t, InvalidText, skips[0].Reason)
-		require.Equal(t, name, skips[0].Field)
-		require.True(t, skips[0].Invalid())
+// What the API server does not admit is left out and named: a part where that is what is bad, and else the object. What is left is canonical.
+func TestOnlyCanonicalObjects(t *testing.T) {
+	endpoints := func(change func(e *discoveryv1.Endpoint)) metav1.Object {
+		return slice(func(s *discoveryv1.EndpointSlice) { change(&s.Endpoints[0]) })
 	}
+	balanced := func(change func(s *corev1.Service)) metav1.Object {
+		return service(func(s *corev1.Service) {
+			s.Spec.Type = corev1.ServiceTypeLoadBalancer
+			change(s)
+		})
+	}
+	node := func(change func(n *corev1.Node)) metav1.Object {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"a": "b"}}}
+		change(n)
+		return n
+	}
+	addresses := func(list ...string) func(n *corev1.Node) {
+		return func(n *corev1.Node) {
+			for _, a := range list {
+				n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+			}
+		}
+	}
+	long := strings.Repeat("a", 254)
+	for name, c := range map[string]struct {
+		in     metav1.Object
+		reason Reason // none: nothing is left out
+		field  string
+		left   func(o Object) any // of the object
+		want   any                // nil: the object is left out
+	}{
+		"name of a Service":      {service(func(s *corev1.Service) { s.Name = "a.b" }), InvalidText, "metadata.name", nil, nil},
+		"namespace of a Service": {service(func(s *corev1.Service) { s.Namespace = "\xff" }), InvalidText, "metadata.name", nil, nil},
+		"name of a slice":        {slice(func(s *discoveryv1.EndpointSlice) { s.Name = long }), InvalidText, "metadata.name", nil, nil},
+		"Service of a slice": {slice(func(s *discoveryv1.EndpointSlice) { s.Labels[discoveryv1.LabelServiceName] = "a/b" }),
+			Invalid, "metadata.name", nil, nil},
+		"name of a Node": {node(func(n *corev1.Node) { n.Name = "A" }), InvalidText, "metadata.name", nil, nil},
+
+		"port name": {service(func(s *corev1.Service) { s.Spec.Ports[0].Name = "\xff" }), InvalidText, "spec.ports[0].name",
+			func(o Object) any { return len(o.(*model.Service).Ports) }, 0},
+		"port twice": {service(func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80}, {Name: "b", Port: 80}, {Name: "c", Port: 80, Protocol: corev1.ProtocolUDP}, {Name: "a", Port: 81}}
+		}), Duplicate, "spec.ports", func(o Object) any { return len(o.(*model.Service).Ports) }, 2},
+		"NodePort twice": {balanced(func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "a", Port: 80, NodePort: 30080}, {Name: "b", Port: 81, NodePort: 30080}, {Name: "c", Port: 82}, {Name: "d", Port: 83}}
+		}), Duplicate, "spec.ports", func(o Object) any { return len(o.(*model.Service).Ports) }, 3},
+		"traffic distribution": {service(func(s *corev1.Service) { s.Spec.TrafficDistribution = ptr.To("\xff") }), InvalidText, "spec.trafficDistribution",
+			func(o Object) any { return o.(*model.Service).TrafficDistribution }, ""},
+		"scheduler": {service(func(s *corev1.Service) { s.Annotations = map[string]string{AnnotationIPVSScheduler: "a b"} }), InvalidAnnotation, "metadata.annotations",
+			func(o Object) any { return o.(*model.Service).IPVSScheduler }, ""},
+		"loopback cluster IP": {service(func(s *corev1.Service) { s.Spec.ClusterIP, s.Spec.ClusterIPs = "", []string{"127.0.0.1", "10.96.0.9"} }),
+			InvalidAddress, "spec.clusterIPs[0]", func(o Object) any { return o.(*model.Service).ClusterIPs[0].String() }, "10.96.0.9"},
+		"metadata service as an external IP": {service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"169.254.169.254", "192.0.2.7"} }),
+			InvalidAddress, "spec.externalIPs[0]", func(o Object) any { return o.(*model.Service).ExternalIPs[0].String() }, "192.0.2.7"},
+		"broadcast as an external IP": {service(func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"255.255.255.255"} }),
+			InvalidAddress, "spec.externalIPs[0]", func(o Object) any { return len(o.(*model.Service).ExternalIPs) }, 0},
+		"loopback ingress": {balanced(func(s *corev1.Service) { s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "::1"}} }),
+			InvalidAddress, "status.loadBalancer.ingress[0].ip", func(o Object) any { return len(o.(*model.Service).LoadBalancerIngress) }, 0},
+		"link-local ingress": {balanced(func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "169.254.1.1"}}
+		}),
+			"", "", func(o Object) any { return len(o.(*model.Service).LoadBalancerIngress) }, 1},
+
+		"slice port name": {slice(func(s *discoveryv1.EndpointSlice) { s.Ports[0].Name = ptr.To("A") }), InvalidText, "ports[0].name",
+			func(o Object) any { return len(o.(*model.Slice).Ports) }, 0},
+		"slice port twice": {slice(func(s *discoveryv1.EndpointSlice) {
+			s.Ports = []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}, {Port: ptr.To[int32](53), Protocol: ptr.To(corev1.ProtocolUDP)}, {Port: ptr.To[int32](81)}}
+		}), Duplicate, "ports", func(o Object) any { return len(o.(*model.Slice).Ports) }, 2},
+		"metadata service as an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Addresses = []string{"169.254.169.254"} }),
+			InvalidAddress, "endpoints[0].addresses[0]", func(o Object) any { return len(o.(*model.Slice).Endpoints) }, 0},
+		// kube-proxy serves these from objects of before the API server looked at the name, as endpoints that are not local.
+		"node of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.NodeName = ptr.To("\xff") }), InvalidText, "endpoints[0].nodeName",
+			func(o Object) any { return o.(*model.Slice).Endpoints[0].NodeName }, ""},
+		"zone of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Zone = ptr.To("\xff") }), InvalidText, "endpoints[0].zone",
+			func(o Object) any { return o.(*model.Slice).Endpoints[0].Zone }, ""},
+		"zone hints": {endpoints(func(e *discoveryv1.Endpoint) {
+			e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "a"}, {Name: "\xff"}, {Name: "a"}}}
+		}), InvalidText, "endpoints[0].hints", func(o Object) any { return strings.Join(o.(*model.Slice).Endpoints[0].ZoneHints, " ") }, "a"},
+		"node hints": {endpoints(func(e *discoveryv1.Endpoint) {
+			e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: "b"}, {Name: long}, {Name: "a"}}}
+		}), InvalidText, "endpoints[0].hints", func(o Object) any { return strings.Join(o.(*model.Slice).Endpoints[0].NodeHints, " ") }, "a b"},
+
+		"label": {node(func(n *corev1.Node) { n.Labels["x y"] = "z" }), InvalidText, "metadata.labels",
+			func(o Object) any { return len(o.(*model.Node).Labels) }, 1},
+		"label's value": {node(func(n *corev1.Node) { n.Labels["c"] = "\xff" }), InvalidText, "metadata.labels",
+			func(o Object) any { return len(o.(*model.Node).Labels) }, 1},
+		"address of a Node": {node(addresses("0.0.0.0", "10.0.0.1", "10.0.0.1", "127.0.0.1", "fe80::1")), InvalidAddress, "status.addresses[0].address",
+			func(o Object) any { return len(o.(*model.Node).InternalIPs) }, 3},
+		"pod CIDR twice": {node(func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.0.0.0/24", "10.0.0.1/24"} }), "", "",
+			func(o Object) any { return len(o.(*model.Node).PodCIDRs) }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, o, skips := NewConverter("").Convert(c.in)
+			if c.reason == "" {
+				require.Empty(t, skips)
+			} else {
+				require.Len(t, skips, 1)
+				require.Equal(t, c.reason, skips[0].Reason, skips[0].Detail)
+				require.Equal(t, c.field, skips[0].Field)
+				require.True(t, skips[0].Invalid())
+			}
+			if c.want == nil {
+				require.Nil(t, o)
+				return
+			}
+			require.NoError(t, o.(interface{ Check() error }).Check())
+			require.Equal(t, c.want, c.left(o))
+		})
+	}
+}
+
+// Names are what Kubernetes' own functions make of them.
+func FuzzNames(f *testing.F) {
+	for _, s := range []string{"", "a", "a-b", "-a", "a-", "a.b", "a..b", ".a", "A_b", "a/b", "/b", "a/", "a/b/c", "a/B_.c", "\xff", "a\n", strings.Repeat("a", 63),
+		strings.Repeat("a", 64), strings.Repeat("a.", 126) + "a", strings.Repeat("a.", 127), strings.Repeat("a", 253) + "/" + strings.Repeat("b", 63)} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		require.Equal(t, len(validation.IsDNS1123Label(s)) == 0, model.IsLabel(s))
+		require.Equal(t, len(validation.IsDNS1123Subdomain(s)) == 0, model.IsSubdomain(s))
+		require.Equal(t, len(validation.IsValidLabelValue(s)) == 0, model.IsLabelValue(s))
+		require.Equal(t, len(validation.IsQualifiedName(s)) == 0, model.IsQualifiedName(s))
+	})
 }
 
 func TestResourceVersion(t *testing.T) {

@@ -25,7 +25,7 @@ func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindService
 func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
 	var skips skipList
 	s := &ServiceCIDR{Name: o.Name}
-	for i, cidr := range first(o.Spec.CIDRs, maxCIDRs, "spec.cidrs", &skips) {
+	for i, cidr := range first(o.Spec.CIDRs, model.MaxCIDRs, "spec.cidrs", &skips) {
 		if p, ok := ParsePrefix(cidr); ok {
 			s.CIDRs = append(s.CIDRs, p)
 		} else {
@@ -36,13 +36,18 @@ func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, 
 }
 
 // WithServiceCIDRs gives a Sink that takes ServiceCIDRs too. The given one gets the ranges of all of them with each Node, and
-// all Nodes anew when these change: nodes have no other way to learn of them.
-func WithServiceCIDRs(sink Sink) Sink {
-	return &nodeSink{Sink: sink, nodes: map[model.Key]*model.Node{}, ranges: map[model.Key][]netip.Prefix{}}
+// all Nodes anew when these change: nodes have no other way to learn of them. Ranges beyond model.MaxServiceCIDRs of a family are left out,
+// and accounted for as the ServiceCIDR allServiceCIDRs.
+func WithServiceCIDRs(sink Sink, skips *Skips) Sink {
+	return &nodeSink{Sink: sink, skips: skips, nodes: map[model.Key]*model.Node{}, ranges: map[model.Key][]netip.Prefix{}}
 }
+
+// allServiceCIDRs stands for all ServiceCIDRs together. No object can have that name.
+const allServiceCIDRs = "*"
 
 type nodeSink struct {
 	Sink
+	skips *Skips
 
 	// mu is held while the Sink is told of Nodes, as Nodes and ServiceCIDRs may come at the same time.
 	mu     sync.Mutex
@@ -125,6 +130,7 @@ func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	}
 	slices.SortFunc(all, model.ComparePrefix)
 	all = slices.Compact(all)
+	all = s.bounded(all)
 	if slices.Equal(s.all, all) {
 		return
 	}
@@ -139,4 +145,19 @@ func (s *nodeSink) withRangesLocked(n *model.Node) *model.Node {
 	out := *n
 	out.ServiceCIDRs = s.all
 	return &out
+}
+
+// bounded returns the ranges that Nodes are given, of those in ascending order.
+func (s *nodeSink) bounded(all []netip.Prefix) []netip.Prefix {
+	counts := map[model.Family]int{}
+	kept := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool {
+		counts[model.FamilyOf(p.Addr())]++
+		return counts[model.FamilyOf(p.Addr())] > model.MaxServiceCIDRs
+	})
+	var skips skipList
+	if left := len(all) - len(kept); left > 0 {
+		skips.add(TooMany, "spec.cidrs", "of all ServiceCIDRs together, %d ranges beyond %d of a family are left out", left, model.MaxServiceCIDRs)
+	}
+	s.skips.Set(model.Key{Kind: model.KindServiceCIDR, Name: allServiceCIDRs}, skips)
+	return kept
 }

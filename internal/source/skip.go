@@ -36,7 +36,9 @@ const (
 	InvalidProtocol Reason = "invalid_protocol"
 	InvalidTimeout  Reason = "invalid_timeout"
 	WrongFamily     Reason = "wrong_family"
-	InvalidText     Reason = "invalid_text" // no UTF-8
+	InvalidText     Reason = "invalid_text" // of a name, or something like one
+	Duplicate       Reason = "duplicate"
+	Invalid         Reason = "invalid" // as a whole, in another way
 	// InvalidAnnotation: a value of one of Slicecast's own that can't be meant.
 	InvalidAnnotation Reason = "invalid_annotation"
 )
@@ -71,8 +73,8 @@ func (l *skipList) add(reason Reason, field, format string, args ...any) {
 		return
 	}
 	detail := fmt.Sprintf(format, args...)
-	if len(detail) > maxText { // of a value that anybody may have written
-		detail = strings.ToValidUTF8(detail[:maxText], "") + "…"
+	if len(detail) > maxDetail { // of a value that anybody may have written
+		detail = strings.ToValidUTF8(detail[:maxDetail], "") + "…"
 	}
 	*l = append(*l, Skip{reason, field, detail})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -154,7 +153,7 @@ func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
 		}
 	}
 	for _, k := range p.GetRemoved() {
-		if m, err := KeyFromProto(k); err != nil {
+		if m, err := removedFromProto(k); err != nil {
 			bad(m.Kind, m.Namespace, m.Name, nil, err)
 		} else {
 			u.Removed = append(u.Removed, m)
@@ -168,7 +167,8 @@ func ResourceVersionsFromProto(p *pb.ResourceVersions) model.ResourceVersions {
 	return model.ResourceVersions{Services: p.GetServices(), Slices: p.GetSlices()}
 }
 
-// KeyFromProto translates the key of a Service or Slice.
+// KeyFromProto translates the key of a Service or Slice. A client may name one that is not canonical: it may have come from
+// another server.
 func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
 	m := model.Key{Namespace: k.GetNamespace(), Name: k.GetName()}
 	switch k.GetKind() {
@@ -194,6 +194,14 @@ func NackedFromProto(k *pb.ObjectKey) (model.Key, error) {
 	return KeyFromProto(k)
 }
 
+func removedFromProto(k *pb.ObjectKey) (model.Key, error) {
+	m, err := KeyFromProto(k)
+	if err != nil {
+		return m, err
+	}
+	return m, m.Check()
+}
+
 func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	var d decoder
 	s := model.Service{
@@ -210,7 +218,6 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 		CreationTimeSeconds:     p.GetCreationTimeSeconds(),
 		IPVSScheduler:           common.Get(p.GetIpvsScheduler()),
 	}
-	d.name(p.GetName())
 	for _, i := range p.GetLoadBalancerIngress() {
 		s.LoadBalancerIngress = append(s.LoadBalancerIngress, model.LoadBalancerIngress{
 			IP: d.addr("load_balancer_ingress", i.GetIp()), ProxyMode: i.GetProxyMode(),
@@ -224,8 +231,8 @@ func serviceFromProto(p *pb.Service) (*model.Service, error) {
 	}
 	s.LoadBalancerSourceRanges = d.prefixes("load_balancer_source_ranges", p.GetLoadBalancerSourceRanges())
 	version := d.version(p.GetVersion())
-	if d.err != nil {
-		return nil, d.err
+	if err := d.check(&s); err != nil {
+		return nil, err
 	}
 	return model.NewService(s).WithVersion(version, func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
@@ -240,20 +247,14 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 		Endpoints:               d.endpoints(p.GetEndpoints()),
 		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
 	}
-	d.name(p.GetName())
 	for _, x := range p.GetPorts() {
 		s.Ports = append(s.Ports, model.SlicePort{
 			Name: common.Get(x.GetName()), Protocol: d.protocol(x.GetProtocol()), Port: d.port("port", x.GetPort()),
 		})
 	}
-	for i := range s.Endpoints {
-		if a := s.Endpoints[i].Address; model.FamilyOf(a) != s.Family {
-			d.fail("address: %s in a slice of %s", a, s.Family)
-		}
-	}
 	version := d.version(p.GetVersion())
-	if d.err != nil {
-		return nil, d.err
+	if err := d.check(&s); err != nil {
+		return nil, err
 	}
 	return model.NewSlice(s).WithVersion(version, func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
@@ -286,22 +287,13 @@ func deltaFromProto(p *pb.SliceDelta) (*model.SliceDelta, error) {
 		Endpoints: d.endpoints(p.GetEndpoints()), Removed: d.addrs("removed", p.GetRemoved()),
 		LastChangeTriggerTimeMS: p.GetLastChangeTriggerTimeMs(),
 	}
-	d.name(p.GetName())
 	for _, c := range p.GetConditions() {
 		m.Conditions = append(m.Conditions, model.EndpointConditions{
 			Index:      c.GetIndex(),
 			Conditions: model.Conditions{Ready: c.GetReady(), Serving: c.GetServing(), Terminating: c.GetTerminating()},
 		})
 	}
-	inOrder(m)
-	return m, d.err
-}
-
-// inOrder sorts what Apply relies on the order of.
-func inOrder(d *model.SliceDelta) {
-	slices.SortFunc(d.Endpoints, func(a, b model.Endpoint) int { return a.Address.Compare(b.Address) })
-	slices.SortFunc(d.Conditions, func(a, b model.EndpointConditions) int { return cmp.Compare(a.Index, b.Index) })
-	slices.SortFunc(d.Removed, netip.Addr.Compare)
+	return m, d.check(m)
 }
 
 func nodeFromProto(p *pb.Node) (*model.Node, error) {
@@ -315,9 +307,8 @@ func nodeFromProto(p *pb.Node) (*model.Node, error) {
 		Deleting: p.GetDeleting(), TaintedForDeletion: p.GetTaintedForDeletion(),
 		ServiceCIDRs: d.prefixes("service_cidrs", p.GetServiceCidrs()),
 	}
-	d.name(p.GetName())
-	if d.err != nil {
-		return nil, fmt.Errorf("node %q: %w", p.GetName(), d.err)
+	if err := d.check(n); err != nil {
+		return nil, fmt.Errorf("node %.80q: %w", p.GetName(), err)
 	}
 	return n, nil
 }
@@ -329,10 +320,13 @@ func (d *decoder) fail(format string, args ...any) {
 	d.err = cmp.Or(d.err, fmt.Errorf(format, args...))
 }
 
-func (d *decoder) name(s string) {
-	if s == "" {
-		d.fail("no name")
+// check returns the first error, or what is not canonical in the object that is decoded. An object that is made anew, of the
+// same content, is the same: lists come in their order.
+func (d *decoder) check(o interface{ Check() error }) error {
+	if d.err != nil {
+		return d.err
 	}
+	return o.Check()
 }
 
 func (d *decoder) version(b []byte) model.Version {
@@ -370,11 +364,8 @@ func (d *decoder) port(field string, v uint32) uint16 {
 
 func (d *decoder) addr(field, s string) netip.Addr {
 	a, err := netip.ParseAddr(s)
-	switch {
-	case err != nil:
+	if err != nil {
 		d.fail("%s: %w", field, err)
-	case a.Zone() != "" || a.Is4In6():
-		d.fail("%s: %s is no plain IPv4 or IPv6 address", field, s)
 	}
 	return a
 }
@@ -391,11 +382,8 @@ func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
-		switch {
-		case err != nil:
+		if err != nil {
 			d.fail("%s: %w", field, err)
-		case p.Addr().Is4In6() || p != p.Masked(): // sources put such a range into its canonical form
-			d.fail("%s: %s is no canonical IPv4 or IPv6 range", field, s)
 		}
 		out = append(out, p)
 	}

@@ -1,8 +1,6 @@
 package wire
 
 import (
-	"unicode/utf8"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/slicecast/slicecast/internal/model"
@@ -92,12 +90,10 @@ func decodeDelta(b []byte) *model.SliceDelta {
 		}
 		return true
 	})
-	d.name(m.Name)
 	d.there(m.Version)
-	if !ok || d.err != nil || !utf8.ValidString(m.Namespace) || !utf8.ValidString(m.Name) {
+	if !ok || d.check(m) != nil {
 		return nil
 	}
-	inOrder(m)
 	return m
 }
 

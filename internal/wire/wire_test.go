@@ -207,7 +207,33 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 		"delta of endpoints":    {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Endpoints = []*pb.Endpoint{{Address: "x"}} }, "address"},
 		"delta of removals":     {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"x"} }, "removed"},
 
-		"kind of removed": {func(u *pb.ShardUpdate) { u.Removed[1].Kind = 0 }, "unknown kind"},
+		"kind of removed":      {func(u *pb.ShardUpdate) { u.Removed[1].Kind = 0 }, "unknown kind"},
+		"namespace of removed": {func(u *pb.ShardUpdate) { u.Removed[1].Namespace = "" }, "namespace"},
+
+		// What is not canonical: model.TestCanonicalService and those beside it have all of it.
+		"namespace of a Service": {func(u *pb.ShardUpdate) { u.Services[1].Namespace = "a/b" }, "namespace"},
+		"an external IP twice":   {func(u *pb.ShardUpdate) { u.Services[1].ExternalIps = []string{"192.0.2.1", "192.0.2.1"} }, "external_ips"},
+		"a NodePort of a ClusterIP": {func(u *pb.ShardUpdate) {
+			u.Services[1].Ports = []*pb.ServicePort{{Protocol: 1, Port: 1, NodePort: 1}}
+		}, "ports.node_port"},
+		"a port twice": {func(u *pb.ShardUpdate) {
+			u.Services[1].Ports = []*pb.ServicePort{{Protocol: 1, Port: 1}, {Protocol: 1, Port: 1}}
+		}, "ports"},
+		"affinity":           {func(u *pb.ShardUpdate) { u.Services[1].ClientIpAffinitySeconds = 86401 }, "client_ip_affinity_seconds"},
+		"a slice of nothing": {func(u *pb.ShardUpdate) { u.Slices[1].Service = "" }, "service"},
+		"an endpoint twice": {func(u *pb.ShardUpdate) {
+			u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "10.0.0.1"}, {Address: "10.0.0.1", Ready: true}}
+		}, "endpoints"},
+		"the metadata service": {func(u *pb.ShardUpdate) { u.Slices[1].Endpoints = []*pb.Endpoint{{Address: "169.254.169.254"}} },
+			"address: 169.254.169.254"},
+		"delta with an endpoint twice": {func(u *pb.ShardUpdate) {
+			u.SliceDeltas[1].Endpoints = []*pb.Endpoint{{Address: "10.0.0.1"}, {Address: "10.0.0.1"}}
+		}, "endpoints"},
+		"delta with an index twice": {func(u *pb.ShardUpdate) {
+			u.SliceDeltas[1].Conditions = []*pb.EndpointConditions{{Index: 3}, {Index: 3, Ready: true}}
+		}, "conditions"},
+		"delta with a removal twice": {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"10.0.0.1", "10.0.0.1"} }, "removed"},
+		"delta out of order":         {func(u *pb.ShardUpdate) { u.SliceDeltas[1].Removed = []string{"10.0.0.2", "10.0.0.1"} }, "removed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			u := &pb.ShardUpdate{
@@ -216,7 +242,7 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 				Slices:      []*pb.Slice{goodSlice(), goodSlice(), goodSlice()},
 				SliceDeltas: []*pb.SliceDelta{goodDelta(), goodDelta(), goodDelta()},
 				Removed: []*pb.ObjectKey{
-					{Kind: 1, Namespace: "default", Name: "bad"}, {Kind: 2, Namespace: "default", Name: "bad"}, {Kind: 1, Name: "bad"},
+					{Kind: 1, Namespace: "default", Name: "bad"}, {Kind: 2, Namespace: "default", Name: "bad"}, {Kind: 1, Namespace: "other", Name: "bad"},
 				},
 			}
 			c.change(u)
@@ -240,19 +266,26 @@ func TestBadObjectsAreLeftOut(t *testing.T) {
 	require.Len(t, problems, 4, "objects without a name")
 }
 
-// A delta is applied in the order of addresses, whatever order it came in.
-func TestDeltaIsSorted(t *testing.T) {
-	u, problems := UpdateFromProto(&pb.ShardUpdate{SliceDeltas: []*pb.SliceDelta{{
-		Name: "s", Version: modeltest.Digests(2), Removed: []string{"10.0.0.9", "10.0.0.10", "10.0.0.1"},
-		Endpoints:  []*pb.Endpoint{{Address: "10.0.0.3"}, {Address: "10.0.0.2"}},
-		Conditions: []*pb.EndpointConditions{{Index: 5}, {Index: 4}},
-	}}})
-	require.Empty(t, problems)
-	a := netip.MustParseAddr
-	d := u.Deltas[0]
-	require.Equal(t, []netip.Addr{a("10.0.0.1"), a("10.0.0.9"), a("10.0.0.10")}, d.Removed)
-	require.Equal(t, a("10.0.0.2"), d.Endpoints[0].Address)
-	require.EqualValues(t, 4, d.Conditions[0].Index)
+// A Node that is not canonical is left out and named, too.
+func TestBadNodes(t *testing.T) {
+	for name, n := range map[string]*pb.Node{
+		"address twice":  {Name: "n", InternalIps: []string{"10.0.0.1", "10.0.0.1"}},
+		"no address":     {Name: "n", InternalIps: []string{"n"}},
+		"pod CIDR":       {Name: "n", PodCidrs: []string{"10.0.0.1/8"}},
+		"service CIDRs":  {Name: "n", ServiceCidrs: []string{"10.0.0.0/16", "10.0.0.0/16"}},
+		"label":          {Name: "n", Labels: map[string]string{"a": "b c"}},
+		"name":           {Name: "N"},
+		"name and space": {Name: "n "},
+	} {
+		f, err := Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Name: n.GetName(), Node: n}}})
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Len(t, r.Problems, 1, name)
+		require.True(t, r.Node.Unreadable, name)
+		require.Nil(t, r.Node.Node, name)
+		require.Equal(t, n.GetName(), r.Node.Name)
+	}
 }
 
 // A change of one endpoint costs a node a frame of at most 200 bytes, however large the slice is.
@@ -293,7 +326,7 @@ func TestDeltas(t *testing.T) {
 		u.From = u.To - rapid.Uint64Range(1, min(u.To, 3)).Draw(t, "count")
 		for range rapid.IntRange(1, 3).Draw(t, "deltas") {
 			d := &model.SliceDelta{
-				Namespace: rapid.StringN(0, 4, -1).Draw(t, "namespace"), Name: rapid.StringN(0, 4, -1).Draw(t, "name"),
+				Namespace: rapid.StringMatching("[ab]{0,2}").Draw(t, "namespace"), Name: rapid.OneOf(rapid.Just("a.b"), rapid.StringN(0, 4, -1)).Draw(t, "name"),
 				Version:                 model.Version{rapid.ByteMax(2).Draw(t, "version")},
 				LastChangeTriggerTimeMS: rapid.Int64().Draw(t, "time"),
 			}
@@ -364,19 +397,62 @@ func checkDecode(t *testing.T, data []byte) {
 		require.Equal(t, general, r)
 	}
 	if r.Node != nil {
+		if r.Node.Node != nil {
+			require.NoError(t, r.Node.Node.Check())
+		}
 		_, err = EncodeNode("n", r.Node.Node)
 		require.NoError(t, err)
 	}
 	if r.Update == nil {
 		return
 	}
+	checkCanonical(t, r.Update)
 	require.Len(t, r.Update.Unreadable, len(r.Problems))
 	frame, err := EncodeUpdate(r.Update)
 	require.NoError(t, err)
 	again, err := Decode(frame)
 	require.NoError(t, err)
 	require.Empty(t, again.Problems, "what was readable stays so")
-	require.Equal(t, r.Update.Len(), again.Update.Len())
+	r.Update.Unreadable = nil
+	asSent(r.Update)
+	asSent(again.Update)
+	if r.Update.Full { // leads from anywhere
+		again.Update.From = r.Update.From
+	}
+	require.Empty(t, modeltest.Diff(r.Update, again.Update))
+}
+
+// asSent forgets what does not travel: whether the versions of objects are those of what is here.
+func asSent(u *model.Update) {
+	for _, s := range u.Services {
+		s.WithVersion(s.ContentVersion(), nil)
+	}
+	for _, s := range u.Slices {
+		s.WithVersion(s.ContentVersion(), nil)
+	}
+}
+
+// checkCanonical holds that all objects of an update are canonical. To make one anew changes nothing.
+func checkCanonical(t *testing.T, u *model.Update) {
+	for _, s := range u.Services {
+		require.NoError(t, s.Check())
+		anew := &model.Update{Services: []*model.Service{model.NewService(*s).WithVersion(s.ContentVersion(), nil)}}
+		same := *s
+		have := &model.Update{Services: []*model.Service{&same}}
+		asSent(anew)
+		asSent(have)
+		require.Empty(t, modeltest.Diff(have, anew))
+	}
+	for _, s := range u.Slices {
+		require.NoError(t, s.Check())
+		require.Len(t, model.NewSlice(*s).Endpoints, len(s.Endpoints))
+	}
+	for _, d := range u.Deltas {
+		require.NoError(t, d.Check())
+	}
+	for _, k := range u.Removed {
+		require.NoError(t, k.Check())
+	}
 }
 
 func BenchmarkEncodeDelta(b *testing.B) {

@@ -48,6 +48,7 @@ func TestStateFollowsFromConfig(t *testing.T) {
 	addresses := make(map[string]bool)
 	ready := 0
 	for _, o := range objects {
+		require.NoError(t, o.(interface{ Check() error }).Check(), "nodes take it")
 		if s, ok := o.(*model.Slice); ok {
 			for _, e := range s.Endpoints {
 				addresses[e.Address.String()] = true

@@ -81,7 +81,7 @@ func New(o Options) (*Source, error) {
 
 // Run implements source.Source. It fails only where the kernel has no file notifications left.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
-	sink = source.WithServiceCIDRs(sink)
+	sink = source.WithServiceCIDRs(sink, s.skips)
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return fmt.Errorf("watch of directory %s: %w; is the sysctl fs.inotify.max_user_instances too low?", s.directory, err)

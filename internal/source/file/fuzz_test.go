@@ -12,7 +12,7 @@ import (
 )
 
 // FuzzParse: whatever is in a file, and was in it before, what comes out are objects with names and problems with lines, the
-// same ones each time.
+// same ones each time. The objects are canonical.
 func FuzzParse(f *testing.F) {
 	examples, err := filepath.Glob("../../../examples/*.yaml")
 	require.NoError(f, err)
@@ -66,6 +66,9 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 	s := Source{files: files{known: map[string]*file{"a.yaml": first, name: got}}, mirrors: mirrors{}}
 	for key, o := range s.assemble().objects {
 		require.Equal(t, key, o.Key())
+		if c, ok := o.(interface{ Check() error }); ok { // a ServiceCIDR does not travel
+			require.NoError(t, c.Check())
+		}
 		require.Implements(t, (*source.Object)(nil), o)
 	}
 }

@@ -62,6 +62,9 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 			if p.Port < 1 || p.Port > 65535 {
 				return nil, at + ".port", fmt.Sprintf("%d is not within 1 to 65535", p.Port)
 			}
+			if p.Name != "" && !model.IsLabel(p.Name) {
+				return nil, at + ".name", fmt.Sprintf("%.80q is no name of a port", p.Name)
+			}
 			ports = append(ports, model.SlicePort{Name: p.Name, Protocol: protocol, Port: uint16(p.Port)})
 		}
 		if len(ports) == 0 {
@@ -77,12 +80,18 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 				if !ok {
 					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), fmt.Sprintf("%q is no IP address", address.IP)
 				}
+				if err := model.CheckAddress(a, model.ForEndpoints); err != nil {
+					return nil, fmt.Sprintf("%s.%s[%d].ip", field, list.name, j), err.Error()
+				}
 				endpoint := model.Endpoint{
 					Address: a,
 					// The mirror has no serving condition: it defaults to true.
 					Conditions: model.Conditions{Ready: list.ready, Serving: true},
 				}
 				if address.NodeName != nil {
+					if name := *address.NodeName; name != "" && !model.IsSubdomain(name) {
+						return nil, fmt.Sprintf("%s.%s[%d].nodeName", field, list.name, j), fmt.Sprintf("%.80q is no name of a Node", name)
+					}
 					endpoint.NodeName = *address.NodeName
 				}
 				for _, p := range ports {
@@ -106,7 +115,8 @@ var protocols = map[corev1.Protocol]model.Protocol{
 	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
 }
 
-// groups joins the ports that have the same addresses, limits and splits them.
+// groups joins the ports that have the same addresses, limits and splits them. Ports of one name and protocol are never joined: in a slice,
+// a name has one number.
 func groups(byPort map[model.SlicePort]map[netip.Addr]model.Endpoint) []group {
 	type set struct {
 		ports     []model.SlicePort
@@ -120,6 +130,10 @@ func groups(byPort map[model.SlicePort]map[netip.Addr]model.Endpoint) []group {
 			fmt.Fprint(&key, e.Address, e.Conditions.Ready, " ")
 		}
 		s := sets[key.String()]
+		for s != nil && slices.ContainsFunc(s.ports, func(p model.SlicePort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }) {
+			key.WriteByte('+')
+			s = sets[key.String()]
+		}
 		if s == nil {
 			s = &set{endpoints: endpoints}
 			sets[key.String()] = s

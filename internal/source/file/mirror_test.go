@@ -98,6 +98,38 @@ func TestMirrorTakesAThousandOfASubset(t *testing.T) {
 	require.Equal(t, map[bool]int{true: 990, false: 10}, count)
 }
 
+// In a slice, a name has one number. Two of an Endpoints object, which may have that, come in slices of their own.
+func TestMirrorOfPortsOfOneName(t *testing.T) {
+	port := func(number int32) corev1.EndpointSubset {
+		return corev1.EndpointSubset{Addresses: addresses(0, 2), Ports: []corev1.EndpointPort{{Name: "http", Port: number}}}
+	}
+	ss := mirrors{}.slices(web, endpointsOf(port(80), port(81), port(82)))
+	require.Len(t, ss, 3)
+	numbers := map[uint16]bool{}
+	for _, s := range ss {
+		require.NoError(t, s.Check())
+		require.Len(t, s.Endpoints, 2)
+		numbers[s.Ports[0].Port] = true
+	}
+	require.Equal(t, map[uint16]bool{80: true, 81: true, 82: true}, numbers)
+}
+
+// What no mirror can have makes the Endpoints object bad.
+func TestMirrorOfWhatIsNotCanonical(t *testing.T) {
+	for field, change := range map[string]func(s *corev1.EndpointSubset){
+		"subsets[0].ports[0].name":           func(s *corev1.EndpointSubset) { s.Ports[0].Name = "A b" },
+		"subsets[0].addresses[0].ip":         func(s *corev1.EndpointSubset) { s.Addresses[0].IP = "169.254.169.254" },
+		"subsets[0].addresses[0].nodeName":   func(s *corev1.EndpointSubset) { s.Addresses[0].NodeName = ptr.To("A b") },
+		"subsets[0].notReadyAddresses[0].ip": func(s *corev1.EndpointSubset) { s.NotReadyAddresses = []corev1.EndpointAddress{{IP: "127.0.0.1"}} },
+	} {
+		s := subset(addresses(0, 1))
+		change(&s)
+		e, at, _ := newEndpoints(&corev1.Endpoints{Subsets: []corev1.EndpointSubset{s}})
+		require.Nil(t, e, field)
+		require.Equal(t, field, at)
+	}
+}
+
 func TestMirrorOfOldAddresses(t *testing.T) {
 	e := endpointsOf(subset([]corev1.EndpointAddress{{IP: "::ffff:10.0.0.2"}, {IP: "010.000.0.1"}, {IP: "::ffff:a00:3"}}))
 	ss := mirrors{}.slices(web, e)

@@ -71,6 +71,10 @@ func (s *Source) assemble() state {
 					"%s is mirrored to %s, which a manifest gives already: rename that", id, slice.Key())})
 				continue
 			}
+			if err := slice.Check(); err != nil {
+				st.problems = append(st.problems, problem{o.file, o.line, fmt.Sprintf("%s can't be mirrored to %s: %v", id, slice.Key(), err)})
+				continue
+			}
 			st.objects[slice.Key()] = slice
 		}
 	}

@@ -39,6 +39,7 @@ type Options struct {
 type Source struct {
 	client    *http.Client
 	resources []*resource
+	skips     *source.Skips
 }
 
 var _ source.Source = (*Source)(nil)
@@ -70,7 +71,7 @@ func New(o Options) (*Source, error) {
 	}
 	cidrs := add(model.KindServiceCIDR, networkingv1.SchemeGroupVersion, "servicecidrs", &networkingv1.ServiceCIDR{}, metav1.ListOptions{})
 	cidrs.optional = true
-	return &Source{client: client, resources: []*resource{
+	return &Source{client: client, skips: shared.skips, resources: []*resource{
 		add(model.KindService, corev1.SchemeGroupVersion, "services", &corev1.Service{}, source.SelectServices(o.ServiceProxyName)),
 		add(model.KindSlice, discoveryv1.SchemeGroupVersion, "endpointslices", &discoveryv1.EndpointSlice{}, source.SelectEndpointSlices()),
 		add(model.KindNode, corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, metav1.ListOptions{}),
@@ -81,7 +82,7 @@ func New(o Options) (*Source, error) {
 // Run implements source.Source. There is no failure that it does not retry.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	defer s.client.CloseIdleConnections()
-	sink = source.WithServiceCIDRs(sink)
+	sink = source.WithServiceCIDRs(sink, s.skips)
 	var missing atomic.Int32
 	missing.Store(int32(len(s.resources)))
 	synced := func() {

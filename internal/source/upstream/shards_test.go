@@ -22,7 +22,7 @@ func (numbered) shards() uint32 { return 256 }
 func (n numbered) Run(ctx context.Context, sink source.Sink) error {
 	for i := range 20_000 {
 		sink.Upsert(model.NewService(model.Service{
-			Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP, HealthCheckNodePort: uint16(n),
+			Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP, ClientIPAffinitySeconds: uint32(n),
 		}), 0)
 	}
 	sink.Synced()
@@ -36,12 +36,12 @@ func TestManyShards(t *testing.T) {
 	first := serve(t, address, numbered(1))
 	cache := client.NewCache()
 	a := follow(t, address, "", cache, wire.Decode)
-	has := func(number uint16) {
+	has := func(number uint32) {
 		t.Helper()
 		require.Eventually(t, func() bool {
 			cache.Take()
 			s, _ := cache.Service(model.ServiceKey{Namespace: "default", Name: "service-3"})
-			return s != nil && s.HealthCheckNodePort == number
+			return s != nil && s.ClientIPAffinitySeconds == number
 		}, patience, time.Millisecond)
 	}
 	has(1)

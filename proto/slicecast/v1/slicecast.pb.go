@@ -48,6 +48,12 @@
 //     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
 //     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
 //     delta at exactly from_sequence only.
+//   - Objects are canonical. Names, addresses and ports are what a Kubernetes API server admits. Addresses and ranges are in their
+//     shortest form, without zones, IPv4-mapped IPv6 or host bits. Lists are in ascending order, each entry once, but for a Node's
+//     addresses and pod CIDRs, whose order counts: ports by name and protocol, endpoints and load-balancer ingress by address,
+//     conditions by index, IPv4 before IPv6. A list has at most 1000 endpoints, 20,000 ports of a slice, 10,000 ports, addresses or
+//     ranges of a Service in each family, 8 hints of a kind. A client refuses other objects as ones that do not decode: it keeps
+//     what it has, and programs the rest.
 //   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
 //   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
 //     sequences at which nothing in it changed: each leads from the one sent before.
@@ -2594,7 +2600,7 @@ type Slice struct {
 	AddressType AddressType `protobuf:"varint,5,opt,name=address_type,json=addressType,proto3,enum=slicecast.v1.AddressType" json:"address_type,omitempty"`
 	// Ports, the same for all endpoints.
 	Ports []*SlicePort `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Endpoints, each address once, in ascending order.
+	// Endpoints, each address once, in ascending order; all of the family.
 	Endpoints []*Endpoint `protobuf:"bytes,7,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// Time of the change in the cluster that led to this state (annotation endpoints.kubernetes.io/last-change-trigger-time),
 	// milliseconds since 1970; 0: unknown. Not part of the version.

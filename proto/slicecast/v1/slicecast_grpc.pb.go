@@ -48,6 +48,12 @@
 //     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
 //     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
 //     delta at exactly from_sequence only.
+//   - Objects are canonical. Names, addresses and ports are what a Kubernetes API server admits. Addresses and ranges are in their
+//     shortest form, without zones, IPv4-mapped IPv6 or host bits. Lists are in ascending order, each entry once, but for a Node's
+//     addresses and pod CIDRs, whose order counts: ports by name and protocol, endpoints and load-balancer ingress by address,
+//     conditions by index, IPv4 before IPv6. A list has at most 1000 endpoints, 20,000 ports of a slice, 10,000 ports, addresses or
+//     ranges of a Service in each family, 8 hints of a kind. A client refuses other objects as ones that do not decode: it keeps
+//     what it has, and programs the rest.
 //   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
 //   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
 //     sequences at which nothing in it changed: each leads from the one sent before.

@@ -1,0 +1,18 @@
+package iptables
+
+import (
+	"testing"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/programmer/hostiletest"
+)
+
+// Nothing that a server sends keeps the programmer from what else it sends.
+func TestRogueServer(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		hostiletest.Drive(t, hostiletest.Cluster{Node: c.a, Pods: c.pods, Port: tcpPort, Client: c.client, Restart: func() programmer.Programmer {
+			return newInHost(t, c.a.Host, c.options)
+		}}, c.inHost)
+	})
+}

@@ -1,0 +1,17 @@
+package ipvs
+
+import (
+	"testing"
+
+	"github.com/slicecast/slicecast/agent/programmer"
+	"github.com/slicecast/slicecast/agent/programmer/hostiletest"
+	"github.com/slicecast/slicecast/agent/view"
+)
+
+// Nothing that a server sends keeps the programmer from what else it sends.
+func TestRogueServer(t *testing.T) {
+	c := newCluster(t, Options{})
+	hostiletest.Drive(t, hostiletest.Cluster{Node: c.a, Pods: c.pods, Port: tcpPort, Client: c.client, Options: view.Options{Schedulers: Schedulers()}, Restart: func() programmer.Programmer {
+		return newInHost(t, c.a.Host, Options{})
+	}}, c.inHost)
+}
