@@ -114,6 +114,15 @@ func TestOnlyAHelloIsTakenOfStrangers(t *testing.T) {
 	require.Empty(t, up.nacks)
 }
 
+// A stream has its headers before anything else. Otherwise a status that comes while grpc-go sends the first message could leave
+// the client without headers, behind messages that fill its window.
+func TestHeadersComeFirst(t *testing.T) {
+	f := start(t, filled(t, 1))
+	headers, err := f.open().Header()
+	require.NoError(t, err)
+	require.NotEmpty(t, headers)
+}
+
 // A stream whose client reads nothing ends too when its node opens another one, and does not count any more.
 func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	s := filled(t, 4)

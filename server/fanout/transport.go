@@ -56,6 +56,11 @@ func (s *Session) CloseSend() { s.s.closeSend() }
 
 // Stream implements the wire API over gRPC.
 func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
+	// This handler may return while SendMsg is called. If the headers had not been sent by then, grpc-go would at times leave them
+	// out, and the client would not take the messages that its status comes after.
+	if err := g.SendHeader(nil); err != nil {
+		return err
+	}
 	ended := make(chan error, 1)
 	s := h.newStream(&grpcTransport{DistributionService_StreamServer: g, ended: ended})
 	go func() { // ends with the stream
