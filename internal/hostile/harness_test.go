@@ -1,0 +1,379 @@
+package hostile
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/slicecast/slicecast/agent/client"
+	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/wire"
+	"github.com/slicecast/slicecast/server/app"
+)
+
+const (
+	// patience is for what takes milliseconds on a machine that has time.
+	patience = 2 * time.Minute
+	tick     = 2 * time.Millisecond
+)
+
+// The server's transports, by the protocol that a client offers in TLS.
+const (
+	lean    = wire.Protocol
+	grpcGo  = "h2"
+	neither = "" // the attack ends before a protocol is chosen
+)
+
+var both = []string{lean, grpcGo}
+
+// objects is how many Services the cluster has, each with one slice of endpointsOfOne.
+const objects, endpointsOfOne = 100, 100
+
+// cluster is a server's source, which starts with the objects and then changes one slice at a time.
+type cluster struct {
+	mu      sync.Mutex
+	version uint64                      // guarded by mu, as what follows
+	state   map[model.Key]source.Object // all that there is
+	sinks   map[source.Sink]struct{}    // of the servers
+}
+
+func newCluster() *cluster {
+	c := &cluster{version: 1, state: make(map[model.Key]source.Object), sinks: make(map[source.Sink]struct{})}
+	for i := range objects {
+		s := modeltest.Web()
+		n := *s
+		n.Name = fmt.Sprint("service-", i)
+		n.ClusterIPs = []netip.Addr{netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})}
+		service := model.NewService(n)
+		c.state[service.Key()] = service
+		slice := sliceOf(i, 0)
+		c.state[slice.Key()] = slice
+	}
+	return c
+}
+
+// sliceOf returns the slice of the i-th Service, in one of its versions.
+func sliceOf(i, version int) *model.Slice {
+	n := modeltest.WebSlice(endpointsOfOne)
+	n.Name, n.Service = fmt.Sprintf("service-%d-1", i), fmt.Sprint("service-", i)
+	n.Endpoints[0].Zone = fmt.Sprint("zone-", version)
+	return model.NewSlice(n)
+}
+
+// Run implements source.Source.
+func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
+	c.mu.Lock()
+	for _, kind := range []model.Kind{model.KindNode, model.KindService, model.KindSlice} {
+		var list []source.Object
+		for key, o := range c.state {
+			if key.Kind == kind {
+				list = append(list, o)
+			}
+		}
+		sink.Replace(kind, list, c.version)
+	}
+	sink.Synced()
+	c.sinks[sink] = struct{}{}
+	c.mu.Unlock()
+	<-ctx.Done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.sinks, sink)
+	return nil
+}
+
+// upsert changes a slice. Other kinds have come as far, as a real watch says from time to time.
+func (c *cluster) upsert(s *model.Slice) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	c.state[s.Key()] = s
+	for sink := range c.sinks {
+		sink.Progress(model.KindService, c.version)
+		sink.Upsert(s, c.version)
+	}
+}
+
+// server is a running slicecast-server, in this process.
+type server struct {
+	*app.Server
+	registry *prometheus.Registry
+	// reviews counts what the API server was asked about tokens.
+	reviews *atomic.Int64
+	// drain makes the server drain and end; ended is closed once it has.
+	drain context.CancelFunc
+	ended chan struct{}
+}
+
+// serve runs a server until the test, or drain, ends it.
+func serve(t *testing.T, c *cluster, set ...func(*app.Config)) *server {
+	t.Helper()
+	s := &server{registry: prometheus.NewRegistry(), reviews: new(atomic.Int64), ended: make(chan struct{})}
+	config := app.Config{
+		Source: c, SourceKind: "test", TLS: &identities.server, BindAddress: "127.0.0.1:0",
+		HealthzBindAddress: "127.0.0.1:0", MetricsBindAddress: "127.0.0.1:0",
+		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: 200 * time.Millisecond,
+		MaxBehindWait: time.Second, Tokens: tokens(s.reviews), Logger: slog.New(slog.DiscardHandler), Registry: s.registry,
+	}
+	for _, f := range set {
+		f(&config)
+	}
+	var err error
+	s.Server, err = app.New(config)
+	require.NoError(t, err)
+	var ctx context.Context
+	ctx, s.drain = context.WithCancel(context.Background())
+	go func() {
+		defer close(s.ended)
+		if err := s.Run(ctx); err != nil {
+			t.Errorf("the server ended: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		s.drain()
+		<-s.ended
+	})
+	return s
+}
+
+func (s *server) address() string { return s.Addresses().GRPC.String() }
+
+// counter names a metric of the server, with the value of its label if it has one.
+type counter struct{ name, label string }
+
+// value returns what the server has counted.
+func (s *server) value(c counter) (sum float64) {
+	for _, f := range must(s.registry.Gather()) {
+		if f.GetName() != c.name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if c.label == "" || len(m.GetLabel()) == 1 && m.GetLabel()[0].GetValue() == c.label {
+				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// tlsConfig is a client's, which offers a protocol.
+func tlsConfig(protocol string, certificates ...tls.Certificate) *tls.Config {
+	c := &tls.Config{
+		RootCAs: identities.ca.Pool(), Certificates: certificates, MinVersion: tls.VersionTLS13, ServerName: "127.0.0.1",
+		ClientSessionCache: nil, // every handshake is a whole one
+	}
+	if protocol != neither {
+		c.NextProtos = []string{protocol}
+	}
+	return c
+}
+
+// node is an honest node's client.
+type node struct {
+	cache  *client.Cache
+	synced chan struct{} // closed with the first InSync
+	// got has the version of the slice that changes, once the cache holds it.
+	got  chan model.Version
+	stop func()
+}
+
+// follow runs an honest node until the test, or stop, ends it.
+func follow(t *testing.T, name, protocol string, watched model.Key, addresses ...string) *node {
+	t.Helper()
+	n := &node{cache: client.NewCache(), synced: make(chan struct{}), got: make(chan model.Version, 16)}
+	var client_ *client.Client
+	var inSync sync.Once
+	var last model.Version
+	client_ = client.New(client.Options{
+		Servers: client.Static(addresses...), NodeName: name, Cache: n.cache, MaxBackoff: 20 * time.Millisecond,
+		DialOptions: []grpc.DialOption{
+			grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig(protocol, identities.node(name)))),
+		},
+		Logger: slog.New(slog.DiscardHandler),
+		Observe: func(r *wire.Response, _ int) {
+			if changes, ok := n.cache.Take(); ok && len(changes.Positions) > 0 {
+				client_.Ack(changes.Epoch, changes.Positions)
+			}
+			if r.InSync != nil {
+				inSync.Do(func() { close(n.synced) })
+			}
+			if r.Update == nil {
+				return
+			}
+			service := model.ServiceKey{Namespace: watched.Namespace, Name: changing}
+			if slice := n.cache.Slice(service.Shard(shards), watched); slice != nil && slice.ContentVersion() != last {
+				last = slice.ContentVersion()
+				select {
+				case n.got <- last:
+				default: // nobody asks
+				}
+			}
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := client_.Run(ctx); err != nil {
+			panic(err)
+		}
+	}()
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+// changing is the Service whose slice changes.
+const changing = "service-0"
+
+// honest are the nodes that use a server, or several, while somebody attacks it.
+type honest struct {
+	t         *testing.T
+	cluster   *cluster
+	addresses []string
+	nodes     []*node
+	version   int
+}
+
+// names makes names of nodes that nobody has had.
+var names atomic.Int64
+
+func nodeName(prefix string) string { return fmt.Sprint(prefix, "-", names.Add(1)) }
+
+// newHonest brings so many nodes in sync, half of them on each transport.
+func newHonest(t *testing.T, c *cluster, count int, addresses ...string) *honest {
+	t.Helper()
+	h := &honest{t: t, cluster: c, addresses: addresses}
+	for i := range count {
+		h.nodes = append(h.nodes, follow(t, nodeName("honest"), both[i%2], sliceOf(0, 0).Key(), addresses...))
+	}
+	for _, n := range h.nodes {
+		h.await(n.synced, "an honest node is in sync")
+	}
+	return h
+}
+
+func (h *honest) await(done <-chan struct{}, what string) {
+	h.t.Helper()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		h.t.Fatalf("not within %v: %s", patience, what)
+	}
+}
+
+// sample is what honest clients have seen: how long updates took to each node, and a new node to be in sync.
+type sample struct{ updates, syncs []time.Duration }
+
+// rounds is how many updates are measured at least, and newcomers how many new nodes.
+const rounds, newcomers = 12, 2
+
+// measure changes the slice again and again, one change after all nodes have the one before, and brings new nodes in sync. It
+// ends when that has been done often enough and done is closed.
+func (h *honest) measure(done <-chan struct{}) (s sample) {
+	h.t.Helper()
+	for round := 0; ; round++ {
+		select {
+		case <-done:
+			if round >= rounds {
+				return s
+			}
+		default:
+		}
+		if round%(rounds/newcomers) == 1 {
+			s.syncs = append(s.syncs, h.newcomer(both[len(s.syncs)%2]))
+		}
+		h.version++
+		slice := sliceOf(0, h.version)
+		begin := time.Now()
+		h.cluster.upsert(slice)
+		late := time.After(patience)
+		for i, n := range h.nodes {
+			for got := (model.Version{}); got != slice.ContentVersion(); {
+				select {
+				case got = <-n.got:
+				case <-late:
+					h.t.Fatalf("honest node %d has not got an update within %v", i, patience)
+				}
+			}
+			s.updates = append(s.updates, time.Since(begin))
+		}
+	}
+}
+
+// newcomer brings a new node in sync, and returns how long that took.
+func (h *honest) newcomer(protocol string) time.Duration {
+	h.t.Helper()
+	name := nodeName("newcomer")
+	identities.node(name) // so that its making is not part of it
+	begin := time.Now()
+	n := follow(h.t, name, protocol, sliceOf(0, 0).Key(), h.addresses...)
+	defer n.stop()
+	h.await(n.synced, "a new node is in sync")
+	return time.Since(begin)
+}
+
+// part returns the duration within which so many percent are.
+func part(all []time.Duration, percent int) time.Duration {
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[(len(sorted)-1)*percent/100].Round(10 * time.Microsecond)
+}
+
+// factor is how many times as long as without attackers something may take for honest clients. What takes less than a floor is
+// good in any case: the attackers are in the same process, and compute on the same few CPUs. A bound that fails costs honest
+// clients the server's patience with somebody else, which is 10 seconds and more.
+const (
+	factor      = 20
+	floorMedian = 250 * time.Millisecond
+	floorMost   = 3 * time.Second
+)
+
+// compare compares what honest clients saw beside an attack with what they saw alone. longer is added for what an attack may cost a
+// new node by design.
+func compare(alone, beside sample, longer time.Duration) error {
+	for _, c := range []struct {
+		what          string
+		alone, beside time.Duration
+		floor         time.Duration
+	}{
+		{"half of the updates", part(alone.updates, 50), part(beside.updates, 50), floorMedian},
+		{"99 % of the updates", part(alone.updates, 99), part(beside.updates, 99), floorMost},
+		{"new nodes in sync", part(alone.syncs, 100), part(beside.syncs, 100), floorMost + longer},
+	} {
+		if c.beside > max(factor*c.alone, c.floor) {
+			return fmt.Errorf("%s: within %v, and alone within %v", c.what, c.beside, c.alone)
+		}
+	}
+	return nil
+}
+
+// requireUnharmed requires that honest clients were about as well off as alone. If they were not, it measures again how they are
+// alone, as the machine may have become slower.
+func (h *honest) requireUnharmed(alone, beside sample, longer time.Duration) {
+	h.t.Helper()
+	h.t.Logf("%d updates: 50 %% within %v, 99 %% within %v; %d new nodes in sync within %v", len(beside.updates),
+		part(beside.updates, 50), part(beside.updates, 99), len(beside.syncs), part(beside.syncs, 100))
+	if err := compare(alone, beside, longer); err != nil {
+		now := h.measure(closed())
+		h.t.Logf("measured again alone, as %v: 50 %% within %v, 99 %% within %v; in sync within %v", err, part(now.updates, 50),
+			part(now.updates, 99), part(now.syncs, 100))
+		require.NoError(h.t, compare(now, beside, longer))
+	}
+}

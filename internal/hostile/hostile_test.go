@@ -1,0 +1,188 @@
+package hostile
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/server/app"
+)
+
+// phase is how far a connection has come when the attack begins.
+type phase string
+
+const (
+	beforeTLS    phase = "before TLS"
+	beforeHello  phase = "before hello"
+	beforeInSync phase = "before InSync"
+	inSync       phase = "in sync"
+	draining     phase = "draining"
+	otherPorts   phase = "other ports"
+)
+
+// attack is what somebody does to a server, and what must come of it.
+type attack struct {
+	phase phase
+	name  string
+	// on are the transports that it is made on.
+	on []string
+	// bounds are the constants whose bound it drives; docs/security.md has them all.
+	bounds string
+	// does is the attack. It returns nil once the attacker has met the bound as it should: it was closed, refused, or not heard.
+	does func(a *attacker) error
+	// counted is what the server must have counted by then.
+	counted counter
+	// slow attacks meet their bound after some seconds. They all go on while the others are made.
+	slow bool
+	// longer is how much longer a new node may take to be in sync beside the attack, by design.
+	longer time.Duration
+}
+
+// transports are "neither" for attacks that end before a transport is chosen.
+var transports = map[string]string{lean: "server-h2", grpcGo: "grpc-go", neither: "either"}
+
+// run runs the attack again and again until enough is closed, which it is not before the first time has met its bound.
+func (x attack) run(ctx context.Context, s *server, protocol string, enough <-chan struct{}, met func()) error {
+	before := s.value(x.counted)
+	for {
+		a := newAttacker(ctx, s, protocol)
+		err := x.does(a)
+		if err == nil && x.counted.name != "" && !eventually(func() bool { return s.value(x.counted) > before }) {
+			err = fmt.Errorf("the server has not counted it in %v", x.counted)
+		}
+		met()
+		select {
+		case <-enough:
+		case <-ctx.Done():
+		default:
+			if err == nil {
+				a.end()
+				continue
+			}
+		}
+		a.end()
+		return err
+	}
+}
+
+func eventually(holds func() bool) bool {
+	for late := time.After(patience); !holds(); {
+		select {
+		case <-late:
+			return false
+		case <-time.After(tick):
+		}
+	}
+	return true
+}
+
+// TestHostileClients makes all attacks on a server, while honest nodes follow it and others come.
+func TestHostileClients(t *testing.T) {
+	t.Parallel()
+	c := newCluster()
+	s := serve(t, c, func(c *app.Config) { c.MaxColdSyncBytes = coldBytes })
+	h := newHonest(t, c, 6, s.address())
+	alone := h.measure(closed())
+	t.Logf("alone: 50 %% of updates within %v, 99 %% within %v; new nodes in sync within %v", part(alone.updates, 50),
+		part(alone.updates, 99), part(alone.syncs, 100))
+
+	for _, x := range attacks {
+		for _, protocol := range x.on {
+			if x.slow || x.phase == draining {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%s/%s", x.phase, x.name, transports[protocol]), func(t *testing.T) {
+				h.t = t
+				met, enough := make(chan struct{}), make(chan struct{})
+				ended := make(chan error, 1)
+				go func() { ended <- x.run(t.Context(), s, protocol, enough, sync.OnceFunc(func() { close(met) })) }()
+				beside := h.measure(met)
+				close(enough)
+				require.NoError(t, <-ended)
+				h.requireUnharmed(alone, beside, x.longer)
+			})
+		}
+	}
+}
+
+// TestSlowHostileClients makes all attacks at once that meet their bound after some seconds only.
+func TestSlowHostileClients(t *testing.T) {
+	t.Parallel()
+	c := newCluster()
+	s := serve(t, c)
+	h := newHonest(t, c, 6, s.address())
+	alone := h.measure(closed())
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	ended := make(map[string]chan error)
+	for _, x := range attacks {
+		for _, protocol := range x.on {
+			if !x.slow || x.phase == draining {
+				continue
+			}
+			e := make(chan error, 1)
+			ended[fmt.Sprintf("%s/%s/%s", x.phase, x.name, transports[protocol])] = e
+			all.Go(func() { e <- x.run(ctx, s, protocol, closed(), func() {}) })
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(done)
+	}()
+	beside := h.measure(done)
+	cancel()
+	for name, e := range ended {
+		t.Run(name, func(t *testing.T) { require.NoError(t, <-e) })
+	}
+	h.requireUnharmed(alone, beside, 0)
+}
+
+// TestHostileClientsWhileDraining makes attacks on a server that drains. Honest nodes follow it, and go to another one.
+func TestHostileClientsWhileDraining(t *testing.T) {
+	c := newCluster()
+	other := serve(t, c)
+	// drain has honest nodes leave a server that drains.
+	drain := func(t *testing.T, begin func(*server) error) (h *honest, seen sample) {
+		s := serve(t, c, func(c *app.Config) { c.DrainWindow, c.GracePeriod = 400*time.Millisecond, time.Second })
+		h = newHonest(t, c, 4, s.address(), other.address())
+		ended := make(chan error, 1)
+		go func() { ended <- begin(s) }()
+		seen = h.measure(s.ended)
+		require.NoError(t, <-ended)
+		return h, seen
+	}
+	var alone sample
+	t.Run("alone", func(t *testing.T) {
+		_, alone = drain(t, func(s *server) error {
+			s.drain()
+			return nil
+		})
+	})
+	for _, x := range attacks {
+		for _, protocol := range x.on {
+			if x.phase != draining {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/%s", x.name, transports[protocol]), func(t *testing.T) {
+				h, beside := drain(t, func(s *server) error {
+					defer s.drain() // also if the attack fails
+					a := newAttacker(t.Context(), s, protocol)
+					defer a.end()
+					return x.does(a)
+				})
+				h.requireUnharmed(alone, beside, x.longer)
+			})
+		}
+	}
+}
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
