@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"fmt"
+
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
@@ -26,10 +28,16 @@ func EncodeBeginning(u *model.Update) ([]Frame, error) { return encodeParts(u, t
 
 func encodeParts(u *model.Update, more bool) ([]Frame, error) {
 	p := UpdateToProto(u)
-	parts := []*pb.ShardUpdate{p}
-	if proto.Size(p) > MaxPart {
-		parts = split(p)
+	p.More = more
+	whole := &pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}}
+	if proto.Size(whole) <= MaxPart {
+		f, err := proto.MarshalOptions{Deterministic: true, UseCachedSize: true}.Marshal(whole)
+		if err != nil {
+			return nil, fmt.Errorf("encode an update: %w", err)
+		}
+		return []Frame{f}, nil
 	}
+	parts := split(p)
 	parts[len(parts)-1].More = more
 	var frames []Frame
 	for _, part := range parts {
