@@ -731,7 +731,7 @@ func unreadResyncs(a *attacker) error {
 	}()
 	select {
 	case <-asked:
-	case <-time.After(time.Second): // the server reads no more; what it sent before its status is to be read first
+	case <-time.After(500 * time.Millisecond): // the server reads no more; what it sent before its status is to be read first
 	}
 	err = over(stream, codes.ResourceExhausted)
 	<-asked

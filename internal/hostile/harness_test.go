@@ -127,7 +127,7 @@ func serve(t *testing.T, c *cluster, set ...func(*app.Config)) *server {
 		Source: c, SourceKind: "test", TLS: &identities.server, BindAddress: "127.0.0.1:0",
 		HealthzBindAddress: "127.0.0.1:0", MetricsBindAddress: "127.0.0.1:0",
 		HeartbeatInterval: time.Second, DrainWindow: 20 * time.Millisecond, GracePeriod: 200 * time.Millisecond,
-		MaxBehindWait: time.Second, Tokens: tokens(s.reviews), Logger: slog.New(slog.DiscardHandler), Registry: s.registry,
+		MaxBehindWait: 300 * time.Millisecond, Tokens: tokens(s.reviews), Logger: slog.New(slog.DiscardHandler), Registry: s.registry,
 	}
 	for _, f := range set {
 		f(&config)
@@ -283,7 +283,7 @@ func (h *honest) await(done <-chan struct{}, what string) {
 type sample struct{ updates, syncs []time.Duration }
 
 // rounds is how many updates are measured at least, and newcomers how many new nodes.
-const rounds, newcomers = 12, 2
+const rounds, newcomers = 8, 2
 
 // measure changes the slice again and again, one change after all nodes have the one before, and brings new nodes in sync. It
 // ends when that has been done often enough and done is closed.

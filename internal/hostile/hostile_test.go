@@ -85,7 +85,7 @@ func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	c := newCluster()
 	s := serve(t, c, func(c *app.Config) { c.MaxColdSyncBytes = coldBytes })
-	h := newHonest(t, c, 6, s.address())
+	h := newHonest(t, c, 4, s.address())
 	alone := h.measure(closed())
 	t.Logf("alone: 50 %% of updates within %v, 99 %% within %v; new nodes in sync within %v", part(alone.updates, 50),
 		part(alone.updates, 99), part(alone.syncs, 100))
@@ -114,7 +114,7 @@ func TestSlowHostileClients(t *testing.T) {
 	t.Parallel()
 	c := newCluster()
 	s := serve(t, c)
-	h := newHonest(t, c, 6, s.address())
+	h := newHonest(t, c, 4, s.address())
 	alone := h.measure(closed())
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
@@ -148,7 +148,7 @@ func TestHostileClientsWhileDraining(t *testing.T) {
 	other := serve(t, c)
 	// drain has honest nodes leave a server that drains.
 	drain := func(t *testing.T, begin func(*server) error) (h *honest, seen sample) {
-		s := serve(t, c, func(c *app.Config) { c.DrainWindow, c.GracePeriod = 400*time.Millisecond, time.Second })
+		s := serve(t, c, func(c *app.Config) { c.DrainWindow, c.GracePeriod = 200*time.Millisecond, 500*time.Millisecond })
 		h = newHonest(t, c, 4, s.address(), other.address())
 		ended := make(chan error, 1)
 		go func() { ended <- begin(s) }()
