@@ -18,7 +18,7 @@ func largeSlices(n int) (objects []model.Object) {
 	for i := range n {
 		s := *named(fmt.Sprint("slice-", i), "web", 1000)
 		for j := range s.Endpoints {
-			s.Endpoints[j].NodeHints = []string{strings.Repeat("n", wire.MaxPart/3000)}
+			s.Endpoints[j].NodeHints = []string{strings.Repeat("n", wire.MaxPart/6000), strings.Repeat("o", wire.MaxPart/6000)}
 		}
 		objects = append(objects, model.NewSlice(s))
 	}

@@ -13,12 +13,13 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// largest returns objects of one Service each, which have up to so many bytes on the wire.
+// largest returns Services with as many external IPs as there may be of a family, and slices that have about so many bytes on
+// the wire beside the rest of their endpoints.
 func largest(services, slices, bytes int) *model.Update {
 	u := &model.Update{Shard: 3, From: 6, To: 8, ResourceVersions: model.ResourceVersions{Services: 5, Slices: 6}}
 	for i := range services {
 		s := model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP}
-		for j := range bytes / 20 {
+		for j := range model.MaxFrontends {
 			s.ExternalIPs = append(s.ExternalIPs, netip.AddrFrom4([4]byte{100, byte(j >> 16), byte(j >> 8), byte(j)}))
 		}
 		u.Services = append(u.Services, model.NewService(s))
@@ -27,12 +28,22 @@ func largest(services, slices, bytes int) *model.Update {
 		s := modeltest.WebSlice(1000)
 		s.Name = fmt.Sprint("slice-", i)
 		for j := range s.Endpoints {
-			s.Endpoints[j].Zone = strings.Repeat("z", bytes/2000)
-			s.Endpoints[j].NodeHints = []string{strings.Repeat("n", bytes/2000)}
+			s.Endpoints[j].NodeHints = names(bytes / len(s.Endpoints))
 		}
 		u.Slices = append(u.Slices, model.NewSlice(s))
 	}
 	return u
+}
+
+// names returns names of Nodes that have so many bytes together.
+func names(bytes int) (out []string) {
+	const longest = 250
+	for i := 0; bytes > 0; i++ {
+		name := string(rune('a'+i)) + strings.Repeat("n", min(bytes, longest)-1)
+		out = append(out, name)
+		bytes -= len(name)
+	}
+	return out
 }
 
 // together decodes frames, each of which must be bounded, and returns what they are as one.
@@ -126,22 +137,33 @@ func TestLargeUpdatesAreSplit(t *testing.T) {
 
 // At the bound an update is one frame, and beyond it two. An object that is larger than a part has a frame to itself.
 func TestPartsAtTheBound(t *testing.T) {
-	u := largest(2, 0, MaxPart/2-1000)
-	for {
+	u := largest(0, 1, MaxPart/2)
+	last, parts := 0, 1
+	for i := 0; parts == 1; i++ {
+		require.LessOrEqual(t, last, MaxPart+10)
+		require.Less(t, i, MaxPart/10, "each Service has more bytes than that")
+		u.Services = append(u.Services, model.NewService(model.Service{
+			Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP, ExternalIPs: largest(1, 0, 0).Services[0].ExternalIPs[:100:100],
+		}))
 		frames, err := EncodeParts(u)
 		require.NoError(t, err)
-		if len(frames) > 1 {
-			require.Len(t, frames, 2)
-			break
+		if parts = len(frames); parts == 1 {
+			last = len(frames[0])
 		}
-		require.LessOrEqual(t, len(frames[0]), MaxPart+10)
-		s := *u.Services[1]
-		s.ExternalIPs = append(s.ExternalIPs, s.ExternalIPs[:1000]...)
-		u.Services[1] = model.NewService(s)
 	}
-	u = largest(1, 1, 3*MaxPart/2)
+	require.Equal(t, 2, parts)
+	require.Greater(t, last, MaxPart-4<<10, "the last single frame was at the bound")
+	u = largest(0, 2, 3*MaxPart/2)
 	u.Services = append(u.Services, modeltest.Web())
 	frames, err := EncodeParts(u)
 	require.NoError(t, err)
 	require.Len(t, frames, 3)
+	together := 0
+	for _, f := range frames {
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Empty(t, r.Problems)
+		together += r.Update.Len()
+	}
+	require.Equal(t, 3, together)
 }
