@@ -24,6 +24,14 @@ const (
 // isolated is true in a process that [Isolate] has put into namespaces of its own.
 var isolated bool
 
+// The main thread stays with the main goroutine, which enters no host's network namespace: programs that look for others in their
+// network, such as "slicecast-agent cleanup", would else now and then find this one there.
+func init() {
+	if os.Getenv(stageVariable) == stageProgram {
+		runtime.LockOSThread()
+	}
+}
+
 // Main runs the tests of m in namespaces of their own, then looks for leaked goroutines, and exits. It is the whole
 // body of a TestMain. The functions in before run first, outside, where there still is a network to fetch things from.
 func Main(m *testing.M, before ...func() error) {

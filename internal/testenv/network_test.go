@@ -7,10 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/internal/testenv"
 )
@@ -178,4 +181,25 @@ func TestCommandsRunInTheHostAndEndWithIt(t *testing.T) {
 	require.Error(t, err, "the descendant is gone as well")
 	_, err = node.Run(t.Context(), "true")
 	require.ErrorContains(t, err, "has been deleted")
+}
+
+// TestMainThreadEntersNoHost proves that others never find the program itself in a host's network: /proc/<process>/ns/net is that of its
+// main thread. A hundred goroutines at once take every thread there is.
+func TestMainThreadEntersNoHost(t *testing.T) {
+	node := testenv.NewNetwork(t).AddNode("node")
+	var within, entered sync.WaitGroup
+	within.Add(100)
+	threads := make([]int, 100)
+	for i := range threads {
+		entered.Go(func() {
+			assert.NoError(t, node.Do(func() error {
+				threads[i] = unix.Gettid()
+				within.Done()
+				within.Wait()
+				return nil
+			}))
+		})
+	}
+	entered.Wait()
+	require.NotContains(t, threads, os.Getpid())
 }

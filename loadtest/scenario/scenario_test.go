@@ -100,7 +100,7 @@ func toString(v any) string {
 func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 	for content, message := range map[string]string{
 		"nodes: 3\nnods: 4":         "mine.yaml: line 2: nods is no parameter: use description or arrivals, at, batch, change",
-		"nodes: three":              `line 1: nodes is "three": strconv.ParseInt`,
+		"nodes: three":              `line 1: nodes is "three": must be an integer`,
 		"rate: 5\n\nservices: 1x":   `line 3: services is "1x": "1x" is no group: use COUNTxENDPOINTS`,
 		"services: 50":              "is no group",
 		"nodes: [1, 2]":             "line 1: nodes must have a single value",
@@ -118,7 +118,7 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 		"arrivals: often":           `arrivals is "often": use even or poisson`,
 		"grace: -1s":                "grace is -1s",
 		"duration: 0s":              "duration is 0s",
-		"duration: 5":               `duration is "5": time: missing unit`,
+		"duration: 5":               `duration is "5": must be a duration`,
 		"warm-up: -1s":              "warm-up is -1s",
 		"at: -1s":                   "at is -1s",
 		"nodes: 1\n---\nnodes: 2":   "more than one document",
@@ -136,10 +136,10 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 		`{services: "", changing: ""}`:  "0 services: use",
 		"change: drain\nnodes: 1":       "use at least 2",
 		"services: 1000x100000":         "use at most",
-		"floor: perhaps":                "invalid syntax",
+		"floor: perhaps":                `floor is "perhaps": must be true or false`,
 		"services: 3x5-4":               "3 services with 5 to 4 endpoints",
 		"services: 1x5,x":               `"x" is no group`,
-		"seed: -1":                      "invalid syntax",
+		"seed: -1":                      `seed is "-1": must be a non-negative integer`,
 		"nodes: 1\ndescription: {a: b}": "line 2: description must have a single value",
 	} {
 		_, err := load(t, content)
