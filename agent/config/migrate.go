@@ -33,7 +33,7 @@ const (
 	modeNFTables = "nftables"
 )
 
-// kubeProxy are the fields of k8s.io/kube-proxy/config/v1alpha1 (1.36) that have an equal here. That package itself would bring
+// kubeProxy are the fields of k8s.io/kube-proxy/config/v1alpha1 (1.37) that have an equal here. That package itself would bring
 // half of Kubernetes' component base along.
 type kubeProxy struct {
 	metav1.TypeMeta    `json:",inline"`
@@ -102,7 +102,7 @@ var reasons = map[string]string{
 	"winkernel":                   "there is no agent for Windows",
 }
 
-// gateAllowServiceExternalIPs is kube-proxy's feature gate (1.36) that is a setting here.
+// gateAllowServiceExternalIPs is kube-proxy's feature gate that is a setting here.
 const gateAllowServiceExternalIPs = "AllowServiceExternalIPs"
 
 // gateReasons tell of kube-proxy's feature gates that change how Services are served on Linux (1.33 to 1.37) why they are not carried

@@ -360,7 +360,6 @@ func TestFamilies(t *testing.T) {
 	eventually(t, "http://[2001:db8::1]:31802/", refused)
 }
 
-// TestPortsThatAreTaken are logged once and tried again.
 // The node's port, and all of the Services' ports together, keep few connections of clients that
 // ask for nothing. Probes are answered meanwhile, and a crowd at one of the two does not concern
 // the other.
@@ -396,6 +395,7 @@ func TestPortsAreBounded(t *testing.T) {
 	}
 }
 
+// TestPortsThatAreTaken are logged once and tried again.
 func TestPortsThatAreTaken(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:10256")
 	require.NoError(t, err)

@@ -87,5 +87,17 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 		require.NoError(t, s.subject.Flush(ctx, s))
 		return // the agent must find out by itself
 	}
+	if proxy, ok := s.subject.(*kubeProxy); ok {
+		// kube-proxy exits when its Node is deleted or has other addresses, see pkg/proxy/node.go, and leaves its rules.
+		own := Reference{Kind: "Node", Name: s.running.Node}
+		deleted := slices.Contains(step.Delete, own)
+		if deleted || slices.ContainsFunc(step.Status, func(status Status) bool { return status.Reference == own }) {
+			require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
+			if deleted {
+				return // once restarted it would wait for its Node
+			}
+			s.start(t)
+		}
+	}
 	s.AwaitSync(t)
 }
