@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -114,6 +115,17 @@ func (c *cluster) RepeatZone(t *testing.T, name string) {
 	node.Labels[corev1.LabelTopologyZone] = zone
 	_, err = nodes.Update(ctx, node, metav1.UpdateOptions{})
 	require.NoError(t, err)
+}
+
+// NodeHas reports whether the Node has these addresses and no others, in this order.
+func (c *cluster) NodeHas(t *testing.T, name string, ips []Addr) bool {
+	t.Helper()
+	node, err := c.api.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	require.NoError(t, err)
+	return slices.EqualFunc(node.Status.Addresses, ips, func(address corev1.NodeAddress, ip Addr) bool { return address.Address == ip.String() })
 }
 
 // SetNode makes the Node what a case begins with.

@@ -73,6 +73,8 @@ type Watchers struct {
 	// fetched counts the lists that were not streamed. The first refusal is logged.
 	fetched atomic.Int64
 	refused sync.Once
+	// compressed counts the watches whose events were compressed.
+	compressed atomic.Int64
 	// complaints bounds what is logged of thousands of watches that fail in the same way.
 	complaints rate.Sometimes
 }
@@ -254,6 +256,10 @@ func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
 // Fetched is how many lists nodes have fetched as the API server refused to stream them.
 func (w *Watchers) Fetched() int64 { return w.fetched.Load() }
+
+// Compressed returns how many watches of nodes had compressed events. API servers of Kubernetes 1.37 and later compress watches that
+// begin with a streamed list (feature gate WatchListCompression), and not the watches that follow once such a watch has ended.
+func (w *Watchers) Compressed() int64 { return w.compressed.Load() }
 
 // follow keeps a watch open. After a refusal one list is fetched, and the next one is to be streamed again, as reflectors have it.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
@@ -445,6 +451,9 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 		}
 		later, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 		return nil, apierrors.NewGenericServerResponse(response.StatusCode, "watch", schema.GroupResource{Resource: path.Base(s.path)}, "", strings.ToValidUTF8(string(said), "?"), later, true)
+	}
+	if response.Uncompressed && query.Has("watch") && s.had == nil {
+		w.compressed.Add(1)
 	}
 	return response.Body, nil
 }

@@ -116,6 +116,7 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 		r.nodes.SentBytes += s.SentBytes
 		r.nodes.Reconnects += s.Reconnects
 		r.nodes.FetchedLists += s.FetchedLists
+		r.nodes.CompressedWatches += s.CompressedWatches
 		m.recent.Merge(hdrhistogram.Import(s.Recent))
 	}
 	r.server = m.gone

@@ -130,8 +130,8 @@ func conclude(m *performance.Measured, c *count, nodes, apiServers, servers int)
 			sizeText(emptyState), c.objects.endpoints, sizeText(endpoint), c.objects.services, sizeText(service), nodes, servers, sizeText(cost.ram.value)),
 	)
 	add("When a node starts, or all do",
-		sized("cold-bytes-today", "today", float64(c.cold), "each object once, as the initial events of its watch"),
-		sized("cold-list-bytes-today", "today, if it gets lists", float64(c.lists.bytes), "each object once, all of them compressed with gzip"),
+		sized("cold-bytes-today", "today, up to Kubernetes 1.36", float64(c.cold), "each object once, as the initial events of its watch"),
+		sized("cold-list-bytes-today", "today, from 1.37 on, or if it gets lists", float64(c.lists.bytes), "each object once, all of them compressed with gzip"),
 		sized("cold-bytes-slicecast", "with Slicecast", float64(cold), "each shard once, compressed"),
 		sized("all-cold-bytes-today", "all nodes today", n*float64(c.cold), "%s × %d nodes", sizeText(float64(c.cold)), nodes),
 		sized("all-cold-bytes-slicecast", "all nodes with Slicecast", n*float64(cold), "%s × %d nodes", sizeText(float64(cold)), nodes),
@@ -147,8 +147,9 @@ func (c *costs) assumptions(events, mean float64, servers int) []string {
 			"controllers) cost the same with Slicecast and are not in the figures.",
 		fmt.Sprintf("Nodes are not in the figures. Today each kube-proxy watches its own Node; with Slicecast each server watches all Nodes, and tells an agent "+
 			"what it needs of its own: an event of a Node is sent once today, and %d times to the servers and at most once to the agent with Slicecast.", servers),
-		"A kube-proxy of today streams its lists, as initial events of watches, which are not compressed. One that is older, or whose API server does not stream, gets " +
-			"lists; those of more than 128 KiB are compressed.",
+		"A kube-proxy of today streams its lists, as the initial events of watches. An API server compresses these watches from Kubernetes 1.37 on, until they end after 5 to " +
+			"10 minutes; the watches that follow are not compressed, and the figures for all the time are theirs. A kube-proxy that is older, or whose API server does not " +
+			"stream, gets lists; those of more than 128 KiB are compressed.",
 		"Slicecast is counted without joining changes that come close together, as a server does under load: it sends no more than this.",
 	}
 	text := c.eventText()

@@ -75,6 +75,8 @@ type Sample struct {
 	Reconnects int64
 	// FetchedLists is Fetched of an API server's Watchers.
 	FetchedLists int64
+	// CompressedWatches is Compressed of an API server's Watchers.
+	CompressedWatches int64
 }
 
 // Checked is the outcome of comparing nodes with the true state.

@@ -300,7 +300,7 @@ func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	s.ReceivedBytes, s.SentBytes = w.group.Traffic()
 	s.Reconnects = w.group.Reconnects()
 	if w.watchers != nil {
-		s.FetchedLists = w.watchers.Fetched()
+		s.FetchedLists, s.CompressedWatches = w.watchers.Fetched(), w.watchers.Compressed()
 	}
 	return nil
 }
