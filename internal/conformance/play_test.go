@@ -3,11 +3,14 @@ package conformance
 import (
 	"cmp"
 	"context"
+	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
 // settleTimeout is how long a check may fail after the agent has programmed what it is about: for what agents do then,
@@ -56,6 +59,15 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 	}
 }
 
+// exits reports whether a kube-proxy exits in a step: when its Node is deleted or has other addresses, see pkg/proxy/node.go. Those
+// before 1.37 go on.
+func exits(step *Step, name string) bool {
+	return os.Getenv(controlplane.KubeProxyVariable) == "" && (slices.Contains(step.Delete, node(name)) ||
+		slices.ContainsFunc(step.Status, func(s Status) bool { return s.Reference == node(name) }))
+}
+
+func node(name string) Reference { return Reference{Kind: "Node", Name: name} }
+
 // change does what a step does, and waits for the agent.
 func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 	t.Helper()
@@ -87,17 +99,12 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 		require.NoError(t, s.subject.Flush(ctx, s))
 		return // the agent must find out by itself
 	}
-	if proxy, ok := s.subject.(*kubeProxy); ok {
-		// kube-proxy exits when its Node is deleted or has other addresses, see pkg/proxy/node.go, and leaves its rules.
-		own := Reference{Kind: "Node", Name: s.running.Node}
-		deleted := slices.Contains(step.Delete, own)
-		if deleted || slices.ContainsFunc(step.Status, func(status Status) bool { return status.Reference == own }) {
-			require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
-			if deleted {
-				return // once restarted it would wait for its Node
-			}
-			s.start(t)
+	if proxy, ok := s.subject.(*kubeProxy); ok && exits(step, s.running.Node) {
+		require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
+		if slices.Contains(step.Delete, node(s.running.Node)) {
+			return // its rules stay, and once restarted it would wait for its Node
 		}
+		s.start(t)
 	}
 	s.AwaitSync(t)
 }
