@@ -42,3 +42,18 @@ func TestSplit(t *testing.T) {
 		})
 	}
 }
+
+// TestOrdinary holds that the Service port which kernels are judged by is one of its family alone, and needs nothing special.
+func TestOrdinary(t *testing.T) {
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		p := Ordinary(family)
+		require.Equal(t, family, p.ID.Family)
+		require.Equal(t, model.TCP, p.ID.Protocol)
+		require.Len(t, p.Frontends, 1)
+		require.Equal(t, family, model.FamilyOf(p.Frontends[0].Address))
+		require.Equal(t, 2, p.Cluster.Len())
+		for _, b := range p.Cluster.List() {
+			require.Equal(t, family, model.FamilyOf(b.Address.Addr()))
+		}
+	}
+}
