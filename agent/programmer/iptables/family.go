@@ -283,6 +283,9 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 		clear(f.refused) // what is left is gone
 	}
 	known, err := f.search(ctx, again)
+	if err == nil && all && len(known) > 0 && len(known) == len(ports) { // with others, what becomes of them tells
+		err = f.checkOrdinary(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -313,7 +316,7 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 	}
 	bad, checkErr := f.findRejected(ctx, ports)
 	if checkErr != nil {
-		return fmt.Errorf("%w; no Service port is known to be the cause: %w", err, checkErr)
+		return checkErr // which, unlike err, is the same each time: err names one of many rules
 	}
 	// Of the tables in the rejected input some may have been written.
 	if err := f.load(ctx); err != nil {
@@ -323,7 +326,7 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 		if !all {
 			return err
 		}
-		return f.writeSome(ctx, ports, last, err)
+		return f.writeSome(ctx, ports, bad, last, err)
 	}
 	f.setBack(bad, last)
 	if err := f.write(ctx, true); err != nil {
@@ -333,8 +336,11 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 }
 
 // writeSome is for a kernel that takes each Service port, but not all of them, as it does where memory or anything else is
-// limited: it writes as many as it takes, or a few less, those first that were there before. why is what the kernel said.
-func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan, why error) error {
+// limited: it writes as many as it takes, or a few less, those first that were there before. If it takes none, they are as
+// they were last. bad are those that were rejected one by one, none or all, and why is what the kernel said.
+func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, bad []*programmer.PortError,
+	last map[view.ServicePortID]*plan, why error,
+) error {
 	ids := slices.SortedFunc(maps.Keys(ports), func(a, b view.ServicePortID) int {
 		if old := last[a] != nil; old != (last[b] != nil) {
 			if old {
@@ -372,22 +378,40 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 			return err
 		}
 	}
-	if err := try(fits); err != nil {
+	if fits > 0 || len(bad) == 0 {
+		bad = nil
+		for _, id := range ids[fits:] {
+			bad = append(bad, &programmer.PortError{ID: id, Err: fmt.Errorf("the kernel takes the rules of %d of %d Service ports: %w", fits, len(ids), why)})
+		}
+	}
+	var err error
+	if fits > 0 {
+		err = try(fits)
+	} else {
+		f.setBack(bad, last)
+		err = f.write(ctx, true)
+	}
+	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, id := range ids[fits:] {
-		errs = append(errs, &programmer.PortError{ID: id, Err: fmt.Errorf("the kernel takes the rules of %d of %d Service ports: %w", fits, len(ids), why)})
-	}
-	return errors.Join(errs...)
+	return joinPortErrors(bad)
 }
 
-// findRejected tells which Service ports the kernel does not take.
+// findRejected returns the Service ports that the kernel does not take. If it takes no ordinary one either, it is not they that are
+// at fault, and findRejected returns the kernel's reason.
 func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
-	if err := f.check(ctx, nil); err != nil {
-		return nil, err // so it is not the Service ports
+	if err := f.checkOrdinary(ctx); err != nil {
+		return nil, err
 	}
 	return f.search(ctx, ports)
+}
+
+// checkOrdinary returns an error if the kernel does not take an ordinary Service port.
+func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
+	if err := f.check(ctx, []*view.ServicePort{programmer.Ordinary(f.family)}); err != nil {
+		return fmt.Errorf("an ordinary Service port, tried by itself, can't be programmed either: %w", err)
+	}
+	return nil
 }
 
 // search is findRejected for a kernel that takes rules at all. It tries those of the Service ports in chains that nothing

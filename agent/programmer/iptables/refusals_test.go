@@ -152,6 +152,106 @@ func TestRefusedAgain(t *testing.T) {
 	c.requireFresh(t)
 }
 
+// TestKernelTakesNoServicePort holds that a kernel which lacks what every Service port needs has a failed family, however many
+// there are, and that what it holds stays as it is, also after the agent restarts.
+func TestKernelTakesNoServicePort(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		noDNAT := func(input []byte) string {
+			if bytes.Contains(input, []byte("-j DNAT")) {
+				return "iptables-restore: line 7 failed"
+			}
+			return ""
+		}
+		reason := ""
+		out := func(err error) {
+			t.Helper()
+			ports, failed := programmer.Split(err, c.inHost.Families())
+			require.Empty(t, ports)
+			require.Len(t, failed, 1)
+			require.ErrorContains(t, failed[model.IPv4], "line 7 failed")
+			if reason != "" {
+				require.EqualError(t, failed[model.IPv4], reason, "the node is nacked once for each reason")
+			}
+			reason = failed[model.IPv4].Error()
+		}
+		c.inHost.refuse = noDNAT
+		c.set(c.web("a", model.IPv4, 0, 0, 1))
+		out(c.inHost.Replace(t.Context(), c.state))
+		c.inHost.refuse = nil
+
+		for i := range byte(4) {
+			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		before := c.inHost.rules(t, model.IPv4, variant)
+		unchanged := func() {
+			t.Helper()
+			require.Equal(t, before, c.inHost.rules(t, model.IPv4, variant))
+		}
+		c.inHost.refuse = noDNAT
+		changed := c.web("a", model.IPv4, 0, 1)
+		err := c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("a", model.IPv4, 0, 0, 1), After: changed}})
+		out(err)
+		unchanged()
+		c.set(changed)
+		for range 2 {
+			out(c.inHost.Replace(t.Context(), c.state))
+			unchanged()
+			for i := range byte(4) {
+				c.set(c.web(string('a'+rune(i)), model.IPv4, i, 1))
+			}
+		}
+		c.inHost = newInHost(t, c.a.Host, c.options)
+		c.inHost.refuse = noDNAT
+		out(c.inHost.Replace(t.Context(), c.state))
+		unchanged()
+		c.inHost.refuse = nil
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		c.requireFresh(t)
+	})
+}
+
+// TestOnlyRefusedPorts holds that Services which the kernel can't serve fail by themselves also if a family has no others, and that
+// they do not hide that the kernel then takes no Service port at all.
+func TestOnlyRefusedPorts(t *testing.T) {
+	for _, count := range []byte{1, 3} {
+		c := newCluster(t, Options{Variant: NFT})
+		port := func(i byte, pods ...int) *view.ServicePort {
+			p := c.web(string('a'+rune(i)), model.IPv4, i, pods...)
+			p.ID.Protocol = model.SCTP
+			return p
+		}
+		for i := range count {
+			c.set(port(i, 0, 1))
+		}
+		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+		before := c.inHost.rules(t, model.IPv4, NFT)
+		for i := range count {
+			c.set(port(i, 0))
+		}
+		refuse := func(what string) {
+			c.inHost.refuse = func(input []byte) string {
+				if bytes.Contains(input, []byte(what)) {
+					return "iptables-restore: line 7 failed"
+				}
+				return ""
+			}
+		}
+		for range 2 {
+			refuse("-m sctp --dport 80 ")
+			ports, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), c.state))
+			require.True(t, ok)
+			require.Len(t, ports, int(count))
+			require.Equal(t, before, c.inHost.rules(t, model.IPv4, NFT), "stays as it was")
+		}
+		refuse("-j DNAT")
+		_, failed := programmer.Split(c.inHost.Replace(t.Context(), c.state), c.inHost.Families())
+		require.Len(t, failed, 1)
+		require.Equal(t, before, c.inHost.rules(t, model.IPv4, NFT))
+	}
+}
+
 // TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
 func TestLimit(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
