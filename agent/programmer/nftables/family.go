@@ -3,6 +3,7 @@ package nftables
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -75,7 +76,7 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 			}
 			return err
 		}
-		if k := (*kernelError)(nil); !errors.As(err, &k) {
+		if k := (*kernelError)(nil); !errors.As(err, &k) || errors.Is(err, errNoServicePort) {
 			return err
 		}
 		f.log.Warn("the nftables table can't be changed to what is wanted", "family", f.family, "err", err)
@@ -262,7 +263,11 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 		f.known = err == nil
 		return err
 	}
-	// Something in it is refused. What comes before all else must work in any case.
+	// Something in it is refused: first of all, find out whether it may be single Service ports.
+	if err := f.checkOrdinary(); err != nil {
+		return fmt.Errorf("%w: %w", errNoServicePort, err)
+	}
+	// What comes before all else must work in any case.
 	if err := f.attempt(ctx, nil, nil); err != nil {
 		return err
 	}
@@ -286,6 +291,22 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 		all = append(all, &programmer.PortError{ID: x.id, Err: x.err})
 	}
 	return errors.Join(all...)
+}
+
+var errNoServicePort = errors.New("an ordinary Service port, tried by itself, can't be programmed either")
+
+// checkOrdinary returns an error if the kernel does not take a table with an ordinary Service port and nothing else. It has no
+// effect.
+func (f *family) checkOrdinary() error {
+	alone := &family{dialect: f.of(Table + "-check"), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
+	alone.adopt(&content{})
+	x := alone.begin()
+	p := programmer.Ordinary(f.family)
+	if err := x.change(change{id: p.ID, after: p}); err != nil {
+		return err
+	}
+	x.finish()
+	return x.conn.check(x.batch())
 }
 
 type failure struct {

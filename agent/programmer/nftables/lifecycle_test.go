@@ -339,6 +339,70 @@ func TestOneFamilyOut(t *testing.T) {
 	require.NotContains(t, six.ports, gone.ID)
 }
 
+// TestKernelTakesNoServicePort holds that a kernel which takes no Service port at all has a failed family, however many there are,
+// and that what it holds stays as it is, also after the agent restarts. Service ports that are at fault themselves fail by
+// themselves, also if the family has no others.
+func TestKernelTakesNoServicePort(t *testing.T) {
+	t.Parallel()
+	eachFamily(t, func(t *testing.T, family model.Family) {
+		c := newCluster(t)
+		for i := range byte(3) {
+			c.set(c.web(family, i, 2))
+		}
+		c.replace(t)
+		before := c.inHost.list(t, family)
+		reason := ""
+		out := func(err error) {
+			t.Helper()
+			ports, failed := programmer.Split(err, c.inHost.Families())
+			require.Empty(t, ports)
+			require.Len(t, failed, 1)
+			if reason != "" {
+				require.EqualError(t, failed[family], reason, "the node is nacked once for each reason")
+			}
+			reason = failed[family].Error()
+			require.Equal(t, before, c.inHost.list(t, family))
+		}
+		limit := c.inHost.conn.limit
+		c.inHost.conn.limit = 100
+		changed := c.web(family, 0, 3)
+		out(c.inHost.Apply(t.Context(), []view.Change{{Before: c.web(family, 0, 2), After: changed}}))
+		c.set(changed)
+		for range 2 {
+			out(c.inHost.Replace(t.Context(), c.state))
+			for i := range byte(3) {
+				c.set(c.web(family, i, 3))
+			}
+		}
+		c.restart()
+		c.inHost.conn.limit = 100
+		out(c.inHost.Replace(t.Context(), c.state))
+		c.inHost.conn.limit = limit
+		c.replace(t)
+		c.inHost.families[slices.Index(families, family)].holds(t)
+
+		addr := func(i int) netip.Addr {
+			a := vip(family, 0).AsSlice()
+			copy(a[len(a)-3:], []byte{byte(i >> 16), byte(i >> 8), byte(i)})
+			out, _ := netip.AddrFromSlice(a)
+			return out
+		}
+		c.state.Ports = map[view.ServicePortID]*view.ServicePort{}
+		var many []view.Backend
+		for i := range maxBackends + 1 {
+			many = append(many, view.Backend{Address: netip.AddrPortFrom(addr(i), tcpPort)})
+		}
+		for i := range byte(2) {
+			p := c.web(family, 10+i)
+			p.Cluster = view.NewBackends(many...)
+			c.set(p)
+		}
+		ports, ok := programmer.PortErrors(c.inHost.Replace(t.Context(), c.state))
+		require.True(t, ok)
+		require.Len(t, ports, 2)
+	})
+}
+
 // TestForeignSets: what others put into the table goes without the table being made anew, by which affinity would be lost.
 func TestForeignSets(t *testing.T) {
 	t.Parallel()

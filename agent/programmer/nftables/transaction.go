@@ -399,8 +399,8 @@ func (x *transaction) finish() {
 	}
 }
 
-// commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
-func (x *transaction) commit() error {
+// batch returns all of it at once.
+func (x *transaction) batch() *batch {
 	length := 2*headerLen + len(x.prefix.buf) + len(x.sets.buf) + len(x.define.buf) + len(x.undefine.buf)
 	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
 		length += c.length()
@@ -413,7 +413,12 @@ func (x *transaction) commit() error {
 	if cap(all.buf) <= keptBuffer {
 		x.buf = all.buf
 	}
-	if all.fits(x.conn) {
+	return all
+}
+
+// commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
+func (x *transaction) commit() error {
+	if all := x.batch(); all.fits(x.conn) {
 		return x.conn.commit(all)
 	}
 
