@@ -248,3 +248,71 @@ func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
 		require.Empty(t, f.checks)
 	}, func(o *Options) { o.Health = f })
 }
+
+// TestHealthCheckOfAServiceThatFails holds that load balancers are led to no node whose kernel has not got the Service, whichever operation
+// it was that failed, and to it as soon as the kernel has.
+func TestHealthCheckOfAServiceThatFails(t *testing.T) {
+	f := &follower{}
+	run(t, func(t *testing.T, n *node) {
+		id := view.HealthCheckID{Service: model.ServiceKey{Namespace: "default", Name: "d"}, Family: model.IPv4}
+		local := func(want int) {
+			t.Helper()
+			require.Equal(t, view.HealthCheck{Port: 31100, LocalEndpoints: want}, f.checks[id])
+		}
+		n.dual("d")
+		n.dual("e")
+		n.kernel.broken["d"] = true
+		n.sync() // a Replace
+		local(0)
+		n.pass(time.Hour)
+		local(0)
+		syncs := f.syncs
+		n.write(map[string]int{"a": 1})
+		require.Equal(t, syncs, f.syncs)
+		delete(n.kernel.broken, "d")
+		n.pass(maxRetry)
+		local(1)
+
+		endpoint := func(address string) {
+			n.store.Upsert(model.NewSlice(model.Slice{
+				Namespace: "default", Name: "dIPv4", Service: "d", Family: model.IPv4, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 80}},
+				Endpoints: []model.Endpoint{{Address: netip.MustParseAddr(address), NodeName: "node-1", Conditions: model.Conditions{Ready: true}}},
+			}), 0)
+			synctest.Wait()
+		}
+		n.kernel.broken["d"], n.kernel.lasting = true, true
+		endpoint("10.0.1.2") // an Apply, after which the count is the same
+		local(0)
+		delete(n.kernel.broken, "d")
+		endpoint("10.0.1.3")
+		local(1)
+		for other, check := range f.checks {
+			require.Equal(t, 1, check.LocalEndpoints, other)
+		}
+	}, func(o *Options) { o.Health = f })
+}
+
+// TestServicePortsThatFail holds that what the kernel has not got is not counted as served.
+func TestServicePortsThatFail(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.kernel.broken = map[string]bool{"a": true, "b": true}
+		n.write(map[string]int{"a": 1, "b": 1})
+		n.sync()
+		require.Zero(t, n.Status().ServicePorts)
+		require.Zero(t, testutil.ToFloat64(n.ports))
+		n.write(map[string]int{"c": 1})
+		require.Equal(t, 1, n.Status().ServicePorts)
+		n.leave(model.IPv6)
+		n.kernel.failures = 1
+		n.write(map[string]int{"c": 2})
+		require.Equal(t, 1, n.Status().ServicePorts)
+		n.leave()
+		clear(n.kernel.broken)
+		n.pass(maxRetry)
+		require.Equal(t, 3, n.Status().ServicePorts)
+		n.kernel.broken["c"] = true
+		n.write(map[string]int{"c": 3})
+		require.Equal(t, 2, n.Status().ServicePorts)
+		require.EqualValues(t, 2, testutil.ToFloat64(n.ports))
+	})
+}

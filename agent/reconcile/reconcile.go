@@ -115,7 +115,7 @@ type Reconciler struct {
 	unacked map[uint32]uint64
 	epoch   uint64
 	// checks are the view's health checks, and toldChecks what Health was told of them. checksDue means
-	// that the two may differ.
+	// that Health may have to be told something else, as IP families or Service ports fail or no longer do.
 	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
 	checksDue          bool
 	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
@@ -317,16 +317,16 @@ func (r *Reconciler) step(ctx context.Context) {
 	if r.nothing() {
 		return
 	}
+	for _, f := range failed {
+		if held := r.failed[f.ID]; held == nil || held.Lasting {
+			r.failed[f.ID], r.checksDue = f, true
+		}
+	}
 	served := r.served()
 	acked := r.ackable(taken.Shards)
 	r.status.reached(r.epoch, acked, served, replaced, r.out)
 	r.ports.Set(float64(served))
 	r.announce(served)
-	for _, f := range failed {
-		if held := r.failed[f.ID]; held == nil || held.Lasting {
-			r.failed[f.ID] = f
-		}
-	}
 	r.tell(changes, replaced)
 	r.report()
 	r.Reporter.Ack(r.epoch, acked)
@@ -361,15 +361,15 @@ func (r *Reconciler) announce(served int) {
 	}
 }
 
-// served returns how many Service ports there are of IP families that are not out.
+// served returns how many Service ports there are that have not failed, of IP families that are not out.
 func (r *Reconciler) served() int {
 	ports := r.View.State().Ports
-	if len(r.out) == 0 {
+	if len(r.out) == 0 && len(r.failed) == 0 {
 		return len(ports)
 	}
 	n := 0
 	for id := range ports {
-		if r.out[id.Family] == nil {
+		if r.out[id.Family] == nil && r.failed[id] == nil {
 			n++
 		}
 	}
@@ -435,22 +435,31 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 		}
 	}
 	if checks, changed := r.View.HealthChecks(); changed {
-		r.checks, r.checksDue = checks, true
+		r.checks = checks
 		r.tellHealth()
-	} else if replaced && r.checksDue {
+	} else if r.checksDue {
 		r.tellHealth()
 	}
 }
 
 // tellHealth tells Health what health checks are to answer. Those of an IP family that is out stay as
-// they were told last.
+// they were told last. A Service of which something is not programmed has no endpoints here that traffic would
+// come to.
 func (r *Reconciler) tellHealth() {
+	r.checksDue = false
 	if r.Health == nil {
 		return
 	}
 	told := r.checks
-	if len(r.out) > 0 {
+	if len(r.out) > 0 || len(r.failed) > 0 {
 		told = maps.Clone(told)
+		for failed := range r.failed {
+			id := view.HealthCheckID{Service: failed.Service, Family: failed.Family}
+			if check, ok := told[id]; ok {
+				check.LocalEndpoints = 0
+				told[id] = check
+			}
+		}
 		isOut := func(id view.HealthCheckID, _ view.HealthCheck) bool { return r.out[id.Family] != nil }
 		maps.DeleteFunc(told, isOut)
 		for id, check := range r.toldChecks {
@@ -459,7 +468,7 @@ func (r *Reconciler) tellHealth() {
 			}
 		}
 	}
-	r.toldChecks, r.checksDue = told, len(r.out) > 0
+	r.toldChecks = told
 	r.Health.Sync(told, r.View.State().Node)
 }
 
@@ -553,7 +562,10 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 		failed, out := programmer.Split(applied, r.families)
 		if len(out) == 0 {
 			for _, c := range changes {
-				delete(r.failed, c.ID())
+				if r.failed[c.ID()] != nil {
+					delete(r.failed, c.ID())
+					r.checksDue = true
+				}
 			}
 			return false, failed
 		}
@@ -563,6 +575,7 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 	case <-r.lost: // one flush is told of many times
 	default:
 	}
+	r.checksDue = r.checksDue || len(r.out) > 0 || len(r.failed) > 0
 	err := r.observe("replace", func() error { return r.Programmer.Replace(ctx, r.View.State()) })
 	failed, r.out = programmer.Split(err, r.families)
 	if applied != nil && len(r.out) == 0 {
