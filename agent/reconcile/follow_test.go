@@ -372,6 +372,32 @@ func TestPending(t *testing.T) {
 	})
 }
 
+// TestOperationThatHangs holds that whatever the kernel is asked to do is pending until it has ended, as the changes that come meanwhile
+// wait for it.
+func TestOperationThatHangs(t *testing.T) {
+	run(t, func(t *testing.T, n *node) {
+		n.write(map[string]int{"a": 1})
+		n.sync()
+		begin := time.Now().Add(time.Minute)
+		n.kernel.busy = make(chan struct{})
+		time.Sleep(time.Minute + time.Second) //nolint:forbidigo // the bubble's time; the Replace that is due now and then hangs
+		n.write(map[string]int{"a": 2})
+		for range 3 {
+			time.Sleep(time.Minute) //nolint:forbidigo // as above
+			for _, family := range n.Families() {
+				since, pending := n.Pending(family)
+				require.True(t, pending)
+				require.Equal(t, begin, since)
+			}
+		}
+		close(n.kernel.busy)
+		synctest.Wait()
+		require.Equal(t, []string{"a=2"}, n.kernel.names())
+		_, pending := n.Pending(model.IPv4)
+		require.False(t, pending)
+	}, func(o *Options) { o.SyncPeriod = time.Minute })
+}
+
 // TestWhatCantBeRepairedIsPending: until a Replace succeeds, whatever else does.
 func TestWhatCantBeRepairedIsPending(t *testing.T) {
 	requirePending := func(n *node, since time.Time) {

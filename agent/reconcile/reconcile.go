@@ -292,6 +292,7 @@ func (r *Reconciler) hopeful() bool {
 func (r *Reconciler) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
+	defer r.status.step()()
 	taken, ok := r.Cache.Take()
 	if !ok {
 		r.status.idle()

@@ -54,15 +54,24 @@ func (r *Reconciler) Families() []model.Family {
 }
 
 // Pending reports whether the kernel lacks anything of an IP family, and since when: changes that wait to be
-// programmed, what others have removed, or, if the family could not be programmed, all of it.
+// programmed, what others have removed, or, if the family could not be programmed, all of it. While a step is
+// made it may lack something, whatever the step is for, as changes that come meanwhile are not noticed.
 func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
-	since = r.status.pending
-	if f := r.status.families[family]; f != nil && (since.IsZero() || !f.broken.IsZero() && f.broken.Before(since)) {
-		since = f.broken
+	since = earlier(r.status.pending, r.status.stepping)
+	if f := r.status.families[family]; f != nil {
+		since = earlier(since, f.broken)
 	}
 	return since, !since.IsZero()
+}
+
+// earlier returns the earlier of two times, of which a zero one is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // LastProgrammed returns when the kernel last had everything that there was of an IP family; zero means
@@ -83,6 +92,8 @@ type status struct {
 	failures map[model.ServiceKey]Failure
 	// pending is since when changes wait; zero means that none do.
 	pending time.Time
+	// stepping is since when the step has been made that is made now; zero means that none is.
+	stepping time.Time
 	// families are the IP families that the node is to have.
 	families map[model.Family]*familyStatus
 }
@@ -122,6 +133,17 @@ func (s *status) queued() {
 	}
 }
 
+// step takes note of a step that begins. The function that it returns does so when the step has ended.
+func (s *status) step() (end func()) {
+	set := func(t time.Time) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.stepping = t
+	}
+	set(time.Now())
+	return func() { set(time.Time{}) }
+}
+
 // idle takes note that there is nothing to program after all.
 func (s *status) idle() {
 	s.mu.Lock()
@@ -143,10 +165,7 @@ func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Err = familiesReason(out)
-	since := s.now.Time
-	if !s.pending.IsZero() && s.pending.Before(since) {
-		since = s.pending
-	}
+	since := earlier(s.now.Time, s.pending)
 	maps.DeleteFunc(s.families, func(f model.Family, _ *familyStatus) bool { return out[f] == nil && !slices.Contains(families, f) })
 	for family := range out {
 		if s.families[family] == nil {
