@@ -149,11 +149,11 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 		return o.takeOver(name, p, err, logger)
 	}
 	p, err := iptables.New(o.iptables(logger))
-	return o.takeOver(name, p, err, logger)
+	return o.takeOver(name, p, err, logger, takeover.Other{Name: "iptables' other variant", Cleanup: p.RetireOtherVariant})
 }
 
-// takeOver has a programmer remove what the others have left, when it has done its work.
-func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger) (programmer.Programmer, error) {
+// takeOver has a programmer remove what the others have left, when it has done its work. more are others that only this one has.
+func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger, more ...takeover.Other) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger 
 		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
 	}
 	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
-	return takeover.New(p, others, logger), nil
+	return takeover.New(p, append(others, more...), logger), nil
 }
 
 func (o *Options) nftables(logger *slog.Logger) nftables.Options {

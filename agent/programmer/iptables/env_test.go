@@ -69,6 +69,10 @@ func (h *inHost) Cleanup(ctx context.Context) error {
 	return h.host.Do(func() error { return h.Programmer.Cleanup(ctx) })
 }
 
+func (h *inHost) RetireOtherVariant(ctx context.Context) error {
+	return h.host.Do(func() error { return h.Programmer.RetireOtherVariant(ctx) })
+}
+
 // restoredBytes counts what went to iptables-restore since the last call.
 func (h *inHost) restoredBytes() int {
 	n := 0

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/programmer/takeover"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/testenv"
@@ -142,18 +143,65 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
-// TestOtherVariantStays holds that what can't be removed of the other variant is told, with what to do, and stops nothing.
+// TestOtherVariant holds that what an earlier run left in the other variant stays as long as this one has not all of it, as what any
+// other programmer left does, and does not come back after that.
+func TestOtherVariant(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant Variant) {
+		c := newCluster(t, Options{Variant: variant})
+		for i := range byte(3) {
+			c.set(c.web(string('a'+rune(i)), model.IPv4, i, 0, 1))
+		}
+		other := map[Variant]Variant{NFT: Legacy, Legacy: NFT}[variant]
+		old := newInHost(t, c.a.Host, Options{Variant: other})
+		require.NoError(t, old.Replace(t.Context(), c.state))
+		p := takeover.New(c.inHost, []takeover.Other{{Name: "other", Cleanup: c.inHost.RetireOtherVariant}}, slog.New(slog.DiscardHandler))
+		stays := func() {
+			t.Helper()
+			for i := range byte(3) {
+				require.Contains(t, old.rules(t, model.IPv4, other), "/"+string('a'+rune(i))+":p/TCP")
+			}
+		}
+		for _, refused := range []string{"-d 10.96.0.1/32", "-j DNAT"} {
+			c.inHost.refuse = func(input []byte) string {
+				if bytes.Contains(input, []byte(refused)) {
+					return "iptables-restore: line 7 failed"
+				}
+				return ""
+			}
+			require.Error(t, p.Replace(t.Context(), c.state))
+			stays()
+		}
+		c.inHost.refuse = nil
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)
+		require.NoError(t, old.Replace(t.Context(), c.state))
+		require.NoError(t, p.Replace(t.Context(), c.state))
+		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)
+		c.requireFresh(t)
+	})
+}
+
+// TestOtherVariantStays holds that what can't be removed of the other variant is told, and stops nothing.
 func TestOtherVariantStays(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
-	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))
+	old := newInHost(t, c.a.Host, Options{Variant: Legacy})
+	require.NoError(t, old.Replace(t.Context(), c.state))
 	var log bytes.Buffer
 	p := newInHost(t, c.a.Host, Options{Variant: NFT, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	p.refuse = func(input []byte) string {
+	refuse := func(input []byte) string {
 		if bytes.Contains(input, []byte("-X "+prefix)) {
 			return "iptables-restore: line 7 failed"
 		}
 		return ""
 	}
+	p.refuse = refuse
+	require.NoError(t, p.Replace(t.Context(), c.state))
+	require.ErrorContains(t, p.RetireOtherVariant(t.Context()), "line 7 failed")
+	p.refuse = nil
+	require.NoError(t, p.RetireOtherVariant(t.Context()))
+	require.NoError(t, old.Replace(t.Context(), c.state))
+	require.Empty(t, log.String())
+	p.refuse = refuse
 	require.NoError(t, p.Replace(t.Context(), c.state))
 	require.Contains(t, log.String(), "remove them with slicecast-agent cleanup")
 }

@@ -53,6 +53,8 @@ type Programmer struct {
 	// families that this machine has. What is wanted in another is left out: nothing can come to it.
 	families map[model.Family]*kernelFamily
 	watch    watch
+	// alone means that RetireOtherVariant has removed what was left in the other variant.
+	alone bool
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
@@ -118,8 +120,8 @@ func absent(err error) bool {
 func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
 
 // Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
-// written. When that is done, what an earlier run left in the other variant is removed. If one IP family fails as a
-// whole, the other one goes on.
+// written. What an earlier run left in the other variant stays until RetireOtherVariant has removed it. If one IP family
+// fails as a whole, the other one goes on.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +133,12 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.operate(func(family model.Family, f *kernelFamily) error {
 		return f.replace(ctx, state.Node, ports[family])
 	})
-	p.removeOtherVariant(ctx)
+	if p.alone {
+		if err := p.removeOtherVariant(ctx); err != nil {
+			p.log.Error("Rules of another run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup, which stops Services until the agent runs again",
+				"err", err)
+		}
+	}
 	p.routeLocalnet()
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
@@ -171,9 +178,20 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 	return errors.Join(errs...)
 }
 
-// removeOtherVariant removes what is of this package in the variant that is not in use. What is there did no harm as
-// long as it was the same, and would as soon as something changes.
-func (p *Programmer) removeOtherVariant(ctx context.Context) {
+// RetireOtherVariant removes what an earlier run left in the variant that is not in use, as Retire does for other programmers. It is
+// called when Replace has programmed all that can be: until then what is there may be all that leads connections to a Service. Each
+// Replace that follows does the same.
+func (p *Programmer) RetireOtherVariant(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := p.removeOtherVariant(ctx)
+	p.alone = p.alone || err == nil
+	return err
+}
+
+// removeOtherVariant is RetireOtherVariant; p.mu is held.
+func (p *Programmer) removeOtherVariant(ctx context.Context) error {
+	var errs []error
 	for family, f := range p.families {
 		if f.held == nil {
 			continue // the Replace failed: that may be all that there is
@@ -182,11 +200,12 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) {
 		if f.tool.variant == Legacy {
 			other = NFT
 		}
-		if _, err := cleanup(ctx, programName(family, other), p.run, f.dialect); err != nil {
-			p.log.Error("Rules of an earlier run are left in the other variant of iptables, and may lead traffic astray: remove them with slicecast-agent cleanup, which stops Services until the agent runs again",
-				"family", family, "variant", other, "err", err)
+		name := programName(family, other)
+		if _, err := cleanup(ctx, name, p.run, f.dialect); err != nil {
+			errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
 		}
 	}
+	return errors.Join(errs...)
 }
 
 // routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.

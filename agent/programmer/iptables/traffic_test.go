@@ -89,6 +89,7 @@ func TestTraffic(t *testing.T) {
 			c.options.Variant = v
 			c.inHost = newInHost(t, c.a.Host, c.options)
 			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
+			require.NoError(t, c.inHost.RetireOtherVariant(t.Context()))
 			for _, family := range families {
 				require.NotContains(t, c.inHost.rules(t, family, map[Variant]Variant{NFT: Legacy, Legacy: NFT}[v]), prefix)
 			}
