@@ -149,7 +149,9 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 		return o.takeOver(name, p, err, logger)
 	}
 	p, err := iptables.New(o.iptables(logger))
-	return o.takeOver(name, p, err, logger, takeover.Other{Name: "iptables' other variant", Cleanup: p.RetireOtherVariant})
+	return o.takeOver(name, p, err, logger, takeover.Other{
+		Name: "iptables' other variant", Cleanup: p.RetireOtherVariant, Serves: p.OtherVariantServes,
+	})
 }
 
 // takeOver has a programmer remove what the others have left, when it has done its work. more are others that only this one has.
@@ -158,9 +160,10 @@ func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger 
 		return nil, err
 	}
 	others := []takeover.Other{
-		{Name: programmerNFTables, Cleanup: nftables.Cleanup},
+		{Name: programmerNFTables, Cleanup: nftables.Cleanup, Serves: nftables.Serves},
+		// Where the others lack an IP family the kernel does, so that iptables has not served it either.
 		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error { return iptables.Retire(ctx, o.iptables(logger)) }},
-		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step},
+		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step, Serves: ipvs.Serves},
 	}
 	others = slices.DeleteFunc(others, func(o takeover.Other) bool { return o.Name == name })
 	return takeover.New(p, append(others, more...), logger), nil

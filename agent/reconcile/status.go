@@ -160,7 +160,7 @@ func (s *status) ran(begin time.Time) {
 
 // failed takes note of the IP families that are out. They are since the changes that wait came, or since
 // the last programming began, whatever was first. A family that is not among the programmer's is to be there
-// for as long as it is out: it is the primary one.
+// for as long as it is out: it is the primary one, or another programmer has served it.
 func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

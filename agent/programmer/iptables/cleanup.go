@@ -96,21 +96,10 @@ func mayDrop() bool {
 
 // cleanup removes what a program finds. Where FORWARD drops what nothing accepts, a chain that accepts is kept, unless keep is nil.
 func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept bool, err error) {
-	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
-		return false, nil // so nothing was made with it
-	}
-	var output []byte
-	t, err := newTool(name, run)
-	if err == nil {
-		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
-	}
-	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
-		return false, nil
-	}
-	if err != nil {
+	held, err := find(ctx, name, run)
+	if err != nil || held == nil {
 		return false, err
 	}
-	held := parseSave(output)
 	x := newTransaction(held.chains)
 	keeps := keep != nil && held.drops
 	if keeps {
@@ -122,12 +111,38 @@ func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept 
 	}
 	x.removeOthers(held.hooks)
 	if text := x.text(); len(text) > 0 {
-		if err := t.restore(ctx, text); err != nil {
+		if err := held.tool.restore(ctx, text); err != nil {
 			return false, err
 		}
 	}
 	if keeps && !slices.Contains(held.hooks, forwardHook) {
-		return true, t.hook(forwardHook, false)
+		return true, held.tool.hook(forwardHook, false)
 	}
 	return keeps, nil
+}
+
+// finding is what of ours a program finds.
+type finding struct {
+	saved
+	tool *tool
+}
+
+// find returns what of ours a program finds. It returns nil if this machine has no such program or the kernel does not serve it, so
+// that nothing was made with it.
+func find(ctx context.Context, name string, run runner) (*finding, error) {
+	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
+		return nil, nil
+	}
+	var output []byte
+	t, err := newTool(name, run)
+	if err == nil {
+		output, err = t.save(ctx) // asking for a table by name would make the legacy variant load it
+	}
+	if command := (*commandError)(nil); errors.As(err, &command) && command.unsupported() {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &finding{parseSave(output), t}, nil
 }

@@ -138,6 +138,7 @@ func TestFamilyFails(t *testing.T) {
 		leftOut(p.Replace(t.Context(), c.state), model.IPv6)
 		require.Empty(t, log.String(), "it is for the caller to say")
 		require.Contains(t, saved("iptables-nft"), "/web:")
+		require.NoError(t, p.RetireOtherVariant(t.Context()))
 		require.NotContains(t, saved("iptables-legacy"), prefix)
 		require.Contains(t, saved("ip6tables-legacy"), prefix, "as long as there is nothing else")
 

@@ -155,8 +155,17 @@ func TestOtherVariant(t *testing.T) {
 		old := newInHost(t, c.a.Host, Options{Variant: other})
 		require.NoError(t, old.Replace(t.Context(), c.state))
 		p := takeover.New(c.inHost, []takeover.Other{{Name: "other", Cleanup: c.inHost.RetireOtherVariant}}, slog.New(slog.DiscardHandler))
+		serves := func(want bool) {
+			t.Helper()
+			require.NoError(t, c.a.Do(func() error {
+				got, err := c.inHost.OtherVariantServes(model.IPv4)
+				require.Equal(t, want, got)
+				return err
+			}))
+		}
 		stays := func() {
 			t.Helper()
+			serves(true)
 			for i := range byte(3) {
 				require.Contains(t, old.rules(t, model.IPv4, other), "/"+string('a'+rune(i))+":p/TCP")
 			}
@@ -174,6 +183,7 @@ func TestOtherVariant(t *testing.T) {
 		c.inHost.refuse = nil
 		require.NoError(t, p.Replace(t.Context(), c.state))
 		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)
+		serves(false)
 		require.NoError(t, old.Replace(t.Context(), c.state))
 		require.NoError(t, p.Replace(t.Context(), c.state))
 		require.NotContains(t, old.rules(t, model.IPv4, other), prefix)

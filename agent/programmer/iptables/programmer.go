@@ -196,16 +196,31 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 		if f.held == nil {
 			continue // the Replace failed: that may be all that there is
 		}
-		other := Legacy
-		if f.tool.variant == Legacy {
-			other = NFT
-		}
-		name := programName(family, other)
+		name := programName(family, p.otherVariant())
 		if _, err := cleanup(ctx, name, p.run, f.dialect); err != nil {
 			errs = append(errs, fmt.Errorf("clean up with %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// OtherVariantServes reports whether an earlier run has left rules for an IP family in the variant that is not in use.
+func (p *Programmer) OtherVariantServes(family model.Family) (bool, error) {
+	held, err := find(context.Background(), programName(family, p.otherVariant()), p.run)
+	if err != nil || held == nil {
+		return false, err
+	}
+	return len(held.chains[nat]) > 0, nil
+}
+
+// otherVariant returns the variant that is not in use.
+func (p *Programmer) otherVariant() Variant {
+	for _, f := range p.families {
+		if f.tool.variant == Legacy {
+			return NFT
+		}
+	}
+	return Legacy
 }
 
 // routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.

@@ -564,9 +564,22 @@ func TestCleanup(t *testing.T) {
 	c.nft(t, "add table ip other; add chain ip other slicecast; add table inet slicecast")
 	before, err := c.a.Run(t.Context(), "nft", "list", "ruleset")
 	require.NoError(t, err)
+	serves := func(want bool) {
+		t.Helper()
+		for _, family := range families {
+			require.NoError(t, c.a.Do(func() error {
+				got, err := Serves(family)
+				require.Equal(t, want, got)
+				return err
+			}))
+		}
+	}
+	serves(false)
 	c.set(c.web(model.IPv4, 1, 0), c.web(model.IPv6, 1, 0))
 	c.replace(t)
+	serves(true)
 	require.NoError(t, c.a.Do(func() error { return Cleanup(t.Context()) }))
+	serves(false)
 	after, err := c.a.Run(t.Context(), "nft", "list", "ruleset")
 	require.NoError(t, err)
 	require.Equal(t, before, after)

@@ -202,6 +202,9 @@ func Cleanup(context.Context) error {
 	return c.removeTables()
 }
 
+// Serves reports whether a run of this programmer has left a table that serves an IP family.
+func Serves(family model.Family) (bool, error) { return xtables.HasChain(family, Table, servicesChain) }
+
 func (c *conn) removeTables() error {
 	var errs []error
 	for _, name := range []model.Family{model.IPv4, model.IPv6} {

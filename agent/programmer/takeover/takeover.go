@@ -18,13 +18,16 @@ package takeover
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 const (
@@ -42,6 +45,8 @@ type Other struct {
 	// Cleanup removes what there is of it, and costs little where there is nothing. If it gives programmer.ErrDraining it is called
 	// again for as long as it does.
 	Cleanup func(context.Context) error
+	// Serves reports whether what it has left serves an IP family. nil means that it serves none.
+	Serves func(model.Family) (bool, error)
 
 	draining bool // it has been logged
 }
@@ -72,7 +77,8 @@ func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 }
 
 // Replace is that of the programmer. When all is programmed, or after a while all that the kernel takes, what the others have left is removed.
-// While nothing of an IP family is programmed, all of it stays. What can't be removed is logged, and tried again by Watch.
+// While nothing of an IP family is programmed, all of it stays. What can't be removed is logged, and tried again by Watch. An IP family that
+// the programmer lacks counts as failed if Services want it and one of the others serves it: it would be served no more.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
 	if p.ready.Load() {
@@ -81,8 +87,44 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failed, p.programmed = map[view.ServicePortID]struct{}{}, true
+	if lost := p.lost(state); lost != nil {
+		err = errors.Join(err, lost)
+	}
 	p.done(ctx, err)
 	return err
+}
+
+// lost returns a FamilyError for an IP family that one of the others serves, Services want and the programmer lacks.
+func (p *Programmer) lost(state view.State) error {
+	has := p.Families()
+	wanted := func(family model.Family) bool {
+		for id := range state.Ports {
+			if id.Family == family {
+				return true
+			}
+		}
+		return false
+	}
+	for _, family := range []model.Family{model.IPv4, model.IPv6} {
+		if slices.Contains(has, family) || !wanted(family) {
+			continue
+		}
+		for _, o := range p.others {
+			if o.Serves == nil {
+				continue
+			}
+			serves, err := o.Serves(family)
+			switch {
+			case err != nil:
+				return &programmer.FamilyError{Family: family, Err: fmt.Errorf("the programmer lacks it, and whether %s has served it is not known: %w", o.Name, err)}
+			case serves:
+				return &programmer.FamilyError{Family: family, Err: fmt.Errorf("the programmer lacks it, and %s, whose rules stay for that, has served it; "+
+					"the agent's log has from its start what is missing: install it or load its kernel module and restart the agent, "+
+					"choose the former programmer, or give the family up with slicecast-agent cleanup", o.Name)}
+			}
+		}
+	}
+	return nil
 }
 
 // Apply is that of the programmer. It may program the last of what Replace could not.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,9 +26,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fake struct {
 	programmer.Monitor
 	err error // of Replace and Apply
+	// lacks is a family that the programmer does not serve; zero means none.
+	lacks model.Family
 }
 
-func (f *fake) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
+func (f *fake) Families() []model.Family {
+	return slices.DeleteFunc([]model.Family{model.IPv4, model.IPv6}, func(family model.Family) bool { return family == f.lacks })
+}
 
 func (f *fake) Replace(context.Context, view.State) error { return f.err }
 
@@ -230,6 +235,56 @@ func TestFamilyThatIsOut(t *testing.T) {
 		require.NoError(t, p.Replace(t.Context(), view.State{}))
 		require.Equal(t, 1, o.tried())
 	})
+}
+
+// TestFamilyThatIsLeftOut holds that where the programmer lacks an IP family that another one has served and that Services want, the
+// family counts as failed and what the other serves stays; and that a family which nobody served is no fault.
+func TestFamilyThatIsLeftOut(t *testing.T) {
+	four := &view.ServicePort{ID: view.ServicePortID{Port: "four", Family: model.IPv4}}
+	six := &view.ServicePort{ID: view.ServicePortID{Port: "six", Family: model.IPv6}}
+	wanted := func(ports ...*view.ServicePort) view.State {
+		s := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}
+		for _, p := range ports {
+			s.Ports[p.ID] = p
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		lacks  model.Family
+		wanted view.State
+		serves bool
+		err    error
+		stays  bool
+	}{
+		"served":     {model.IPv6, wanted(four, six), true, nil, true},
+		"not known":  {model.IPv6, wanted(four, six), false, errors.New("no answer"), true},
+		"not served": {model.IPv6, wanted(four, six), false, nil, false},
+		"not wanted": {model.IPv6, wanted(four), true, nil, false},
+		"not left":   {0, wanted(four, six), true, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := &other{}
+			f, p, _ := take(o)
+			f.lacks = c.lacks
+			p.others[0].Serves = func(family model.Family) (bool, error) {
+				require.Equal(t, model.IPv6, family)
+				return c.serves, c.err
+			}
+			ports, failed := programmer.Split(p.Replace(t.Context(), c.wanted), p.Families())
+			require.Empty(t, ports)
+			if !c.stays {
+				require.Empty(t, failed)
+				require.Equal(t, 1, o.tried())
+				return
+			}
+			require.Len(t, failed, 1)
+			require.ErrorContains(t, failed[model.IPv6], "other")
+			require.NoError(t, p.Apply(t.Context(), []view.Change{{After: four}}))
+			require.Zero(t, o.tried())
+			require.NoError(t, p.Replace(t.Context(), wanted(four)), "nobody wants the family any more")
+			require.Equal(t, 1, o.tried())
+		})
+	}
 }
 
 // TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.
