@@ -21,8 +21,8 @@ type heldBackend struct {
 }
 
 // readBackends appends the backends of a virtual service; one that is not there has none.
-func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
-	err := p.tellBackends(k, func(b heldBackend) { to = append(to, b) })
+func (m *machine) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
+	err := m.tellBackends(k, func(b heldBackend) { to = append(to, b) })
 	if err != nil {
 		return nil, fmt.Errorf("read the backends of IPVS' virtual service %v: %w", k, err)
 	}
@@ -30,16 +30,16 @@ func (p *Programmer) readBackends(to []heldBackend, k serviceKey) ([]heldBackend
 }
 
 // tellBackends gives the backends of a virtual service as the kernel tells them.
-func (p *Programmer) tellBackends(k serviceKey, each func(heldBackend)) error {
+func (m *machine) tellBackends(k serviceKey, each func(heldBackend)) error {
 	if k.family == model.IPv4 && entriesKnown {
-		return p.entries.read(k, each)
+		return m.entries.read(k, each)
 	}
-	return p.dumpBackends(k, each)
+	return m.dumpBackends(k, each)
 }
 
 // dumpBackends is tellBackends by netlink.
-func (p *Programmer) dumpBackends(k serviceKey, each func(heldBackend)) error {
-	return p.commands.dump(p.askAbout(commandGetBackend, k), func(body []byte) {
+func (m *machine) dumpBackends(k serviceKey, each func(heldBackend)) error {
+	return m.commands.dump(m.askAbout(commandGetBackend, k), func(body []byte) {
 		if len(body) < 4 {
 			return
 		}
@@ -52,10 +52,10 @@ func (p *Programmer) dumpBackends(k serviceKey, each func(heldBackend)) error {
 }
 
 // askAbout writes a message that asks for something of a virtual service.
-func (p *Programmer) askAbout(command byte, k serviceKey) *requests {
-	r := &p.requests
+func (m *machine) askAbout(command byte, k serviceKey) *requests {
+	r := &m.requests
 	r.reset()
-	r.begin(p.ipvsFamily, 0)
+	r.begin(m.ipvsFamily, 0)
 	r.buf = append(r.buf, command, genericVersion, 0, 0)
 	k.write(r, nil)
 	r.end()

@@ -40,7 +40,7 @@ func TestReadBackends(t *testing.T) {
 		return got
 	}
 	count := func(id view.ServicePortID) (total int) {
-		for _, v := range c.services(c.ports[id]) {
+		for _, v := range c.virtuals(id) {
 			got := read(c.tellBackends, v.serviceKey)
 			require.Equal(t, read(c.dumpBackends, v.serviceKey), got, "%v of %v", v.serviceKey, id)
 			total += len(got)
@@ -51,9 +51,9 @@ func TestReadBackends(t *testing.T) {
 	for range 2 {
 		require.Equal(t, 2, count(web.ID))
 		require.Equal(t, 1000, count(many.ID))
-		require.Equal(t, 3*len(c.services(c.ports[sticky.ID])), count(sticky.ID))
+		require.Equal(t, 3*len(c.virtuals(sticky.ID)), count(sticky.ID))
 	}
-	draining := read(c.tellBackends, c.services(c.ports[web.ID])[0].serviceKey)[0]
+	draining := read(c.tellBackends, c.virtuals(web.ID)[0].serviceKey)[0]
 	require.Equal(t, heldBackend{address: netip.AddrPortFrom(c.pods[0].Addr(false), tcpPort), connections: 1}, draining)
 	require.Empty(t, read(c.tellBackends, serviceKey{family: model.IPv4, number: maxID}))
 	require.Empty(t, read(c.tellBackends, serviceKey{family: model.IPv4, address: vip(model.IPv4, 9), protocol: model.UDP, port: 53}))

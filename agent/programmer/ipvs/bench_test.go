@@ -149,8 +149,8 @@ func BenchmarkProgrammer(b *testing.B) {
 			})
 			b.Run("RestartBare", func(b *testing.B) {
 				for b.Loop() {
-					for _, known := range h.ports {
-						for _, v := range h.services(known) {
+					for id := range state.Ports {
+						for _, v := range h.virtuals(id) {
 							require.NoError(b, h.tellBackends(v.serviceKey, func(heldBackend) {}))
 						}
 					}
@@ -180,12 +180,12 @@ func BenchmarkProgrammer(b *testing.B) {
 			}
 			bare := func(name string, number int) {
 				b.Run(name, func(b *testing.B) {
-					v := h.services(h.ports[view.ServicePortID{Service: benchKey(number), Port: "http", Protocol: model.TCP, Family: model.IPv4}])[0]
+					v := h.virtuals(view.ServicePortID{Service: benchKey(number), Port: "http", Protocol: model.TCP, Family: model.IPv4})[0]
 					backend := v.backends.List()[min(v.backends.Len(), sliceSize)/2].Address // that of a flip
 					var times []time.Duration
 					for b.Loop() {
 						start := time.Now()
-						if err := h.run(nil, []command{{kind: commandSetBackend, service: v.serviceKey, backend: backend, weight: 1}}); err != nil {
+						if err := h.family(model.IPv4).run(newChange(), []command{{kind: commandSetBackend, service: v.serviceKey, backend: backend, weight: 1}}); err != nil {
 							b.Fatal(err)
 						}
 						times = append(times, time.Since(start))

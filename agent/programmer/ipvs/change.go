@@ -8,13 +8,12 @@ import (
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
-	"github.com/slicecast/slicecast/internal/model"
 )
 
-// change gathers what is to be done once all that packets may be led to is there.
+// change gathers what is to be done for one IP family once all that packets may be led to is there.
 type change struct {
-	held, want     map[model.Family]elements
-	rules          map[model.Family]bool // they are written, in a new table where nothing is held
+	held, want     elements
+	rules          bool // they are written, in a new table where nothing is held
 	arrive, depart []netip.Addr
 	// before and after are what IPVS does before and after the rest changes, last what it does in the end.
 	before, after, last []command
@@ -23,13 +22,7 @@ type change struct {
 	errs                []error    // PortErrors
 }
 
-func newChange() *change {
-	return &change{
-		held:  map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		want:  map[model.Family]elements{model.IPv4: {}, model.IPv6: {}},
-		rules: map[model.Family]bool{},
-	}
-}
+func newChange() *change { return &change{held: elements{}, want: elements{}} }
 
 // blame notes an error that is about one Service port.
 func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
@@ -38,65 +31,70 @@ func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
 
 // carryOut makes packets go where they should, and then removes what they do not go to any more. An address that goes is
 // taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
-func (p *Programmer) carryOut(_ context.Context, x *change) error {
+func (f *family) carryOut(ctx context.Context, x *change) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	start := time.Now()
 	x.after = append(x.after, x.last...)
 	commands := len(x.before) + len(x.after)
 	if x.onlyIPVS() {
 		x.before, x.after = append(x.before, x.after...), nil
 	}
-	if err := p.run(x, x.before); err != nil {
+	if err := f.run(x, x.before); err != nil {
 		return err
 	}
-	if err := p.adopt(x); err != nil {
+	if err := f.adopt(x); err != nil {
 		return err
 	}
-	if err := p.removeAddresses(x.depart); err != nil {
+	if err := f.removeAddresses(x.depart); err != nil {
 		return err
 	}
-	for _, family := range p.families {
-		l, held := p.layouts[family], x.held[family]
-		switch {
-		case !x.rules[family]:
-		case held == nil:
-			if err := p.tables.create(l); err != nil {
-				return err
-			}
-		default:
-			p.tables.writeRules(l)
-		}
-		if err := p.tables.change(l, held, x.want[family]); err != nil {
-			return err
-		}
-	}
-	if err := p.tables.write(); err != nil {
+	if err := f.writeTable(x); err != nil {
 		return err
 	}
-	refused, err := p.addAddresses(x.arrive)
+	refused, err := f.addAddresses(x.arrive)
 	if err != nil {
 		return err
 	}
-	p.blameAddresses(x, refused)
-	if err := p.run(x, x.after); err != nil {
+	f.blameAddresses(x, refused)
+	if err := f.run(x, x.after); err != nil {
 		return err
 	}
 	for _, k := range x.gone {
-		delete(p.taken, k.number)
-		delete(p.draining, k)
+		delete(f.taken, k.number)
+		delete(f.draining, k)
 	}
-	p.known = true
-	p.log.Debug("programmed IPVS", "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
+	f.known = true
+	f.log.Debug("programmed IPVS", "family", f.family, "addresses", len(x.arrive)+len(x.depart), "commands", commands, "duration", time.Since(start))
 	return errors.Join(x.errs...)
 }
 
+// writeTable makes the table hold what is wanted, all at once.
+func (f *family) writeTable(x *change) error {
+	switch {
+	case !x.rules:
+	case x.held == nil:
+		if err := f.tables.create(f.layout); err != nil {
+			return err
+		}
+	default:
+		f.tables.writeRules(f.layout)
+	}
+	if err := f.tables.change(f.layout, x.held, x.want); err != nil {
+		return err
+	}
+	return f.tables.write()
+}
+
 // blameAddresses notes the Service ports with addresses that the device did not get.
-func (p *Programmer) blameAddresses(x *change, refused map[netip.Addr]error) {
+func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 	if len(refused) == 0 {
 		return
 	}
-	for id, now := range p.ports {
-		for _, f := range now.port.Frontends {
-			if why := refused[f.Address]; why != nil && f.Kind != view.NodePort {
+	for id, now := range f.ports {
+		for _, at := range now.port.Frontends {
+			if why := refused[at.Address]; why != nil && at.Kind != view.NodePort {
 				x.blame(id, why, false)
 				break
 			}
@@ -106,10 +104,5 @@ func (p *Programmer) blameAddresses(x *change, refused map[netip.Addr]error) {
 
 // onlyIPVS tells whether nothing else changes.
 func (x *change) onlyIPVS() bool {
-	for family, want := range x.want {
-		if len(want)+len(x.held[family]) > 0 || x.rules[family] {
-			return false
-		}
-	}
-	return len(x.arrive)+len(x.depart) == 0
+	return len(x.want)+len(x.held)+len(x.arrive)+len(x.depart) == 0 && !x.rules
 }

@@ -127,18 +127,18 @@ var nobody view.ServicePortID
 const maxTries = 3
 
 // run has IPVS carry out commands in their order. What is about one Service port only is noted in x.
-func (p *Programmer) run(x *change, commands []command) error {
+func (f *family) run(x *change, commands []command) error {
 	for len(commands) > 0 {
-		p.requests.reset()
+		f.requests.reset()
 		for i := range commands {
-			commands[i].write(&p.requests, p.ipvsFamily)
+			commands[i].write(&f.requests, f.ipvsFamily)
 		}
 		var again []command
 		var fatal error
-		err := p.commands.execute(&p.requests, func(i int, errno unix.Errno) {
+		err := f.commands.execute(&f.requests, func(i int, errno unix.Errno) {
 			c := commands[i]
 			c.tries++
-			retry, err := p.remedy(x, &c, errno)
+			retry, err := f.remedy(x, &c, errno)
 			switch {
 			case retry && c.tries < maxTries:
 				again = append(again, c)
@@ -155,7 +155,7 @@ func (p *Programmer) run(x *change, commands []command) error {
 }
 
 // remedy changes a command that has failed so that it may be tried again, or tells what the error means.
-func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ error) {
+func (f *family) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ error) {
 	err := fmt.Errorf("%v: %w", c, errno)
 	switch {
 	case c.kind == commandDelService && errno == unix.ESRCH, c.kind == commandDelBackend && (errno == unix.ENOENT || errno == unix.ESRCH):
@@ -175,12 +175,12 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 	case c.kind == commandSetBackend && errno == unix.ENOENT:
 		c.kind = commandNewBackend
 		return true, err
-	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != p.options.Scheduler:
+	case c.virtual != nil && errno == unix.ENOENT && c.virtual.scheduler != f.options.Scheduler:
 		x.blame(c.owner, fmt.Errorf("this node has no IPVS scheduler %s (kernel module ip_vs_%s), the default serves it: %w",
 			c.virtual.scheduler, c.virtual.scheduler, errno), true)
-		p.lacking[c.virtual.scheduler] = true
+		f.lacking[c.virtual.scheduler] = true
 		plain := *c.virtual
-		plain.scheduler = p.options.Scheduler
+		plain.scheduler = f.options.Scheduler
 		c.virtual = &plain
 		return true, err
 	case c.backend.IsValid() && errno == unix.ESRCH && c.tries < maxTries:
@@ -188,7 +188,7 @@ func (p *Programmer) remedy(x *change, c *command, errno unix.Errno) (retry bool
 	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
 		// IPVS refuses, for instance, backends with addresses that nothing can be sent to.
 		x.blame(c.owner, err, false)
-		if blamed := p.ports[c.owner]; blamed != nil {
+		if blamed := f.ports[c.owner]; blamed != nil {
 			blamed.refused = true
 		}
 		return false, nil

@@ -22,14 +22,14 @@ const Device = "slicecast-ipvs0"
 const KubeProxyDevice = "kube-ipvs0"
 
 // ensureDevice makes the device if it is not there, and sets it up.
-func (p *Programmer) ensureDevice() error {
-	link, err := p.links.LinkByName(Device)
+func (m *machine) ensureDevice() error {
+	link, err := m.links.LinkByName(Device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		made := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}
-		if err := p.links.LinkAdd(made); err != nil {
+		if err := m.links.LinkAdd(made); err != nil {
 			return fmt.Errorf("make the dummy device %s: %w", Device, err)
 		}
-		link, err = p.links.LinkByName(Device)
+		link, err = m.links.LinkByName(Device)
 	}
 	if err != nil {
 		return fmt.Errorf("find the device %s: %w", Device, err)
@@ -37,16 +37,25 @@ func (p *Programmer) ensureDevice() error {
 	if link.Type() != "dummy" {
 		return fmt.Errorf("there is a device %s that is no dummy device but of type %s: remove it", Device, link.Type())
 	}
-	if err := p.links.LinkSetUp(link); err != nil {
+	if err := m.links.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set the device %s up: %w", Device, err)
 	}
-	p.device = link
+	m.device = link
 	return nil
 }
 
-// deviceAddresses gives the addresses that a device has, without the one that the kernel gives each device.
-func (p *Programmer) deviceAddresses(device netlink.Link) (map[netip.Addr]bool, error) {
-	list, err := p.listAddresses()
+// domain returns the kernel's number of an IP family.
+func domain(family model.Family) byte {
+	if family == model.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+// deviceAddresses returns the addresses of a domain that a device has, without the one that the
+// kernel gives each device.
+func (m *machine) deviceAddresses(device netlink.Link, domain byte) (map[netip.Addr]bool, error) {
+	list, err := m.listAddresses(domain)
 	if err != nil {
 		return nil, fmt.Errorf("read the addresses of %s: %w", device.Attrs().Name, err)
 	}
@@ -65,16 +74,18 @@ type deviceAddress struct {
 	device int // its index
 }
 
-// listAddresses gives the addresses of all devices, reading them again where some came or went meanwhile.
-func (p *Programmer) listAddresses() (list []deviceAddress, err error) {
+// listAddresses returns the addresses of a domain that any device has. It reads them again if some
+// came or went meanwhile. AF_UNSPEC stands for both IP families.
+func (m *machine) listAddresses(domain byte) (list []deviceAddress, err error) {
 	err = readAgain(func() error {
 		list = list[:0]
-		r := &p.requests
+		r := &m.requests
 		r.reset()
 		r.begin(unix.RTM_GETADDR, 0)
-		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg)...) // of any family and device
+		r.buf = append(r.buf, domain)
+		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg-1)...) // of any device
 		r.end()
-		return p.addresses.dump(r, func(body []byte) {
+		return m.addresses.dump(r, func(body []byte) {
 			if a := parseAddress(body); a.IsValid() {
 				list = append(list, a)
 			}
@@ -108,36 +119,43 @@ func readAgain(read func() error) (err error) {
 	return err
 }
 
+// readAddresses reads which addresses are the node's own, apart from those of Services.
+func (f *family) readAddresses() (err error) {
+	if err := f.restoreSources(); err != nil {
+		return err
+	}
+	f.elsewhere, err = f.addressesElsewhere()
+	f.nodeAddresses = nodePortAddresses(f.layout.node, f.elsewhere)
+	return err
+}
+
 // addressesElsewhere gives the node's addresses that other devices have than those of Services.
-func (p *Programmer) addressesElsewhere() (map[netip.Addr]bool, error) {
-	list, err := p.listAddresses()
+func (f *family) addressesElsewhere() (map[netip.Addr]bool, error) {
+	list, err := f.listAddresses(domain(f.family))
 	if err != nil {
 		return nil, fmt.Errorf("read the node's addresses: %w", err)
 	}
 	kubeProxys := 0
-	if link, err := p.links.LinkByName(KubeProxyDevice); err == nil {
+	if link, err := f.links.LinkByName(KubeProxyDevice); err == nil {
 		kubeProxys = link.Attrs().Index
 	}
 	found := map[netip.Addr]bool{}
 	for _, a := range list {
-		if a.device != p.device.Attrs().Index && a.device != kubeProxys {
+		if a.device != f.device.Attrs().Index && a.device != kubeProxys {
 			found[a.Addr] = true
 		}
 	}
 	return found, nil
 }
 
-// nodePortAddresses gives those of the node's own addresses that have NodePorts.
-func nodePortAddresses(node view.Node, own map[netip.Addr]bool) map[model.Family][]netip.Addr {
-	found := map[model.Family][]netip.Addr{}
+// nodePortAddresses gives those of the node's own addresses that have NodePorts, ascending.
+func nodePortAddresses(node view.Node, own map[netip.Addr]bool) (found []netip.Addr) {
 	for a := range own {
 		if hasNodePorts(node, a) {
-			found[model.FamilyOf(a)] = append(found[model.FamilyOf(a)], a)
+			found = append(found, a)
 		}
 	}
-	for _, list := range found {
-		slices.SortFunc(list, netip.Addr.Compare)
-	}
+	slices.SortFunc(found, netip.Addr.Compare)
 	return found
 }
 
@@ -148,28 +166,28 @@ func hasNodePorts(node view.Node, a netip.Addr) bool {
 
 // nodesOwn tells whether an address is another interface's, e.g. a node's own that a Service has as an external IP. Such
 // a one is no Service's alone: other ports on it are none of our business.
-func (p *Programmer) nodesOwn(a netip.Addr) bool {
-	routes, err := p.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func (m *machine) nodesOwn(a netip.Addr) bool {
+	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil {
 		return false // there is no way there, and so it is not local
 	}
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
-		return r.Type == unix.RTN_LOCAL && r.LinkIndex != p.device.Attrs().Index && !p.isKubeProxys(r.LinkIndex)
+		return r.Type == unix.RTN_LOCAL && r.LinkIndex != m.device.Attrs().Index && !m.isKubeProxys(r.LinkIndex)
 	})
 }
 
 // isKubeProxys tells whether a device is the one on which kube-proxy has Services' addresses. Two may have the same, so that
 // they are there when the other one is removed.
-func (p *Programmer) isKubeProxys(index int) bool {
-	link, err := p.links.LinkByName(KubeProxyDevice)
+func (m *machine) isKubeProxys(index int) bool {
+	link, err := m.links.LinkByName(KubeProxyDevice)
 	return err == nil && link.Attrs().Index == index
 }
 
-// addAddresses gives the device addresses. Those that the kernel refuses, as all of IPv6 where a sysctl disables it, come with the reason: the others
-// are there.
-func (p *Programmer) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
+// addAddresses gives the device addresses. It returns those that the kernel refuses, each with the
+// reason. The device has the others.
+func (m *machine) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
 	refused = make(map[netip.Addr]error)
-	err = p.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
+	err = m.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
 		if errno != unix.EEXIST {
 			refused[a] = fmt.Errorf("give %s the address %v: %w", Device, a, errno)
 		}
@@ -178,8 +196,8 @@ func (p *Programmer) addAddresses(list []netip.Addr) (refused map[netip.Addr]err
 	return refused, err
 }
 
-func (p *Programmer) removeAddresses(list []netip.Addr) error {
-	return p.changeAddresses(list, unix.RTM_DELADDR, 0, func(a netip.Addr, errno unix.Errno) error {
+func (m *machine) removeAddresses(list []netip.Addr) error {
+	return m.changeAddresses(list, unix.RTM_DELADDR, 0, func(a netip.Addr, errno unix.Errno) error {
 		if errno == unix.EADDRNOTAVAIL {
 			return nil
 		}
@@ -188,13 +206,13 @@ func (p *Programmer) removeAddresses(list []netip.Addr) error {
 }
 
 // changeAddresses has the kernel give the device addresses, or take them from it.
-func (p *Programmer) changeAddresses(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
-	p.requests.reset()
+func (m *machine) changeAddresses(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
+	m.requests.reset()
 	for _, a := range list {
-		p.requests.address(kind, flags, p.device.Attrs().Index, a)
+		m.requests.address(kind, flags, m.device.Attrs().Index, a)
 	}
 	var failed error
-	err := p.addresses.execute(&p.requests, func(i int, errno unix.Errno) {
+	err := m.addresses.execute(&m.requests, func(i int, errno unix.Errno) {
 		failed = cmp.Or(failed, failure(list[i], errno))
 	})
 	return errors.Join(err, failed)
@@ -204,13 +222,13 @@ func (p *Programmer) changeAddresses(list []netip.Addr, kind, flags uint16, fail
 // masqueraded.
 func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
 	const own, permanent = unix.IFA_LOCAL, math.MaxUint32
-	family, scope, addressFlags := byte(unix.AF_INET), byte(unix.RT_SCOPE_HOST), byte(0)
+	scope, addressFlags := byte(unix.RT_SCOPE_HOST), byte(0)
 	if model.FamilyOf(a) == model.IPv6 {
 		// Deprecated: valid for ever, preferred for no time.
-		family, scope, addressFlags = unix.AF_INET6, unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
+		scope, addressFlags = unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
 	}
 	r.begin(kind, flags)
-	r.buf = append(r.buf, family, byte(a.BitLen()), addressFlags, scope)
+	r.buf = append(r.buf, domain(model.FamilyOf(a)), byte(a.BitLen()), addressFlags, scope)
 	r.buf = append(r.buf, host32(uint32(index))...)
 	r.bytes(own, a.AsSlice())
 	r.bytes(unix.IFA_ADDRESS, a.AsSlice())

@@ -16,6 +16,9 @@
 //
 // # Changes
 //
+// Each IP family is read, changed and reported by itself: one that fails as a whole leaves the
+// other one as it should be.
+//
 // Replace reads the table, the virtual services and the device's addresses, and changes what differs. The table has the
 // numbers of the virtual services with the names of their Service ports, so another process keeps them. That a virtual service
 // is ours it says itself, by its mark or by a flag: so none is left behind, whenever a process ends. Backends are there

@@ -41,27 +41,20 @@ type identity struct {
 
 // estate is what Service ports that go leave to those that come with one of their frontends, as when a port is renamed: with the virtual
 // services, open connections go on.
-type estate map[model.Family]map[elementKey]*identity
-
-func (e estate) leave(family model.Family, frontend elementKey, left *identity) {
-	if e[family] == nil {
-		e[family] = map[elementKey]*identity{}
-	}
-	e[family][frontend] = left
-}
+type estate map[elementKey]*identity
 
 // leaveAll has a Service port leave all that it has.
 func (e estate) leaveAll(of *programmed) {
 	left := of.identity
 	for _, f := range of.port.Frontends {
-		e.leave(of.port.ID.Family, others.element(of.port.ID.Protocol, f), &left)
+		e[others.element(of.port.ID.Protocol, f)] = &left
 	}
 }
 
 // inherit gives a Service port what one that goes has left, if nobody else got it.
 func (e estate) inherit(now *programmed) {
 	for _, f := range now.port.Frontends {
-		if left := e[now.port.ID.Family][others.element(now.port.ID.Protocol, f)]; left != nil && *left != (identity{}) {
+		if left := e[others.element(now.port.ID.Protocol, f)]; left != nil && *left != (identity{}) {
 			now.identity, *left = *left, identity{}
 			return
 		}

@@ -44,6 +44,14 @@ func (h *inHost) Replace(ctx context.Context, state view.State) error {
 	return h.host.Do(func() error { return h.Programmer.Replace(ctx, state) })
 }
 
+// programmed returns what the programmer has of a Service port.
+func (h *inHost) programmed(id view.ServicePortID) *programmed { return h.family(id.Family).ports[id] }
+
+// virtuals returns the virtual services of a Service port.
+func (h *inHost) virtuals(id view.ServicePortID) []*virtual {
+	return h.family(id.Family).services(h.programmed(id))
+}
+
 // cluster is two nodes with two pods each and a client outside. The programmer works on node a.
 type cluster struct {
 	*testenv.Network

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/slicecast/slicecast/agent/view"
@@ -22,22 +23,24 @@ type heldState struct {
 
 func (h *inHost) read(t require.TestingT) (s heldState) {
 	s = heldState{Elements: map[model.Family]elements{}, Services: map[serviceKey]map[netip.AddrPort]uint32{}}
-	for family, l := range h.layouts {
-		list, whole, err := h.tables.read(l)
+	all, err := h.ipvs.GetServices()
+	require.NoError(t, err)
+	for _, f := range h.families {
+		list, whole, err := h.tables.read(f.layout)
 		require.NoError(t, err)
 		require.True(t, whole)
-		s.Elements[family] = list
-	}
-	services, err := h.readServices()
-	require.NoError(t, err)
-	for k, service := range services {
-		weights := map[netip.AddrPort]uint32{}
-		for _, b := range service.backends {
-			weights[b.address] = b.weight
+		s.Elements[f.family] = list
+		services, err := f.readServices(all)
+		require.NoError(t, err)
+		for k, service := range services {
+			weights := map[netip.AddrPort]uint32{}
+			for _, b := range service.backends {
+				weights[b.address] = b.weight
+			}
+			s.Services[k] = weights
 		}
-		s.Services[k] = weights
 	}
-	s.Addresses, err = h.deviceAddresses(h.device)
+	s.Addresses, err = h.deviceAddresses(h.device, unix.AF_UNSPEC)
 	require.NoError(t, err)
 	return s
 }
@@ -154,6 +157,8 @@ func TestHistories(t *testing.T) {
 		again := newInHost(t, host.Host, Options{})
 		require.NoError(rt, again.Replace(t.Context(), state))
 		require.Equal(rt, applied, again.read(rt))
-		require.Equal(rt, len(h.shared[model.IPv4]), len(again.shared[model.IPv4]))
+		for _, family := range families {
+			require.Equal(rt, len(h.family(family).shared), len(again.family(family).shared))
+		}
 	})
 }

@@ -63,7 +63,7 @@ func find(probes []probe, load func(module string) error) error {
 
 func modprobe(module string) error { return exec.Command("modprobe", module).Run() }
 
-func (p *Programmer) probes() []probe {
+func (m *machine) probes() []probe {
 	return []probe{
 		{"IPVS", "ip_vs", func() error {
 			_, err := netlink.GenlFamilyGet("IPVS")
@@ -73,80 +73,80 @@ func (p *Programmer) probes() []probe {
 			_, err := os.Stat(filepath.Join("/proc/sys", conntrackSysctl))
 			return err
 		}},
-		{"IPVS scheduler " + p.options.Scheduler, "ip_vs_" + p.options.Scheduler, func() error { return p.tryScheduler(model.IPv4, p.options.Scheduler) }},
-		{"dummy devices", "dummy", p.tryDevice},
-		{"nftables with all that is needed", "nf_tables", func() error { return p.tryTable(model.IPv4) }},
+		{"IPVS scheduler " + m.options.Scheduler, "ip_vs_" + m.options.Scheduler, func() error { return m.tryScheduler(model.IPv4, m.options.Scheduler) }},
+		{"dummy devices", "dummy", m.tryDevice},
+		{"nftables with all that is needed", "nf_tables", func() error { return m.tryTable(model.IPv4) }},
 	}
 }
 
 // probesIPv6 are for Services that have IPv6 addresses.
-func (p *Programmer) probesIPv6() []probe {
+func (m *machine) probesIPv6() []probe {
 	return []probe{
-		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return p.tryScheduler(model.IPv6, p.options.Scheduler) }},
-		{"nftables with all that is needed for IPv6", "nf_tables", func() error { return p.tryTable(model.IPv6) }},
+		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return m.tryScheduler(model.IPv6, m.options.Scheduler) }},
+		{"nftables with all that is needed for IPv6", "nf_tables", func() error { return m.tryTable(model.IPv6) }},
 	}
 }
 
 // tryTable has the kernel make a table with all kinds of rules, and remove it in the same transaction.
-func (p *Programmer) tryTable(family model.Family) error {
+func (m *machine) tryTable(family model.Family) error {
 	l := newLayout(family, view.Node{
 		Pods:      view.PodDetector{Prefixes: []netip.Prefix{loopback(family)}, Interface: "lo", InterfacePrefix: "lo"},
 		NodePorts: []netip.Prefix{loopback(family)}, ServiceCIDRs: []netip.Prefix{loopback(family)},
-	}, p.options.MasqueradeMark)
+	}, m.options.MasqueradeMark)
 	l.table.Name += "-check"
-	if err := p.tables.create(l); err != nil {
+	if err := m.tables.create(l); err != nil {
 		return err
 	}
-	p.tables.conn.DelTable(l.table)
-	return p.tables.write()
+	m.tables.conn.DelTable(l.table)
+	return m.tables.write()
 }
 
 // tryScheduler makes a virtual service that no packet comes to, and removes it.
-func (p *Programmer) tryScheduler(family model.Family, name string) error {
-	if err := p.openIPVS(); err != nil {
+func (m *machine) tryScheduler(family model.Family, name string) error {
+	if err := m.openIPVS(); err != nil {
 		return err
 	}
 	v := &virtual{serviceKey: serviceKey{number: maxID, family: family}, scheduler: name}
-	err := p.ipvs.NewService(v.moby())
+	err := m.ipvs.NewService(v.moby())
 	if errors.Is(err, unix.EEXIST) { // from one who was killed meanwhile
-		err = errors.Join(p.ipvs.DelService(v.moby()), p.ipvs.NewService(v.moby()))
+		err = errors.Join(m.ipvs.DelService(v.moby()), m.ipvs.NewService(v.moby()))
 	}
 	if err != nil {
 		return err
 	}
-	return p.ipvs.DelService(v.moby())
+	return m.ipvs.DelService(v.moby())
 }
 
 // tryDevice makes the device, and removes it if it was not there before.
-func (p *Programmer) tryDevice() error {
-	if _, err := p.links.LinkByName(Device); err == nil {
+func (m *machine) tryDevice() error {
+	if _, err := m.links.LinkByName(Device); err == nil {
 		return nil
 	}
-	if err := p.links.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}); err != nil {
+	if err := m.links.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}); err != nil {
 		return err
 	}
-	return removeDevice(p.links)
+	return removeDevice(m.links)
 }
 
 // openIPVS opens the socket for IPVS, which must be there: the library asks for it only once.
-func (p *Programmer) openIPVS() error {
-	if p.ipvs != nil {
+func (m *machine) openIPVS() error {
+	if m.ipvs != nil {
 		return nil
 	}
 	family, err := netlink.GenlFamilyGet("IPVS")
 	if err != nil {
 		return err
 	}
-	if p.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
+	if m.commands, err = dial(unix.NETLINK_GENERIC); err != nil {
 		return err
 	}
-	if p.entries, err = newEntryReader(); err != nil {
+	if m.entries, err = newEntryReader(); err != nil {
 		return err
 	}
-	p.ipvsFamily = family.ID
+	m.ipvsFamily = family.ID
 	// It has modprobe called, too, and logs it if there is none.
 	logrus.SetOutput(io.Discard)
-	p.ipvs, err = mobyipvs.New("")
+	m.ipvs, err = mobyipvs.New("")
 	return err
 }
 
@@ -157,13 +157,14 @@ func New(options Options) (*Programmer, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
 	}
-	p := &Programmer{options: options, log: options.Log, families: []model.Family{model.IPv4}, draining: drains{}}
+	m := &machine{options: options, log: options.Log}
+	p := &Programmer{machine: m, families: []*family{newFamily(m, model.IPv4)}}
 	err := p.open()
 	if err == nil {
 		err = find(p.probes(), modprobe)
 	}
 	if _, missing := os.Stat("/proc/sys/net/ipv6"); err == nil && missing == nil {
-		p.families = append(p.families, model.IPv6)
+		p.families = append(p.families, newFamily(m, model.IPv6))
 		err = find(p.probesIPv6(), modprobe)
 	}
 	if err != nil {
@@ -174,45 +175,45 @@ func New(options Options) (*Programmer, error) {
 }
 
 // close closes what is open.
-func (p *Programmer) close() {
-	if p.links != nil {
-		p.links.Close()
+func (m *machine) close() {
+	if m.links != nil {
+		m.links.Close()
 	}
-	if p.addresses != nil {
-		p.addresses.close()
+	if m.addresses != nil {
+		m.addresses.close()
 	}
-	if p.tables != nil {
-		p.tables.close()
+	if m.tables != nil {
+		m.tables.close()
 	}
-	if p.commands != nil {
-		p.commands.close()
+	if m.commands != nil {
+		m.commands.close()
 	}
-	if p.entries != nil {
-		p.entries.close()
+	if m.entries != nil {
+		m.entries.close()
 	}
-	if p.ipvs != nil {
-		p.ipvs.Close()
+	if m.ipvs != nil {
+		m.ipvs.Close()
 	}
 }
 
 // open opens what is there on any machine.
-func (p *Programmer) open() error {
-	if err := p.openLinks(); err != nil {
+func (m *machine) open() error {
+	if err := m.openLinks(); err != nil {
 		return err
 	}
 	var err error
-	if p.tables, err = dialTables(); err != nil {
+	if m.tables, err = dialTables(); err != nil {
 		return fmt.Errorf("open a socket for nftables: %w", err)
 	}
 	return nil
 }
 
 // openLinks opens what devices and addresses take.
-func (p *Programmer) openLinks() (err error) {
-	if p.links, err = netlink.NewHandle(); err != nil {
+func (m *machine) openLinks() (err error) {
+	if m.links, err = netlink.NewHandle(); err != nil {
 		return fmt.Errorf("open a netlink socket: %w", err)
 	}
-	if p.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
+	if m.addresses, err = dial(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open a netlink socket for addresses: %w", err)
 	}
 	return nil
@@ -289,7 +290,8 @@ func isSet(name, value string) bool {
 // Only a node that has not been programmed yet is to have conntrackSysctl before.
 func (p *Programmer) setSysctls() error {
 	err := SetSysctls(p.options)
-	if err != nil && p.ports == nil && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
+	programmed := slices.ContainsFunc(p.families, func(f *family) bool { return f.ports != nil })
+	if err != nil && !programmed && !isSet(conntrackSysctl, sysctls[conntrackSysctl]) {
 		return err
 	}
 	text := ""
@@ -304,7 +306,7 @@ func (p *Programmer) setSysctls() error {
 }
 
 // prepare sets what is set once.
-func (p *Programmer) prepare(node view.Node) error {
+func (p *Programmer) prepare() error {
 	if err := p.setSysctls(); err != nil {
 		return err
 	}
@@ -314,55 +316,46 @@ func (p *Programmer) prepare(node view.Node) error {
 			return fmt.Errorf("set IPVS' timeouts: %w", err)
 		}
 	}
-	if err := p.ensureDevice(); err != nil {
-		return err
-	}
-	if err := p.restoreSources(); err != nil {
-		return err
-	}
-	var err error
-	if p.elsewhere, err = p.addressesElsewhere(); err != nil {
-		return err
-	}
-	p.nodeAddresses = nodePortAddresses(node, p.elsewhere)
-	return nil
+	return p.ensureDevice()
 }
 
 // Cleanup removes what the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known, p.ports, p.draining = false, nil, drains{}
+	for _, f := range p.families {
+		f.known, f.ports, f.draining = false, nil, drains{}
+	}
 	return p.cleanup(ctx)
 }
 
 // Cleanup removes what this package made, also in earlier runs: the device, the tables and the virtual services. Settings
 // of the kernel stay. Open connections through IPVS end, see ledFrontends.
 func Cleanup(ctx context.Context) error {
-	p := &Programmer{}
-	defer p.close()
-	if err := p.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
+	m := &machine{}
+	defer m.close()
+	if err := m.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
 		return nil // without nftables nothing was made
 	} else if err != nil {
 		return err
 	}
 	// Asking for IPVS would have it loaded.
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
-		if err := p.openIPVS(); err != nil {
+		if err := m.openIPVS(); err != nil {
 			return fmt.Errorf("open a socket for IPVS: %w", err)
 		}
 	}
-	return p.cleanup(ctx)
+	return m.cleanup(ctx)
 }
 
-func (p *Programmer) cleanup(context.Context) error {
-	if err := removeDevice(p.links); err != nil {
+func (m *machine) cleanup(context.Context) error {
+	if err := removeDevice(m.links); err != nil {
 		return err
 	}
-	if err := p.tables.dropAnswers(); err != nil {
+	if err := m.tables.dropAnswers(); err != nil {
 		return err
 	}
-	tables, err := p.tables.conn.ListTables()
+	tables, err := m.tables.conn.ListTables()
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 		return nil // without nf_tables nothing was made
 	}
@@ -379,20 +372,20 @@ func (p *Programmer) cleanup(context.Context) error {
 			family = model.IPv6
 		}
 		l := newLayout(family, view.Node{}, 0)
-		held, _, err := p.tables.read(l)
+		held, _, err := m.tables.read(l)
 		if err != nil {
 			return err
 		}
 		led.addTable(family, held)
-		p.tables.conn.DelTable(t)
+		m.tables.conn.DelTable(t)
 	}
-	if err := p.tables.write(); err != nil {
+	if err := m.tables.write(); err != nil {
 		return err
 	}
-	if p.ipvs == nil {
+	if m.ipvs == nil {
 		return nil
 	}
-	services, err := p.ipvs.GetServices()
+	services, err := m.ipvs.GetServices()
 	if err != nil {
 		return fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
@@ -402,7 +395,7 @@ func (p *Programmer) cleanup(context.Context) error {
 			x.removeService(k)
 		}
 	}
-	if err := p.run(x, x.after); err != nil {
+	if err := (&family{machine: m}).run(x, x.after); err != nil {
 		return err
 	}
 	return led.forget()

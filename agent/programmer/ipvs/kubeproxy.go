@@ -56,25 +56,25 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if _, err := os.Stat("/proc/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
 		return nil // and asking for IPVS would have it loaded
 	}
-	p := &Programmer{}
-	defer p.close()
-	if err := p.openLinks(); err != nil {
+	m := &machine{}
+	defer m.close()
+	if err := m.openLinks(); err != nil {
 		return err
 	}
-	if err := p.openIPVS(); err != nil {
+	if err := m.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
-	device, err := p.kubeProxyDevice()
+	device, err := m.kubeProxyDevice()
 	if err != nil {
 		return err
 	}
-	theirs, err := p.kubeProxyServices(device)
+	theirs, err := m.kubeProxyServices(device)
 	if err != nil {
 		return err
 	}
 	led := ledFrontends{}
 	for _, s := range theirs {
-		if err := p.ipvs.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err := m.ipvs.DelService(s); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("remove kube-proxy's virtual service %v:%d from IPVS: %w", s.Address, s.Port, err)
 		}
 		if k, ok := keyOf(s); ok {
@@ -84,12 +84,12 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if device == nil {
 		return nil
 	}
-	if _, err := p.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
+	if _, err := m.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
 		if err := led.forget(); err != nil {
 			return err
 		}
 		// kube-proxy leaves it down, and routes want it up.
-		if err := errors.Join(p.links.LinkSetUp(device), preferOtherSources(p.links, device)); err != nil {
+		if err := errors.Join(m.links.LinkSetUp(device), preferOtherSources(m.links, device)); err != nil {
 			return err
 		}
 		select {
@@ -98,15 +98,15 @@ func CleanupKubeProxy(ctx context.Context) error {
 		case <-time.After(settleTime):
 		}
 	}
-	if err := p.links.LinkDel(device); err != nil {
+	if err := m.links.LinkDel(device); err != nil {
 		return fmt.Errorf("remove the device %s: %w", KubeProxyDevice, err)
 	}
 	return nil
 }
 
 // kubeProxyDevice finds kube-proxy's device; nil: it has gone.
-func (p *Programmer) kubeProxyDevice() (netlink.Link, error) {
-	device, err := p.links.LinkByName(KubeProxyDevice)
+func (m *machine) kubeProxyDevice() (netlink.Link, error) {
+	device, err := m.links.LinkByName(KubeProxyDevice)
 	switch {
 	case errors.As(err, new(netlink.LinkNotFoundError)):
 		return nil, nil
@@ -117,11 +117,11 @@ func (p *Programmer) kubeProxyDevice() (netlink.Link, error) {
 }
 
 // kubeProxyServices gives the virtual services that are kube-proxy's, whose device may have gone (nil).
-func (p *Programmer) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, error) {
+func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, error) {
 	addresses := map[netip.Addr]bool{}
 	if device != nil {
 		var err error
-		if addresses, err = p.deviceAddresses(device); err != nil {
+		if addresses, err = m.deviceAddresses(device, unix.AF_UNSPEC); err != nil {
 			return nil, err
 		}
 	}
@@ -146,14 +146,14 @@ func (p *Programmer) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service
 	if err != nil {
 		return nil, err
 	}
-	all, err := p.ipvs.GetServices()
+	all, err := m.ipvs.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
 	var theirs []*mobyipvs.Service
 	for _, s := range all {
 		k, ok := keyOf(s)
-		if !ok || k.number != 0 || s.Flags&tagged != 0 || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && p.isLocal(k.address)) {
+		if !ok || k.number != 0 || s.Flags&tagged != 0 || !addresses[k.address] && !(nodePorts[nodePort{k.protocol, k.port}] && m.isLocal(k.address)) {
 			continue
 		}
 		theirs = append(theirs, s)
@@ -162,8 +162,8 @@ func (p *Programmer) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service
 }
 
 // isLocal tells whether an address is the node's.
-func (p *Programmer) isLocal(a netip.Addr) bool {
-	routes, err := p.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func (m *machine) isLocal(a netip.Addr) bool {
+	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 

@@ -52,7 +52,7 @@ func (c *cluster) kernel(t *testing.T) string {
 // destinations gives the weights of a virtual service's destinations.
 func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]uint32 {
 	t.Helper()
-	list, err := c.readBackends(nil, c.services(c.ports[id])[0].serviceKey)
+	list, err := c.readBackends(nil, c.virtuals(id)[0].serviceKey)
 	require.NoError(t, err)
 	weights := map[netip.AddrPort]uint32{}
 	for _, b := range list {
@@ -77,7 +77,7 @@ func TestReplaceAgain(t *testing.T) {
 	c.set(c.web("web", model.IPv4, 1, 0, 1), c.web("web", model.IPv6, 1, 2), c.web("none", model.IPv6, 3), sticky, limited)
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	before := c.kernel(t)
-	numbers := c.ports[serviceID("web", model.TCP, model.IPv4)].numbers
+	numbers := c.programmed(serviceID("web", model.TCP, model.IPv4)).numbers
 
 	open, err := c.client.Dial(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 1), servicePort), patient)
 	require.NoError(t, err)
@@ -91,7 +91,7 @@ func TestReplaceAgain(t *testing.T) {
 	again := newInHost(t, c.a.Host, Options{})
 	require.NoError(t, again.Replace(t.Context(), c.state))
 	require.Equal(t, withoutCounts(before), withoutCounts(c.kernel(t)))
-	require.Equal(t, numbers, again.ports[serviceID("web", model.TCP, model.IPv4)].numbers)
+	require.Equal(t, numbers, again.programmed(serviceID("web", model.TCP, model.IPv4)).numbers)
 	_, err = open.Echo(t.Context(), "still there")
 	require.NoError(t, err)
 	later := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, 2), servicePort), 6, patient)
@@ -390,7 +390,7 @@ func TestOpenConnections(t *testing.T) {
 		}
 	}
 	draining := func() (n int) {
-		for _, of := range current.draining {
+		for _, of := range current.family(model.IPv4).draining {
 			n += len(of)
 		}
 		return n
@@ -449,7 +449,7 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, map[netip.AddrPort]uint32{c.backends(model.IPv4, tcpPort, 2).List()[0].Address: 0}, c.destinations(t, web.ID))
 	again := newInHost(t, c.a.Host, Options{})
 	require.NoError(t, again.Replace(t.Context(), c.state))
-	require.Len(t, again.draining, 1, "a new process waits as well")
+	require.Len(t, again.family(model.IPv4).draining, 1, "a new process waits as well")
 }
 
 // TestSources holds that who may not use a load balancer's address is not answered.
@@ -489,7 +489,7 @@ func TestSchedulers(t *testing.T) {
 		h := newInHost(t, c.a.Host, Options{Scheduler: scheduler})
 		require.NoError(t, h.Replace(t.Context(), c.state), scheduler)
 		for _, family := range families {
-			s, err := h.ipvs.GetService(h.services(h.ports[serviceID("web", model.TCP, family)])[0].serviceKey.moby())
+			s, err := h.ipvs.GetService(h.virtuals(serviceID("web", model.TCP, family))[0].serviceKey.moby())
 			require.NoError(t, err)
 			require.Equal(t, scheduler, s.SchedName)
 			r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 20, patient)
@@ -503,7 +503,7 @@ func TestSchedulers(t *testing.T) {
 	own, lacking := c.web("own", model.IPv4, 2, 0, 1), c.web("lacking", model.IPv4, 3, 2)
 	own.Scheduler, lacking.Scheduler = "lc", "best"
 	scheduler := func(id view.ServicePortID) string {
-		s, err := c.ipvs.GetService(c.services(c.ports[id])[0].serviceKey.moby())
+		s, err := c.ipvs.GetService(c.virtuals(id)[0].serviceKey.moby())
 		require.NoError(t, err)
 		return s.SchedName
 	}
@@ -531,10 +531,10 @@ func TestSchedulers(t *testing.T) {
 		require.Equal(t, map[string]int{"pod2": 2}, r.Backends())
 	}
 	c.set(lacking)
-	c.lacking["lc"] = true // as if its module had come meanwhile
+	c.family(model.IPv4).lacking["lc"] = true // as if its module had come meanwhile
 	require.Equal(t, "lc", c.schedulerFound())
 	require.Error(t, c.Replace(t.Context(), c.state))
-	require.Equal(t, map[string]bool{"best": true}, c.lacking)
+	require.Equal(t, map[string]bool{"best": true}, c.family(model.IPv4).lacking)
 	changed := *own
 	changed.Scheduler = "sh"
 	c.apply(t, own.ID, &changed)
@@ -667,7 +667,7 @@ func TestOthersServices(t *testing.T) {
 	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
 	var before string
 	require.NoError(t, c.a.Do(func() error {
-		require.NoError(t, c.prepare(c.state.Node))
+		require.NoError(t, c.prepare())
 		require.NoError(t, c.ipvs.NewService(foreign))
 		backend := c.backends(model.IPv4, tcpPort, 3).List()[0].Address
 		require.NoError(t, c.ipvs.NewDestination(foreign, &mobyipvs.Destination{Address: backend.Addr().AsSlice(), Port: backend.Port(), Weight: 1}))
@@ -681,7 +681,7 @@ func TestOthersServices(t *testing.T) {
 	require.Equal(t, map[string]int{"pod0": 2}, r.Backends())
 	require.ErrorContains(t, func() error {
 		require.NoError(t, c.Cleanup(t.Context()))
-		return c.Apply(t.Context(), nil)
+		return c.Apply(t.Context(), []view.Change{{After: c.web("web", model.IPv4, 1, 0)}})
 	}(), "call Replace first")
 	require.NoError(t, c.a.Do(func() error {
 		require.NoError(t, Cleanup(t.Context()), "nothing left to clean")
@@ -694,8 +694,8 @@ func TestOthersServices(t *testing.T) {
 	require.NotContains(t, out, "slicecast")
 }
 
-// TestFailsAsAWhole holds that what keeps a Replace from writing is told of both IP families, which share
-// transactions, and not of each Service port.
+// TestFailsAsAWhole holds that what keeps a Replace from reading anything is told of both IP
+// families, and not of each Service port.
 func TestFailsAsAWhole(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {

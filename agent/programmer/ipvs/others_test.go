@@ -184,12 +184,10 @@ func TestBusyRuleset(t *testing.T) {
 	require.Empty(t, changes)
 }
 
-// TestRefusedTransaction holds that a transaction that the kernel refuses, here of a table that another process owns, keeps none of the next ones from
-// being made.
-func TestRefusedTransaction(t *testing.T) {
-	c := newCluster(t, Options{})
-	web := c.web("web", model.IPv4, 1, 0)
-	c.set(web)
+// occupyTable has another process own the table of an IP family, until what it returns is closed.
+// The kernel refuses what we write to the table meanwhile.
+func (c *cluster) occupyTable(t *testing.T, family model.Family) *tables {
+	t.Helper()
 	const owned = 2 // NFT_TABLE_F_OWNER: it goes with the socket
 	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: []byte(Table + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, owned}},
@@ -207,13 +205,22 @@ func TestRefusedTransaction(t *testing.T) {
 		batch(unix.NFNL_MSG_BATCH_BEGIN), {
 			Header: mdnetlink.Header{
 				Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE, Flags: mdnetlink.Request | mdnetlink.Acknowledge | mdnetlink.Create,
-			}, Data: append([]byte{unix.NFPROTO_IPV4, 0, 0, 0}, table...),
+			}, Data: append([]byte{byte(newLayout(family, view.Node{}, 0).table.Family), 0, 0, 0}, table...),
 		}, batch(unix.NFNL_MSG_BATCH_END),
 	})
 	require.NoError(t, err)
 	_, err = other.raw.Receive()
 	require.NoError(t, err)
+	return other
+}
 
+// TestRefusedTransaction holds that a transaction that the kernel refuses, here of a table that another process owns, keeps none of the next ones from
+// being made.
+func TestRefusedTransaction(t *testing.T) {
+	c := newCluster(t, Options{})
+	web := c.web("web", model.IPv4, 1, 0)
+	c.set(web)
+	other := c.occupyTable(t, model.IPv4)
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM, "the answer to this one, and not to the one before")
 
@@ -235,10 +242,10 @@ func TestRefusedTransaction(t *testing.T) {
 	c.set(&without)
 	for range 2 {
 		require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
-		require.Len(t, c.draining, 1)
+		require.Len(t, c.family(model.IPv4).draining, 1)
 		c.endDrains(time.Now())
 		require.Equal(t, 1, destinations())
-		require.Empty(t, c.draining)
+		require.Empty(t, c.family(model.IPv4).draining)
 	}
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	c.set(web)

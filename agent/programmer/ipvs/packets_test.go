@@ -134,7 +134,7 @@ func TestPackets(t *testing.T) {
 	})
 	out, err := c.a.Run(t.Context(), "nft", "list", "table", "ip", Table)
 	require.NoError(t, err)
-	number := c.ports[serviceID("own", model.TCP, model.IPv4)].numbers[clusterRole]
+	number := c.programmed(serviceID("own", model.TCP, model.IPv4)).numbers[clusterRole]
 	require.Contains(t, out, fmt.Sprintf(`10.96.0.2 . tcp . 80 comment "default/own:p/TCP/IPv4" : %#08x`, markTag|flagMasquerade|number), "for operators")
 }
 

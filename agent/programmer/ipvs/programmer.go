@@ -81,11 +81,10 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// Programmer is the programmer for IPVS.
-type Programmer struct {
-	options  Options
-	log      *slog.Logger
-	families []model.Family // that this machine has
+// machine is what the IP families have in common: the sockets to the kernel, and the device.
+type machine struct {
+	options Options
+	log     *slog.Logger
 	// ipvs is for what is asked or set now and then, commands for what there is much of; so are links and addresses.
 	ipvs       *mobyipvs.Handle
 	ipvsFamily uint16 // of generic netlink
@@ -95,36 +94,50 @@ type Programmer struct {
 	addresses  *socket
 	requests   requests // reused
 	tables     *tables
+	device     netlink.Link
+}
 
+// Programmer is the programmer for IPVS.
+type Programmer struct {
 	// mu guards what is below: Watch looks at it, too, and ends what drains.
-	mu     sync.Mutex
-	device netlink.Link
+	mu sync.Mutex
+	*machine
+	families []*family // that this machine has
+	unset    string    // what was said last of settings that can't be made
+	// unseen are the Service ports that serviceLost has still to look at in this round.
+	unseen []view.ServicePortID
+}
+
+var _ programmer.Monitor = (*Programmer)(nil)
+
+// family is one IP family: its table, virtual services and addresses. Each is read, changed and
+// reported by itself.
+type family struct {
+	*machine
+	family model.Family
 	// known is false while it is not known what the kernel holds, and a Replace must come.
-	known   bool
-	layouts map[model.Family]*layout
-	ports   map[view.ServicePortID]*programmed
+	known  bool
+	layout *layout
+	ports  map[view.ServicePortID]*programmed // nil before the first Replace
 	// shared counts the Service ports (or their frontends, backends) that have an element which others may have.
-	shared map[model.Family]map[elementKey]int
+	shared map[elementKey]int
 	// foreign are those of the wanted addresses that are not on our device as another has them.
 	foreign map[netip.Addr]bool
-	node    view.Node
 	// elsewhere are the addresses that other devices had at the last Replace, nodeAddresses those of them that NodePorts with
-	// affinity are on.
+	// affinity are on, ascending.
 	elsewhere     map[netip.Addr]bool
-	nodeAddresses map[model.Family][]netip.Addr
-	unset         string          // what was said last of settings that can't be made
+	nodeAddresses []netip.Addr
 	taken         map[uint32]bool // numbers of virtual services
 	last          uint32          // the number that was given last
 	draining      drains
 	theirs        map[serviceKey]bool // virtual services of others, in ExcludeCIDRs, that one of ours would have to be
 	lacking       map[string]bool     // schedulers that Service ports ask for and the kernel has not
-	// unseen are the Service ports that serviceLost has still to look at in this round.
-	unseen []view.ServicePortID
-	// looked is holds' memory.
-	looked []heldBackend
+	looked        []heldBackend       // holds' memory
 }
 
-var _ programmer.Monitor = (*Programmer)(nil)
+func newFamily(m *machine, name model.Family) *family {
+	return &family{machine: m, family: name, draining: drains{}}
+}
 
 // programmed is a Service port that the kernel has.
 type programmed struct {
@@ -134,66 +147,106 @@ type programmed struct {
 }
 
 // Families returns those that this machine has.
-func (p *Programmer) Families() []model.Family { return slices.Clone(p.families) }
+func (p *Programmer) Families() []model.Family {
+	var names []model.Family
+	for _, f := range p.families {
+		names = append(names, f.family)
+	}
+	return names
+}
 
-// Replace makes the kernel hold exactly this state. Both IP families share transactions, so that they
-// fail together. What is as wanted is not touched. Virtual services keep their numbers,
-// and so their connections, also if another process gave them.
+// family returns what the Programmer has of an IP family, nil if this machine does not have it.
+func (p *Programmer) family(name model.Family) *family {
+	for _, f := range p.families {
+		if f.family == name {
+			return f
+		}
+	}
+	return nil
+}
+
+// each has each IP family do something, whatever becomes of the other one. It returns the
+// PortErrors, and a FamilyError for each family that fails as a whole.
+func (p *Programmer) each(do func(*family) error) error {
+	var errs []error
+	for _, f := range p.families {
+		err := do(f)
+		if _, programmed := programmer.PortErrors(err); !programmed {
+			err = &programmer.FamilyError{Family: f.family, Err: err}
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Replace makes the kernel hold exactly this state, one IP family after the other. What is as
+// wanted is not touched. Virtual services keep their numbers, and so their connections, also if
+// another process gave them.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.known, p.node = false, state.Node
-	if err := p.prepare(state.Node); err != nil {
+	for _, f := range p.families {
+		f.known = false
+	}
+	if err := p.prepare(); err != nil {
 		return err
 	}
 	if err := p.tables.begin(); err != nil {
 		return err
 	}
-	p.layouts, p.lacking = map[model.Family]*layout{}, map[string]bool{}
+	services, err := p.ipvs.GetServices()
+	if err != nil {
+		return fmt.Errorf("read IPVS' virtual services: %w", err)
+	}
+	err = p.each(func(f *family) error { return f.replace(ctx, state, services) })
+	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
+}
+
+// replace is Replace for one IP family, given all of IPVS' virtual services.
+func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.Service) error {
+	f.layout, f.lacking = newLayout(f.family, state.Node, f.options.MasqueradeMark), map[string]bool{}
+	if err := f.readAddresses(); err != nil {
+		return err
+	}
+	held, whole, err := f.tables.read(f.layout)
+	if err != nil {
+		return err
+	}
 	x := newChange()
+	x.held, x.rules = held, !whole
 	numbers := map[string]uint32{}
-	for _, family := range p.families {
-		l := newLayout(family, state.Node, p.options.MasqueradeMark)
-		p.layouts[family] = l
-		held, whole, err := p.tables.read(l)
-		if err != nil {
-			return err
-		}
-		x.held[family], x.rules[family] = held, !whole
-		for k, e := range held {
-			if k.set == setServices {
-				numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
-			}
+	for k, e := range held {
+		if k.set == setServices {
+			numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
 		}
 	}
 	// What this process remembers counts for more than a table that others may have changed.
-	for _, known := range p.ports {
+	for _, known := range f.ports {
 		for r, number := range known.numbers {
 			if number != 0 {
 				numbers[serviceComment(known.port.ID.String(), role(r))] = number
 			}
 		}
 	}
-	services, err := p.readServices()
+	services, err := f.readServices(all)
 	if err != nil {
 		return err
 	}
-	onDevice, err := p.deviceAddresses(p.device)
+	onDevice, err := f.deviceAddresses(f.device, domain(f.family))
 	if err != nil {
 		return err
 	}
-	p.ports = make(map[view.ServicePortID]*programmed, len(state.Ports))
-	p.shared = map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}}
-	p.foreign, p.taken = map[netip.Addr]bool{}, map[uint32]bool{}
+	f.ports = make(map[view.ServicePortID]*programmed, len(state.Ports))
+	f.shared, f.foreign, f.taken = map[elementKey]int{}, map[netip.Addr]bool{}, map[uint32]bool{}
 	for k := range services {
-		p.taken[k.number] = true
+		f.taken[k.number] = true
 	}
 	for _, number := range numbers {
-		p.taken[number] = true
+		f.taken[number] = true
 	}
-	left := leftIn(x.held, state, numbers)
+	left := leftIn(held, state, numbers)
 	for id, port := range state.Ports {
-		if p.layouts[id.Family] == nil {
+		if id.Family != f.family {
 			continue
 		}
 		now := &programmed{port: port, identity: identity{numbers: numbersOf(id.String(), numbers)}}
@@ -201,51 +254,49 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 			left.inherit(now)
 		}
 		for r, number := range now.numbers {
-			if services[serviceKey{family: id.Family, number: number}] == nil {
+			if services[serviceKey{family: f.family, number: number}] == nil {
 				now.numbers[r] = 0
 			}
 		}
-		for k := range p.byAddress(port) {
+		for k := range f.byAddress(port) {
 			now.addressed = now.addressed || services[k] != nil
 		}
-		p.identify(now)
-		p.blameTheirs(x, port)
-		for _, v := range p.services(now) {
-			p.replaceService(x, v, services[v.serviceKey])
+		f.identify(now)
+		f.blameTheirs(x, port)
+		for _, v := range f.services(now) {
+			f.replaceService(x, v, services[v.serviceKey])
 			delete(services, v.serviceKey)
 		}
-		p.ports[id] = now
-		p.wantOwn(x.want[id.Family], now)
-		shared(port, func(k elementKey) { p.shared[id.Family][k]++ })
+		f.ports[id] = now
+		f.wantOwn(x.want, now)
+		shared(port, func(k elementKey) { f.shared[k]++ })
 	}
 	for k := range services {
 		x.removeService(k)
 	}
-	p.replaceShared(x, onDevice)
-	return errors.Join(p.carryOut(ctx, x), programmer.CheckPrimary(state.Node, p.families))
+	f.replaceShared(x, onDevice)
+	return f.carryOut(ctx, x)
 }
 
 // replaceShared wants the elements that Service ports share, and their addresses on the device.
-func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) {
+func (f *family) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 	wanted := map[netip.Addr]bool{}
-	for family, keys := range p.shared {
-		for k := range keys {
-			if k.set == setAddresses {
-				a, _ := netip.AddrFromSlice([]byte(k.key))
-				if onDevice[a] && p.elsewhere[a] {
-					p.foreign[a] = true
-					continue
-				}
-				if !onDevice[a] && !p.arrives(a) {
-					continue
-				}
-				wanted[a] = true
-				if !onDevice[a] {
-					x.arrive = append(x.arrive, a)
-				}
+	for k := range f.shared {
+		if k.set == setAddresses {
+			a, _ := netip.AddrFromSlice([]byte(k.key))
+			if onDevice[a] && f.elsewhere[a] {
+				f.foreign[a] = true
+				continue
 			}
-			x.want[family][k] = element{}
+			if !onDevice[a] && !f.arrives(a) {
+				continue
+			}
+			wanted[a] = true
+			if !onDevice[a] {
+				x.arrive = append(x.arrive, a)
+			}
 		}
+		x.want[k] = element{}
 	}
 	for a := range onDevice {
 		if !wanted[a] {
@@ -255,10 +306,10 @@ func (p *Programmer) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 }
 
 // arrives tells whether an address is to come to our device, and notes it if not.
-func (p *Programmer) arrives(a netip.Addr) bool {
-	own := p.nodesOwn(a)
+func (f *family) arrives(a netip.Addr) bool {
+	own := f.nodesOwn(a)
 	if own {
-		p.foreign[a] = true
+		f.foreign[a] = true
 	}
 	return !own
 }
@@ -271,8 +322,8 @@ func numbersOf(name string, numbers map[string]uint32) (of ids) {
 	return of
 }
 
-// leftIn gives what Service ports leave that the tables have and the state has not.
-func leftIn(tables map[model.Family]elements, state view.State, numbers map[string]uint32) estate {
+// leftIn gives what Service ports leave that the table has and the state has not.
+func leftIn(held elements, state view.State, numbers map[string]uint32) estate {
 	stay, used := make(map[string]bool, len(state.Ports)), map[uint32]bool{}
 	for id := range state.Ports {
 		name := id.String()
@@ -282,41 +333,39 @@ func leftIn(tables map[model.Family]elements, state view.State, numbers map[stri
 		}
 	}
 	found, left := estate{}, map[string]*identity{}
-	for family, held := range tables {
-		for k, e := range held {
-			name := e.comment
-			if k.set != others.frontends() && k.set != others.nodePorts() || stay[name] {
-				continue
-			}
-			if left[name] == nil {
-				left[name] = &identity{}
-				for r, number := range numbersOf(name, numbers) {
-					if !used[number] {
-						left[name].numbers[r] = number
-					}
+	for k, e := range held {
+		name := e.comment
+		if k.set != others.frontends() && k.set != others.nodePorts() || stay[name] {
+			continue
+		}
+		if left[name] == nil {
+			left[name] = &identity{}
+			for r, number := range numbersOf(name, numbers) {
+				if !used[number] {
+					left[name].numbers[r] = number
 				}
 			}
-			found.leave(family, k, left[name])
 		}
+		found[k] = left[name]
 	}
 	return found
 }
 
 // identify gives a Service port the virtual services that it needs and has not.
-func (p *Programmer) identify(now *programmed) {
+func (f *family) identify(now *programmed) {
 	if now.port.Affinity > 0 {
 		now.addressed = true
 		return
 	}
 	for r := range roles {
 		if now.numbers[r] == 0 && r.backends(now.port).Len() > 0 {
-			now.numbers[r] = p.number()
+			now.numbers[r] = f.number()
 		}
 	}
 }
 
 // replaceService has a virtual service made as it should be. held is nil if there is none.
-func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
+func (f *family) replaceService(x *change, v *virtual, held *heldService) {
 	if held == nil {
 		held = &heldService{}
 	}
@@ -324,10 +373,10 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 	left := held.backends
 	gone := func(b heldBackend) {
 		if b.weight == 0 && v.waits() {
-			p.drain(v.serviceKey, b.address)
+			f.drain(v.serviceKey, b.address)
 			return
 		}
-		p.removeBackend(x, v, b.address)
+		f.removeBackend(x, v, b.address)
 	}
 	for b := range v.backends.All() {
 		for len(left) > 0 && left[0].address.Compare(b.Address) < 0 {
@@ -335,57 +384,65 @@ func (p *Programmer) replaceService(x *change, v *virtual, held *heldService) {
 			left = left[1:]
 		}
 		if len(left) == 0 || left[0].address != b.Address {
-			p.addBackend(x, v, b.Address, false)
+			f.addBackend(x, v, b.Address, false)
 			continue
 		}
 		if left[0].weight != 1 {
-			p.addBackend(x, v, b.Address, true)
+			f.addBackend(x, v, b.Address, true)
 		}
-		delete(p.draining[v.serviceKey], b.Address) // also where a transaction was refused before it got to drain
+		delete(f.draining[v.serviceKey], b.Address) // also where a transaction was refused before it got to drain
 		left = left[1:]
 	}
 	for _, b := range left {
 		gone(b)
 	}
-	p.finishService(x, v)
+	f.finishService(x, v)
 }
 
 // finishService ends what replaceService and changeService do.
-func (p *Programmer) finishService(x *change, v *virtual) {
-	p.makeRoom(x, v)
+func (f *family) finishService(x *change, v *virtual) {
+	f.makeRoom(x, v)
 	if v.fault != nil {
 		x.blame(v.owner, v.fault, true)
 	}
 }
 
-// Apply changes the virtual services and backends of the Service ports that changed. What clients see of it changes in one
-// transaction for each IP family.
+// Apply changes the virtual services and backends of the Service ports that changed. What clients
+// see of it changes in one transaction for each IP family.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.known {
+	return p.each(func(f *family) error {
+		mine := slices.DeleteFunc(slices.Clone(changes), func(c view.Change) bool { return c.ID().Family != f.family })
+		if len(mine) == 0 {
+			return nil
+		}
+		return f.apply(ctx, mine)
+	})
+}
+
+// apply is Apply for the changes of one IP family.
+func (f *family) apply(ctx context.Context, changes []view.Change) error {
+	if !f.known {
 		return errors.New("it is not known what the kernel holds: call Replace first")
 	}
-	p.known = false // unless all goes well
+	f.known = false // unless all goes well
 	x := newChange()
-	touched := map[model.Family]map[elementKey]int{model.IPv4: {}, model.IPv6: {}} // how much more of each
+	touched := map[elementKey]int{} // how much more of each
 	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
 	left := estate{}
 	for _, c := range changes {
-		if was := p.ports[c.ID()]; was != nil && c.After == nil {
+		if was := f.ports[c.ID()]; was != nil && c.After == nil {
 			left.leaveAll(was)
 		}
 	}
-	if err := p.noteTheirs(changes); err != nil {
+	if err := f.noteTheirs(changes); err != nil {
 		return err
 	}
 	for _, c := range changes {
 		id := c.ID()
-		if p.layouts[id.Family] == nil {
-			continue
-		}
-		was, now := p.ports[id], (*programmed)(nil)
-		delete(p.ports, id)
+		was, now := f.ports[id], (*programmed)(nil)
+		delete(f.ports, id)
 		if c.After != nil {
 			now = &programmed{port: c.After}
 			if was != nil {
@@ -393,40 +450,38 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 			} else {
 				left.inherit(now)
 			}
-			p.identify(now)
-			p.blameTheirs(x, c.After)
-			p.ports[id] = now
+			f.identify(now)
+			f.blameTheirs(x, c.After)
+			f.ports[id] = now
 		}
 		if was != nil && now != nil && sameTable(was, now) {
-			p.changeBackends(x, touched[id.Family], was, now)
+			f.changeBackends(x, touched, was, now)
 			continue
 		}
 		if was != nil {
-			for _, v := range p.services(was) {
+			for _, v := range f.services(was) {
 				before[v.serviceKey] = v
 			}
-			p.wantOwn(x.held[id.Family], was)
-			shared(was.port, func(k elementKey) { touched[id.Family][k]-- })
+			f.wantOwn(x.held, was)
+			shared(was.port, func(k elementKey) { touched[k]-- })
 		}
 		if now != nil {
-			after = append(after, p.services(now)...)
-			p.wantOwn(x.want[id.Family], now)
-			shared(now.port, func(k elementKey) { touched[id.Family][k]++ })
+			after = append(after, f.services(now)...)
+			f.wantOwn(x.want, now)
+			shared(now.port, func(k elementKey) { touched[k]++ })
 		}
 	}
 	for _, v := range after {
-		p.changeService(x, before[v.serviceKey], v)
+		f.changeService(x, before[v.serviceKey], v)
 		delete(before, v.serviceKey)
 	}
 	for k := range before {
 		x.removeService(k)
 	}
-	for family, keys := range touched {
-		for k, more := range keys {
-			p.changeShared(x, family, k, more)
-		}
+	for k, more := range touched {
+		f.changeShared(x, k, more)
 	}
-	return p.carryOut(ctx, x)
+	return f.carryOut(ctx, x)
 }
 
 // sameTable tells whether two states of a Service port have the same virtual services, and the same elements of their own.
@@ -437,10 +492,10 @@ func sameTable(was, now *programmed) bool {
 }
 
 // changeBackends changes a Service port that differs in its backends only.
-func (p *Programmer) changeBackends(x *change, touched map[elementKey]int, was, now *programmed) {
-	last := p.services(was)
-	for i, v := range p.services(now) {
-		p.changeService(x, last[i], v)
+func (f *family) changeBackends(x *change, touched map[elementKey]int, was, now *programmed) {
+	last := f.services(was)
+	for i, v := range f.services(now) {
+		f.changeService(x, last[i], v)
 	}
 	for r := range roles {
 		for before, after := range r.backends(now.port).Differences(r.backends(was.port)) {
@@ -455,7 +510,7 @@ func (p *Programmer) changeBackends(x *change, touched map[elementKey]int, was, 
 }
 
 // changeService has a virtual service made as it should be. was is nil for a new one.
-func (p *Programmer) changeService(x *change, was, v *virtual) {
+func (f *family) changeService(x *change, was, v *virtual) {
 	var last view.Backends
 	if was == nil {
 		x.ensureService(v, nil)
@@ -468,62 +523,61 @@ func (p *Programmer) changeService(x *change, was, v *virtual) {
 	for was, is := range v.backends.Differences(last) {
 		switch {
 		case !is.Address.IsValid():
-			p.removeBackend(x, v, was.Address)
+			f.removeBackend(x, v, was.Address)
 		case !was.Address.IsValid():
-			p.addBackend(x, v, is.Address, false)
+			f.addBackend(x, v, is.Address, false)
 		}
 	}
-	p.finishService(x, v)
+	f.finishService(x, v)
 }
 
 // changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
-func (p *Programmer) changeShared(x *change, family model.Family, k elementKey, more int) {
-	count := p.shared[family][k]
+func (f *family) changeShared(x *change, k elementKey, more int) {
+	count := f.shared[k]
 	becomes := count + more
-	p.shared[family][k] = becomes
+	f.shared[k] = becomes
 	if becomes == 0 {
-		delete(p.shared[family], k)
+		delete(f.shared, k)
 	}
 	if (count > 0) == (becomes > 0) {
 		return
 	}
 	if k.set == setAddresses {
 		a, _ := netip.AddrFromSlice([]byte(k.key))
-		if becomes == 0 && p.foreign[a] {
-			delete(p.foreign, a)
+		if becomes == 0 && f.foreign[a] {
+			delete(f.foreign, a)
 			return
 		}
 		if becomes == 0 {
 			x.depart = append(x.depart, a)
 		} else {
-			if !p.arrives(a) {
+			if !f.arrives(a) {
 				return
 			}
 			x.arrive = append(x.arrive, a)
 		}
 	}
 	if becomes == 0 {
-		x.held[family][k] = element{}
+		x.held[k] = element{}
 	} else {
-		x.want[family][k] = element{}
+		x.want[k] = element{}
 	}
 }
 
-func (p *Programmer) wantOwn(to elements, of *programmed) {
-	l := p.layouts[of.port.ID.Family]
-	own(of.port, of.numbers, l.node.Pods.Of(l.family), func(k elementKey, e element) { to[k] = e })
+func (f *family) wantOwn(to elements, of *programmed) {
+	own(of.port, of.numbers, f.layout.node.Pods.Of(f.family), func(k elementKey, e element) { to[k] = e })
 }
 
 // number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still
 // have.
-func (p *Programmer) number() uint32 {
+func (f *family) number() uint32 {
 	for {
-		if p.last++; p.last > maxID {
-			p.last = 1
+		if f.last++; f.last > maxID {
+			f.last = 1
 		}
-		if !p.taken[p.last] {
-			p.taken[p.last] = true
-			return p.last
+		if !f.taken[f.last] {
+			f.taken[f.last] = true
+			return f.last
 		}
 	}
 }

@@ -54,22 +54,22 @@ func (r *Retirement) Step(ctx context.Context) error {
 		r.began = time.Now()
 		return programmer.ErrDraining
 	}
-	p := &Programmer{}
-	defer p.close()
-	if err := p.open(); err != nil {
+	m := &machine{}
+	defer m.close()
+	if err := m.open(); err != nil {
 		return err
 	}
-	if err := p.openIPVS(); err != nil {
+	if err := m.openIPVS(); err != nil {
 		return fmt.Errorf("open a socket for IPVS: %w", err)
 	}
 	if !r.refused {
-		if err := p.refuseNew(); err != nil {
+		if err := m.refuseNew(); err != nil {
 			return err
 		}
 		r.refused = true
 	}
 	if time.Since(r.began) < r.Limit {
-		if leads, err := p.leads(); leads || err != nil {
+		if leads, err := m.leads(); leads || err != nil {
 			return errors.Join(err, programmer.ErrDraining)
 		}
 	}
@@ -77,24 +77,24 @@ func (r *Retirement) Step(ctx context.Context) error {
 }
 
 // refuseNew puts a rule before those that lead to IPVS. What belongs to a connection passes them.
-func (p *Programmer) refuseNew() error {
-	all, err := p.tables.conn.ListTables()
+func (m *machine) refuseNew() error {
+	all, err := m.tables.conn.ListTables()
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)
 	}
 	for _, t := range all {
 		if t.Name == Table {
-			p.tables.conn.InsertRule(&nftables.Rule{
+			m.tables.conn.InsertRule(&nftables.Rule{
 				Table: t, Chain: &nftables.Chain{Table: t, Name: routeChain}, Exprs: join(isNew(), verdict(expr.VerdictGoto, unknownChain)),
 			})
 		}
 	}
-	return p.tables.write()
+	return m.tables.write()
 }
 
 // leads tells whether there is an open TCP connection.
-func (p *Programmer) leads() (bool, error) {
-	all, err := p.ipvs.GetServices()
+func (m *machine) leads() (bool, error) {
+	all, err := m.ipvs.GetServices()
 	if err != nil {
 		return false, fmt.Errorf("read IPVS' virtual services: %w", err)
 	}
@@ -103,7 +103,7 @@ func (p *Programmer) leads() (bool, error) {
 		if !ok {
 			continue
 		}
-		destinations, err := p.ipvs.GetDestinations(s)
+		destinations, err := m.ipvs.GetDestinations(s)
 		if err != nil && !errors.Is(err, unix.ESRCH) {
 			return false, fmt.Errorf("read the destinations of IPVS' virtual service %v: %w", k, err)
 		}
@@ -125,37 +125,43 @@ const sourceProtocol = netlink.RouteProtocol(0x5c)
 // preferOtherSources has connections of the node to an address of the device come from the node's address on the way out, by routes
 // in the place of the kernel's, whose source is the address itself. A family without a way out keeps them.
 func preferOtherSources(links *netlink.Handle, device netlink.Link) error {
-	return eachLocalRoute(links, device, unix.RTPROT_KERNEL, func(family model.Family, held netlink.Route) error {
-		way, err := links.RouteGet(outside[family].AsSlice())
-		if err != nil || len(way) == 0 || way[0].Src == nil || way[0].LinkIndex == device.Attrs().Index {
-			return nil //nolint:nilerr // there is none
-		}
-		other := localRoute(device, held.Dst)
-		other.Src, other.Protocol = way[0].Src, sourceProtocol
-		if err := links.RouteAddEcmp(other); err != nil && !errors.Is(err, unix.EEXIST) { // before the kernel's, for IPv4
-			return fmt.Errorf("route %v with another source: %w", held.Dst, err)
-		}
-		if family == model.IPv4 {
+	for family, outside := range outside {
+		err := eachLocalRoute(links, device, family, unix.RTPROT_KERNEL, func(held netlink.Route) error {
+			way, err := links.RouteGet(outside.AsSlice())
+			if err != nil || len(way) == 0 || way[0].Src == nil || way[0].LinkIndex == device.Attrs().Index {
+				return nil //nolint:nilerr // there is none
+			}
+			other := localRoute(device, held.Dst)
+			other.Src, other.Protocol = way[0].Src, sourceProtocol
+			if err := links.RouteAddEcmp(other); err != nil && !errors.Is(err, unix.EEXIST) { // before the kernel's, for IPv4
+				return fmt.Errorf("route %v with another source: %w", held.Dst, err)
+			}
+			if family == model.IPv4 {
+				return nil
+			}
+			own := localRoute(device, held.Dst)
+			own.Protocol = unix.RTPROT_KERNEL
+			if err := links.RouteDel(own); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("remove the route to %v: %w", held.Dst, err)
+			}
 			return nil
+		})
+		if err != nil {
+			return err
 		}
-		own := localRoute(device, held.Dst)
-		own.Protocol = unix.RTPROT_KERNEL
-		if err := links.RouteDel(own); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("remove the route to %v: %w", held.Dst, err)
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // restoreSources undoes what preferOtherSources did: IPv6 addresses come anew, for the kernel to make their routes.
-func (p *Programmer) restoreSources() error {
+func (f *family) restoreSources() error {
 	var again []netip.Addr
 	var others []*netlink.Route
-	err := eachLocalRoute(p.links, p.device, sourceProtocol, func(family model.Family, held netlink.Route) error {
-		other := localRoute(p.device, held.Dst)
+	err := eachLocalRoute(f.links, f.device, f.family, sourceProtocol, func(held netlink.Route) error {
+		other := localRoute(f.device, held.Dst)
 		other.Src, other.Protocol = held.Src, sourceProtocol
 		others = append(others, other)
-		if a, ok := netip.AddrFromSlice(held.Dst.IP); ok && family == model.IPv6 {
+		if a, ok := netip.AddrFromSlice(held.Dst.IP); ok && f.family == model.IPv6 {
 			again = append(again, a)
 		}
 		return nil
@@ -163,13 +169,13 @@ func (p *Programmer) restoreSources() error {
 	if err != nil || len(others) == 0 {
 		return err
 	}
-	removed := p.removeAddresses(again)
-	refused, err := p.addAddresses(again)
+	removed := f.removeAddresses(again)
+	refused, err := f.addAddresses(again)
 	if err := errors.Join(append(slices.Collect(maps.Values(refused)), removed, err)...); err != nil {
 		return err
 	}
 	for _, other := range others {
-		if err := p.links.RouteDel(other); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err := f.links.RouteDel(other); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("remove the route to %v: %w", other.Dst, err)
 		}
 	}
@@ -180,25 +186,24 @@ func localRoute(device netlink.Link, to *net.IPNet) *netlink.Route {
 	return &netlink.Route{LinkIndex: device.Attrs().Index, Dst: to, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 }
 
-// eachLocalRoute calls f with the routes by which addresses of a device are the node's, and that are from a protocol.
-func eachLocalRoute(links *netlink.Handle, device netlink.Link, protocol netlink.RouteProtocol, f func(model.Family, netlink.Route) error) error {
+// eachLocalRoute calls do with the routes by which a device's addresses of an IP family are the
+// node's, as far as they are of a protocol.
+func eachLocalRoute(links *netlink.Handle, device netlink.Link, family model.Family, protocol netlink.RouteProtocol, do func(netlink.Route) error) error {
 	filter := &netlink.Route{LinkIndex: device.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
-	for family, number := range map[model.Family]int{model.IPv4: unix.AF_INET, model.IPv6: unix.AF_INET6} {
-		var held []netlink.Route
-		err := readAgain(func() (err error) {
-			held, err = links.RouteListFiltered(number, filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("read the %v routes of %s: %w", family, device.Attrs().Name, err)
+	var held []netlink.Route
+	err := readAgain(func() (err error) {
+		held, err = links.RouteListFiltered(int(domain(family)), filter, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_PROTOCOL)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("read the %v routes of %s: %w", family, device.Attrs().Name, err)
+	}
+	for _, r := range held {
+		if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
+			continue // the kernel's own
 		}
-		for _, r := range held {
-			if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
-				continue // the kernel's own
-			}
-			if err := f(family, r); err != nil {
-				return err
-			}
+		if err := do(r); err != nil {
+			return err
 		}
 	}
 	return nil

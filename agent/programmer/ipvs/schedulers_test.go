@@ -83,7 +83,7 @@ func TestSchedulersTables(t *testing.T) {
 		less.Cluster = c.backends(model.IPv4, tcpPort, 0)
 		c.apply(t, web.ID, &less)
 		require.Equal(t, map[netip.AddrPort]uint32{less.Cluster.List()[0].Address: 1}, c.destinations(t, web.ID), scheduler)
-		require.Empty(t, c.draining)
+		require.Empty(t, c.family(model.IPv4).draining)
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 8, patient)
 		require.Equal(t, map[string]int{"pod0": 8}, r.Backends(), "%s: %v", scheduler, r)
 	}
@@ -99,7 +99,7 @@ func TestSchedulersTables(t *testing.T) {
 		require.ErrorContains(t, ports[0], "mh takes 4093 backends at most, and there are 4094: rr serves it")
 	}
 	scheduler := func() string {
-		s, err := c.ipvs.GetService(c.services(c.ports[large.ID])[0].serviceKey.moby())
+		s, err := c.ipvs.GetService(c.virtuals(large.ID)[0].serviceKey.moby())
 		require.NoError(t, err)
 		return s.SchedName
 	}

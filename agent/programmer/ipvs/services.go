@@ -56,9 +56,9 @@ type virtual struct {
 
 // moby gives the name as the library has it.
 func (k serviceKey) moby() *mobyipvs.Service {
-	s := &mobyipvs.Service{AddressFamily: unix.AF_INET, Netmask: 1<<32 - 1}
+	s := &mobyipvs.Service{AddressFamily: uint16(domain(k.family)), Netmask: 1<<32 - 1}
 	if k.family == model.IPv6 {
-		s.AddressFamily, s.Netmask = unix.AF_INET6, 128
+		s.Netmask = 128
 	}
 	if k.number != 0 {
 		s.FWMark = markTag | k.number
@@ -134,37 +134,38 @@ type heldService struct {
 	backends []heldBackend // ascending
 }
 
-// readServices gives the virtual services that are ours, and notes which are theirs.
-func (p *Programmer) readServices() (map[serviceKey]*heldService, error) {
-	all, err := p.ipvs.GetServices()
-	if err != nil {
-		return nil, fmt.Errorf("read IPVS' virtual services: %w", err)
-	}
-	p.theirs = map[serviceKey]bool{}
+// readServices returns those of IPVS' virtual services that are ours and of this IP family, and
+// notes which are others'.
+func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldService, error) {
+	f.theirs = map[serviceKey]bool{}
 	held := map[serviceKey]*heldService{}
 	var space []heldBackend
 	for _, s := range all {
-		k, ok := ours(s)
-		if !ok {
-			if k, ok := keyOf(s); ok && p.isExcluded(k) {
-				p.theirs[k] = true
+		k, known := keyOf(s)
+		if k.family != f.family {
+			continue
+		}
+		if _, ok := ours(s); !ok {
+			if known && f.isExcluded(k) {
+				f.theirs[k] = true
 			}
 			continue
 		}
-		if space, err = p.readBackends(space[:0], k); err != nil {
+		var err error
+		if space, err = f.readBackends(space[:0], k); err != nil {
 			return nil, err
 		}
 		h := &heldService{service: s, backends: slices.Clone(space)}
 		slices.SortFunc(h.backends, func(a, b heldBackend) int { return a.address.Compare(b.address) })
 		held[k] = h
 	}
-	return held, p.leaveOutKubeProxys()
+	return held, f.leaveOutKubeProxys()
 }
 
 // readService asks for a virtual service's scheduler, flags and timeout; unix.ESRCH: there is none. The library takes 64 KiB of garbage for an answer.
-func (p *Programmer) readService(k serviceKey) (mobyipvs.Service, error) {
+func (m *machine) readService(k serviceKey) (mobyipvs.Service, error) {
 	var s mobyipvs.Service
-	err := p.commands.get(p.askAbout(commandGetService, k), func(body []byte) {
+	err := m.commands.get(m.askAbout(commandGetService, k), func(body []byte) {
 		if len(body) < 4 {
 			return
 		}
@@ -195,13 +196,13 @@ func parseService(b []byte) (s mobyipvs.Service) {
 }
 
 // isExcluded tells whether a virtual service is in one of ExcludeCIDRs.
-func (p *Programmer) isExcluded(k serviceKey) bool {
-	return k.number == 0 && slices.ContainsFunc(p.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
+func (m *machine) isExcluded(k serviceKey) bool {
+	return k.number == 0 && slices.ContainsFunc(m.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
 }
 
 // isTheirs asks whether others have a virtual service.
-func (p *Programmer) isTheirs(k serviceKey) (bool, error) {
-	have, err := p.readService(k)
+func (m *machine) isTheirs(k serviceKey) (bool, error) {
+	have, err := m.readService(k)
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
@@ -212,14 +213,14 @@ func (p *Programmer) isTheirs(k serviceKey) (bool, error) {
 }
 
 // noteTheirs adds to p.theirs what others have made since the last Replace of what these Service ports had or may get.
-func (p *Programmer) noteTheirs(changes []view.Change) error {
-	if len(p.options.ExcludeCIDRs) == 0 {
+func (f *family) noteTheirs(changes []view.Change) error {
+	if len(f.options.ExcludeCIDRs) == 0 {
 		return nil
 	}
 	more := false
 	for _, c := range changes {
 		var ports []*view.ServicePort
-		was := p.ports[c.ID()]
+		was := f.ports[c.ID()]
 		if was != nil && was.addressed {
 			ports = append(ports, was.port)
 		}
@@ -227,16 +228,16 @@ func (p *Programmer) noteTheirs(changes []view.Change) error {
 			ports = append(ports, c.After)
 		}
 		for _, port := range ports {
-			for k := range p.byAddress(port) {
-				if p.theirs[k] || !p.isExcluded(k) {
+			for k := range f.byAddress(port) {
+				if f.theirs[k] || !f.isExcluded(k) {
 					continue
 				}
-				theirs, err := p.isTheirs(k)
+				theirs, err := f.isTheirs(k)
 				if err != nil {
 					return err
 				}
 				if theirs {
-					p.theirs[k], more = true, true
+					f.theirs[k], more = true, true
 				}
 			}
 		}
@@ -244,33 +245,33 @@ func (p *Programmer) noteTheirs(changes []view.Change) error {
 	if !more {
 		return nil
 	}
-	return p.leaveOutKubeProxys()
+	return f.leaveOutKubeProxys()
 }
 
 // leaveOutKubeProxys takes kube-proxy's from p.theirs: its Services are to be served here.
-func (p *Programmer) leaveOutKubeProxys() error {
-	if len(p.theirs) == 0 {
+func (f *family) leaveOutKubeProxys() error {
+	if len(f.theirs) == 0 {
 		return nil
 	}
-	device, err := p.kubeProxyDevice()
+	device, err := f.kubeProxyDevice()
 	if err != nil {
 		return err
 	}
-	services, err := p.kubeProxyServices(device)
+	services, err := f.kubeProxyServices(device)
 	for _, s := range services {
 		k, _ := keyOf(s)
-		delete(p.theirs, k)
+		delete(f.theirs, k)
 	}
 	return err
 }
 
 // blameTheirs notes where a Service port is not served, as others do.
-func (p *Programmer) blameTheirs(x *change, port *view.ServicePort) {
-	if port.Affinity == 0 || len(p.theirs) == 0 {
+func (f *family) blameTheirs(x *change, port *view.ServicePort) {
+	if port.Affinity == 0 || len(f.theirs) == 0 {
 		return
 	}
-	for k := range p.byAddress(port) {
-		if p.theirs[k] {
+	for k := range f.byAddress(port) {
+		if f.theirs[k] {
 			x.blame(port.ID, fmt.Errorf("another process has IPVS' virtual service %v, which --ipvs-exclude-cidrs leaves to it", k), true)
 		}
 	}
@@ -280,14 +281,14 @@ func (p *Programmer) blameTheirs(x *change, port *view.ServicePort) {
 // for all of its frontends. IPVS knows no affinity for marks where the port changes, too (ip_vs_sched_persist keeps the
 // port that the packet came for): so with affinity it is one for each address, to which Others' target applies. Those of before that
 // affinity came or went have no backends.
-func (p *Programmer) services(of *programmed) (list []*virtual) {
+func (f *family) services(of *programmed) (list []*virtual) {
 	if of == nil {
 		return nil
 	}
 	id := of.port.ID
 	add := func(k serviceKey, affinity time.Duration, backends view.Backends) {
 		v := &virtual{serviceKey: k, affinity: affinity, backends: backends, owner: id}
-		v.scheduler, v.fault = p.scheduler(of.port, backends.Len())
+		v.scheduler, v.fault = f.scheduler(of.port, backends.Len())
 		list = append(list, v)
 	}
 	for r, number := range of.numbers {
@@ -302,13 +303,13 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 	if !of.addressed {
 		return list
 	}
-	for k, f := range p.byAddress(of.port) {
-		if p.theirs[k] {
+	for k, at := range f.byAddress(of.port) {
+		if f.theirs[k] {
 			continue
 		}
 		var backends view.Backends
 		if of.port.Affinity > 0 {
-			backends = affinitySet(of.port, f)
+			backends = affinitySet(of.port, at)
 		}
 		add(k, of.port.Affinity, backends)
 	}
@@ -316,15 +317,15 @@ func (p *Programmer) services(of *programmed) (list []*virtual) {
 }
 
 // byAddress names the virtual services by address that a Service port may have, with their frontends.
-func (p *Programmer) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Frontend] {
+func (f *family) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Frontend] {
 	return func(yield func(serviceKey, view.Frontend) bool) {
-		for _, f := range port.Frontends {
-			addresses := []netip.Addr{f.Address}
-			if f.Kind == view.NodePort {
-				addresses = p.nodeAddresses[port.ID.Family]
+		for _, at := range port.Frontends {
+			addresses := []netip.Addr{at.Address}
+			if at.Kind == view.NodePort {
+				addresses = f.nodeAddresses
 			}
 			for _, a := range addresses {
-				if !yield(serviceKey{family: port.ID.Family, address: a, protocol: port.ID.Protocol, port: f.Port}, f) {
+				if !yield(serviceKey{family: f.family, address: a, protocol: port.ID.Protocol, port: at.Port}, at) {
 					return
 				}
 			}
@@ -363,9 +364,9 @@ func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
 }
 
 // addBackend has a backend take new connections; held tells that the kernel has it already.
-func (p *Programmer) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
-	_, draining := p.draining[v.serviceKey][b]
-	delete(p.draining[v.serviceKey], b)
+func (f *family) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
+	_, draining := f.draining[v.serviceKey][b]
+	delete(f.draining[v.serviceKey], b)
 	kind := byte(commandNewBackend)
 	if draining || held {
 		kind = commandSetBackend
@@ -374,28 +375,28 @@ func (p *Programmer) addBackend(x *change, v *virtual, b netip.AddrPort, held bo
 }
 
 // removeBackend has a backend take no new connections. Those of TCP go on for as long as they last, up to a limit.
-func (p *Programmer) removeBackend(x *change, v *virtual, b netip.AddrPort) {
+func (f *family) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 	if !v.waits() {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
 		return
 	}
-	p.drain(v.serviceKey, b)
+	f.drain(v.serviceKey, b)
 	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
 }
 
 // adopt has those backends leave that came with virtual services of others, e.g. kube-proxy: IPVS has one at most for an address and port.
-func (p *Programmer) adopt(x *change) error {
+func (f *family) adopt(x *change) error {
 	for _, v := range x.adopted {
-		held, err := p.readBackends(nil, v.serviceKey)
+		held, err := f.readBackends(nil, v.serviceKey)
 		if err != nil {
 			return err
 		}
 		for _, b := range held {
 			if !v.backends.Contains(b.address) {
-				p.removeBackend(x, v, b.address)
+				f.removeBackend(x, v, b.address)
 			}
 		}
-		p.makeRoom(x, v)
+		f.makeRoom(x, v)
 	}
 	return nil
 }
@@ -421,12 +422,12 @@ const (
 const mhDraining = 256
 
 // scheduler gives what chooses among so many backends of a Service port, and why it is another than the one that is asked for.
-func (p *Programmer) scheduler(port *view.ServicePort, backends int) (name string, fault error) {
-	name = cmp.Or(port.Scheduler, p.options.Scheduler)
+func (m *machine) scheduler(port *view.ServicePort, backends int) (name string, fault error) {
+	name = cmp.Or(port.Scheduler, m.options.Scheduler)
 	if name != "mh" || backends <= mhTable {
 		return name, nil
 	}
-	if name = p.options.Scheduler; name == "mh" {
+	if name = m.options.Scheduler; name == "mh" {
 		name = DefaultScheduler
 	}
 	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it", mhTable, backends, name)
@@ -447,13 +448,13 @@ func room(scheduler string, backends, draining int) bool {
 }
 
 // makeRoom has the draining backends removed if the scheduler has no room for them. One that has no others gets no new connections.
-func (p *Programmer) makeRoom(x *change, v *virtual) {
-	draining := p.draining[v.serviceKey]
+func (f *family) makeRoom(x *change, v *virtual) {
+	draining := f.draining[v.serviceKey]
 	if v.backends.Len() == 0 || room(v.scheduler, v.backends.Len(), len(draining)) {
 		return
 	}
 	for b := range draining {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
 	}
-	delete(p.draining, v.serviceKey)
+	delete(f.draining, v.serviceKey)
 }

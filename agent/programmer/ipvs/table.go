@@ -385,6 +385,9 @@ func (l *layout) element(k elementKey, e element) nftables.SetElement {
 func (t *tables) write() error {
 	changed := t.changed
 	t.changed = false
+	if err := t.dropAnswers(); err != nil { // to the other IP family's
+		return err
+	}
 	if err := t.conn.Flush(); err != nil {
 		return fmt.Errorf("write nftables table %s: %w", Table, err)
 	}

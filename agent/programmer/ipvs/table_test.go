@@ -4,13 +4,16 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/nftables/userdata"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/view"
+	"github.com/slicecast/slicecast/internal/model"
 )
 
 // TestReadElements holds that the elements of each set, and the addresses of all devices, are read as the libraries read them.
@@ -29,7 +32,7 @@ func TestReadElements(t *testing.T) {
 	}
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	for _, family := range families {
-		l := c.layouts[family]
+		l := c.family(family).layout
 		got, want := elements{}, elements{}
 		for id, s := range l.sets {
 			before := len(got)
@@ -55,10 +58,16 @@ func TestReadElements(t *testing.T) {
 		address, _ := netip.AddrFromSlice(a.IP)
 		want = append(want, deviceAddress{address.Unmap(), a.LinkIndex})
 	}
-	got, err := c.listAddresses()
+	got, err := c.listAddresses(unix.AF_UNSPEC)
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 	require.Greater(t, len(got), 400)
+	for _, family := range families {
+		one, err := c.listAddresses(domain(family))
+		require.NoError(t, err)
+		isOther := func(a deviceAddress) bool { return model.FamilyOf(a.Addr) != family }
+		require.Equal(t, slices.DeleteFunc(slices.Clone(want), isOther), one)
+	}
 }
 
 // TestCommentOf holds that user data that this package never wrote are no comment, and do no harm.

@@ -101,9 +101,11 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 func (p *Programmer) schedulerFound() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for name := range p.lacking {
-		if p.tryScheduler(model.IPv4, name) == nil {
-			return name
+	for _, f := range p.families {
+		for name := range f.lacking {
+			if p.tryScheduler(f.family, name) == nil {
+				return name
+			}
 		}
 	}
 	return ""
@@ -179,41 +181,51 @@ func (p *Programmer) rulesetChanged() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	changed, err := p.tables.othersWrote()
-	return p.known && (changed || err != nil)
+	return p.anyKnown() && (changed || err != nil)
+}
+
+// anyKnown tells whether it is known what the kernel holds of an IP family.
+func (p *Programmer) anyKnown() bool {
+	return slices.ContainsFunc(p.families, func(f *family) bool { return f.known })
 }
 
 // addressesChanged tells whether there are other addresses than the last Replace found, and changes have left, where it matters.
 func (p *Programmer) addressesChanged() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.known {
-		return false
-	}
-	if !p.isDeviceUp() {
+	return slices.ContainsFunc(p.families, func(f *family) bool { return f.known && f.addressesChanged() })
+}
+
+func (f *family) addressesChanged() bool {
+	if !f.isDeviceUp() {
 		return true
 	}
-	held, err := p.deviceAddresses(p.device)
-	elsewhere, errElsewhere := p.addressesElsewhere()
-	if err != nil || errElsewhere != nil || !maps.EqualFunc(nodePortAddresses(p.node, elsewhere), p.nodeAddresses, slices.Equal) {
+	held, err := f.deviceAddresses(f.device, domain(f.family))
+	elsewhere, errElsewhere := f.addressesElsewhere()
+	if err != nil || errElsewhere != nil || !f.sameNodePorts(elsewhere) {
 		return true
 	}
-	for _, shared := range p.shared {
-		for k := range shared {
-			if k.set != setAddresses {
-				continue
-			}
-			a, _ := netip.AddrFromSlice([]byte(k.key))
-			if foreign := p.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && p.nodesOwn(a)) {
-				return true
-			}
+	for k := range f.shared {
+		if k.set != setAddresses {
+			continue
+		}
+		a, _ := netip.AddrFromSlice([]byte(k.key))
+		if foreign := f.foreign[a]; held[a] == foreign || foreign != (elsewhere[a] || foreign && f.nodesOwn(a)) {
+			return true
 		}
 	}
 	return false
 }
 
+// sameNodePorts reports whether NodePorts are on the same addresses as at the last Replace if these
+// are the node's own.
+func (f *family) sameNodePorts(own map[netip.Addr]bool) bool {
+	return slices.Equal(nodePortAddresses(f.layout.node, own), f.nodeAddresses)
+}
+
 // isDeviceUp tells whether our device is there and up: otherwise its addresses are not the node's.
-func (p *Programmer) isDeviceUp() bool {
-	link, err := p.links.LinkByName(Device)
+func (m *machine) isDeviceUp() bool {
+	link, err := m.links.LinkByName(Device)
 	return err == nil && link.Attrs().Flags&net.FlagUp != 0
 }
 
@@ -221,35 +233,35 @@ func (p *Programmer) isDeviceUp() bool {
 func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.known {
-		return serviceKey{}, owner, false
-	}
 	if len(p.unseen) == 0 {
-		p.unseen = slices.Collect(maps.Keys(p.ports))
+		for _, f := range p.families {
+			p.unseen = slices.AppendSeq(p.unseen, maps.Keys(f.ports))
+		}
 	}
 	for looked := 0; looked < lookedAt && len(p.unseen) > 0; p.unseen = p.unseen[1:] {
-		known := p.ports[p.unseen[0]]
-		if known == nil || known.refused {
+		f := p.family(p.unseen[0].Family)
+		known := f.ports[p.unseen[0]]
+		if !f.known || known == nil || known.refused {
 			continue
 		}
 		counts := 1
-		if known.port.ID.Family == model.IPv6 {
+		if f.family == model.IPv6 {
 			counts = backendIPv6Counts
 		}
-		for _, v := range p.services(known) {
+		for _, v := range f.services(known) {
 			looked += serviceCounts + v.backends.Len()*counts
-			if p.lacking[v.scheduler] {
+			if f.lacking[v.scheduler] {
 				v.scheduler = p.options.Scheduler
 			}
-			if !p.holds(v) {
+			if !f.holds(v) {
 				return v.serviceKey, v.owner, true
 			}
 		}
-		if len(p.theirs) == 0 || known.port.Affinity == 0 {
+		if len(f.theirs) == 0 || known.port.Affinity == 0 {
 			continue
 		}
-		for k := range p.byAddress(known.port) {
-			if !p.theirs[k] {
+		for k := range f.byAddress(known.port) {
+			if !f.theirs[k] {
 				continue
 			}
 			looked += serviceCounts
@@ -262,16 +274,16 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 }
 
 // holds tells whether the kernel has a virtual service as it was made, but for backends without new connections.
-func (p *Programmer) holds(v *virtual) bool {
-	have, err := p.readService(v.serviceKey)
+func (f *family) holds(v *virtual) bool {
+	have, err := f.readService(v.serviceKey)
 	if err != nil || !same(&have, v.moby()) {
 		return false
 	}
-	if p.looked, err = p.readBackends(p.looked[:0], v.serviceKey); err != nil {
+	if f.looked, err = f.readBackends(f.looked[:0], v.serviceKey); err != nil {
 		return false
 	}
 	found := 0
-	for _, b := range p.looked {
+	for _, b := range f.looked {
 		switch wanted := v.backends.Contains(b.address); {
 		case wanted != (b.weight > 0):
 			return false
@@ -303,7 +315,7 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	if m.Header.Type == unix.RTM_NEWLINK && len(m.Data) >= unix.SizeofIfInfomsg {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return p.known && int(binary.NativeEndian.Uint32(m.Data[4:])) == p.device.Attrs().Index && !p.isDeviceUp()
+		return p.anyKnown() && int(binary.NativeEndian.Uint32(m.Data[4:])) == p.device.Attrs().Index && !p.isDeviceUp()
 	}
 	if m.Header.Type != unix.RTM_DELADDR && m.Header.Type != unix.RTM_NEWADDR || len(m.Data) < unix.SizeofIfAddrmsg {
 		return false
@@ -319,26 +331,27 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	address, _ := netip.AddrFromSlice(attributes[i].Data)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	f := p.family(model.FamilyOf(address))
+	if f == nil || !f.known {
+		return false
+	}
 	index := int(binary.NativeEndian.Uint32(m.Data[4:]))
-	onDevice := p.device != nil && index == p.device.Attrs().Index
-	services := p.shared[model.FamilyOf(address)][elementKey{setAddresses, addressKey(address)}] > 0
+	services := f.shared[elementKey{setAddresses, addressKey(address)}] > 0
 	arrived := m.Header.Type == unix.RTM_NEWADDR
 	switch {
-	case !p.known:
-		return false
-	case onDevice:
+	case index == f.device.Attrs().Index:
 		if !services || arrived { // of those that we give it, too, the kernel tells
 			return false
 		}
-		held, err := p.deviceAddresses(p.device)
+		held, err := f.deviceAddresses(f.device, domain(f.family))
 		return err != nil || !held[address]
-	case p.foreign[address]:
-		return !p.nodesOwn(address)
+	case f.foreign[address]:
+		return !f.nodesOwn(address)
 	case services && arrived:
-		return !p.isKubeProxys(index)
-	case hasNodePorts(p.node, address):
-		now, err := p.addressesElsewhere()
-		return err != nil || !maps.EqualFunc(nodePortAddresses(p.node, now), p.nodeAddresses, slices.Equal)
+		return !f.isKubeProxys(index)
+	case hasNodePorts(f.layout.node, address):
+		now, err := f.addressesElsewhere()
+		return err != nil || !f.sameNodePorts(now)
 	}
 	return false
 }
@@ -347,12 +360,12 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 type drains map[serviceKey]map[netip.AddrPort]time.Time
 
 // drain notes that a backend's connections are waited for, from now on if they were not yet.
-func (p *Programmer) drain(k serviceKey, b netip.AddrPort) {
-	if p.draining[k] == nil {
-		p.draining[k] = map[netip.AddrPort]time.Time{}
+func (f *family) drain(k serviceKey, b netip.AddrPort) {
+	if f.draining[k] == nil {
+		f.draining[k] = map[netip.AddrPort]time.Time{}
 	}
-	if _, already := p.draining[k][b]; !already {
-		p.draining[k][b] = time.Now().Add(p.options.DrainLimit)
+	if _, already := f.draining[k][b]; !already {
+		f.draining[k][b] = time.Now().Add(f.options.DrainLimit)
 	}
 }
 
@@ -360,12 +373,18 @@ func (p *Programmer) drain(k serviceKey, b netip.AddrPort) {
 func (p *Programmer) endDrains(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, f := range p.families {
+		f.endDrains(now)
+	}
+}
+
+func (f *family) endDrains(now time.Time) {
 	var held []heldBackend
 	var ended []command
-	for k, draining := range p.draining {
+	for k, draining := range f.draining {
 		var err error
-		if held, err = p.readBackends(held[:0], k); err != nil {
-			p.log.Warn("backends that get no new connections stay in IPVS for now", "err", err)
+		if held, err = f.readBackends(held[:0], k); err != nil {
+			f.log.Warn("backends that get no new connections stay in IPVS for now", "err", err)
 			continue
 		}
 		left := map[netip.AddrPort]time.Time{}
@@ -379,11 +398,11 @@ func (p *Programmer) endDrains(now time.Time) {
 				ended = append(ended, command{kind: commandDelBackend, service: k, backend: b.address})
 			}
 		}
-		if p.draining[k] = left; len(left) == 0 {
-			delete(p.draining, k)
+		if f.draining[k] = left; len(left) == 0 {
+			delete(f.draining, k)
 		}
 	}
-	if err := p.run(newChange(), ended); err != nil {
-		p.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "err", err)
+	if err := f.run(newChange(), ended); err != nil {
+		f.log.Warn("a backend that gets no new connections stays in IPVS; it does no harm", "err", err)
 	}
 }

@@ -55,8 +55,7 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	service := func() *mobyipvs.Service {
-		known := c.ports[serviceID("web", model.TCP, model.IPv4)]
-		return c.services(known)[0].moby()
+		return c.virtuals(serviceID("web", model.TCP, model.IPv4))[0].moby()
 	}
 	destination := func(weight int) *mobyipvs.Destination {
 		backend := c.backends(model.IPv4, tcpPort, 0).List()[0].Address
