@@ -1,8 +1,10 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -53,7 +55,12 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	if err := f.writeTable(x); err != nil {
 		return err
 	}
+	// A device that takes no address any more has lost all that it had, so that the family is not served
+	// however much of it has changed by now.
 	refused, err := f.addAddresses(x.arrive)
+	if err == nil && len(refused) > 0 {
+		err = f.checkOrdinaryAddress()
+	}
 	if err != nil {
 		return err
 	}
@@ -105,4 +112,39 @@ func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 // onlyIPVS tells whether nothing else changes.
 func (x *change) onlyIPVS() bool {
 	return len(x.want)+len(x.held)+len(x.arrive)+len(x.depart) == 0 && !x.rules
+}
+
+// checkOrdinary returns an error if IPVS does not take the backends of an ordinary Service port.
+func (f *family) checkOrdinary() error {
+	v := &virtual{serviceKey: serviceKey{family: f.family, number: maxID}, scheduler: f.options.Scheduler}
+	remove := command{kind: commandDelService, service: v.serviceKey}
+	// A process that was killed meanwhile may have left it.
+	commands := []command{remove, {kind: commandNewService, service: v.serviceKey, virtual: v}}
+	for b := range programmer.Ordinary(f.family).Cluster.All() {
+		commands = append(commands, command{kind: commandNewBackend, service: v.serviceKey, backend: b.Address, weight: 1})
+	}
+	return notOrdinary(f.run(newChange(), append(commands, remove)))
+}
+
+// checkOrdinaryAddress returns an error if the kernel refuses to give the device the address of an
+// ordinary Service port.
+func (f *family) checkOrdinaryAddress() error {
+	address := programmer.Ordinary(f.family).Frontends[0].Address
+	held, err := f.deviceAddresses(f.device, domain(f.family))
+	if err != nil || held[address] { // as there is a Service that has it
+		return err
+	}
+	refused, err := f.addAddresses([]netip.Addr{address})
+	if err = cmp.Or(err, refused[address]); err != nil {
+		return notOrdinary(err)
+	}
+	return f.removeAddresses([]netip.Addr{address})
+}
+
+// notOrdinary says what it means that an ordinary Service port is refused.
+func notOrdinary(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("an ordinary Service port, tried by itself, can't be programmed either: %w", err)
 }

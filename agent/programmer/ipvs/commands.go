@@ -126,8 +126,10 @@ var nobody view.ServicePortID
 // maxTries bounds how often a command is tried, in one way or another: each error has one remedy.
 const maxTries = 3
 
-// run has IPVS carry out commands in their order. What is about one Service port only is noted in x.
+// run has IPVS carry out commands in their order. It notes in x what is about one Service port
+// only, and returns an error if IPVS refuses an ordinary one as well.
 func (f *family) run(x *change, commands []command) error {
+	blamed := len(x.errs)
 	for len(commands) > 0 {
 		f.requests.reset()
 		for i := range commands {
@@ -150,6 +152,9 @@ func (f *family) run(x *change, commands []command) error {
 			return errors.Join(err, fatal)
 		}
 		commands = again
+	}
+	if len(x.errs) > blamed {
+		return f.checkOrdinary()
 	}
 	return nil
 }

@@ -188,7 +188,11 @@ func (m *machine) isKubeProxys(index int) bool {
 func (m *machine) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
 	refused = make(map[netip.Addr]error)
 	err = m.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
-		if errno != unix.EEXIST {
+		switch {
+		case errno == unix.EEXIST:
+		case errno == unix.EACCES && a.Is6():
+			refused[a] = fmt.Errorf("give %s the address %v: %w; IPv6 is off there, set the sysctl net.ipv6.conf.%s.disable_ipv6 to 0", Device, a, errno, Device)
+		default:
 			refused[a] = fmt.Errorf("give %s the address %v: %w", Device, a, errno)
 		}
 		return nil

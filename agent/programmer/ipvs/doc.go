@@ -17,7 +17,8 @@
 // # Changes
 //
 // Each IP family is read, changed and reported by itself: one that fails as a whole leaves the
-// other one as it should be.
+// other one as it should be. When the kernel refuses something of a Service port, an ordinary one
+// is tried, which tells whether the family has failed.
 //
 // Replace reads the table, the virtual services and the device's addresses, and changes what differs. The table has the
 // numbers of the virtual services with the names of their Service ports, so another process keeps them. That a virtual service

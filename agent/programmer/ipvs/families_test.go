@@ -1,11 +1,13 @@
 package ipvs
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/slicecast/slicecast/agent/programmer"
 	"github.com/slicecast/slicecast/agent/view"
@@ -105,4 +107,120 @@ func TestFamilyThatFailsLater(t *testing.T) {
 			c.requireServed(t, other, 1, "pod1")
 		})
 	}
+}
+
+// TestAddressesThatAreRefused holds that IPv6 counts as failed, and IPv4 goes on, where the node
+// takes no IPv6 addresses at all, whatever the kernel calls the reason, and that IPv6 comes when it
+// may.
+func TestAddressesThatAreRefused(t *testing.T) {
+	for _, refusal := range []struct{ name, refuse, take, reason string }{
+		{
+			"disabled", "sysctl -q -w net.ipv6.conf." + Device + ".disable_ipv6=1", "sysctl -q -w net.ipv6.conf." + Device + ".disable_ipv6=0",
+			"permission denied",
+		},
+		{"MTU", "ip link set mtu 1000 dev " + Device, "ip link set mtu 1500 dev " + Device, "give " + Device + " the address "},
+	} {
+		t.Run(refusal.name, func(t *testing.T) {
+			c := newCluster(t, Options{})
+			require.NoError(t, c.Replace(t.Context(), c.state)) // makes the device
+			run := func(command string) {
+				t.Helper()
+				_, err := c.a.Run(t.Context(), "sh", "-c", command)
+				require.NoError(t, err)
+			}
+			run(refusal.refuse)
+			require.NoError(t, c.Replace(t.Context(), c.state), "nothing is wanted of IPv6")
+			for _, family := range families {
+				c.set(c.web("web", family, 1, 0))
+			}
+			c.requireFailed(t, c.Replace(t.Context(), c.state), model.IPv6, refusal.reason)
+			c.requireServed(t, model.IPv4, 1, "pod0")
+			c.apply(t, serviceID("other", model.TCP, model.IPv4), c.web("other", model.IPv4, 2, 1))
+			c.requireServed(t, model.IPv4, 2, "pod1")
+			c.set(c.web("more", model.IPv6, 2, 1))
+			c.requireFailed(t, c.Replace(t.Context(), c.state), model.IPv6, refusal.reason)
+			run(refusal.take)
+			require.NoError(t, c.Replace(t.Context(), c.state))
+			c.requireServed(t, model.IPv6, 1, "pod0")
+
+			// A node that stops taking them finds out by the next change.
+			run(refusal.refuse)
+			err := c.Apply(t.Context(), []view.Change{{After: c.web("next", model.IPv6, 3, 1)}})
+			c.requireFailed(t, err, model.IPv6, refusal.reason)
+		})
+	}
+}
+
+// TestAddressThatIsRefused holds that an address that no device may have costs its Service port
+// only, also if it is the only one of its IP family.
+func TestAddressThatIsRefused(t *testing.T) {
+	c := newCluster(t, Options{})
+	bad := c.web("bad", model.IPv6, 1, 0)
+	bad.Frontends = []view.Frontend{clusterIP(netip.MustParseAddr("ff02::77"))}
+	c.set(bad, c.web("good", model.IPv4, 1, 0))
+	refused := func(err error) {
+		t.Helper()
+		ports, ok := programmer.PortErrors(err)
+		require.True(t, ok, "%v", err)
+		require.Len(t, ports, 1)
+		require.Equal(t, bad.ID, ports[0].ID)
+		require.False(t, ports[0].Lasting)
+		require.ErrorIs(t, ports[0], unix.EADDRNOTAVAIL)
+		out, err := c.a.Run(t.Context(), "sh", "-c", "ip addr show dev "+Device+"; cat /proc/self/net/ip_vs")
+		require.NoError(t, err)
+		ordinary := programmer.Ordinary(model.IPv6)
+		require.NotContains(t, out, ordinary.Frontends[0].Address.String(), "it is tried without effect")
+		require.NotContains(t, out, fmt.Sprintf("%X", markTag|maxID), "it is tried without effect")
+	}
+	refused(c.Replace(t.Context(), c.state))
+	c.requireServed(t, model.IPv4, 1, "pod0")
+	c.apply(t, bad.ID, nil)
+	refused(c.Apply(t.Context(), []view.Change{{After: bad}}))
+	c.set(bad)
+
+	// Trying what is ordinary leaves a Service alone that has its address, once the node does not.
+	address := programmer.Ordinary(model.IPv6).Frontends[0].Address
+	_, err := c.a.Run(t.Context(), "sh", "-c", "ip -6 addr flush to "+address.String())
+	require.NoError(t, err)
+	ordinary := c.web("ordinary", model.IPv6, 2, 1)
+	ordinary.Frontends = []view.Frontend{clusterIP(address)}
+	c.set(ordinary)
+	for range 2 {
+		ports, ok := programmer.PortErrors(c.Replace(t.Context(), c.state))
+		require.True(t, ok)
+		require.Len(t, ports, 1)
+		require.Equal(t, bad.ID, ports[0].ID)
+		out, err := c.a.Run(t.Context(), "ip", "addr", "show", "dev", Device)
+		require.NoError(t, err)
+		require.Contains(t, out, address.String()+"/128")
+	}
+}
+
+// TestOrdinaryServicePort holds that a Service port of which IPVS refuses something is at fault
+// only as long as IPVS takes an ordinary one.
+func TestOrdinaryServicePort(t *testing.T) {
+	c := newCluster(t, Options{})
+	for _, family := range families {
+		c.set(c.web("web", family, 1, 0))
+	}
+	require.NoError(t, c.Replace(t.Context(), c.state))
+	web := c.state.Ports[serviceID("web", model.TCP, model.IPv4)]
+	bad := *web
+	bad.Cluster = view.NewBackends(append(web.Cluster.List(), view.Backend{Address: netip.MustParseAddrPort("224.0.0.1:80")})...)
+	scheduler := c.options.Scheduler
+	c.options.Scheduler = "best" // no virtual service can be made any more
+	err := c.Apply(t.Context(), []view.Change{{Before: web, After: &bad}})
+	c.requireFailed(t, err, model.IPv4, "an ordinary Service port, tried by itself, can't be programmed either")
+	for _, family := range families {
+		c.requireServed(t, family, 1, "pod0")
+	}
+	c.options.Scheduler = scheduler
+	more := c.web("more", model.IPv6, 2, 1)
+	c.apply(t, more.ID, more)
+	c.requireServed(t, model.IPv6, 2, "pod1")
+	c.set(&bad)
+	ports, ok := programmer.PortErrors(c.Replace(t.Context(), c.state))
+	require.True(t, ok)
+	require.Len(t, ports, 1)
+	require.Equal(t, bad.ID, ports[0].ID)
 }

@@ -569,10 +569,10 @@ func (f *family) wantOwn(to elements, of *programmed) {
 }
 
 // number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still
-// have.
+// have. The last one is for trying what the kernel takes.
 func (f *family) number() uint32 {
 	for {
-		if f.last++; f.last > maxID {
+		if f.last++; f.last >= maxID {
 			f.last = 1
 		}
 		if !f.taken[f.last] {
