@@ -154,14 +154,16 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 	})
 }
 
-// takeOver has a programmer remove what the others have left, when it has done its work. more are others that only this one has.
+// takeOver has a programmer remove what the others have left, when it has done its work. more are
+// others that only this one has.
 func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger, more ...takeover.Other) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
 	others := []takeover.Other{
 		{Name: programmerNFTables, Cleanup: nftables.Cleanup, Serves: nftables.Serves},
-		// Where the others lack an IP family the kernel does, so that iptables has not served it either.
+		// Where the others lack an IP family the kernel does, so that iptables has not served it
+		// either.
 		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error { return iptables.Retire(ctx, o.iptables(logger)) }},
 		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step, Serves: ipvs.Serves},
 	}

@@ -2,11 +2,13 @@
 // Service with a healthCheckNodePort (type LoadBalancer, externalTrafficPolicy Local) whether it has endpoints on this node.
 // All of it is open to whoever can reach the port, as what asks has no credentials.
 //
-// The node is healthy if each of its IP families is. A family is healthy unless a change has been waiting to be programmed, one
-// programming of the kernel has lasted, or the kernel has lacked what others removed or could not be programmed at all, for longer
-// than a minute: twice kube-proxy's default sync period, as there; or for longer than twice the time that changes are let gather, if
-// that is more. /livez says that and no more; /healthz also asks load balancers to leave a node that is being deleted
-// or is about to be (KEP-3458). /readyz is ours: whether every IP family has been programmed since the agent started.
+// The node is healthy if each of its IP families is. A family is healthy unless a change has been
+// waiting to be programmed, one programming of the kernel has lasted, or the kernel has lacked what
+// others removed or could not be programmed at all, for longer than a minute: twice kube-proxy's
+// default sync period, as there; or for longer than twice the time that changes are let gather, if
+// that is more. /livez says that and no more; /healthz also asks load balancers to leave a node
+// that is being deleted or is about to be (KEP-3458). /readyz is ours: whether every IP family has
+// been programmed since the agent started.
 //
 // Ports are opened and closed as Services come and go, on the addresses that NodePorts are on. A port that is taken is tried
 // again until it is free: kube-proxy may still be there and have it.

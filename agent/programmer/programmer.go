@@ -20,11 +20,12 @@ type Programmer interface {
 	// returns the same ones each time. What is wanted in another family is left out, as nothing can come
 	// to it, unless it is the node's primary family: see CheckPrimary.
 	Families() []model.Family
-	// Replace makes the kernel hold exactly this state: it reads what is there and changes the difference, without a
-	// moment in which traffic of unchanged Service ports goes elsewhere or nowhere. It is for the start and for repair,
-	// and may be called again with the same state. If one IP family fails as a whole, or CheckPrimary returns
-	// an error, Replace goes on with the other one and returns a FamilyError. What the kernel held of the
-	// failed family stays, so that it goes on as it was: see PortError and Ordinary for what is a failed family.
+	// Replace makes the kernel hold exactly this state: it reads what is there and changes the
+	// difference, without a moment in which traffic of unchanged Service ports goes elsewhere or
+	// nowhere. It is for the start and for repair, and may be called again with the same state. If
+	// one IP family fails as a whole, or CheckPrimary returns an error, Replace goes on with the
+	// other one and returns a FamilyError. What the kernel held of the failed family stays, so that
+	// it goes on as it was: see PortError and Ordinary for what is a failed family.
 	Replace(ctx context.Context, state view.State) error
 	// Apply moves the kernel by a difference from what the last Replace or Apply left, in one atomic step where the
 	// kernel has one. No change is of a family that the last Replace returned a FamilyError for. After an error the
@@ -52,8 +53,9 @@ var ErrDraining = errors.New("connections are still open")
 // PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
 // several, joined with FamilyErrors; any other error means that nothing is known to be programmed. See Split.
 //
-// A programmer blames Service ports only while the kernel takes the Ordinary one of their IP family. If it does not, the family
-// has failed, however many Service ports are wanted in it, and the programmer returns a FamilyError before it changes anything.
+// A programmer blames Service ports only while the kernel takes the Ordinary one of their IP
+// family. If it does not, the family has failed, however many Service ports are wanted in it, and
+// the programmer returns a FamilyError before it changes anything.
 type PortError struct {
 	ID  view.ServicePortID
 	Err error
@@ -93,11 +95,12 @@ func CheckPrimary(node view.Node, families []model.Family) error {
 	return &FamilyError{Family: node.Primary, Err: errNoPrimary}
 }
 
-// Ordinary returns a Service port of the plainest kind, which no cluster has: TCP, a cluster IP, two
-// backends. A kernel that refuses it can serve nobody in this IP family, e.g. because a module is missing. So
-// when Service ports are refused, a programmer tries this one, without effect, to find out whether they or the
-// machine are at fault. To count the refused ones instead would let one tenant, whose Services are the only
-// ones of a family and need what the kernel does not have, pass for a broken machine.
+// Ordinary returns a Service port of the plainest kind, which no cluster has: TCP, a cluster IP,
+// two backends. A kernel that refuses it can serve nobody in this IP family, e.g. because a module
+// is missing. So when Service ports are refused, a programmer tries this one, without effect, to
+// find out whether they or the machine are at fault. To count the refused ones instead would let
+// one tenant, whose Services are the only ones of a family and need what the kernel does not have,
+// pass for a broken machine.
 func Ordinary(family model.Family) *view.ServicePort {
 	address, backends := "192.0.2.1", []string{"198.51.100.1:80", "198.51.100.2:80"} // all for documentation
 	if family == model.IPv6 {

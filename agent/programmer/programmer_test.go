@@ -43,7 +43,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestOrdinary holds that the Service port which kernels are judged by is one of its family alone, and needs nothing special.
+// TestOrdinary holds that the Service port which kernels are judged by is one of its family alone,
+// and needs nothing special.
 func TestOrdinary(t *testing.T) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		p := Ordinary(family)

@@ -249,8 +249,8 @@ func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestHealthCheckOfAServiceThatFails holds that load balancers are led to no node whose kernel has not got the Service, whichever operation
-// it was that failed, and to it as soon as the kernel has.
+// TestHealthCheckOfAServiceThatFails holds that load balancers are led to no node whose kernel has
+// not got the Service, whichever operation it was that failed, and to it as soon as the kernel has.
 func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 	f := &follower{}
 	run(t, func(t *testing.T, n *node) {

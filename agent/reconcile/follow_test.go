@@ -372,14 +372,16 @@ func TestPending(t *testing.T) {
 	})
 }
 
-// TestOperationThatHangs holds that whatever the kernel is asked to do is pending until it has ended, as the changes that come meanwhile
-// wait for it.
+// TestOperationThatHangs holds that whatever the kernel is asked to do is pending until it has
+// ended, as the changes that come meanwhile wait for it.
 func TestOperationThatHangs(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
 		n.sync()
 		begin := time.Now().Add(time.Minute)
+		n.kernel.mu.Lock()
 		n.kernel.busy = make(chan struct{})
+		n.kernel.mu.Unlock()
 		time.Sleep(time.Minute + time.Second) //nolint:forbidigo // the bubble's time; the Replace that is due now and then hangs
 		n.write(map[string]int{"a": 2})
 		for range 3 {

@@ -114,8 +114,9 @@ type Reconciler struct {
 	// unacked are the positions that were taken from the cache and are not programmed yet.
 	unacked map[uint32]uint64
 	epoch   uint64
-	// checks are the view's health checks, and toldChecks what Health was told of them. checksDue means
-	// that Health may have to be told something else, as IP families or Service ports fail or no longer do.
+	// checks are the view's health checks, and toldChecks what Health was told of them. checksDue
+	// means that Health may have to be told something else, as IP families or Service ports fail or
+	// no longer do.
 	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
 	checksDue          bool
 	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
@@ -362,7 +363,8 @@ func (r *Reconciler) announce(served int) {
 	}
 }
 
-// served returns how many Service ports there are that have not failed, of IP families that are not out.
+// served returns how many Service ports there are that have not failed, of IP families that are not
+// out.
 func (r *Reconciler) served() int {
 	ports := r.View.State().Ports
 	if len(r.out) == 0 && len(r.failed) == 0 {
@@ -443,9 +445,9 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	}
 }
 
-// tellHealth tells Health what health checks are to answer. Those of an IP family that is out stay as
-// they were told last. A Service of which something is not programmed has no endpoints here that traffic would
-// come to.
+// tellHealth tells Health what health checks are to answer. Those of an IP family that is out stay
+// as they were told last. A Service of which something is not programmed has no endpoints here that
+// traffic would come to.
 func (r *Reconciler) tellHealth() {
 	r.checksDue = false
 	if r.Health == nil {

@@ -53,9 +53,10 @@ func (r *Reconciler) Families() []model.Family {
 	return slices.Sorted(maps.Keys(r.status.families))
 }
 
-// Pending reports whether the kernel lacks anything of an IP family, and since when: changes that wait to be
-// programmed, what others have removed, or, if the family could not be programmed, all of it. While a step is
-// made it may lack something, whatever the step is for, as changes that come meanwhile are not noticed.
+// Pending reports whether the kernel lacks anything of an IP family, and since when: changes that
+// wait to be programmed, what others have removed, or, if the family could not be programmed, all
+// of it. While a step is made it may lack something, whatever the step is for, as changes that come
+// meanwhile are not noticed.
 func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
@@ -133,7 +134,8 @@ func (s *status) queued() {
 	}
 }
 
-// step takes note of a step that begins. The function that it returns does so when the step has ended.
+// step takes note of a step that begins. The function that it returns does so when the step has
+// ended.
 func (s *status) step() (end func()) {
 	set := func(t time.Time) {
 		s.mu.Lock()
@@ -158,9 +160,10 @@ func (s *status) ran(begin time.Time) {
 	s.now.Time, s.now.Duration = begin, time.Since(begin)
 }
 
-// failed takes note of the IP families that are out. They are since the changes that wait came, or since
-// the last programming began, whatever was first. A family that is not among the programmer's is to be there
-// for as long as it is out: it is the primary one, or another programmer has served it.
+// failed takes note of the IP families that are out. They are since the changes that wait came, or
+// since the last programming began, whatever was first. A family that is not among the programmer's
+// is to be there for as long as it is out: it is the primary one, or another programmer has served
+// it.
 func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -127,8 +127,8 @@ type finding struct {
 	tool *tool
 }
 
-// find returns what of ours a program finds. It returns nil if this machine has no such program or the kernel does not serve it, so
-// that nothing was made with it.
+// find returns what of ours a program finds. It returns nil if this machine has no such program or
+// the kernel does not serve it, so that nothing was made with it.
 func find(ctx context.Context, name string, run runner) (*finding, error) {
 	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
 		return nil, nil

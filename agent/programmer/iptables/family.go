@@ -335,9 +335,10 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 	return joinPortErrors(bad)
 }
 
-// writeSome is for a kernel that takes each Service port, but not all of them, as it does where memory or anything else is
-// limited: it writes as many as it takes, or a few less, those first that were there before. If it takes none, they are as
-// they were last. bad are those that were rejected one by one, none or all, and why is what the kernel said.
+// writeSome is for a kernel that takes each Service port, but not all of them, as it does where
+// memory or anything else is limited: it writes as many as it takes, or a few less, those first
+// that were there before. If it takes none, they are as they were last. bad are those that were
+// rejected one by one, none or all, and why is what the kernel said.
 func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, bad []*programmer.PortError,
 	last map[view.ServicePortID]*plan, why error,
 ) error {
@@ -397,8 +398,8 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 	return joinPortErrors(bad)
 }
 
-// findRejected returns the Service ports that the kernel does not take. If it takes no ordinary one either, it is not they that are
-// at fault, and findRejected returns the kernel's reason.
+// findRejected returns the Service ports that the kernel does not take. If it takes no ordinary one
+// either, it is not they that are at fault, and findRejected returns the kernel's reason.
 func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
 	if err := f.checkOrdinary(ctx); err != nil {
 		return nil, err

@@ -143,8 +143,8 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
-// TestOtherVariant holds that what an earlier run left in the other variant stays as long as this one has not all of it, as what any
-// other programmer left does, and does not come back after that.
+// TestOtherVariant holds that what an earlier run left in the other variant stays as long as this
+// one has not all of it, as what any other programmer left does, and does not come back after that.
 func TestOtherVariant(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -191,7 +191,8 @@ func TestOtherVariant(t *testing.T) {
 	})
 }
 
-// TestOtherVariantStays holds that what can't be removed of the other variant is told, and stops nothing.
+// TestOtherVariantStays holds that what can't be removed of the other variant is told, and stops
+// nothing.
 func TestOtherVariantStays(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
 	old := newInHost(t, c.a.Host, Options{Variant: Legacy})

@@ -119,9 +119,9 @@ func absent(err error) bool {
 // Families returns those that this machine has programs for.
 func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
 
-// Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if all are, nothing is
-// written. What an earlier run left in the other variant stays until RetireOtherVariant has removed it. If one IP family
-// fails as a whole, the other one goes on.
+// Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if
+// all are, nothing is written. What an earlier run left in the other variant stays until
+// RetireOtherVariant has removed it. If one IP family fails as a whole, the other one goes on.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,9 +178,10 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 	return errors.Join(errs...)
 }
 
-// RetireOtherVariant removes what an earlier run left in the variant that is not in use, as Retire does for other programmers. It is
-// called when Replace has programmed all that can be: until then what is there may be all that leads connections to a Service. Each
-// Replace that follows does the same.
+// RetireOtherVariant removes what an earlier run left in the variant that is not in use, as Retire
+// does for other programmers. It is called when Replace has programmed all that can be: until then
+// what is there may be all that leads connections to a Service. Each Replace that follows does the
+// same.
 func (p *Programmer) RetireOtherVariant(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -204,7 +205,8 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// OtherVariantServes reports whether an earlier run has left rules for an IP family in the variant that is not in use.
+// OtherVariantServes reports whether an earlier run has left rules for an IP family in the variant
+// that is not in use.
 func (p *Programmer) OtherVariantServes(family model.Family) (bool, error) {
 	held, err := find(context.Background(), programName(family, p.otherVariant()), p.run)
 	if err != nil || held == nil {

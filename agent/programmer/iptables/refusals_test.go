@@ -152,8 +152,9 @@ func TestRefusedAgain(t *testing.T) {
 	c.requireFresh(t)
 }
 
-// TestKernelTakesNoServicePort holds that a kernel which lacks what every Service port needs has a failed family, however many
-// there are, and that what it holds stays as it is, also after the agent restarts.
+// TestKernelTakesNoServicePort holds that a kernel which lacks what every Service port needs has a
+// failed family, however many there are, and that what it holds stays as it is, also after the
+// agent restarts.
 func TestKernelTakesNoServicePort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -212,8 +213,9 @@ func TestKernelTakesNoServicePort(t *testing.T) {
 	})
 }
 
-// TestOnlyRefusedPorts holds that Services which the kernel can't serve fail by themselves also if a family has no others, and that
-// they do not hide that the kernel then takes no Service port at all.
+// TestOnlyRefusedPorts holds that Services which the kernel can't serve fail by themselves also if
+// a family has no others, and that they do not hide that the kernel then takes no Service port at
+// all.
 func TestOnlyRefusedPorts(t *testing.T) {
 	for _, count := range []byte{1, 3} {
 		c := newCluster(t, Options{Variant: NFT})

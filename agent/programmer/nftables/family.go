@@ -295,8 +295,8 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 
 var errNoServicePort = errors.New("an ordinary Service port, tried by itself, can't be programmed either")
 
-// checkOrdinary returns an error if the kernel does not take a table with an ordinary Service port and nothing else. It has no
-// effect.
+// checkOrdinary returns an error if the kernel does not take a table with an ordinary Service port
+// and nothing else. It has no effect.
 func (f *family) checkOrdinary() error {
 	alone := &family{dialect: f.of(Table + "-check"), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	alone.adopt(&content{})

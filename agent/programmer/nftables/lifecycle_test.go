@@ -339,9 +339,10 @@ func TestOneFamilyOut(t *testing.T) {
 	require.NotContains(t, six.ports, gone.ID)
 }
 
-// TestKernelTakesNoServicePort holds that a kernel which takes no Service port at all has a failed family, however many there are,
-// and that what it holds stays as it is, also after the agent restarts. Service ports that are at fault themselves fail by
-// themselves, also if the family has no others.
+// TestKernelTakesNoServicePort holds that a kernel which takes no Service port at all has a failed
+// family, however many there are, and that what it holds stays as it is, also after the agent
+// restarts. Service ports that are at fault themselves fail by themselves, also if the family has
+// no others.
 func TestKernelTakesNoServicePort(t *testing.T) {
 	t.Parallel()
 	eachFamily(t, func(t *testing.T, family model.Family) {

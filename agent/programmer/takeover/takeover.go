@@ -76,9 +76,11 @@ func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 	return &Programmer{Monitor: p, others: others, log: log}
 }
 
-// Replace is that of the programmer. When all is programmed, or after a while all that the kernel takes, what the others have left is removed.
-// While nothing of an IP family is programmed, all of it stays. What can't be removed is logged, and tried again by Watch. An IP family that
-// the programmer lacks counts as failed if Services want it and one of the others serves it: it would be served no more.
+// Replace is that of the programmer. When all is programmed, or after a while all that the kernel
+// takes, what the others have left is removed. While nothing of an IP family is programmed, all of
+// it stays. What can't be removed is logged, and tried again by Watch. An IP family that the
+// programmer lacks counts as failed if Services want it and one of the others serves it: it would
+// be served no more.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
 	if p.ready.Load() {
@@ -94,7 +96,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return err
 }
 
-// lost returns a FamilyError for an IP family that one of the others serves, Services want and the programmer lacks.
+// lost returns a FamilyError for an IP family that one of the others serves, Services want and the
+// programmer lacks.
 func (p *Programmer) lost(state view.State) error {
 	has := p.Families()
 	wanted := func(family model.Family) bool {

@@ -237,8 +237,9 @@ func TestFamilyThatIsOut(t *testing.T) {
 	})
 }
 
-// TestFamilyThatIsLeftOut holds that where the programmer lacks an IP family that another one has served and that Services want, the
-// family counts as failed and what the other serves stays; and that a family which nobody served is no fault.
+// TestFamilyThatIsLeftOut holds that where the programmer lacks an IP family that another one has
+// served and that Services want, the family counts as failed and what the other serves stays; and
+// that a family which nobody served is no fault.
 func TestFamilyThatIsLeftOut(t *testing.T) {
 	four := &view.ServicePort{ID: view.ServicePortID{Port: "four", Family: model.IPv4}}
 	six := &view.ServicePort{ID: view.ServicePortID{Port: "six", Family: model.IPv6}}
