@@ -147,7 +147,8 @@ func (c *Cache) Services() []model.ServiceKey {
 	return keys
 }
 
-// Node returns the agent's own Node, which the cluster may have deleted since; nil means that none has come yet.
+// Node returns the agent's own Node; nil means that none has come yet. One that the cluster has deleted
+// is Deleting.
 func (c *Cache) Node() *model.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -451,18 +452,21 @@ func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 	return out
 }
 
-// setNode sets the Node, and reports whether nil was given in place of one that the cache holds. A deleted Node stays: the machine
-// goes on, and so does what the Node said of its zone, its pods and the cluster's ranges, over a restart too, until a Node says
-// otherwise.
+// setNode sets the Node, and reports whether nil was given in place of one that the cache holds. A
+// deleted Node stays, also over a restart, as one that is being deleted: the machine goes on, and so
+// does what the Node said of its zone, its pods and the cluster's ranges, until a Node says otherwise.
+// But load balancers are to leave it.
 func (c *Cache) setNode(n *model.Node) (gone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n == nil {
-		return c.node != nil
+	if n == nil && c.node != nil {
+		deleted := *c.node
+		deleted.Deleting = true
+		n, gone = &deleted, true
 	}
 	if !c.node.Equal(n) {
 		c.node, c.nodeMoved = n, true
 		c.signalLocked()
 	}
-	return false
+	return gone
 }

@@ -1,11 +1,10 @@
 package client
 
 import (
-	"bytes"
 	"context"
+	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -371,38 +370,45 @@ func TestAnotherNumberOfShardsAmidAHandOver(t *testing.T) {
 	require.Equal(t, []model.Digest{modeltest.ShardDigest(named("s", b.Name, 2))}, digests)
 }
 
-// TestDeletedNodeStays: also in the checkpoint, and so over a restart of the agent.
+// restart returns the cache of an agent that starts with the checkpoint of another cache.
+func restart(t *testing.T, c *Cache) *Cache {
+	t.Helper()
+	d, err := decodeCheckpoint(encoded(t, c), "node-1")
+	require.NoError(t, err)
+	restarted := NewCache()
+	restarted.restore(d.cache)
+	return restarted
+}
+
+// TestDeletedNodeStays holds that a deleted Node stays in the cache, and in the checkpoint, as one
+// that is being deleted, until a Node is there again.
 func TestDeletedNodeStays(t *testing.T) {
 	c := welcomed(t, 1)
 	require.False(t, c.setNode(nil), "there was none")
 	require.Nil(t, c.Node())
-	n := &model.Node{Name: "n", Labels: map[string]string{"zone": "a"}}
-	require.False(t, c.setNode(n))
+	n := model.Node{
+		Name: "node-1", Labels: map[string]string{"zone": "a"},
+		InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
+	}
+	require.False(t, c.setNode(&n))
 	require.NoError(t, c.synced(&pb.InSync{Sequences: make([]uint64, 1)}))
 	changes, _ := c.Take()
 	require.True(t, changes.Node)
 
-	require.True(t, c.setNode(nil))
+	deleted := n
+	deleted.Deleting = true
+	for what, c := range map[string]*Cache{"at run time": c, "while the agent was away": restart(t, c)} {
+		for range 2 {
+			require.True(t, c.setNode(nil), what)
+			require.Equal(t, &deleted, c.Node(), what)
+		}
+	}
 	changes, _ = c.Take()
-	require.False(t, changes.Node)
-	require.Equal(t, n, c.Node())
-	restarted := NewCache()
-	held := c.contents(func(uint32, uint64) bool { return true })
-	held.hello.NodeName = "n"
-	sections, err := newCheckpointEncoder().encode(held)
-	require.NoError(t, err)
-	var file bytes.Buffer
-	_, err = writeCheckpoint(&file, time.Now(), sections)
-	require.NoError(t, err)
-	d, err := decodeCheckpoint(file.Bytes(), "n")
-	require.NoError(t, err)
-	restarted.restore(d.cache)
-	require.True(t, restarted.setNode(nil), "a server says that there is none")
-	require.True(t, restarted.Node().Equal(n))
-
-	again := &model.Node{Name: "n"}
-	require.False(t, restarted.setNode(again))
-	require.Same(t, again, restarted.Node(), "what a new Node says counts")
+	require.True(t, changes.Node)
+	restarted := restart(t, c)
+	require.Equal(t, &deleted, restarted.Node(), "no server has said otherwise yet")
+	require.False(t, restarted.setNode(&n))
+	require.Equal(t, &n, restarted.Node())
 }
 
 // sourceFunc is a source in a test.

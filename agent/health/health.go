@@ -6,9 +6,9 @@
 // waiting to be programmed, one programming of the kernel has lasted, or the kernel has lacked what
 // others removed or could not be programmed at all, for longer than a minute: twice kube-proxy's
 // default sync period, as there; or for longer than twice the time that changes are let gather, if
-// that is more. /livez says that and no more; /healthz also asks load balancers to leave a node
-// that is being deleted or is about to be (KEP-3458). /readyz is ours: whether every IP family has
-// been programmed since the agent started.
+// that is more. /livez says that and no more. /healthz also asks load balancers to leave a node
+// that is about to be deleted, is being deleted or is deleted (KEP-3458). /readyz is ours: whether
+// every IP family has been programmed since the agent started.
 //
 // Ports are opened and closed as Services come and go, on the addresses that NodePorts are on. A port that is taken is tried
 // again until it is free: kube-proxy may still be there and have it.
@@ -48,7 +48,7 @@ type Programming interface {
 // Options set up a Server.
 type Options struct {
 	Programming Programming
-	// Node is this machine's Node; nil: there is none, or it is not known yet.
+	// Node returns this machine's Node, which is Deleting if it is gone; nil means that none is known.
 	Node func() *model.Node
 	// MinSyncPeriod is how long changes gather at most before they are programmed.
 	MinSyncPeriod time.Duration

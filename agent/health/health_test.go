@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,10 +22,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/bounded/boundedtest"
 	"github.com/slicecast/slicecast/internal/model"
+	"github.com/slicecast/slicecast/internal/source"
+	"github.com/slicecast/slicecast/internal/store"
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
@@ -234,6 +238,50 @@ func TestNodeHealth(t *testing.T) {
 	}
 	r := get(t, "http://127.0.0.1:10256/else")
 	require.Equal(t, http.StatusNotFound, r.status)
+}
+
+// idle is a source in whose place the test writes to the store.
+type idle struct{}
+
+func (idle) Run(ctx context.Context, _ source.Sink) error {
+	<-ctx.Done()
+	return nil
+}
+
+// TestNodeThatIsDeleted holds that load balancers leave a node whose Node is deleted, also if nobody has seen it being deleted, and come
+// back to one that is registered anew. The kubelet leaves the agent alone.
+func TestNodeThatIsDeleted(t *testing.T) {
+	st, err := store.New(store.Options{})
+	require.NoError(t, err)
+	local := &client.Local{Source: idle{}, Store: st, Cache: client.NewCache(), NodeName: "node1"}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- local.Run(ctx) }()
+	defer func() {
+		cancel()
+		require.NoError(t, <-done)
+	}()
+	s, _, _ := start(t)
+	answers := func(path string) int {
+		w := httptest.NewRecorder()
+		s.nodeHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code
+	}
+	becomes := func(status int) {
+		t.Helper()
+		require.Eventually(t, func() bool { return answers("/healthz") == status }, 30*time.Second, 5*time.Millisecond)
+		require.Equal(t, http.StatusOK, answers("/livez"))
+	}
+	s.Node = local.Cache.Node
+	becomes(http.StatusServiceUnavailable)
+	node := &model.Node{Name: "node1"}
+	st.Upsert(node, 0)
+	st.Synced()
+	becomes(http.StatusOK)
+	st.Remove(node.Key(), 0)
+	becomes(http.StatusServiceUnavailable)
+	st.Upsert(node, 0)
+	becomes(http.StatusOK)
 }
 
 // TestHealthOfEachFamily holds that a node is healthy and ready only if both IP families are.

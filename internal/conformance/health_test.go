@@ -23,6 +23,7 @@ func (s *stage) checkHealth(ctx context.Context, check *HealthCheck) error {
 	if check.From != "" {
 		host = s.hostOf(check.From)
 	}
+	expect := check.expected(s.subject.Reference())
 	client := http.Client{
 		Timeout:   requestTimeout,
 		Transport: &http.Transport{DialContext: host.DialContext, DisableKeepAlives: true},
@@ -33,7 +34,7 @@ func (s *stage) checkHealth(ctx context.Context, check *HealthCheck) error {
 			return err
 		}
 		response, err := client.Do(request)
-		if check.Expect.Refused && errors.Is(err, syscall.ECONNREFUSED) {
+		if expect.Refused && errors.Is(err, syscall.ECONNREFUSED) {
 			return nil
 		}
 		if err != nil {
@@ -44,8 +45,16 @@ func (s *stage) checkHealth(ctx context.Context, check *HealthCheck) error {
 		if err != nil {
 			return err
 		}
-		return check.Expect.differs(response, body)
+		return expect.differs(response, body)
 	})
+}
+
+// expected returns what kube-proxy, or Slicecast, must answer.
+func (c *HealthCheck) expected(reference bool) *ExpectHealth {
+	if !reference && c.ExpectSlicecast != nil {
+		return c.ExpectSlicecast
+	}
+	return &c.Expect
 }
 
 // differs says what an answer has that is not expected.

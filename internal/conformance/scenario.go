@@ -261,6 +261,8 @@ type HealthCheck struct {
 	From   Origin
 	URL    string `yaml:"url"`
 	Expect ExpectHealth
+	// ExpectSlicecast is for ours where kube-proxy does worse, or does not run any more.
+	ExpectSlicecast *ExpectHealth `yaml:"expectSlicecast"`
 }
 
 // ExpectHealth is an answer, or that the connection is refused.

@@ -54,6 +54,7 @@ func TestWhatIsUnknownIsRefused(t *testing.T) {
 		{"object", "    apply: |\n      apiVersion: v1\n      kind: Pod\n      metadata: {name: p, namespace: ns1}\n", `document 1: kind "Pod" is none`},
 		{"entry", "    expectConntrack: {kept: [x]}\n", `there is no entry "x"`},
 		{"health", "    healthChecks: [{from: external, url: u, expect: {}}]\n", "want a status or refused"},
+		{"Slicecast's health", "    healthChecks: [{from: external, url: u, expect: {status: 200}, expectSlicecast: {}}]\n", "expectSlicecast: want a status or refused"},
 		{"documents", "---\nname: another\n", "more than one YAML document"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -149,5 +149,7 @@ func (v *validator) expectation(path string, e *Expectation) {
 
 func (v *validator) health(path string, h *HealthCheck) {
 	v.check(h.URL != "", "%s.url is missing", path)
-	v.check(h.Expect.Refused != (h.Expect.Status != 0), "%s.expect: want a status or refused", path)
+	for name, e := range map[string]*ExpectHealth{".expect": &h.Expect, ".expectSlicecast": h.ExpectSlicecast} {
+		v.check(e == nil || e.Refused != (e.Status != 0), "%s%s: want a status or refused", path, name)
+	}
 }

@@ -297,7 +297,8 @@ type Node struct {
 	Labels      map[string]string
 	InternalIPs []netip.Addr // in the order of the Node's status; of a family without any, its ExternalIPs, as in kube-proxy
 	PodCIDRs    []netip.Prefix
-	Deleting    bool // the Node object is being deleted
+	// Deleting: the Node object is being deleted. In an agent's cache it may be gone altogether.
+	Deleting bool
 	// TaintedForDeletion: the cluster autoscaler's taint ToBeDeletedByClusterAutoscaler is set.
 	TaintedForDeletion bool
 	// ServiceCIDRs are the ranges that the cluster's cluster IPs come from, ascending, each once; they may overlap. None: not known.
