@@ -147,8 +147,8 @@ func (c *Cache) Services() []model.ServiceKey {
 	return keys
 }
 
-// Node returns the agent's own Node; nil means that none has come yet. One that the cluster has deleted
-// is Deleting.
+// Node returns what is known of the agent's own Node, see setNode; nil means that none has come yet. One
+// that the cluster has deleted is Deleting.
 func (c *Cache) Node() *model.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -456,17 +456,38 @@ func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 // deleted Node stays, also over a restart, as one that is being deleted: the machine goes on, and so
 // does what the Node said of its zone, its pods and the cluster's ranges, until a Node says otherwise.
 // But load balancers are to leave it.
+//
+// A Node that is registered anew keeps the InternalIPs and pod CIDRs of the one before until it has its
+// own. The view needs no memory of that, and a checkpoint has it.
 func (c *Cache) setNode(n *model.Node) (gone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n == nil && c.node != nil {
+	switch {
+	case c.node == nil:
+	case n == nil:
 		deleted := *c.node
 		deleted.Deleting = true
 		n, gone = &deleted, true
+	default:
+		n = completed(n, c.node)
 	}
 	if !c.node.Equal(n) {
 		c.node, c.nodeMoved = n, true
 		c.signalLocked()
 	}
 	return gone
+}
+
+// completed returns a Node with what it lacks and the one before had. A Node without InternalIPs or
+// without pod CIDRs has not been given them yet, as neither is ever taken away: it has been deleted and
+// registered again.
+func completed(n, before *model.Node) *model.Node {
+	out := *n
+	if len(out.InternalIPs) == 0 {
+		out.InternalIPs = before.InternalIPs
+	}
+	if len(out.PodCIDRs) == 0 {
+		out.PodCIDRs = before.PodCIDRs
+	}
+	return &out
 }

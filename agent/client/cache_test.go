@@ -411,6 +411,34 @@ func TestDeletedNodeStays(t *testing.T) {
 	require.Equal(t, &n, restarted.Node())
 }
 
+// TestNodeThatIsRegisteredAnew holds that what a new Node says counts, but that the addresses and pod
+// CIDRs of the one before stay until it has its own, whether the agent has seen the other one or not.
+func TestNodeThatIsRegisteredAnew(t *testing.T) {
+	before := &model.Node{
+		Name: "node-1", Labels: map[string]string{"zone": "a"},
+		InternalIPs: []netip.Addr{netip.MustParseAddr("2001:db8::1")},
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("fd00:10:180::/64")},
+	}
+	again := &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}
+	known := &model.Node{Name: "node-1", Labels: again.Labels, InternalIPs: before.InternalIPs, PodCIDRs: before.PodCIDRs}
+	own := &model.Node{
+		Name: "node-1", Labels: again.Labels,
+		InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.2")},
+		PodCIDRs:    []netip.Prefix{netip.MustParsePrefix("10.180.0.0/24")},
+	}
+	c := welcomed(t, 1)
+	c.setNode(before)
+	for what, c := range map[string]*Cache{"at run time": c, "while the agent was away": restart(t, c)} {
+		c.setNode(nil)
+		require.False(t, c.setNode(again), what)
+		require.Equal(t, known, c.Node(), what)
+		require.Equal(t, known, restart(t, c).Node(), "a restart before it has its own")
+		require.False(t, c.setNode(own), what)
+		require.Equal(t, own, c.Node(), what)
+	}
+	require.Equal(t, &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, again, "objects are immutable")
+}
+
 // sourceFunc is a source in a test.
 type sourceFunc func(ctx context.Context, sink source.Sink) error
 

@@ -118,7 +118,6 @@ func (h *history) change(t *rapid.T) {
 // check holds what there is to a view that sees the end only, to the types' promises and to the oracle.
 func (h *history) check(t *rapid.T) {
 	fresh := view.New(h.options)
-	fresh.SetNode(&model.Node{InternalIPs: h.addresses})
 	fresh.SetNode(h.world.node)
 	for key, s := range h.services {
 		fresh.Set(key, s, h.of(key))

@@ -53,10 +53,8 @@ type Options struct {
 // node is what the view needs to know of the Node.
 type node struct {
 	zone string
-	// ips are the Node's InternalIPs, as they were last known: whoever may come from one of them may come from the node.
+	// ips are the Node's InternalIPs: whoever may come from one of them may come from the node.
 	ips []netip.Addr
-	// podCIDRs are the Node's, as they were last known.
-	podCIDRs []netip.Prefix
 	// programmed is what programmers need to know.
 	programmed Node
 }
@@ -72,21 +70,14 @@ func (n Node) equal(o Node) bool {
 		n.Primary == o.Primary
 }
 
-// node returns what the options and the Node come to. A Node without InternalIPs or without podCIDRs is one that has not been
-// given them yet, such as a Node that was deleted and has registered again: until then, those that were known before hold.
-func (o *Options) node(n *model.Node, known node) node {
-	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs, podCIDRs: n.PodCIDRs}
-	if len(out.ips) == 0 {
-		out.ips = known.ips
-	}
-	if len(out.podCIDRs) == 0 {
-		out.podCIDRs = known.podCIDRs
-	}
+// node returns what the options and the Node come to.
+func (o *Options) node(n *model.Node) node {
+	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
 	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
 	pods := &out.programmed.Pods
 	switch o.DetectLocal {
 	case ByNodeCIDR:
-		pods.Prefixes = canonical(out.podCIDRs)
+		pods.Prefixes = canonical(n.PodCIDRs)
 	case ByBridgeInterface:
 		pods.Interface = o.BridgeInterface
 	case ByInterfaceNamePrefix:

@@ -16,27 +16,24 @@ import (
 type world struct {
 	options view.Options
 	// node is what the Node said last.
-	node *model.Node
-	// addresses are the InternalIPs of the last Node that had any.
-	addresses []netip.Addr
-	services  map[model.ServiceKey]*model.Service
-	slices    []*model.Slice
+	node     *model.Node
+	services map[model.ServiceKey]*model.Service
+	slices   []*model.Slice
 }
 
-// see has the world know of a Node; nil means that it is gone, which says nothing new. Nor does a Node without podCIDRs: they
-// are never taken away.
+// see has the world know of a Node; nil means that it is gone, which says nothing new.
 func (w *world) see(n *model.Node) {
-	if n == nil {
-		return
+	if n != nil {
+		w.node = n
 	}
-	known := *n
-	if len(n.PodCIDRs) == 0 && w.node != nil {
-		known.PodCIDRs = w.node.PodCIDRs
+}
+
+// addresses are the Node's InternalIPs.
+func (w *world) addresses() []netip.Addr {
+	if w.node == nil {
+		return nil
 	}
-	if len(n.InternalIPs) > 0 {
-		w.addresses = n.InternalIPs
-	}
-	w.node = &known
+	return w.node.InternalIPs
 }
 
 // origin is where a connection comes from.
@@ -150,11 +147,11 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 
 // isNodePort tells whether a connection to an external address of a Service is one to the NodePort of another on the node.
 func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connection) bool {
-	if kind != view.ExternalIP && kind != view.LoadBalancer || !slices.Contains(w.addresses, c.to) {
+	if kind != view.ExternalIP && kind != view.LoadBalancer || !slices.Contains(w.addresses(), c.to) {
 		return false
 	}
-	primary := slices.IndexFunc(w.addresses, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
-	if w.options.LocalhostNodePorts == nil && w.addresses[primary] != c.to {
+	primary := slices.IndexFunc(w.addresses(), func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
+	if w.options.LocalhostNodePorts == nil && w.addresses()[primary] != c.to {
 		return false
 	}
 	c.to = netip.Addr{}
@@ -217,7 +214,7 @@ func (w *world) admitted(s *model.Service, c connection) bool {
 		if r.Bits() == 0 || r.Contains(c.source) {
 			return true
 		}
-		for _, ip := range w.addresses {
+		for _, ip := range w.addresses() {
 			nodeAdmitted = nodeAdmitted || r.Contains(ip)
 		}
 	}

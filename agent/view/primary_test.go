@@ -21,7 +21,6 @@ func TestPrimaryFamily(t *testing.T) {
 	}{
 		{nil, model.IPv4, false},
 		{[]string{"2001:db8::2", "192.168.0.2"}, model.IPv6, true},
-		{nil, model.IPv6, false},
 		{[]string{"2001:db8::3"}, model.IPv6, false},
 		{[]string{"192.168.0.2", "2001:db8::2"}, model.IPv4, true},
 		{[]string{"192.168.0.2"}, model.IPv4, false},

@@ -87,7 +87,7 @@ func (s *service) problem(format string, args ...any) {
 
 // New makes a view without Services, on a node without a Node object.
 func New(o Options) *View {
-	nodeless := o.node(&model.Node{}, node{})
+	nodeless := o.node(&model.Node{})
 	return &View{
 		options:     o,
 		node:        nodeless,
@@ -100,15 +100,15 @@ func New(o Options) *View {
 	}
 }
 
-// SetNode sets the Node. What a Node has said holds until one says otherwise: nil, for a Node that is gone or has never been, changes
-// nothing, and the InternalIPs and the podCIDRs of the last Node that had any stay the node's.
+// SetNode sets the Node. What a Node has said holds until one says otherwise: nil, for a Node that is
+// gone or has never been, changes nothing.
 func (v *View) SetNode(n *model.Node) {
 	if n == nil || n == v.object {
 		return
 	}
 	v.object = n
 	before := v.node
-	v.node = v.options.node(n, before)
+	v.node = v.options.node(n)
 	if v.node.equal(&before) {
 		return
 	}

@@ -257,9 +257,16 @@ func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *p
 // unsettled tells whether the Node, or the digest of a shard, is another one, or a shard is not acknowledged.
 func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
-	// A Node that is gone stays with those who had it.
-	if have := a.cache.Node(); node != nil && !have.Equal(node) {
-		return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
+	// A Node that is gone stays with those who had it, and so do addresses and pod CIDRs that a new one lacks.
+	if have := a.cache.Node(); node != nil {
+		if have != nil && len(node.InternalIPs) == 0 {
+			completed := *node
+			completed.InternalIPs, completed.PodCIDRs = have.InternalIPs, have.PodCIDRs
+			node = &completed
+		}
+		if !have.Equal(node) {
+			return fmt.Errorf("the Node is %+v, and should be %+v", have, node)
+		}
 	}
 	sequences, digests := a.cache.Digests()
 	if len(digests) == 0 {

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -181,10 +182,16 @@ func TestResumeFromACheckpoint(t *testing.T) {
 	r.backTo("a few changes later, on another server", another, true)
 }
 
-// TestDeletedNodeOverARestart: what a Node said last holds for an agent that starts with a checkpoint after the Node was deleted,
-// whether it resumes, starts once more or comes to another server.
+// TestDeletedNodeOverARestart holds that what a Node said last holds for an agent that starts with a
+// checkpoint after the Node was deleted, whether it resumes, starts once more or comes to another
+// server; and its addresses and pod CIDRs also if it has been registered anew without them.
 func TestDeletedNodeOverARestart(t *testing.T) {
-	n := &model.Node{Name: nodes[0], Labels: map[string]string{"topology.kubernetes.io/zone": "a"}}
+	n := &model.Node{
+		Name: nodes[0], Labels: map[string]string{"topology.kubernetes.io/zone": "a"},
+		InternalIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24")},
+	}
+	deleted := *n
+	deleted.Deleting = true
 	c := newCluster(n)
 	s := serve(t, &watch{cluster: c}, quietServer)
 	r := newResumer(t, c, s.address())
@@ -208,11 +215,12 @@ func TestDeletedNodeOverARestart(t *testing.T) {
 	}
 	restart(s, n)
 	c.remove(n.Key())
-	restart(s, n)
-	restart(s, n)
-	restart(serve(t, &watch{cluster: c}, quietServer), n)
-	again := &model.Node{Name: nodes[0]}
-	c.upsert(again)
+	restart(s, &deleted)
+	restart(s, &deleted)
+	restart(serve(t, &watch{cluster: c}, quietServer), &deleted)
+	c.upsert(&model.Node{Name: nodes[0]})
+	again := &model.Node{Name: nodes[0], InternalIPs: n.InternalIPs, PodCIDRs: n.PodCIDRs}
+	restart(s, again)
 	restart(s, again)
 }
 
