@@ -33,6 +33,8 @@ type Cache struct {
 	// changes it.
 	subscription  *pb.Subscription
 	resubscribing bool
+	// restored are the Services with UDP ports that a checkpoint gave, until TakeRestored.
+	restored []*model.Service
 	// servers are those that the last stream told of.
 	servers []Server
 	// from is the software of the server that the content came from last; "": none has brought the cache in sync yet.
@@ -124,6 +126,16 @@ func (c *Cache) Service(key model.ServiceKey) (*model.Service, []*model.Slice) {
 		return nil, nil
 	}
 	return s.service, slices.Clone(s.slices)
+}
+
+// TakeRestored returns, once, the Services with UDP ports that the cache was restored with: those that an
+// earlier agent has programmed, but for what came in its last moments if it was killed.
+func (c *Cache) TakeRestored() []*model.Service {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	restored := c.restored
+	c.restored = nil
+	return restored
 }
 
 // Slice gives a slice by its key; nil: the shard has none.

@@ -439,6 +439,29 @@ func TestNodeThatIsRegisteredAnew(t *testing.T) {
 	require.Equal(t, &model.Node{Name: "node-1", Labels: map[string]string{"zone": "b"}}, again, "objects are immutable")
 }
 
+// TestRestoredServices holds that a cache hands out once, and apart from what becomes of them, the
+// Services with UDP ports that it was restored with.
+func TestRestoredServices(t *testing.T) {
+	service := func(name string, protocols ...model.Protocol) *model.Service {
+		s := model.Service{Namespace: "default", Name: name, Type: model.ClusterIP}
+		for i, p := range protocols {
+			s.Ports = append(s.Ports, model.ServicePort{Name: string(rune('a' + i)), Protocol: p, Port: 53})
+		}
+		return model.NewService(s)
+	}
+	dns, gone := service("dns", model.TCP, model.UDP), service("gone", model.UDP)
+	c := welcomed(t, 1)
+	apply(t, c, &model.Update{From: 1, To: 2, Services: []*model.Service{service("web", model.TCP), dns, gone}})
+	require.Empty(t, c.TakeRestored())
+	c = restart(t, c)
+	require.NoError(t, c.welcome(epoch+1, 1))
+	apply(t, c, &model.Update{To: 1, Full: true, Services: []*model.Service{service("new", model.UDP), service("dns", model.UDP)}})
+	restored := c.TakeRestored()
+	slices.SortFunc(restored, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
+	require.Equal(t, []*model.Service{dns, gone}, restored)
+	require.Empty(t, c.TakeRestored())
+}
+
 // sourceFunc is a source in a test.
 type sourceFunc func(ctx context.Context, sink source.Sink) error
 

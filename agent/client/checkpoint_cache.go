@@ -1,6 +1,8 @@
 package client
 
 import (
+	"slices"
+
 	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
@@ -72,8 +74,11 @@ func (c *Cache) restore(from *Cache) {
 	c.subscription = from.subscription
 	c.nodeMoved = c.node != nil
 	for i := range c.shards {
-		for key := range c.shards[i].services {
+		for key, held := range c.shards[i].services {
 			c.touched[key] = struct{}{}
+			if held.service != nil && slices.ContainsFunc(held.service.Ports, func(p model.ServicePort) bool { return p.Protocol == model.UDP }) {
+				c.restored = append(c.restored, held.service)
+			}
 		}
 	}
 }

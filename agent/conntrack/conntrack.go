@@ -7,8 +7,9 @@
 //
 //   - Flows of a Service port without endpoints that serve are stale, too (kubernetes/kubernetes#139628): its clients are refused rather than left
 //     to send to an endpoint that is gone. If new connections are led to endpoints that do not serve, flows to those stay.
-//   - If a Service port, or one of its addresses, is gone, translated flows to it are stale (kubernetes/kubernetes#141371): nothing else would
-//     end those to an endpoint that goes later.
+//   - If a Service port, or one of its addresses, is gone, translated flows to it are stale
+//     (kubernetes/kubernetes#141371): nothing else would end those to an endpoint that goes later. This
+//     holds also for what went while the agent was away, as far as a checkpoint has it (Cleaner.Earlier).
 //   - This holds from the first programming on, so that flows from before it, which are not translated, do not last (kubernetes/kubernetes#126532).
 //
 // NodePorts count on all addresses of the node, also those that they are not on: kube-proxy's iptables mode may have led flows there. Unlike in kube-proxy they
@@ -120,6 +121,23 @@ func (c *Cleaner) Replaced(state view.State) {
 	for id, port := range state.Ports {
 		c.set(id, port)
 	}
+}
+
+// Earlier tells of Service ports that an earlier agent may have programmed. Of their frontends, those
+// that no Service port has by now are gone. It follows the first Replaced, and does not wait.
+func (c *Cleaner) Earlier(ports map[view.ServicePortID]*view.ServicePort) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, port := range ports {
+		if id.Protocol != model.UDP {
+			continue
+		}
+		for _, f := range port.Frontends {
+			c.lose(frontendOf(id, f))
+		}
+		c.pending[id.Family] = true
+	}
+	c.alarm()
 }
 
 func (c *Cleaner) alarm() {

@@ -286,6 +286,43 @@ func TestFlowsFromBeforeTheFirstProgramming(t *testing.T) {
 	require.Equal(t, []string{"no Service's", "served"}, left(t, list))
 }
 
+// TestFrontendsThatWentWhileTheAgentWasAway holds that their translated flows go, but for those to
+// frontends that a Service port has now, the same one or another one.
+func TestFrontendsThatWentWhileTheAgentWasAway(t *testing.T) {
+	giveAddresses(t, "192.168.0.2/32")
+	list := map[string]kernelFlow{
+		"served":                   udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
+		"another's now":            udp("10.180.0.9:40002", "192.168.99.100:53", "10.180.0.5:53"),
+		"untranslated":             udp("10.180.0.9:40003", "10.96.16.3:53", "10.96.16.3:53"),
+		"the same port elsewhere":  udp("10.180.0.9:40004", "192.168.0.3:32000", "10.180.0.6:53"),
+		"stale cluster IP":         udp("10.180.0.9:40005", "10.96.16.3:53", "10.180.0.6:53"),
+		"stale external IP":        udp("10.180.0.9:40006", "192.168.99.101:53", "10.180.0.6:53"),
+		"stale NodePort":           udp("10.180.0.9:40007", "192.168.0.2:32000", "10.180.0.6:53"),
+		"stale, of one that stays": udp("10.180.0.9:40008", "192.168.99.102:53", "10.180.0.4:53"),
+		"IPv6 stale":               udp("[fd00:10:180::9]:40001", "[fd00:10:96::3]:53", "[fd00:10:180::6]:53"),
+	}
+	inject(t, list)
+	gone, gone6, other, tcp := dns4, dns6, dns4, dns4
+	gone.Service.Name, gone6.Service.Name, other.Service.Name, tcp.Protocol = "gone", "gone", "other", model.TCP
+	cluster, taken := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53")
+	r := newCleaner(t)
+	now := state(port(dns4, []view.Frontend{cluster}, "10.180.0.4:53"), port(other, []view.Frontend{taken}, "10.180.0.5:53"))
+	r.Replaced(now)
+	r.clean()
+	require.Len(t, left(t, list), len(list))
+	r.Earlier(state(
+		port(dns4, []view.Frontend{cluster, at(view.ExternalIP, "192.168.99.102:53")}),
+		port(gone, []view.Frontend{
+			at(view.ClusterIP, "10.96.16.3:53"), taken, at(view.ExternalIP, "192.168.99.101:53"), nodePort(32000),
+		}),
+		port(gone6, []view.Frontend{at(view.ClusterIP, "[fd00:10:96::3]:53")}),
+		port(tcp, []view.Frontend{at(view.ClusterIP, "10.96.16.4:53")}),
+	).Ports)
+	r.clean()
+	require.Equal(t, []string{"another's now", "served", "the same port elsewhere", "untranslated"}, left(t, list))
+	require.Empty(t, r.gone)
+}
+
 func TestFirstEndpoint(t *testing.T) {
 	list := map[string]kernelFlow{
 		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),

@@ -31,9 +31,7 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 		for _, f := range before.Frontends {
 			if at := frontendOf(id, f); c.frontends[at] == before { // else another Service port has it already
 				delete(c.frontends, at)
-				if len(c.gone) < maxGone {
-					c.gone[at] = struct{}{}
-				}
+				c.lose(at)
 			}
 		}
 	}
@@ -47,6 +45,13 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	}
 	c.pending[id.Family] = true
 	c.alarm()
+}
+
+// lose notes that a frontend is gone, unless a Service port has it. c.mu is held.
+func (c *Cleaner) lose(at frontend) {
+	if c.frontends[at] == nil && len(c.gone) < maxGone {
+		c.gone[at] = struct{}{}
+	}
 }
 
 // takeGone removes a family's frontends from those that are gone, and returns them. c.mu is held.
@@ -65,9 +70,7 @@ func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 	c.pending[family] = true
 	for at := range gone {
-		if c.frontends[at] == nil && len(c.gone) < maxGone {
-			c.gone[at] = struct{}{}
-		}
+		c.lose(at)
 	}
 }
 

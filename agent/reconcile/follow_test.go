@@ -2,8 +2,11 @@ package reconcile
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,16 +15,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/agent/client"
 	"github.com/slicecast/slicecast/agent/view"
 	"github.com/slicecast/slicecast/internal/model"
 )
 
 // follower is Flows and Health, and keeps what it hears.
 type follower struct {
-	heard  []string
-	checks map[view.HealthCheckID]view.HealthCheck
-	node   view.Node
-	syncs  int
+	heard   []string
+	earlier map[view.ServicePortID]*view.ServicePort
+	checks  map[view.HealthCheckID]view.HealthCheck
+	node    view.Node
+	syncs   int
 }
 
 func (f *follower) Changed(changes []view.Change) {
@@ -31,6 +36,10 @@ func (f *follower) Changed(changes []view.Change) {
 }
 
 func (f *follower) Replaced(view.State) { f.heard = append(f.heard, "replaced") }
+
+func (f *follower) Earlier(ports map[view.ServicePortID]*view.ServicePort) {
+	f.heard, f.earlier = append(f.heard, "earlier"), ports
+}
 
 func (f *follower) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node) {
 	f.checks, f.node = checks, node
@@ -55,6 +64,59 @@ func TestFlowsFollowTheKernel(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, f.heard, 3, "nothing has changed")
 	}, func(o *Options) { o.Flows = f })
+}
+
+// TestFlowsHearOfEarlierPorts holds that an agent that starts with a checkpoint says once, when the kernel
+// has the present state, which UDP Service ports the kernel may have had before, with all their frontends.
+func TestFlowsHearOfEarlierPorts(t *testing.T) {
+	f := &follower{}
+	var checkpoint *client.Checkpoint
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	edit := func(o *Options) {
+		o.Flows = f
+		var err error
+		checkpoint, err = client.OpenCheckpoint(client.CheckpointOptions{Path: path, NodeName: "node-1", Cache: o.Cache, Logger: o.Logger})
+		require.NoError(t, err)
+	}
+	dns := model.NewService(model.Service{
+		Namespace: "default", Name: "dns", Type: model.LoadBalancer, ClusterIPs: []netip.Addr{clusterIP("dns")},
+		ExternalIPs: []netip.Addr{netip.MustParseAddr("192.168.99.100")}, LoadBalancerIngress: []model.LoadBalancerIngress{{IP: netip.MustParseAddr("198.51.100.4")}},
+		Ports: []model.ServicePort{
+			{Name: "udp", Protocol: model.UDP, Port: 53, NodePort: 30053}, {Name: "tcp", Protocol: model.TCP, Port: 53, NodePort: 30053},
+		},
+	})
+	run(t, func(t *testing.T, n *node) {
+		n.store.Upsert(dns, 0)
+		n.write(map[string]int{"web": 1})
+		n.sync()
+		n.write(map[string]int{"web": 2})
+		require.Equal(t, []string{"replaced", "changed web"}, f.heard, "there was no checkpoint")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		checkpoint.Run(ctx)
+	}, edit)
+
+	*f = follower{}
+	run(t, func(t *testing.T, n *node) {
+		n.kernel.failures = 1
+		n.write(map[string]int{"web": 1})
+		n.sync()
+		require.Empty(t, f.heard)
+		n.pass(minRetry)
+		require.Equal(t, []string{"replaced", "earlier"}, f.heard)
+		udp := view.ServicePortID{Service: dns.ServiceKey(), Port: "udp", Protocol: model.UDP, Family: model.IPv4}
+		require.Contains(t, f.earlier, udp)
+		var frontends []string
+		for _, at := range f.earlier[udp].Frontends {
+			frontends = append(frontends, fmt.Sprint(at.Kind, " ", at.Address, " ", at.Port))
+		}
+		require.ElementsMatch(t, []string{
+			"clusterIP 10.96.0.100 53", "externalIP 192.168.99.100 53", "loadBalancer 198.51.100.4 53", "nodePort invalid IP 30053",
+		}, frontends)
+		n.kernel.lost("somebody flushed the table")
+		synctest.Wait()
+		require.Equal(t, []string{"replaced"}, f.heard[2:], "once")
+	}, edit)
 }
 
 func TestHealthChecksFollowTheKernel(t *testing.T) {

@@ -65,6 +65,9 @@ type Flows interface {
 	Changed(changes []view.Change)
 	// Replaced follows a programming of everything. The map of Service ports is to be read before it returns.
 	Replaced(state view.State)
+	// Earlier follows the first Replaced, if a checkpoint was restored: with the UDP Service ports that
+	// an earlier agent may have programmed, without backends. The map is to be read before it returns.
+	Earlier(ports map[view.ServicePortID]*view.ServicePort)
 }
 
 // Health hears what health checks are to answer.
@@ -433,6 +436,9 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	if r.Flows != nil {
 		if replaced {
 			r.Flows.Replaced(r.View.State())
+			if earlier := r.Cache.TakeRestored(); len(earlier) > 0 {
+				r.Flows.Earlier(r.View.PortsOf(earlier))
+			}
 		} else if changes = r.programmable(changes); len(changes) > 0 {
 			r.Flows.Changed(changes)
 		}

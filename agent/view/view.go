@@ -206,6 +206,18 @@ func (v *View) Changes() (changes []Change, node bool) {
 // Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
+// PortsOf returns the Service ports that this node would have if there were these Services and nothing
+// else, so none with a backend. The View stays as it is.
+func (v *View) PortsOf(services []*model.Service) map[ServicePortID]*ServicePort {
+	alone := New(v.options)
+	alone.node = v.node
+	for _, s := range services {
+		alone.Set(s.ServiceKey(), s, nil)
+	}
+	alone.Changes()
+	return alone.ports
+}
+
 // HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
 // call; if none has, it gives nothing.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {

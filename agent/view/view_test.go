@@ -280,3 +280,23 @@ func TestManyProblems(t *testing.T) {
 	require.Less(t, len(f.Problems()[0].Reason), 500)
 	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
+
+// TestPortsOf holds that a view tells which Service ports given Services come to on its node, also if it
+// has the same addresses itself, and stays as it is.
+func TestPortsOf(t *testing.T) {
+	v := view.New(view.Options{})
+	v.SetNode(thisNode)
+	s := service(web, ports(http, dns), loadBalancer("192.0.2.1"), externalIP("203.0.113.1"))
+	v.Set(web, s, []*model.Slice{sliceOf("4", []model.SlicePort{http8080, dns5353}, endpoint("10.180.1.1"))})
+	v.Changes()
+	before := v.State()
+	got := v.PortsOf([]*model.Service{s})
+	require.Len(t, got, 2)
+	of := got[id(dns, model.IPv4)]
+	require.Zero(t, of.Cluster.Len())
+	require.Len(t, of.Frontends, len(before.Ports[id(dns, model.IPv4)].Frontends))
+	require.Equal(t, before, v.State())
+	changes, node := v.Changes()
+	require.Empty(t, changes)
+	require.False(t, node)
+}

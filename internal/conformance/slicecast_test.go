@@ -79,6 +79,7 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 			return []string{
 				fmt.Sprintf("--servers=%s:%d", world.IPv4, serverPort),
 				"--ca-file=" + ca, "--client-cert-file=" + cert, "--client-key-file=" + key,
+				"--checkpoint=" + filepath.Join(dir, "checkpoint"),
 			}, nil
 		},
 	}
