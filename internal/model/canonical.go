@@ -430,13 +430,16 @@ func (n *Node) Check() error {
 		c.want(IsLabelValue(v), "labels", v, "value of a label")
 	}
 	c.count("internal_ips", len(n.InternalIPs), MaxNodeAddresses)
+	c.count("pod_cidrs", len(n.PodCIDRs), MaxCIDRs)
+	if c.err != nil {
+		return c.err // each entry is compared to all before it
+	}
 	for i, a := range n.InternalIPs {
 		c.address("internal_ips", a, ForNodes)
 		if slices.Contains(n.InternalIPs[:i], a) {
 			c.fail("internal_ips: %s comes twice", a)
 		}
 	}
-	c.count("pod_cidrs", len(n.PodCIDRs), MaxCIDRs)
 	for i, p := range n.PodCIDRs {
 		c.prefix("pod_cidrs", p)
 		if slices.Contains(n.PodCIDRs[:i], p) {

@@ -12,7 +12,9 @@ import (
 // Numbers of fields in the wire API, for what is taken apart and put together without decoding.
 const (
 	responseShardUpdate protowire.Number = 2
+	responseNodeUpdate  protowire.Number = 3
 	responseZstd        protowire.Number = 9
+	lastResponse        protowire.Number = 11
 
 	updateServices protowire.Number = 5
 	updateSlices   protowire.Number = 6

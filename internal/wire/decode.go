@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -37,6 +38,8 @@ type Response struct {
 	Problems []Problem
 	// More parts of Update follow.
 	More bool
+	// Size is how many bytes Update had, decompressed.
+	Size int
 }
 
 // NodeUpdate carries a Node. One that does not decode is a Problem, and Unreadable.
@@ -50,29 +53,73 @@ type NodeUpdate struct {
 
 // Decode decodes a frame, which may be compressed. An error means that the frame as a whole makes no sense.
 func Decode(f Frame) (*Response, error) {
-	if u := decodeDeltas(f); u != nil {
-		return &Response{Update: u}, nil
+	if r := decodeDeltas(f); r != nil {
+		return r, nil
 	}
 	return decode(f)
 }
 
 func decode(f Frame) (*Response, error) {
-	var r pb.StreamResponse
-	if err := proto.Unmarshal(f, &r); err != nil {
+	number, message, err := messageOf(f)
+	if err != nil {
 		return nil, fmt.Errorf("decode a frame of %d bytes: %w", len(f), err)
 	}
-	if m, ok := r.GetMessage().(*pb.StreamResponse_Zstd); ok {
-		inner, err := decompress(m.Zstd)
-		if err != nil {
+	content := []byte(f)
+	if number == responseZstd {
+		if content, err = decompress(message); err != nil {
 			return nil, fmt.Errorf("decompress a frame of %d bytes: %w", len(f), err)
 		}
-		r.Reset()
-		if err := proto.Unmarshal(inner, &r); err != nil {
-			return nil, fmt.Errorf("decode a frame of %d bytes, %d decompressed: %w", len(f), len(inner), err)
+		number, message, err = messageOf(content)
+		if err == nil && number == responseZstd {
+			err = errNested
 		}
-		if r.GetZstd() != nil {
-			return nil, errNested
+		if err != nil {
+			return nil, fmt.Errorf("decode a frame of %d bytes, %d decompressed: %w", len(f), len(content), err)
 		}
+	}
+	var r *Response
+	switch number {
+	case 0:
+		return &Response{}, nil // by the API's rules it may be ignored
+	case responseShardUpdate:
+		r, err = decodeUpdate(message)
+	default:
+		r, err = decodeOther(number, content)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decode a frame of %d bytes, %d decompressed: %w", len(f), len(content), err)
+	}
+	return r, nil
+}
+
+// messageOf returns the message that a StreamResponse holds, without decoding it. The number is 0 if this software does not
+// know the message.
+func messageOf(b []byte) (number protowire.Number, message []byte, err error) {
+	err = fields(b, func(field wireField, v wireValue) error {
+		switch {
+		case field.number > lastResponse || field.kind != protowire.BytesType:
+			return nil
+		case number != 0:
+			return errSeveral
+		}
+		number, message = field.number, v.bytes
+		return nil
+	})
+	return number, message, err
+}
+
+// decodeOther decodes the messages that are not made of objects.
+func decodeOther(number protowire.Number, content []byte) (*Response, error) {
+	most := maxSeveral
+	if number == responseNodeUpdate {
+		most = maxNode
+	}
+	if len(content) > most {
+		return nil, fmt.Errorf("message %d may have %d bytes", number, most)
+	}
+	var r pb.StreamResponse
+	if err := proto.Unmarshal(content, &r); err != nil {
+		return nil, err
 	}
 	switch m := r.GetMessage().(type) {
 	case *pb.StreamResponse_Welcome:
@@ -93,73 +140,17 @@ func decode(f Frame) (*Response, error) {
 		return &Response{Digests: m.Digests}, nil
 	case *pb.StreamResponse_NodeUpdate:
 		name := cmp.Or(m.NodeUpdate.GetName(), m.NodeUpdate.GetNode().GetName())
+		if len(name) > maxName {
+			return nil, fmt.Errorf("the name of a Node has %d bytes", len(name))
+		}
 		n, err := nodeFromProto(m.NodeUpdate.GetNode())
 		out := &Response{Node: &NodeUpdate{Name: name, Node: n, Unreadable: err != nil}}
 		if err != nil {
 			out.Problems = []Problem{{model.Key{Kind: model.KindNode, Name: name}, err}}
 		}
 		return out, nil
-	case *pb.StreamResponse_ShardUpdate:
-		u, problems := UpdateFromProto(m.ShardUpdate)
-		return &Response{Update: u, Problems: problems, More: m.ShardUpdate.GetMore()}, nil
 	}
-	// By the API's rules it may be ignored.
 	return &Response{}, nil
-}
-
-// fromFromProto gives the sequence that an update leads from.
-func fromFromProto(p *pb.ShardUpdate) uint64 {
-	if p.GetFromSequence() == 0 && !p.GetFull() && p.GetSequence() > 0 {
-		return p.GetSequence() - 1
-	}
-	return p.GetFromSequence()
-}
-
-// UpdateFromProto translates an Update, without the objects that make no sense; those are the problems.
-func UpdateFromProto(p *pb.ShardUpdate) (*model.Update, []Problem) {
-	u := &model.Update{
-		Shard: p.GetShard(), From: fromFromProto(p), To: p.GetSequence(), Full: p.GetFull(),
-		FullBuckets: p.GetFullBuckets(), ResourceVersions: model.ResourceVersions{
-			Services: p.GetServicesResourceVersion(), Slices: p.GetSlicesResourceVersion(),
-		},
-	}
-	var problems []Problem
-	bad := func(kind model.Kind, namespace, name string, version []byte, err error) *model.Unreadable {
-		key := model.Key{Kind: kind, Namespace: namespace, Name: name}
-		problems = append(problems, Problem{key, err})
-		v, _ := model.ParseVersion(version) // zero if it does not parse either
-		u.Unreadable = append(u.Unreadable, model.Unreadable{Key: key, Version: v})
-		return &u.Unreadable[len(u.Unreadable)-1]
-	}
-	for _, s := range p.GetServices() {
-		if m, err := serviceFromProto(s); err != nil {
-			bad(model.KindService, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
-		} else {
-			u.Services = append(u.Services, m)
-		}
-	}
-	for _, s := range p.GetSlices() {
-		if m, err := sliceFromProto(s); err != nil {
-			bad(model.KindSlice, s.GetNamespace(), s.GetName(), s.GetVersion(), err)
-		} else {
-			u.Slices = append(u.Slices, m)
-		}
-	}
-	for _, d := range p.GetSliceDeltas() {
-		if m, err := deltaFromProto(d); err != nil {
-			bad(model.KindSlice, d.GetNamespace(), d.GetName(), d.GetVersion(), err).Delta = true
-		} else {
-			u.Deltas = append(u.Deltas, m)
-		}
-	}
-	for _, k := range p.GetRemoved() {
-		if m, err := removedFromProto(k); err != nil {
-			bad(m.Kind, m.Namespace, m.Name, nil, err)
-		} else {
-			u.Removed = append(u.Removed, m)
-		}
-	}
-	return u, problems
 }
 
 // ResourceVersionsFromProto translates resource versions.
@@ -365,7 +356,7 @@ func (d *decoder) port(field string, v uint32) uint16 {
 func (d *decoder) addr(field, s string) netip.Addr {
 	a, err := netip.ParseAddr(s)
 	if err != nil {
-		d.fail("%s: %w", field, err)
+		d.fail("%s: %.80q is no address", field, s)
 	}
 	return a
 }
@@ -373,6 +364,9 @@ func (d *decoder) addr(field, s string) netip.Addr {
 func (d *decoder) addrs(field string, list []string) []netip.Addr {
 	var out []netip.Addr
 	for _, s := range list {
+		if d.err != nil {
+			break
+		}
 		out = append(out, d.addr(field, s))
 	}
 	return out
@@ -383,7 +377,8 @@ func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			d.fail("%s: %w", field, err)
+			d.fail("%s: %.80q is no range of addresses", field, s)
+			break
 		}
 		out = append(out, p)
 	}
@@ -393,6 +388,9 @@ func (d *decoder) prefixes(field string, list []string) []netip.Prefix {
 func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 	out := make([]model.Endpoint, 0, len(list))
 	for _, p := range list {
+		if d.err != nil {
+			break
+		}
 		out = append(out, model.Endpoint{
 			Address:    d.addr("address", p.GetAddress()),
 			Conditions: model.Conditions{Ready: p.GetReady(), Serving: p.GetServing(), Terminating: p.GetTerminating()},

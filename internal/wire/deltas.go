@@ -9,10 +9,17 @@ import (
 // decodeDeltas decodes an update of deltas in which no endpoint comes: what a node hears of when pods turn ready or not, and what it is to
 // program as fast as can be. The general decoder takes several times as long, most of all where it has not run for a while. nil: f is anything
 // else, which may be an error.
-func decodeDeltas(f Frame) *model.Update {
-	u := &model.Update{}
+func decodeDeltas(f Frame) *Response {
+	if len(f) > maxSeveral {
+		return nil
+	}
+	u, size := &model.Update{}, 0
 	ok := eachField(f, func(field wireField, v wireValue) bool {
-		return field == wireField{responseShardUpdate, protowire.BytesType} && eachField(v.bytes, func(field wireField, v wireValue) bool {
+		if field != (wireField{responseShardUpdate, protowire.BytesType}) || size > 0 {
+			return false
+		}
+		size = len(v.bytes)
+		return eachField(v.bytes, func(field wireField, v wireValue) bool {
 			switch field {
 			case shardField:
 				u.Shard = uint32(v.number)
@@ -40,7 +47,7 @@ func decodeDeltas(f Frame) *model.Update {
 	if u.From == 0 && u.To > 0 {
 		u.From = u.To - 1
 	}
-	return u
+	return &Response{Update: u, Size: size}
 }
 
 // The fields of ShardUpdate, SliceDelta and EndpointConditions that there may be.
@@ -48,8 +55,15 @@ var (
 	shardField    = wireField{1, protowire.VarintType}
 	fromField     = wireField{2, protowire.VarintType}
 	toField       = wireField{3, protowire.VarintType}
+	fullField     = wireField{4, protowire.VarintType}
+	serviceField  = wireField{updateServices, protowire.BytesType}
+	sliceField    = wireField{updateSlices, protowire.BytesType}
 	deltasField   = wireField{updateDeltas, protowire.BytesType}
+	keyField      = wireField{updateRemoved, protowire.BytesType}
 	servicesField = wireField{9, protowire.VarintType}
+	moreField     = wireField{10, protowire.VarintType}
+	bucketField   = wireField{11, protowire.VarintType}
+	bucketsField  = wireField{11, protowire.BytesType}
 	slicesField   = wireField{12, protowire.VarintType}
 
 	namespaceField  = wireField{1, protowire.BytesType}
@@ -63,6 +77,12 @@ var (
 	servingField     = wireField{3, protowire.VarintType}
 	terminatingField = wireField{4, protowire.VarintType}
 	indexField       = wireField{1, protowire.VarintType}
+)
+
+// The fields that hold endpoints, in Slice and SliceDelta.
+const (
+	sliceEndpoints protowire.Number = 7
+	deltaEndpoints protowire.Number = 4
 )
 
 // decodeDelta gives nil where there is anything else, or anything wrong.
@@ -82,9 +102,10 @@ func decodeDelta(b []byte) *model.SliceDelta {
 		case conditionsField:
 			c, ok := decodeConditions(v.bytes)
 			m.Conditions = append(m.Conditions, c)
-			return ok
+			return ok && len(m.Conditions) <= model.MaxEndpoints
 		case removedField:
 			m.Removed = append(m.Removed, d.addr("removed", string(v.bytes)))
+			return d.err == nil && len(m.Removed) <= model.MaxEndpoints
 		default:
 			return false
 		}
@@ -126,7 +147,8 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// eachField calls take for each field of a message, until it is false; it is false then, and where a field is cut off or of another kind.
+// eachField is fields for those that want nothing but numbers and bytes: it reports whether take was true for all fields, and
+// there was none of another type.
 func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -149,4 +171,33 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 		b = b[n:]
 	}
 	return true
+}
+
+// fields calls take for each field of a message, until it returns an error. Values of other types than numbers and bytes are not
+// given.
+func fields(b []byte, take func(wireField, wireValue) error) error {
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		var v wireValue
+		switch kind {
+		case protowire.VarintType:
+			v.number, n = protowire.ConsumeVarint(b)
+		case protowire.BytesType:
+			v.bytes, n = protowire.ConsumeBytes(b)
+		default:
+			n = protowire.ConsumeFieldValue(number, kind, b)
+		}
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		if err := take(wireField{number, kind}, v); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
 }

@@ -1,0 +1,145 @@
+package wire
+
+import (
+	"bytes"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/slicecast/slicecast/internal/model/modeltest"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// repeated returns a message in which one field, which holds content, fills so many bytes.
+func repeated(number protowire.Number, content string, size int) []byte {
+	field := protowire.AppendString(protowire.AppendTag(nil, number, protowire.BytesType), content)
+	return bytes.Repeat(field, size/len(field))
+}
+
+// within returns a message that is a field of another one.
+func within(number protowire.Number, message []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), message)
+}
+
+// objects returns a frame of updates that holds an object as often as fits in so many bytes.
+func objects(number protowire.Number, object []byte, size int) Frame {
+	return within(responseShardUpdate, bytes.Repeat(within(number, object), max(1, size/(len(object)+4))))
+}
+
+// addresses returns internal IPs of a Node, each another one, that fill so many bytes.
+func addresses(size int) (out []byte) {
+	for i := 0; len(out) < size-20; i++ {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		out = append(out, within(3, []byte(a.String()))...)
+	}
+	return out
+}
+
+// TestFramesStaySmall holds that a frame of any size and content costs its receiver a bounded amount of memory and time. Most of
+// these frames have a few hundred bytes when they are compressed.
+func TestFramesStaySmall(t *testing.T) {
+	const most, live, allocated = MaxFrame - 64, 100 << 20, 1 << 30
+	for name, f := range map[string]Frame{
+		"empty removed objects":               within(responseShardUpdate, repeated(updateRemoved, "", most)),
+		"empty removed objects in a part":     within(responseShardUpdate, repeated(updateRemoved, "", MaxPart)),
+		"empty Services":                      within(responseShardUpdate, repeated(updateServices, "", most)),
+		"empty Services in a part":            within(responseShardUpdate, repeated(updateServices, "", MaxPart)),
+		"empty slices in a part":              within(responseShardUpdate, repeated(updateSlices, "", MaxPart)),
+		"empty deltas in a part":              within(responseShardUpdate, repeated(updateDeltas, "", MaxPart)),
+		"a slice of empty endpoints":          objects(updateSlices, repeated(7, "", most-10), 0),
+		"slices of empty endpoints":           objects(updateSlices, repeated(7, "", 2000), MaxPart),
+		"an endpoint of empty hints":          objects(updateSlices, within(7, repeated(8, "", most-20)), 0),
+		"a delta's endpoint of empty hints":   objects(updateDeltas, within(4, repeated(7, "", most-20)), 0),
+		"a delta of empty conditions":         objects(updateDeltas, repeated(5, "", most-10), 0),
+		"deltas of empty conditions":          objects(updateDeltas, repeated(5, "", 3000), MaxPart),
+		"a delta of removed addresses":        objects(updateDeltas, repeated(6, "::", most-10), 0),
+		"a Service of empty ports":            objects(updateServices, repeated(8, "", most-10), 0),
+		"a Service of empty external IPs":     objects(updateServices, repeated(6, "", most-10), 0),
+		"a Service with one long external IP": objects(updateServices, repeated(6, strings.Repeat("\x01", most-20), most), 0),
+		"a Service with a long name":          objects(updateServices, repeated(2, strings.Repeat("n", most-20), most), 0),
+		"a removed object with a long name":   objects(updateRemoved, repeated(3, strings.Repeat("n", most-20), most), 0),
+		"many buckets":                        within(responseShardUpdate, repeated(11, strings.Repeat("\x01", 1000), most)),
+		"buckets one by one":                  within(responseShardUpdate, bytes.Repeat([]byte{11 << 3, 1}, most/2)),
+		"a Node with empty addresses":         within(3, within(1, repeated(3, "", most-10))),
+		"a Node with many addresses":          within(3, within(1, append(repeated(1, "n", 3), addresses(2*MaxPart-100)...))),
+		"a Node with many pod CIDRs":          within(3, within(1, append(repeated(1, "n", 3), repeated(4, "10.0.0.0/8", 1<<20)...))),
+		"a Node with empty labels":            within(3, within(1, repeated(2, "", most-10))),
+		"a Node's long name":                  within(3, repeated(2, strings.Repeat("n", most-20), most)),
+		"empty servers":                       within(7, repeated(1, "", most)),
+		"a question for buckets":              within(8, within(1, bytes.Repeat([]byte{1}, most-20))),
+		"positions in InSync":                 within(4, within(1, bytes.Repeat([]byte{1}, most-20))),
+		"a path":                              within(1, within(6, make([]byte, most-32))),
+		"unknown fields of an update":         within(responseShardUpdate, repeated(1000, "", most)),
+		"unknown fields of a message":         repeated(1000, "", most),
+		"updates":                             repeated(responseShardUpdate, "", most),
+		"an update's parts in one":            bytes.Repeat(objects(updateSlices, nil, 1000), MaxPart/1010),
+	} {
+		t.Run(name, func(t *testing.T) {
+			compressed, err := Compress(f)
+			require.NoError(t, err)
+			var before, after, held runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			begin := time.Now()
+			r, err := Decode(compressed)
+			took := time.Since(begin)
+			runtime.ReadMemStats(&after)
+			runtime.GC()
+			runtime.ReadMemStats(&held)
+			t.Logf("%d bytes, %d compressed: %v, %d MiB allocated, %d MiB live; %v", len(f), len(compressed), took,
+				(after.TotalAlloc-before.TotalAlloc)>>20, (held.HeapAlloc-min(before.HeapAlloc, held.HeapAlloc))>>20, err)
+			require.Less(t, held.HeapAlloc, before.HeapAlloc+live)
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(allocated))
+			require.Less(t, took, 5*time.Second)
+			if r != nil {
+				require.LessOrEqual(t, len(r.Problems), maxProblems)
+				for _, p := range r.Problems {
+					require.LessOrEqual(t, len(p.Key.Namespace)+len(p.Key.Name)+len(p.Err.Error()), 1<<10)
+				}
+			}
+			runtime.KeepAlive(r)
+		})
+	}
+}
+
+// TestFramesOfSeveralObjects holds that a frame above the size of a part has one object, or is refused as a whole.
+func TestFramesOfSeveralObjects(t *testing.T) {
+	big := largest(0, 1, 2_000_000)
+	frame, err := EncodeUpdate(big)
+	require.NoError(t, err)
+	require.Greater(t, len(frame), 3*MaxPart/2)
+	r, err := Decode(frame)
+	require.NoError(t, err)
+	require.Empty(t, r.Problems)
+	require.Len(t, r.Update.Slices, 1)
+	require.Greater(t, r.Size, 3*MaxPart/2)
+
+	big.Services = append(big.Services, modeltest.Web())
+	frame, err = EncodeUpdate(big)
+	require.NoError(t, err)
+	for _, f := range []Frame{frame, compressed(t, frame)} {
+		_, err = Decode(f)
+		require.ErrorContains(t, err, "several objects")
+	}
+}
+
+// TestLongKeysOfBadObjects holds that nothing of an object that does not decode is kept which could not be told to another server.
+func TestLongKeysOfBadObjects(t *testing.T) {
+	long := strings.Repeat("n", 300)
+	for _, s := range []*pb.Service{{Namespace: "a", Name: long}, {Namespace: long, Name: "a"}, {Namespace: "a"}} {
+		s.Version = modeltest.Digests(1)
+		f, err := Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: &pb.ShardUpdate{Services: []*pb.Service{s}}}})
+		require.NoError(t, err)
+		r, err := Decode(f)
+		require.NoError(t, err)
+		require.Len(t, r.Problems, 1)
+		require.Len(t, r.Update.Unreadable, 1)
+		require.Zero(t, r.Update.Unreadable[0].Version, "it is not remembered")
+		require.Equal(t, r.Problems[0].Key, r.Update.Unreadable[0].Key)
+	}
+}

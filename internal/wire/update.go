@@ -1,0 +1,186 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/slicecast/slicecast/internal/model"
+	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+)
+
+// Bounds of what a frame may make its receiver keep: two bytes of a frame can be an endpoint, which takes a hundred times as much
+// memory, and a frame shrinks to a thousandth when it is compressed. Nothing that is canonical comes near them.
+const (
+	// maxSeveral bounds a frame that holds several objects, or no object at all. The rest of a part is small.
+	maxSeveral = MaxPart + 64<<10
+	// maxNode bounds a frame that holds a Node, of which an API server accepts 1.5 MiB.
+	maxNode = 2 * MaxPart
+	// maxProblems bounds the objects of a frame that do not decode. The shortest object with a name and a version has 33 bytes.
+	maxProblems = 1 << 15
+	// maxFields bounds the entries of all lists in an object. A Service may have 70,000, a slice 36,000.
+	maxFields = 1 << 17
+	// fewBytes is the size up to which the entries in an object need not be counted.
+	fewBytes = 64 << 10
+	// maxName bounds names that are kept of what does not decode, in bytes; no object of Kubernetes has a longer one.
+	maxName = 253
+)
+
+var (
+	errSeveral  = errors.New("it has several messages")
+	errObjects  = fmt.Errorf("it has several objects, in more than %d bytes", maxSeveral)
+	errFields   = fmt.Errorf("it has an object of more than %d fields", maxFields)
+	errProblems = fmt.Errorf("more than %d of its objects do not decode", maxProblems)
+	errBuckets  = fmt.Errorf("it names more than %d buckets", model.Buckets)
+)
+
+// updateDecoder decodes an update object by object, so that the messages of one object are garbage when the next one is decoded.
+type updateDecoder struct {
+	update   *model.Update
+	problems []Problem
+	bytes    int // of the update
+	objects  int
+	more     bool
+}
+
+// decodeUpdate decodes an update without the objects that make no sense; those are the problems.
+func decodeUpdate(b []byte) (*Response, error) {
+	d := updateDecoder{update: &model.Update{}, bytes: len(b)}
+	if err := fields(b, d.field); err != nil {
+		return nil, err
+	}
+	u := d.update
+	if u.From == 0 && !u.Full && u.To > 0 {
+		u.From = u.To - 1
+	}
+	return &Response{Update: u, Problems: d.problems, More: d.more, Size: len(b)}, nil
+}
+
+// field decodes a field of the update. Fields that this software does not know are ignored.
+func (d *updateDecoder) field(field wireField, v wireValue) error {
+	u := d.update
+	switch field {
+	case shardField:
+		u.Shard = uint32(v.number)
+	case fromField:
+		u.From = v.number
+	case toField:
+		u.To = v.number
+	case fullField:
+		u.Full = v.number != 0
+	case moreField:
+		d.more = v.number != 0
+	case servicesField:
+		u.ResourceVersions.Services = v.number
+	case slicesField:
+		u.ResourceVersions.Slices = v.number
+	case bucketField:
+		return d.bucket(v.number)
+	case bucketsField:
+		for b := v.bytes; len(b) > 0; {
+			bucket, n := protowire.ConsumeVarint(b)
+			if n < 0 {
+				return protowire.ParseError(n)
+			}
+			if err := d.bucket(bucket); err != nil {
+				return err
+			}
+			b = b[n:]
+		}
+	case serviceField:
+		p := &pb.Service{}
+		if err := d.object(v.bytes, 0, p); err != nil {
+			return err
+		}
+		m, err := serviceFromProto(p)
+		if err != nil {
+			return d.bad(model.Key{Kind: model.KindService, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), false, err)
+		}
+		u.Services = append(u.Services, m)
+	case sliceField:
+		p := &pb.Slice{}
+		if err := d.object(v.bytes, sliceEndpoints, p); err != nil {
+			return err
+		}
+		m, err := sliceFromProto(p)
+		if err != nil {
+			return d.bad(model.Key{Kind: model.KindSlice, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), false, err)
+		}
+		u.Slices = append(u.Slices, m)
+	case deltasField:
+		p := &pb.SliceDelta{}
+		if err := d.object(v.bytes, deltaEndpoints, p); err != nil {
+			return err
+		}
+		m, err := deltaFromProto(p)
+		if err != nil {
+			return d.bad(model.Key{Kind: model.KindSlice, Namespace: p.GetNamespace(), Name: p.GetName()}, p.GetVersion(), true, err)
+		}
+		u.Deltas = append(u.Deltas, m)
+	case keyField:
+		p := &pb.ObjectKey{}
+		if err := d.object(v.bytes, 0, p); err != nil {
+			return err
+		}
+		m, err := removedFromProto(p)
+		if err != nil {
+			return d.bad(m, nil, false, err)
+		}
+		u.Removed = append(u.Removed, m)
+	}
+	return nil
+}
+
+func (d *updateDecoder) bucket(n uint64) error {
+	if len(d.update.FullBuckets) == model.Buckets {
+		return errBuckets
+	}
+	d.update.FullBuckets = append(d.update.FullBuckets, uint32(n))
+	return nil
+}
+
+// object decodes the message of an object, unless it takes too much memory. nested is the number of the field whose messages have
+// lists of their own, or 0.
+func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Message) error {
+	d.objects++
+	if d.objects > 1 && d.bytes > maxSeveral {
+		return errObjects
+	}
+	if len(b) > fewBytes {
+		count := 0
+		var counted func(wireField, wireValue) error
+		counted = func(field wireField, v wireValue) error {
+			if count++; count > maxFields {
+				return errFields
+			}
+			if nested != 0 && field == (wireField{nested, protowire.BytesType}) {
+				return fields(v.bytes, func(wireField, wireValue) error { return counted(wireField{}, wireValue{}) })
+			}
+			return nil
+		}
+		if err := fields(b, counted); err != nil {
+			return err
+		}
+	}
+	return proto.Unmarshal(b, p)
+}
+
+// bad leaves out an object. Other servers are to hear of it, so that it counts as one that has this version only if it can be named.
+func (d *updateDecoder) bad(key model.Key, version []byte, delta bool, err error) error {
+	if len(d.problems) == maxProblems {
+		return errProblems
+	}
+	v, _ := model.ParseVersion(version) // zero if it does not parse either
+	if key.Name == "" || len(key.Name) > maxName || len(key.Namespace) > maxName {
+		key.Namespace, key.Name, v = clip(key.Namespace), clip(key.Name), model.Version{}
+	}
+	d.problems = append(d.problems, Problem{key, err})
+	d.update.Unreadable = append(d.update.Unreadable, model.Unreadable{Key: key, Version: v, Delta: delta})
+	return nil
+}
+
+// clip returns the beginning of a name, without the memory of the rest.
+func clip(name string) string { return strings.Clone(name[:min(len(name), maxName)]) }
