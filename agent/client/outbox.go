@@ -48,7 +48,8 @@ const (
 var errNotReading = errors.New("the server does not read what it is told, or makes this client ask for more than servers take")
 
 // outbox is what waits to be sent. Requests and acks belong to a stream. What is not programmed is kept, and each stream's
-// server hears of it once. Its lock may be held when the cache's is taken.
+// server hears of it once. What it says of its own accord is bounded over all streams together, as
+// servers bound it. Its lock may be held when the cache's is taken.
 type outbox struct {
 	cache *Cache
 	// wake gets a value when there is something to send.
@@ -107,7 +108,10 @@ type failure struct {
 }
 
 func newOutbox(cache *Cache, wanted *pb.Subscription) *outbox {
-	return &outbox{cache: cache, wake: make(chan struct{}, 1), wanted: wanted}
+	return &outbox{
+		cache: cache, wake: make(chan struct{}, 1), wanted: wanted,
+		allowed: rate.NewLimiter(resyncsPerSecond, resyncsAtOnce), newsAllowed: rate.NewLimiter(newsPerSecond, newsAtOnce),
+	}
 }
 
 func (o *outbox) signal() {
@@ -144,8 +148,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.synced, o.requests, o.full, o.news, o.toldNodes, o.rested = false, nil, false, nil, 0, time.Time{}
-	o.told, o.changing, o.newsAllowed, o.leastNodes = o.wanted, false, rate.NewLimiter(newsPerSecond, newsAtOnce), o.nodes
-	o.resyncs, o.allowed = nil, rate.NewLimiter(resyncsPerSecond, resyncsAtOnce)
+	o.told, o.changing, o.leastNodes, o.resyncs = o.wanted, false, o.nodes, nil
 	return o.told
 }
 
