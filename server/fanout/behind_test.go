@@ -1,12 +1,18 @@
 package fanout
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/model"
 	"github.com/slicecast/slicecast/internal/model/modeltest"
+	"github.com/slicecast/slicecast/internal/store"
+	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
@@ -59,5 +65,120 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 				return came && p.session.s.synced.Load()
 			})
 		})
+	}
+}
+
+// TestAQuietKindHoldsUpNobody has a client that comes from a server whose list of Services is newer than
+// the last that this server has heard of them. Both hold the same. Changes of slices, in which this
+// server is not behind, and the client's Node come at once; a change of a Service does not, as the
+// client may have seen it undone, nor does what comes after that in its shard.
+func TestAQuietKindHoldsUpNobody(t *testing.T) {
+	for name, after := range map[string]func(*testing.T, *store.Store, *pipe){
+		"until the server has heard more": func(_ *testing.T, s *store.Store, _ *pipe) {
+			s.Progress(model.KindService, 800)
+		},
+		"until a newer change of the kind": func(_ *testing.T, s *store.Store, _ *pipe) {
+			s.Upsert(service(1), 801)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := filled(t, 8) // Services at 1, slices at 2
+			s.Upsert(slice(0, 3), 900)
+			s.Publish()
+			h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Hour})
+			hello := holding(s)
+			hello.Epoch++
+			hello.NodeName, hello.Kind = "a", pb.ClientKind_CLIENT_KIND_AGENT
+			hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
+			p := connect(t, h, hello)
+			defer p.cancel()
+			eventually(t, p.session.s.synced.Load)
+			p.read(t)
+			var got []*wire.Response
+			comes := func(what func(*wire.Response) bool) {
+				t.Helper()
+				got = nil
+				eventually(t, func() bool {
+					got = append(got, p.read(t)...)
+					return slices.ContainsFunc(got, what)
+				})
+			}
+			endpoints := func(service, n int) func(*wire.Response) bool {
+				return func(r *wire.Response) bool {
+					if r.Update == nil {
+						return false
+					}
+					for _, d := range r.Update.Deltas {
+						if d.Key() == slice(service, n).Key() && d.Version == slice(service, n).ContentVersion() {
+							return true
+						}
+					}
+					return slices.ContainsFunc(r.Update.Slices, func(o *model.Slice) bool {
+						return o.ContentVersion() == slice(service, n).ContentVersion()
+					})
+				}
+			}
+			s.Upsert(slice(0, 2), 1000)
+			comes(endpoints(0, 2))
+			s.Upsert(&model.Node{Name: "a", InternalIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, 1001)
+			comes(func(r *wire.Response) bool { return r.Node != nil })
+
+			shardOf := func(i int) uint32 { return service(i).ServiceKey().Shard(2) }
+			other, same := 0, 0 // Services of another shard and of the same one as service 1
+			for i := 2; i < 8; i++ {
+				if shardOf(i) == shardOf(1) {
+					same = i
+				} else {
+					other = i
+				}
+			}
+			changed := *service(1)
+			changed.CreationTimeSeconds++
+			s.Upsert(model.NewService(changed), 700)
+			s.Upsert(slice(same, 1), 1002)
+			eventually(t, func() bool { return s.Reached().Services == 700 })
+			s.Upsert(slice(other, 1), 1003)
+			comes(endpoints(other, 1))
+			for _, r := range got {
+				require.True(t, r.Update == nil || r.Update.Shard != shardOf(1))
+			}
+			after(t, s, p)
+			comes(endpoints(same, 1))
+			s.Upsert(slice(same, 2), 1004)
+			comes(endpoints(same, 2))
+			require.Zero(t, testutil.ToFloat64(h.metrics.behindWaits.WithLabelValues("gave_up")))
+		})
+	}
+}
+
+// TestChangesThatAreHeldBackComeAfterAWait holds that a client waits no longer than MaxBehindWait for a
+// server that does not catch up, which is counted, and that nothing is counted where nothing was held back.
+func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
+	for _, changes := range []bool{true, false} {
+		s := filled(t, 4)
+		h := running(t, Options{Store: s, MaxBehindWait: 100 * time.Millisecond, Heartbeat: time.Hour})
+		hello := holding(s)
+		hello.Epoch++
+		hello.ResourceVersions = &pb.ResourceVersions{Services: 800, Slices: 800}
+		p := connect(t, h, hello)
+		eventually(t, p.session.s.synced.Load)
+		p.read(t)
+		begin := time.Now()
+		want := 0.0
+		if changes {
+			want = 1
+			s.Upsert(slice(0, 2), 700)
+		}
+		eventually(t, func() bool {
+			p.session.s.mu.Lock()
+			defer p.session.s.mu.Unlock()
+			return p.session.s.live
+		})
+		if changes {
+			require.Greater(t, time.Since(begin), 50*time.Millisecond)
+			require.True(t, slices.ContainsFunc(p.read(t), func(r *wire.Response) bool { return r.Update != nil }))
+		}
+		require.Equal(t, want, testutil.ToFloat64(h.metrics.behindWaits.WithLabelValues("gave_up")))
+		require.Error(t, p.close())
 	}
 }

@@ -284,11 +284,6 @@ func (h *Hub) publish() {
 	if h.marks != nil {
 		h.marks.after(positions)
 	}
-	h.mu.Lock()
-	close(h.reached)
-	h.reached = make(chan struct{})
-	h.mu.Unlock()
-
 	e := entry{}
 	for _, u := range p.Updates {
 		frames, err := wire.EncodeParts(u)
@@ -315,6 +310,10 @@ func (h *Hub) publish() {
 	for _, name := range p.Nodes {
 		h.nodeChanged(name)
 	}
+	h.mu.Lock()
+	close(h.reached) // the last, so that who waits for it finds all of the publish
+	h.reached = make(chan struct{})
+	h.mu.Unlock()
 	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
 }
 

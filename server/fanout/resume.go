@@ -45,10 +45,13 @@ func (s *stream) start(client held, reached model.ResourceVersions) error {
 		how, begin = "cold", s.startCold
 	}
 	h.metrics.starts.WithLabelValues(how).Inc()
-	// ahead: it holds what the store does and has seen newer versions, so that it is in sync, but what the store gets until it is
-	// there is of the client's past: a change, and the one that undid it.
+	// ahead reports that the client holds what the store does and has seen newer versions. It is in sync, but
+	// what the store gets until it is there may be of the client's past: a change, and the one that undid it.
 	ahead := false
-	if err := s.awaitVersions(client, func() bool { ahead = s.wanted == nil && s.confirm(client); return ahead }); err != nil {
+	if err := s.awaitVersions(client.versions, func(model.ResourceVersions) (bool, error) {
+		ahead = s.wanted == nil && s.confirm(client)
+		return ahead, nil
+	}); err != nil {
 		return err
 	}
 	if !ahead {
@@ -66,7 +69,9 @@ func (s *stream) start(client held, reached model.ResourceVersions) error {
 	if err := s.inSync(h.store.Seen(), allNodes); err != nil || !ahead {
 		return err
 	}
-	if err := s.awaitVersions(client, func() bool { return false }); err != nil {
+	if err := s.awaitVersions(client.versions, func(now model.ResourceVersions) (bool, error) {
+		return false, s.sendNewer(client.versions, now)
+	}); err != nil {
 		return err
 	}
 	s.position, _ = h.ring.now()
@@ -245,11 +250,11 @@ func (s *stream) resume(client held) error {
 	return s.askBuckets(ask)
 }
 
-// awaitVersions waits, for a while, until the store has come as far as the client has seen, or until it is enough. That the client
-// was here before says nothing: it may have been cut off while it waited.
-func (s *stream) awaitVersions(client held, enough func() bool) error {
+// awaitVersions waits, for a while, until the store has come as far as the client has seen. Meanwhile it
+// calls progress with the versions that the store has reached, after each publish, and returns early if
+// that is enough. That the client was here before says nothing: it may have been cut off while it waited.
+func (s *stream) awaitVersions(seen model.ResourceVersions, progress func(reached model.ResourceVersions) (enough bool, err error)) error {
 	h := s.hub
-	want := client.versions
 	if h.store.Reached() == (model.ResourceVersions{}) { // the source has none
 		return nil
 	}
@@ -257,32 +262,74 @@ func (s *stream) awaitVersions(client held, enough func() bool) error {
 	defer timeout.Stop()
 	for waited := false; ; waited = true {
 		h.mu.Lock()
-		reached := h.reached
+		published := h.reached
 		h.mu.Unlock()
-		have := h.store.Reached()
-		if have.Max(want) == have || enough() {
+		reached := h.store.Reached()
+		done := reached.Max(seen) == reached
+		if !done {
+			var err error
+			if done, err = progress(reached); err != nil {
+				return err
+			}
+		}
+		if done {
 			if waited && !s.synced.Load() {
 				h.metrics.behindWaits.WithLabelValues("caught_up").Inc()
 			}
 			return nil
 		}
-		ok, err := s.wait(reached, timeout.C)
+		ok, err := s.wait(published, timeout.C)
 		if err != nil {
 			return err
 		}
-		if !ok && s.atPresent() {
-			return nil // on a quiet cluster versions are ahead that brought nothing
+		if !ok && s.synced.Load() && s.atPresent() {
+			return nil // nothing is held back
 		}
 		if !ok {
 			h.metrics.behindWaits.WithLabelValues("gave_up").Inc()
 			h.behindLogged.Do(func() {
 				h.log.Warn("A client has seen newer state than this server, which did not catch up in time: serving what there is; "+
 					"check this server's watch of the API server", "node", s.node, "waited", h.options.MaxBehindWait,
-					"client_services", want.Services, "services", have.Services, "client_slices", want.Slices, "slices", have.Slices)
+					"client_services", seen.Services, "services", reached.Services, "client_slices", seen.Slices, "slices", reached.Slices)
 			})
 			return nil
 		}
 	}
+}
+
+// sendNewer sends a client that has seen newer versions what is new to it for certain: Nodes, and of the
+// shards those in which no object has changed of a kind that the store is behind in. Objects of other
+// kinds are at least as new here as what the client has seen.
+//
+// Kinds have to be told apart because the versions that a client has seen are those of its servers'
+// lists. A server that has just listed a quiet kind says so at once, while others hear from their watches
+// once a minute how far the kind has come. A client can't say less than the list: the last change
+// before the list may have been a removal, of which the list says nothing.
+func (s *stream) sendNewer(seen, reached model.ResourceVersions) error {
+	if err := s.sendNodes(); err != nil {
+		return err
+	}
+	for shard := range s.hub.store.Shards() {
+		snapshot, from := s.hub.store.Snapshot(shard), s.sequences[shard]
+		if from == snapshot.Sequence() || mayBeOld(snapshot.Since(from), seen, reached) {
+			continue
+		}
+		if err := s.bring(snapshot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayBeOld reports whether an update changes an object of a kind that a store, whose state has reached
+// these versions, is behind in, compared with what a client has seen.
+func mayBeOld(u *model.Update, seen, reached model.ResourceVersions) bool {
+	behind := map[model.Kind]bool{
+		model.KindService: seen.Services > reached.Services,
+		model.KindSlice:   seen.Slices > reached.Slices,
+	}
+	return u.Full || len(u.Services) > 0 && behind[model.KindService] || len(u.Slices) > 0 && behind[model.KindSlice] ||
+		slices.ContainsFunc(u.Removed, func(key model.Key) bool { return behind[key.Kind] })
 }
 
 // confirm tells whether the client holds exactly what the store does, and if so takes note of it.

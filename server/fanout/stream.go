@@ -423,15 +423,13 @@ func (s *stream) send(frames ...wire.Frame) error {
 
 // answer sends what the client asked for, and Nodes that have changed.
 func (s *stream) answer() error {
-	s.mu.Lock()
-	resyncs, nodes, subscribe, compare := s.resyncs, s.nodes, s.subscribe, s.compare
-	s.resyncs, s.waiting, s.nodes, s.subscribe, s.compare = nil, 0, nil, nil, false
-	s.mu.Unlock()
-	for name := range nodes {
-		if err := s.sendNode(name); err != nil {
-			return err
-		}
+	if err := s.sendNodes(); err != nil {
+		return err
 	}
+	s.mu.Lock()
+	resyncs, subscribe, compare := s.resyncs, s.subscribe, s.compare
+	s.resyncs, s.waiting, s.subscribe, s.compare = nil, 0, nil, false
+	s.mu.Unlock()
 	if subscribe != nil {
 		if err := s.resubscribe(subscribe); err != nil {
 			return err
@@ -460,6 +458,20 @@ func (s *stream) sendDigests() error {
 	return s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Digests{Digests: &pb.Digests{
 		Sequences: s.sequences, Digests: model.JoinDigests(digests),
 	}}}))
+}
+
+// sendNodes sends the Nodes that have changed.
+func (s *stream) sendNodes() error {
+	s.mu.Lock()
+	nodes := s.nodes
+	s.nodes = nil
+	s.mu.Unlock()
+	for name := range nodes {
+		if err := s.sendNode(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *stream) sendNode(name string) error {
