@@ -18,6 +18,7 @@ import (
 
 	"github.com/slicecast/slicecast/internal/wire"
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
+	"github.com/slicecast/slicecast/server/auth"
 )
 
 // lean makes a client one that the lean server serves.
@@ -161,6 +162,16 @@ func TestConnectionsAndCallsOfAUserAreBounded(t *testing.T) {
 	page := get(t, ca.ClientTLS(ca.Operator()), "https://"+r.Addresses().Metrics.String()+"/metrics")
 	require.Contains(t, page, fmt.Sprintf("slicecast_server_refused_calls_total{reason=%q} 2", "connections"))
 	require.Contains(t, page, fmt.Sprintf("slicecast_server_refused_calls_total{reason=%q} 5", "calls"))
+}
+
+// TestCallers holds that the relays of a ServiceAccount have connections and calls of their own each, as
+// agents have those of their nodes.
+func TestCallers(t *testing.T) {
+	relay := func(pod string) string { return caller(auth.Identity{User: "relay", Pod: pod, Relay: true}).Name }
+	require.NotEqual(t, relay("a"), relay("b"))
+	require.Equal(t, relay("a"), relay("a"))
+	require.Equal(t, "node a", caller(auth.Identity{User: "agent", Node: "a", Pod: "b"}).Name)
+	require.Empty(t, caller(auth.Identity{User: "admin", Operator: true}).Name)
 }
 
 // reflect leaves a call open that asks what the server has.

@@ -58,7 +58,7 @@ func caller(i auth.Identity) h2.Caller {
 	case i.Node != "": // by certificate or token, and whatever else it may be
 		return h2.Caller{Name: "node " + i.Node, MaxConnections: maxNodeConnections, Displace: true, MaxCalls: maxNodeCalls}
 	default:
-		return h2.Caller{Name: "user " + i.User, MaxConnections: maxUserConnections, MaxCalls: maxUserCalls}
+		return h2.Caller{Name: "user " + i.Name(), MaxConnections: maxUserConnections, MaxCalls: maxUserCalls}
 	}
 }
 

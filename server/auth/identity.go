@@ -24,6 +24,8 @@ type Identity struct {
 	User string
 	// Node is the node that the caller is; "": none.
 	Node string
+	// Pod is the name of the Pod that a relay's token is bound to; "": none.
+	Pod string
 	// Relay may stream as a relay.
 	Relay bool
 	// Observer may look at everything, and be nobody else.
@@ -32,6 +34,15 @@ type Identity struct {
 	Operator bool
 	// Until is when the certificate or token expires; zero: never.
 	Until time.Time
+}
+
+// Name returns whose share of a server the caller has where it is no node: that of its user, and of its
+// Pod where it has one, as all relays of a Deployment have the same ServiceAccount.
+func (i Identity) Name() string {
+	if i.Pod == "" {
+		return i.User
+	}
+	return i.User + "/" + i.Pod
 }
 
 type identityKey struct{}

@@ -398,6 +398,7 @@ func TestBudgets(t *testing.T) {
 			v, err := r.review(t.Context(), relay("a"))
 			require.NoError(t, err)
 			require.True(t, v.identity.Relay)
+			require.Equal(t, "system:serviceaccount:ns:relay/a", v.identity.Name())
 		}
 		v, err := r.review(t.Context(), relay("a"))
 		require.NoError(t, err)

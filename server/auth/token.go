@@ -145,7 +145,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
-		if !r.mayAsk(ctx, v.identity, c) {
+		if !r.mayAsk(ctx, v.identity) {
 			return verdict{reason: reasonTooManyReviews, code: codes.ResourceExhausted, retry: shareFills, refusal: "too many tokens of " +
 				"this node or relay, or of all of them, came for the API server to be asked about them all"}, nil
 		}
@@ -162,7 +162,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 				node = names[0]
 			}
 			// An API server that does not name the audience did not check it.
-			v = r.judge(s.User.Username, s.Audiences, node)
+			v = r.judge(s.User.Username, s.Audiences, node, c.Kubernetes.Pod.Name)
 			v.identity.Until = c.Expiry.Time()
 		}
 		v.expires = r.now().Add(verdictLife)
@@ -194,14 +194,13 @@ func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdic
 	case c.Expiry == nil || r.now().Add(-clockSkew).After(c.Expiry.Time()):
 		return claims{}, r.invalid("it has expired"), nil
 	}
-	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name), nil
+	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name, c.Kubernetes.Pod.Name), nil
 }
 
 // mayAsk takes one review from the share of a node or relay, and from the budget that it belongs
 // to. It waits for its turn.
-func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity, c claims) bool {
-	// A ServiceAccount may have many relays, one for each Pod.
-	who, budget, name := i.User+"/"+c.Kubernetes.Pod.Name, r.known, budgetKnown
+func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity) bool {
+	who, budget, name := i.Name(), r.known, budgetKnown
 	if i.Node != "" {
 		who = i.Node
 		if r.options.KnownNode == nil || !r.options.KnownNode(i.Node) {
@@ -229,7 +228,7 @@ func (r *TokenReviewer) invalid(why string) verdict {
 }
 
 // judge makes a verdict of what is said of a token, by itself or by the API server.
-func (r *TokenReviewer) judge(user string, audiences []string, node string) verdict {
+func (r *TokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
 		return r.invalid("it is for another audience")
 	}
@@ -246,5 +245,8 @@ func (r *TokenReviewer) judge(user string, audiences []string, node string) verd
 	case !agent:
 		node = ""
 	}
-	return verdict{identity: Identity{User: user, Node: node, Relay: relay}}
+	if !relay {
+		pod = ""
+	}
+	return verdict{identity: Identity{User: user, Node: node, Pod: pod, Relay: relay}}
 }

@@ -213,6 +213,10 @@ func TestRelayTokens(t *testing.T) {
 	for _, bound := range []bool{true, false} {
 		token, conn := relay.token(audience, bound), f.dial(f.ca.ClientTLS())
 		require.NoError(t, f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_RELAY, ""))
+		v, err := reviewer.review(t.Context(), token)
+		require.NoError(t, err)
+		// The relays of a ServiceAccount are told apart by their Pods.
+		require.Equal(t, bound, strings.HasSuffix(v.identity.Name(), "/"+relay.pod.Name))
 		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "relay-a")))
 		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "")))
 	}
