@@ -21,6 +21,7 @@ type frameKey struct {
 	from, to   uint64
 	bucket     uint32 // its number + 1; 0 means all of the shard
 	more       bool   // further buckets follow
+	exact      bool   // there may be deltas, which lead from no position but from
 	compressed bool
 }
 
@@ -98,15 +99,26 @@ func (c *frameCache) size() int {
 
 // catchUp gives the frames that lead from a sequence to a snapshot; 0: the whole shard.
 func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([]wire.Frame, error) {
-	if !snapshot.Knows(from) {
+	exact := false
+	switch {
+	case !snapshot.Knows(from):
 		from = 0
-	} else if !h.ring.reaches(snapshot.Shard(), from) {
+	case snapshot.Sequence()-from <= exactPositions && h.ring.reaches(snapshot.Shard(), from):
+		exact = true
+	default:
 		from = rounded(snapshot, from)
 	}
-	return h.shared(frameKey{shard: snapshot.Shard(), from: from, to: snapshot.Sequence(), compressed: compressed}, func() *model.Update {
-		return h.since(snapshot, from)
+	return h.shared(frameKey{shard: snapshot.Shard(), from: from, to: snapshot.Sequence(), exact: exact, compressed: compressed}, func() *model.Update {
+		if exact {
+			return h.since(snapshot, from)
+		}
+		return snapshot.Since(from)
 	})
 }
+
+// exactPositions is from how many positions before a snapshot there are frames with deltas. A delta leads
+// from one position only, so these are not rounded.
+const exactPositions = 16
 
 // rounded returns a position at or before another one, of few that there are for a snapshot: clients may say that they are anywhere, and
 // each position is a frame. A frame leads from any position between its two, and with this has at most twice as many changes.

@@ -60,9 +60,10 @@ const maxCoalesce = 50 * time.Millisecond
 type Options struct {
 	// Store is what is served.
 	Store *store.Store
-	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node, who it is, and until
-	// when its credentials hold, zero for ever: then its stream ends, so that it has to show others. Its error goes to the client
-	// as it is, so it is a gRPC status. Required.
+	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node, as
+	// whom it has its share of the server where it is no agent, and until when its credentials hold, zero
+	// for ever: then its stream ends, so that it has to show others. Its error goes to the client as it is,
+	// so it is a gRPC status. Required.
 	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error)
 	// ServerName and ServerVersion are told to clients.
 	ServerName, ServerVersion string
@@ -114,7 +115,7 @@ type Hub struct {
 	metrics     *metrics
 	frames      *frameCache
 	cold        *turns
-	limiters    *agentLimiters
+	allowances  *allowances
 	nodes       atomic.Int64 // that are served, those of relays included
 	convergence *convergence
 	started     time.Time
@@ -155,7 +156,7 @@ type Hub struct {
 	drainBegun context.Context
 	drain      context.CancelFunc
 
-	replacedLogged, behindLogged, tooManyLogged, lateLogged rate.Sometimes
+	replacedLogged, behindLogged, tooManyLogged, tooOftenLogged, lateLogged rate.Sometimes
 }
 
 // New makes a hub. Run must be running for streams to be served.
@@ -169,11 +170,11 @@ func New(o Options) *Hub {
 	close(idle)
 	h := &Hub{
 		options: o, log: o.Logger, store: o.Store, started: time.Now(),
-		frames: newFrameCache(frameCacheBytes), cold: newTurns(o.ColdBytes), limiters: newAgentLimiters(),
+		frames: newFrameCache(frameCacheBytes), cold: newTurns(o.ColdBytes), allowances: newAllowances(),
 		work: make(chan struct{}, 1), idle: idle, reached: make(chan struct{}),
 		byNode: make(map[string]map[*stream]struct{}), agents: make(map[string]*stream), others: make(map[string]int),
 		replacedLogged: rate.Sometimes{First: 5, Interval: time.Minute}, behindLogged: rate.Sometimes{First: 5, Interval: time.Minute},
-		tooManyLogged: rate.Sometimes{Interval: time.Minute}, lateLogged: rate.Sometimes{Interval: time.Minute},
+		tooManyLogged: rate.Sometimes{Interval: time.Minute}, tooOftenLogged: rate.Sometimes{Interval: time.Minute}, lateLogged: rate.Sometimes{Interval: time.Minute},
 	}
 	h.drainBegun, h.drain = context.WithCancel(context.Background())
 	h.metrics = newMetrics(o.Registerer, h)

@@ -140,10 +140,15 @@ func running(t *testing.T, o Options) *Hub {
 	return h
 }
 
+// anybody may be anything.
+func anybody(context.Context, pb.ClientKind, string) (string, time.Time, error) {
+	return "", time.Time{}, nil
+}
+
 func run(t require.TestingT, o Options) (h *Hub, stop func()) {
 	o.Logger = slog.New(slog.DiscardHandler)
 	if o.Authorize == nil {
-		o.Authorize = func(context.Context, pb.ClientKind, string) (string, time.Time, error) { return "", time.Time{}, nil }
+		o.Authorize = anybody
 	}
 	h = New(o)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -69,8 +69,9 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 		resyncs:      counter("resyncs_total", "Requests for state to be sent again, beside answers to the server's own questions."),
 		starts: counters("stream_starts_total", "Streams that began, by what the client held: cold (nothing), resume (something), "+
 			"narrowed (it has a subscription); refused: those that waited for whole shards and were asked to come back later; too_many: of "+
-			"observers and relays that had as many as they may, refused before they began.", "start",
-			"cold", "resume", "narrowed", "refused", "too_many"),
+			"observers and relays that had as many as they may, refused before they began; too_often: of clients that had opened others just "+
+			"before, refused likewise.", "start",
+			"cold", "resume", "narrowed", "refused", "too_many", "too_often"),
 		behindWaits: counters("behind_waits_total", "Clients that had seen newer state than this server and waited for it, by result: "+
 			"caught_up, or gave_up (served nonetheless).", "result", "caught_up", "gave_up"),
 		admissionWaiting: f.NewGauge(prometheus.GaugeOpts(opts("admission_waiting_streams",

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -38,9 +37,10 @@ const maxPositions = 4096
 
 // reports are what a client tells of itself.
 type reports struct {
-	// What one client reports is logged a few times a minute at most; metrics count all. For the receiving side only.
-	greeted                    bool
-	nacksLogged, resyncsLogged rate.Sometimes
+	// greeted is for the receiving side only.
+	greeted bool
+	// allowance is the identity's, and limiters are the stream's own; set before the client is admitted.
+	allowance *allowance
 	limiters
 
 	sentBytes atomic.Uint64
@@ -236,7 +236,7 @@ func (s *stream) nack(m *pb.Nack) {
 		return
 	}
 	h.metrics.nacks.Inc()
-	s.reports.nacksLogged.Do(func() {
+	s.reports.allowance.nacksLogged.Do(func() {
 		h.log.Warn("A node can't program an object", "node", s.node, "object", n.Object, "reason", n.Reason, "behind", n.Node,
 			"shard", m.GetShard(), "sequence", m.GetSequence())
 	})

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -91,10 +90,6 @@ type stream struct {
 func (h *Hub) newStream(t Transport) *stream {
 	return &stream{
 		since: time.Now(), hub: h, transport: t, pokes: make(chan struct{}, 1), hello: make(chan held, 1), ending: make(chan error, 1),
-		reports: reports{
-			nacksLogged: rate.Sometimes{First: 5, Interval: time.Minute}, resyncsLogged: rate.Sometimes{First: 5, Interval: time.Minute},
-			limiters: newLimiters(),
-		},
 		whole: make(map[uint32]struct{}),
 	}
 }
@@ -102,7 +97,7 @@ func (h *Hub) newStream(t Transport) *stream {
 // identity is who the client is; see identity.
 func (s *stream) identity() identity {
 	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
-		return identity{s.user, s.node}
+		return identity{node: s.node}
 	}
 	return identity{user: s.user}
 }
@@ -151,19 +146,33 @@ func (s *stream) serve() error {
 	if !until.IsZero() {
 		defer time.AfterFunc(time.Until(until), func() { s.end(errExpired) }).Stop()
 	}
+	if err := h.allowances.of(s.identity()).begin(); err != nil {
+		h.metrics.starts.WithLabelValues("too_often").Inc()
+		h.tooOftenLogged.Do(func() {
+			h.log.Warn("A client opens streams too often and is asked to come back later; more are only counted for a while",
+				"node", s.node, "user", s.user, "peer", s.peer)
+		})
+		return err
+	}
 	if err := h.register(s); err != nil {
 		return err
 	}
 	defer h.unregister(s)
 	defer s.leave()
-	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT { // others may have many streams at a time
-		s.reports.limiters = h.limiters.of(s.identity())
-	}
+	defer s.lend()()
 	s.admitted.Store(true)
 	h.log.Debug("Stream opened", "node", s.node, "kind", s.kind, "programmer", s.programmer, "version", s.version)
 	err = s.run(client)
 	h.log.Debug("Stream closed", "node", s.node, "reason", err)
 	return err
+}
+
+// lend gives the stream what it may do of what its identity may, until giveBack is called.
+func (s *stream) lend() (giveBack func()) {
+	r := &s.reports
+	r.allowance = s.hub.allowances.of(s.identity())
+	r.limiters = r.allowance.take()
+	return func() { r.allowance.put(r.limiters) }
 }
 
 // ready tells whether the hub takes streams.
@@ -586,7 +595,7 @@ func (s *stream) request(r *pb.Resync) error {
 			return status.Errorf(codes.ResourceExhausted, "more than %d resyncs and subscriptions a second: resume on a new stream instead", resyncsPerSecond)
 		}
 		s.hub.metrics.resyncs.Inc()
-		s.reports.resyncsLogged.Do(func() {
+		s.reports.allowance.resyncsLogged.Do(func() {
 			s.hub.log.Warn("A client asks for state again", "node", s.node, "shard", r.GetShard(),
 				"keys", len(r.GetKeys()), "reason", clip(r.GetReason()))
 		})

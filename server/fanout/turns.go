@@ -21,8 +21,8 @@ const (
 	maxIdentities = 16 << 10
 )
 
-// identity is whom a share of what the server can do belongs to: a user, and for an agent its node, as the agents of a cluster may all be the
-// same user.
+// identity is whom a share of what the server can do belongs to: an agent's node, as the agents of a
+// cluster may all be the same user and one may have several credentials, or else a user.
 type identity struct{ user, node string }
 
 // turns divides a budget of bytes among clients that need whole shards. What holds, under mu:

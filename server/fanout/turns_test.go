@@ -1,7 +1,9 @@
 package fanout
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -240,29 +242,143 @@ func TestOneAnswerForEachQuestion(t *testing.T) {
 	})
 }
 
-// What an agent may ask for is bounded on all of its streams together: a new one does not begin anew.
+// What a client may ask for is bounded on all of its streams together: a new one does not begin anew.
 func TestANewStreamHasNoNewLimits(t *testing.T) {
-	h := running(t, Options{Store: filled(t, 4)})
-	refused := 0
-	for range 5 {
-		p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
-		eventually(t, p.session.s.synced.Load)
-		for range resyncsBurst / 2 {
-			if p.say(resyncOf(&pb.Resync{})) != nil {
-				refused++
+	for kind := range pb.ClientKind_name {
+		t.Run(pb.ClientKind(kind).String(), func(t *testing.T) {
+			h := running(t, Options{Store: filled(t, 4)})
+			hello := &pb.Hello{Kind: pb.ClientKind(kind)}
+			if hello.GetKind() == pb.ClientKind_CLIENT_KIND_AGENT {
+				hello.NodeName = "a"
 			}
+			refused := 0
+			for range 5 {
+				p := connect(t, h, hello)
+				eventually(t, p.session.s.synced.Load)
+				for range resyncsBurst / 2 {
+					if p.say(resyncOf(&pb.Resync{})) != nil {
+						refused++
+					}
+				}
+				require.Error(t, p.close())
+			}
+			require.Greater(t, refused, resyncsBurst)
+		})
+	}
+}
+
+// Observers, or relays, that share an identity do not use up what each other may ask for.
+func TestStreamsOfOneIdentityHaveLimitsOfTheirOwn(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 4)})
+	for range 4 {
+		p := connect(t, h, &pb.Hello{})
+		defer p.cancel()
+		eventually(t, p.session.s.synced.Load)
+		for range resyncsBurst {
+			require.NoError(t, p.say(resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}})))
+			eventually(t, func() bool { // it is taken, and none waits
+				p.session.s.mu.Lock()
+				defer p.session.s.mu.Unlock()
+				return len(p.session.s.resyncs) == 0
+			})
+		}
+	}
+}
+
+// TestStartsAreBounded holds that whoever opens stream after stream is asked to come back later, while
+// others are served, and that as many as may share an identity can all come at once.
+func TestStartsAreBounded(t *testing.T) {
+	h := running(t, Options{Store: filled(t, 4), Authorize: func(_ context.Context, kind pb.ClientKind, node string) (string, time.Time, error) {
+		if kind == pb.ClientKind_CLIENT_KIND_AGENT {
+			return "agents", time.Time{}, nil
+		}
+		return node, time.Time{}, nil
+	}})
+	tooOften := func() float64 { return testutil.ToFloat64(h.metrics.starts.WithLabelValues("too_often")) }
+	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
+	begin, started := time.Now(), 0
+	for ; started < 10*startsBurst; started++ {
+		p := connect(t, h, agent)
+		var end error
+		eventually(t, func() bool {
+			select {
+			case end = <-p.done:
+				return true
+			default:
+				return p.session.s.synced.Load()
+			}
+		})
+		if end != nil {
+			require.Equal(t, codes.ResourceExhausted, status.Code(end))
+			require.ErrorContains(t, end, "try again in")
+			require.Len(t, status.Convert(end).Details(), 1)
+			require.Empty(t, p.read(t), "it costs nothing")
+			break
 		}
 		require.Error(t, p.close())
 	}
-	require.Greater(t, refused, resyncsBurst)
+	require.GreaterOrEqual(t, started, startsBurst)
+	require.LessOrEqual(t, started, startsBurst+1+int(time.Since(begin)/time.Second)*startsPerSecond)
+	require.EqualValues(t, 1, tooOften())
+	another := connect(t, h, &pb.Hello{NodeName: "b", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
+	defer another.cancel()
+	eventually(t, another.session.s.synced.Load)
+
+	for range maxOthers {
+		p := connect(t, h, &pb.Hello{NodeName: "observer"})
+		defer p.cancel()
+		eventually(t, p.session.s.synced.Load)
+	}
+	require.EqualValues(t, 1, tooOften())
+}
+
+// Whoever opens stream after stream does not write to the log as often as it likes.
+func TestLogOfAnIdentityIsBounded(t *testing.T) {
+	var log lines
+	h := New(Options{Store: filled(t, 1), Logger: slog.New(&log), Authorize: anybody})
+	s := []*stream{h.newStream(nil), h.newStream(nil)}
+	for n := range 20 * 5 {
+		s := s[n%2]
+		if n%10 < 2 { // another stream
+			*s = *h.newStream(nil)
+			s.kind, s.node = pb.ClientKind_CLIENT_KIND_AGENT, "a"
+			defer s.lend()()
+		}
+		s.nack(&pb.Nack{Reason: fmt.Sprint(n)})
+		require.NoError(t, s.request(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}}))
+	}
+	require.EqualValues(t, 2*5, log.n.Load())
+}
+
+// lines counts what is logged.
+type lines struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (l *lines) Enabled(context.Context, slog.Level) bool  { return true }
+func (l *lines) Handle(context.Context, slog.Record) error { l.n.Add(1); return nil }
+
+// An agent is its node, with whatever credentials. Others are who they have shown to be.
+func TestIdentities(t *testing.T) {
+	of := func(kind pb.ClientKind, user, node string) identity {
+		return (&stream{kind: kind, user: user, node: node}).identity()
+	}
+	agent, relay := pb.ClientKind_CLIENT_KIND_AGENT, pb.ClientKind_CLIENT_KIND_RELAY
+	require.Equal(t, of(agent, "system:node:a", "a"), of(agent, "system:serviceaccount:ns:agent", "a"))
+	require.NotEqual(t, of(agent, "agent", "a"), of(agent, "agent", "b"))
+	require.NotEqual(t, of(relay, "relay/1", ""), of(relay, "relay/2", ""))
+	observer := pb.ClientKind_CLIENT_KIND_OBSERVER
+	require.Equal(t, of(observer, "o", "a"), of(observer, "o", "b"))
 }
 
 // However many sets of buckets, and positions, clients say that they are at: the frames that are built for them are few.
 func TestFramesOfALotOfClientsAreFew(t *testing.T) {
 	s := filled(t, 200)
+	ringed := New(Options{Store: s})
 	for n := range 3 * ringEntries {
 		s.Upsert(slice(n%200, 3+n%7), 0)
-		s.Publish()
+		ringed.publish()
 	}
 	h := New(Options{Store: s})
 	snapshot := s.Snapshot(0)
@@ -284,19 +400,30 @@ func TestFramesOfALotOfClientsAreFew(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps), 2.0*model.Buckets)
-	before := testutil.ToFloat64(h.metrics.catchUps)
-	for from := range snapshot.Sequence() {
-		frames, err := h.catchUp(snapshot, from, false)
-		require.NoError(t, err)
-		r, err := wire.Decode(frames[0])
-		require.NoError(t, err)
-		require.LessOrEqual(t, r.Update.From, from)
-		if from > 0 {
-			require.False(t, r.Update.Full)
-			require.Less(t, snapshot.Sequence()-r.Update.From, 2*(snapshot.Sequence()-from))
+	for _, passed := range []bool{false, false, true} { // the ring has nothing, everything, and everything no more
+		if passed {
+			for range ringEntries {
+				h.beat()
+			}
 		}
+		before := testutil.ToFloat64(h.metrics.catchUps)
+		for from := range snapshot.Sequence() {
+			frames, err := h.catchUp(snapshot, from, false)
+			require.NoError(t, err)
+			r, err := wire.Decode(frames[0])
+			require.NoError(t, err)
+			require.LessOrEqual(t, r.Update.From, from)
+			if from > 0 {
+				require.False(t, r.Update.Full)
+				require.Less(t, snapshot.Sequence()-r.Update.From, 2*(snapshot.Sequence()-from))
+			}
+			if len(r.Update.Deltas) > 0 {
+				require.Equal(t, from, r.Update.From, "deltas lead from nowhere else")
+			}
+		}
+		require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps)-before, 15.0+exactPositions)
+		h = ringed
 	}
-	require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps)-before, 15.0)
 }
 
 // Positions in acks are bounded, and count as messages.
