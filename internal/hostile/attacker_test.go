@@ -36,8 +36,10 @@ type attacker struct {
 	// from is the address that the attacker's connections come from.
 	from net.IP
 	// begun is called when the attacker has come as far as the attack's phase.
-	begun    func()
-	cleanups []func()
+	begun func()
+
+	mu       sync.Mutex
+	cleanups []func() // guarded by mu
 }
 
 // newAttacker returns an attacker that has not attacked before.
@@ -50,14 +52,21 @@ func newAttacker(ctx context.Context, s *server, protocol string) *attacker {
 }
 
 // later is called when the attack is over.
-func (a *attacker) later(f func()) { a.cleanups = append(a.cleanups, f) }
+func (a *attacker) later(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.cleanups = append(a.cleanups, f)
+}
 
 // end gives up what the attacker holds.
 func (a *attacker) end() {
-	for _, f := range a.cleanups {
+	a.mu.Lock()
+	cleanups := a.cleanups
+	a.cleanups = nil
+	a.mu.Unlock()
+	for _, f := range cleanups {
 		f()
 	}
-	a.cleanups = nil
 }
 
 // dial opens a TCP connection, which ends with the attack.
@@ -166,13 +175,17 @@ func (c *http2Client) write(f func() error) error {
 	return f()
 }
 
-// headers returns the header block of a call.
-func (c *http2Client) headers() []byte {
+// headers returns the header block of a call, with a token unless that is empty.
+func (c *http2Client) headers(token string) []byte {
 	c.block.Reset()
-	for _, f := range [][2]string{
+	fields := [][2]string{
 		{":method", "POST"}, {":scheme", "https"}, {":path", pb.DistributionService_Stream_FullMethodName}, {":authority", "127.0.0.1"},
 		{"content-type", "application/grpc"}, {"te", "trailers"},
-	} {
+	}
+	if token != "" {
+		fields = append(fields, [2]string{"authorization", "Bearer " + token})
+	}
+	for _, f := range fields {
 		_ = c.hpack.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
 	}
 	return bytes.Clone(c.block.Bytes())
@@ -181,7 +194,16 @@ func (c *http2Client) headers() []byte {
 // open opens a stream.
 func (c *http2Client) open(id uint32) error {
 	return c.write(func() error {
-		return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.headers(), EndHeaders: true})
+		return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.headers(""), EndHeaders: true})
+	})
+}
+
+// call opens a stream with a token, and says nothing on it.
+func (c *http2Client) call(id uint32, token string) error {
+	return c.write(func() error {
+		return c.framer.WriteHeaders(http2.HeadersFrameParam{
+			StreamID: id, BlockFragment: c.headers(token), EndStream: true, EndHeaders: true,
+		})
 	})
 }
 

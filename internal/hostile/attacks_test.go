@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -50,20 +51,24 @@ var attacks = []attack{
 	{phase: beforeTLS, name: "handshakes that are given up", on: onEither, does: halfHandshakes, counted: handshakeErrors},
 	{phase: beforeTLS, name: "a certificate of another CA", on: both, does: foreignCertificate, counted: ofConnections("certificate")},
 
+	{phase: beforeTLS, name: "long certificates that are held back", on: both, bounds: "maxUndelivered",
+		does: heldCertificates, counted: handshakeErrors},
+
 	{phase: beforeHello, name: "silence after TLS", on: both, bounds: "strangerTimeout", slow: true,
 		does: silentAfterTLS, counted: ofConnections("timeout")},
 	{phase: beforeHello, name: "silence after SETTINGS", on: both, bounds: "strangerTimeout", slow: true,
 		does: silentAfterSettings, counted: ofConnections("timeout")},
-	{phase: beforeHello, name: "calls without credentials", on: both, bounds: "strangerTimeout", slow: true,
-		does: refusedCalls, counted: ofRequests("no_credentials")},
-	{phase: beforeHello, name: "invented tokens", on: both, does: inventedTokens, counted: ofRequests("token")},
+	{phase: beforeHello, name: "calls without credentials", on: both, bounds: "maxRefusedCalls",
+		does: refusedCalls(""), counted: ofRequests("no_credentials")},
+	{phase: beforeHello, name: "invented tokens", on: both, bounds: "maxRefusedCalls",
+		does: refusedCalls(inventedToken()), counted: ofRequests("token")},
 	{phase: beforeHello, name: "long tokens", on: both, bounds: "maxHeaderBytes", does: longTokens},
 	{phase: beforeHello, name: "a header block of empty frames", on: both, bounds: "maxBlockFrames", does: anonymous(emptyContinuations)},
 	{phase: beforeHello, name: "a large header block", on: both, bounds: "maxHeaderBytes", does: anonymous(largeBlock)},
 	{phase: beforeHello, name: "a slow header block", on: both, bounds: "maxBlockTime", slow: true, does: anonymous(slowBlock)},
 	{phase: beforeHello, name: "many settings", on: both, bounds: "maxSettings", does: anonymous(manySettings)},
-	{phase: beforeHello, name: "frames without messages", on: both, bounds: "maxFrames", does: anonymous(frames)},
-	{phase: beforeHello, name: "streams that are reset", on: both, bounds: "maxFrames", does: anonymous(rapidReset)},
+	{phase: beforeHello, name: "frames without messages", on: both, bounds: "maxStrangerFrames", does: anonymous(frames)},
+	{phase: beforeHello, name: "streams that are reset", on: both, bounds: "maxStrangerFrames", does: anonymous(rapidReset)},
 	{phase: beforeHello, name: "pings", on: both, bounds: "minClientPing", does: anonymous(pings)},
 	{phase: beforeHello, name: "many streams", on: both, bounds: "maxConcurrentStreams", does: manyStreams},
 	{phase: beforeHello, name: "no hello", on: both, bounds: "helloTimeout", slow: true, does: noHello},
@@ -354,48 +359,98 @@ func silentAfterSettings(a *attacker) error {
 	return c.attend().closes()
 }
 
-// refusedCalls calls without credentials until the connection ends.
-func refusedCalls(a *attacker) error {
-	c, err := a.http2()
-	if err != nil {
-		return err
-	}
-	c.attend()
-	for id := uint32(1); ; id += 2 {
-		select {
-		case <-c.ended:
-			return nil
-		case <-time.After(200 * time.Millisecond):
-		}
-		if c.open(id) != nil {
-			return c.closes()
-		}
-		if err := c.ends(codes.Unauthenticated); err != nil {
-			select {
-			case <-c.ended:
-				return nil
-			default:
+// manyConnections is how many connections an attack has that is bounded on each of them.
+const manyConnections = 100
+
+// onMany connects many times, from one address, and makes an attack on each connection. None may last so long that it is closed
+// for that.
+func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error) error {
+	spared := ofConnections("timeout")
+	before := a.server.value(spared)
+	var all errgroup.Group
+	turns := make(chan struct{}, 4) // the attacker's own part of the handshakes must not slow down everybody
+	for range manyConnections {
+		all.Go(func() error {
+			turns <- struct{}{}
+			c, err := connect()
+			<-turns
+			if err != nil {
 				return err
 			}
-		}
+			return attack(c)
+		})
 	}
-}
-
-// inventedTokens sends tokens that name a key of the API server and that it has not signed. No review is spent on them.
-func inventedTokens(a *attacker) error {
-	conn, err := a.client()
-	if err != nil {
+	if err := all.Wait(); err != nil {
 		return err
 	}
-	for range 20 {
-		if err := over(streamWith(a.ctx, conn, inventedToken()), codes.Unauthenticated); err != nil {
-			return err
-		}
-	}
-	if n := a.server.reviews.Load(); n > 0 {
-		return fmt.Errorf("the API server was asked about %d tokens", n)
+	if n := a.server.value(spared) - before; n > 0 {
+		return fmt.Errorf("%v of %d connections have met no bound but that of time", n, manyConnections)
 	}
 	return nil
+}
+
+// heldCertificates sends all but the end of certificates that take the server's memory meanwhile.
+func heldCertificates(a *attacker) error {
+	chain := a.certificate()
+	for range 100 {
+		chain.Certificate = append(chain.Certificate, make([]byte, 1000))
+	}
+	config := tlsConfig(a.protocol)
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &chain, nil }
+	return onMany(a, func() (net.Conn, error) {
+		c, err := a.dial(a.server.address(), a.from)
+		if err == nil {
+			_ = tls.Client(&heldBack{c, 90_000}, config).HandshakeContext(a.ctx) // the server may have closed it
+		}
+		return c, err
+	}, a.closes)
+}
+
+// heldBack passes so many bytes on, and swallows the others.
+type heldBack struct {
+	net.Conn
+	left int
+}
+
+// Write implements net.Conn.
+func (h *heldBack) Write(b []byte) (int, error) {
+	n := min(len(b), h.left)
+	h.left -= n
+	if _, err := h.Conn.Write(b[:n]); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// refusedCalls calls with a token, or without credentials, until the connections end. A token may be signed with a key that the
+// API server does not have: no review is spent on it, but the check of a signature is.
+func refusedCalls(token string) func(*attacker) error {
+	refused := counter{"slicecast_server_refused_requests_total", ""}
+	// most is how many calls are refused, with those that are under way when a connection ends.
+	const most = manyConnections * (2 + 16)
+	return func(a *attacker) error {
+		before := a.server.value(refused)
+		err := onMany(a, func() (*http2Client, error) { return a.http2() }, func(c *http2Client) error {
+			c.attend()
+			for id := uint32(1); c.call(id, token) == nil; id += 2 {
+				select {
+				case <-c.ended:
+					return nil
+				case <-c.statuses:
+				case <-time.After(patience):
+					return fmt.Errorf("no answer within %v", patience)
+				}
+			}
+			return c.closes()
+		})
+		if n := a.server.value(refused) - before; err == nil && n > most {
+			err = fmt.Errorf("the server has answered %v calls, more than %d", n, most)
+		}
+		if n := a.server.reviews.Load(); err == nil && n > 0 {
+			err = fmt.Errorf("the API server was asked about %d tokens", n)
+		}
+		return err
+	}
 }
 
 // longTokens sends a token that is longer than any header may be. The client may be told, or cut off.
@@ -443,7 +498,7 @@ func known(attack func(*http2Client, *attacker) error) func(*attacker) error {
 func emptyContinuations(c *http2Client, _ *attacker) error {
 	return c.flood(100_000, func(i int) error {
 		if i == 0 {
-			return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers()})
+			return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers("")})
 		}
 		return c.framer.WriteContinuation(101, false, nil)
 	})
@@ -461,7 +516,7 @@ func largeBlock(c *http2Client, _ *attacker) error {
 
 func slowBlock(c *http2Client, a *attacker) error {
 	err := c.write(func() error {
-		return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers()})
+		return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: c.headers("")})
 	})
 	if err != nil {
 		return err
@@ -493,7 +548,7 @@ func rapidReset(c *http2Client, _ *attacker) error {
 	return c.flood(100_000, func(i int) error {
 		id := uint32(101 + 2*i)
 		return errors.Join(
-			c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.headers(), EndHeaders: true}),
+			c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.headers(""), EndHeaders: true}),
 			c.framer.WriteRSTStream(id, http2.ErrCodeCancel))
 	})
 }

@@ -42,11 +42,12 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 func letIn(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
 	return func(ctx context.Context) (auth.Identity, error) {
 		connection, ctx := h2.ConnectionOf(ctx)
-		identity, err := authenticate(ctx)
-		if err != nil {
-			return auth.Identity{}, err
-		}
-		return identity, connection.Enter(ctx, caller(identity))
+		var identity auth.Identity
+		err := connection.Enter(ctx, func() (_ h2.Caller, err error) {
+			identity, err = authenticate(ctx)
+			return caller(identity), err
+		})
+		return identity, err
 	}
 }
 

@@ -233,6 +233,7 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 			err = a.observe(ctx, i, "look at this page")
 		}
 		if err != nil {
+			w.Header().Set("Connection", "close") // what the next request costs the server costs its client a handshake
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))
 			return
 		}

@@ -353,6 +353,21 @@ func TestObserversOverHTTP(t *testing.T) {
 	require.Equal(t, http.StatusForbidden, get(f.ca.Relay("r")))
 	require.Equal(t, http.StatusOK, get(f.ca.Observer()))
 	require.Equal(t, http.StatusOK, get(f.ca.Operator()))
+
+	// Who is refused has to connect again.
+	for _, test := range []struct {
+		certificate tls.Certificate
+		closed      bool
+	}{{f.ca.Observer(), false}, {f.ca.Node("a"), true}} {
+		transport := &http.Transport{TLSClientConfig: f.ca.ClientTLS(test.certificate)}
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+server.Listener.Addr().String(), nil)
+		require.NoError(t, err)
+		response, err := transport.RoundTrip(request)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		transport.CloseIdleConnections()
+		require.Equal(t, test.closed, response.Close)
+	}
 }
 
 func TestOperatorNeedsNoCredentials(t *testing.T) {

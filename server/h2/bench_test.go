@@ -192,7 +192,7 @@ func BenchmarkFanout(b *testing.B) {
 			grpc.StaticStreamWindowSize(128<<10), grpc.StaticConnWindowSize(128<<10), grpc.ReadBufferSize(4<<10),
 			grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 				connection, ctx := ConnectionOf(s.Context())
-				if err := connection.Enter(ctx, Caller{}); err != nil {
+				if err := connection.Enter(ctx, as(Caller{})); err != nil {
 					return err
 				}
 				streams <- s

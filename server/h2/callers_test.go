@@ -39,23 +39,23 @@ func TestCallersAreBounded(t *testing.T) {
 
 		// The oldest connection of a node ends.
 		first, there := connect()
-		require.NoError(t, first.Enter(ctx, node))
+		require.NoError(t, first.Enter(ctx, as(node)))
 		second, _ := connect()
-		require.NoError(t, second.Enter(ctx, node))
-		require.NoError(t, second.Enter(ctx, node))
+		require.NoError(t, second.Enter(ctx, as(node)))
+		require.NoError(t, second.Enter(ctx, as(node)))
 		closed := make(chan error, 1)
 		go func() {
 			_, err := there.Read(make([]byte, 1))
 			closed <- err
 		}()
 		third, _ := connect()
-		refused("#node a", third.Enter(ctx, node))
+		refused("#node a", third.Enter(ctx, as(node)))
 		synctest.Wait()
 		require.Empty(t, closed, "what is refused displaces nothing")
-		require.NoError(t, third.Enter(ctx, stream), "the agent's stream")
+		require.NoError(t, third.Enter(ctx, as(stream)), "the agent's stream")
 		require.Error(t, <-closed)
 		require.Equal(t, 1.0, testutil.ToFloat64(all.closed.count.WithLabelValues(reasonCaller)))
-		require.Equal(t, codes.Unavailable, status.Code(first.Enter(ctx, node)))
+		require.Equal(t, codes.Unavailable, status.Code(first.Enter(ctx, as(node))))
 
 		// A user's connections stay, and calls on one more are refused.
 		var users [3]*Connection
@@ -63,20 +63,20 @@ func TestCallersAreBounded(t *testing.T) {
 			users[i], _ = connect()
 		}
 		ctx2, cancel2 := context.WithCancel(t.Context())
-		require.NoError(t, users[0].Enter(ctx, user))
-		require.NoError(t, users[1].Enter(ctx2, user))
-		refused("+user u", users[2].Enter(ctx, user))
-		require.NoError(t, users[2].Enter(ctx, anybody), "who is not bounded")
+		require.NoError(t, users[0].Enter(ctx, as(user)))
+		require.NoError(t, users[1].Enter(ctx2, as(user)))
+		refused("+user u", users[2].Enter(ctx, as(user)))
+		require.NoError(t, users[2].Enter(ctx, as(anybody)), "who is not bounded")
 		users[0].end()
 		users[0].end()
-		require.NoError(t, users[2].Enter(ctx, user))
+		require.NoError(t, users[2].Enter(ctx, as(user)))
 		refused("#user u", func() error {
 			all.refused.count.Reset()
-			return users[2].Enter(ctx, user)
+			return users[2].Enter(ctx, as(user))
 		}())
 		cancel2()
 		synctest.Wait()
-		require.NoError(t, users[2].Enter(ctx, user), "a call has ended")
+		require.NoError(t, users[2].Enter(ctx, as(user)), "a call has ended")
 
 		cancel()
 		synctest.Wait()

@@ -79,18 +79,20 @@ type conn struct {
 	pings      pings
 }
 
-func newConn(s *Server, secure net.Conn, under *socket, p *peer.Peer, gone func()) *conn {
+func newConn(s *Server, secure net.Conn, under *socket, info connectionInfo) *conn {
 	c := &conn{
-		server: s, secure: secure, socket: under, peer: p, gone: gone,
+		server: s, secure: secure, socket: under, gone: info.connection.end,
+		peer:   &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info},
 		window: initialWindow, receive: initialWindow, initial: initialWindow, maxHeaders: math.MaxUint32,
 	}
 	c.changed.L = &c.mu
-	c.guard = newGuard(secure, s.options.MaxHeaderBytes, func() {
+	c.guard = newGuard(delivery{secure, under}, s.options.MaxHeaderBytes, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.breakLocked(errBlockTooSlow)
 	})
 	c.guard.blockTime = s.blockTime
+	c.guard.stranger = info.connection.stranger
 	c.framer = http2.NewFramer(nil, &c.guard)
 	c.framer.SetMaxReadFrameSize(frameSize)
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(initialHeaderTableSize, nil)
@@ -129,7 +131,7 @@ func (c *conn) run() {
 	c.mu.Lock()
 	if ok && c.breakLocked(v) {
 		c.mu.Unlock()
-		_, _ = io.CopyN(io.Discard, c.socket, lingerBytes) // whatever it is
+		_, _ = io.CopyN(io.Discard, c.socket.Conn, lingerBytes) // whatever it is
 		return
 	}
 	c.closeLocked(err, false)

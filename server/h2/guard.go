@@ -12,6 +12,9 @@ const (
 	// maxFrames is how many frames a client may send within a second, beside those that are paid
 	// for.
 	maxFrames = 1000
+	// maxStrangerFrames is how many frames a client may send in all before a call of it is let in:
+	// enough for the calls that a connection to the grpc.Server may begin with.
+	maxStrangerFrames = 100
 	// bytesPerFrame is how many bytes of messages pay for one more frame.
 	bytesPerFrame = 512
 	// maxBlockFrames bounds the frames of one header block: HEADERS and its CONTINUATIONs.
@@ -69,10 +72,13 @@ type guard struct {
 	blockTime time.Duration
 	// slow is called, in a goroutine of its own, when a header block takes longer than blockTime.
 	slow func()
+	// stranger reports whether no call has been let in yet; nil means that one has.
+	stranger func() bool
 	// dataPays means that the bytes of DATA frames pay for frames.
 	dataPays bool
 
 	// Only the goroutine that reads uses what follows.
+	ofStranger  int   // frames that came before a call was let in
 	broken      error // why nothing is read any more
 	skip        int   // bytes up to the header of the next frame
 	header      [frameHeaderSize]byte
@@ -126,6 +132,11 @@ func (g *guard) follow(b []byte) error {
 
 // frame checks a frame before its payload is read.
 func (g *guard) frame(size int, kind http2.FrameType, flags http2.Flags) error {
+	if g.stranger != nil && g.stranger() {
+		if g.ofStranger++; g.ofStranger > maxStrangerFrames {
+			return errTooManyFrames
+		}
+	}
 	if err := g.budget.spend(now()); err != nil {
 		return err
 	}

@@ -79,6 +79,22 @@ func TestGuardBounds(t *testing.T) {
 	}
 }
 
+// A client has few frames until a call of it is let in.
+func TestFramesOfStrangersAreBounded(t *testing.T) {
+	stranger := true
+	g := newGuard(nil, 16<<10, func() {})
+	g.stranger = func() bool { return stranger }
+	frame := func() error { return g.frame(0, http2.FrameWindowUpdate, 0) }
+	for range maxStrangerFrames {
+		require.NoError(t, frame())
+		g.budget.pay(bytesPerFrame)
+	}
+	stranger = false
+	require.NoError(t, frame())
+	stranger = true
+	require.Equal(t, errTooManyFrames, frame())
+}
+
 // The guard finds frames in whatever pieces they come.
 func TestGuardInPieces(t *testing.T) {
 	said := bytes.NewBufferString(http2.ClientPreface)

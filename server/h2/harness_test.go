@@ -105,6 +105,9 @@ func opener(serve func(*session) error) func(*Stream) (Session, error) {
 	}
 }
 
+// as identifies a caller.
+func as(c Caller) func() (Caller, error) { return func() (Caller, error) { return c, nil } }
+
 // fixture is a Server and a grpc.Server behind one Mux.
 type fixture struct {
 	t       testing.TB
@@ -140,7 +143,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 		session, err := accept(s)
 		if err == nil {
 			connection, _ := ConnectionOf(s.Context())
-			err = connection.Enter(s.Context(), Caller{})
+			err = connection.Enter(s.Context(), as(Caller{}))
 		}
 		return session, err
 	}
@@ -166,7 +169,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 			if f.refuse.Load() {
 				return status.Error(codes.Unauthenticated, "who are you?")
 			}
-			if err := connection.Enter(ctx, Caller{}); err != nil {
+			if err := connection.Enter(ctx, as(Caller{})); err != nil {
 				return err
 			}
 			asked, _ := metadata.FromIncomingContext(ctx)

@@ -165,7 +165,7 @@ func (m *Mux) handshake(c *Connection) {
 		return
 	}
 	if info.State.NegotiatedProtocol != Protocol {
-		handed := newHandedOver(conn, connectionInfo{info, c}, m.options.Server)
+		handed := newHandedOver(conn, s, connectionInfo{info, c}, m.options.Server)
 		select {
 		case m.grpc.conns <- handed:
 		case <-m.grpc.closed:
@@ -244,10 +244,11 @@ type handedOver struct {
 	over   sync.Once // Close or a violation, whichever comes first
 }
 
-func newHandedOver(conn net.Conn, info connectionInfo, s *Server) *handedOver {
+func newHandedOver(conn net.Conn, under *socket, info connectionInfo, s *Server) *handedOver {
 	h := &handedOver{Conn: conn, info: info, server: s}
-	h.guard = newGuard(conn, s.options.MaxHeaderBytes, func() { h.broken(errBlockTooSlow) })
+	h.guard = newGuard(delivery{conn, under}, s.options.MaxHeaderBytes, func() { h.broken(errBlockTooSlow) })
 	h.guard.blockTime = s.blockTime
+	h.guard.stranger = info.connection.stranger
 	h.guard.dataPays = true
 	return h
 }

@@ -22,12 +22,14 @@ func newClosed(o *MuxOptions) *refusals {
 		reasonStrangers:   "too many clients have not shown who they are, and this was the oldest",
 		reasonTimeout:     "for too long no call was let in",
 		reasonCertificate: "the client certificate is not valid: compare the client's CA with this server's client CA",
+		reasonRefused:     "the credentials of too many of its calls were refused",
 		reasonCaller:      "the caller has too many connections, and this was the oldest",
 	}, prometheus.CounterOpts{
 		Name: "slicecast_server_refused_connections_total",
 		Help: "Connections that the server closed, by reason: address (a newer one of the same address took its place before the client " +
 			"had shown who it is), strangers (the same, for one of any address), timeout (for too long no call was let in), certificate " +
-			"(the client's is not valid, or of another CA) or caller (newer ones of the same node took its place).",
+			"(the client's is not valid, or of another CA), refused (credentials of too many of its calls were) or caller (newer ones of the same node " +
+			"took its place).",
 	})
 }
 

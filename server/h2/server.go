@@ -29,7 +29,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/net/http2"
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc/peer"
 )
 
 // Session is the server's side of a stream.
@@ -114,7 +113,7 @@ func (s *Server) serve(secure net.Conn, under *socket, info connectionInfo) erro
 	if s.ended {
 		return errStopped
 	}
-	c := newConn(s, secure, under, &peer.Peer{Addr: secure.RemoteAddr(), LocalAddr: secure.LocalAddr(), AuthInfo: info}, info.connection.end)
+	c := newConn(s, secure, under, info)
 	if err := c.start(); err != nil {
 		return err
 	}

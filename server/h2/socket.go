@@ -15,9 +15,16 @@ const (
 	maxPending = 64 << 10
 	// lingerTime is for a client to read the last frames and to close its side before the connection is cut.
 	lingerTime = 5 * time.Second
+	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any: those of a
+	// handshake, and later those of a record or of a handshake message. It is more than the largest
+	// record, and room for a chain of about fifteen certificates.
+	maxUndelivered = 32 << 10
 )
 
-var errNotRead = errors.New("the client does not read the answers to its frames")
+var (
+	errNotRead     = errors.New("the client does not read the answers to its frames")
+	errUndelivered = fmt.Errorf("the client has sent %d bytes of a TLS handshake, and it is not complete", maxUndelivered)
+)
 
 // socket is what lies under a TLS connection. It begins as the net.Conn that it is made of. After noWait, its Write never
 // waits: what the kernel does not take at once is kept, in order, and written by a goroutine that lives until all of it is.
@@ -26,6 +33,9 @@ type socket struct {
 	// slots, if not nil, holds one token for each goroutine that may compute a handshake. The goroutine that uses the
 	// socket has one, except while it waits for the client.
 	slots chan struct{}
+	// undelivered counts the bytes that TLS has read since it last delivered any. Only the goroutine
+	// that reads uses it.
+	undelivered int
 
 	raw      syscall.RawConn // nil: Write waits
 	attempt  func(fd uintptr) bool
@@ -66,14 +76,33 @@ func (s *socket) noWait(wait *sync.WaitGroup, onFlush func()) error {
 	return nil
 }
 
-// Read implements net.Conn.
-func (s *socket) Read(b []byte) (int, error) {
-	if s.slots == nil {
-		return s.Conn.Read(b)
+// Read implements net.Conn, for TLS.
+func (s *socket) Read(b []byte) (n int, err error) {
+	if s.undelivered == maxUndelivered {
+		return 0, errUndelivered
 	}
-	<-s.slots
-	defer func() { s.slots <- struct{}{} }()
-	return s.Conn.Read(b)
+	if s.slots != nil {
+		<-s.slots
+		defer func() { s.slots <- struct{}{} }()
+	}
+	n, err = s.Conn.Read(b[:min(len(b), maxUndelivered-s.undelivered)])
+	s.undelivered += n
+	return n, err
+}
+
+// delivery reads what TLS delivers of what it has read from a socket.
+type delivery struct {
+	secure net.Conn
+	under  *socket
+}
+
+// Read implements io.Reader.
+func (d delivery) Read(b []byte) (int, error) {
+	n, err := d.secure.Read(b)
+	if n > 0 {
+		d.under.undelivered = 0
+	}
+	return n, err
 }
 
 // Write implements net.Conn.

@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -17,6 +19,14 @@ import (
 // sourceBits is the length of the prefix of IPv6 addresses that count as one address: networks hand out no less than a /64.
 const sourceBits = 64
 
+// A connection may have maxRefusedCalls calls refused at once because of their credentials, and
+// another one each refusedCallEvery. Each of them may have the server check a signature. An agent
+// opens a new connection after one.
+const (
+	maxRefusedCalls  = 2
+	refusedCallEvery = 10 * time.Second
+)
+
 // Reasons for which connections are closed.
 const (
 	reasonAddress     = "address"
@@ -24,6 +34,7 @@ const (
 	reasonTimeout     = "timeout"
 	reasonCertificate = "certificate"
 	reasonCaller      = "caller"
+	reasonRefused     = "refused"
 )
 
 // connections are a Mux's connections, from accept to their end.
@@ -34,6 +45,10 @@ const (
 //  2. There are at most MaxStrangersOfNodes whose address is a Node's, at most MaxStrangers whose address is none, and at most
 //     MaxStrangersPerAddress of one source. A newcomer takes the place of the oldest one, so those of Nodes make room only for
 //     each other.
+//  3. They send at most maxStrangerFrames frames, which the guards count.
+//
+// And for every connection: credentials are refused for at most maxRefusedCalls calls, and one more each refusedCallEvery,
+// beside those that are under way at the same time.
 type connections struct {
 	options *MuxOptions
 	// closed counts connections, refused calls.
@@ -61,14 +76,17 @@ type Connection struct {
 	source netip.Prefix
 	ofNode bool
 	timer  *time.Timer
+	known  atomic.Bool // a call has been let in
 
 	// all.mu guards what follows.
 	places [2]*list.Element // in the lists of strangers; nil if it is none
 	calls  int              // that have been let in and go on
 	until  time.Time        // when the connection ends, unless there are calls then
 	over   bool
-	owner  string // the Caller of the first call that was let in and bounded
-	owned  *list.Element
+	// refusals has a token for each call that may still be refused; nil means that none was refused.
+	refusals *rate.Limiter
+	owner    string // the Caller of the first call that was let in and bounded
+	owned    *list.Element
 }
 
 // source returns what counts as one address, and whether it is a Node's. Each address of a Node counts for itself, as many
@@ -182,9 +200,50 @@ func (c *Connection) expire() {
 	c.close(reasonTimeout)
 }
 
-// Enter lets a call of a caller in, whose context ends with it: the client has shown who it is. The connection is no stranger
-// any more, and lasts as long as there are such calls, and MuxOptions.MaxIdle longer. The error is a gRPC status.
-func (c *Connection) Enter(ctx context.Context, by Caller) error {
+// stranger reports whether no call on the connection has been let in yet.
+func (c *Connection) stranger() bool { return !c.known.Load() }
+
+// Enter lets a call in, whose context ends with it, if identify tells whose it is: the client has shown who it is. The
+// connection is no stranger any more, and lasts as long as there are such calls, and MuxOptions.MaxIdle longer. The error is
+// a gRPC status. A connection on which identify has refused too many calls ends, and identify is not called.
+func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error)) error {
+	if err := c.mayCall(); err != nil {
+		return err
+	}
+	by, err := identify()
+	if err != nil {
+		c.refuse()
+		return err
+	}
+	return c.letIn(ctx, by)
+}
+
+// mayCall ends the connection if too many calls were refused. Nothing is counted beyond the connection, so a client whose
+// credentials are good loses nothing by the refusals of others at its address.
+func (c *Connection) mayCall() error {
+	a := c.all
+	a.mu.Lock()
+	if c.over || c.refusals == nil || c.refusals.Tokens() >= 1 {
+		a.mu.Unlock()
+		return nil
+	}
+	c.overLocked()
+	a.mu.Unlock()
+	c.close(reasonRefused)
+	return status.Error(codes.Unavailable, "too many calls on this connection were refused")
+}
+
+// refuse counts a call whose credentials are refused.
+func (c *Connection) refuse() {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if c.refusals == nil {
+		c.refusals = rate.NewLimiter(rate.Every(refusedCallEvery), maxRefusedCalls)
+	}
+	c.refusals.Allow() // those that were under way at the same time may be more
+}
+
+func (c *Connection) letIn(ctx context.Context, by Caller) error {
 	displaced, reason, err := c.enter(ctx, by)
 	if displaced != nil {
 		displaced.close(reasonCaller, "caller", by.Name)
@@ -209,6 +268,7 @@ func (c *Connection) enter(ctx context.Context, by Caller) (displaced *Connectio
 		displaced.overLocked()
 	}
 	c.knownLocked()
+	c.known.Store(true)
 	c.calls++
 	c.timer.Stop()
 	context.AfterFunc(ctx, func() { c.leave(by) })

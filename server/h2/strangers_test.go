@@ -259,6 +259,61 @@ func (recorder) SetDeadline(time.Time) error      { return nil }
 func (recorder) SetReadDeadline(time.Time) error  { return nil }
 func (recorder) SetWriteDeadline(time.Time) error { return nil }
 
+// A few calls of a connection are refused, and the next one ends it before anybody is asked about it. Others of its address
+// are let in, and so are calls whose credentials are good, however many there are.
+func TestRefusedCallsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}
+		o := f.muxOptions(nil, time.Hour)
+		all := newConnections(&o)
+		connect := func() *Connection {
+			here, there := net.Pipe()
+			t.Cleanup(func() { _ = there.Close() })
+			c := all.enter(here)
+			t.Cleanup(c.end)
+			return c
+		}
+		asked := 0
+		unknown := func() (Caller, error) {
+			asked++
+			return Caller{}, status.Error(codes.Unauthenticated, "who are you?")
+		}
+		refused := func(c *Connection) codes.Code { return status.Code(c.Enter(t.Context(), unknown)) }
+		ended := func() float64 { return testutil.ToFloat64(all.closed.count.WithLabelValues(reasonRefused)) }
+
+		c := connect()
+		for range maxRefusedCalls {
+			require.Equal(t, codes.Unauthenticated, refused(c))
+		}
+		<-time.After(refusedCallEvery)
+		require.Equal(t, codes.Unauthenticated, refused(c), "one more after a while")
+		require.Zero(t, ended())
+		require.Equal(t, codes.Unavailable, refused(c))
+		require.Equal(t, maxRefusedCalls+1, asked)
+		require.Equal(t, 1.0, ended())
+		_, err := c.raw.Write([]byte{1})
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		require.Equal(t, codes.Unavailable, status.Code(c.Enter(t.Context(), as(Caller{}))), "it has ended")
+		require.Equal(t, 1.0, ended(), "once")
+
+		c = connect()
+		require.True(t, c.stranger())
+		for range 10 * maxRefusedCalls {
+			require.NoError(t, c.Enter(t.Context(), as(Caller{})))
+		}
+		require.False(t, c.stranger())
+
+		// What is refused because of its caller's bounds is no reason to end what goes on.
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		one := as(Caller{Name: "a", MaxConnections: 1, MaxCalls: 1})
+		require.NoError(t, c.Enter(ctx, one))
+		for range 10 * maxRefusedCalls {
+			require.Equal(t, codes.ResourceExhausted, status.Code(c.Enter(ctx, one)))
+		}
+	})
+}
+
 // A connection whose calls were let in lasts as long as they do, and ends when none was for long, be it that others were refused.
 func TestConnectionsEndWithoutCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -276,9 +331,9 @@ func TestConnectionsEndWithoutCalls(t *testing.T) {
 		c := all.enter(here)
 		<-time.After(19 * time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx, Caller{}))
+		require.NoError(t, c.Enter(ctx, as(Caller{})))
 		ctx2, cancel2 := context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx2, Caller{}))
+		require.NoError(t, c.Enter(ctx2, as(Caller{})))
 		<-time.After(time.Hour)
 		cancel()
 		<-time.After(time.Hour)
@@ -286,12 +341,12 @@ func TestConnectionsEndWithoutCalls(t *testing.T) {
 		synctest.Wait()
 		<-time.After(59 * time.Second)
 		ctx, cancel = context.WithCancel(t.Context())
-		require.NoError(t, c.Enter(ctx, Caller{}))
+		require.NoError(t, c.Enter(ctx, as(Caller{})))
 		<-time.After(2 * time.Second)
 		require.Empty(t, closed)
 		begin := time.Now()
 		cancel()
 		require.Equal(t, time.Minute, (<-closed).Sub(begin))
-		require.Equal(t, codes.Unavailable.String(), status.Code(c.Enter(t.Context(), Caller{})).String())
+		require.Equal(t, codes.Unavailable.String(), status.Code(c.Enter(t.Context(), as(Caller{}))).String())
 	})
 }
