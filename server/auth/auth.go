@@ -119,13 +119,18 @@ func bearerToken(header string) (string, bool) {
 }
 
 // Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as an observer, be it one
-// that follows a node's Node, by which name, and until when; zero: for ever. Its error is a gRPC status.
+// that follows a node's Node, who that is, and until when; zero: for ever. A node has one name, whether it has shown a
+// certificate or a token. The error is a gRPC status.
 func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error) {
 	i, ok := identityOf(ctx)
 	if !ok { // a method that no interceptor guards would be a bug here; refuse rather than serve
 		return "", time.Time{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
 	}
-	return i.Name(), i.Until, a.stream(ctx, i, kind, nodeName)
+	user = i.Name()
+	if kind == pb.ClientKind_CLIENT_KIND_AGENT && !i.Operator {
+		user = nodeUserPrefix + i.Node
+	}
+	return user, i.Until, a.stream(ctx, i, kind, nodeName)
 }
 
 func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeName string) error {

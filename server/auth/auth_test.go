@@ -370,6 +370,20 @@ func TestObserversOverHTTP(t *testing.T) {
 	}
 }
 
+// A node is one, whatever it shows: it has one share.
+func TestANodeHasOneName(t *testing.T) {
+	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+	for _, i := range []Identity{
+		{User: "system:node:a", Node: "a"},
+		{User: "system:serviceaccount:slicecast:agent", Node: "a"},
+		{User: "system:serviceaccount:slicecast:both", Node: "a", Relay: true},
+	} {
+		user, _, err := a.Authorize(withIdentity(t.Context(), i), pb.ClientKind_CLIENT_KIND_AGENT, "a")
+		require.NoError(t, err)
+		require.Equal(t, "system:node:a", user, i)
+	}
+}
+
 func TestOperatorNeedsNoCredentials(t *testing.T) {
 	i, err := Operator("debug socket")(t.Context())
 	require.NoError(t, err)
