@@ -1,4 +1,4 @@
-// Package bounded serves HTTP on ports that are open to strangers.
+// Package bounded bounds the connections to ports that are open to strangers, and serves HTTP on them.
 //
 // Guarantees:
 //
@@ -51,13 +51,16 @@ var (
 	// Metrics are the limits of metrics. Write leaves time for a slow reader of many, and Idle is
 	// longer than scrapers' intervals.
 	Metrics = Limits{Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute}
+	// Plaintext are the limits of gRPC without TLS. All agents may come from one address: that of a
+	// mesh's proxy, or of a test. The timeouts are the gRPC server's.
+	Plaintext = Limits{Total: 16384, PerAddress: 8192}
 )
 
 // NewDisplaced returns the metric of displaced connections, by port, of a component: server or agent.
 func NewDisplaced(r prometheus.Registerer, component string) *prometheus.CounterVec {
 	return promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: component, Name: "displaced_connections_total",
-		Help: "Connections to ports of health checks and metrics that were closed to make room for new ones, by port.",
+		Help: "Connections to ports of health checks and metrics, and of gRPC without TLS, that were closed to make room for new ones, by port.",
 	}, []string{"port"})
 }
 

@@ -123,7 +123,8 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	if certificates != nil {
 		s.addresses.GRPC = s.addTLS(grpcListener, certificates.Server(clients), authentication)
 	} else {
-		s.addresses.GRPC = s.addGRPC("gRPC", grpcListener, s.newGRPC(nil, authentication, auth.Operator("anybody")))
+		port := bounded.NewPort("plaintext", bounded.Plaintext, c.Logger, displaced)
+		s.addresses.GRPC = s.addGRPC("gRPC", port.Listener(grpcListener), s.newGRPC(nil, authentication, auth.Operator("anybody")))
 	}
 
 	if c.DebugSocket != "" {

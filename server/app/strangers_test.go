@@ -3,11 +3,13 @@ package app
 import (
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/slicecast/slicecast/internal/bounded"
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
@@ -52,4 +54,21 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nor do they without TLS.
+func TestPlaintextConnectionsAreBounded(t *testing.T) {
+	r := start(t, testConfig(t))
+	r.sync()
+	address := r.Addresses().GRPC.String()
+	stream, err := hello(t, dial(t, address, nil), "node-0")
+	require.NoError(t, err)
+	flood(t, bounded.Plaintext.PerAddress+8, address, func(int) net.IP { return net.IPv4(127, 0, 1, 1) })
+	_, err = hello(t, dial(t, address, nil), "node-1")
+	require.NoError(t, err)
+	require.NoError(t, stream.Context().Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(get(t, nil, "http://"+r.Addresses().Metrics.String()+"/metrics"),
+			`slicecast_server_displaced_connections_total{port="plaintext"} 8`)
+	}, deadline, time.Millisecond)
 }
