@@ -1,4 +1,5 @@
-// Package bounded bounds the connections to ports that are open to strangers, and serves HTTP on them.
+// Package bounded bounds the connections to ports that are open to strangers, and serves HTTP on
+// them.
 //
 // Guarantees:
 //

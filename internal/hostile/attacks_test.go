@@ -362,13 +362,13 @@ func silentAfterSettings(a *attacker) error {
 // manyConnections is how many connections an attack has that is bounded on each of them.
 const manyConnections = 100
 
-// onMany connects many times, from one address, and makes an attack on each connection. None may last so long that it is closed
-// for that.
+// onMany connects many times, from one address, and makes an attack on each connection. None may
+// last so long that it is closed for that.
 func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error) error {
 	spared := ofConnections("timeout")
 	before := a.server.value(spared)
 	var all errgroup.Group
-	turns := make(chan struct{}, 4) // the attacker's own part of the handshakes must not slow down everybody
+	turns := make(chan struct{}, 4) // the attacker's part of handshakes must not slow down everybody
 	for range manyConnections {
 		all.Go(func() error {
 			turns <- struct{}{}
@@ -422,8 +422,9 @@ func (h *heldBack) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// refusedCalls calls with a token, or without credentials, until the connections end. A token may be signed with a key that the
-// API server does not have: no review is spent on it, but the check of a signature is.
+// refusedCalls calls with a token, or without credentials, until the connections end. A token may
+// be signed with a key that the API server does not have: no review is spent on it, but the check
+// of a signature is.
 func refusedCalls(token string) func(*attacker) error {
 	refused := counter{"slicecast_server_refused_requests_total", ""}
 	// most is how many calls are refused, with those that are under way when a connection ends.

@@ -118,9 +118,9 @@ func bearerToken(header string) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as an observer, be it one
-// that follows a node's Node, who that is, and until when; zero: for ever. A node has one name, whether it has shown a
-// certificate or a token. The error is a gRPC status.
+// Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as
+// an observer, be it one that follows a node's Node, who that is, and until when; zero: for ever. A
+// node has one name, whether it has shown a certificate or a token. The error is a gRPC status.
 func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error) {
 	i, ok := identityOf(ctx)
 	if !ok { // a method that no interceptor guards would be a bug here; refuse rather than serve
@@ -238,7 +238,7 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 			err = a.observe(ctx, i, "look at this page")
 		}
 		if err != nil {
-			w.Header().Set("Connection", "close") // what the next request costs the server costs its client a handshake
+			w.Header().Set("Connection", "close") // the next try costs its client a handshake
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))
 			return
 		}

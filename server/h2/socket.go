@@ -15,9 +15,9 @@ const (
 	maxPending = 64 << 10
 	// lingerTime is for a client to read the last frames and to close its side before the connection is cut.
 	lingerTime = 5 * time.Second
-	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any: those of a
-	// handshake, and later those of a record or of a handshake message. It is more than the largest
-	// record, and room for a chain of about fifteen certificates.
+	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any: those of
+	// a handshake, and later those of a record or of a handshake message. It is more than the
+	// largest record, and room for a chain of about fifteen certificates.
 	maxUndelivered = 32 << 10
 )
 
@@ -33,8 +33,8 @@ type socket struct {
 	// slots, if not nil, holds one token for each goroutine that may compute a handshake. The goroutine that uses the
 	// socket has one, except while it waits for the client.
 	slots chan struct{}
-	// undelivered counts the bytes that TLS has read since it last delivered any. Only the goroutine
-	// that reads uses it.
+	// undelivered counts the bytes that TLS has read since it last delivered any. Only the
+	// goroutine that reads uses it.
 	undelivered int
 
 	raw      syscall.RawConn // nil: Write waits

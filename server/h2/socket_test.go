@@ -65,7 +65,8 @@ func (s *swallows) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Nor does it keep more of what comes after the handshake, such as the first part of a message of TLS.
+// Nor does it keep more of what comes after the handshake, such as the first part of a message of
+// TLS.
 func TestUndeliveredBytesAreBounded(t *testing.T) {
 	under := &socket{Conn: said{all: bytes.NewBuffer(make([]byte, 10*maxUndelivered))}}
 	secure := &swallows{Conn: under, deliver: true}

@@ -47,8 +47,8 @@ const (
 //     each other.
 //  3. They send at most maxStrangerFrames frames, which the guards count.
 //
-// And for every connection: credentials are refused for at most maxRefusedCalls calls, and one more each refusedCallEvery,
-// beside those that are under way at the same time.
+// And for every connection: credentials are refused for at most maxRefusedCalls calls, and one more
+// each refusedCallEvery, beside those that are under way at the same time.
 type connections struct {
 	options *MuxOptions
 	// closed counts connections, refused calls.
@@ -83,7 +83,8 @@ type Connection struct {
 	calls  int              // that have been let in and go on
 	until  time.Time        // when the connection ends, unless there are calls then
 	over   bool
-	// refusals has a token for each call that may still be refused; nil means that none was refused.
+	// refusals has a token for each call that may still be refused; nil means that none was
+	// refused.
 	refusals *rate.Limiter
 	owner    string // the Caller of the first call that was let in and bounded
 	owned    *list.Element
@@ -203,9 +204,10 @@ func (c *Connection) expire() {
 // stranger reports whether no call on the connection has been let in yet.
 func (c *Connection) stranger() bool { return !c.known.Load() }
 
-// Enter lets a call in, whose context ends with it, if identify tells whose it is: the client has shown who it is. The
-// connection is no stranger any more, and lasts as long as there are such calls, and MuxOptions.MaxIdle longer. The error is
-// a gRPC status. A connection on which identify has refused too many calls ends, and identify is not called.
+// Enter lets a call in, whose context ends with it, if identify tells whose it is: the client has
+// shown who it is. The connection is no stranger any more, and lasts as long as there are such
+// calls, and MuxOptions.MaxIdle longer. The error is a gRPC status. A connection on which identify
+// has refused too many calls ends, and identify is not called.
 func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error)) error {
 	if err := c.mayCall(); err != nil {
 		return err
@@ -218,8 +220,9 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 	return c.letIn(ctx, by)
 }
 
-// mayCall ends the connection if too many calls were refused. Nothing is counted beyond the connection, so a client whose
-// credentials are good loses nothing by the refusals of others at its address.
+// mayCall ends the connection if too many calls were refused. Nothing is counted beyond the
+// connection, so a client whose credentials are good loses nothing by the refusals of others at its
+// address.
 func (c *Connection) mayCall() error {
 	a := c.all
 	a.mu.Lock()

@@ -259,8 +259,9 @@ func (recorder) SetDeadline(time.Time) error      { return nil }
 func (recorder) SetReadDeadline(time.Time) error  { return nil }
 func (recorder) SetWriteDeadline(time.Time) error { return nil }
 
-// A few calls of a connection are refused, and the next one ends it before anybody is asked about it. Others of its address
-// are let in, and so are calls whose credentials are good, however many there are.
+// A few calls of a connection are refused, and the next one ends it before anybody is asked about
+// it. Others of its address are let in, and so are calls whose credentials are good, however many
+// there are.
 func TestRefusedCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}
