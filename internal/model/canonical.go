@@ -9,61 +9,69 @@ import (
 	"strings"
 )
 
-// The methods Check define what a canonical object is. Sources make no others: they leave out, and report, what the API server
-// would not have admitted. Decoders refuse others, so that what a rogue server sends is no worse for a node than what a tenant
-// can write. Check looks at the content only, not at the version. Its errors name the field as the wire API does.
+// The methods named Check define canonical objects. Sources create only canonical objects: they
+// leave out, and report, what an API server would not have admitted. Decoders refuse any other
+// object, so a rogue server can do no more to a node than a tenant can. Check looks at the content
+// only, not at the version. Its errors name fields as the wire API does.
 //
-// A canonical object has, beside what the functions say:
+// Besides what each Check lists, these invariants hold for a canonical object:
 //
-//  1. lists in ascending order, each entry once; NewService and NewSlice sort them. A Node's addresses and pod CIDRs keep the
-//     order that the cluster has given them, which counts.
-//  2. addresses and ranges in one form: no zones, no IPv4-mapped IPv6, and ranges without host bits.
-//  3. names as Kubernetes has them.
+//  1. Its lists are in ascending order without duplicates; NewService and NewSlice sort them. A
+//     Node's addresses and pod CIDRs keep the cluster's order instead, because that order has a
+//     meaning.
+//  2. Its addresses and ranges have one form: no zones, no IPv4-mapped IPv6 addresses, and no host
+//     bits in ranges.
+//  3. Its names are valid Kubernetes names.
 //
-// Nothing has to be there but what names the object: newer software may leave out what it says in another way.
+// Only the name of the object is required, because newer software may express other fields in
+// another way.
 
-// Bounds of what is in an object. Those of slices are the API server's own.
+// Bounds of the content of objects. The bounds of slices are those of the API server.
 const (
-	MaxEndpoints  = 1000   // of a slice
-	MaxSlicePorts = 20_000 // of a slice
-	MaxHints      = 8      // of an endpoint, of each kind
-	// MaxAffinitySeconds bounds how long a client's IP sticks to its endpoint: a day.
+	MaxEndpoints  = 1000   // endpoints of a slice
+	MaxSlicePorts = 20_000 // ports of a slice
+	MaxHints      = 8      // hints of an endpoint, of each kind
+	// MaxAffinitySeconds bounds the duration of session affinity: one day, in seconds.
 	MaxAffinitySeconds = 86_400
-	// MaxNodeAddresses is a hundred times what Nodes have. The API server has no bound.
+	// MaxNodeAddresses bounds the addresses of a Node. The API server has no bound; this one is a
+	// hundred times what Nodes have in practice.
 	MaxNodeAddresses = 1000
-	// MaxCIDRs bounds the ranges of a Node's pods, and those of one ServiceCIDR. The API server admits one of each family.
+	// MaxCIDRs bounds the pod CIDRs of a Node and the ranges of one ServiceCIDR. The API server
+	// admits one range of each family.
 	MaxCIDRs = 16
 	// MaxServiceCIDRs bounds the ranges of all ServiceCIDRs together.
 	MaxServiceCIDRs = 1000
 
-	// In bytes.
+	// Lengths of names in bytes.
 	maxLabel     = 63
 	maxSubdomain = 253
 )
 
-// AddressUse says what an address is used for, on which it depends which ones make sense.
+// AddressUse is the purpose of an address. It decides which addresses are valid.
 type AddressUse uint8
 
-// The uses of addresses, from the strictest on.
+// The uses of addresses, the strictest first.
 const (
-	// ForEndpoints is for what traffic leads to, and for external IPs. The API server admits no loopback or link-local addresses
-	// there: they are the node's own, such as that of a cloud's metadata service.
+	// ForEndpoints is the use of endpoint addresses and external IPs. The API server admits no
+	// loopback or link-local addresses there, because they belong to the node itself or to services
+	// such as a cloud's metadata server.
 	ForEndpoints AddressUse = iota
-	// ForServices is for cluster IPs, and for a load balancer's addresses. Link-local ones are in use there.
+	// ForServices is the use of cluster IPs and load-balancer addresses. Link-local addresses are
+	// valid and in use there.
 	ForServices
-	// ForNodes is for a Node's own addresses.
+	// ForNodes is the use of a Node's own addresses.
 	ForNodes
 )
 
-// CheckAddress returns what is wrong with an address for that use, or nil.
+// CheckAddress returns an error if the address is not valid for the use.
 func CheckAddress(a netip.Addr, use AddressUse) error {
 	switch {
 	case !a.IsValid():
-		return errors.New("no address")
+		return errors.New("missing address")
 	case a.Zone() != "" || a.Is4In6():
-		return fmt.Errorf("%s is no plain IPv4 or IPv6 address", a)
+		return fmt.Errorf("%s is not a plain IPv4 or IPv6 address", a)
 	case a.IsUnspecified() || a.IsMulticast() || a == broadcast:
-		return fmt.Errorf("%s is no unicast address", a)
+		return fmt.Errorf("%s is not a unicast address", a)
 	case use <= ForServices && a.IsLoopback():
 		return fmt.Errorf("%s is a loopback address", a)
 	case use <= ForEndpoints && a.IsLinkLocalUnicast():
@@ -74,12 +82,12 @@ func CheckAddress(a netip.Addr, use AddressUse) error {
 
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// The classes of characters in names.
+// Classes of characters in names.
 const (
 	lower  = 1 << iota // a-z, 0-9
 	upper              // A-Z
 	hyphen             // -
-	inner              // _ and ., which may be in label values, but not at their ends
+	inner              // _ and ., which a label value may contain but neither begin nor end with
 )
 
 var classes = func() (c [256]uint8) {
@@ -93,7 +101,8 @@ var classes = func() (c [256]uint8) {
 	return c
 }()
 
-// isWord reports whether all of s is of some classes, and its ends are of those of letters and digits among them.
+// isWord reports whether every character of s belongs to one of the classes in of, and the first
+// and the last character are letters or digits.
 func isWord(s string, of uint8) bool {
 	ends := of & (lower | upper)
 	if s == "" || classes[s[0]]&ends == 0 || classes[s[len(s)-1]]&ends == 0 {
@@ -107,10 +116,11 @@ func isWord(s string, of uint8) bool {
 	return true
 }
 
-// IsLabel reports whether s is a DNS label as Kubernetes has them (RFC 1123): the name of a namespace, Service or port.
+// IsLabel reports whether s is a DNS label (RFC 1123). Namespaces, Services and ports have such
+// names.
 func IsLabel(s string) bool { return len(s) <= maxLabel && isWord(s, lower|hyphen) }
 
-// IsSubdomain reports whether s is a DNS subdomain as Kubernetes has them (RFC 1123): the name of a slice or Node.
+// IsSubdomain reports whether s is a DNS subdomain (RFC 1123). Slices and Nodes have such names.
 func IsSubdomain(s string) bool {
 	if len(s) > maxSubdomain {
 		return false
@@ -127,12 +137,14 @@ func IsSubdomain(s string) bool {
 	}
 }
 
-// IsLabelValue reports whether s can be the value of a label, such as the name of a zone. It may be empty.
+// IsLabelValue reports whether s can be the value of a label, such as the name of a zone. An empty
+// string can.
 func IsLabelValue(s string) bool {
 	return s == "" || len(s) <= maxLabel && isWord(s, lower|upper|hyphen|inner)
 }
 
-// IsQualifiedName reports whether s can be the key of a label: a word, with a DNS subdomain and a slash before it or not.
+// IsQualifiedName reports whether s can be the key of a label: a name, optionally preceded by a DNS
+// subdomain and a slash.
 func IsQualifiedName(s string) bool {
 	prefix, name, ok := strings.Cut(s, "/")
 	if !ok {
@@ -141,7 +153,7 @@ func IsQualifiedName(s string) bool {
 	return (!ok || IsSubdomain(prefix)) && name != "" && IsLabelValue(name)
 }
 
-// checker keeps the first error.
+// checker keeps the first error of a check.
 type checker struct{ err error }
 
 func (c *checker) fail(format string, args ...any) {
@@ -150,53 +162,56 @@ func (c *checker) fail(format string, args ...any) {
 	}
 }
 
-// want fails, where ok does not hold, with a value that anybody may have written.
+// want fails unless ok. The error quotes at most 80 characters of the value, because anybody may
+// have written it.
 func (c *checker) want(ok bool, field, value, what string) {
 	if !ok {
-		c.fail("%s: %.80q is no %s", field, value, what)
+		c.fail("%s: %.80q is not a valid %s", field, value, what)
 	}
 }
 
 func (c *checker) key(k Key) {
 	switch k.Kind {
 	case KindService:
-		c.want(IsLabel(k.Namespace), "namespace", k.Namespace, "name of a namespace")
-		c.want(IsLabel(k.Name), "name", k.Name, "name of a Service")
+		c.want(IsLabel(k.Namespace), "namespace", k.Namespace, "namespace name")
+		c.want(IsLabel(k.Name), "name", k.Name, "Service name")
 	case KindSlice:
-		c.want(IsLabel(k.Namespace), "namespace", k.Namespace, "name of a namespace")
-		c.want(IsSubdomain(k.Name), "name", k.Name, "name of an EndpointSlice")
+		c.want(IsLabel(k.Namespace), "namespace", k.Namespace, "namespace name")
+		c.want(IsSubdomain(k.Name), "name", k.Name, "EndpointSlice name")
 	case KindNode, KindServiceCIDR:
-		c.want(k.Namespace == "", "namespace", k.Namespace, "namespace of an object without one")
-		c.want(IsSubdomain(k.Name), "name", k.Name, "name of a "+k.Kind.String())
+		c.want(k.Namespace == "", "namespace", k.Namespace, "namespace for an object without one")
+		c.want(IsSubdomain(k.Name), "name", k.Name, k.Kind.String()+" name")
 	default:
 		c.fail("kind: unknown value %d", k.Kind)
 	}
 }
 
-// count fails for a list that is too long.
+// count fails if a list has more than most entries.
 func (c *checker) count(field string, n, most int) {
 	if n > most {
-		c.fail("%s: has %d entries, and may have %d", field, n, most)
+		c.fail("%s: has %d entries, more than the maximum of %d", field, n, most)
 	}
 }
 
-// ascending fails where the ith entry of a list, to which the ones before it are compared, does not come after the one before.
+// ascending fails unless entry i of a list sorts after entry i-1. compared is the result of
+// comparing entry i-1 with entry i; it is ignored for the first entry.
 func (c *checker) ascending(field string, i, compared int) {
 	if i > 0 && compared >= 0 {
-		c.fail("%s: entry %d comes twice, or out of order", field, i)
+		c.fail("%s: entry %d is a duplicate or out of order", field, i)
 	}
 }
 
-// families counts the entries of each IP family, and fails where one has too many.
+// families counts the entries of a list in each IP family: IPv4 first, then IPv6.
 type families [2]int
 
+// add counts an address and fails if its family has more than most entries.
 func (f *families) add(c *checker, field string, a netip.Addr, most int) {
 	n := &f[0]
 	if !a.Is4() {
 		n = &f[1]
 	}
 	if *n++; *n > most {
-		c.fail("%s: has more than %d entries of a family", field, most)
+		c.fail("%s: has more than %d entries of one IP family", field, most)
 	}
 }
 
@@ -206,7 +221,7 @@ func (c *checker) address(field string, a netip.Addr, use AddressUse) {
 	}
 }
 
-// addresses checks a list in ascending order, with so many entries of a family at most.
+// addresses checks an ascending list of addresses with at most most entries in each IP family.
 func (c *checker) addresses(field string, list []netip.Addr, use AddressUse, most int) {
 	var n families
 	for i, a := range list {
@@ -218,11 +233,11 @@ func (c *checker) addresses(field string, list []netip.Addr, use AddressUse, mos
 
 func (c *checker) prefix(field string, p netip.Prefix) {
 	if !p.IsValid() || p.Addr().Is4In6() || p != p.Masked() {
-		c.fail("%s: %s is no canonical IPv4 or IPv6 range", field, p)
+		c.fail("%s: %s is not a canonical IPv4 or IPv6 range", field, p)
 	}
 }
 
-// prefixes checks a list in ascending order, with so many entries of a family at most.
+// prefixes checks an ascending list of ranges with at most most entries in each IP family.
 func (c *checker) prefixes(field string, list []netip.Prefix, most int) {
 	var n families
 	for i, p := range list {
@@ -232,14 +247,14 @@ func (c *checker) prefixes(field string, list []netip.Prefix, most int) {
 	}
 }
 
-// port checks a port's name, protocol and number.
+// port checks the name, protocol and number of a port.
 func (c *checker) port(name string, protocol Protocol, number uint16) {
-	c.want(name == "" || IsLabel(name), "ports.name", name, "name of a port")
+	c.want(name == "" || IsLabel(name), "ports.name", name, "port name")
 	if protocol < TCP || protocol > SCTP {
 		c.fail("ports.protocol: unknown value %d", protocol)
 	}
 	if number == 0 {
-		c.fail("ports.port: 0 is no port number")
+		c.fail("ports.port: 0 is not a valid port number")
 	}
 }
 
@@ -247,7 +262,7 @@ func comparePort(aName string, a Protocol, bName string, b Protocol) int {
 	return cmp.Or(cmp.Compare(aName, bName), cmp.Compare(a, b))
 }
 
-// Check returns an error if no object can have the key.
+// Check returns an error if the key is not valid for any object.
 func (k Key) Check() error {
 	var c checker
 	c.key(k)
@@ -256,13 +271,13 @@ func (k Key) Check() error {
 
 // Check returns an error if the Service is not canonical.
 //
-//   - It has at most one cluster IP of each family, and at most MaxFrontends external IPs, load-balancer addresses and source
-//     ranges of each, and MaxFrontends ports.
-//   - No two ports have the same name and protocol, the same number and protocol, or the same NodePort and protocol. None has
-//     the number 0. Only Services of type NodePort or LoadBalancer have NodePorts.
-//   - Load-balancer addresses and source ranges are only in Services of type LoadBalancer; a port for health checks in one
-//     with the external traffic policy Local.
-//   - The affinity lasts MaxAffinitySeconds at most.
+//   - It has at most one cluster IP in each family and at most MaxFrontends ports. It has at most
+//     MaxFrontends external IPs, load-balancer addresses and source ranges in each family.
+//   - No two ports share name and protocol, number and protocol, or NodePort and protocol. No port
+//     has the number 0. Only Services of type NodePort or LoadBalancer have NodePorts.
+//   - Only Services of type LoadBalancer have load-balancer addresses and source ranges. Only those
+//     with the external traffic policy Local have a port for health checks.
+//   - The affinity lasts at most MaxAffinitySeconds.
 func (s *Service) Check() error {
 	var c checker
 	c.key(s.Key())
@@ -283,7 +298,7 @@ func (s *Service) Check() error {
 		c.fail("client_ip_affinity_seconds: %d is more than %d", s.ClientIPAffinitySeconds, MaxAffinitySeconds)
 	}
 	c.want(s.TrafficDistribution == "" || IsQualifiedName(s.TrafficDistribution), "traffic_distribution", s.TrafficDistribution, "traffic distribution")
-	c.want(IsLabelValue(s.IPVSScheduler), "ipvs_scheduler", s.IPVSScheduler, "name of a scheduler")
+	c.want(IsLabelValue(s.IPVSScheduler), "ipvs_scheduler", s.IPVSScheduler, "scheduler name")
 	return c.err
 }
 
@@ -296,10 +311,10 @@ func (c *checker) loadBalancer(s *Service) {
 	}
 	c.prefixes("load_balancer_source_ranges", s.LoadBalancerSourceRanges, MaxFrontends)
 	if s.Type != LoadBalancer && len(s.LoadBalancerIngress)+len(s.LoadBalancerSourceRanges) > 0 {
-		c.fail("load_balancer_ingress: only a Service of type LoadBalancer has that, and source ranges")
+		c.fail("load_balancer_ingress: only a Service of type LoadBalancer has ingress addresses and source ranges")
 	}
 	if s.HealthCheckNodePort != 0 && (s.Type != LoadBalancer || s.ExternalTrafficPolicy != TrafficLocal) {
-		c.fail("health_check_node_port: only a Service of type LoadBalancer with the external traffic policy Local has that")
+		c.fail("health_check_node_port: only a Service of type LoadBalancer with the external traffic policy Local has one")
 	}
 }
 
@@ -310,7 +325,7 @@ func (c *checker) servicePorts(s *Service) {
 		c.port(p.Name, p.Protocol, p.Port)
 		c.ascending("ports", i, comparePort(before.Name, before.Protocol, p.Name, p.Protocol))
 		if p.NodePort != 0 && s.Type == ClusterIP {
-			c.fail("ports.node_port: a Service of type ClusterIP has none")
+			c.fail("ports.node_port: a Service of type ClusterIP has no NodePorts")
 		}
 	}
 	if len(s.Ports) > 1 && c.err == nil {
@@ -319,19 +334,20 @@ func (c *checker) servicePorts(s *Service) {
 			p := &s.Ports[i]
 			numbers[number{p.Protocol, p.Port}] = struct{}{}
 			if len(numbers) <= i {
-				c.fail("ports.port: %d/%s comes twice", p.Port, p.Protocol)
+				c.fail("ports.port: %d/%s occurs twice", p.Port, p.Protocol)
 			}
 			if p.NodePort == 0 {
 				continue
 			}
 			n := len(nodePorts)
 			if nodePorts[number{p.Protocol, p.NodePort}] = struct{}{}; len(nodePorts) == n {
-				c.fail("ports.node_port: %d/%s comes twice", p.NodePort, p.Protocol)
+				c.fail("ports.node_port: %d/%s occurs twice", p.NodePort, p.Protocol)
 			}
 		}
 	}
 }
 
+// number is a port number of a protocol.
 type number struct {
 	protocol Protocol
 	port     uint16
@@ -339,13 +355,15 @@ type number struct {
 
 // Check returns an error if the slice is not canonical.
 //
-//   - It has at most MaxSlicePorts ports, no two with the same name and protocol, none with the number 0, and at most
-//     MaxEndpoints endpoints, all of its family.
-//   - An endpoint has at most MaxHints hints of each kind. Its zone, and those of hints, can be values of labels.
+//   - It has at most MaxSlicePorts ports. No two share name and protocol, and none has the number
+//     0.
+//   - It has at most MaxEndpoints endpoints, all of its family.
+//   - An endpoint has at most MaxHints hints of each kind. Its zone and the zones in its hints are
+//     valid label values.
 func (s *Slice) Check() error {
 	var c checker
 	c.key(s.Key())
-	c.want(s.Service != "" && IsLabelValue(s.Service), "service", s.Service, "value of a label")
+	c.want(s.Service != "" && IsLabelValue(s.Service), "service", s.Service, "label value")
 	if s.Family < IPv4 || s.Family > IPv6 {
 		c.fail("address_type: unknown value %d", s.Family)
 	}
@@ -359,7 +377,7 @@ func (s *Slice) Check() error {
 	return c.err
 }
 
-// endpoints checks a list of endpoints of a family.
+// endpoints checks the endpoints of a slice or delta of the family.
 func (c *checker) endpoints(list []Endpoint, family Family) {
 	c.count("endpoints", len(list), MaxEndpoints)
 	for i := range list {
@@ -369,24 +387,25 @@ func (c *checker) endpoints(list []Endpoint, family Family) {
 			c.fail("address: %s in a slice of %s", e.Address, family)
 		}
 		c.ascending("endpoints", i, list[max(i-1, 0)].Address.Compare(e.Address))
-		c.want(e.NodeName == "" || IsSubdomain(e.NodeName), "node_name", e.NodeName, "name of a Node")
-		c.want(IsLabelValue(e.Zone), "zone", e.Zone, "name of a zone")
+		c.want(e.NodeName == "" || IsSubdomain(e.NodeName), "node_name", e.NodeName, "Node name")
+		c.want(IsLabelValue(e.Zone), "zone", e.Zone, "zone name")
 		c.count("zone_hints", len(e.ZoneHints), MaxHints)
 		for j, z := range e.ZoneHints {
-			c.want(IsLabelValue(z), "zone_hints", z, "name of a zone")
+			c.want(IsLabelValue(z), "zone_hints", z, "zone name")
 			c.ascending("zone_hints", j, cmp.Compare(e.ZoneHints[max(j-1, 0)], z))
 		}
 		c.count("node_hints", len(e.NodeHints), MaxHints)
 		for j, n := range e.NodeHints {
-			c.want(IsSubdomain(n), "node_hints", n, "name of a Node")
+			c.want(IsSubdomain(n), "node_hints", n, "Node name")
 			c.ascending("node_hints", j, cmp.Compare(e.NodeHints[max(j-1, 0)], n))
 		}
 	}
 }
 
-// Check returns an error if the delta can't lead from one canonical slice to another. Apply checks what depends on the first.
+// Check returns an error if the delta cannot lead from one canonical slice to another. Apply checks
+// what depends on the slice that the delta is applied to.
 //
-// Each address and index is there once, whatever it is for, and all addresses are of one family.
+// Each address and each index occurs once in the delta, and all addresses are of one family.
 func (d *SliceDelta) Check() error {
 	var c checker
 	c.key(d.Key())
@@ -396,7 +415,7 @@ func (d *SliceDelta) Check() error {
 	c.count("conditions", len(d.Conditions), MaxEndpoints)
 	for i, e := range d.Conditions {
 		if e.Index >= MaxEndpoints {
-			c.fail("conditions: index %d of at most %d endpoints", e.Index, MaxEndpoints)
+			c.fail("conditions: index %d exceeds the maximum of %d endpoints", e.Index, MaxEndpoints)
 		}
 		c.ascending("conditions", i, cmp.Compare(d.Conditions[max(i-1, 0)].Index, e.Index))
 	}
@@ -414,20 +433,21 @@ func (d *SliceDelta) Check() error {
 				e++
 			}
 			if e < len(d.Endpoints) && d.Endpoints[e].Address == a {
-				c.fail("removed: %s is among the endpoints, too", a)
+				c.fail("removed: %s is also among the endpoints", a)
 			}
 		}
 	}
 	return c.err
 }
 
-// Check returns an error if the Node is not canonical. Its service CIDRs are ascending, other lists keep their order.
+// Check returns an error if the Node is not canonical. Its service CIDRs are ascending; its other
+// lists are in the cluster's order.
 func (n *Node) Check() error {
 	var c checker
 	c.key(n.Key())
 	for k, v := range n.Labels {
-		c.want(IsQualifiedName(k), "labels", k, "key of a label")
-		c.want(IsLabelValue(v), "labels", v, "value of a label")
+		c.want(IsQualifiedName(k), "labels", k, "label key")
+		c.want(IsLabelValue(v), "labels", v, "label value")
 	}
 	c.count("internal_ips", len(n.InternalIPs), MaxNodeAddresses)
 	c.count("pod_cidrs", len(n.PodCIDRs), MaxCIDRs)
@@ -437,13 +457,13 @@ func (n *Node) Check() error {
 	for i, a := range n.InternalIPs {
 		c.address("internal_ips", a, ForNodes)
 		if slices.Contains(n.InternalIPs[:i], a) {
-			c.fail("internal_ips: %s comes twice", a)
+			c.fail("internal_ips: %s occurs twice", a)
 		}
 	}
 	for i, p := range n.PodCIDRs {
 		c.prefix("pod_cidrs", p)
 		if slices.Contains(n.PodCIDRs[:i], p) {
-			c.fail("pod_cidrs: %s comes twice", p)
+			c.fail("pod_cidrs: %s occurs twice", p)
 		}
 	}
 	c.prefixes("service_cidrs", n.ServiceCIDRs, MaxServiceCIDRs)

@@ -31,7 +31,7 @@ func numbered(n int) (out []netip.Addr) {
 	return out
 }
 
-func TestWhatIsDrawnIsCanonical(t *testing.T) {
+func TestDrawnObjectsAreCanonical(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		require.NoError(t, modeltest.Service(t, modeltest.ServiceKey(t)).Check())
 		before := modeltest.Slice(t, modeltest.SliceKey(t))
@@ -51,7 +51,8 @@ func TestWhatIsDrawnIsCanonical(t *testing.T) {
 	}
 }
 
-// check is a change to something canonical, and what is wrong with the result; nothing, if it is canonical too.
+// check is a change to a canonical object, with the beginning of the error that Check returns for
+// the result. An empty err means that the result is canonical, too.
 type check[T any] struct {
 	change func(*T)
 	err    string
@@ -184,7 +185,7 @@ func ranges(n int) (out []netip.Prefix) {
 	return out
 }
 
-// requireError holds that an error names the field that it begins with; none, where that is empty.
+// requireError requires err to begin with want, which names a field, or to be nil if want is empty.
 func requireError(t *testing.T, want string, err error, name string) {
 	t.Helper()
 	if want == "" {
@@ -316,7 +317,8 @@ func TestCanonicalDelta(t *testing.T) {
 	}
 }
 
-// What depends on the slice that a delta is applied to is refused then, even where the version that the delta promises is right.
+// Apply refuses a delta if its result for this slice is not canonical, even if the result would
+// have the promised version.
 func TestApplyKeepsSlicesCanonical(t *testing.T) {
 	base := modeltest.WebSlice(model.MaxEndpoints)
 	for name, endpoint := range map[string]model.Endpoint{

@@ -7,40 +7,44 @@ import (
 	"slices"
 )
 
-// ErrBase is returned by Apply when the slice does not become the one that the delta promises, as
-// it is not the one that the delta was made from: the receiver must ask for the whole slice.
+// ErrBase is returned by Apply if the delta was not made from this slice, so that the result would
+// not be the promised one. The receiver must ask for the whole slice.
 var ErrBase = errors.New("delta does not fit the slice that it is applied to")
 
-// SliceDelta turns one version of a Slice into another that differs in endpoints only. Its lists are as Check says.
+// SliceDelta turns one version of a Slice into another one that differs in endpoints only. Its
+// lists are canonical; see SliceDelta.Check.
 type SliceDelta struct {
 	Namespace, Name string
-	// Service that the slice belongs to, and Before, the slice that the delta was made from, do not go over the wire: a receiver
-	// has them.
+	// Before is the slice that the delta was made from, and Service the Service that the slice
+	// belongs to. Neither goes over the wire, because a receiver has the slice.
 	Before     *Slice
 	Service    string
-	Version    Version              // that results
-	Endpoints  []Endpoint           // new, or changed in more than conditions; ascending by address
-	Conditions []EndpointConditions // changed in conditions only; ascending by index
+	Version    Version              // the version of the result
+	Endpoints  []Endpoint           // new, or changed beyond conditions; ascending by address
+	Conditions []EndpointConditions // changed in their conditions only; ascending by index
 	Removed    []netip.Addr         // ascending
-	// LastChangeTriggerTimeMS is that of the new version; see Slice.
+	// LastChangeTriggerTimeMS is the time of the new version, in milliseconds since 1970; see
+	// Slice.
 	LastChangeTriggerTimeMS int64
 }
 
-// EndpointConditions are new conditions for the endpoint at this place of the base, from 0: a number of one or two bytes on
-// the wire where the address would be the largest part of the most frequent change there is.
+// EndpointConditions are new conditions for the endpoint at an index of the base, counted from 0.
+// On the wire the index takes one or two bytes. Changed conditions are the most frequent change,
+// and an address would be the largest part of it.
 type EndpointConditions struct {
 	Index      uint32
 	Conditions Conditions
 }
 
-// Key names the Slice.
+// Key returns the key of the Slice.
 func (d *SliceDelta) Key() Key { return Key{KindSlice, d.Namespace, d.Name} }
 
-// Len is the number of endpoints that the delta touches.
+// Len returns the number of endpoints that the delta changes.
 func (d *SliceDelta) Len() int { return len(d.Endpoints) + len(d.Conditions) + len(d.Removed) }
 
-// Diff gives the delta from a to b, two states of the slice with the same key. It is nil where a delta cannot say the
-// difference (other ports, Service or family) or where the whole slice would be no larger.
+// Diff returns the delta from a to b, two states of the slice with the same key. It returns nil if
+// a delta cannot express the difference, because ports, Service or family differ, or if the whole
+// slice would be no larger than the delta.
 func Diff(a, b *Slice) *SliceDelta {
 	if a.Service != b.Service || a.Family != b.Family || !slices.Equal(a.Ports, b.Ports) {
 		return nil
@@ -66,8 +70,9 @@ func Diff(a, b *Slice) *SliceDelta {
 	return d
 }
 
-// Worse tells whether b, the state of a slice after a, lacks an endpoint that a had, or has one that took traffic in a and
-// may not any more: what nodes must hear of first.
+// Worse reports whether b, a later state of the slice a, takes an endpoint out of use: it lacks an
+// endpoint of a, or has one that is no longer ready or no longer serving. Nodes must receive such
+// changes first.
 func Worse(a, b *Slice) bool {
 	worse := false
 	walk(a.Endpoints, b.Endpoints, func(_ int, old, now *Endpoint) {
@@ -80,7 +85,8 @@ func Worse(a, b *Slice) bool {
 	return worse
 }
 
-// walk visits the union of two lists that are ascending by address, with nil for the side that lacks it, and the place in a.
+// walk visits the union of two lists that are ascending by address. A list that lacks the address
+// is represented by nil. i is the index in a.
 func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 	i, j := 0, 0
 	for i < len(a) || j < len(b) {
@@ -108,15 +114,16 @@ func walk(a, b []Endpoint, visit func(i int, a, b *Endpoint)) {
 	}
 }
 
-// Apply returns the slice that the delta makes of s, or ErrBase. s stays as it is. If both are canonical, so is the result.
+// Apply returns the slice that results from applying the delta to s, or ErrBase. It does not change
+// s. If the delta and s are canonical, so is the result.
 //
-// The result is checked against the version that the delta promises, unless s is not Exact.
+// Apply checks the result against the version that the delta promises, unless s is not Exact.
 func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	if s.Key() != d.Key() {
-		return nil, fmt.Errorf("%w: it is of %s, and this is %s", ErrBase, d.Key(), s.Key())
+		return nil, fmt.Errorf("%w: the delta is for %s, the slice is %s", ErrBase, d.Key(), s.Key())
 	}
 	if len(d.Endpoints) > 0 && FamilyOf(d.Endpoints[0].Address) != s.Family {
-		return nil, fmt.Errorf("%w: %s is of another family than %s", ErrBase, s.Key(), d.Endpoints[0].Address)
+		return nil, fmt.Errorf("%w: %s and the new endpoint %s are of different IP families", ErrBase, s.Key(), d.Endpoints[0].Address)
 	}
 	n := *s
 	n.LastChangeTriggerTimeMS = d.LastChangeTriggerTimeMS
@@ -148,7 +155,7 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 		return nil, fmt.Errorf("%w: %s lacks endpoints that the delta changes", ErrBase, s.Key())
 	}
 	if len(n.Endpoints) > MaxEndpoints {
-		return nil, fmt.Errorf("%w: %s would have %d endpoints, and may have %d", ErrBase, s.Key(), len(n.Endpoints), MaxEndpoints)
+		return nil, fmt.Errorf("%w: %s would have %d endpoints, more than the maximum of %d", ErrBase, s.Key(), len(n.Endpoints), MaxEndpoints)
 	}
 	n.leaves = hashLeaves(n.Endpoints, s)
 	own := n.hash()
@@ -159,24 +166,27 @@ func (d *SliceDelta) Apply(s *Slice) (*Slice, error) {
 	return &n, nil
 }
 
-// Update is a change of one shard, or all of it: what a ShardUpdate says on the wire.
+// Update is a change of one shard, or the whole shard. It corresponds to a ShardUpdate on the wire.
 type Update struct {
 	Shard    uint32
 	From, To uint64 // sequences; the update holds the changes in (From, To]
-	Full     bool   // the whole shard: what is not named here no longer exists
-	// FullBuckets are buckets that the update holds whole: what is in one of them and not named here no longer exists.
+	Full     bool   // the update holds the whole shard; objects that it does not name are gone
+	// FullBuckets are the buckets that the update holds whole. An object in one of these buckets
+	// that the update does not name no longer exists.
 	FullBuckets []uint32
 	Services    []*Service
 	Slices      []*Slice
 	Deltas      []*SliceDelta
 	Removed     []Key
-	// Left are the Services that objects have left, by removal or for another Service. It does not go over the wire: it is
-	// for those who follow some Services only.
+	// Left lists the objects that have left a Service, because they were removed or now belong to
+	// another Service. It does not go over the wire. The fan-out needs it for streams that follow
+	// only some Services.
 	Left []Departure
-	// Unreadable are objects that the update holds and that its receiver could not decode: they are neither changed nor, by
-	// a full update, removed.
+	// Unreadable lists the objects of the update that its receiver could not decode. Applying the
+	// update neither changes nor, if the update is full, removes them.
 	Unreadable []Unreadable
-	// ResourceVersions are those of the source that the update reflects, of the kinds that it changes.
+	// ResourceVersions are the source's versions that the update reflects, for the kinds that it
+	// changes; 0 for other kinds.
 	ResourceVersions ResourceVersions
 }
 
@@ -189,13 +199,14 @@ type Departure struct {
 // Unreadable is an object of an update that its receiver could not decode.
 type Unreadable struct {
 	Key Key
-	// Version that the object has where the update comes from; zero if it is unknown.
+	// Version is the object's version at the sender; zero if it is unknown.
 	Version Version
-	// Delta: it is a delta that did not decode, and the whole may.
+	// Delta means that the object was sent as a delta that did not decode. The whole object may
+	// still decode.
 	Delta bool
 }
 
-// Len is the number of objects that the update names.
+// Len returns the number of objects that the update names.
 func (u *Update) Len() int {
 	return len(u.Services) + len(u.Slices) + len(u.Deltas) + len(u.Removed)
 }
@@ -203,24 +214,25 @@ func (u *Update) Len() int {
 // Position is a place in the history of one shard of a store.
 type Position struct{ Epoch, Sequence uint64 }
 
-// ResourceVersions are the highest Kubernetes resourceVersions seen of each kind; 0 where the source has none. There is one
-// for each kind because each is watched by itself: a watch of Services that is up to date says nothing of one of slices
-// that is not.
+// ResourceVersions are the highest Kubernetes resourceVersions seen of each kind; 0 if the source
+// has none. Each kind has its own, because each is watched separately: an up-to-date watch of
+// Services says nothing about the watch of slices.
 type ResourceVersions struct {
 	Services, Slices uint64
 }
 
-// Max gives the higher ones of both.
+// Max returns the higher version of each kind.
 func (r ResourceVersions) Max(o ResourceVersions) ResourceVersions {
 	return ResourceVersions{max(r.Services, o.Services), max(r.Slices, o.Slices)}
 }
 
-// Min returns the lower ones of both.
+// Min returns the lower version of each kind.
 func (r ResourceVersions) Min(o ResourceVersions) ResourceVersions {
 	return ResourceVersions{min(r.Services, o.Services), min(r.Slices, o.Slices)}
 }
 
-// With returns the versions with another one of a kind; a Node's does not count.
+// With returns the versions with the version of one kind replaced. It ignores kinds other than
+// Service and Slice.
 func (r ResourceVersions) With(kind Kind, version uint64) ResourceVersions {
 	switch kind {
 	case KindService:
@@ -231,7 +243,8 @@ func (r ResourceVersions) With(kind Kind, version uint64) ResourceVersions {
 	return r
 }
 
-// ResourceVersionOf gives the versions with one kind's; a Node's does not count.
+// ResourceVersionOf returns the versions in which only the given kind has a version. It ignores
+// kinds other than Service and Slice.
 func ResourceVersionOf(kind Kind, version uint64) ResourceVersions {
 	switch kind {
 	case KindService:

@@ -14,10 +14,10 @@ import (
 
 var sliceKey = model.Key{Kind: model.KindSlice, Namespace: "default", Name: "s1"}
 
-func TestApplyOfDiffGivesTheOther(t *testing.T) {
+func TestApplyOfDiffYieldsTarget(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		have := modeltest.Slice(t, sliceKey)
-		// A chain, because what Apply gives is what the next delta is applied to.
+		// Several steps, because each delta must apply to the result of the one before.
 		for range rapid.IntRange(1, 4).Draw(t, "steps") {
 			want := modeltest.Changed(t, have)
 			d := model.Diff(have, want)
@@ -32,13 +32,13 @@ func TestApplyOfDiffGivesTheOther(t *testing.T) {
 			got, err := d.Apply(have)
 			require.NoError(t, err)
 			require.Empty(t, modeltest.Diff(want, got))
-			require.Equal(t, before, clone(have), "the base stays as it is")
+			require.Equal(t, before, clone(have), "Apply changed the base")
 			have = got
 		}
 	})
 }
 
-// clone gives what is visible of a slice.
+// clone returns a copy of the exported fields of a slice.
 func clone(s *model.Slice) model.Slice {
 	return model.Slice{
 		Namespace: s.Namespace, Name: s.Name, Service: s.Service, Family: s.Family, Ports: slices.Clone(s.Ports),
@@ -58,13 +58,13 @@ func TestDiff(t *testing.T) {
 		"service": change(func(s *model.Slice) { s.Service = "other" }),
 		"family":  change(func(s *model.Slice) { s.Family = model.IPv6 }),
 		"ports":   change(func(s *model.Slice) { s.Ports[0].Port = 81 }),
-		"every endpoint another": change(func(s *model.Slice) {
+		"every endpoint replaced": change(func(s *model.Slice) {
 			for i := range s.Endpoints {
 				s.Endpoints[i].NodeName = "elsewhere"
 			}
 		}),
-		"hardly an endpoint left": change(func(s *model.Slice) { s.Endpoints = s.Endpoints[:2] }),
-		"none left":               change(func(s *model.Slice) { s.Endpoints = nil }),
+		"most endpoints removed": change(func(s *model.Slice) { s.Endpoints = s.Endpoints[:2] }),
+		"all endpoints removed":  change(func(s *model.Slice) { s.Endpoints = nil }),
 	} {
 		require.Nil(t, model.Diff(base, other), name)
 	}
@@ -83,7 +83,7 @@ func TestDiff(t *testing.T) {
 			s.Endpoints[i].Conditions.Ready = false
 		}
 	}))
-	require.Len(t, d.Conditions, 20, "conditions are smaller than the slice even if all change")
+	require.Len(t, d.Conditions, 20, "conditions are smaller than the slice even if all of them change")
 
 	d = model.Diff(base, change(func(s *model.Slice) { s.LastChangeTriggerTimeMS++ }))
 	require.Zero(t, d.Len())
@@ -92,7 +92,7 @@ func TestDiff(t *testing.T) {
 	require.Equal(t, base.LastChangeTriggerTimeMS+1, got.LastChangeTriggerTimeMS)
 }
 
-func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
+func TestApplyRefusesOtherBases(t *testing.T) {
 	base := model.NewSlice(modeltest.WebSlice(5))
 	target := modeltest.WebSlice(5)
 	target.Endpoints[2].Conditions.Ready = false
@@ -103,11 +103,11 @@ func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
 	for name, try := range map[string]func(d *model.SliceDelta) *model.Slice{
 		"another slice":   func(*model.SliceDelta) *model.Slice { return model.NewSlice(other) },
 		"another version": func(*model.SliceDelta) *model.Slice { return model.NewSlice(modeltest.WebSlice(6)) },
-		"an endpoint removed that is not there": func(d *model.SliceDelta) *model.Slice {
+		"a missing endpoint removed": func(d *model.SliceDelta) *model.Slice {
 			d.Removed = append(d.Removed, modeltest.WebEndpoint(70).Address)
 			return base
 		},
-		"conditions of an endpoint that is not there": func(d *model.SliceDelta) *model.Slice {
+		"conditions of a missing endpoint": func(d *model.SliceDelta) *model.Slice {
 			d.Conditions = append(d.Conditions, model.EndpointConditions{Index: 70})
 			return base
 		},
@@ -132,8 +132,9 @@ func TestApplyRefusesWhatDoesNotFit(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What comes from a newer server may have content that this software does not know, so that its version is not the hash of
-// what is here. Versions on the wire count then, and the promise can't be checked, until the whole content is known again.
+// A slice from a newer server may have content that this software does not know. Its version is
+// then not the hash of the content that is known, so Apply uses the versions on the wire and cannot
+// check the promised one. Once the whole content is known again, it checks promises again.
 func TestDeltaOnContentOfANewerServer(t *testing.T) {
 	base := model.NewSlice(modeltest.WebSlice(5)).WithVersion(model.Version{7}, nil)
 	target := modeltest.WebSlice(5)
@@ -152,11 +153,12 @@ func TestDeltaOnContentOfANewerServer(t *testing.T) {
 	got, err = back.Apply(base)
 	require.NoError(t, err)
 	require.Equal(t, known, got.ContentVersion())
-	require.Empty(t, modeltest.Diff(now, got), "from now on promises are checked again")
+	require.Empty(t, modeltest.Diff(now, got), "the slice is exact again, so promises are checked")
 }
 
-// FuzzDelta applies deltas of any content: whatever comes out with the promised version is what the delta says, by a naive
-// reading of it, and nothing panics. What comes out of a canonical delta is canonical, whatever the delta promises.
+// FuzzDelta applies deltas with any content. Apply must not panic. A result with the promised
+// version must equal the result of a naive implementation, and the result of a canonical delta must
+// be canonical, whatever version the delta promises.
 func FuzzDelta(f *testing.F) {
 	f.Add([]byte{1, 2, 3}, []byte{2}, []byte{3}, []byte{1}, false)
 	f.Add([]byte{1, 2, 3}, []byte{0, 9}, []byte{}, []byte{}, false)
@@ -186,7 +188,7 @@ func checkDelta(t *testing.T, base, endpoints, conditions, removed []byte, twice
 	have := model.NewSlice(s)
 	for _, list := range []*[]byte{&endpoints, &conditions, &removed} {
 		slices.Sort(*list)
-		if !twice { // as a Diff would have it
+		if !twice { // as Diff makes them
 			*list = slices.Compact(*list)
 		}
 	}
@@ -216,7 +218,7 @@ func checkDelta(t *testing.T, base, endpoints, conditions, removed []byte, twice
 	result := model.NewSlice(want)
 	d.Version = result.ContentVersion()
 	if have.Check() == nil && d.Check() == nil {
-		// A slice that is not exact has any delta applied to it that fits.
+		// Apply does not check the version if the slice is not exact.
 		inexact := clone(have)
 		if got, err := d.Apply(model.NewSlice(inexact).WithVersion(model.Version{1}, nil)); err == nil {
 			require.NoError(t, got.Check())

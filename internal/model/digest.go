@@ -10,21 +10,22 @@ import (
 )
 
 // HashSize is the size of versions and digests in bytes: SHA-256 (FIPS 180-4), truncated to 200
-// bits. Who may write objects may choose both of two contents that are to have the same hash, so
-// what counts is the resistance to collisions: 2^100 operations. 128 bits would leave 2^64.
+// bits. Whoever may write objects may choose both of two colliding contents, so the resistance to
+// collisions counts. With 200 bits a collision costs 2^100 operations; with 128 bits it would cost
+// 2^64.
 const HashSize = 25
 
 type hash [HashSize]byte
 
-// What is hashed begins with one of these, or, if it is an object, with the number of its first
-// field, 1: so no inner node of the tree of digests has the encoding of an object or of another
-// kind of node.
+// Every hash input begins with one of these tags, or with field number 1 if the input encodes an
+// object. Therefore an inner node of the digest tree never has the same input as an object or as a
+// node of another kind.
 const (
-	tagLeaf   = 0x80 // endpoints of a slice
-	tagBucket = 0x81 // versions of the objects in a bucket
-	tagShard  = 0x82 // digests of a shard's buckets
-	tagState  = 0x83 // digests of all shards
-	tagNodes  = 0x84 // versions of Nodes
+	tagLeaf   = 0x80 // some endpoints of a slice
+	tagBucket = 0x81 // the versions of the objects in a bucket
+	tagShard  = 0x82 // the digests of a shard's buckets
+	tagState  = 0x83 // the digests of all shards
+	tagNodes  = 0x84 // the versions of Nodes
 )
 
 func hashOf(b []byte) hash {
@@ -35,26 +36,27 @@ func hashOf(b []byte) hash {
 // String returns 50 hexadecimal digits.
 func (v Version) String() string { return hex.EncodeToString(v[:]) }
 
-// ParseVersion returns the version that the wire has as bytes.
+// ParseVersion returns the version that has these bytes on the wire.
 func ParseVersion(b []byte) (v Version, err error) {
 	if len(b) != HashSize {
-		return v, fmt.Errorf("a version of %d bytes: it has %d", len(b), HashSize)
+		return v, fmt.Errorf("a version of %d bytes: want %d", len(b), HashSize)
 	}
 	return Version(b), nil
 }
 
-// Digest is a hash of the versions of any number of objects: equal state has equal digests
-// everywhere and in any order. The zero value is the digest of no objects.
+// Digest is a hash of the versions of any number of objects. Equal states have equal digests
+// everywhere, independent of the order of objects. The zero value is the digest of no objects.
 //
-// Digests form a tree: that of a bucket is the hash of its objects' versions in ascending order,
-// that of a shard the hash of its buckets' digests, and that of the whole state the hash of its
-// shards' digests. There are no sums: sums of many terms that somebody may choose can be forged.
+// Digests form a tree. The digest of a bucket is the hash of its objects' versions in ascending
+// order, the digest of a shard is the hash of its buckets' digests, and the digest of the state is
+// the hash of its shards' digests. None of them is a sum: a tenant who can choose many terms of a
+// sum can forge it.
 type Digest hash
 
 // String returns 50 hexadecimal digits.
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
 
-// BucketDigests returns the digests of a shard's buckets.
+// BucketDigests returns the digests of the buckets of the shard that holds these objects.
 func BucketDigests(objects iter.Seq2[Key, Version]) []Digest {
 	var versions [Buckets][]Version
 	for key, version := range objects {
@@ -71,10 +73,10 @@ func BucketDigests(objects iter.Seq2[Key, Version]) []Digest {
 	return out
 }
 
-// ShardDigest returns the digest of the shard that has these buckets.
+// ShardDigest returns the digest of the shard whose buckets have these digests.
 func ShardDigest(buckets []Digest) Digest { return digestOf(tagShard, buckets) }
 
-// ShardDigests returns the digests of all shards, of which there are count, that hold these objects.
+// ShardDigests returns the digests of all count shards of the state that holds these objects.
 func ShardDigests(count uint32, objects iter.Seq2[Object, Version]) []Digest {
 	type versioned struct {
 		key     Key
@@ -98,10 +100,10 @@ func ShardDigests(count uint32, objects iter.Seq2[Object, Version]) []Digest {
 	return out
 }
 
-// StateDigest returns the digest of the state that has these shards.
+// StateDigest returns the digest of the state whose shards have these digests.
 func StateDigest(shards []Digest) Digest { return digestOf(tagState, shards) }
 
-// NodesDigest returns the digest of Nodes.
+// NodesDigest returns the digest of Nodes, independent of their order.
 func NodesDigest(nodes []*Node) Digest {
 	versions := make([]Version, 0, len(nodes))
 	for _, n := range nodes {
@@ -111,7 +113,7 @@ func NodesDigest(nodes []*Node) Digest {
 	return digestOf(tagNodes, versions)
 }
 
-// digestOf returns the hash of a list, zero if all of it is.
+// digestOf returns the hash of the tag and the list, or zero if all entries are zero.
 func digestOf[T ~[HashSize]byte](tag byte, list []T) (d Digest) {
 	var zero T
 	empty := true
@@ -127,7 +129,7 @@ func digestOf[T ~[HashSize]byte](tag byte, list []T) (d Digest) {
 	return Digest(hashOf(b))
 }
 
-// JoinDigests returns the bytes of digests one after the other, as the wire has them.
+// JoinDigests returns the concatenated bytes of digests, as on the wire.
 func JoinDigests(digests []Digest) []byte {
 	out := make([]byte, 0, len(digests)*HashSize)
 	for i := range digests {
@@ -136,10 +138,10 @@ func JoinDigests(digests []Digest) []byte {
 	return out
 }
 
-// SplitDigests undoes JoinDigests.
+// SplitDigests is the inverse of JoinDigests.
 func SplitDigests(b []byte) ([]Digest, error) {
 	if len(b)%HashSize != 0 {
-		return nil, fmt.Errorf("%d bytes of digests: each has %d", len(b), HashSize)
+		return nil, fmt.Errorf("%d bytes of digests: want a multiple of %d", len(b), HashSize)
 	}
 	out := make([]Digest, 0, len(b)/HashSize)
 	for d := range slices.Chunk(b, HashSize) {

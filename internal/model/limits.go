@@ -1,5 +1,6 @@
 package model
 
-// MaxFrontends bounds a Service's ports times its addresses, in each family. Nodes program no more, so that sources keep no more
-// ports, and no more addresses or ranges of a list.
+// MaxFrontends bounds the number of ports of a Service times the number of its addresses, in each
+// IP family. Nodes program no more frontends than that, so sources keep no more ports, addresses or
+// ranges in a list.
 const MaxFrontends = 10_000

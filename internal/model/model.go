@@ -1,8 +1,9 @@
-// Package model holds the objects that Slicecast distributes, trimmed to what a node needs, with their content versions,
-// their deltas and the shard they belong to. It is what source, store, cache and view speak; the wire API has its own
-// types (internal/wire translates).
+// Package model defines the objects that Slicecast distributes, trimmed to what a node needs, with
+// their versions, their deltas and the shard they belong to. Sources, the store, the agent's cache
+// and its view all use these types. The wire API has its own types; internal/wire translates
+// between the two.
 //
-// All objects are immutable once their version is set: they are shared by readers in any number of goroutines.
+// An object is immutable once its version is set, because any number of goroutines read it.
 package model
 
 import (
@@ -14,11 +15,12 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Kind tells the kinds of objects apart.
+// Kind is a kind of object.
 type Kind uint8
 
-// The kinds of objects. Services and Slices are sharded and go to every node; a Node goes to its own agent only. ServiceCIDRs
-// go to nobody: sources see them, and put what they say into each Node.
+// The kinds of objects. Services and Slices are sharded and go to every node. A Node goes only to
+// the agent on that node. ServiceCIDRs are not distributed: sources read them and copy their ranges
+// into each Node.
 const (
 	KindService Kind = iota + 1
 	KindSlice
@@ -26,7 +28,7 @@ const (
 	KindServiceCIDR
 )
 
-// String gives the Kubernetes name of the kind.
+// String returns the Kubernetes name of the kind.
 func (k Kind) String() string {
 	switch k {
 	case KindService:
@@ -48,7 +50,7 @@ type Key struct {
 	Name      string
 }
 
-// String gives the form that logs and errors use: "Service default/web".
+// String returns the form used in logs and errors, such as "Service default/web".
 func (k Key) String() string {
 	if k.Namespace == "" {
 		return k.Kind.String() + " " + k.Name
@@ -61,11 +63,13 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, o.Kind), cmp.Compare(k.Namespace, o.Namespace), cmp.Compare(k.Name, o.Name))
 }
 
-// Buckets divide each shard for comparison: in a shard of a large cluster there are few objects in each, and their digests
-// have 1.6 KiB together. The wire API has the same number.
+// Buckets is the number of buckets of a shard. Comparing digests of buckets finds the differing
+// objects of a shard: even in a large cluster a bucket holds few objects, and the digests of all
+// buckets of a shard take 1.6 KiB. The wire API fixes the same number.
 const Buckets = 64
 
-// Bucket returns the number of the bucket that the object is in. As on the wire, Services are of kind 1 and slices of kind 2.
+// Bucket returns the number of the object's bucket. The hash uses the kind numbers of the wire API,
+// where a Service is 1 and a slice is 2.
 func (k Key) Bucket() uint32 {
 	var d xxhash.Digest
 	d.Reset()
@@ -82,16 +86,17 @@ type ServiceKey struct {
 	Name      string
 }
 
-// ParseServiceKey takes "namespace/name"; ok is false for all else.
+// ParseServiceKey parses "namespace/name". ok is false if s has any other form.
 func ParseServiceKey(s string) (key ServiceKey, ok bool) {
 	key.Namespace, key.Name, _ = strings.Cut(s, "/")
 	return key, key.Namespace != "" && key.Name != "" && !strings.Contains(key.Name, "/")
 }
 
-// String gives "namespace/name".
+// String returns "namespace/name".
 func (k ServiceKey) String() string { return k.Namespace + "/" + k.Name }
 
-// Shard tells which of count shards (a power of two) holds the Service and its slices.
+// Shard returns the number of the shard that holds the Service and its slices. count is the number
+// of shards and must be a power of two.
 func (k ServiceKey) Shard(count uint32) uint32 {
 	var d xxhash.Digest
 	d.Reset()
@@ -101,36 +106,36 @@ func (k ServiceKey) Shard(count uint32) uint32 {
 	return uint32(d.Sum64()) & (count - 1)
 }
 
-// Keyed is any object: a *Service, a *Slice or a *Node.
+// Keyed is any object that a source reads, sharded or not.
 type Keyed interface {
 	Key() Key
 }
 
-// Version is a hash of an object's content, its key included: the same content has the same
-// version everywhere, and no two contents have the same; see HashSize. The zero value means that
-// there is no object.
+// Version is a hash of an object's content, including its key. The same content has the same
+// version everywhere, and different contents have different versions (see HashSize). The zero value
+// means that there is no object.
 type Version hash
 
-// Object is a Service or a Slice: what shards hold.
+// Object is an object that shards hold: a *Service or a *Slice.
 type Object interface {
 	Key() Key
-	// ServiceKey is the Service whose shard the object is in.
+	// ServiceKey returns the key of the Service whose shard the object is in.
 	ServiceKey() ServiceKey
-	// ContentVersion is the version set by the constructor.
+	// ContentVersion returns the version that the constructor, a delta or a decoder set.
 	ContentVersion() Version
 }
 
-// Protocol of a port.
+// Protocol is the protocol of a port.
 type Protocol uint8
 
-// The protocols that Services have.
+// The protocols of Service ports.
 const (
 	TCP Protocol = iota + 1
 	UDP
 	SCTP
 )
 
-// String gives the Kubernetes name.
+// String returns the Kubernetes name of the protocol.
 func (p Protocol) String() string {
 	switch p {
 	case TCP:
@@ -152,7 +157,7 @@ const (
 	IPv6
 )
 
-// String gives "IPv4" or "IPv6".
+// String returns "IPv4" or "IPv6".
 func (f Family) String() string {
 	switch f {
 	case IPv4:
@@ -163,7 +168,7 @@ func (f Family) String() string {
 	return fmt.Sprintf("Family(%d)", uint8(f))
 }
 
-// FamilyOf gives the family of a valid address; a 4-in-6 mapped one counts as IPv6.
+// FamilyOf returns the family of a valid address. It counts an IPv4-mapped IPv6 address as IPv6.
 func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
@@ -171,7 +176,8 @@ func FamilyOf(a netip.Addr) Family {
 	return IPv6
 }
 
-// ServiceType as in Kubernetes, without ExternalName.
+// ServiceType is the type of a Service, as in Kubernetes. ExternalName has no value here, because
+// such Services are not distributed.
 type ServiceType uint8
 
 // The types of Services that are distributed.
@@ -194,65 +200,70 @@ const (
 type Service struct {
 	Namespace, Name       string
 	Type                  ServiceType
-	ClusterIPs            []netip.Addr // at most one of each family
+	ClusterIPs            []netip.Addr // has at most one address of each family
 	ExternalIPs           []netip.Addr
 	LoadBalancerIngress   []LoadBalancerIngress
 	Ports                 []ServicePort
 	InternalTrafficPolicy TrafficPolicy
 	ExternalTrafficPolicy TrafficPolicy
-	// ClientIPAffinitySeconds is how long a client's IP sticks to its endpoint; 0: no session affinity.
+	// ClientIPAffinitySeconds is how long, in seconds, connections from a client's address go to
+	// the same endpoint; 0 means no session affinity.
 	ClientIPAffinitySeconds  uint32
 	LoadBalancerSourceRanges []netip.Prefix
-	HealthCheckNodePort      uint16 // 0: none
-	TrafficDistribution      string // as in Kubernetes; empty: none
-	CreationTimeSeconds      int64  // since 1970
-	// IPVSScheduler is the annotation slicecast.io/ipvs-scheduler, whatever it says; empty: none.
+	HealthCheckNodePort      uint16 // 0 means that the Service has none
+	TrafficDistribution      string // as in Kubernetes; empty means that none is set
+	CreationTimeSeconds      int64  // seconds since 1970
+	// IPVSScheduler is the value of the annotation slicecast.io/ipvs-scheduler, which may name a
+	// scheduler that does not exist; empty means that none is set.
 	IPVSScheduler string
 
 	version Version
-	exact   bool // as a Slice's
-	newer   bool // as a Slice's
+	exact   bool // see Slice.exact
+	newer   bool // see Slice.newer
 }
 
 // LoadBalancerIngress is an ingress point of a Service's load balancer.
 type LoadBalancerIngress struct {
 	IP        netip.Addr
-	ProxyMode bool // ipMode Proxy: nodes do not capture the address (KEP-1860)
+	ProxyMode bool // the ipMode is Proxy, so nodes do not capture the address (KEP-1860)
 }
 
-// ServicePort is a port of a Service, without its targetPort: traffic goes to the slice port of the same name and
-// protocol.
+// ServicePort is a port of a Service. It has no targetPort, because traffic goes to the slice port
+// with the same name and protocol.
 type ServicePort struct {
 	Name     string
 	Protocol Protocol
 	Port     uint16
-	NodePort uint16 // 0: none
+	NodePort uint16 // 0 means that the port has none
 }
 
-// Key names the Service.
+// Key returns the key of the Service.
 func (s *Service) Key() Key { return Key{KindService, s.Namespace, s.Name} }
 
-// ServiceKey names the Service.
+// ServiceKey returns the name of the Service.
 func (s *Service) ServiceKey() ServiceKey { return ServiceKey{s.Namespace, s.Name} }
 
-// ContentVersion is the version that NewService or the wire gave.
+// ContentVersion returns the version that NewService or a decoder set.
 func (s *Service) ContentVersion() Version { return s.version }
 
 // Slice is what a node needs of a Kubernetes EndpointSlice.
 type Slice struct {
 	Namespace, Name string
-	Service         string // name of the Service, in the same namespace
+	Service         string // the name of the Service, which is in the same namespace
 	Family          Family
 	Ports           []SlicePort
-	Endpoints       []Endpoint // ascending by Address, each address once
-	// LastChangeTriggerTimeMS is when the change happened that led to this state, milliseconds since 1970; 0: unknown.
-	// It is not part of the version: a slice that differs in nothing else is not sent.
+	Endpoints       []Endpoint // ascending by Address, one for each address
+	// LastChangeTriggerTimeMS is the time of the change that led to this state, in milliseconds
+	// since 1970; 0 means unknown. It is not part of the version, so a slice that differs in
+	// nothing else is not sent.
 	LastChangeTriggerTimeMS int64
 
 	version Version
-	leaves  []hash // of the endpoints, so that a delta need not hash all of them; see version.go
-	exact   bool   // version is the hash of what is here
-	newer   bool   // it is not, as what came has fields that this software does not know
+	leaves  []hash // hashes of groups of endpoints; see hashLeaves
+	exact   bool   // version is the hash of the content
+	// newer means that version is not the hash of the content, because the encoded slice had fields
+	// that this software does not know.
+	newer bool
 }
 
 // SlicePort is a port of a Slice's endpoints.
@@ -262,45 +273,50 @@ type SlicePort struct {
 	Port     uint16
 }
 
-// Endpoint is one address of a Slice. Kubernetes' defaults for absent conditions are already applied.
+// Endpoint is one address of a Slice. Kubernetes' defaults for absent conditions are already
+// applied.
 type Endpoint struct {
 	Address    netip.Addr
 	Conditions Conditions
-	NodeName   string // empty: local nowhere
-	Zone       string // empty: unknown
+	NodeName   string // empty means that the endpoint is local to no node
+	Zone       string // empty means unknown
 	ZoneHints  []string
 	NodeHints  []string
 }
 
-// Conditions of an endpoint.
+// Conditions are the conditions of an endpoint.
 type Conditions struct {
 	Ready       bool
 	Serving     bool
 	Terminating bool
 }
 
-// Key names the Slice.
+// Key returns the key of the Slice.
 func (s *Slice) Key() Key { return Key{KindSlice, s.Namespace, s.Name} }
 
-// ServiceKey names the Service that the Slice belongs to.
+// ServiceKey returns the name of the Service that the Slice belongs to.
 func (s *Slice) ServiceKey() ServiceKey { return ServiceKey{s.Namespace, s.Service} }
 
-// ContentVersion is the version that NewSlice, a delta or the wire gave.
+// ContentVersion returns the version that NewSlice, a delta or a decoder set.
 func (s *Slice) ContentVersion() Version { return s.version }
 
-// Key names the Node.
+// Key returns the key of the Node.
 func (n *Node) Key() Key { return Key{Kind: KindNode, Name: n.Name} }
 
-// Node is what a node needs to know of itself and its cluster.
+// Node is what an agent needs to know about its own node and the cluster.
 type Node struct {
-	Name        string
-	Labels      map[string]string
-	InternalIPs []netip.Addr // in the order of the Node's status; of a family without any, its ExternalIPs, as in kube-proxy
+	Name   string
+	Labels map[string]string
+	// InternalIPs are in the order of the Node's status. If a family has no InternalIP, they
+	// include the Node's ExternalIPs of that family, as in kube-proxy.
+	InternalIPs []netip.Addr
 	PodCIDRs    []netip.Prefix
-	// Deleting: the Node object is being deleted. In an agent's cache it may be gone altogether.
+	// Deleting means that the Node object is being deleted. In an agent's cache it may also be gone.
 	Deleting bool
-	// TaintedForDeletion: the cluster autoscaler's taint ToBeDeletedByClusterAutoscaler is set.
+	// TaintedForDeletion means that the Node has the cluster autoscaler's taint
+	// ToBeDeletedByClusterAutoscaler.
 	TaintedForDeletion bool
-	// ServiceCIDRs are the ranges that the cluster's cluster IPs come from, ascending, each once; they may overlap. None: not known.
+	// ServiceCIDRs are the ranges of the cluster's cluster IPs, ascending and without duplicates.
+	// They may overlap. An empty list means that the ranges are unknown.
 	ServiceCIDRs []netip.Prefix
 }

@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// hasher builds the canonical encoding of an object, which its version is the hash of: each field
-// as its number, its length and its bytes. No two objects have the same encoding. Fields at their
-// zero value are left out, so that a field that is added later changes no version where it is not
-// used.
+// hasher builds the canonical encoding of an object. Its version is the hash of this encoding. Each
+// field is encoded as its number, its length and its bytes, so that no two objects have the same
+// encoding. Fields with their zero value are left out, so that a field added later does not change
+// the version of objects that do not use it.
 type hasher struct {
 	buf []byte
 }
@@ -34,7 +34,7 @@ func (h *hasher) str(number byte, s string) {
 	h.buf = append(h.buf, s...)
 }
 
-// elem is a string in a list, where an empty one counts.
+// elem encodes a string of a list. Unlike str, it encodes an empty string, too.
 func (h *hasher) elem(number byte, s string) {
 	h.buf = append(h.buf, number)
 	h.buf = binary.AppendUvarint(h.buf, uint64(len(s)))
@@ -67,7 +67,8 @@ func (h *hasher) addr(number byte, a netip.Addr) {
 
 func (h *hasher) sum() Version { return Version(hashOf(h.buf)) }
 
-// NewService completes a Service: sorts its lists, keeps one of equal entries and sets the version. It takes ownership of s.
+// NewService completes a Service: it sorts the lists, removes duplicates and sets the version. It
+// takes ownership of s.
 func NewService(s Service) *Service {
 	slices.SortFunc(s.ClusterIPs, netip.Addr.Compare)
 	slices.SortFunc(s.ExternalIPs, netip.Addr.Compare)
@@ -86,9 +87,10 @@ func NewService(s Service) *Service {
 	return &s
 }
 
-// WithVersion sets the version that the wire gave instead of the content's own, which may hold more than this software
-// knows of. Where they differ, unknown tells whether that is so: that what came has fields which this software does not know; nil: it has none.
-// It is for decoders, before the object is shared.
+// WithVersion sets the version that the object had on the wire instead of the hash of its content.
+// The version may cover more fields than this software knows. If the two differ, unknown reports
+// whether the encoded object had fields that this software does not know; a nil unknown means that
+// it had none. WithVersion is for decoders, before the object is shared.
 func (s *Service) WithVersion(v Version, unknown func() bool) *Service {
 	s.exact = s.version == v
 	s.newer = !s.exact && unknown != nil && unknown()
@@ -96,8 +98,10 @@ func (s *Service) WithVersion(v Version, unknown func() bool) *Service {
 	return s
 }
 
-// WithOwnVersion gives the Service with its content's own version; itself, if it has that, or came from newer software. Else it came by way of
-// software that is older than its source, which may have left out fields that this software knows.
+// WithOwnVersion returns the Service with the hash of its content as its version. It returns s if s
+// has that version already, or if s came from newer software. In any other case the Service passed
+// through software that is older than its source and may have dropped fields that this software
+// knows.
 func (s *Service) WithOwnVersion() *Service {
 	if s.exact || s.newer {
 		return s
@@ -143,9 +147,9 @@ func (s *Service) hash() Version {
 	return h.sum()
 }
 
-// NewSlice completes a Slice: sorts its lists, keeps one of equal entries and one endpoint of each address, and sets the
-// version. Of several endpoints with one address the first by Conditions.Compare stays.
-// It takes ownership of s.
+// NewSlice completes a Slice: it sorts the lists, removes duplicates and sets the version. If
+// several endpoints have the same address, it keeps the first one in the order of
+// Conditions.Compare. It takes ownership of s.
 func NewSlice(s Slice) *Slice {
 	slices.SortFunc(s.Ports, func(a, b SlicePort) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
@@ -168,7 +172,8 @@ func NewSlice(s Slice) *Slice {
 	return &s
 }
 
-// WithVersion sets the version that the wire gave instead of the content's own; see Service.WithVersion.
+// WithVersion sets the version that the slice had on the wire instead of the hash of its content;
+// see Service.WithVersion.
 func (s *Slice) WithVersion(v Version, unknown func() bool) *Slice {
 	s.exact = s.version == v
 	s.newer = !s.exact && unknown != nil && unknown()
@@ -176,7 +181,8 @@ func (s *Slice) WithVersion(v Version, unknown func() bool) *Slice {
 	return s
 }
 
-// WithOwnVersion gives the slice with its content's own version; see Service.WithOwnVersion.
+// WithOwnVersion returns the slice with the hash of its content as its version; see
+// Service.WithOwnVersion.
 func (s *Slice) WithOwnVersion() *Slice {
 	if s.exact || s.newer {
 		return s
@@ -186,18 +192,20 @@ func (s *Slice) WithOwnVersion() *Slice {
 	return &own
 }
 
-// Exact reports whether the version is the hash of what is here. It is not where the slice came
-// from newer software with fields that this software does not know, or by way of older software
-// that left fields out.
+// Exact reports whether the version is the hash of the content. It is false if the slice came from
+// newer software, with fields that this software does not know. It is also false if the slice
+// passed through older software that dropped fields.
 func (s *Slice) Exact() bool { return s.exact }
 
-// Compare orders the conditions of several endpoints with one address: first what counts, which is one that does not terminate, as in kube-proxy, and
-// of several, where kube-proxy takes any, the readiest.
+// Compare orders the conditions of endpoints that share an address; the endpoint to use comes
+// first. Endpoints that do not terminate come before those that do, as in kube-proxy. Among the
+// rest, where kube-proxy uses any one, ready endpoints come first, then serving ones.
 func (c Conditions) Compare(o Conditions) int {
 	return cmp.Or(compareTrueFirst(!c.Terminating, !o.Terminating), compareTrueFirst(c.Ready, o.Ready), compareTrueFirst(c.Serving, o.Serving))
 }
 
 func compareTrueFirst(a, b bool) int {
+	// compareTrueFirst orders true before false.
 	switch {
 	case a == b:
 		return 0
@@ -207,12 +215,12 @@ func compareTrueFirst(a, b bool) int {
 	return 1
 }
 
-// leafEndpoints is the number of endpoints that share a leaf of a slice's hash tree. A delta
-// hashes the leaves that it changes anew: with this size, some 1 KiB each.
+// leafEndpoints is the number of endpoints that share a leaf of a slice's hash tree. A delta hashes
+// only the leaves that it changes, which are about 1 KiB each with this number.
 const leafEndpoints = 16
 
-// hashLeaves returns the leaves of a list of endpoints. Leaves that are the same in an earlier
-// state are taken from there; like may be nil.
+// hashLeaves returns the leaves of a list of endpoints. It reuses the leaves of like, an earlier
+// state of the slice, that hold the same endpoints. like may be nil.
 func hashLeaves(endpoints []Endpoint, like *Slice) []hash {
 	count := (len(endpoints) + leafEndpoints - 1) / leafEndpoints
 	out := make([]hash, 0, count)
@@ -233,7 +241,7 @@ func hashLeaves(endpoints []Endpoint, like *Slice) []hash {
 	return out
 }
 
-// hasLeaf reports whether the i-th leaf of the slice holds exactly these endpoints.
+// hasLeaf reports whether leaf i of the slice holds exactly these endpoints.
 func (s *Slice) hasLeaf(i int, leaf []Endpoint) bool {
 	if i >= len(s.leaves) {
 		return false
@@ -242,7 +250,7 @@ func (s *Slice) hasLeaf(i int, leaf []Endpoint) bool {
 	return slices.EqualFunc(have, leaf, func(a, b Endpoint) bool { return a.Equal(&b) })
 }
 
-// hash returns the hash of the slice: of its header, the number of its endpoints and its leaves.
+// hash returns the hash of the slice's header and leaves.
 func (s *Slice) hash() Version {
 	var space [512]byte
 	h := hasher{buf: space[:0]}
@@ -262,8 +270,8 @@ func (s *Slice) hash() Version {
 	return h.sum()
 }
 
-// encode appends the canonical encoding of an endpoint. It begins with the address, which every
-// endpoint has, so that several in a row are told apart.
+// encode appends the canonical encoding of an endpoint. The encoding begins with the address, which
+// every endpoint has, so that consecutive endpoints are separable.
 func (e *Endpoint) encode(h *hasher) {
 	h.addr(1, e.Address)
 	h.bool(2, e.Conditions.Ready)
@@ -279,7 +287,7 @@ func (e *Endpoint) encode(h *hasher) {
 	}
 }
 
-// Equal tells whether two endpoints are the same in every field.
+// Equal reports whether two endpoints are the same in every field.
 func (e *Endpoint) Equal(o *Endpoint) bool {
 	return e.Address == o.Address && e.Conditions == o.Conditions && e.sameButConditions(o)
 }
@@ -289,7 +297,8 @@ func (e *Endpoint) sameButConditions(o *Endpoint) bool {
 		slices.Equal(e.ZoneHints, o.ZoneHints) && slices.Equal(e.NodeHints, o.NodeHints)
 }
 
-// ContentVersion is a hash of the Node's content, as versions of other objects are. It is computed with each call.
+// ContentVersion returns a hash of the Node's content, like the versions of other objects. It
+// computes the hash on each call.
 func (n *Node) ContentVersion() Version {
 	h := hasher{buf: make([]byte, 0, 512)}
 	h.num(1, uint64(KindNode))
@@ -314,7 +323,7 @@ func (n *Node) ContentVersion() Version {
 	return h.sum()
 }
 
-// Equal tells whether two Nodes are the same in every field; a nil Node equals only nil.
+// Equal reports whether two Nodes are the same in every field. A nil Node equals only nil.
 func (n *Node) Equal(o *Node) bool {
 	if n == nil || o == nil {
 		return n == o

@@ -55,11 +55,11 @@ func TestSliceVersionIgnoresOrderAndDuplicates(t *testing.T) {
 	})
 }
 
-func TestOneOfAnAddressStays(t *testing.T) {
+func TestNewSliceKeepsBestEndpointOfAnAddress(t *testing.T) {
 	conditions := func(ready, terminating, serving bool) model.Conditions {
 		return model.Conditions{Ready: ready, Terminating: terminating, Serving: serving}
 	}
-	// From the most to the least wanted.
+	// The best conditions come first.
 	order := []model.Conditions{
 		conditions(true, false, true), conditions(false, false, true), conditions(false, false, false),
 		conditions(true, true, true), conditions(false, true, true), conditions(false, true, false),
@@ -74,7 +74,8 @@ func TestOneOfAnAddressStays(t *testing.T) {
 	}
 }
 
-// Every field that a node uses is in the version, or a change of it would never be sent.
+// The version must cover every field that a node uses. Otherwise a change of that field would never
+// be sent.
 func TestVersionCoversEveryField(t *testing.T) {
 	service := func(change func(*model.Service)) model.Version {
 		s := model.Service{
@@ -123,7 +124,7 @@ func TestVersionCoversEveryField(t *testing.T) {
 		services[name] = v
 	}
 	require.Equal(t, services["as it is"], service(func(s *model.Service) { s.InternalTrafficPolicy = model.TrafficCluster }),
-		"Cluster is what no policy means")
+		"no policy means Cluster")
 
 	slice := func(change func(*model.Slice)) model.Version {
 		s := model.Slice{
@@ -161,11 +162,11 @@ func TestVersionCoversEveryField(t *testing.T) {
 		}
 		versions[name] = v
 	}
-	require.Equal(t, versions["as it is"], slice(func(s *model.Slice) { s.LastChangeTriggerTimeMS = 1 }), "the time is no content")
+	require.Equal(t, versions["as it is"], slice(func(s *model.Slice) { s.LastChangeTriggerTimeMS = 1 }), "the version covers the time")
 }
 
-// Versions are compared between servers and nodes of different releases: the encoding that they are a hash of is part of
-// the wire API, and these numbers may never change.
+// Servers and nodes of different releases compare versions. The encoding that a version is a hash
+// of is therefore part of the wire API, and these values must never change.
 func TestVersionsOfAllReleases(t *testing.T) {
 	service := modeltest.Web()
 	require.Equal(t, "2c6f1d82c77f088ba40782cdee125ce266e142c4ad96895f0e", service.ContentVersion().String())
@@ -174,8 +175,8 @@ func TestVersionsOfAllReleases(t *testing.T) {
 	require.EqualValues(t, 0x5a7, service.ServiceKey().Shard(4096))
 }
 
-// A digest tells which slice an endpoint is in, and takes no notice of the order of objects.
-func TestDigestsTellStatesApart(t *testing.T) {
+// Digests reflect which slice an endpoint is in, but not the order of objects.
+func TestDigestsDistinguishStates(t *testing.T) {
 	slice := func(name string, endpoints ...string) *model.Slice {
 		s := model.Slice{Namespace: "default", Name: name, Service: "a", Family: model.IPv4}
 		for _, e := range endpoints {
@@ -240,12 +241,12 @@ func TestShardsKeepAServiceTogether(t *testing.T) {
 		require.Zero(t, key.Shard(1))
 	}
 	for shard, n := range counts {
-		require.Greater(t, n, 800, "shard %d of 8 has its part", shard)
+		require.Greater(t, n, 800, "shard %d of 8 has too few Services", shard)
 	}
 	require.NotEqual(t, model.ServiceKey{Namespace: "a", Name: "b"}.Shard(4096), model.ServiceKey{Namespace: "b", Name: "a"}.Shard(4096))
 }
 
-// The wire API fixes the buckets: agents and servers of all versions must agree.
+// The wire API fixes the buckets, because agents and servers of all releases must agree on them.
 func TestBuckets(t *testing.T) {
 	for _, c := range []struct {
 		key model.Key

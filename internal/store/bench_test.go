@@ -16,13 +16,14 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// standard is the state that figures are about: 1000 Services × 50 endpoints and one with 5000, in slices of at most 100.
+// standard is the state of published figures: 1000 Services with 50 endpoints each and one with
+// 5000, in slices of at most 100.
 var standard = generate.Config{
 	Nodes: 3000, Services: []generate.Group{{Count: 1000, Least: 50, Most: 50}}, Changing: []generate.Group{{Count: 1, Least: 5000, Most: 5000}},
 	Seed: 1, Change: generate.Flip,
 }
 
-// filled gives a store with the standard state, and its slices.
+// filled returns a store with the standard state, and the slices in it.
 func filled(t testing.TB) (*Store, []*model.Slice) {
 	cluster, err := generate.New(standard)
 	require.NoError(t, err)
@@ -38,7 +39,7 @@ func filled(t testing.TB) (*Store, []*model.Slice) {
 	return s, endpointSlices
 }
 
-// flipped gives a slice with one endpoint less, or more, that is ready.
+// flipped returns a copy of a slice in which the readiness of one endpoint is inverted.
 func flipped(s *model.Slice) *model.Slice {
 	c := model.Slice{
 		Namespace: s.Namespace, Name: s.Name, Service: s.Service, Family: s.Family, Ports: s.Ports, Endpoints: slices.Clone(s.Endpoints),
@@ -48,14 +49,15 @@ func flipped(s *model.Slice) *model.Slice {
 	return model.NewSlice(c)
 }
 
-// BenchmarkIngest writes slices of 100 endpoints, one of which changes, and publishes each of them at once, which is the most
-// that it can cost. It tells how many the writer's thread does in a second of its CPU time (updates/cpu-s), with and without
-// readers that follow on other threads.
+// BenchmarkIngest changes one endpoint of a slice of 100 and publishes the change at once, which is
+// the most expensive way to ingest changes. It reports updates per second of the writer thread's
+// CPU time (updates/cpu-s), with and without readers on other threads.
 func BenchmarkIngest(b *testing.B) {
 	for _, readers := range []int{0, 100} {
 		b.Run(fmt.Sprintf("readers=%d", readers), func(b *testing.B) {
 			s, all := filled(b)
-			var versions [2][]*model.Slice // of each slice with 100 endpoints, in turns
+			// two states of each slice with 100 endpoints, written alternately
+			var versions [2][]*model.Slice
 			for _, slice := range all {
 				if len(slice.Endpoints) == 100 {
 					versions[0], versions[1] = append(versions[0], flipped(slice)), append(versions[1], slice)
@@ -85,8 +87,8 @@ func BenchmarkIngest(b *testing.B) {
 	}
 }
 
-// follow starts readers, each of which takes what has changed in every shard twenty times a second. What it gives stops
-// them and tells how many objects they have taken.
+// follow starts readers, each of which reads the changes of every shard twenty times a second. stop
+// ends them and returns the number of objects that they have read.
 func follow(s *Store, readers int) (stop func() int64) {
 	var taken atomic.Int64
 	var running sync.WaitGroup
@@ -122,7 +124,7 @@ func follow(s *Store, readers int) (stop func() int64) {
 	}
 }
 
-// threadTime is the CPU time of the calling thread.
+// threadTime returns the CPU time of the calling thread.
 func threadTime(t testing.TB) time.Duration {
 	var u unix.Rusage
 	require.NoError(t, unix.Getrusage(unix.RUSAGE_THREAD, &u))

@@ -9,9 +9,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// The annotations below were chosen against versions that were 64 bits of xxhash and digests that were their sums, which took
-// milliseconds: a tenant's Service, as it was and as it becomes, had one version, or made up for what another tenant's slice
-// lost.
+// These annotations were computed as an attack on an earlier design, in which versions were 64 bits
+// of xxhash and digests were sums of versions. The attack took milliseconds. With sameVersion, a
+// tenant's Service had the same version before and after a change. With sameSum, it compensated for
+// an endpoint that another tenant's slice lost.
 const (
 	sameVersion = "00936jF{F:|;o"
 	sameSum     = "10965uJ5'9:m{"
@@ -37,7 +38,8 @@ func victimsSlice(endpoints int) *model.Slice {
 	return model.NewSlice(s)
 }
 
-// TestForgedVersion holds that the change of an object is published whatever its author makes it contain.
+// TestForgedVersion requires a change of an object to be published, whatever content its author
+// chooses.
 func TestForgedVersion(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	s.Upsert(tenantsService("wrr", netip.MustParseAddr("192.0.2.7")), 1)
@@ -46,8 +48,9 @@ func TestForgedVersion(t *testing.T) {
 	require.Len(t, s.Publish().Updates, 1)
 }
 
-// TestForgedDigest holds that a tenant can't make up for what is removed from another tenant's slice, so that a node that was
-// away in the meantime would keep an endpoint for good.
+// TestForgedDigest requires that a tenant cannot compensate for an endpoint that is removed from
+// another tenant's slice. Otherwise a node that was away during the change would keep the endpoint
+// forever.
 func TestForgedDigest(t *testing.T) {
 	digest := func(objects ...model.Object) any {
 		s := synced(t, Options{Shards: 1})

@@ -10,46 +10,51 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// entry is an object at its last change, or the tombstone of one. It is immutable.
+// entry is an object as of its last change, or a tombstone. It is immutable.
 type entry struct {
 	key    model.Key
-	object model.Object // nil: a tombstone
-	// service that the object belongs to, or belonged to.
+	object model.Object // nil means that the entry is a tombstone
+	// service is the Service that the object belongs to, or belonged to before it was removed.
 	service model.ServiceKey
-	// change orders entries by their last change; unique within the shard, so that one Update may hold many.
+	// change orders entries by their last change. It is unique within the shard, because one Update
+	// may hold many changes.
 	change uint64
-	// sequence of the Update that brought it.
+	// sequence is the sequence of the Update with the last change.
 	sequence uint64
 }
 
 func (e *entry) live() bool { return e.object != nil }
 
-// shard has one writer, Publish, and any number of readers of its snapshot.
+// shard is one shard of a Store. Only Publish writes to it. Any number of goroutines read its
+// snapshot.
 type shard struct {
 	maxTombstones int
 	snapshot      atomic.Pointer[Snapshot]
-	// lastChange is the highest entry.change given.
+	// lastChange is the highest entry.change in use.
 	lastChange uint64
-	// tombstones in the order they came; some may be replaced by live entries since.
+	// tombstones holds the tombstones, oldest first. Live entries may have replaced some of them
+	// since.
 	tombstones []*entry
 }
 
-// Snapshot is the state of a shard at one sequence. It is immutable, and shares what it can with its neighbours.
+// Snapshot is the state of a shard at one sequence. It is immutable and shares unchanged parts with
+// the snapshots before and after it.
 type Snapshot struct {
 	shard            uint32
 	sequence         uint64
 	resourceVersions model.ResourceVersions
 	live             int
 	digests          *digests
-	// floor is the highest sequence of a forgotten tombstone: what changed since an earlier one is not known.
+	// floor is the highest sequence of a forgotten tombstone. What changed since an earlier
+	// sequence is unknown.
 	floor uint64
-	// byKey and byChange hold the same entries, live ones and tombstones.
+	// byKey and byChange hold the same entries, live ones and tombstones, in different order.
 	byKey    *btree.BTreeG[*entry]
 	byChange *btree.BTreeG[*entry]
 }
 
-// digests are those of a Snapshot. They are computed when the first reader asks: a shard may change
-// a hundred times between two of them.
+// digests are the digests of a Snapshot. The first reader that asks for them computes them, because
+// a shard may change a hundred times between two readers.
 type digests struct {
 	once    sync.Once
 	buckets []model.Digest
@@ -58,7 +63,7 @@ type digests struct {
 
 func newShard(number uint32, maxTombstones int) *shard {
 	s := &shard{maxTombstones: maxTombstones}
-	o := btree.Options{NoLocks: true} // a snapshot's trees are written by nobody
+	o := btree.Options{NoLocks: true} // the trees of a published snapshot are never written
 	s.snapshot.Store(&Snapshot{
 		shard:    number,
 		digests:  &digests{},
@@ -68,7 +73,8 @@ func newShard(number uint32, maxTombstones int) *shard {
 	return s
 }
 
-// publish applies objects (nil: removed) and gives the Update that says the same, nil if nothing differs.
+// publish applies objects, where nil means removed, and returns the Update with the changes, or nil
+// if nothing changed. It calls each function in hear before the new snapshot becomes visible.
 func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceVersions, hear []func(*model.Update)) *model.Update {
 	old := s.snapshot.Load()
 	next := *old
@@ -97,7 +103,8 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 				u.Left = append(u.Left, model.Departure{Key: key, Service: before.object.ServiceKey()})
 			}
 		}
-		// The other kind's version would only lengthen the update.
+		// Only the version of the changed kind, because the other one would only lengthen the
+		// update.
 		if key.Kind == model.KindService {
 			u.ResourceVersions.Services = next.resourceVersions.Services
 		} else {
@@ -143,6 +150,8 @@ func (s *shard) publish(objects map[model.Key]model.Object, seen model.ResourceV
 	return u
 }
 
+// delta returns the delta from before to now, or nil if there is none that is smaller than the
+// slice.
 func delta(before *entry, now *model.Slice) *model.SliceDelta {
 	if before == nil || !before.live() {
 		return nil
@@ -150,7 +159,7 @@ func delta(before *entry, now *model.Slice) *model.SliceDelta {
 	return model.Diff(before.object.(*model.Slice), now)
 }
 
-// forget drops the oldest tombstones beyond the bound.
+// forget drops the oldest tombstones beyond the bound and raises the floor accordingly.
 func (s *shard) forget(next *Snapshot) {
 	for len(s.tombstones) > s.maxTombstones {
 		t := s.tombstones[0]
@@ -164,7 +173,7 @@ func (s *shard) forget(next *Snapshot) {
 	}
 }
 
-// sortUpdate gives the same state the same bytes.
+// sortUpdate sorts the lists of an Update, so that the same state always has the same encoding.
 func sortUpdate(u *model.Update) {
 	slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
 	slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
@@ -172,10 +181,10 @@ func sortUpdate(u *model.Update) {
 	slices.SortFunc(u.Removed, model.Key.Compare)
 }
 
-// Shard is the number of the shard.
+// Shard returns the number of the shard.
 func (s *Snapshot) Shard() uint32 { return s.shard }
 
-// Sequence of the last Update in the snapshot; 0 before the first.
+// Sequence returns the sequence of the last Update in the snapshot; it is 0 before the first one.
 func (s *Snapshot) Sequence() uint64 { return s.sequence }
 
 // Digest returns the digest of all objects.
@@ -183,7 +192,7 @@ func (s *Snapshot) Digest() model.Digest {
 	return s.computed().shard
 }
 
-// Buckets returns the digest of each bucket. It must not be changed.
+// Buckets returns the digest of each bucket. The caller must not change it.
 func (s *Snapshot) Buckets() []model.Digest {
 	return s.computed().buckets
 }
@@ -201,7 +210,8 @@ func (s *Snapshot) computed() *digests {
 	return d
 }
 
-// InBuckets gives all objects of these buckets, as an Update that a reader of any position may apply.
+// InBuckets returns all objects of the given buckets as an Update that a reader at any position may
+// apply.
 func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
 	u := s.update(s.sequence)
 	u.FullBuckets = buckets
@@ -218,7 +228,7 @@ func (s *Snapshot) InBuckets(buckets []uint32) *model.Update {
 	return u
 }
 
-// Where gives the objects of the Services that a reader wants, as a full Update.
+// Where returns the objects of the Services for which wanted is true, as a full Update.
 func (s *Snapshot) Where(wanted func(model.ServiceKey) bool) *model.Update {
 	u := s.update(0)
 	u.Full = true
@@ -231,7 +241,7 @@ func (s *Snapshot) Where(wanted func(model.ServiceKey) bool) *model.Update {
 	return u
 }
 
-// Has tells whether the shard has an object of a Service that a reader means.
+// Has reports whether the shard has an object of a Service for which means is true.
 func (s *Snapshot) Has(means func(model.ServiceKey) bool) (has bool) {
 	s.byKey.Scan(func(e *entry) bool {
 		has = e.live() && means(e.object.ServiceKey())
@@ -240,7 +250,8 @@ func (s *Snapshot) Has(means func(model.ServiceKey) bool) (has bool) {
 	return has
 }
 
-// ChangedAt is the sequence at which a Service or one of its slices last changed, came or went, as far as it is known.
+// ChangedAt returns the sequence of the last change to a Service or one of its slices, including
+// removals whose tombstones are not forgotten. It returns 0 if no such change is known.
 func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {
 	s.byChange.Reverse(func(e *entry) bool {
 		if e.service == service {
@@ -252,7 +263,7 @@ func (s *Snapshot) ChangedAt(service model.ServiceKey) (sequence uint64) {
 	return sequence
 }
 
-// update gives an empty Update from a sequence to the snapshot.
+// update returns an empty Update that leads from a sequence to the snapshot.
 func (s *Snapshot) update(from uint64) *model.Update {
 	return &model.Update{Shard: s.shard, From: from, To: s.sequence, ResourceVersions: s.resourceVersions}
 }
@@ -266,13 +277,13 @@ func put(u *model.Update, o model.Object) {
 	}
 }
 
-// Len is the number of objects.
+// Len returns the number of objects.
 func (s *Snapshot) Len() int { return s.live }
 
-// ResourceVersions are the source's that the snapshot reflects.
+// ResourceVersions returns the resource versions of the source that the snapshot reflects.
 func (s *Snapshot) ResourceVersions() model.ResourceVersions { return s.resourceVersions }
 
-// Get gives an object, nil if the shard does not have it.
+// Get returns the object with the key, or nil if the shard has none.
 func (s *Snapshot) Get(key model.Key) model.Object {
 	if e, ok := s.byKey.Get(&entry{key: key}); ok {
 		return e.object
@@ -280,16 +291,17 @@ func (s *Snapshot) Get(key model.Key) model.Object {
 	return nil
 }
 
-// Knows tells whether it is known what changed after a sequence; if not, Since gives the whole shard.
+// Knows reports whether the changes after a sequence are known. If they are not, Since returns the
+// whole shard.
 func (s *Snapshot) Knows(sequence uint64) bool {
 	return sequence != 0 && sequence >= s.floor && sequence <= s.sequence
 }
 
-// Oldest returns the earliest sequence that Knows knows.
+// Oldest returns the lowest sequence for which Knows can return true.
 func (s *Snapshot) Oldest() uint64 { return max(s.floor, 1) }
 
-// Since gives what changed after a sequence, each key once and in its newest state. Where that is no longer known, and
-// for sequence 0, it is the whole shard, as a full Update.
+// Since returns the changes after a sequence, each object once and in its newest state. If the
+// changes are no longer known, or if sequence is 0, it returns the whole shard as a full Update.
 func (s *Snapshot) Since(sequence uint64) *model.Update {
 	u := s.update(sequence)
 	if !s.Knows(sequence) {
@@ -310,7 +322,7 @@ func (s *Snapshot) Since(sequence uint64) *model.Update {
 	return u
 }
 
-// Select gives the named objects as they are, and those that do not exist as removed.
+// Select returns the objects with the given keys, and lists those that do not exist as removed.
 func (s *Snapshot) Select(keys []model.Key) *model.Update {
 	u := s.update(s.sequence)
 	for _, k := range keys {

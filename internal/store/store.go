@@ -1,17 +1,22 @@
-// Package store holds the state that a server distributes: sharded, versioned, content-addressed.
+// Package store holds the state that a server distributes. The state is sharded, versioned and
+// content-addressed.
 //
-// Sources write into it (it is a source.Sink); what they write is pending until Publish makes it visible, one step per
-// shard. How often Publish is called decides how changes coalesce: everything that came since the last call becomes one
-// Update per shard, and what came and went meanwhile becomes nothing. Urgent tells when it should not wait.
+// Sources write into a Store, which is a source.Sink. What they write is pending until Publish
+// makes it visible. The interval between calls of Publish decides how changes coalesce: all changes
+// since the last call become one Update per shard, and changes that cancel each other out become
+// nothing. Urgent signals that Publish should not wait.
 //
 // # Guarantees
 //
-//   - A writer never waits for a reader. Readers follow immutable Snapshots at their own pace.
-//   - A shard's sequence grows by one with each Update, and Updates of a shard lead from each sequence to the next.
-//   - What changed since a sequence is answered from the objects themselves, ordered by their last change, and from a
-//     bounded number of tombstones; no reader's slowness costs memory. Beyond the tombstones the answer is the shard.
-//   - The same objects give the same digests, whatever their history.
-//   - Nothing is published before the source has synced, so a source that is still listing removes nothing.
+//  1. A writer never waits for a reader. Readers follow immutable Snapshots at their own pace.
+//  2. Each Update of a shard raises the shard's sequence by one and leads from the sequence before
+//     to the new one.
+//  3. The changes since a sequence come from the objects themselves, ordered by their last change,
+//     and from a bounded number of tombstones. A slow reader costs no memory. For a sequence older
+//     than the tombstones the answer is the whole shard.
+//  4. The same objects have the same digests, whatever their history.
+//  5. Nothing is published before the source has synced. A source that is still listing therefore
+//     removes nothing.
 package store
 
 import (
@@ -30,63 +35,75 @@ import (
 
 // Defaults of Options.
 const (
-	// DefaultShards keeps a shard of a large cluster (10,000 Services) at some hundred objects, and 64 positions and
-	// digests in a Hello below 2 KiB.
+	// DefaultShards is the default of Options.Shards. In a large cluster (10,000 Services) a shard
+	// has some hundred objects, and 64 positions and digests take less than 2 KiB in a Hello.
 	DefaultShards = 64
-	// DefaultTombstones is per shard: enough for every object of a large shard to be replaced while a client is away.
+	// DefaultTombstones is the default of Options.Tombstones: enough for every object of a large
+	// shard to be replaced while a client is away.
 	DefaultTombstones = 1024
 )
 
-// Options set up a Store.
+// Options configure a Store.
 type Options struct {
-	// Shards is their number, a power of two up to 4096; 0: DefaultShards.
+	// Shards is the number of shards, a power of two up to 4096; 0 means DefaultShards.
 	Shards uint32
-	// Tombstones is how many removals each shard remembers; 0: DefaultTombstones.
+	// Tombstones is the number of removals that each shard remembers; 0 means DefaultTombstones.
 	Tombstones int
-	// Relayed: what the source gives comes shard by shard, and so not in the order of its versions, of which then only Progress
-	// tells up to which everything has come.
+	// Relayed means that the source is another server, which sends changes shard by shard. Resource
+	// versions then arrive out of order, so only Progress says up to which version nothing is
+	// missing.
 	Relayed bool
 }
 
-// Store is the state. Its zero value is not usable; see New.
+// Store is the state. Its zero value is not usable; use New.
+//
+// Invariants:
+//
+//  1. Locks are acquired in this order: publishing, mu, nodesMu.
+//  2. held names exactly the Services and Slices that exist once pending is published, each with
+//     the Service whose shard it is in.
+//  3. addresses is what countAddressesLocked counts for the Nodes in nodes.
 type Store struct {
 	epoch   uint64
 	shards  []*shard
 	relayed bool
 
-	// mu guards what is pending. It is held for map operations only.
+	// mu guards pending, held, pendingNodes and progress. It is held for map operations only.
 	mu sync.Mutex
-	// pending holds, per shard, the objects written since the last Publish; nil: removed.
-	pending []map[model.Key]model.Object
-	// held names every Service and Slice that is there or pending, with the Service whose shard it is in.
+	// pending holds, for each shard, the objects written since the last Publish; a nil object means
+	// that it was removed.
+	pending      []map[model.Key]model.Object
 	held         map[model.Key]model.ServiceKey
 	pendingNodes map[string]struct{}
-	// progress is how far the source has come, and published the same as of the last Publish.
+	// progress is how far the source has come; published is its value at the last Publish.
 	progress   progress
 	published  atomic.Pointer[progress]
-	synced     chan struct{}
-	first      chan struct{} // closed with the end of the first Publish
+	synced     chan struct{} // closed by the first call of Synced
+	first      chan struct{} // closed at the end of the first Publish
 	dirty      chan struct{}
 	urgent     chan struct{}
-	publishing sync.Mutex // one Publish at a time; taken before mu
-	nodesMu    sync.RWMutex
+	publishing sync.Mutex   // lets one Publish run at a time, so that snapshots have one writer
+	nodesMu    sync.RWMutex // guards nodes and addresses
 	nodes      map[string]*model.Node
-	// addresses counts the Nodes that have each address, by the first maxAddresses of each. nodesMu guards it.
+	// addresses counts, for each address, the Nodes that have it among their first maxAddresses
+	// InternalIPs.
 	addresses map[netip.Addr]int
 }
 
-// maxAddresses is how many InternalIPs of a Node count as its addresses. A node has two with both families, and writes its
-// status itself.
+// maxAddresses is the number of InternalIPs of a Node that count as its addresses. A node with both
+// IP families has two. The number is bounded because a node writes its own status.
 const maxAddresses = 8
 
-// progress is how far a source has come. It goes back when the source does, as after a restore of etcd.
+// progress is how far a source has come. It goes back if the source does, for example after a
+// restore of etcd.
 type progress struct {
-	// seen are the versions of what was given, reached those up to which everything was given: on a quiet cluster they are ahead,
-	// as other kinds of objects count too.
+	// seen holds the versions of the objects that were received. reached holds the versions up to
+	// which nothing is missing; on a quiet cluster they are higher, because changes to other kinds
+	// of objects raise them, too.
 	seen, reached model.ResourceVersions
 }
 
-// New makes an empty store with an epoch of its own.
+// New returns an empty store with a random epoch.
 func New(o Options) (*Store, error) {
 	if o.Shards == 0 {
 		o.Shards = DefaultShards
@@ -127,23 +144,25 @@ func newEpoch() uint64 {
 	}
 }
 
-// Epoch names this life of the store; sequences of another epoch mean nothing in it. Never 0.
+// Epoch returns the random number of this Store. Sequences of another epoch have no meaning in it.
+// It is never 0.
 func (s *Store) Epoch() uint64 { return s.epoch }
 
-// Shards is the number of shards.
+// Shards returns the number of shards.
 func (s *Store) Shards() uint32 { return uint32(len(s.shards)) }
 
-// Snapshot is the published state of a shard.
+// Snapshot returns the published state of a shard.
 func (s *Store) Snapshot(shard uint32) *Snapshot { return s.shards[shard].snapshot.Load() }
 
-// Node gives the Node of that name, nil if there is none.
+// Node returns the Node with that name, or nil if there is none.
 func (s *Store) Node(name string) *model.Node {
 	s.nodesMu.RLock()
 	defer s.nodesMu.RUnlock()
 	return s.nodes[name]
 }
 
-// Digest returns the digest of all Services and Slices, of which the shards have these positions.
+// Digest returns the digest of all Services and Slices, with the sequences that the shards have in
+// that state.
 func (s *Store) Digest() (digest model.Digest, sequences []uint64) {
 	var shards []model.Digest
 	for i := range s.Shards() {
@@ -154,42 +173,45 @@ func (s *Store) Digest() (digest model.Digest, sequences []uint64) {
 	return model.StateDigest(shards), sequences
 }
 
-// HasNodeAddress reports whether the address is an InternalIP of a Node, one of its first maxAddresses.
+// HasNodeAddress reports whether the address is among the first maxAddresses InternalIPs of a Node.
 func (s *Store) HasNodeAddress(a netip.Addr) bool {
 	s.nodesMu.RLock()
 	defer s.nodesMu.RUnlock()
 	return s.addresses[a] > 0
 }
 
-// WaitSynced is closed once the source has given its whole state: from then on Publish publishes.
+// WaitSynced returns a channel that is closed once the source has delivered its whole state. From
+// then on Publish publishes.
 func (s *Store) WaitSynced() <-chan struct{} { return s.synced }
 
-// WaitPublished is closed once that is published. Before, snapshots are empty or hold a part, and nobody may be served.
+// WaitPublished returns a channel that is closed at the end of the first Publish after the source
+// has synced. Until then snapshots are empty or incomplete, and no client may be served.
 func (s *Store) WaitPublished() <-chan struct{} { return s.first }
 
-// Dirty gets a value when something may wait for Publish. It is for one receiver.
+// Dirty returns a channel that receives a value when something may be waiting for Publish. It is
+// for one receiver.
 func (s *Store) Dirty() <-chan struct{} { return s.dirty }
 
-// Urgent gets a value when something waits for Publish that takes traffic from an endpoint, or an object away. It is for
-// one receiver.
+// Urgent returns a channel that receives a value when a pending change should not wait: it removes
+// an object, or takes traffic from an endpoint. It is for one receiver.
 func (s *Store) Urgent() <-chan struct{} { return s.urgent }
 
-// Reached are the resource versions up to which everything is published. They may be above those in Snapshots and Updates,
-// which are of objects.
+// Reached returns the resource versions up to which everything is published. They may be higher
+// than the versions in Snapshots and Updates, which are those of objects.
 func (s *Store) Reached() model.ResourceVersions { return s.published.Load().reached }
 
-// Seen returns the highest resource versions of the objects that are published. Unlike those of Snapshots, they follow a source
-// that goes back in time.
+// Seen returns the highest resource versions of the published objects. Unlike the versions in
+// Snapshots, they follow a source that goes back in time.
 func (s *Store) Seen() model.ResourceVersions { return s.published.Load().seen }
 
-// Nodes returns all Nodes, in no order.
+// Nodes returns all Nodes in no particular order.
 func (s *Store) Nodes() []*model.Node {
 	s.nodesMu.RLock()
 	defer s.nodesMu.RUnlock()
 	return slices.Collect(maps.Values(s.nodes))
 }
 
-// Synced implements source.Sink. More than one call is as good as one.
+// Synced implements source.Sink. Calls after the first one have no effect.
 func (s *Store) Synced() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,8 +243,9 @@ func (s *Store) Upsert(o model.Keyed, resourceVersion uint64) {
 	s.seenLocked(o.Key().Kind, resourceVersion)
 }
 
-// worse tells whether an object takes traffic from an endpoint that is published. Publish compares both again for the delta: to make
-// that here would cost more than this does, and be in vain for each change that a later one overtakes before the publish.
+// worse reports whether an object takes traffic from an endpoint of its published state. Publish
+// compares the two states again to make the delta. Making the delta here would cost more, and would
+// be wasted for each change that a later one replaces before Publish.
 func (s *Store) worse(o model.Keyed) bool {
 	now, ok := o.(*model.Slice)
 	if !ok {
@@ -237,7 +260,7 @@ func (s *Store) Progress(kind model.Kind, resourceVersion uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &s.progress
-	if s.relayed { // the server above says where it is, and that may be behind what another one has said
+	if s.relayed { // the upstream server may be behind what another upstream server reported before
 		p.reached = p.reached.With(kind, resourceVersion)
 		p.seen = p.seen.Min(p.reached)
 	} else {
@@ -268,14 +291,14 @@ func (s *Store) Replace(kind model.Kind, objects []model.Keyed, resourceVersion 
 			s.removeLocked(key)
 		}
 	}
-	if !s.relayed { // a list is all that there is, even if it is older than what came before
+	if !s.relayed { // a list is complete, even if it is older than the changes before it
 		s.progress.seen = s.progress.seen.With(kind, resourceVersion)
 		s.progress.reached = s.progress.reached.With(kind, resourceVersion)
 	}
 	s.seenLocked(kind, resourceVersion)
 }
 
-// keysLocked names all objects of a kind that are there or pending.
+// keysLocked returns the keys of all objects of a kind that are published or pending.
 func (s *Store) keysLocked(kind model.Kind) []model.Key {
 	var keys []model.Key
 	if kind == model.KindNode {
@@ -294,6 +317,7 @@ func (s *Store) keysLocked(kind model.Kind) []model.Key {
 	return keys
 }
 
+// seenLocked raises the versions of a kind after a change.
 func (s *Store) seenLocked(kind model.Kind, resourceVersion uint64) {
 	p := &s.progress
 	p.seen = p.seen.Max(model.ResourceVersionOf(kind, resourceVersion))
@@ -308,10 +332,11 @@ func (s *Store) upsertLocked(o model.Keyed) {
 		s.setNodeLocked(n.Name, n)
 		return
 	}
-	obj := o.(model.Object) // the only other kinds; anything else is a bug in a source
+	// sources pass only Nodes and Objects; anything else is a bug in a source
+	obj := o.(model.Object)
 	key, service := obj.Key(), obj.ServiceKey()
 	if old, ok := s.held[key]; ok && old.Shard(s.Shards()) != service.Shard(s.Shards()) {
-		s.pendLocked(old, key, nil) // a slice handed to another Service
+		s.pendLocked(old, key, nil) // a slice that now belongs to another Service
 	}
 	s.held[key] = service
 	s.pendLocked(service, key, obj)
@@ -328,6 +353,7 @@ func (s *Store) removeLocked(key model.Key) {
 	}
 }
 
+// pendLocked makes an object of a Service pending; a nil object means that it was removed.
 func (s *Store) pendLocked(service model.ServiceKey, key model.Key, o model.Object) {
 	shard := service.Shard(s.Shards())
 	if s.pending[shard] == nil {
@@ -339,6 +365,8 @@ func (s *Store) pendLocked(service model.ServiceKey, key model.Key, o model.Obje
 	}
 }
 
+// setNodeLocked replaces the Node with that name; nil removes it. Unlike other objects, Nodes are
+// visible before Publish.
 func (s *Store) setNodeLocked(name string, n *model.Node) {
 	s.nodesMu.Lock()
 	defer s.nodesMu.Unlock()
@@ -356,7 +384,7 @@ func (s *Store) setNodeLocked(name string, n *model.Node) {
 	s.pendingNodes[name] = struct{}{}
 }
 
-// countAddressesLocked adds to the count of each address of a Node, if there is one.
+// countAddressesLocked adds difference to the count of each address of a Node, which may be nil.
 func (s *Store) countAddressesLocked(n *model.Node, difference int) {
 	if n == nil {
 		return
@@ -368,16 +396,16 @@ func (s *Store) countAddressesLocked(n *model.Node, difference int) {
 	}
 }
 
-// Publication is what one Publish made visible.
+// Publication is the result of a Publish.
 type Publication struct {
-	// Updates, one for each shard that changed.
+	// Updates has one entry for each shard that changed.
 	Updates []*model.Update
-	// Nodes that changed, came or went.
+	// Nodes names the Nodes that were added, changed or removed.
 	Nodes []string
 }
 
-// Publish makes visible what is pending. Before the source has synced it does nothing. Each of hear hears of each Update before
-// anybody can see it.
+// Publish makes the pending changes visible. It does nothing before the source has synced. It calls
+// each function in hear with each Update before the Update's snapshot becomes visible.
 func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	select {
 	case <-s.synced:
@@ -393,7 +421,7 @@ func (s *Store) Publish(hear ...func(*model.Update)) Publication {
 	nodes := s.pendingNodes
 	s.pendingNodes = make(map[string]struct{})
 	progress := s.progress
-	// What was urgent goes out now.
+	// Everything that was urgent is published now.
 	select {
 	case <-s.urgent:
 	default:

@@ -22,7 +22,7 @@ func newStore(t require.TestingT, o Options) *Store {
 	return s
 }
 
-// synced gives a store that publishes.
+// synced returns a store whose source has synced, so that Publish publishes.
 func synced(t require.TestingT, o Options) *Store {
 	s := newStore(t, o)
 	s.Synced()
@@ -39,7 +39,8 @@ func slice(name, service string, endpoints int) *model.Slice {
 	return model.NewSlice(s)
 }
 
-// inShard gives the name of a Service that is, or is not, in the shard of another.
+// inShard returns the name of a Service that is in the same shard as another Service, or in a
+// different shard if same is false.
 func inShard(shards uint32, other string, same bool) string {
 	key := func(name string) model.ServiceKey { return model.ServiceKey{Namespace: "default", Name: name} }
 	for i := 0; ; i++ {
@@ -50,7 +51,7 @@ func inShard(shards uint32, other string, same bool) string {
 	}
 }
 
-// only gives the single Update of a Publish.
+// only returns the only Update of a Publish.
 func only(t *testing.T, p Publication) *model.Update {
 	t.Helper()
 	require.Len(t, p.Updates, 1)
@@ -99,7 +100,7 @@ func TestNothingIsPublishedBeforeSynced(t *testing.T) {
 	require.Equal(t, model.ResourceVersions{Services: 5}, u.ResourceVersions, "the Node's does not count")
 }
 
-func TestWhatComesAndGoesBetweenPublishesIsNothing(t *testing.T) {
+func TestChangesThatCancelOutAreNotPublished(t *testing.T) {
 	s := synced(t, Options{Shards: 4})
 	other := inShard(4, "a", false)
 	a, b := slice("s", "a", 3), slice("s", "a", 4)
@@ -108,24 +109,24 @@ func TestWhatComesAndGoesBetweenPublishesIsNothing(t *testing.T) {
 
 	s.Upsert(b, 2)
 	s.Upsert(a, 3)
-	require.Empty(t, s.Publish().Updates, "A, B, A")
+	require.Empty(t, s.Publish().Updates, "changed and changed back")
 
 	s.Remove(a.Key(), 4)
 	s.Upsert(a, 5)
-	require.Empty(t, s.Publish().Updates, "removed and back")
+	require.Empty(t, s.Publish().Updates, "removed and added again")
 
 	s.Upsert(slice("new", "a", 1), 6)
 	s.Remove(slice("new", "a", 1).Key(), 7)
-	require.Empty(t, s.Publish().Updates, "come and gone")
+	require.Empty(t, s.Publish().Updates, "added and removed")
 
 	s.Upsert(slice("s", other, 3), 8)
 	s.Upsert(a, 9)
-	require.Empty(t, s.Publish().Updates, "handed to a Service in another shard and back")
+	require.Empty(t, s.Publish().Updates, "moved to a Service in another shard and back")
 
 	again := modeltest.WebSlice(3)
 	again.Name, again.Service, again.LastChangeTriggerTimeMS = "s", "a", 1
 	s.Upsert(model.NewSlice(again), 10)
-	require.Empty(t, s.Publish().Updates, "another time and nothing else")
+	require.Empty(t, s.Publish().Updates, "only the time of the last change differs")
 
 	s.Remove(model.Key{Kind: model.KindSlice, Namespace: "default", Name: "never there"}, 11)
 	require.Empty(t, s.Publish().Updates)
@@ -136,7 +137,7 @@ func TestWhatComesAndGoesBetweenPublishesIsNothing(t *testing.T) {
 	require.EqualValues(t, 1, u.From)
 	require.EqualValues(t, 2, u.To)
 	require.Equal(t, model.ResourceVersions{Slices: 12}, u.ResourceVersions)
-	require.Len(t, u.Deltas, 1, "a change of endpoints is a delta")
+	require.Len(t, u.Deltas, 1, "a change of endpoints must be a delta")
 }
 
 func TestSliceHandedToAnotherService(t *testing.T) {
@@ -162,7 +163,7 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 				require.Zero(t, from.Digest())
 				require.Equal(t, []model.Key{before.Key()}, from.Since(1).Removed)
 			}
-			// It goes from where it is, not from where it was.
+			// The slice is removed from its current shard, not from its former one.
 			s.Remove(after.Key(), 3)
 			require.Equal(t, []model.Key{after.Key()}, only(t, s.Publish()).Removed)
 			require.Zero(t, s.Snapshot(to.Shard()).Len())
@@ -170,7 +171,7 @@ func TestSliceHandedToAnotherService(t *testing.T) {
 	}
 }
 
-// Whoever hears of an Update hears of it before it can be seen.
+// Publish calls its hear functions with an Update before the Update is visible.
 func TestUpdatesAreHeardOfFirst(t *testing.T) {
 	s := synced(t, Options{})
 	s.Upsert(slice("web-1", "web", 1), 1)
@@ -184,7 +185,8 @@ func TestUpdatesAreHeardOfFirst(t *testing.T) {
 	require.Equal(t, p.Updates, heard)
 }
 
-// How far everything has come follows from what is given, unless that is in no order; and is told when it is published.
+// Without a relay Reached follows the versions of objects. On a relay it follows only Progress,
+// because objects arrive out of order. In both cases it changes with Publish.
 func TestReached(t *testing.T) {
 	for _, relayed := range []bool{false, true} {
 		s := synced(t, Options{Relayed: relayed})
@@ -193,7 +195,7 @@ func TestReached(t *testing.T) {
 		u := only(t, s.Publish())
 		require.EqualValues(t, 10, u.ResourceVersions.Slices)
 		if relayed {
-			require.Zero(t, s.Reached(), "others may be missing")
+			require.Zero(t, s.Reached(), "other objects may be missing")
 		} else {
 			require.EqualValues(t, 10, s.Reached().Slices)
 		}
@@ -203,7 +205,7 @@ func TestReached(t *testing.T) {
 	}
 }
 
-// The store knows which addresses are Nodes', as long as one of them has it.
+// An address counts as a Node's as long as at least one Node has it.
 func TestAddressesOfNodes(t *testing.T) {
 	s := synced(t, Options{Shards: 1})
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
@@ -223,7 +225,7 @@ func TestAddressesOfNodes(t *testing.T) {
 	s.Remove((&model.Node{Name: "b"}).Key(), 4)
 	require.Equal(t, []int{3}, has())
 
-	// A node writes its own status: it does not get to name any number of addresses.
+	// A node writes its own status, so the number of addresses that count is bounded.
 	many := &model.Node{Name: "a"}
 	for i := range 50 {
 		many.InternalIPs = append(many.InternalIPs, address(10+i))
@@ -251,7 +253,8 @@ func TestReplace(t *testing.T) {
 	s.Replace(model.KindNode, objects(&model.Node{Name: "n1"}, &model.Node{Name: "n2"}), 4)
 	require.Zero(t, s.Publish())
 
-	// It removes what it does not name, of its kind only, also what is still pending.
+	// It removes objects that are not in the list, but only of its kind. That includes pending
+	// objects.
 	s.Upsert(service("pending"), 5)
 	s.Replace(model.KindService, objects(service("b"), service("c")), 6)
 	s.Replace(model.KindNode, objects(&model.Node{Name: "n2", Deleting: true}, &model.Node{Name: "n3"}), 7)
@@ -264,7 +267,7 @@ func TestReplace(t *testing.T) {
 	require.Nil(t, s.Node("n1"))
 	require.True(t, s.Node("n2").Deleting)
 
-	// Relays go by the digest, so whatever a Node says counts in it.
+	// Relays compare digests of Nodes, so every field of a Node must count in the digest.
 	before := model.NodesDigest(s.Nodes())
 	s.Upsert(&model.Node{Name: "n3", ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}, 8)
 	require.Equal(t, []string{"n3"}, s.Publish().Nodes)
@@ -282,28 +285,28 @@ func TestForgottenTombstonesLeadToTheWholeShard(t *testing.T) {
 		s.Upsert(service(fmt.Sprint("s", i)), 0)
 	}
 	s.Upsert(service("stays"), 0)
-	s.Publish() // 1
+	s.Publish() // sequence 1
 	for i := range 3 {
 		s.Remove(service(fmt.Sprint("s", i)).Key(), 0)
-		s.Publish() // 2, 3, 4
+		s.Publish() // sequences 2, 3 and 4
 	}
 	now := s.Snapshot(0)
 	require.True(t, now.Since(0).Full)
-	require.True(t, now.Since(1).Full, "who was there before the forgotten removal")
+	require.True(t, now.Since(1).Full, "from before the forgotten removal")
 	require.Equal(t, 2, now.Since(1).Len())
-	require.False(t, now.Since(2).Full, "who has seen it")
+	require.False(t, now.Since(2).Full, "from the forgotten removal")
 	require.Len(t, now.Since(2).Removed, 2)
 	require.Equal(t, []model.Key{service("s2").Key()}, now.Since(3).Removed)
 	require.Zero(t, now.Since(4).Len())
-	require.True(t, now.Since(5).Full, "who comes from the future")
+	require.True(t, now.Since(5).Full, "from a sequence in the future")
 
-	// A removal that was undone needs no tombstone.
+	// An object that is added again needs no tombstone.
 	s.Upsert(service("s1"), 0)
 	s.Upsert(service("s2"), 0)
-	s.Publish() // 5
+	s.Publish() // sequence 5
 	s.Remove(service("s1").Key(), 0)
 	s.Remove(service("s2").Key(), 0)
-	s.Publish() // 6
+	s.Publish() // sequence 6
 	require.False(t, s.Snapshot(0).Since(2).Full)
 	require.Len(t, s.Snapshot(0).Since(2).Removed, 2)
 }
@@ -321,7 +324,7 @@ func TestSelect(t *testing.T) {
 	}, u)
 }
 
-// replica is what one who receives Updates of a shard holds, in the plainest possible way.
+// replica is a naive implementation of a client that receives the Updates of a shard.
 type replica struct {
 	sequence uint64
 	objects  map[model.Key]model.Object
@@ -336,7 +339,7 @@ func (r *replica) apply(t require.TestingT, u *model.Update) {
 		require.Equal(t, u.From, r.sequence)
 	}
 	for _, k := range u.Removed {
-		require.False(t, u.Full, "a full update removes nothing by name")
+		require.False(t, u.Full, "a full update lists a removed object")
 		delete(r.objects, k)
 	}
 	for _, o := range u.Services {
@@ -347,7 +350,7 @@ func (r *replica) apply(t require.TestingT, u *model.Update) {
 	}
 	for _, d := range u.Deltas {
 		held, ok := r.objects[d.Key()].(*model.Slice)
-		require.True(t, ok, "a delta of what is not there")
+		require.True(t, ok, "a delta for a slice that the replica does not have")
 		o, err := d.Apply(held)
 		require.NoError(t, err)
 		r.objects[d.Key()] = o
@@ -366,8 +369,8 @@ func (r *replica) equals(t require.TestingT, s *Snapshot) {
 	require.Equal(t, s.Digest(), modeltest.ShardDigest(slices.Collect(maps.Values(r.objects))...))
 }
 
-// Whatever is written, in whatever order: the snapshots hold what a plain map would, the Updates lead there, and from every
-// earlier state Since leads there too.
+// After any writes in any order, the snapshots must hold what a plain map would. The Updates must
+// lead to that state, and so must Since from every earlier state.
 func TestStoreAgainstPlainMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const shards = 2
@@ -417,7 +420,7 @@ func TestStoreAgainstPlainMap(t *testing.T) {
 			"publish": func(t *rapid.T) {
 				seen := map[uint32]bool{}
 				for _, u := range s.Publish().Updates {
-					require.False(t, seen[u.Shard], "one update for each shard")
+					require.False(t, seen[u.Shard], "more than one update for a shard")
 					seen[u.Shard] = true
 					require.NotZero(t, u.Len())
 					require.Equal(t, u.From+1, u.To)
@@ -442,7 +445,7 @@ func TestStoreAgainstPlainMap(t *testing.T) {
 					require.Equal(t, o.ContentVersion(), s.Snapshot(o.ServiceKey().Shard(shards)).Get(key).ContentVersion())
 				}
 
-				// Another store that sees the same state for the first time has the same digests.
+				// A store that receives the same state at once must have the same digests.
 				other := synced(t, Options{Shards: shards})
 				for _, o := range naive {
 					other.Upsert(o, 0)
@@ -456,7 +459,7 @@ func TestStoreAgainstPlainMap(t *testing.T) {
 	})
 }
 
-// requireOnce: an update names each object once.
+// requireOnce requires that an update names each object at most once.
 func requireOnce(t require.TestingT, u *model.Update) {
 	keys := slices.Clone(u.Removed)
 	for _, o := range u.Services {
@@ -513,7 +516,8 @@ func TestReadersGoOnWhileTheStoreChanges(t *testing.T) {
 	readers.Wait()
 }
 
-// A slice of which one endpoint flips, written and published: what each such change costs the server before it is encoded.
+// BenchmarkFlip writes and publishes a slice with one changed endpoint. It measures the server's
+// cost of such a change without the encoding.
 func BenchmarkFlip(b *testing.B) {
 	for _, endpoints := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("endpoints=%d", endpoints), func(b *testing.B) {
@@ -539,8 +543,8 @@ func BenchmarkFlip(b *testing.B) {
 	}
 }
 
-// TestTheSourceGoesBack holds that the store's versions follow a source that goes back in time, by a new list or, on a relay, by
-// what the server above says.
+// TestTheSourceGoesBack requires the store's versions to follow a source that goes back in time: by
+// a new list, or, on a relay, by the progress that the upstream server reports.
 func TestTheSourceGoesBack(t *testing.T) {
 	s := synced(t, Options{})
 	s.Upsert(slice("a", "web", 1), 1000)
@@ -554,7 +558,7 @@ func TestTheSourceGoesBack(t *testing.T) {
 	require.EqualValues(t, 7, s.Reached().Slices)
 	s.Upsert(slice("a", "web", 3), 6)
 	s.Publish()
-	require.EqualValues(t, 7, s.Seen().Slices, "single events only lead on")
+	require.EqualValues(t, 7, s.Seen().Slices, "a single event lowered the version")
 
 	relay := synced(t, Options{Relayed: true})
 	relay.Upsert(slice("a", "web", 1), 1000)

@@ -1,5 +1,6 @@
-// Package modeltest draws canonical objects of the model for property tests, from pools so small that names, addresses and whole
-// objects meet again, and makes the realistic ones that sizes and speeds are measured with.
+// Package modeltest generates canonical objects of the model for property tests. It draws them from
+// small pools, so that names, addresses and whole objects recur. It also builds the realistic
+// objects that sizes and speeds are measured with.
 package modeltest
 
 import (
@@ -15,7 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// The pools. Each slice name may come with each Service name.
+// The pools that names are drawn from. A slice of any of these names can belong to any of these
+// Services.
 var (
 	Namespaces = []string{"default", "kube-system"}
 	Services   = []string{"a", "b", "c", "d"}
@@ -25,8 +27,8 @@ var (
 	ports      = []string{"", "http", "dns"}
 )
 
-// Diff tells how objects, or what is made of them, differ in content or version; empty: they do not. A list without elements
-// is as good as none.
+// Diff describes how two objects, or values made from objects, differ in content or version. It
+// returns an empty string if they do not differ. Empty and nil lists are equal.
 func Diff(want, got any) string {
 	return cmp.Diff(want, got, cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}, netip.AddrPort{}),
 		cmp.AllowUnexported(model.Service{}, model.Slice{}))
@@ -47,7 +49,7 @@ func ServiceKey(t *rapid.T) model.ServiceKey {
 	}
 }
 
-// Address draws one of few addresses of a family.
+// Address draws one of a few addresses of a family.
 func Address(t *rapid.T, family model.Family) netip.Addr {
 	n := byte(rapid.IntRange(1, 12).Draw(t, "address"))
 	if family == model.IPv4 {
@@ -78,7 +80,7 @@ func protocol(t *rapid.T) model.Protocol {
 
 func portNumber(t *rapid.T) uint16 { return uint16(rapid.IntRange(1, 65535).Draw(t, "port")) }
 
-// slicePort adds a port to a list, unless its name and protocol are there.
+// slicePort adds a port to a list, unless the list has a port with the same name and protocol.
 func slicePort(list []model.SlicePort, p model.SlicePort) []model.SlicePort {
 	if slices.ContainsFunc(list, func(o model.SlicePort) bool { return o.Name == p.Name && o.Protocol == p.Protocol }) {
 		return list
@@ -86,7 +88,8 @@ func slicePort(list []model.SlicePort, p model.SlicePort) []model.SlicePort {
 	return append(list, p)
 }
 
-// servicePort adds a port to a list, unless something of it is there.
+// servicePort adds a port to a list, unless a port of the same protocol in the list has its name,
+// number or NodePort.
 func servicePort(list []model.ServicePort, p model.ServicePort) []model.ServicePort {
 	if slices.ContainsFunc(list, func(o model.ServicePort) bool {
 		return o.Protocol == p.Protocol && (o.Name == p.Name || o.Port == p.Port || o.NodePort != 0 && o.NodePort == p.NodePort)
@@ -96,7 +99,7 @@ func servicePort(list []model.ServicePort, p model.ServicePort) []model.ServiceP
 	return append(list, p)
 }
 
-// Slice draws a Slice with a key.
+// Slice draws a Slice with the given key.
 func Slice(t *rapid.T, key model.Key) *model.Slice {
 	s := model.Slice{
 		Namespace: key.Namespace, Name: key.Name, Service: rapid.SampledFrom(Services).Draw(t, "service"),
@@ -114,14 +117,15 @@ func Slice(t *rapid.T, key model.Key) *model.Slice {
 	return model.NewSlice(s)
 }
 
-// Changed draws a later state of a Slice: some endpoints come, go or change, and now and then something else does.
+// Changed draws a later state of a Slice: some endpoints are added, removed or changed, and
+// sometimes its Service or ports change.
 func Changed(t *rapid.T, s *model.Slice) *model.Slice {
 	n := *s
 	n.Ports, n.Endpoints = slices.Clone(s.Ports), nil
 	n.LastChangeTriggerTimeMS = rapid.Int64Range(0, 2e12).Draw(t, "time")
 	for _, e := range s.Endpoints {
 		switch rapid.IntRange(0, 5).Draw(t, "fate") {
-		case 0: // goes
+		case 0: // remove the endpoint
 			continue
 		case 1:
 			e.Conditions = conditions(t)
@@ -143,7 +147,7 @@ func Changed(t *rapid.T, s *model.Slice) *model.Slice {
 	return model.NewSlice(n)
 }
 
-// Service draws a Service with a key.
+// Service draws a Service with the given key.
 func Service(t *rapid.T, key model.ServiceKey) *model.Service {
 	family := rapid.SampledFrom([]model.Family{model.IPv4, model.IPv6})
 	policy := rapid.SampledFrom([]model.TrafficPolicy{0, model.TrafficCluster, model.TrafficLocal})
@@ -176,7 +180,7 @@ func Service(t *rapid.T, key model.ServiceKey) *model.Service {
 	return model.NewService(s)
 }
 
-// loadBalancer draws what only Services of type LoadBalancer have.
+// loadBalancer draws the fields that only Services of type LoadBalancer have.
 func loadBalancer(t *rapid.T, s *model.Service, family *rapid.Generator[model.Family]) {
 	for _, f := range rapid.SliceOfN(family, 0, 2).Draw(t, "ingress") {
 		in := model.LoadBalancerIngress{IP: Address(t, f), ProxyMode: rapid.Bool().Draw(t, "proxy mode")}
@@ -196,7 +200,7 @@ func loadBalancer(t *rapid.T, s *model.Service, family *rapid.Generator[model.Fa
 	}
 }
 
-// Node draws a Node.
+// Node draws a Node with the given name.
 func Node(t *rapid.T, name string) *model.Node {
 	n := &model.Node{
 		Name:     name,
@@ -215,7 +219,7 @@ func Node(t *rapid.T, name string) *model.Node {
 	return n
 }
 
-// Web is the Service of WebSlice.
+// Web returns the Service that WebSlice belongs to.
 func Web() *model.Service {
 	return model.NewService(model.Service{
 		Namespace: "default", Name: "web", Type: model.ClusterIP, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.11.42")},
@@ -224,7 +228,8 @@ func Web() *model.Service {
 	})
 }
 
-// WebSlice is a slice of ready pods as a cluster in a cloud has it: names, addresses, nodes and zones of the usual lengths.
+// WebSlice returns a slice of ready pods like that of a cluster in a cloud, with names, addresses,
+// nodes and zones of the usual lengths.
 func WebSlice(endpoints int) model.Slice {
 	s := model.Slice{
 		Namespace: "default", Name: "web-7d9c5b6f8-x2k4z", Service: "web", Family: model.IPv4,
@@ -237,7 +242,7 @@ func WebSlice(endpoints int) model.Slice {
 	return s
 }
 
-// WebEndpoint is the i-th endpoint of a WebSlice.
+// WebEndpoint returns endpoint i of a WebSlice.
 func WebEndpoint(i int) model.Endpoint {
 	return model.Endpoint{
 		Address:    netip.AddrFrom4([4]byte{10, 180, byte(100 + i/250), byte(1 + i%250)}),
@@ -246,7 +251,8 @@ func WebEndpoint(i int) model.Endpoint {
 	}
 }
 
-// Digests returns made-up digests as the wire has them, one for each number; 0 is that of no objects.
+// Digests returns the wire form of made-up digests, one for each number. The number 0 stands for
+// the digest of no objects.
 func Digests(numbers ...byte) []byte {
 	var out []model.Digest
 	for _, n := range numbers {
@@ -266,12 +272,13 @@ func ShardDigest(objects ...model.Object) model.Digest {
 	}))
 }
 
-// Extremes returns Services that are canonical and each as far as it goes in something: what a rogue server, or a tenant, can send at
-// worst. Some want what others have.
+// Extremes returns canonical Services, each of which goes to the limit in some field: the worst
+// that a rogue server or a tenant can send. Some claim addresses or ports of others.
 func Extremes() []*model.Service {
 	long := strings.Repeat("a", 63)
 	cluster := 0
-	// service returns a Service of type LoadBalancer that has everything, of both families.
+	// service returns a Service of type LoadBalancer with addresses of both families, after
+	// applying change.
 	service := func(name string, change func(s *model.Service)) *model.Service {
 		cluster++
 		s := model.Service{
@@ -309,11 +316,11 @@ func Extremes() []*model.Service {
 		}),
 		service("ranges", func(s *model.Service) {
 			s.LoadBalancerIngress = []model.LoadBalancerIngress{{IP: address("198.51.100.1")}, {IP: address("2001:db8:1::1")}}
-			for bits := range 33 { // each is in the one before, and the last is that of one address
+			for bits := range 33 { // each range contains the next; the last one is a single address
 				p, _ := address("10.20.30.40").Prefix(bits)
 				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
 			}
-			for bits := 1; bits <= 128; bits++ { // without the zero one, which opens everything
+			for bits := 1; bits <= 128; bits++ { // skip ::/0, which admits everybody
 				p, _ := address("2001:db8:ffff:ffff:ffff:ffff:ffff:ffff").Prefix(bits)
 				s.LoadBalancerSourceRanges = append(s.LoadBalancerSourceRanges, p)
 			}
@@ -330,7 +337,7 @@ func Extremes() []*model.Service {
 		service("health-check-on-anothers", func(s *model.Service) {
 			s.ExternalTrafficPolicy, s.HealthCheckNodePort = model.TrafficLocal, 31000+uint16(cluster)-1
 		}),
-		// The same addresses, ports and NodePorts as others have.
+		// Services that claim addresses, ports and NodePorts of others.
 		service("anothers-addresses", func(s *model.Service) {
 			s.ExternalIPs = []netip.Addr{address("10.96.77.2"), address("198.51.100.1"), address("203.0.0.7"), address("fd77::2"), address("2001:db8:1::1")}
 			s.Ports[0].NodePort = 31002
@@ -345,8 +352,8 @@ func Extremes() []*model.Service {
 	}
 }
 
-// ExtremeSlices returns slices of a Service: each has as many endpoints as there can be, all of their names as long as they can be, and
-// all ports of the Service.
+// ExtremeSlices returns slices of a Service, one of each family. Each has the given number of
+// endpoints with names of the maximum length, and all ports of the Service.
 func ExtremeSlices(of *model.Service, endpoints int) []*model.Slice {
 	var out []*model.Slice
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
