@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DialContext connects from the host. The address must be a literal IP and port: there is no DNS. It fits
-// http.Transport and grpc.WithContextDialer.
+// DialContext connects from the host. The address must be a literal IP address and port, because
+// hosts have no DNS. It can serve as the dialer of http.Transport and grpc.WithContextDialer.
 func (h *Host) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	dst, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -25,7 +25,7 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 	return h.dial(ctx, network, dst, netip.AddrPort{})
 }
 
-// dial connects from src, of which the address, the port or both may be zero.
+// dial connects from src. The address of src, its port or both may be zero.
 func (h *Host) dial(ctx context.Context, network string, dst, src netip.AddrPort) (net.Conn, error) {
 	if !src.Addr().IsValid() {
 		addr := netip.IPv4Unspecified()
@@ -57,23 +57,25 @@ func (h *Host) dial(ctx context.Context, network string, dst, src netip.AddrPort
 
 var usedPorts atomic.Uint32
 
-// nextPort gives source ports in turn, below those of NodePorts and of the kernel. Of one that the kernel chose it may still know, from an
-// earlier socket, where its datagrams led then.
+// nextPort returns source ports in turn, below the ranges of NodePorts and of the kernel's own
+// choice. Conntrack may still have an entry for a port that the kernel chooses, from an earlier
+// socket, and translate new datagrams in the same way.
 func nextPort() uint16 { return uint16(10000 + usedPorts.Add(1)%20000) }
 
 func (h *Host) dialUDP(ctx context.Context, network string, dst, src netip.AddrPort) (conn net.Conn, err error) {
 	dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(src), Control: reportUnreachable}
 	err = h.Do(func() error {
-		// For a literal address the dialer makes its socket in this goroutine.
+		// For a literal address the dialer creates its socket in this goroutine, which is in the
+		// host's namespace.
 		conn, err = dialer.DialContext(ctx, network, dst.String())
 		return err
 	})
 	return conn, err
 }
 
-// dialTCP does what a net.Dialer does, and sees an ICMP error that comes back while the connect system call is still
-// running, as it may over a veth pair. The kernel notes such an error, but reports it only when it sends the next SYN,
-// a second later.
+// dialTCP connects like a net.Dialer, but also sees an ICMP error that comes back while the connect
+// system call is still running, as may happen over a veth pair. The kernel records such an error,
+// but reports it only when it sends the next SYN a second later.
 func (h *Host) dialTCP(ctx context.Context, dst, src netip.AddrPort) (net.Conn, error) {
 	family := unix.AF_INET
 	if dst.Addr().Is6() {
@@ -91,7 +93,7 @@ func (h *Host) dialTCP(ctx context.Context, dst, src netip.AddrPort) (net.Conn, 
 	if file == nil {
 		return nil, err
 	}
-	// The connection gets a descriptor of its own.
+	// net.FileConn duplicates the descriptor.
 	defer file.Close()
 	if err == nil {
 		err = awaitConnected(ctx, file)
@@ -102,11 +104,12 @@ func (h *Host) dialTCP(ctx context.Context, dst, src netip.AddrPort) (net.Conn, 
 	return net.FileConn(file)
 }
 
-// connect begins to connect a socket.
+// connect starts to connect a socket.
 func connect(fd int, dst, src netip.AddrPort) error {
 	level, option := unix.SOL_SOCKET, unix.SO_REUSEADDR
 	if src.Port() == 0 {
-		// The kernel chooses the port when it connects: then it knows which ones are free for this destination.
+		// The kernel chooses the port in connect, where it knows which ports are free for this
+		// destination.
 		level, option = unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT
 	}
 	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
@@ -121,7 +124,7 @@ func connect(fd int, dst, src netip.AddrPort) error {
 	return socketError(fd)
 }
 
-// awaitConnected waits for a connecting socket.
+// awaitConnected waits until a socket is connected or has failed.
 func awaitConnected(ctx context.Context, file *os.File) error {
 	stop, err := limit(ctx, file)
 	if err != nil {
@@ -143,7 +146,8 @@ func awaitConnected(ctx context.Context, file *os.File) error {
 	return errors.Join(failure, err)
 }
 
-// socketError takes a socket's pending error, including one that would not be reported yet.
+// socketError returns and clears a socket's pending error, including one that the kernel would not
+// report yet.
 func socketError(fd int) error {
 	number, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
@@ -162,7 +166,8 @@ func sockaddr(addr netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: addr.Addr().As16(), Port: int(addr.Port())}
 }
 
-// limit gives a connection the deadline of ctx, and has its operations fail when ctx is cancelled before stop is called.
+// limit sets the deadline of ctx on a connection. If ctx is cancelled before stop is called,
+// operations on the connection fail.
 func limit(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) (stop func(), err error) {
 	deadline, _ := ctx.Deadline()
 	if err := conn.SetDeadline(deadline); err != nil {
@@ -171,7 +176,7 @@ func limit(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) 
 	stopped := make(chan struct{})
 	cancel := context.AfterFunc(ctx, func() {
 		defer close(stopped)
-		// An error means that the connection has been closed.
+		// An error means that the connection has been closed already.
 		_ = conn.SetDeadline(time.Unix(1, 0))
 	})
 	return func() {
@@ -181,7 +186,8 @@ func limit(ctx context.Context, conn interface{ SetDeadline(time.Time) error }) 
 	}, nil
 }
 
-// reportUnreachable makes a connected UDP socket report all ICMP unreachables, not only those for the port.
+// reportUnreachable makes a connected UDP socket report all ICMP unreachable errors, not only port
+// unreachable.
 func reportUnreachable(network, _ string, raw syscall.RawConn) error {
 	if network == "udp6" {
 		return setOption(raw, unix.IPPROTO_IPV6, unix.IPV6_RECVERR)
@@ -195,7 +201,7 @@ func setOption(raw syscall.RawConn, level, option int) error {
 	return errors.Join(controlErr, err)
 }
 
-// Listen opens a listening socket in the host, like [net.Listen]. The caller closes it.
+// Listen opens a listening socket in the host, like [net.Listen]. The caller must close it.
 func (h *Host) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	var listener net.Listener
 	err := h.Do(func() (err error) {

@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is a network namespace: a node, a pod, a client or the world.
+// Host is a network namespace: that of a node, a pod, a client or the world.
 type Host struct {
-	// Name is what its servers call themselves.
+	// Name is the name by which its servers identify themselves.
 	Name string
 	// IPv4 and IPv6 are its addresses on the network.
 	IPv4, IPv6 netip.Addr
@@ -31,36 +31,39 @@ type Host struct {
 	t     TB
 	links *netlink.Handle
 	eth0  netlink.Link
-	// attract makes the host's neighbour router deliver a network to it, by way of an address of the host unless the
-	// network is itself one. Nil for the world.
+	// attract makes the host's neighbouring router deliver packets for a network to the host. via
+	// is an address of the host that the router uses as next hop; it is invalid if dst is an
+	// address of the host. attract is nil for the world.
 	attract func(dst netip.Prefix, via netip.Addr) error
-	// world marks the process's own namespace. It may be in several networks with the same addresses: what it sends
-	// reaches the one whose address of the world it has as source.
+	// world marks the namespace of the process itself. It may be in several networks with the same
+	// addresses. The source address of a packet, an address of the world, decides which network
+	// receives it.
 	world bool
 
-	mu      sync.RWMutex
-	ns      netns.NsHandle // closed and -1 after close
+	mu      sync.RWMutex   // guards the fields below
+	ns      netns.NsHandle // closed and set to -1 by close
 	servers []*Server
 }
 
-// hostSysctls are set in every namespace, before it has interfaces.
+// hostSysctls are set in every namespace before it has interfaces.
 var hostSysctls = map[string]string{
-	// Packets may arrive from where no route leads back: policy routing, direct replies.
+	// Accept packets from addresses to which no route leads back, because of policy routing and
+	// direct replies.
 	"net/ipv4/conf/all/rp_filter":     "0",
 	"net/ipv4/conf/default/rp_filter": "0",
-	// Addresses are usable at once, and nothing but this package configures them.
+	// Addresses are usable at once, and only this package configures addresses.
 	"net/ipv6/conf/all/accept_dad":     "0",
 	"net/ipv6/conf/default/accept_dad": "0",
 	"net/ipv6/conf/all/accept_ra":      "0",
 	"net/ipv6/conf/default/accept_ra":  "0",
-	// Every refused probe is answered, not six and then one a second.
+	// Answer every refused probe. By default the kernel answers six and then one a second.
 	"net/ipv4/icmp_ratelimit":     "0",
 	"net/ipv6/icmp/ratelimit":     "0",
 	"?net/ipv4/icmp_msgs_burst":   "1000000", // per namespace since Linux 6.13
 	"?net/ipv4/icmp_msgs_per_sec": "1000000",
 }
 
-// routerSysctls are set in namespaces that forward: nodes and the router between them.
+// routerSysctls are set in namespaces that forward packets: nodes and the router between them.
 var routerSysctls = map[string]string{
 	"net/ipv4/ip_forward":                  "1",
 	"net/ipv6/conf/all/forwarding":         "1",
@@ -69,7 +72,8 @@ var routerSysctls = map[string]string{
 	"net/ipv4/conf/default/send_redirects": "0",
 }
 
-// setSysctls writes settings to the calling thread's network namespace; those marked with ? may be missing.
+// setSysctls writes settings to the network namespace of the calling thread. Settings marked with ?
+// may be missing in the kernel.
 func setSysctls(settings map[string]string) error {
 	for name, value := range settings {
 		name, optional := strings.CutPrefix(name, "?")
@@ -81,7 +85,7 @@ func setSysctls(settings map[string]string) error {
 	return nil
 }
 
-// newHost makes an empty namespace with lo up.
+// newHost creates an empty namespace in which lo is up.
 func newHost(t TB, name string, sysctls ...map[string]string) (h *Host, err error) {
 	h = &Host{Name: name, t: t}
 	if h.ns, err = newNamespace(); err != nil {
@@ -126,7 +130,7 @@ func newNamespace() (netns.NsHandle, error) {
 	return ns, err
 }
 
-// restoreThread ends what runtime.LockOSThread and a change of namespace began.
+// restoreThread returns the calling thread to the namespace origin and unlocks it.
 func restoreThread(origin netns.NsHandle) {
 	if err := netns.Set(origin); err != nil {
 		panic(fmt.Sprintf("testenv: cannot return to the network namespace that this thread came from: %v", err))
@@ -134,9 +138,10 @@ func restoreThread(origin netns.NsHandle) {
 	runtime.UnlockOSThread()
 }
 
-// Do runs f in the host's namespace, in the calling goroutine, on a thread that runs nothing else meanwhile. Sockets
-// that f opens and processes that it starts stay in the namespace; goroutines that it starts are not in it. A process
-// must not be started with Pdeathsig, which is bound to the thread.
+// Do runs f in the host's namespace, in the calling goroutine, on a thread that runs nothing else
+// meanwhile. Sockets that f opens and processes that it starts stay in the namespace. Goroutines
+// that f starts do not run in it. f must not start a process with Pdeathsig, because that signal
+// depends on the thread.
 func (h *Host) Do(f func() error) error {
 	runtime.LockOSThread()
 	origin, err := netns.Get()
@@ -149,12 +154,13 @@ func (h *Host) Do(f func() error) error {
 		runtime.UnlockOSThread()
 		return err
 	}
-	// Also when f panics or calls runtime.Goexit, as a failing test does.
+	// The deferred call also runs if f panics or calls runtime.Goexit, as a failing test does.
 	defer restoreThread(origin)
 	return f()
 }
 
-// enter moves the calling thread. The lock keeps the descriptor from being closed, and its number reused, meanwhile.
+// enter moves the calling thread into the namespace. The lock prevents a concurrent close, after
+// which the number of the descriptor could be reused.
 func (h *Host) enter() error {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -167,7 +173,8 @@ func (h *Host) enter() error {
 	return nil
 }
 
-// Addr is IPv6 if ipv6 is true, else IPv4: for tests that run once for each family.
+// Addr returns the IPv6 address if ipv6 is true, and the IPv4 address otherwise. It is for tests
+// that run once for each family.
 func (h *Host) Addr(ipv6 bool) netip.Addr {
 	if ipv6 {
 		return h.IPv6
@@ -175,22 +182,22 @@ func (h *Host) Addr(ipv6 bool) netip.Addr {
 	return h.IPv4
 }
 
-// Cmd is a command that starts in a host.
+// Cmd is a command that runs in a host.
 type Cmd struct {
 	*exec.Cmd
 	host *Host
 }
 
-// Command is [exec.CommandContext] in the host's network namespace. It is killed, with whatever it has started, when
-// the host is deleted; its Wait must still be called.
+// Command is [exec.CommandContext] in the host's network namespace. Deleting the host kills the
+// command and all processes that it has started; the caller must still call Wait.
 func (h *Host) Command(ctx context.Context, name string, args ...string) *Cmd {
 	return &Cmd{Cmd: exec.CommandContext(ctx, name, args...), host: h}
 }
 
-// Start is [exec.Cmd.Start].
+// Start is [exec.Cmd.Start] in the host.
 func (c *Cmd) Start() error { return c.host.Do(c.Cmd.Start) }
 
-// Run is [exec.Cmd.Run].
+// Run is [exec.Cmd.Run] in the host.
 func (c *Cmd) Run() error {
 	if err := c.Start(); err != nil {
 		return err
@@ -198,7 +205,7 @@ func (c *Cmd) Run() error {
 	return c.Wait()
 }
 
-// Output is [exec.Cmd.Output].
+// Output is [exec.Cmd.Output] in the host.
 func (c *Cmd) Output() (output []byte, err error) {
 	err = c.host.Do(func() (err error) {
 		output, err = c.Cmd.Output()
@@ -207,7 +214,7 @@ func (c *Cmd) Output() (output []byte, err error) {
 	return output, err
 }
 
-// CombinedOutput is [exec.Cmd.CombinedOutput].
+// CombinedOutput is [exec.Cmd.CombinedOutput] in the host.
 func (c *Cmd) CombinedOutput() (output []byte, err error) {
 	err = c.host.Do(func() (err error) {
 		output, err = c.Cmd.CombinedOutput()
@@ -216,7 +223,8 @@ func (c *Cmd) CombinedOutput() (output []byte, err error) {
 	return output, err
 }
 
-// Run runs a command in the host and returns its standard output and standard error. The error holds them, too.
+// Run runs a command in the host and returns its combined standard output and standard error. An
+// error contains the output, too.
 func (h *Host) Run(ctx context.Context, name string, args ...string) (string, error) {
 	output, err := h.Command(ctx, name, args...).CombinedOutput()
 	if err != nil {
@@ -225,7 +233,8 @@ func (h *Host) Run(ctx context.Context, name string, args ...string) (string, er
 	return string(output), err
 }
 
-// close stops the host's servers and processes and gives up the namespace, which ends with its last user.
+// close stops the host's servers and processes and closes the namespace, which the kernel removes
+// with its last user.
 func (h *Host) close() error {
 	h.mu.Lock()
 	servers, open := h.servers, h.ns.IsOpen()
@@ -249,9 +258,10 @@ func (h *Host) close() error {
 	return errors.Join(err, h.ns.Close())
 }
 
-var errStillThere = errors.New("it is still there")
+var errStillThere = errors.New("it still exists")
 
-// killProcesses kills the processes in a network namespace, other than this one, and returns when they are gone.
+// killProcesses kills all processes in a network namespace except this one. It returns when they
+// are gone.
 func killProcesses(ns netns.NsHandle) error {
 	var want unix.Stat_t
 	if err := unix.Fstat(int(ns), &want); err != nil {
@@ -271,11 +281,12 @@ func killProcesses(ns netns.NsHandle) error {
 				continue
 			}
 			var have unix.Stat_t
-			// A process that has exited, though nobody has waited for it yet, has no namespace any more.
+			// A process that has exited but was not waited for yet has no namespace any more.
 			if unix.Stat(filepath.Join("/proc", entry.Name(), "ns/net"), &have) != nil || have.Ino != want.Ino || have.Dev != want.Dev {
 				continue
 			}
-			// Look again until it is gone, and what it may have started meanwhile.
+			// Report an error, so that waitFor looks again: for this process, and for processes
+			// that it has started meanwhile.
 			errs = append(errs, fmt.Errorf("kill process %d: %w", pid, cmp.Or(syscall.Kill(pid, syscall.SIGKILL), errStillThere)))
 		}
 		return errors.Join(errs...)

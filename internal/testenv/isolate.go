@@ -14,26 +14,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stageVariable tells a re-executed binary which of the three processes of [Isolate] it is.
+// stageVariable is the environment variable that tells a re-executed binary which process of
+// [Isolate] it is: process 1 of the new namespaces, or the program. It is unset in the process
+// outside.
 const (
 	stageVariable = "SLICECAST_TESTENV_STAGE"
 	stageInit     = "init"
 	stageProgram  = "program"
 )
 
-// isolated is true in a process that [Isolate] has put into namespaces of its own.
+// isolated reports whether this process runs in the namespaces that [Isolate] creates.
 var isolated bool
 
-// The main thread stays with the main goroutine, which enters no host's network namespace: programs that look for others in their
-// network, such as "slicecast-agent cleanup", would else now and then find this one there.
+// The main thread stays with the main goroutine and never enters the network namespace of a host.
+// Programs that search for processes in their network namespace, such as "slicecast-agent cleanup",
+// would otherwise find this process there at times.
 func init() {
 	if os.Getenv(stageVariable) == stageProgram {
 		runtime.LockOSThread()
 	}
 }
 
-// Main runs the tests of m in namespaces of their own, then looks for leaked goroutines, and exits. It is the whole
-// body of a TestMain. The functions in before run first, outside, where there still is a network to fetch things from.
+// Main runs the tests of m inside new namespaces, then looks for leaked goroutines and exits. It is
+// the whole body of a TestMain. The functions in before run first and outside, where there is still
+// a network to fetch things from.
 func Main(m *testing.M, before ...func() error) {
 	Isolate(before...)
 	code := m.Run()
@@ -46,15 +50,18 @@ func Main(m *testing.M, before ...func() error) {
 	os.Exit(code)
 }
 
-// Isolate returns in a new process that runs the same binary with the same arguments, environment and standard files
-// inside namespaces of its own; see the package's documentation. In the calling process it never returns: that one
-// runs the functions in before, passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the new process and exits with its exit
-// code. Call it before anything else has an effect, because what comes before it runs more than once.
+// Isolate returns in a new process that runs the same binary, with the same arguments, environment
+// and standard files, inside new namespaces; see the package documentation. It never returns in the
+// calling process. That process runs the functions in before, forwards SIGINT, SIGTERM, SIGHUP and
+// SIGQUIT to the new process and exits with the exit code of the new process. Call Isolate before
+// anything has side effects, because code before the call runs more than once.
 //
-// If the kernel does not allow the namespaces, Isolate says what is missing and exits with code 1.
+// If the kernel does not allow the namespaces, Isolate prints what is missing and exits with code
+// 1.
 func Isolate(before ...func() error) {
 	stage := os.Getenv(stageVariable)
-	// What this process starts later, perhaps this same binary, is a program in its own right.
+	// Processes that this one starts later, possibly from the same binary, are not stages of
+	// Isolate.
 	if err := os.Unsetenv(stageVariable); err != nil {
 		exit(err)
 	}
@@ -86,14 +93,16 @@ func exit(err error) {
 	os.Exit(1)
 }
 
-// runOutside starts process 1 of the new namespaces and waits for its end.
+// runOutside starts process 1 of the new namespaces, waits for it and returns its exit code.
 func runOutside() (int, error) {
-	// The parent-death signal is sent when the starting thread ends, so the thread must last as long as the process.
+	// The kernel sends the parent-death signal when the starting thread ends, so the thread must
+	// live as long as the process.
 	runtime.LockOSThread()
 	attr := &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
 		Pdeathsig:  unix.SIGKILL,
-		// Not the terminal's foreground group: Ctrl-C arrives here and is passed on, once.
+		// Outside the foreground process group of the terminal, so that Ctrl-C reaches only this
+		// process, which forwards it once.
 		Setpgid: true,
 	}
 	process, err := startStage(stageInit, attr)
@@ -104,10 +113,10 @@ func runOutside() (int, error) {
 		process, err = startStage(stageInit, attr)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("network namespaces need root, or a kernel that lets other users have user namespaces: %w\n"+
-			"Run as root, or allow them: sysctl user.max_user_namespaces and user.max_net_namespaces must not be 0, "+
-			"kernel.unprivileged_userns_clone (Debian) must be 1 and kernel.apparmor_restrict_unprivileged_userns (Ubuntu) 0 where they exist; "+
-			"in a container, run it privileged", err)
+		return 0, fmt.Errorf("network namespaces need root, or a kernel that allows user namespaces to other users: %w\n"+
+			"Run as root, or allow user namespaces: sysctl user.max_user_namespaces and user.max_net_namespaces must not be 0; "+
+			"if they exist, kernel.unprivileged_userns_clone (Debian) must be 1 and kernel.apparmor_restrict_unprivileged_userns (Ubuntu) must be 0; "+
+			"a container must be privileged", err)
 	}
 	forwardSignals(process.Pid)
 	state, err := process.Wait()
@@ -117,8 +126,9 @@ func runOutside() (int, error) {
 	return exitCode(state.Sys().(syscall.WaitStatus)), nil
 }
 
-// runInit is process 1: it sets the namespaces up, starts the program and reaps what the program's descendants
-// orphan. When it exits, the kernel kills all that is left.
+// runInit is process 1 of the new namespaces. It prepares the namespaces, starts the program, reaps
+// orphans and returns the program's exit code. When process 1 exits, the kernel kills all remaining
+// processes of its namespace.
 func runInit() (int, error) {
 	if err := prepareNamespaces(); err != nil {
 		return 0, err
@@ -141,10 +151,11 @@ func runInit() (int, error) {
 	}
 }
 
-// prepareNamespaces gives the new namespaces what programs expect: a /proc of the PID namespace, a /run without other
-// programs' locks and sockets (iptables-legacy locks /run/xtables.lock), and a loopback interface that is up.
+// prepareNamespaces gives the new namespaces what programs expect: a /proc of the PID namespace, an
+// empty /run without locks and sockets of other programs (iptables-legacy locks /run/xtables.lock),
+// and a loopback interface that is up.
 func prepareNamespaces() error {
-	const hint = "%w; in a container, run it privileged"
+	const hint = "%w; a container must be privileged"
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: "+hint, err)
 	}
@@ -173,21 +184,22 @@ func startStage(stage string, attr *syscall.SysProcAttr) (*os.Process, error) {
 	})
 }
 
-// forwardSignals passes on the signals that ask a program to stop, for the rest of this process's life.
+// forwardSignals forwards the signals that ask a program to stop, until this process exits.
 func forwardSignals(pid int) {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	go func() {
 		for s := range signals {
 			if number, ok := s.(syscall.Signal); ok {
-				// The process may just have ended, which its waiter will see.
+				// An error means that the process has ended, which the goroutine that waits for it
+				// sees.
 				_ = syscall.Kill(pid, number)
 			}
 		}
 	}()
 }
 
-// exitCode is the code that a shell would report.
+// exitCode returns the exit code that a shell would report.
 func exitCode(status syscall.WaitStatus) int {
 	if status.Signaled() {
 		return 128 + int(status.Signal())

@@ -22,10 +22,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// programVariable makes this binary another program: one that a test runs to see how it ends.
+// programVariable names the program that this binary runs instead of the tests. Tests run such
+// programs to see how they end.
 const programVariable = "TESTENV_TEST_PROGRAM"
 
-// program is an ordinary program's testenv.TB.
+// program is the testenv.TB of an ordinary program.
 type program struct{ cleanups []func() }
 
 func (p *program) Helper() {}
@@ -75,7 +76,7 @@ var programs = map[string]func(*testing.M){
 		signals := make(chan os.Signal, 2)
 		signal.Notify(signals, syscall.SIGTERM)
 		node := testenv.NewNetwork(&program{}).AddNode("node")
-		// A child, and an orphan in a session of its own.
+		// One child, and one orphan in a session of its own.
 		if err := node.Command(context.Background(), "sleep", "1000").Start(); err != nil {
 			os.Exit(9)
 		}
@@ -104,7 +105,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// command prepares this binary as another program. By way of /proc any user may execute it.
+// command prepares this binary to run as another program. The path in /proc is executable for every
+// user.
 func command(t *testing.T, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), programVariable+"="+name)
@@ -120,7 +122,7 @@ func exitCode(t *testing.T, err error) int {
 	return exit.ExitCode()
 }
 
-func TestNetworkWantsIsolation(t *testing.T) {
+func TestNetworkRequiresIsolation(t *testing.T) {
 	output, err := command(t, "not-isolated").CombinedOutput()
 	require.Equal(t, 9, exitCode(t, err), "%s", output)
 	require.Contains(t, string(output), "call testenv.Main")
@@ -141,22 +143,23 @@ func TestIsolationWithoutRoot(t *testing.T) {
 	cmd.Dir = "/"
 	ids, err := os.ReadFile("/proc/self/uid_map")
 	require.NoError(t, err)
-	// Where this user has no other users to become, this whole test run has no root.
+	// If the user namespace maps only this user, there is no other user to run as, and the whole
+	// test run has no root anyway.
 	if fields := strings.Fields(string(ids)); fields[2] != "1" {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}
 	output, err := cmd.CombinedOutput()
 	if code := exitCode(t, err); code != 7 {
-		require.Contains(t, string(output), "lets other users have user namespaces", "exit code %d", code)
+		require.Contains(t, string(output), "allows user namespaces to other users", "exit code %d", code)
 		return
 	}
 	require.Contains(t, string(output), "uid 0 parent 1")
 	require.Contains(t, string(output), "answered by pod")
 }
 
-func TestIsolationSaysWhatIsMissing(t *testing.T) {
+func TestIsolationReportsWhatIsMissing(t *testing.T) {
 	cmd := command(t, "without-namespaces")
-	// The limit is that of a user namespace: not of the machine.
+	// The limit applies to the new user namespace, not to the machine.
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -171,7 +174,7 @@ func TestIsolationSaysWhatIsMissing(t *testing.T) {
 	require.Contains(t, string(output), "no such image")
 }
 
-// startWaiting starts the program that waits, and returns the processes that it consists of.
+// startWaiting starts the program that waits, and returns it with the IDs of its processes.
 func startWaiting(t *testing.T) (*exec.Cmd, []int) {
 	cmd := command(t, "waits")
 	cmd.Stderr = os.Stderr
@@ -182,11 +185,11 @@ func startWaiting(t *testing.T) (*exec.Cmd, []int) {
 	require.NoError(t, err)
 	require.Equal(t, "ready\n", line)
 	family := descendants(t, cmd.Process.Pid)
-	require.Len(t, family, 4, "process 1, the program, its child, the orphan")
+	require.Len(t, family, 4, "want process 1, the program, its child and the orphan")
 	return cmd, family
 }
 
-// descendants are the processes below a process.
+// descendants returns the IDs of all descendants of a process.
 func descendants(t *testing.T, pid int) []int {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	require.NoError(t, err)
@@ -194,9 +197,9 @@ func descendants(t *testing.T, pid int) []int {
 	for _, file := range files {
 		content, err := os.ReadFile(file)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
-		// The name in parentheses may hold anything; the state and the parent follow.
+		// The name in parentheses may contain any character. The state and the parent follow it.
 		fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
 		if parent, _ := strconv.Atoi(string(fields[1])); parent != pid || string(fields[0]) == "Z" {
 			continue
@@ -233,7 +236,7 @@ func TestNothingOutlivesAKilledProgram(t *testing.T) {
 	cmd, family := startWaiting(t)
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	// They are orphans of this test's process 1 now, which reaps them.
+	// Process 1 of this test run is their parent now and reaps them.
 	requireGone(t, family)
 }
 

@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelPatience is how long the kernel may take for what it does in the background, usually a few milliseconds.
+// kernelPatience bounds the time for what the kernel does in the background. It usually takes a few
+// milliseconds.
 const kernelPatience = 10 * time.Second
 
-// veth makes a pair of interfaces, both up, with one end in each of two hosts.
+// veth creates a pair of interfaces with one end in each of two hosts, and sets both up.
 func veth(a *Host, aName string, b *Host, bName string) (aLink, bLink netlink.Link, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = aName
@@ -42,8 +43,8 @@ func (h *Host) setUp(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// awaitUp returns when the kernel has finished bringing an interface up, which it does in the background: it drops
-// packets until then.
+// awaitUp waits until the kernel has brought an interface up. The kernel does so in the background
+// and drops packets until then.
 func (h *Host) awaitUp(link netlink.Link) error {
 	return h.await(link, func() error {
 		now, err := h.links.LinkByIndex(link.Attrs().Index)
@@ -54,9 +55,10 @@ func (h *Host) awaitUp(link netlink.Link) error {
 	})
 }
 
-// awaitReady is awaitUp for an interface with addresses. IPv6 prepares itself in the background as well: without a
-// link-local address a host does not look for neighbours, and what arrives for an address is not its own until the
-// address is in the table of local routes, which is the last step.
+// awaitReady is awaitUp for an interface with addresses, which IPv6 also prepares in the
+// background. Without a link-local address a host does not resolve neighbours. And a host accepts
+// packets for an address only once the address is in the table of local routes, which is the last
+// step.
 func (h *Host) awaitReady(link netlink.Link) error {
 	if err := h.awaitUp(link); err != nil {
 		return err
@@ -85,7 +87,7 @@ func (h *Host) awaitReady(link netlink.Link) error {
 	})
 }
 
-// await polls what the kernel has to say of an interface.
+// await polls condition until it returns nil.
 func (h *Host) await(link netlink.Link, condition func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), kernelPatience)
 	defer cancel()
@@ -95,7 +97,8 @@ func (h *Host) await(link netlink.Link, condition func() error) error {
 	return nil
 }
 
-// removeLink removes an interface, and with it its peer. That there is none is not an error.
+// removeLink removes an interface and with it its peer. It returns nil if there is no such
+// interface.
 func (h *Host) removeLink(name string) error {
 	link, err := h.links.LinkByName(name)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -121,7 +124,8 @@ func (h *Host) addAddr(link netlink.Link, addr netip.Prefix) error {
 	return nil
 }
 
-// route is a way to dst: out of link, to the neighbour via unless dst is a neighbour itself. Table 0 is the main one.
+// route is a route to dst through link. If via is valid, it is the next hop; otherwise dst is on
+// the link. Table 0 stands for the main table.
 type route struct {
 	dst   netip.Prefix
 	link  netlink.Link
@@ -129,7 +133,7 @@ type route struct {
 	table int
 }
 
-// addRoute adds a route, in place of the one to the same destination if there is one.
+// addRoute adds a route, or replaces the existing one with the same destination.
 func (h *Host) addRoute(r route) error {
 	kernel := &netlink.Route{LinkIndex: r.link.Attrs().Index, Dst: ipNet(r.dst), Table: r.table}
 	if r.via.IsValid() {
@@ -139,20 +143,21 @@ func (h *Host) addRoute(r route) error {
 		kernel.Scope = netlink.SCOPE_LINK
 	}
 	if err := h.links.RouteReplace(kernel); err != nil {
-		return fmt.Errorf("add to %s a route to %s: %w", h.Name, r.dst, err)
+		return fmt.Errorf("%s: add a route to %s: %w", h.Name, r.dst, err)
 	}
 	return nil
 }
 
-// The next hop of pods and clients. No host has these addresses: the neighbour entries are permanent. Thus the router
-// on the other end needs no address on the link, which would be one more local address for programmers to handle.
+// The next hop of pods and clients. No host has these addresses; permanent neighbour entries
+// resolve them. The router on the other end therefore needs no address on the link. Such an address
+// would be one more local address for programmers to handle.
 var (
 	linkGateway4 = netip.MustParseAddr("169.254.1.1")
 	linkGateway6 = netip.MustParseAddr("fe80::1")
 )
 
-// attach links a host to its router with a link of its own: the host knows nothing but the router, the router knows the
-// way to the host's addresses.
+// attach connects a host to its router with a dedicated link. The host's only routes lead to the
+// router, and the router has routes to the host's addresses.
 func attach(h, router *Host, portName string) (err error) {
 	var port netlink.Link
 	if h.eth0, port, err = veth(h, "eth0", router, portName); err != nil {
@@ -170,7 +175,7 @@ func attach(h, router *Host, portName string) (err error) {
 			IP: gateway.addr.AsSlice(), HardwareAddr: port.Attrs().HardwareAddr,
 		})
 		if err != nil {
-			return fmt.Errorf("introduce %s to %s: %w", router.Name, h.Name, err)
+			return fmt.Errorf("add router %s as neighbour of %s: %w", router.Name, h.Name, err)
 		}
 		if err := h.addRoute(route{dst: gateway.dst, link: h.eth0, via: gateway.addr}); err != nil {
 			return err
@@ -185,17 +190,17 @@ func attach(h, router *Host, portName string) (err error) {
 	return errors.Join(h.awaitReady(h.eth0), router.awaitReady(port))
 }
 
-// AddAddress gives a node, pod or client one more address, to which the rest of the network knows the way.
+// AddAddress adds an address to a node, pod or client, and routes to it in the rest of the network.
 func (h *Host) AddAddress(addr netip.Addr) {
 	h.t.Helper()
 	if err := h.addAddress(addr); err != nil {
-		h.t.Fatalf("testenv: give %s address %s: %v", h.Name, addr, err)
+		h.t.Fatalf("testenv: %s: add address %s: %v", h.Name, addr, err)
 	}
 }
 
 func (h *Host) addAddress(addr netip.Addr) error {
 	if h.world {
-		return errors.New("the world has no other addresses than its first ones")
+		return errors.New("the world cannot have more addresses")
 	}
 	single := netip.PrefixFrom(addr, addr.BitLen())
 	if err := h.addAddr(h.eth0, single); err != nil {
@@ -204,9 +209,10 @@ func (h *Host) addAddress(addr netip.Addr) error {
 	return errors.Join(h.attract(single, netip.Addr{}), h.awaitReady(h.eth0))
 }
 
-// Attract has the network deliver to a pod or a client what is sent to any address of some networks, in place of who
-// had them before: a pod can have those of its node's pod CIDRs, a client any, also all that nobody else has. The host's
-// kernel does not take these addresses for its own and ignores what comes for them; a [Wire] sees it.
+// Attract makes the network deliver packets for any address of the given networks to a pod or a
+// client, instead of the host that received them before. A pod can attract networks in its node's
+// pod CIDRs. A client can attract any network, including all addresses that no host has. The host's
+// kernel does not have these addresses and ignores the packets; a [Wire] sees them.
 func (h *Host) Attract(networks ...netip.Prefix) {
 	h.t.Helper()
 	for _, network := range networks {
@@ -227,7 +233,7 @@ func family(addr netip.Addr) int {
 	return netlink.FAMILY_V6
 }
 
-// nth is the address number i of a network, for i below 256.
+// nth returns address number i of a network. i must be below 256.
 func nth(p netip.Prefix, i int) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	bytes[len(bytes)-1] += byte(i)

@@ -13,35 +13,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TB is what this package needs of a [testing.TB]. A program that is not a test brings its own.
+// TB is the part of [testing.TB] that this package needs. A program that is not a test provides its
+// own.
 type TB interface {
 	Helper()
-	// Fatalf reports and does not return.
+	// Fatalf reports a failure and does not return.
 	Fatalf(format string, args ...any)
-	// Cleanup has f called at the end, last registered first.
+	// Cleanup registers f to be called at the end, in reverse order of registration.
 	Cleanup(f func())
 }
 
-// Network is a router with a segment of nodes, their pods, and clients. Its methods, and those of what it holds, may be
-// called by several goroutines at once, except that the Fatalf of a testing.TB wants the test's own.
+// Network is a router with a segment of nodes, their pods, and clients. Several goroutines may call
+// its methods, and those of its hosts, at the same time. If t is a testing.TB, however, only the
+// test's own goroutine may make it fail.
 type Network struct {
-	// World is the namespace of the calling process, where its servers and its control plane listen.
+	// World is the namespace of the calling process, in which its servers and its control plane
+	// listen.
 	World *Host
 
 	t      TB
 	router *Host
 	bridge netlink.Link // the router's interface to the nodes
-	number int          // among the networks of this process
+	number int          // the index of this network in worlds
 
-	mu        sync.Mutex
+	mu        sync.Mutex // guards the fields below
 	nodes     map[*Node]struct{}
-	nodeCount int // ever added
+	nodeCount int // the number of nodes ever added
 	clients   []*Client
-	addresses *pool // of clients
+	addresses *pool // the addresses of clients
 }
 
-// The network's plan; package documentation shows it. The router has a fixed address for the nodes' default route;
-// pods and clients need none, see attach.
+// The network's addresses; see the package documentation. The router has a fixed address for the
+// default route of nodes. Pods and clients do not need one; see attach.
 var (
 	nodeNetwork4 = netip.MustParsePrefix("192.168.0.0/24")
 	nodeNetwork6 = netip.MustParsePrefix("2001:db8::/64")
@@ -57,18 +60,18 @@ const (
 	firstWorld = 200 // 192.168.0.200 to .253
 	maxWorlds  = 54
 
-	// Routing tables, and the priority of the rules that lead to them: one for each network in the process's namespace,
-	// one for each client in a router.
+	// Numbers of routing tables, and the priority of the rules that lead to them. The namespace of
+	// the process has a table for each network; a router has one for each client.
 	firstTable   = 1000
 	rulePriority = 1000
 )
 
-// ServiceCIDRs are the networks that cluster IPs come from: 10.96.0.0/16 and fd00:10:96::/112.
+// ServiceCIDRs returns the networks of cluster IPs: 10.96.0.0/16 and fd00:10:96::/112.
 func ServiceCIDRs() []netip.Prefix {
 	return []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 }
 
-// NewNetwork makes a network that holds nothing yet, and has t close it in the end. The process must be isolated.
+// NewNetwork creates an empty network, which t closes in the end. The process must be isolated.
 func NewNetwork(t TB) *Network {
 	t.Helper()
 	if !isolated {
@@ -79,10 +82,10 @@ func NewNetwork(t TB) *Network {
 		nodes:     map[*Node]struct{}{},
 		addresses: newPool(2, netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8:cafe::/64")),
 	}
-	// Registered first, so that a network half made is removed as well.
+	// Registered first, so that Close also removes a network that is only partly set up.
 	t.Cleanup(n.Close)
 	if err := n.startRouter(); err != nil {
-		t.Fatalf("testenv: make the router: %v", err)
+		t.Fatalf("testenv: set up the router: %v", err)
 	}
 	if err := n.startWorld(); err != nil {
 		t.Fatalf("testenv: connect the world: %v", err)
@@ -94,8 +97,9 @@ func (n *Network) startRouter() (err error) {
 	if n.router, err = newHost(n.t, "router", routerSysctls); err != nil {
 		return err
 	}
-	// Snooping would hold back neighbour discovery until a multicast querier has been heard. And a bridge without an address of
-	// its own takes the lowest one of its ports: when that is gone with its node, hosts would go on sending there, for seconds.
+	// Multicast snooping would delay neighbour discovery until the bridge hears a multicast
+	// querier. A bridge without a fixed hardware address uses the lowest one of its ports. When
+	// that port went away with its node, hosts would send to the old address for seconds.
 	snooping := false
 	n.bridge = &netlink.Bridge{
 		LinkAttrs:         netlink.LinkAttrs{Name: "nodes", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
@@ -107,7 +111,8 @@ func (n *Network) startRouter() (err error) {
 	if err := n.router.links.LinkSetUp(n.bridge); err != nil {
 		return fmt.Errorf("set the bridge up: %w", err)
 	}
-	// An address of the nodes' network may be a client's, which does not hear nodes ask for it.
+	// A client may have an address of the nodes' network, but it does not hear the ARP requests of
+	// nodes. The router answers them.
 	err = n.router.Do(func() error {
 		return setSysctls(map[string]string{"net/ipv4/conf/nodes/proxy_arp": "1", "net/ipv4/neigh/nodes/proxy_delay": "0"})
 	})
@@ -119,9 +124,10 @@ func (n *Network) startRouter() (err error) {
 	)
 }
 
-// addVoid gives the router a link on which nobody lives, and its default route there: an unknown destination turns out
-// to be unreachable after one attempt at address resolution. The kernel's answer to having no route at all would be
-// quicker, but IPv4 limits it to one a second, and no setting of a namespace changes that.
+// addVoid adds a link without hosts to the router, and makes it the default route. An unknown
+// destination is then unreachable after one attempt at address resolution. Without any route the
+// kernel would answer sooner, but IPv4 limits these answers to one a second, which no setting of a
+// namespace changes.
 func (n *Network) addVoid() error {
 	void, end, err := veth(n.router, "void", n.router, "void-end")
 	if err != nil {
@@ -143,20 +149,21 @@ func (n *Network) addVoid() error {
 	)
 }
 
-// worlds tells which networks the process has, by number.
+// worlds records which network numbers the process uses.
 var worlds struct {
-	sync.Mutex
-	taken [maxWorlds]bool
+	sync.Mutex // guards taken
+	taken      [maxWorlds]bool
 }
 
-// startWorld gives the process's namespace an interface on the nodes' segment. Since all networks have the same
-// addresses, routes to this one apply only to what has this interface's address as source.
+// startWorld connects the namespace of the process to the nodes' segment. Because all networks have
+// the same addresses, the routes to this network apply only to packets whose source is an address
+// of its interface.
 func (n *Network) startWorld() error {
 	worlds.Lock()
 	defer worlds.Unlock()
 	n.number = slices.Index(worlds.taken[:], false)
 	if n.number < 0 {
-		return fmt.Errorf("the process has %d networks already: close one", maxWorlds)
+		return fmt.Errorf("the process already has %d networks: close one", maxWorlds)
 	}
 	world := &Host{
 		t:     n.t,
@@ -179,7 +186,7 @@ func (n *Network) startWorld() error {
 	if err != nil {
 		return err
 	}
-	// Not for the addresses of other networks.
+	// Do not answer ARP requests for the addresses of other networks.
 	if err := setSysctls(map[string]string{"net/ipv4/conf/" + name + "/arp_ignore": "1"}); err != nil {
 		return err
 	}
@@ -227,7 +234,8 @@ func (n *Network) stopWorld() error {
 	return errors.Join(errs...)
 }
 
-// plug connects a host to the nodes' segment with an interface of the given name, and another in the router.
+// plug connects a host to the nodes' segment. name is the interface of the host, portName that of
+// the router.
 func (n *Network) plug(h *Host, name, portName string, addrs ...netip.Prefix) (netlink.Link, error) {
 	link, peer, err := veth(h, name, n.router, portName)
 	if err != nil {
@@ -244,7 +252,8 @@ func (n *Network) plug(h *Host, name, portName string, addrs ...netip.Prefix) (n
 	return link, errors.Join(h.awaitReady(link), n.router.awaitUp(peer), n.router.awaitReady(n.bridge))
 }
 
-// Close stops and removes all that the network holds: servers, processes, hosts. Calling it again does nothing.
+// Close stops and removes all servers, processes and hosts of the network. Later calls have no
+// effect.
 func (n *Network) Close() {
 	n.t.Helper()
 	n.mu.Lock()

@@ -57,7 +57,8 @@ func TestEveryHostReachesEveryOtherWithItsOwnAddress(t *testing.T) {
 	})
 }
 
-// Nodes come and go, whose links have any hardware address, and what goes through the router goes on.
+// Nodes are added and deleted, with links of random hardware addresses, while traffic through the
+// router continues.
 func TestNodesComeAndGo(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	network.World.Serve(testenv.TCP, 8080)
@@ -94,7 +95,7 @@ func TestParallelNetworksDoNotMeet(t *testing.T) {
 					require.Equal(t, map[string]int{name: 20}, result.Backends(), result)
 				}
 				conn, err := pod.DialContext(t.Context(), "tcp", netip.AddrPortFrom(network.World.Addr(ipv6), port).String())
-				require.NoError(t, err, "a pod reaches what listens in the process")
+				require.NoError(t, err, "a pod cannot reach a server in the process")
 				require.NoError(t, conn.Close())
 			})
 		})
@@ -122,7 +123,7 @@ func TestDeletedPodIsGoneAndItsAddressIsFree(t *testing.T) {
 	require.Error(t, first.Do(func() error { return nil }))
 
 	second := node.AddPod("second")
-	require.NotEqual(t, first.IPv4, second.IPv4, "addresses are not reused early")
+	require.NotEqual(t, first.IPv4, second.IPv4, "an address is reused early")
 	node.AddPod("third", first.IPv4, first.IPv6).Serve(testenv.TCP, 8080)
 	require.Equal(t, map[string]int{"third": 2}, probe().Backends())
 
@@ -146,7 +147,7 @@ func TestAddedAddressIsReached(t *testing.T) {
 			source := netip.AddrPortFrom(addr, 5353)
 			client.Serve(testenv.UDP, 53).Close()
 			result = host.Probe(t.Context(), testenv.UDP, netip.AddrPortFrom(client.Addr(addr.Is6()), 53), 1, testenv.ProbeOptions{Source: source})
-			require.True(t, result.All(testenv.Refused), "the refusal finds its way back: %v", result)
+			require.True(t, result.All(testenv.Refused), "the refusal does not come back: %v", result)
 		}
 	}
 }
@@ -167,7 +168,7 @@ func TestCommandsRunInTheHostAndEndWithIt(t *testing.T) {
 	require.NoError(t, err)
 	require.NotEqual(t, self, strings.TrimSpace(string(own)))
 
-	// One that has a descendant of its own, outside its session.
+	// A process with a descendant outside its session.
 	cmd := node.Command(t.Context(), "sh", "-c", "setsid sleep 1000 & echo $!; wait")
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -178,13 +179,14 @@ func TestCommandsRunInTheHostAndEndWithIt(t *testing.T) {
 	node.Delete()
 	require.ErrorContains(t, cmd.Wait(), "killed")
 	_, err = os.Readlink("/proc/" + strings.TrimSpace(line) + "/ns/net")
-	require.Error(t, err, "the descendant is gone as well")
+	require.Error(t, err, "the descendant still exists")
 	_, err = node.Run(t.Context(), "true")
 	require.ErrorContains(t, err, "has been deleted")
 }
 
-// TestMainThreadEntersNoHost proves that others never find the program itself in a host's network: /proc/<process>/ns/net is that of its
-// main thread. A hundred goroutines at once take every thread there is.
+// TestMainThreadEntersNoHost requires that other processes never find this program in a host's
+// network namespace. They look at /proc/<pid>/ns/net, which is the namespace of the main thread. A
+// hundred concurrent goroutines use every thread of the program.
 func TestMainThreadEntersNoHost(t *testing.T) {
 	node := testenv.NewNetwork(t).AddNode("node")
 	var within, entered sync.WaitGroup

@@ -9,27 +9,28 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Node is a node of the cluster: a host, and the router of its pods.
+// Node is a node of the cluster. It is a host and the router of its pods.
 type Node struct {
 	*Host
-	// PodCIDR4 and PodCIDR6 are 10.180.N.0/24 and fd00:10:180:N::/64, N counting a network's nodes from 0.
+	// PodCIDR4 and PodCIDR6 are 10.180.N.0/24 and fd00:10:180:N::/64, where N numbers the nodes of
+	// a network from 0.
 	PodCIDR4, PodCIDR6 netip.Prefix
 
 	network *Network
 
-	mu        sync.Mutex
+	mu        sync.Mutex // guards the fields below
 	pods      map[*Pod]struct{}
-	podCount  int // ever added
+	podCount  int // the number of pods ever added
 	addresses *pool
 }
 
 // Pod is a pod on a node.
 type Pod struct {
 	*Host
-	// Node is where it runs.
+	// Node is the node that the pod runs on.
 	Node *Node
 
-	port string // the node's end of its link
+	port string // the name of the link's end on the node
 }
 
 // Client is a host outside the cluster.
@@ -37,10 +38,10 @@ type Client struct {
 	*Host
 
 	network *Network
-	table   int // the router's routes for what comes from this client
+	table   int // the router's routing table for packets from this client
 }
 
-// AddNode adds a node without pods, whose netfilter is untouched.
+// AddNode adds a node without pods and without netfilter rules.
 func (n *Network) AddNode(name string) *Node {
 	n.t.Helper()
 	n.mu.Lock()
@@ -54,7 +55,7 @@ func (n *Network) AddNode(name string) *Node {
 
 func (n *Network) addNode(name string) (*Node, error) {
 	if n.nodeCount == maxNodes {
-		return nil, fmt.Errorf("a network has had %d nodes already: make another", maxNodes)
+		return nil, fmt.Errorf("the network has already had %d nodes: create another network", maxNodes)
 	}
 	number := n.nodeCount
 	n.nodeCount++
@@ -87,7 +88,7 @@ func (n *Network) addNode(name string) (*Node, error) {
 	)
 }
 
-// routeTo gives the router a route by way of a node.
+// routeTo adds a route through a node to the router.
 func (n *Network) routeTo(node *Node, dst netip.Prefix, table int) error {
 	via := node.IPv4
 	if dst.Addr().Is6() {
@@ -96,7 +97,7 @@ func (n *Network) routeTo(node *Node, dst netip.Prefix, table int) error {
 	return n.router.addRoute(route{dst: dst, link: n.bridge, via: via, table: table})
 }
 
-// Delete removes the node, its pods and all that runs there.
+// Delete removes the node, its pods and all processes on them.
 func (node *Node) Delete() {
 	node.t.Helper()
 	node.network.mu.Lock()
@@ -118,7 +119,8 @@ func (node *Node) close() error {
 	return errors.Join(append(errs, node.Host.close())...)
 }
 
-// AddPod adds a pod, with the given addresses of the node's pod CIDRs or else the node's next ones: 10.180.N.1, fd00:10:180:N::1 and so on.
+// AddPod adds a pod. It has the given addresses, which must be in the node's pod CIDRs, or else the
+// node's next ones: 10.180.N.1, fd00:10:180:N::1 and so on.
 func (node *Node) AddPod(name string, addrs ...netip.Addr) *Pod {
 	node.t.Helper()
 	node.mu.Lock()
@@ -152,7 +154,7 @@ func (node *Node) addPod(name string, addrs []netip.Addr) (*Pod, error) {
 	if err := attach(host, node.Host, pod.port); err != nil {
 		return nil, err
 	}
-	// The router knows where the node's pod CIDRs are, but not where addresses are that come later.
+	// The router has routes to the node's pod CIDRs, but not to addresses that are added later.
 	toNode := host.attract
 	host.attract = func(dst netip.Prefix, via netip.Addr) error {
 		return errors.Join(toNode(dst, via), node.attract(dst, via))
@@ -160,14 +162,14 @@ func (node *Node) addPod(name string, addrs []netip.Addr) (*Pod, error) {
 	return pod, nil
 }
 
-// Delete removes the pod and all that runs there. Its addresses are free for another one.
+// Delete removes the pod and all processes on it. Its addresses become free for other pods.
 func (pod *Pod) Delete() {
 	pod.t.Helper()
 	node := pod.Node
 	node.mu.Lock()
 	defer node.mu.Unlock()
 	if _, ok := node.pods[pod]; !ok {
-		return // already, or with its node
+		return // deleted already, possibly with its node
 	}
 	delete(node.pods, pod)
 	node.addresses.release(pod.IPv4, pod.IPv6)
@@ -176,8 +178,9 @@ func (pod *Pod) Delete() {
 	}
 }
 
-// AddClient adds a host outside the cluster, with the given addresses or else the next ones: 203.0.113.2,
-// 2001:db8:cafe::2 and so on. It reaches nodes and pods; for virtual IPs see [Client.RouteVia].
+// AddClient adds a host outside the cluster. It has the given addresses or else the next ones:
+// 203.0.113.2, 2001:db8:cafe::2 and so on. It reaches nodes and pods; for virtual IPs see
+// [Client.RouteVia].
 func (n *Network) AddClient(name string, addrs ...netip.Addr) *Client {
 	n.t.Helper()
 	n.mu.Lock()
@@ -213,8 +216,9 @@ func (n *Network) addClient(name string, addrs []netip.Addr) (*Client, error) {
 	return client, attach(host, n.router, port)
 }
 
-// RouteVia sends what comes from this client and is meant for the given networks to a node, as an upstream router sends
-// external IPs, or as a probe of cluster IPs from outside needs it. It replaces what was said of the same networks before.
+// RouteVia routes packets from this client to the given networks through a node. An upstream router
+// does the same with external IPs, and probes of cluster IPs from outside need it. It replaces
+// earlier routes of the client to the same networks.
 func (c *Client) RouteVia(node *Node, dsts ...netip.Prefix) {
 	c.t.Helper()
 	for _, dst := range dsts {
@@ -224,7 +228,7 @@ func (c *Client) RouteVia(node *Node, dsts ...netip.Prefix) {
 	}
 }
 
-// pool hands out pairs of addresses.
+// pool allocates pairs of an IPv4 and an IPv6 address.
 type pool struct {
 	prefix4, prefix6 netip.Prefix
 	first, next      int
@@ -237,7 +241,8 @@ func newPool(first int, prefix4, prefix6 netip.Prefix) *pool {
 	return &pool{prefix4: prefix4, prefix6: prefix6, first: first, next: first, taken: map[netip.Addr]bool{}}
 }
 
-// take returns an IPv4 and an IPv6 address: the given ones or, of a family that is not given, the next free one.
+// take allocates an IPv4 and an IPv6 address: the given address of a family or, if none is given,
+// the next free one.
 func (p *pool) take(given []netip.Addr) (v4, v6 netip.Addr, err error) {
 	for _, addr := range given {
 		switch {
@@ -249,7 +254,7 @@ func (p *pool) take(given []netip.Addr) (v4, v6 netip.Addr, err error) {
 			v6 = addr
 		}
 	}
-	// Freed addresses come last, as they do on a real node.
+	// Released addresses are reused last, as on a real node.
 	for range lastAddress {
 		if v4.IsValid() && v6.IsValid() {
 			break

@@ -9,14 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packet is what a [Wire] sends and sees: the first packet of a connection, an answer to one, or an ICMP error about one.
-// Its token is the same in all three, and no translation of addresses and ports changes it.
+// packet is a packet that a [Wire] sends or sees: the first packet of a connection, an answer to
+// one, or an ICMP error about one. All three carry the same token, which no translation of
+// addresses and ports changes.
 type packet struct {
 	kind     packetKind
 	proto    Proto
 	src, dst netip.AddrPort
 	token    uint32
-	// icmp says which error it is.
+	// icmp describes the ICMP error; empty for other kinds.
 	icmp string
 }
 
@@ -28,19 +29,19 @@ const (
 	icmpError packetKind = 'e'
 )
 
-// portUnreachable is the ICMP error that says that nobody listens.
+// portUnreachable is the description of the ICMP error for a port on which no server listens.
 const portUnreachable = "ICMP port unreachable"
 
-// protocols are by their IP protocol number.
+// protocols maps protocols to their IP protocol numbers.
 var protocols = map[Proto]byte{TCP: unix.IPPROTO_TCP, UDP: unix.IPPROTO_UDP, SCTP: unix.IPPROTO_SCTP}
 
-// ipv4HeaderLen and ipv6HeaderLen are without options.
+// The lengths of IP headers without options, in bytes.
 const (
 	ipv4HeaderLen = 20
 	ipv6HeaderLen = 40
 )
 
-// encode gives an opening or an answer as an IP packet, whose IPv4 checksum the kernel fills in.
+// encode returns an opening or an answer as an IP packet. The kernel fills in the IPv4 checksum.
 func (p packet) encode() []byte {
 	var segment []byte
 	switch p.proto {
@@ -87,7 +88,7 @@ func (p packet) encode() []byte {
 	return append(p.header(len(segment)), segment...)
 }
 
-// header is the IP header.
+// header returns the IP header for a segment of the given length in bytes.
 func (p packet) header(length int) []byte {
 	src, dst := p.src.Addr().AsSlice(), p.dst.Addr().AsSlice()
 	var header []byte
@@ -105,7 +106,7 @@ func (p packet) header(length int) []byte {
 	return append(append(header, src...), dst...)
 }
 
-// checksum is that of TCP and UDP, over a segment whose own checksum is zero.
+// checksum returns the TCP or UDP checksum of a segment whose checksum field is zero.
 func (p packet) checksum(segment []byte) uint16 {
 	pseudo := append(p.src.Addr().AsSlice(), p.dst.Addr().AsSlice()...)
 	pseudo = append(pseudo, 0, protocols[p.proto])
@@ -124,12 +125,13 @@ func (p packet) checksum(segment []byte) uint16 {
 		sum = sum>>16 + sum&0xffff
 	}
 	if sum == 0xffff {
-		return 0xffff // 0 would say that there is none
+		return 0xffff // 0 would mean that there is no checksum
 	}
 	return ^uint16(sum)
 }
 
-// decodeIP reads a packet, of which the end may be missing. It is false for what no [Wire] has sent or caused.
+// decodeIP decodes a packet, which may be truncated. It returns false if no [Wire] has sent or
+// caused the packet.
 func decodeIP(data []byte) (packet, bool) {
 	switch {
 	case len(data) >= ipv4HeaderLen && data[0]>>4 == 4:
@@ -146,7 +148,8 @@ func decodeIP(data []byte) (packet, bool) {
 	return packet{}, false
 }
 
-// decodeSegment reads what follows an IP header. Of a TCP segment and a datagram, eight bytes and the token are enough.
+// decodeSegment decodes what follows an IP header. ICMP errors quote only part of a segment: the
+// first eight bytes of a TCP segment, and the first 13 of a datagram, are enough.
 func decodeSegment(protocol byte, src, dst netip.Addr, segment []byte) (packet, bool) {
 	if len(segment) < 8 {
 		return packet{}, false
@@ -161,7 +164,7 @@ func decodeSegment(protocol byte, src, dst netip.Addr, segment []byte) (packet, 
 	switch protocol {
 	case unix.IPPROTO_TCP:
 		p.proto, p.kind, p.token = TCP, opening, binary.BigEndian.Uint32(segment[4:])
-		if len(segment) < 14 { // as quoted
+		if len(segment) < 14 { // quoted in an ICMP error
 			return p, true
 		}
 		if segment[13]&0x04 != 0 { // RST
@@ -189,7 +192,7 @@ func decodeSegment(protocol byte, src, dst netip.Addr, segment []byte) (packet, 
 	return packet{}, false
 }
 
-// decodeICMP reads an error message, which quotes the packet that it is about.
+// decodeICMP decodes an ICMP error, which quotes the packet that caused it.
 func decodeICMP(protocol byte, message []byte) (packet, bool) {
 	kind, code := message[0], message[1]
 	unreachable, port := byte(3), byte(3)

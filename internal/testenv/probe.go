@@ -17,50 +17,53 @@ import (
 	"time"
 )
 
-// Outcome is what became of an attempt to reach a server.
+// Outcome is the result of an attempt to reach a server.
 type Outcome string
 
 // The outcomes of an attempt.
 const (
-	// Answered: a server replied.
+	// Answered means that a server replied.
 	Answered Outcome = "answered"
-	// Refused: a TCP reset or an ICMP port unreachable came back, as from a closed port or iptables' REJECT, be it another
-	// host's or the host's own.
+	// Refused means that a TCP reset or an ICMP port unreachable came back, from another host or
+	// the host itself. A closed port and the REJECT of iptables cause this.
 	Refused Outcome = "refused"
-	// TimedOut: nothing came back in time, as after iptables' DROP.
+	// TimedOut means that nothing came back in time. The DROP of iptables causes this.
 	TimedOut Outcome = "timed out"
-	// Unreachable: another ICMP unreachable came back, or the host has no route.
+	// Unreachable means that another ICMP unreachable came back, or that the host has no route.
 	Unreachable Outcome = "unreachable"
-	// Denied: the host's own netfilter dropped a datagram (EPERM). For TCP that is TimedOut.
+	// Denied means that the host's own netfilter dropped a datagram (EPERM). For TCP the outcome is
+	// TimedOut.
 	Denied Outcome = "denied"
-	// Failed: anything else, such as a connection that was reset after it had been established; see the error.
+	// Failed means any other error, such as a reset of an established connection.
 	Failed Outcome = "failed"
 )
 
-// ProbeOptions changes how [Host.Probe] and [Host.Dial] connect. The zero value is good for most.
+// ProbeOptions configure how [Host.Probe] and [Host.Dial] connect. The zero value suits most tests.
 type ProbeOptions struct {
-	// Source is the address and the port to connect from. Either may be zero: the kernel chooses, but the port for UDP, which no other
-	// datagram of this process has come from lately.
+	// Source is the address and port to connect from. If either is zero, the kernel chooses it. An
+	// exception is the port for UDP: this package chooses one that no datagram of this process has
+	// come from recently.
 	Source netip.AddrPort
-	// Timeout is how long an attempt may take. 0 means one second. A test that expects TimedOut waits for it each time.
+	// Timeout bounds the duration of an attempt; 0 means one second. A probe waits that long for
+	// each TimedOut.
 	Timeout time.Duration
 }
 
-// Result is what a probe saw.
+// Result is the result of a probe.
 type Result struct {
 	Attempts []Attempt
 }
 
-// Attempt is one new connection.
+// Attempt is the result of one new connection.
 type Attempt struct {
 	Outcome Outcome
-	// Reply is set if the outcome is Answered, else Err is.
+	// Reply is set if the outcome is Answered. Otherwise Err is set.
 	Reply Reply
 	Err   error
 }
 
-// Probe makes n new connections or, for UDP, sends n datagrams from new sockets, one after the other, and says of each
-// what became of it. It returns early only when ctx ends.
+// Probe makes n new connections one after the other and returns the outcome of each. For UDP it
+// sends n datagrams from new sockets. It makes fewer attempts only if ctx ends.
 func (h *Host) Probe(ctx context.Context, proto Proto, dst netip.AddrPort, n int, options ProbeOptions) Result {
 	var result Result
 	for i := range n {
@@ -109,7 +112,7 @@ func outcomeOf(err error) Outcome {
 	}
 }
 
-// Count is how many attempts had the outcome.
+// Count returns the number of attempts with the outcome.
 func (r Result) Count(outcome Outcome) int {
 	count := 0
 	for _, attempt := range r.Attempts {
@@ -120,12 +123,12 @@ func (r Result) Count(outcome Outcome) int {
 	return count
 }
 
-// All tells whether there was an attempt, and all had the outcome.
+// All reports whether there was at least one attempt and every attempt had the outcome.
 func (r Result) All(outcome Outcome) bool {
 	return len(r.Attempts) > 0 && r.Count(outcome) == len(r.Attempts)
 }
 
-// Backends counts the answers by the host that gave them.
+// Backends returns the number of answers by the name of the host that answered.
 func (r Result) Backends() map[string]int {
 	counts := map[string]int{}
 	for reply := range r.replies {
@@ -134,7 +137,7 @@ func (r Result) Backends() map[string]int {
 	return counts
 }
 
-// Servers counts the answers by the destination that the server saw.
+// Servers returns the number of answers by the destination address that the server saw.
 func (r Result) Servers() map[netip.AddrPort]int {
 	counts := map[netip.AddrPort]int{}
 	for reply := range r.replies {
@@ -143,7 +146,7 @@ func (r Result) Servers() map[netip.AddrPort]int {
 	return counts
 }
 
-// Clients are the different source addresses that the servers on a host saw, in order.
+// Clients returns the distinct source addresses that the servers on a host saw, in ascending order.
 func (r Result) Clients(name string) []netip.Addr {
 	seen := map[netip.Addr]bool{}
 	for reply := range r.replies {
@@ -162,13 +165,14 @@ func (r Result) replies(yield func(Reply) bool) {
 	}
 }
 
-// String summarises the result in a line, for a failing test to show.
+// String summarises the result in one line, for messages of failing tests.
 func (r Result) String() string {
 	counts := map[string]int{}
 	for _, attempt := range r.Attempts {
 		what := fmt.Sprintf("%s by %s, which saw %s → %s", attempt.Outcome, attempt.Reply.Name, attempt.Reply.Client.Addr(), attempt.Reply.Server)
 		if attempt.Outcome != Answered {
-			cause := attempt.Err // without the ports, which differ
+			// the innermost error, because the outer ones contain ports, which differ
+			cause := attempt.Err
 			for next := cause; next != nil; next = errors.Unwrap(cause) {
 				cause = next
 			}
@@ -189,7 +193,7 @@ type Conn struct {
 	lines *bufio.Reader
 }
 
-// Dial opens a connection to a server and leaves it open. ctx limits the dialing.
+// Dial opens a connection to a server and leaves it open. ctx limits only the dialing.
 func (h *Host) Dial(ctx context.Context, proto Proto, dst netip.AddrPort, options ProbeOptions) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, options.timeout())
 	defer cancel()
@@ -198,7 +202,7 @@ func (h *Host) Dial(ctx context.Context, proto Proto, dst netip.AddrPort, option
 		return nil, err
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		// Close with a reset: no TIME_WAIT, the source port is free at once.
+		// Close with a reset, so that there is no TIME_WAIT and the source port is free at once.
 		if err := tcp.SetLinger(0); err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
@@ -206,7 +210,7 @@ func (h *Host) Dial(ctx context.Context, proto Proto, dst netip.AddrPort, option
 	return &Conn{conn: conn, lines: bufio.NewReaderSize(conn, 65536)}, nil
 }
 
-// LocalAddr is the source address and port.
+// LocalAddr returns the source address and port.
 func (c *Conn) LocalAddr() netip.AddrPort { return addrPort(c.conn.LocalAddr()) }
 
 // Echo sends a line of text and returns the server's reply to it. ctx limits the wait.
@@ -228,13 +232,14 @@ func (c *Conn) Echo(ctx context.Context, text string) (Reply, error) {
 		if err := json.Unmarshal(bytes.TrimSpace(line), &reply); err != nil {
 			return Reply{}, fmt.Errorf("not the reply of a testenv server: %q: %w", line, err)
 		}
-		if reply.Echo == text { // else the late reply to an earlier datagram
+		if reply.Echo == text { // any other reply is a late one, to an earlier datagram
 			return reply, nil
 		}
 	}
 }
 
-// explain finds out whether sending was denied by the host's own REJECT, which says so in an ICMP error, or by its DROP.
+// explain finds out why sending was denied. The host's own REJECT also sends an ICMP error, its
+// DROP does not.
 func (c *Conn) explain(err error) error {
 	if !errors.Is(err, syscall.EPERM) {
 		return err
@@ -248,11 +253,12 @@ func (c *Conn) explain(err error) error {
 	return err
 }
 
-// localErrorPatience is how long an ICMP error may take from the host to itself. Usually it is there at once.
+// localErrorPatience bounds the wait for an ICMP error from the host to itself, which is usually
+// immediate.
 const localErrorPatience = 100 * time.Millisecond
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Conn) Close() {
-	// The only error is that it is closed already.
+	// The only possible error is that the connection is closed already.
 	_ = c.conn.Close()
 }

@@ -12,10 +12,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// iptables runs an iptables command of a variant and a family on a node.
+// iptables runs an iptables command on a node.
 type iptables func(args ...string)
 
-// eachIptables runs a test with both variants of iptables, for each protocol and family, with a virtual IP.
+// eachIptables runs a test with both variants of iptables, for each protocol and family. vip is a
+// virtual IP of the family.
 func eachIptables(t *testing.T, f func(t *testing.T, network *testenv.Network, node *testenv.Node, run iptables, proto testenv.Proto, vip netip.AddrPort)) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
@@ -52,7 +53,7 @@ func TestProbeSeesTranslation(t *testing.T) {
 		}
 		for _, from := range []*testenv.Host{node.Host, local.Host, client.Host} {
 			result := probe(from)
-			require.True(t, result.All(testenv.Unreachable), "nobody translates: %s: %v", from.Name, result)
+			require.True(t, result.All(testenv.Unreachable), "no node translates, from %s: %v", from.Name, result)
 		}
 
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
@@ -64,7 +65,7 @@ func TestProbeSeesTranslation(t *testing.T) {
 			require.Equal(t, map[netip.AddrPort]int{dst: 5}, result.Servers(), "%s: %v", from.Name, result)
 			require.Equal(t, []netip.Addr{from.Addr(ipv6)}, result.Clients("backend"), "%s: %v", from.Name, result)
 		}
-		// The reply takes the short way, past the node that would translate it back.
+		// The reply goes to the client directly, bypassing the node that would translate it back.
 		result := client.Probe(t.Context(), proto, vip, 1, testenv.ProbeOptions{Timeout: 100 * time.Millisecond})
 		require.True(t, result.All(testenv.TimedOut), result)
 
@@ -94,7 +95,7 @@ func TestHairpinNeedsMasquerade(t *testing.T) {
 	})
 }
 
-func TestProbeTellsRefusalFromSilence(t *testing.T) {
+func TestProbeDistinguishesRefusalFromSilence(t *testing.T) {
 	eachIptables(t, func(t *testing.T, network *testenv.Network, node *testenv.Node, run iptables, proto testenv.Proto, vip netip.AddrPort) {
 		pod, client := node.AddPod("pod"), network.AddClient("client")
 		client.RouteVia(node, testenv.ServiceCIDRs()...)
@@ -106,7 +107,7 @@ func TestProbeTellsRefusalFromSilence(t *testing.T) {
 			run("-A", chain, "-d", vip.Addr().String(), "-p", string(proto), "--dport", "81", "-j", "DROP")
 		}
 		for _, from := range []*testenv.Host{pod.Host, client.Host, node.Host} {
-			// More than the kernel answers at its default rate limit.
+			// More probes than the kernel answers with its default rate limit.
 			result := probe(from, 80, 50, 5*time.Second)
 			require.True(t, result.All(testenv.Refused), "%s: %v", from.Name, result)
 		}
@@ -114,7 +115,7 @@ func TestProbeTellsRefusalFromSilence(t *testing.T) {
 			result := probe(from, 81, 2, 100*time.Millisecond)
 			require.True(t, result.All(testenv.TimedOut), "%s: %v", from.Name, result)
 		}
-		want := testenv.TimedOut // connect does not say why its SYN did not go out
+		want := testenv.TimedOut // connect does not report that its SYN was dropped
 		if proto == testenv.UDP {
 			want = testenv.Denied
 		}
@@ -131,7 +132,8 @@ func TestOpenConnectionOutlivesItsRule(t *testing.T) {
 		pod, client := node.AddPod("pod"), network.AddClient("client")
 		client.RouteVia(node, testenv.ServiceCIDRs()...)
 		server := pod.Serve(proto, 8080)
-		// The kernel tracks connections, and translates those it has tracked, only while some rule needs it.
+		// The kernel tracks connections, and keeps translating tracked ones, only while some rule
+		// needs conntrack.
 		run("-A", "FORWARD", "-m", "conntrack", "--ctstate", "INVALID", "-j", "DROP")
 		run("-t", "nat", "-A", "PREROUTING", "-d", vip.Addr().String(), "-p", string(proto), "--dport", "80",
 			"-j", "DNAT", "--to-destination", netip.AddrPortFrom(pod.Addr(vip.Addr().Is6()), 8080).String())
@@ -157,7 +159,7 @@ func TestOpenConnectionOutlivesItsRule(t *testing.T) {
 	})
 }
 
-func TestWaitingSaysWhatIsMissing(t *testing.T) {
+func TestWaitForReportsWhatIsMissing(t *testing.T) {
 	tries := 0
 	testenv.Eventually(t, time.Minute, func() error {
 		if tries++; tries < 3 {
@@ -177,7 +179,8 @@ func TestWaitingSaysWhatIsMissing(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// TestDatagramsComeFromNewPorts: what a socket that has gone was translated to is not what the next one sees.
+// TestDatagramsComeFromNewPorts requires a new source port for each socket, so that the conntrack
+// entry of an earlier socket does not apply to a later one.
 func TestDatagramsComeFromNewPorts(t *testing.T) {
 	network := testenv.NewNetwork(t)
 	client := network.AddClient("client")

@@ -18,37 +18,39 @@ import (
 // Proto is a transport protocol.
 type Proto string
 
-// The protocols that servers and probes speak, and one that only a [Wire] does: kernels may lack it.
+// The transport protocols. Servers and probes support TCP and UDP. Only a [Wire] supports SCTP,
+// which the kernel may lack.
 const (
 	TCP  Proto = "tcp"
 	UDP  Proto = "udp"
 	SCTP Proto = "sctp"
 )
 
-// Reply is what a server says to a line of text or a datagram: one line of JSON.
+// Reply is a server's answer to a line of text or a datagram, encoded as one line of JSON.
 type Reply struct {
-	// Name is the host that answers.
+	// Name is the name of the host that answers.
 	Name string `json:"name"`
 	// Client is the source address that the server saw.
 	Client netip.AddrPort `json:"client"`
 	// Server is the destination address that the server saw.
 	Server netip.AddrPort `json:"server"`
-	// Echo is the text that is answered, without the end of the line.
+	// Echo is the text that the server answers, without the line ending.
 	Echo string `json:"echo"`
 }
 
-// Server answers on some ports of a host.
+// Server answers on ports of a host.
 type Server struct {
 	name string
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards closed and sockets
 	closed  bool
 	sockets map[interface{ Close() error }]struct{}
 	running sync.WaitGroup
 }
 
-// Serve answers every line on a TCP connection, and every UDP datagram, with a [Reply], on all IPv4 and IPv6 addresses of
-// the host, until the server is closed or the host deleted.
+// Serve starts a server that answers every line on a TCP connection, and every UDP datagram, with a
+// [Reply]. It listens on all IPv4 and IPv6 addresses of the host until it is closed or the host is
+// deleted.
 func (h *Host) Serve(proto Proto, ports ...uint16) *Server {
 	h.t.Helper()
 	s := &Server{name: h.Name, sockets: map[interface{ Close() error }]struct{}{}}
@@ -71,19 +73,19 @@ func (h *Host) Serve(proto Proto, ports ...uint16) *Server {
 	return s
 }
 
-// Close stops the server and resets its connections. Calling it again does nothing.
+// Close stops the server and resets its connections. Later calls have no effect.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
 	for socket := range s.sockets {
-		// Sockets that nobody will use again.
+		// The error does not matter, because no goroutine uses the socket any more.
 		_ = socket.Close()
 	}
 	s.mu.Unlock()
 	s.running.Wait()
 }
 
-// run has f use a socket in the background, then closes the socket.
+// run runs f, which uses a socket, in the background and closes the socket when f returns.
 func (s *Server) run(socket interface{ Close() error }, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +106,7 @@ func (s *Server) run(socket interface{ Close() error }, f func()) {
 func (s *Server) reply(client, server netip.AddrPort, text string) []byte {
 	line, err := json.Marshal(Reply{Name: s.name, Client: client, Server: server, Echo: strings.TrimRight(text, "\r\n")})
 	if err != nil {
-		panic(err) // strings and addresses
+		panic(err) // impossible: the reply has only strings and addresses
 	}
 	return append(line, '\n')
 }
@@ -130,7 +132,8 @@ func (s *Server) listenTCP(network, address string) error {
 }
 
 func (s *Server) serveConn(conn *net.TCPConn) {
-	// A closed server's connections must not look alive, nor keep the port busy.
+	// Reset the connection on close, so that a closed server's connections do not look alive or
+	// keep the port busy.
 	_ = conn.SetLinger(0)
 	client, server := addrPort(conn.RemoteAddr()), addrPort(conn.LocalAddr())
 	lines := bufio.NewScanner(conn)
@@ -153,7 +156,8 @@ func addrPort(addr net.Addr) netip.AddrPort {
 }
 
 func (s *Server) listenUDP(network, address string) error {
-	// Only with these options does a socket that is bound to no address learn which one a datagram was sent to.
+	// A socket that is bound to no address needs these options to learn the destination address of
+	// a datagram.
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		if network == "udp4" {
 			return setOption(raw, unix.IPPROTO_IP, unix.IP_PKTINFO)
@@ -174,19 +178,19 @@ func (s *Server) listenUDP(network, address string) error {
 				return
 			}
 			if err != nil {
-				continue // an earlier reply's ICMP error
+				continue // an ICMP error for an earlier reply
 			}
 			client = netip.AddrPortFrom(client.Addr().Unmap(), client.Port())
 			destination, from := packetInfo(control[:controlLen])
-			// A reply that does not arrive is the client's finding.
+			// If the reply does not arrive, the client notices.
 			_, _, _ = conn.WriteMsgUDPAddrPort(s.reply(client, netip.AddrPortFrom(destination, port), string(data[:n])), from, client)
 		}
 	})
 	return nil
 }
 
-// packetInfo reads from a datagram's control data where it was sent to, and makes the control data that gives the reply
-// this address as source.
+// packetInfo returns the destination address in a datagram's control data, and the control data
+// that makes this address the source of a reply.
 func packetInfo(control []byte) (destination netip.Addr, from []byte) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// WaitFor calls condition again and again until it returns nil. When ctx ends, it returns what was missing last.
+// WaitFor calls condition repeatedly until it returns nil. If ctx ends first, WaitFor returns the
+// last error of condition.
 func WaitFor(ctx context.Context, condition func() error) error {
 	return waitFor(ctx, 10*time.Millisecond, condition)
 }
@@ -27,7 +28,8 @@ func waitFor(ctx context.Context, interval time.Duration, condition func() error
 	}
 }
 
-// Eventually is [WaitFor] with a time limit, after which the test fails.
+// Eventually calls [WaitFor] with a time limit. The test fails if condition does not return nil in
+// time.
 func Eventually(t TB, timeout time.Duration, condition func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

@@ -16,70 +16,78 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Wire opens connections with crafted packets, from any source address, and sees what becomes of them: where the first
-// packet arrives and with which source, whether the answer to it comes back, or an error in its place. Nobody listens;
-// the wire answers for all. So any address and port of any protocol can be a backend, and thousands of connections are
-// tried in a second.
+// Wire opens connections with crafted packets from any source address and observes what becomes of
+// them. It sees where the first packet arrives and with which source address, and whether an answer
+// or an ICMP error comes back. No server listens anywhere; the wire answers itself. Therefore any
+// address and port of any protocol can be a backend, and a test can try thousands of connections in
+// a second.
 //
-// It sees what reaches its edges: pods and clients, with the networks that they [Host.Attract]; and what its node
-// delivers to itself, past the rules for input.
+// A wire sees packets that reach its edges, which are pods and clients with the networks that they
+// [Host.Attract]. It also sees packets that its node delivers locally, after the node's rules for
+// input.
 type Wire struct {
 	node  *Host
 	hosts map[*Host]*station
 
+	// mu guards the fields below.
 	mu       sync.Mutex
-	attempts map[uint32]*attempt
-	token    uint32
-	port     uint16
+	attempts map[uint32]*attempt // by token
+	token    uint32              // the last token used
+	port     uint16              // the last source port used
 	closed   bool
 }
 
-// station is where a wire sends from and sees what arrives.
+// station is a host at which a wire sends and receives.
 type station struct {
 	host *Host
-	send [2]*os.File // IPv4, IPv6
-	taps []interface{ Close() error }
+	send [2]*os.File                  // raw sockets for IPv4 and IPv6
+	taps []interface{ Close() error } // all sockets of the station
 	done sync.WaitGroup
 }
 
-// Opening is a connection to open.
+// Opening describes a connection to open.
 type Opening struct {
 	From  *Host
 	Proto Proto
-	// Src may lack the port, for which the wire takes one that it has not used for long, and the address, which then is
-	// the one that From's kernel would take. Other addresses than From's own are fine.
+	// Src may lack the address, the port or both. The wire fills in the address that From's kernel
+	// would choose, and a port that it has not used recently. Src may be an address that From does
+	// not have.
 	Src, Dst netip.AddrPort
 }
 
-// Fate is what became of a connection.
+// Fate describes what became of a connection.
 type Fate struct {
-	// Opening is complete: Src is what was sent.
+	// Opening is the opening with the Src that was sent.
 	Opening
-	// At is where the first packet arrived: an edge, or the node; nil if nowhere.
+	// At is where the first packet arrived: an edge or the node. It is nil if the packet arrived
+	// nowhere.
 	At *Host
-	// SeenSrc and SeenDst are its addresses as they were there.
+	// SeenSrc and SeenDst are the addresses of the first packet where it arrived.
 	SeenSrc, SeenDst netip.AddrPort
-	// Answered tells whether an answer came back, from Dst to Src: the wire's to a packet that arrived at an edge, or a
-	// reset in its place.
+	// Answered means that an answer came back from Dst to Src. The wire answers packets that arrive
+	// at an edge; a TCP reset or an SCTP abort by a rule counts, too.
 	Answered bool
-	// Refused is an ICMP error that came back; "" if none did.
+	// Refused is the ICMP error that came back; empty if none did.
 	Refused string
-	// Denied is why the kernel of From did not let it out: EPERM from rules for output.
+	// Denied is the error with which From's kernel refused to send the packet, EPERM from a rule
+	// for output; nil if it did not.
 	Denied error
 }
 
-// PortUnreachable tells whether it was refused as by a port that nobody listens on.
+// PortUnreachable reports whether the connection was refused as if no server listened on the port.
 func (f *Fate) PortUnreachable() bool { return f.Refused == portUnreachable }
 
+// attempt is one opening of a wire and what has been seen of it so far.
 type attempt struct {
 	fate Fate
-	// decided tells that nothing more is expected.
+	// decided means that no more packets are expected.
 	decided bool
-	// progress holds a value when something was seen of this attempt or of another that was made with it.
+	// progress receives a value when a packet of this attempt, or of another one of the same Open,
+	// was seen.
 	progress chan struct{}
 }
 
-// NewWire makes a wire of a node and its edges, and has t close it.
+// NewWire creates a wire with a node and edges, which t closes in the end.
 func NewWire(t TB, node *Node, edges ...*Host) *Wire {
 	t.Helper()
 	w := &Wire{
@@ -94,8 +102,8 @@ func NewWire(t TB, node *Node, edges ...*Host) *Wire {
 	return w
 }
 
-// Ports that connections come from if none is given. They are used in turn, so that a connection is not taken for an
-// earlier one that a kernel still remembers.
+// The range of source ports for openings without a port. The wire uses them in turn, so that a
+// kernel does not confuse a connection with an earlier one that it still tracks.
 const (
 	firstPort = 10000
 	lastPort  = 65000
@@ -120,7 +128,7 @@ func (w *Wire) addStation(host *Host) error {
 	})
 }
 
-// tapEdge sees all that arrives on eth0.
+// tapEdge receives all packets that arrive on eth0.
 func (w *Wire) tapEdge(s *station) error {
 	const every = unix.ETH_P_ALL << 8 // in network byte order
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -153,7 +161,8 @@ func (w *Wire) tapEdge(s *station) error {
 	return nil
 }
 
-// tapNode sees what is delivered: a packet socket would see it before the rules have had their say.
+// tapNode receives packets that the node delivers locally. A packet socket would see packets before
+// the rules for input.
 func (w *Wire) tapNode(s *station) error {
 	for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6} {
 		for _, network := range []string{"ip4", "ip6"} {
@@ -191,11 +200,11 @@ func (w *Wire) tapProtocol(s *station, network string, protocol byte) error {
 				return
 			}
 			if err != nil {
-				continue // an ICMP error about an earlier packet of this protocol
+				continue // an ICMP error for an earlier packet of this protocol
 			}
 			var p packet
 			var ok bool
-			if network == "ip4" { // with its header
+			if network == "ip4" { // data includes the IP header
 				p, ok = decodeIP(data[:n])
 			} else {
 				src, _ := netip.AddrFromSlice(from.IP)
@@ -210,7 +219,7 @@ func (w *Wire) tapProtocol(s *station, network string, protocol byte) error {
 	return nil
 }
 
-// enlarge gives a socket room for bursts: as much as the kernel allows this user.
+// enlarge increases a socket's receive buffer as far as the kernel allows it, for bursts.
 func enlarge(fd int) error {
 	const size = 16 << 20
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size)
@@ -220,7 +229,8 @@ func enlarge(fd int) error {
 	return os.NewSyscallError("setsockopt", err)
 }
 
-// see notes what a packet tells of an attempt, and answers it if it is a first one that arrived at an edge.
+// see records what a packet reveals about an attempt. If the packet is the first one and arrived at
+// an edge, see answers it.
 func (w *Wire) see(s *station, p packet) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -233,16 +243,17 @@ func (w *Wire) see(s *station, p packet) {
 	switch {
 	case p.kind == opening && f.At == nil:
 		f.At, f.SeenSrc, f.SeenDst = s.host, p.src, p.dst
-		// The node answers for itself: that nobody listens.
+		// The node answers by itself that no server listens.
 		a.decided = s.host == w.node
 		if s.host != w.node {
-			// One that can't be sent does not arrive.
+			// An answer that cannot be sent does not arrive, which is what a test sees.
 			_ = s.transmit(packet{kind: answer, proto: p.proto, src: p.dst, dst: p.src, token: p.token})
 		}
 	case p.kind == answer && home && p.src == f.Dst && p.dst == f.Src:
 		f.Answered, a.decided = true, f.At != nil
 	case p.kind == icmpError && home && f.At == nil:
-		// The node's own UDP says the same of a packet whose arrival there may be seen a moment later.
+		// For UDP the node itself sends this error if the packet arrived there. Its arrival may be
+		// seen a moment later.
 		f.Refused, a.decided = p.icmp, p.proto != UDP
 	default:
 		return
@@ -269,7 +280,8 @@ func (s *station) transmit(p packet) error {
 			if sendErr = unix.Sendto(int(fd), data, 0, to); !errors.Is(sendErr, unix.EAGAIN) {
 				return
 			}
-			// Earlier packets have to leave first, on a slow machine.
+			// The queue is full. Wait until earlier packets have left, which takes time on a slow
+			// machine.
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 100)
 		}
 	})
@@ -279,8 +291,9 @@ func (s *station) transmit(p packet) error {
 	return os.NewSyscallError("sendto", sendErr)
 }
 
-// Open sends the first packets of connections, in their order, and returns when it is known what became of each; at the
-// latest when nothing has been seen of any for the time of silence, which is how a dropped packet is told.
+// Open sends the first packets of connections in order. It returns when the fate of each is
+// decided, or when nothing has been seen of any for the duration of silence. Only silence reveals
+// dropped packets.
 func (w *Wire) Open(ctx context.Context, openings []Opening, silence time.Duration) ([]Fate, error) {
 	progress := make(chan struct{}, 1)
 	attempts, err := w.register(openings, progress)
@@ -313,10 +326,10 @@ func (w *Wire) Open(ctx context.Context, openings []Opening, silence time.Durati
 	return w.fates(attempts), nil
 }
 
-// burst is how many packets are sent in a millisecond: no queue on the way is shorter.
+// burst is the number of packets sent in a millisecond. No queue on the way is shorter.
 const burst = 64
 
-// registered is an attempt with its packet.
+// registered is an attempt with its first packet.
 type registered struct {
 	*attempt
 	packet packet
@@ -360,9 +373,9 @@ func (w *Wire) forget(list []registered) {
 	}
 }
 
-// launch sends a first packet.
+// launch sends the first packet of an attempt.
 func (w *Wire) launch(r registered) error {
-	// From does not change.
+	// fate.From never changes, so reading it needs no lock.
 	err := w.hosts[r.fate.From].transmit(r.packet)
 	if !errors.Is(err, unix.EPERM) {
 		return err
@@ -389,7 +402,7 @@ func (w *Wire) fates(list []registered) []Fate {
 	return fates
 }
 
-// sourceFor is the address that the kernel takes for a connection that is bound to none.
+// sourceFor returns the source address that the kernel chooses for an unbound connection to dst.
 func (h *Host) sourceFor(dst netip.AddrPort) (netip.Addr, error) {
 	var source netip.Addr
 	err := h.Do(func() error {
@@ -402,12 +415,12 @@ func (h *Host) sourceFor(dst netip.AddrPort) (netip.Addr, error) {
 		return nil
 	})
 	if err != nil {
-		return source, fmt.Errorf("which address %s would take for %s: %w", h.Name, dst, err)
+		return source, fmt.Errorf("find the source address of %s for %s: %w", h.Name, dst, err)
 	}
 	return source, nil
 }
 
-// Close gives up the wire. Calling it again does nothing.
+// Close closes the wire. Later calls have no effect.
 func (w *Wire) Close() {
 	w.mu.Lock()
 	closed := w.closed

@@ -15,7 +15,7 @@ var (
 	anywhere6 = netip.MustParsePrefix("::/0")
 )
 
-// scene is a node between its pods and the rest of the world, in one family.
+// scene is a node between its pods and the rest of the world, in one IP family.
 type scene struct {
 	t       *testing.T
 	proto   testenv.Proto
@@ -24,7 +24,8 @@ type scene struct {
 	pods    *testenv.Pod
 	outside *testenv.Client
 	wire    *testenv.Wire
-	// vip is nobody's, and backend is the pods'. Of each host, an address that connections come from.
+	// vip belongs to no host, backend to the pods. sources has a source address for connections
+	// from each host.
 	vip, backend netip.AddrPort
 	sources      map[*testenv.Host]netip.Addr
 }
@@ -70,8 +71,8 @@ func (s *scene) rule(args ...string) {
 	require.NoError(s.t, err)
 }
 
-// each opens connections from everywhere to an address and gives what became of them by where they came from. The node's
-// own kernel is to find the source.
+// each opens connections from every host to an address and calls check with each fate. For the
+// node, its own kernel chooses the source.
 func (s *scene) each(dst netip.AddrPort, check func(fate testenv.Fate)) {
 	s.t.Helper()
 	var openings []testenv.Opening
@@ -97,7 +98,7 @@ func TestWireSeesWhereConnectionsArrive(t *testing.T) {
 	eachScene(t, func(s *scene) {
 		s.each(s.vip, func(f testenv.Fate) {
 			require.Equal(t, s.outside.Host, f.At)
-			require.Equal(t, []netip.AddrPort{f.Src, s.vip}, []netip.AddrPort{f.SeenSrc, f.SeenDst}, "nobody translates")
+			require.Equal(t, []netip.AddrPort{f.Src, s.vip}, []netip.AddrPort{f.SeenSrc, f.SeenDst}, "the packet is translated")
 			require.True(t, f.Answered)
 		})
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
@@ -131,7 +132,7 @@ func TestWireSeesWhatTheNodeDelivers(t *testing.T) {
 	})
 }
 
-func TestWireTellsRefusalFromSilence(t *testing.T) {
+func TestWireDistinguishesRefusalFromSilence(t *testing.T) {
 	eachScene(t, func(s *scene) {
 		for _, chain := range []string{"FORWARD", "OUTPUT"} {
 			s.rule("-A", chain, "-d", s.vip.Addr().String(), "-p", string(s.proto), "--dport", "80", "-j", "REJECT")
@@ -146,7 +147,7 @@ func TestWireTellsRefusalFromSilence(t *testing.T) {
 			require.Nil(t, f.At)
 			require.Empty(t, f.Refused)
 			require.False(t, f.Answered)
-			require.Equal(t, f.From == s.node.Host, f.Denied != nil, "the node's own rules say so")
+			require.Equal(t, f.From == s.node.Host, f.Denied != nil, "only the node's own rules report the drop")
 		})
 	})
 }

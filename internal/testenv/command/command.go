@@ -1,5 +1,6 @@
-// Package command runs a program on a host of testenv's for as long as a test says: it can be stopped, killed and started again, also with
-// other arguments; its log is kept through all its lives, and shown when the test fails.
+// Package command runs a program on a host of testenv for a test. The test can stop and kill the
+// program and start it again, also with other arguments. The log covers all runs and is shown when
+// the test fails.
 package command
 
 import (
@@ -18,29 +19,30 @@ import (
 )
 
 const (
-	// stopTimeout is how long a program may take to end.
+	// stopTimeout bounds the time that a program takes to end.
 	stopTimeout = 30 * time.Second
-	// requestTimeout is for one request to a program that runs.
+	// requestTimeout bounds the time of one request to a running program.
 	requestTimeout = 5 * time.Second
-	// tailLines is how much of the log is shown.
+	// tailLines is the number of lines of the log that are shown.
 	tailLines = 100
 )
 
-// Command is a program on a host.
+// Command is a program on a host. Only one goroutine may use it.
 type Command struct {
 	name    string
 	host    *testenv.Host
 	logPath string
 
 	cmd *testenv.Cmd
-	// begin is the size of the log when it was started last.
+	// begin is the size of the log, in bytes, at the last start.
 	begin int
-	// ended is closed after the process has ended, which set err.
+	// ended is closed when the process has ended and err is set.
 	ended chan struct{}
 	err   error
 }
 
-// New gives a program that has not started, and has t stop it at its end. The name is for messages.
+// New returns a program that is not started yet. At its end, t stops the program and fails if the
+// log reports a data race. The name appears in messages.
 func New(t testing.TB, host *testenv.Host, name string) *Command {
 	t.Helper()
 	c := &Command{name: name, host: host, logPath: filepath.Join(t.TempDir(), "log")}
@@ -52,16 +54,16 @@ func New(t testing.TB, host *testenv.Host, name string) *Command {
 			t.Errorf("%s has a data race", name)
 		}
 		if t.Failed() {
-			t.Logf("---- the end of the log of %s:\n%s", name, c.Tail())
+			t.Logf("---- end of the log of %s:\n%s", name, c.Tail())
 		}
 	})
 	return c
 }
 
-// Start starts it, with settings of its environment besides the test's own. It runs until it is stopped.
+// Start starts the program with additional environment variables. It runs until it is stopped.
 func (c *Command) Start(env []string, path string, args ...string) error {
 	if c.Running() {
-		return fmt.Errorf("%s runs already", c.name)
+		return fmt.Errorf("%s is running already", c.name)
 	}
 	begin := len(c.Log())
 	log, err := os.OpenFile(c.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -84,13 +86,13 @@ func (c *Command) Start(env []string, path string, args ...string) error {
 	return nil
 }
 
-// Name is for messages.
+// Name returns the name for messages.
 func (c *Command) Name() string { return c.name }
 
-// Pid is that of the process that was started last.
+// Pid returns the ID of the process that was started last.
 func (c *Command) Pid() int { return c.cmd.Process.Pid }
 
-// Running tells whether it has been started and has not ended.
+// Running reports whether the program has been started and has not ended.
 func (c *Command) Running() bool {
 	if c.cmd == nil {
 		return false
@@ -103,28 +105,29 @@ func (c *Command) Running() bool {
 	}
 }
 
-// Check gives an error with the end of the log if it does not run.
+// Check returns an error with the end of the log if the program is not running.
 func (c *Command) Check() error {
 	if c.Running() {
 		return nil
 	}
-	return fmt.Errorf("%s has ended; the end of its log:\n%s", c.name, c.Tail())
+	return fmt.Errorf("%s has ended; end of its log:\n%s", c.name, c.Tail())
 }
 
-// Wait waits for its end and gives how it ended. It must have been started.
+// Wait waits for the end of the program and returns its error. The program must have been started.
 func (c *Command) Wait(timeout time.Duration) error {
 	select {
 	case <-c.ended:
 		return c.err
 	case <-time.After(timeout):
-		return fmt.Errorf("%s still runs after %v", c.name, timeout)
+		return fmt.Errorf("%s is still running after %v", c.name, timeout)
 	}
 }
 
-// Stop ends it as an update does, and requires that it ends well. It does nothing if it does not run.
+// Stop ends the program with SIGTERM, as an update does. It returns an error if the program ends
+// with one. It has no effect if the program is not running.
 func (c *Command) Stop() error { return c.end(syscall.SIGTERM) }
 
-// Kill ends it as a crash does. It does nothing if it does not run.
+// Kill ends the program with SIGKILL, like a crash. It has no effect if the program is not running.
 func (c *Command) Kill() error { return c.end(syscall.SIGKILL) }
 
 func (c *Command) end(signal syscall.Signal) error {
@@ -137,17 +140,18 @@ func (c *Command) end(signal syscall.Signal) error {
 	select {
 	case <-c.ended:
 	case <-time.After(stopTimeout):
-		_ = c.cmd.Process.Kill() // it may end at this moment
+		_ = c.cmd.Process.Kill() // an error means that it has just ended
 		<-c.ended
-		return fmt.Errorf("%s still ran %v after %v", c.name, stopTimeout, signal)
+		return fmt.Errorf("%s was still running %v after signal %q", c.name, stopTimeout, signal)
 	}
-	if c.err != nil && signal != syscall.SIGKILL && c.cmd.ProcessState.ExitCode() >= 0 { // else it has no handler for the signal
-		return fmt.Errorf("%s ends with an error: %w", c.name, c.err)
+	// A negative exit code means that the program does not handle the signal.
+	if c.err != nil && signal != syscall.SIGKILL && c.cmd.ProcessState.ExitCode() >= 0 {
+		return fmt.Errorf("%s ended with an error: %w", c.name, c.err)
 	}
 	return nil
 }
 
-// AwaitOK waits until a URL of it answers with 200.
+// AwaitOK waits until the program answers a request for url with status 200.
 func (c *Command) AwaitOK(t testing.TB, timeout time.Duration, url string) {
 	t.Helper()
 	client := http.Client{
@@ -174,7 +178,7 @@ func (c *Command) AwaitOK(t testing.TB, timeout time.Duration, url string) {
 	})
 }
 
-// AwaitLine waits until it has logged the text since it was started last.
+// AwaitLine waits until the program has logged text since its last start.
 func (c *Command) AwaitLine(t testing.TB, timeout time.Duration, text string) {
 	t.Helper()
 	testenv.Eventually(t, timeout, func() error {
@@ -185,7 +189,7 @@ func (c *Command) AwaitLine(t testing.TB, timeout time.Duration, text string) {
 	})
 }
 
-// Log is what it has written, in all its lives.
+// Log returns what the program has written in all runs.
 func (c *Command) Log() string {
 	log, err := os.ReadFile(c.logPath)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -194,7 +198,7 @@ func (c *Command) Log() string {
 	return string(log)
 }
 
-// Tail is the end of the log.
+// Tail returns the end of the log.
 func (c *Command) Tail() string {
 	lines := strings.Split(strings.TrimSpace(c.Log()), "\n")
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")

@@ -19,11 +19,11 @@ func TestLives(t *testing.T) {
 	require.ErrorContains(t, c.Check(), "sh has ended")
 	require.NoError(t, c.Stop())
 
-	// The kernel's signal ends it at once, so the trap is what makes it end well.
+	// The trap makes the shell end successfully. Without it the signal would kill the shell.
 	script := `trap 'echo stopped; exit $CODE' TERM; echo begun $CODE; while true; do sleep 0.01; done`
 	require.NoError(t, c.Start([]string{"CODE=0"}, "sh", "-c", script))
 	c.AwaitLine(t, soon, "begun 0")
-	require.ErrorContains(t, c.Start(nil, "true"), "runs already")
+	require.ErrorContains(t, c.Start(nil, "true"), "is running already")
 	require.NoError(t, c.Check())
 	require.Positive(t, c.Pid())
 	require.NoError(t, c.Stop())
@@ -34,7 +34,7 @@ func TestLives(t *testing.T) {
 	require.Equal(t, "begun 0\nstopped\nbegun 3\nstopped", c.Tail())
 
 	require.NoError(t, c.Start(nil, "sleep", "1000"))
-	require.ErrorContains(t, c.Wait(time.Millisecond), "still runs")
+	require.ErrorContains(t, c.Wait(time.Millisecond), "is still running")
 	require.NoError(t, c.Kill())
 	require.Error(t, c.Wait(soon))
 	require.NoError(t, c.Start(nil, "true"))

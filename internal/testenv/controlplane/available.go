@@ -6,13 +6,13 @@ import (
 	"path/filepath"
 )
 
-// Available tells, without building or fetching anything, whether there is where an API server's binaries could be from: a folder that has
-// them, or this repository.
+// Available returns an error if nothing can provide the binaries of an API server: neither a folder
+// that has them nor this repository. It does not build or download anything.
 func Available() error {
 	dir := os.Getenv(BinariesVariable)
 	if dir == "" {
 		if _, err := repositoryRoot(); err != nil {
-			return fmt.Errorf("%w, after make setup, or set $%s to a folder that has etcd and kube-apiserver", err, BinariesVariable)
+			return fmt.Errorf("%w, after make setup, or set $%s to a folder that contains etcd and kube-apiserver", err, BinariesVariable)
 		}
 		return nil
 	}

@@ -11,18 +11,18 @@ import (
 	"strings"
 )
 
-// BinariesVariable is an environment variable. It names a folder that has etcd and the Kubernetes components ready, for
-// machines where they can't be built.
+// BinariesVariable is the name of an environment variable. Its value is a folder that contains etcd
+// and the Kubernetes components, for machines that cannot build them.
 const BinariesVariable = "SLICECAST_BINARIES"
 
-// KubeProxyVariable is an environment variable. It is the version of an earlier kube-proxy to test
-// with, one that has a folder in internal/testenv/kubernetes, such as 1.36. If it is unset or
-// empty, kube-proxy has the version that the other components have.
+// KubeProxyVariable is the name of an environment variable. Its value is the version of an earlier
+// kube-proxy to test with, such as 1.36, which must have a folder in internal/testenv/kubernetes.
+// If the variable is unset or empty, kube-proxy has the same version as the other components.
 const KubeProxyVariable = "SLICECAST_KUBE_PROXY"
 
-// KubernetesBinary returns the path of etcd, kube-apiserver, kube-controller-manager or kube-proxy,
-// as pinned in internal/testenv/kubernetes. The first use on a machine builds it, which takes
-// minutes and says so on standard error.
+// KubernetesBinary returns the path of etcd, kube-apiserver, kube-controller-manager or kube-proxy
+// in the version that internal/testenv/kubernetes pins. Its first use on a machine builds the
+// component, which takes minutes and is reported on standard error.
 func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	if dir := os.Getenv(BinariesVariable); dir != "" {
 		return filepath.Join(dir, component), nil
@@ -34,7 +34,8 @@ func KubernetesBinary(ctx context.Context, component string) (string, error) {
 	return script(ctx, "internal/testenv/kubernetes/build.sh", args...)
 }
 
-// Prepare gets the binaries that a control plane needs, so that Start does not wait for them or, without a network, fail.
+// Prepare builds the binaries that a control plane needs. Afterwards Start neither waits for a
+// build nor fails for lack of a network.
 func Prepare() error {
 	ctx := context.Background()
 	for _, component := range []string{"etcd", "kube-apiserver", "kube-controller-manager"} {
@@ -45,7 +46,7 @@ func Prepare() error {
 	return nil
 }
 
-// script runs a script of this repository that prints a path.
+// script runs a script of this repository and returns the path that it prints.
 func script(ctx context.Context, name string, args ...string) (string, error) {
 	root, err := repositoryRoot()
 	if err != nil {
@@ -55,13 +56,13 @@ func script(ctx context.Context, name string, args ...string) (string, error) {
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s %s (its own output says more): %w", name, strings.Join(args, " "), err)
+		return "", fmt.Errorf("%s %s (see its output): %w", name, strings.Join(args, " "), err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
 
-// repositoryRoot finds the root module's folder above the working directory, which for a test is
-// its package's folder.
+// repositoryRoot returns the folder of the root module. It searches upwards from the working
+// directory, which for a test is the folder of its package.
 func repositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

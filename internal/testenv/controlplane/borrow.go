@@ -15,12 +15,16 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// LentVariable is an environment variable. It names control planes that another process has started and lends to this one, as Lend
-// gives it: for a virtual machine, where a kube-apiserver would take minutes to start. Start gives one of them, without its
-// processes, which nobody else has meanwhile and who had it before may have left objects in.
+// LentVariable is the name of an environment variable. Its value, made by Lend, lists control
+// planes that another process has started and lends to this one. It is for virtual machines, in
+// which starting a kube-apiserver would take minutes. If it is set, Start returns one of these
+// control planes, without its processes. No other caller uses that control plane at the same time,
+// but an earlier one may have left objects in it.
 const LentVariable = "SLICECAST_CONTROL_PLANES"
 
-// Lend gives the value of LentVariable for a process that has this process's files and reaches the control planes at unix sockets.
+// Lend returns the value of LentVariable for a process that sees the files of this process and
+// reaches each control plane at a unix socket. socket returns the path of the socket for the port
+// of an API server.
 func Lend(planes []*ControlPlane, socket func(port uint16) string) string {
 	var parts []string
 	for _, cp := range planes {
@@ -29,29 +33,30 @@ func Lend(planes []*ControlPlane, socket func(port uint16) string) string {
 	return strings.Join(parts, ",")
 }
 
-// Port is the API server's.
+// Port returns the port of the API server.
 func (cp *ControlPlane) Port() uint16 { return cp.endpoint.Port() }
 
-// borrowed is a control plane that was lent, with an address that leads there.
+// borrowed is a lent control plane in use. It forwards connections from a local address to the API
+// server.
 type borrowed struct {
 	lent     string
 	listener net.Listener
 	serving  sync.WaitGroup
 
 	mu    sync.Mutex
-	conns map[net.Conn]struct{} // nil once it is given back
+	conns map[net.Conn]struct{} // guarded by mu; nil once the control plane is given back
 }
 
-// taken are the control planes that this process was lent and uses.
+// taken holds the entries of LentVariable that this process uses. takenMu guards it.
 var (
 	takenMu sync.Mutex
 	taken   = map[string]bool{}
 )
 
-// borrow makes cp one of those that were lent, at an address of this process's own.
+// borrow makes cp one of the lent control planes that are not in use, at a local address.
 func (cp *ControlPlane) borrow(lent string, options Options) error {
 	if options.Controllers || len(options.APIServerFlags) > 0 {
-		return errors.New("control planes that are lent have no controllers and no flags of their own")
+		return errors.New("lent control planes have no controllers and no flags of their own")
 	}
 	takenMu.Lock()
 	defer takenMu.Unlock()
@@ -79,10 +84,10 @@ func (cp *ControlPlane) borrow(lent string, options Options) error {
 		cp.client, err = kubernetes.NewForConfig(cp.AdminConfig())
 		return err
 	}
-	return fmt.Errorf("all control planes that were lent are in use: %s", lent)
+	return fmt.Errorf("all lent control planes are in use: %s", lent)
 }
 
-// serve connects whoever comes with the API server.
+// serve forwards each connection to the API server.
 func (b *borrowed) serve(socket string) {
 	for {
 		near, err := b.listener.Accept()
@@ -101,7 +106,7 @@ func (b *borrowed) serve(socket string) {
 					_ = way[0].Close()
 				}
 				both.Go(func() {
-					_, _ = io.Copy(way[1], way[0]) // how it ends is the ends' business
+					_, _ = io.Copy(way[1], way[0]) // the ends of the connection handle errors
 					_ = way[1].Close()
 				})
 			}
@@ -114,7 +119,8 @@ func (b *borrowed) serve(socket string) {
 	}
 }
 
-// hold has a connection closed when the control plane is given back; false: it was.
+// hold registers a connection to be closed when the control plane is given back. It returns false
+// if the control plane has been given back already.
 func (b *borrowed) hold(c net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

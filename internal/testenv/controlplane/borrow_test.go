@@ -13,7 +13,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestLent: a control plane that is reached by a socket is as good as one's own, for one at a time.
+// TestLent requires that a control plane reached through a socket works like one's own, for one
+// user at a time.
 func TestLent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "api")
 	listener, err := net.Listen("unix", socket)
@@ -58,7 +59,7 @@ func TestLent(t *testing.T) {
 			_, err = client.CoreV1().Namespaces().Get(t.Context(), cp.Namespace(t), metav1.GetOptions{})
 			require.NoError(t, err)
 			_, err = start(t.Context(), Options{}, t.Logf)
-			require.ErrorContains(t, err, "all control planes that were lent are in use")
+			require.ErrorContains(t, err, "all lent control planes are in use")
 		})
 	}
 	_, err = start(t.Context(), Options{Controllers: true}, t.Logf)

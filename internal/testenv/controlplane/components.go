@@ -20,10 +20,10 @@ import (
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
-// startAttempts bounds how often a component that found its port taken gets another.
+// startAttempts bounds the number of ports that a component tries if its port is taken.
 const startAttempts = 5
 
-// controllers that the tests need, by their names in Kubernetes 1.37.
+// controllers are the controllers that the tests need, by their names in Kubernetes 1.37.
 var controllers = []string{
 	"endpoints-controller",
 	"endpointslice-controller",
@@ -36,8 +36,9 @@ func (cp *ControlPlane) newProcess(name, binary string) *Process {
 	return &Process{name: name, binary: binary, dir: cp.dir, spawner: cp.spawner, logf: cp.logf}
 }
 
-// startOnFreePort starts p with what configure makes of a free port of address. Another process
-// can take the port between the look and the use, so it tries again with another.
+// startOnFreePort starts p on a free port of address, after configure has configured p for that
+// port. Another process can take the port before p does, so startOnFreePort tries again with other
+// ports.
 func startOnFreePort(ctx context.Context, p *Process, address netip.Addr, configure func(netip.AddrPort)) error {
 	var err error
 	for range startAttempts {
@@ -53,8 +54,8 @@ func startOnFreePort(ctx context.Context, p *Process, address netip.Addr, config
 	return err
 }
 
-// freePort finds a TCP port outside the kernel's range for outgoing connections and Kubernetes'
-// range for node ports, so that nothing takes it while the component that has it is down.
+// freePort returns a free TCP port outside the kernel's range for outgoing connections and
+// Kubernetes' range for node ports. Nothing else takes such a port while its component is down.
 func freePort(address netip.Addr) (netip.AddrPort, error) {
 	var err error
 	for range 100 {
@@ -75,7 +76,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 	cp.Etcd = cp.newProcess("etcd", binary)
 	return startOnFreePort(ctx, cp.Etcd, loopback, func(endpoint netip.AddrPort) {
 		cp.etcdURL = "http://" + endpoint.String()
-		// The one member never dials its peer URL; a socket in the directory needs no port.
+		// The only member never dials its peer URL. A socket in the directory needs no port.
 		cp.Etcd.args = []string{
 			"--data-dir=" + filepath.Join(cp.dir, "etcd"),
 			"--listen-client-urls=" + cp.etcdURL,
@@ -83,7 +84,7 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 			"--listen-peer-urls=unix://peer:0",
 			"--logger=zap",
 			"--log-level=warn",
-			// What is lost with the machine is a test.
+			// A machine that fails loses the test anyway.
 			"--unsafe-no-fsync",
 		}
 		cp.Etcd.ready = func(ctx context.Context) error {
@@ -92,7 +93,8 @@ func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 	})
 }
 
-// EtcdVersion asks etcd for its version; empty: the control plane is lent, and nobody here reaches its etcd.
+// EtcdVersion returns the version that etcd reports. It returns an empty string if the control
+// plane is lent, because its etcd is not reachable from here.
 func (cp *ControlPlane) EtcdVersion(ctx context.Context) (string, error) {
 	if cp.Etcd == nil {
 		return "", nil
@@ -105,7 +107,7 @@ func (cp *ControlPlane) EtcdVersion(ctx context.Context) (string, error) {
 		Server string `json:"etcdserver"`
 	}
 	if err := json.Unmarshal(body, &version); err != nil {
-		return "", fmt.Errorf("version of etcd: %w", err)
+		return "", fmt.Errorf("decode the version of etcd: %w", err)
 	}
 	return version.Server, nil
 }
@@ -135,11 +137,11 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context, options Options) err
 			"--service-account-signing-key-file=" + cp.pki.file("service-accounts.key"),
 			"--authorization-mode=RBAC",
 			"--service-cluster-ip-range=" + ServiceCIDRs,
-			// There is nobody to make the ServiceAccount that each Pod would need, and loading
-			// the schemas for admission policies is half the work of a start.
+			// Pods need no ServiceAccount: no controller here would create it. Loading the schemas
+			// for admission policies takes half the time of a start.
 			"--disable-admission-plugins=ServiceAccount,ValidatingAdmissionPolicy,MutatingAdmissionPolicy",
 			"--allow-privileged=true",
-			// Loopback is not allowed as the endpoint of the kubernetes Service.
+			// A loopback address is not valid as an endpoint of the kubernetes Service.
 			"--endpoint-reconciler-type=none",
 		}, flags...)
 		cp.APIServer.ready = cp.isReady(cp.URL() + "/readyz")
@@ -172,7 +174,8 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context, options Opti
 	})
 }
 
-// isReady asks url as an administrator.
+// isReady returns a function that requests url as an administrator and returns an error unless the
+// answer is OK.
 func (cp *ControlPlane) isReady(url string) func(context.Context) error {
 	admin := cp.AdminConfig()
 	return func(ctx context.Context) error {
@@ -189,7 +192,7 @@ func getOK(ctx context.Context, tlsConfig *tls.Config, url string) error {
 	return err
 }
 
-// get asks url over a connection of its own: the answer is to come from the process that runs now.
+// get requests url over a new connection, so that the answer comes from the process that runs now.
 func get(ctx context.Context, tlsConfig *tls.Config, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -1,14 +1,14 @@
-// Package controlplane runs a real Kubernetes control plane for tests: etcd, kube-apiserver and,
-// where asked for, kube-controller-manager with the controllers that make EndpointSlices. There
-// is no kubelet: tests create Pods and write their status themselves. What a fake API server gets
-// wrong (resource versions, watch bookmarks and expiry, streaming lists, protobuf, RBAC, bound
-// tokens) is what Slicecast depends on most, hence the real one.
+// Package controlplane runs a real Kubernetes control plane for tests: etcd, kube-apiserver and, on
+// request, kube-controller-manager with the controllers that create EndpointSlices. There is no
+// kubelet, so tests create Pods and write their status themselves. The control plane is real
+// because Slicecast depends most on what fake API servers get wrong: resource versions, watch
+// bookmarks and expiry, streaming lists, protobuf, RBAC and bound tokens.
 //
-// etcd is of the version that Kubernetes itself is built with, wherever the tests run: kube-apiserver
-// streams no lists on one from before 3.4.31 or 3.5.13.
+// etcd always has the version that Kubernetes is built with. With an etcd before 3.4.31 or 3.5.13,
+// kube-apiserver does not stream lists.
 //
-// Every component can be stopped, killed, paused and started again on the same port and data.
-// None outlives the test process, however that ends.
+// Each component can be stopped, killed, paused and started again on the same port and data. No
+// component outlives the test process, however that process ends.
 package controlplane
 
 import (
@@ -30,30 +30,32 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What every control plane is set up with.
+// The settings that all control planes share.
 const (
-	// ServiceCIDRs are the ranges that cluster IPs come from, IPv4 being the primary family.
+	// ServiceCIDRs are the ranges of cluster IPs. IPv4 is the primary family.
 	ServiceCIDRs = "10.96.0.0/16,fd00:10:96::/112"
-	// Issuer is the issuer of ServiceAccount tokens, and their default audience.
+	// Issuer is the issuer of ServiceAccount tokens and their default audience.
 	Issuer = "https://kubernetes.default.svc.cluster.local"
 )
 
-// Options of a control plane. The zero value is an API server on loopback, without controllers.
+// Options configure a control plane. The zero value is an API server on loopback without
+// controllers.
 type Options struct {
-	// Address the API server listens on, advertises, and has in its certificate; 127.0.0.1 if
-	// zero. It must exist in the network namespace of the test process.
+	// Address is the address that the API server listens on, advertises and has in its certificate;
+	// the zero value means 127.0.0.1. It must exist in the network namespace of the test process.
 	Address netip.Addr
-	// Controllers asks for a kube-controller-manager with the controllers for Endpoints,
-	// EndpointSlices and their mirroring, namespaces, and garbage collection (which is what
-	// removes the slices of a deleted Service).
+	// Controllers starts a kube-controller-manager with the controllers for Endpoints,
+	// EndpointSlices and their mirroring, for namespaces and for garbage collection, which removes
+	// the slices of a deleted Service.
 	Controllers bool
-	// ControllerFlags are more command line flags of kube-controller-manager, for instance
+	// ControllerFlags are additional command-line flags of kube-controller-manager, such as
 	// --max-endpoints-per-slice=5.
 	ControllerFlags []string
-	// APIServerFlags are more command line flags of kube-apiserver.
+	// APIServerFlags are additional command-line flags of kube-apiserver.
 	APIServerFlags []string
-	// OldAddresses has the API server admit the addresses and ranges that it admitted before Kubernetes
-	// 1.36, and that clusters may still hold: with leading zeros, IPv4-mapped, and ranges with host bits.
+	// OldAddresses makes the API server admit the addresses and ranges that it admitted before
+	// Kubernetes 1.36 and that clusters may still contain: with leading zeros, IPv4-mapped, and
+	// ranges with host bits.
 	OldAddresses bool
 }
 
@@ -61,7 +63,7 @@ type Options struct {
 type ControlPlane struct {
 	Etcd      *Process
 	APIServer *Process
-	// ControllerManager is nil without Options.Controllers.
+	// ControllerManager is nil unless Options.Controllers is set.
 	ControllerManager *Process
 
 	dir      string
@@ -72,10 +74,10 @@ type ControlPlane struct {
 	etcdURL  string
 	endpoint netip.AddrPort
 	client   kubernetes.Interface
-	borrowed *borrowed // nil: it is this process's own
+	borrowed *borrowed // nil unless the control plane is lent
 }
 
-// Start runs a control plane until the end of the test t. If t fails, it prints the ends of the
+// Start runs a control plane until the end of the test t. If t fails, it logs the ends of the
 // components' logs.
 func Start(t testing.TB, options Options) *ControlPlane {
 	t.Helper()
@@ -92,8 +94,8 @@ func Start(t testing.TB, options Options) *ControlPlane {
 	return cp
 }
 
-// Around returns a test main that starts a control plane, stores it in *cp, runs the tests of m
-// and ends it, so that one serves a whole package:
+// Around returns a test main that starts a control plane, stores it in *cp, runs the tests of m and
+// stops the control plane. All tests of a package then share it:
 //
 //	func TestMain(m *testing.M) {
 //		goleak.VerifyTestMain(controlplane.Around(m, controlplane.Options{}, &cp))
@@ -111,7 +113,7 @@ type around struct {
 func (a around) Run() int {
 	flag.Parse()
 	if f := flag.Lookup("test.fuzzworker"); f != nil && f.Value.String() == "true" {
-		return a.m.Run() // it runs no tests, so that no control plane is needed
+		return a.m.Run() // a fuzz worker runs no tests and needs no control plane
 	}
 	logf := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
 	cp, err := start(context.Background(), a.options, logf)
@@ -131,12 +133,12 @@ func (a around) Run() int {
 	return code
 }
 
-// Run starts a control plane for a program that is no test, which has to close it.
+// Run starts a control plane for a program that is not a test. The caller must close it.
 func Run(ctx context.Context, options Options) (*ControlPlane, error) {
 	return start(ctx, options, func(string, ...any) {})
 }
 
-// Close ends a control plane that Run has started, and removes its files.
+// Close stops a control plane that Run has started and removes its files.
 func (cp *ControlPlane) Close() error { return cp.stop() }
 
 func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *ControlPlane, err error) {
@@ -177,7 +179,7 @@ func start(ctx context.Context, options Options, logf func(string, ...any)) (_ *
 	return cp, nil
 }
 
-// stop kills what runs and removes the files. Nothing is worth a graceful end here.
+// stop kills all processes and removes the files. A graceful end would have no benefit.
 func (cp *ControlPlane) stop() error {
 	var errs []error
 	for _, p := range cp.processes() {
@@ -195,7 +197,7 @@ func (cp *ControlPlane) stop() error {
 	return errors.Join(errs...)
 }
 
-// processes in the order in which they depend on each other, dependents first.
+// processes returns the components so that each comes before those that it depends on.
 func (cp *ControlPlane) processes() []*Process {
 	var all []*Process
 	for _, p := range []*Process{cp.ControllerManager, cp.APIServer, cp.Etcd} {
@@ -208,23 +210,23 @@ func (cp *ControlPlane) processes() []*Process {
 
 func (cp *ControlPlane) logTails() {
 	for _, p := range cp.processes() {
-		cp.logf("---- the end of the log of %s:\n%s", p.Name(), p.LogTail())
+		cp.logf("---- end of the log of %s:\n%s", p.Name(), p.LogTail())
 	}
 }
 
-// URL of the API server.
+// URL returns the URL of the API server.
 func (cp *ControlPlane) URL() string { return "https://" + cp.endpoint.String() }
 
-// AdminConfig is for a client that may do everything and is not rate-limited.
+// AdminConfig returns a configuration for a client with all rights and without a rate limit.
 func (cp *ControlPlane) AdminConfig() *rest.Config {
 	return cp.ConfigFor("admin", "system:masters")
 }
 
-// Client may do everything and is not rate-limited.
+// Client returns a client with all rights and without a rate limit.
 func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
 
-// ConfigFor is for a client that authenticates with a certificate as this user in these groups,
-// which has the rights that RBAC gives it. It is not rate-limited.
+// ConfigFor returns a configuration for a client that authenticates with a certificate as a user in
+// groups. The client has the rights that RBAC grants them, and no rate limit.
 func (cp *ControlPlane) ConfigFor(user string, groups ...string) *rest.Config {
 	cert, key := cp.pki.client(user, groups)
 	config := cp.anonymousConfig()
@@ -232,8 +234,8 @@ func (cp *ControlPlane) ConfigFor(user string, groups ...string) *rest.Config {
 	return config
 }
 
-// ConfigForToken is for a client that authenticates with a bearer token, such as a
-// ServiceAccount's. It is not rate-limited.
+// ConfigForToken returns a configuration for a client that authenticates with a bearer token, such
+// as that of a ServiceAccount. It has no rate limit.
 func (cp *ControlPlane) ConfigForToken(token string) *rest.Config {
 	config := cp.anonymousConfig()
 	config.BearerToken = token
@@ -248,7 +250,8 @@ func (cp *ControlPlane) anonymousConfig() *rest.Config {
 	}
 }
 
-// Kubeconfig writes config as a kubeconfig file that lasts as long as t, and returns its path.
+// Kubeconfig writes config to a kubeconfig file that exists until the end of t, and returns its
+// path.
 func (cp *ControlPlane) Kubeconfig(t testing.TB, config *rest.Config) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
@@ -261,8 +264,8 @@ func (*ControlPlane) WriteKubeconfig(path string, config *rest.Config) error {
 	return writeKubeconfig(path, config)
 }
 
-// Namespace creates a namespace with a name derived from the test's, and has it deleted, with
-// all that is in it, when t ends. Deletion goes on in the background and needs
+// Namespace creates a namespace with a name derived from the test's. At the end of t it deletes the
+// namespace with everything in it. The deletion continues in the background and needs
 // Options.Controllers.
 func (cp *ControlPlane) Namespace(t testing.TB) string {
 	t.Helper()
@@ -271,7 +274,7 @@ func (cp *ControlPlane) Namespace(t testing.TB) string {
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		// Nobody else ends pods that were scheduled: there is no kubelet.
+		// Without a kubelet nothing else ends pods that were scheduled.
 		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
 		err := errors.Join(
 			cp.client.CoreV1().Pods(namespace.Name).DeleteCollection(context.Background(), now, metav1.ListOptions{}),

@@ -24,8 +24,8 @@ const (
 	tick = 50 * time.Millisecond
 )
 
-// createNode makes a node, which the EndpointSlice controller requires of a scheduled pod, and
-// returns its name.
+// createNode creates a node and returns its name. The EndpointSlice controller requires the node of
+// a scheduled pod to exist.
 func createNode(t *testing.T) string {
 	t.Helper()
 	nodes := shared.Client().CoreV1().Nodes()
@@ -39,7 +39,7 @@ func createNode(t *testing.T) string {
 	return node.Name
 }
 
-// createPod makes a pod that is ready at ip on node, as a kubelet would report it.
+// createPod creates a pod that is ready at ip on node, with the status that a kubelet would report.
 func createPod(t *testing.T, namespace, name, node, ip string) *corev1.Pod {
 	t.Helper()
 	pods := shared.Client().CoreV1().Pods(namespace)
@@ -61,8 +61,8 @@ func createPod(t *testing.T, namespace, name, node, ip string) *corev1.Pod {
 	return pod
 }
 
-// requireSlices waits until the Service's slices, taken together, hold exactly these addresses,
-// in this many slices.
+// requireSlices waits until the Service has count slices which together contain exactly the wanted
+// addresses.
 func requireSlices(t *testing.T, namespace, service string, count int, want ...string) {
 	t.Helper()
 	slices.Sort(want)

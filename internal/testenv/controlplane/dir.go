@@ -12,8 +12,9 @@ const (
 	lockName  = "lock"
 )
 
-// makeDir makes a directory for one control plane and first removes those of killed test runs.
-// A directory's owner holds a lock in it, which ends with the owner.
+// makeDir creates a directory for one control plane. It first removes the directories of killed
+// test runs: the owner of a directory holds a lock in it, and the kernel releases the lock when the
+// owner ends.
 func makeDir() (string, *os.File, error) {
 	stale, err := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
 	if err != nil {
@@ -22,7 +23,7 @@ func makeDir() (string, *os.File, error) {
 	for _, dir := range stale {
 		if lock, err := os.Open(filepath.Join(dir, lockName)); err == nil {
 			if tryLock(lock) == nil {
-				_ = os.RemoveAll(dir) // another test process may do the same
+				_ = os.RemoveAll(dir) // another test process may be removing it, too
 			}
 			lock.Close()
 		}
@@ -31,7 +32,7 @@ func makeDir() (string, *os.File, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	// The lock gets its name only when it is held.
+	// The lock gets its final name only once it is held, so that nobody else takes it before.
 	lock, err := os.CreateTemp(dir, lockName)
 	if err != nil {
 		return "", nil, err

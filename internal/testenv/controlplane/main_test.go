@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// shared serves all tests that do not need one of their own.
+// shared is the control plane for all tests that do not need one of their own.
 var shared *ControlPlane
 
 func TestMain(m *testing.M) {

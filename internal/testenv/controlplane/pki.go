@@ -13,7 +13,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// pki is the certificate authority of one control plane, with the files its components read.
+// pki is the certificate authority of one control plane, with the files that its components read.
 type pki struct {
 	dir string
 	ca  *testca.CA
@@ -22,11 +22,13 @@ type pki struct {
 // serverName is a name in the certificate of every API server.
 const serverName = "kubernetes.default.svc"
 
-// caKey is the file of the authority's key; others that are lent the control plane issue certificates, too.
+// caKey is the name of the file with the authority's private key. Processes that borrow the control
+// plane issue certificates with it.
 const caKey = "ca.key"
 
-// newPKI makes an authority, a serving certificate for loopback and address, and the key that signs ServiceAccount tokens,
-// as a certificate, which the API server takes for its public half.
+// newPKI creates an authority, a serving certificate for loopback and address, and the key that
+// signs ServiceAccount tokens. The key comes with a certificate, which the API server accepts in
+// place of the public key.
 func newPKI(dir string, address netip.Addr) (*pki, error) {
 	ca, err := testca.New()
 	if err != nil {
@@ -53,7 +55,7 @@ func newPKI(dir string, address netip.Addr) (*pki, error) {
 	return p, p.newTokenKey()
 }
 
-// newTokenKey makes the key that signs ServiceAccount tokens.
+// newTokenKey creates the key that signs ServiceAccount tokens.
 func (p *pki) newTokenKey() error {
 	tokens, err := p.ca.Client("service-accounts")
 	if err != nil {
@@ -63,8 +65,8 @@ func (p *pki) newTokenKey() error {
 	return err
 }
 
-// RotateServiceAccountKey makes a new key for ServiceAccount tokens, which the API server uses from
-// its next start on. With keepOld it goes on accepting the tokens of the earlier keys.
+// RotateServiceAccountKey creates a new key for ServiceAccount tokens. The API server uses it from
+// its next start. If keepOld is true, the API server still accepts tokens of the earlier keys.
 func (cp *ControlPlane) RotateServiceAccountKey(keepOld bool) error {
 	public := cp.pki.file("service-accounts.crt")
 	old, err := os.ReadFile(public)
@@ -83,14 +85,14 @@ func (cp *ControlPlane) RotateServiceAccountKey(keepOld bool) error {
 
 func (p *pki) file(name string) string { return filepath.Join(p.dir, name) }
 
-// client returns a certificate and key, in PEM, for a user in groups.
+// client returns a certificate and its key in PEM for a user in groups.
 func (p *pki) client(user string, groups []string) (cert, key []byte) {
 	c, err := p.ca.Client(user, groups...)
 	if err == nil {
 		cert, key, err = testca.EncodePEM(c)
 	}
 	if err != nil {
-		panic(err) // only a broken source of random numbers can make it fail
+		panic(err) // possible only if the source of random numbers is broken
 	}
 	return cert, key
 }

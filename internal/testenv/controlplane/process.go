@@ -17,16 +17,17 @@ import (
 )
 
 const (
-	// readyTimeout is generous for a small machine that runs and builds other tests meanwhile.
+	// readyTimeout leaves time for a small machine that runs and builds other tests at the same
+	// time.
 	readyTimeout = 5 * time.Minute
-	// stopTimeout is how long a component may take to end in order.
+	// stopTimeout bounds the time that a component takes to end after SIGTERM.
 	stopTimeout = 30 * time.Second
 	logTailSize = 4096
 )
 
 var errNotRunning = errors.New("not running")
 
-// Process is one component. Its methods may be called from any goroutine.
+// Process is one component of a control plane. Its methods are safe for concurrent use.
 type Process struct {
 	name, binary, dir string
 	args              []string
@@ -34,15 +35,15 @@ type Process struct {
 	spawner           *spawner
 	logf              func(format string, args ...any)
 
-	mu   sync.Mutex
+	mu   sync.Mutex // guards cmd and done
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
 }
 
-// Name of the program.
+// Name returns the name of the program.
 func (p *Process) Name() string { return p.name }
 
-// Start runs the component, with the port and data it had before, and waits until it is ready.
+// Start runs the component on its previous port and data, and waits until it is ready.
 func (p *Process) Start(ctx context.Context) error {
 	began := time.Now()
 	done, err := p.launch()
@@ -59,9 +60,9 @@ func (p *Process) Start(ctx context.Context) error {
 		}
 		select {
 		case <-done:
-			return fmt.Errorf("%s ended before it was ready; the end of its log:\n%s", p.name, p.LogTail())
+			return fmt.Errorf("%s ended before it was ready; end of its log:\n%s", p.name, p.LogTail())
 		case <-ctx.Done():
-			return fmt.Errorf("%s is not ready: %w; the end of its log:\n%s", p.name, err, p.LogTail())
+			return fmt.Errorf("%s is not ready: %w; end of its log:\n%s", p.name, err, p.LogTail())
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -82,9 +83,9 @@ func (p *Process) launch() (<-chan struct{}, error) {
 	cmd.Dir = p.dir
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		// Ends with the test process, even one that is killed.
+		// The component ends with the test process, even if that is killed.
 		Pdeathsig: syscall.SIGKILL,
-		// Ctrl-C is for the test process, which then ends this one when it wants to.
+		// Ctrl-C reaches only the test process, which ends the component when it is done.
 		Setpgid: true,
 	}
 	if err := p.spawner.do(cmd.Start); err != nil {
@@ -92,21 +93,21 @@ func (p *Process) launch() (<-chan struct{}, error) {
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // the log says how it ended
 		close(done)
 	}()
 	p.cmd, p.done = cmd, done
 	return done, nil
 }
 
-// PID of the component, which must have been started.
+// PID returns the process ID of the component, which must have been started.
 func (p *Process) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cmd.Process.Pid
 }
 
-// Running says whether the component's process exists; a paused one does.
+// Running reports whether the component's process exists. A paused process exists.
 func (p *Process) Running() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,14 +126,14 @@ func (p *Process) runningLocked() bool {
 	}
 }
 
-// Stop ends the component in order (SIGTERM) and waits for its end.
+// Stop ends the component with SIGTERM and waits for its end.
 func (p *Process) Stop() error { return p.end(syscall.SIGTERM) }
 
-// Kill ends the component at once (SIGKILL) and waits for its end.
+// Kill ends the component with SIGKILL and waits for its end.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 
-// Pause halts the component (SIGSTOP) and waits until it stands: its connections stay open and
-// nobody answers.
+// Pause halts the component with SIGSTOP and waits until all its threads have halted. Its
+// connections stay open, but it does not answer.
 func (p *Process) Pause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,7 +163,8 @@ func (p *Process) Resume() error {
 	return p.signalLocked(syscall.SIGCONT)
 }
 
-// allThreadsHalted says whether SIGSTOP has reached every thread, which it does one by one.
+// allThreadsHalted reports whether SIGSTOP has reached every thread. The kernel stops threads one
+// by one.
 func allThreadsHalted(pid int) (bool, error) {
 	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -207,13 +209,13 @@ func (p *Process) end(signal syscall.Signal) error {
 	case <-p.done:
 		return nil
 	case <-time.After(stopTimeout):
-		return fmt.Errorf("%s still runs %s after %s", p.name, stopTimeout, signal)
+		return fmt.Errorf("%s still runs %s after signal %q", p.name, stopTimeout, signal)
 	}
 }
 
 func (p *Process) logPath() string { return filepath.Join(p.dir, p.name+".log") }
 
-// LogTail is the end of the component's log, over all its runs.
+// LogTail returns the end of the component's log, which covers all its runs.
 func (p *Process) LogTail() string {
 	log, err := os.Open(p.logPath())
 	if err != nil {
@@ -236,8 +238,9 @@ func (p *Process) portTaken() bool {
 	return strings.Contains(p.LogTail(), "address already in use")
 }
 
-// spawner starts processes from one thread that lives as long as they do: the kernel delivers
-// the parent death signal when the thread that started a process ends, and Go ends threads at will.
+// spawner starts processes from one thread that lives as long as they do. The kernel sends the
+// parent-death signal when the thread that started a process ends, and Go may end any other thread
+// at any time.
 type spawner struct {
 	calls chan func()
 	ended chan struct{}
@@ -247,7 +250,7 @@ func newSpawner() *spawner {
 	s := &spawner{calls: make(chan func()), ended: make(chan struct{})}
 	go func() {
 		defer close(s.ended)
-		runtime.LockOSThread() // and never unlocked: the thread ends with this function
+		runtime.LockOSThread() // never unlocked, so that the thread ends with this function
 		for call := range s.calls {
 			call()
 		}
@@ -261,7 +264,7 @@ func (s *spawner) do(start func() error) error {
 	return <-result
 }
 
-// close ends the thread, and with it every process that it started and that still runs.
+// close ends the thread, and with it every process that the thread started and that still runs.
 func (s *spawner) close() {
 	close(s.calls)
 	<-s.ended

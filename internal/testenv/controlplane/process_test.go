@@ -36,7 +36,7 @@ func TestKilledComponentsKeepTheirDataAndPort(t *testing.T) {
 	require.NoError(t, shared.Etcd.Kill())
 	require.NoError(t, shared.Etcd.Start(t.Context()))
 	require.NoError(t, shared.APIServer.Start(t.Context()))
-	require.Error(t, shared.APIServer.Start(t.Context()), "it already runs")
+	require.Error(t, shared.APIServer.Start(t.Context()), "it is running already")
 
 	got, err := configMaps.Get(t.Context(), "kept", metav1.GetOptions{})
 	require.NoError(t, err)
@@ -68,7 +68,8 @@ func TestFailedStartShowsTheLog(t *testing.T) {
 	require.ErrorContains(t, err, "unknown flag: --no-such-flag")
 }
 
-// orphanMaker is the environment variable that makes the test binary run makeOrphans.
+// orphanMaker is the name of an environment variable. If it is set, the test binary runs
+// makeOrphans.
 const orphanMaker = "SLICECAST_TEST_MAKE_ORPHANS"
 
 // makeOrphans starts a control plane, prints its directory and process IDs, and waits to be killed.
@@ -105,10 +106,10 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoDirExists(t, fields[0])
 	require.NoError(t, errors.Join(os.RemoveAll(dir), lock.Close()))
-	require.DirExists(t, shared.dir, "in use")
+	require.DirExists(t, shared.dir, "the directory is in use")
 }
 
-// gone says whether a process has ended; nobody may have waited for it yet.
+// gone reports whether a process has ended, even if its parent has not waited for it yet.
 func gone(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {

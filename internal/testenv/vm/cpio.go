@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// archive is a cpio archive in the format that Linux takes as its first file system ("newc", see the kernel's
-// Documentation/driver-api/early-userspace/buffer-format.rst).
+// archive is a cpio archive in the format of Linux's initial file system ("newc"; see
+// Documentation/driver-api/early-userspace/buffer-format.rst in the kernel).
 type archive struct {
 	bytes.Buffer
 	inode int
 }
 
-// add adds a file; mode holds its type as well.
+// add adds a file. mode includes the type of the file.
 func (a *archive) add(name string, mode uint32, content []byte) {
 	a.inode++
 	a.WriteString(fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
@@ -29,7 +29,7 @@ func (a *archive) pad() {
 	}
 }
 
-// finish ends the archive and returns it.
+// finish adds the trailer and returns the archive.
 func (a *archive) finish() []byte {
 	a.add("TRAILER!!!", 0, nil)
 	return a.Bytes()

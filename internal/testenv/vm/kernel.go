@@ -18,7 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// bootModules is what the machine needs to read the host's files, to write to its ports and to reach its network.
+// bootModules are the modules that the machine needs to read the host's files, write to its ports
+// and reach its network.
 var bootModules = []string{"virtio_pci", "virtio_console", "virtio_net", "9pnet_virtio", "9p", "overlay"}
 
 // kernel is an unpacked kernel package.
@@ -31,17 +32,18 @@ type kernel struct {
 type module struct {
 	file    string
 	depends []string
-	// aliases are the names that the kernel asks for it by.
+	// aliases are the names by which the kernel requests the module.
 	aliases []string
 }
 
-// findKernel has the kernel unpacked, if it is not yet, and looks through its modules.
+// findKernel unpacks the kernel, unless that is done already, and reads the descriptions of its
+// modules.
 func findKernel(ctx context.Context, root string) (*kernel, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(root, "internal/tools/kernel.sh"))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("internal/tools/kernel.sh (its own output says more): %w", err)
+		return nil, fmt.Errorf("internal/tools/kernel.sh (see its output): %w", err)
 	}
 	dir := strings.TrimSpace(string(out))
 	k := &kernel{image: filepath.Join(dir, "vmlinuz"), modules: map[string]*module{}}
@@ -54,15 +56,15 @@ func findKernel(ctx context.Context, root string) (*kernel, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look through the kernel's modules: %w; remove %s to have them unpacked anew", err, dir)
+		return nil, fmt.Errorf("read the kernel's modules: %w; remove %s to unpack them again", err, dir)
 	}
 	return k, nil
 }
 
-// plain gives a module's name as the kernel has it: in file names there may be a - for a _.
+// plain returns a module's name as the kernel spells it. File names may have - in place of _.
 func plain(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// readModule reads what a module's file says of it.
+// readModule reads the description in a module's file.
 func readModule(path string) (*module, error) {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -92,7 +94,8 @@ func readModule(path string) (*module, error) {
 	return m, nil
 }
 
-// files gives the files to load for a module, in their order; none for what is built in.
+// files returns the files to load for a module, in order. It returns none for a module that is
+// built in.
 func (k *kernel) files(name string) (files []string) {
 	m := k.modules[name]
 	if m == nil {
@@ -108,8 +111,8 @@ func (k *kernel) files(name string) (files []string) {
 	return append(files, m.file)
 }
 
-// index gives the content of spec.ModulesFile. Of modules with the same alias, which are different ways to the same end,
-// the first by name has it.
+// index returns the content of spec.ModulesFile. If several modules have the same alias, they are
+// alternatives for the same purpose, and index uses the first one by name.
 func (k *kernel) index() []byte {
 	var b bytes.Buffer
 	b.WriteString("\n")
@@ -126,8 +129,8 @@ func (k *kernel) index() []byte {
 	return b.Bytes()
 }
 
-// firstFiles gives the machine's first file system: the guest program, as init and as modprobe, what it is to know, and the
-// modules to begin with.
+// firstFiles returns the machine's initial file system: the guest program, as init and as modprobe,
+// its Spec, and the modules for the boot.
 func (k *kernel) firstFiles(guest string, ports []uint16, runs []spec.Run) ([]byte, error) {
 	var a archive
 	program, err := os.ReadFile(guest)
@@ -142,7 +145,7 @@ func (k *kernel) firstFiles(guest string, ports []uint16, runs []spec.Run) ([]by
 	for _, name := range bootModules {
 		files := k.files(name)
 		if len(files) == 0 {
-			return nil, fmt.Errorf("the kernel has no module %s: remove %s to have another unpacked", name, filepath.Dir(k.image))
+			return nil, fmt.Errorf("the kernel has no module %s: remove %s to unpack another kernel", name, filepath.Dir(k.image))
 		}
 		for _, file := range files {
 			if slices.Contains(s.Boot, file) {
@@ -165,7 +168,8 @@ func (k *kernel) firstFiles(guest string, ports []uint16, runs []spec.Run) ([]by
 	return a.finish(), nil
 }
 
-// repositoryRoot finds the module's folder above the working directory, which for a test is its package's folder.
+// repositoryRoot returns the folder of the root module. It searches upwards from the working
+// directory, which for a test is the folder of its package.
 func repositoryRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

@@ -21,21 +21,21 @@ import (
 
 const (
 	emulator = "qemu-system-x86_64"
-	// memory is what the machine may use; the host gives what is touched.
+	// memory is the size of the machine's memory. The host allocates only what the machine uses.
 	memory = "4096M"
 )
 
 // machine boots kernels.
 type machine struct {
 	kernel *kernel
-	guest  string // the program of this folder's guest
-	temp   string // for files that a boot needs
+	guest  string // the path of the built guest program
+	temp   string // a folder for the files of a boot
 }
 
-// newMachine looks for what a boot needs and builds the guest program in temp.
+// newMachine finds what a boot needs and builds the guest program in temp.
 func newMachine(ctx context.Context, temp string) (*machine, error) {
 	if _, err := exec.LookPath(emulator); err != nil {
-		return nil, fmt.Errorf("%w: these tests run on another kernel, in a virtual machine; install qemu, on Debian with 'apt-get install qemu-system-x86'", err)
+		return nil, fmt.Errorf("%w: these tests run on another kernel in a virtual machine; install qemu, on Debian with 'apt-get install qemu-system-x86'", err)
 	}
 	root, err := repositoryRoot()
 	if err != nil {
@@ -49,7 +49,7 @@ func newMachine(ctx context.Context, temp string) (*machine, error) {
 	return m, goBuild(ctx, "build", "-o", m.guest, filepath.Join(root, "internal/testenv/vm/guest"))
 }
 
-// goBuild runs the go command so that what it builds runs in the machine.
+// goBuild runs the go command such that the binaries that it builds run in the machine.
 func goBuild(ctx context.Context, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -59,8 +59,9 @@ func goBuild(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// run boots, has the programs run, and turns the machine off. They can reach these TCP ports of the host's loopback address. It
-// returns a result for each of them, or else an error that holds what the kernel wrote to its console.
+// run boots the machine, runs the programs in it one after the other and turns the machine off. The
+// programs can reach the given TCP ports of the host's loopback address. run returns a result for
+// each program, or an error that contains the kernel's console output.
 func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uint16, runs ...spec.Run) ([]spec.Result, error) {
 	files, err := m.kernel.firstFiles(m.guest, ports, runs)
 	if err != nil {
@@ -100,13 +101,13 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 			"-chardev", fmt.Sprintf("file,id=%s,path=/dev/fd/%d", port.name, 2+len(cmd.ExtraFiles)),
 			"-device", fmt.Sprintf("virtserialport,chardev=%s,name=%s", port.name, port.name))
 		copying.Go(func() {
-			// What can't be written is lost, as it would be without a machine.
+			// A write error loses output, as it would without a machine.
 			_, _ = io.Copy(port.to, read)
 		})
 	}
 	cmd.Stdout, cmd.Stderr = &console, &console
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	// The parent-death signal is sent when the starting thread ends.
+	// The kernel sends the parent-death signal when the starting thread ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err = cmd.Start()
@@ -121,7 +122,7 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 	for d := json.NewDecoder(&result.Buffer); ; {
 		var r spec.Result
 		if d.Decode(&r) != nil {
-			break // its end, or what a machine that died began to write
+			break // end of the results, or an incomplete result of a machine that died
 		}
 		results = append(results, r)
 	}
@@ -131,7 +132,7 @@ func (m *machine) run(ctx context.Context, stdout, stderr io.Writer, ports []uin
 	return results, nil
 }
 
-// tail keeps the last of what is written to it.
+// tail keeps the last maxTail bytes that are written to it.
 type tail struct{ bytes.Buffer }
 
 const maxTail = 64 << 10

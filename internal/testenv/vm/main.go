@@ -14,11 +14,12 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// insideVariable is set in the machine.
+// insideVariable is the name of an environment variable that is set in the machine.
 const insideVariable = "SLICECAST_TESTENV_VM"
 
-// Main is the whole body of a TestMain whose tests are to run in the machine: there it is [testenv.Main]. The functions
-// in before run first, on the host, where there is a network to fetch things from.
+// Main is the whole body of a TestMain whose tests must run in the machine. In the machine it calls
+// [testenv.Main]. The functions in before run first and on the host, where there is a network to
+// fetch things from.
 func Main(m *testing.M, before ...func() error) {
 	if os.Getenv(insideVariable) != "" {
 		testenv.Main(m)
@@ -40,10 +41,12 @@ func exit(err error) {
 	os.Exit(1)
 }
 
-// patience is what boot and shutdown may add to the tests' time. The go command waits for a minute.
+// patience is the time that boot and shutdown may add to the timeout of the tests. The go command
+// waits for one minute before it kills a test binary that exceeds its timeout.
 const patience = 40 * time.Second
 
-// runSelf runs the tests of the working directory's package in the machine, as those of this process were asked for.
+// runSelf runs the tests of the package in the working directory in the machine, with the flags of
+// this process, and returns their exit code.
 func runSelf() (int, error) {
 	ctx := context.Background()
 	temp, err := os.MkdirTemp("", "slicecast-vm-")
@@ -74,7 +77,7 @@ func runSelf() (int, error) {
 	return results[0].Code, nil
 }
 
-// testRun builds a package's tests as binary and says how to run them in the machine.
+// testRun builds the tests of a package as binary and returns how to run them in the machine.
 func testRun(ctx context.Context, binary, pkg string, flags []string) (spec.Run, error) {
 	dir, err := filepath.Abs(pkg)
 	if err != nil {
@@ -88,10 +91,11 @@ func testRun(ctx context.Context, binary, pkg string, flags []string) (spec.Run,
 	return spec.Run{Program: binary, Args: flags, Dir: dir, Env: env}, nil
 }
 
-// modprobePath is where the guest program has its modprobe.
+// modprobePath is the folder of the guest program's modprobe in the machine.
 const modprobePath = spec.KeptAt + "/bin"
 
-// insideFlags leaves out the flags that ask for files, which would be lost, and those of a build that is not used.
+// insideFlags removes flags that ask for files, because the files would be lost, and flags about
+// coverage, because the tests in the machine are built without it.
 func insideFlags(args []string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
 		name, _, _ := strings.Cut(arg, "=")
@@ -104,7 +108,7 @@ func insideFlags(args []string) []string {
 	})
 }
 
-// timeout gives the time that tests may take; 0: any.
+// timeout returns the time limit for the tests; 0 means that there is none.
 func timeout(args []string) time.Duration {
 	for _, arg := range args {
 		if value, ok := strings.CutPrefix(arg, "-test.timeout="); ok {

@@ -17,23 +17,26 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// Suite is a package's tests, for Test.
+// Suite is the tests of one package, for Test.
 type Suite struct {
-	// Dir is the package's folder, from the repository's root.
+	// Dir is the package's folder, relative to the root of the repository.
 	Dir string
-	// Flags are for its tests, e.g. "-test.run=^TestReplace$".
+	// Flags are the flags for its tests, such as "-test.run=^TestReplace$".
 	Flags []string
-	// Env is what they have in their environment besides this process's own.
+	// Env holds environment variables for its tests, in addition to those of this process.
 	Env []string
-	// Ports are TCP ports of this machine's loopback address that the tests, and others' in the same boot, reach at Socket.
+	// Ports are TCP ports of this machine's loopback address. The tests, and all others in the same
+	// boot, reach each of them at Socket.
 	Ports []uint16
 }
 
-// Socket is where tests in the machine reach a port of a Suite: a unix socket, as tests may have network namespaces of their own.
+// Socket returns the path of the unix socket at which tests in the machine reach a port of a Suite.
+// It is a unix socket because tests may have network namespaces of their own.
 func Socket(port uint16) string { return spec.Socket(port) }
 
-// Test runs other packages' tests in the machine, in one boot and one suite after the other, and reports each of them as a
-// subtest of t. They need not know: their testenv.Main isolates them inside as it does outside.
+// Test runs the tests of other packages in the machine, in one boot and one suite after the other.
+// It reports each suite as a subtest of t. The packages need no changes: their testenv.Main
+// isolates them in the machine as it does on the host.
 func Test(t *testing.T, suites ...Suite) {
 	t.Helper()
 	ctx := t.Context()
@@ -66,17 +69,18 @@ func Test(t *testing.T, suites ...Suite) {
 	}
 }
 
-// outcome is what became of a test, or of a whole suite.
+// outcome is the result of a test or of a whole suite.
 type outcome struct {
-	name   string // the last part
-	action string // pass, fail or skip; empty if it did not end
-	output strings.Builder
+	name   string          // the last part of the test's name
+	action string          // pass, fail or skip; empty if it did not end
+	output strings.Builder // of the test itself, without its subtests
 	tests  []*outcome
-	// benchmark: only its failure is told.
+	// benchmark means that the test is a benchmark. test2json reports only the failure of a
+	// benchmark.
 	benchmark bool
 }
 
-// parseEvents reads what a test binary wrote with -test.v=test2json.
+// parseEvents parses the output of a test binary that ran with -test.v=test2json.
 func parseEvents(output string) (*outcome, error) {
 	cmd := exec.Command("go", "tool", "test2json")
 	cmd.Stdin = strings.NewReader(output)
@@ -90,7 +94,7 @@ func parseEvents(output string) (*outcome, error) {
 		if err := d.Decode(&event); errors.Is(err, io.EOF) {
 			return all, nil
 		} else if err != nil {
-			return nil, fmt.Errorf("read the events of a test: %w", err)
+			return nil, fmt.Errorf("decode the events of a test: %w", err)
 		}
 		o := all
 		if event.Test != "" {
@@ -108,7 +112,7 @@ func parseEvents(output string) (*outcome, error) {
 	}
 }
 
-// test gives the test of a name, in the order in which they came.
+// test returns the subtest with the name. If there is none, it appends one.
 func (o *outcome) test(name string) *outcome {
 	if i := slices.IndexFunc(o.tests, func(t *outcome) bool { return t.name == name }); i >= 0 {
 		return o.tests[i]
@@ -118,7 +122,7 @@ func (o *outcome) test(name string) *outcome {
 	return t
 }
 
-// report makes t and its subtests end as o did.
+// report makes t and its subtests end with the outcomes in o.
 func (o *outcome) report(t *testing.T) {
 	for _, test := range o.tests {
 		t.Run(test.name, test.report)

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-// TestInside holds that tests are in the machine: with modules that are loaded when they are asked for, with the host's
-// files, which they cannot change, and with a place for their own.
+// TestInside requires that tests run in the machine: modules are loaded on request, and the files
+// are those of the host, below a layer that the tests can write to.
 func TestInside(t *testing.T) {
 	version, err := os.ReadFile("/proc/version")
 	require.NoError(t, err)

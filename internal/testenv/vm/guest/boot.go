@@ -16,7 +16,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// mount is one mount(2); the target is made first.
+// mount is a call of mount(2). The target directory is created first.
 type mount struct {
 	source, target, kind string
 	flags                uintptr
@@ -42,7 +42,7 @@ func mountAll(mounts ...mount) error {
 	return nil
 }
 
-// boot does everything up to the end of the last run.
+// boot sets up the machine and executes all runs.
 func boot() error {
 	var s spec.Spec
 	text, err := os.ReadFile("/" + spec.File)
@@ -81,7 +81,7 @@ func boot() error {
 		return err
 	}
 	if err := unix.Chroot("/root"); err != nil {
-		return fmt.Errorf("change to the host's file system: %w", err)
+		return fmt.Errorf("chroot to the host's file system: %w", err)
 	}
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte(spec.KeptAt+"/bin/modprobe"), 0); err != nil {
 		return err
@@ -91,13 +91,13 @@ func boot() error {
 	}
 	if len(s.Ports) > 0 {
 		if err := openHost(s.Ports); err != nil {
-			return fmt.Errorf("reach the host: %w", err)
+			return fmt.Errorf("forward ports of the host: %w", err)
 		}
 	}
 	return runAll(s)
 }
 
-// runAll runs each program and tells the host how it ended.
+// runAll runs each program and reports to the host how it ended.
 func runAll(s spec.Spec) error {
 	ports, err := openPorts()
 	if err != nil {
@@ -125,13 +125,13 @@ func runAll(s spec.Spec) error {
 			result.Error = err.Error()
 		}
 		if err := results.Encode(result); err != nil {
-			return fmt.Errorf("tell the host how %s ended: %w", r.Program, err)
+			return fmt.Errorf("report to the host how %s ended: %w", r.Program, err)
 		}
 	}
 	return nil
 }
 
-// openPorts finds the virtio ports to the host by their names.
+// openPorts opens the virtio ports to the host and returns them by name.
 func openPorts() (map[string]*os.File, error) {
 	ports := map[string]*os.File{}
 	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
@@ -144,7 +144,8 @@ func openPorts() (map[string]*os.File, error) {
 			return nil, err
 		}
 		device := filepath.Join("/dev", filepath.Base(filepath.Dir(file)))
-		// Go would poll it, and its poll is ready only once the other end reads; plain writes wait as they should.
+		// os.OpenFile would make Go poll the port, and polling reports it as ready only once the
+		// other end reads. Plain writes block until then, as they should.
 		fd, err := unix.Open(device, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, fmt.Errorf("open %s: %w", device, err)
@@ -153,7 +154,7 @@ func openPorts() (map[string]*os.File, error) {
 	}
 	for _, name := range []string{spec.StdoutPort, spec.StderrPort, spec.ResultPort} {
 		if ports[name] == nil {
-			return nil, fmt.Errorf("no virtio port %q; there are %s", name, strings.Join(names, " "))
+			return nil, fmt.Errorf("no virtio port %q among %s", name, strings.Join(names, " "))
 		}
 	}
 	return ports, nil

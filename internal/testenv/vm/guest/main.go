@@ -1,6 +1,7 @@
-// Command guest is the first process of the virtual machine that package vm boots, and its modprobe. As the first process
-// it makes the host's file system the machine's own, with a writable layer of memory above it, runs what the host asks
-// for and turns the machine off. It is built for each boot, without cgo, so that it needs no libraries.
+// Command guest is the first process of the virtual machine that package vm boots, and its
+// modprobe. As the first process it mounts the host's file system with a writable layer in memory
+// above it, runs the programs that the host asks for, and turns the machine off. It is built for
+// each boot, and without cgo so that it needs no libraries.
 package main
 
 import (
@@ -19,7 +20,7 @@ func main() {
 		return
 	}
 	if err := boot(); err != nil {
-		// On the console, which the host shows where there is no result.
+		// Standard output is the console, which the host shows if a result is missing.
 		fmt.Println("guest:", err)
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil {

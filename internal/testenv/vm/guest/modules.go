@@ -12,8 +12,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// modprobe loads the modules of the given names or aliases, with those that they depend on. The kernel calls it when
-// something asks for what is not there, e.g. an iptables match.
+// modprobe loads the modules with the given names or aliases, after those that they depend on. The
+// kernel calls it when something needs a missing module, such as an iptables match.
 func modprobe(args []string) error {
 	index, err := os.ReadFile(spec.KeptAt + "/" + spec.ModulesFile)
 	if err != nil {
@@ -37,7 +37,8 @@ func modprobe(args []string) error {
 	return nil
 }
 
-// load loads one module, whose dependencies have been; that it is there already is fine.
+// load loads one module whose dependencies have been loaded. It returns nil if the module is loaded
+// already.
 func load(file string) error {
 	f, err := os.Open(file)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/vm/spec"
 )
 
-// setUp sets an interface up, with addresses.
+// setUp adds addresses to an interface and sets it up.
 func setUp(name string, addresses ...string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -24,7 +24,7 @@ func setUp(name string, addresses ...string) error {
 			return err
 		}
 		if err := netlink.AddrAdd(link, a); err != nil {
-			return fmt.Errorf("give %s the address %s: %w", name, text, err)
+			return fmt.Errorf("%s: add address %s: %w", name, text, err)
 		}
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
@@ -33,7 +33,7 @@ func setUp(name string, addresses ...string) error {
 	return nil
 }
 
-// openHost makes the host's ports unix sockets, for as long as the machine runs.
+// openHost makes ports of the host available as unix sockets for as long as the machine runs.
 func openHost(ports []uint16) error {
 	if err := setUp("eth0", spec.GuestAddress); err != nil {
 		return err
@@ -48,7 +48,7 @@ func openHost(ports []uint16) error {
 	return nil
 }
 
-// serve connects whoever comes with an address.
+// serve forwards each connection to address.
 func serve(listener net.Listener, address string) {
 	for {
 		near, err := listener.Accept()
@@ -67,8 +67,9 @@ func serve(listener net.Listener, address string) {
 			var both sync.WaitGroup
 			for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
 				both.Go(func() {
-					_, _ = io.Copy(way[1], way[0])                            // how it ends is the ends' business
-					_ = way[1].(interface{ CloseWrite() error }).CloseWrite() // so is this
+					// the ends of the connection handle errors
+					_, _ = io.Copy(way[1], way[0])
+					_ = way[1].(interface{ CloseWrite() error }).CloseWrite() // here, too
 				})
 			}
 			both.Wait()

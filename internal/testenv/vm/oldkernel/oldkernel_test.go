@@ -17,20 +17,21 @@ import (
 )
 
 var (
-	slicecasts  = flag.String("oldkernel.slicecast", "ipvs,nftables,iptables-legacy", "what of Slicecast to run the conformance cases against, as with -conformance.slicecast")
-	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the same of kube-proxy, as with -conformance.kube-proxy")
-	cases       = flag.String("oldkernel.cases", "", "a regular expression for the cases; empty: all")
-	programmers = flag.Bool("oldkernel.programmers", true, "run the tests of the programmers, too")
-	changes     = flag.Int("oldkernel.changes", 6, "as with -kubeproxy.changes")
-	figures     = flag.String("oldkernel.figures", "", "only measure nodes with IPVS, in clusters of these sizes, as with -kubeproxy.sizes; the machine is to have nothing else to do")
+	slicecasts  = flag.String("oldkernel.slicecast", "ipvs,nftables,iptables-legacy", "the variants of Slicecast to run the conformance cases against; see -conformance.slicecast")
+	kubeProxies = flag.String("oldkernel.kube-proxy", "", "the variants of kube-proxy to run the conformance cases against; see -conformance.kube-proxy")
+	cases       = flag.String("oldkernel.cases", "", "a regular expression for the names of the cases; empty means all cases")
+	programmers = flag.Bool("oldkernel.programmers", true, "also run the tests of the programmers")
+	changes     = flag.Int("oldkernel.changes", 6, "the number of changes; see -kubeproxy.changes")
+	figures     = flag.String("oldkernel.figures", "", "only measure nodes with IPVS in clusters of these sizes (see -kubeproxy.sizes); nothing else should run on the machine")
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// atATime is how many ways of conformance go on at the same time, as the machine has two processors.
+// atATime is the number of conformance variants that run at the same time. The machine has two
+// processors.
 const atATime = 2
 
-// TestOldKernel holds that the programmers do on an older kernel what they do on others.
+// TestOldKernel requires the programmers to behave on an older kernel as they do on others.
 func TestOldKernel(t *testing.T) {
 	var suites []vm.Suite
 	if *figures != "" {
@@ -42,7 +43,8 @@ func TestOldKernel(t *testing.T) {
 	if *programmers {
 		suites = append(suites,
 			vm.Suite{Dir: "internal/testenv", Flags: []string{"-test.run=^TestProbeSeesTranslation$|^TestHairpinNeedsMasquerade$"}},
-			// What kernels may differ in: what they take, and what they give back. The cases of conformance are about packets.
+			// These tests cover what kernels may handle differently: the rules that they accept and
+			// report. The conformance cases cover packets.
 			vm.Suite{Dir: "agent/programmer/nftables", Flags: []string{
 				"-test.run=^(TestDocs|TestHistories|TestRepair|TestCleanup|TestNew|TestLongTransactions|TestSCTP)$", "-rapid.checks=10",
 			}},
@@ -58,8 +60,9 @@ func TestOldKernel(t *testing.T) {
 	vm.Test(t, suites...)
 }
 
-// lent gives a suite what it can't make in the virtual machine: API servers, so many, which run on this machine as a start would
-// take minutes there; and the commands.
+// lent adds to a suite what it cannot build or start in the virtual machine: the commands, and
+// count API servers. The API servers run on this machine, because starting one in the virtual
+// machine would take minutes.
 func lent(t *testing.T, suite vm.Suite, count int) vm.Suite {
 	t.Helper()
 	var planes []*controlplane.ControlPlane

@@ -1,12 +1,13 @@
-// Package spec is what the two ends of package vm tell each other: the host a Spec, in a file of the machine's first file
-// system, and the machine a Result for each Run.
+// Package spec defines what the host and the virtual machine of package vm send each other. The
+// host sends a Spec, as a file in the machine's initial file system. The machine sends a Result for
+// each Run.
 package spec
 
 import "fmt"
 
-// File is the name of the file with the Spec. ModulesFile has a line for each name that a module may be asked for by: the
-// name, and the files to load in their order, with spaces in between. It is searched rather than parsed, for each module
-// that is asked for.
+// File is the name of the file with the Spec. ModulesFile is the name of a file with one line for
+// each name or alias of a module: the name and then the files to load in order, separated by
+// spaces. The guest searches this file for each request instead of parsing it.
 const (
 	File        = "spec.json"
 	ModulesFile = "modules"
@@ -19,31 +20,34 @@ const (
 	ResultPort = "result"
 )
 
-// NextRun is on StdoutPort between what two Runs write.
+// NextRun separates the output of two Runs on StdoutPort.
 const NextRun = "\x00next\x00"
 
-// The network that the emulator makes: the machine's address, and where the host's loopback address is.
+// The network of the emulator: the machine's address, and the address that stands for the host's
+// loopback address.
 const (
 	GuestAddress = "10.0.2.15/24"
 	HostAddress  = "10.0.2.2"
 )
 
-// Socket is where the machine has a TCP port of the host's loopback address, as a unix socket: so network namespaces reach it, too.
+// Socket returns the path of the unix socket in the machine that is forwarded to a TCP port of the
+// host's loopback address. Unlike a TCP port, a socket is reachable from every network namespace.
 func Socket(port uint16) string { return fmt.Sprintf("%s/host-%d", KeptAt, port) }
 
-// KeptAt is where the machine's first file system is, after the host's took its place.
+// KeptAt is where the machine's initial file system is mounted once the host's file system is the
+// root.
 const KeptAt = "/vm"
 
-// Spec is what the machine is to do.
+// Spec is the task of the machine.
 type Spec struct {
-	// Boot are the modules to load before the host's files can be read, in this order.
+	// Boot lists the modules to load before the host's files are readable, in order.
 	Boot []string
-	// Ports are those of the host that are to be reached; see Socket.
+	// Ports lists the host's ports to forward; see Socket.
 	Ports []uint16
 	Runs  []Run
 }
 
-// Run is a program to run, with the host's files, one after the other.
+// Run is a program to run in the machine, with the host's files.
 type Run struct {
 	Program string
 	Args    []string
@@ -51,10 +55,10 @@ type Run struct {
 	Env     []string
 }
 
-// Result tells how a Run ended.
+// Result is how a Run ended.
 type Result struct {
-	// Code is the exit code as a shell would report it.
+	// Code is the exit code that a shell would report.
 	Code int
-	// Error is set if the program could not be run.
+	// Error is set if the program could not be run, and empty otherwise.
 	Error string
 }
