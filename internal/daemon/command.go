@@ -8,13 +8,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Execute runs a command. understood tells that its command line was, and that the error, if any, is of what it did; an error about the
-// command line ends with where to read on.
+// Execute runs a command. understood reports whether its command line was valid, so that an error
+// is one of the command's work. An error in the command line ends with a pointer to the command's
+// help.
 func Execute(ctx context.Context, root *cobra.Command) (understood bool, err error) {
 	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
 	c, err := root.ExecuteContextC(ctx)
 	if err != nil && !understood {
-		// Suggestions come in lines of their own.
+		// cobra puts suggestions on lines of their own; the error has one line.
 		err = fmt.Errorf("%s; see %s --help", strings.Join(strings.Fields(err.Error()), " "), c.CommandPath())
 	}
 	return understood, err

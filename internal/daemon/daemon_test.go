@@ -50,7 +50,7 @@ func TestLogging(t *testing.T) {
 	}
 }
 
-func TestWrongLogOptionsAreSaid(t *testing.T) {
+func TestInvalidLogOptionsAreReported(t *testing.T) {
 	_, err := logOptions(t, "-v=4").NewLogger(io.Discard)
 	require.EqualError(t, err, `--log-level is "4": use debug, info, warn or error`)
 	_, err = logOptions(t, "--log-format=xml").NewLogger(io.Discard)
@@ -64,7 +64,7 @@ func TestASignalEndsTheContext(t *testing.T) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(30 * time.Second):
-		require.Fail(t, "the context goes on")
+		require.Fail(t, "the context is still active after SIGTERM")
 	}
 }
 
@@ -114,7 +114,7 @@ func TestServeHTTP(t *testing.T) {
 	require.Contains(t, string(body), "go_goroutines")
 	require.Contains(t, string(body), "process_resident_memory_bytes")
 
-	cancel() // an idle connection does not hold it
+	cancel() // the idle connection must not delay the end
 	require.NoError(t, <-ended)
 	_, err = net.Dial("tcp", listener.Addr().String())
 	require.Error(t, err)

@@ -1,3 +1,4 @@
-// Package daemon is what every long-running command of Slicecast does in the same way: it says where to read on about its command line, logs, ends on signals, tells
-// whether it is healthy, shows metrics, listens on a socket for its own user, and says its version.
+// Package daemon has what all long-running commands of Slicecast have in common: errors of the
+// command line, logging, signals, health checks, metrics, a unix socket for the command's own user,
+// and the version.
 package daemon

@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// ServeHTTP answers requests on the listener, over TLS where the listener does that, until the context ends. Requests
-// under way get a moment to end. It closes the listener.
+// ServeHTTP answers requests on the listener until the context ends, and then closes the listener.
+// Pending requests have one second to finish. If the listener uses TLS, so does the server.
 func ServeHTTP(ctx context.Context, listener net.Listener, server *http.Server) error {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
@@ -26,7 +26,7 @@ func ServeHTTP(ctx context.Context, listener net.Listener, server *http.Server) 
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if err := server.Shutdown(shutdown); err != nil {
-		_ = server.Close() // its error is the listener's, which Shutdown has closed
+		_ = server.Close() // the only error is that of the listener, which Shutdown has closed
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve HTTP on %s: %w", listener.Addr(), err)
@@ -34,11 +34,13 @@ func ServeHTTP(ctx context.Context, listener net.Listener, server *http.Server) 
 	return nil
 }
 
-// HealthHandler answers the paths that Kubernetes components have: /healthz and /livez as long as the process answers
-// at all, /readyz if ready returns nil, else with status 503 and the error.
+// HealthHandler answers the usual paths of Kubernetes components. /healthz and /livez always
+// succeed. /readyz succeeds if ready returns nil, and otherwise answers with status 503 and the
+// error.
 func HealthHandler(ready func() error) http.Handler {
 	mux := http.NewServeMux()
-	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") } // an error is the client's
+	// If the write fails, the client notices.
+	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") }
 	mux.HandleFunc("GET /healthz", ok)
 	mux.HandleFunc("GET /livez", ok)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
@@ -51,20 +53,21 @@ func HealthHandler(ready func() error) http.Handler {
 	return mux
 }
 
-// Registry is where metrics are registered and read: a *prometheus.Registry, but for who wants to know what is registered.
+// Registry is the interface of *prometheus.Registry that Slicecast uses. Another implementation can
+// record what is registered.
 type Registry interface {
 	prometheus.Registerer
 	prometheus.Gatherer
 }
 
-// NewRegistry makes a registry with the metrics of the process itself and of the Go runtime.
+// NewRegistry returns a registry with the metrics of the process and of the Go runtime.
 func NewRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }
 
-// MetricsHandler answers /metrics.
+// MetricsHandler answers /metrics with the metrics of g.
 func MetricsHandler(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))

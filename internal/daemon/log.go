@@ -8,21 +8,22 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// LogOptions are the flags about logging.
+// LogOptions are the flags for logging.
 type LogOptions struct {
-	// Level is debug (a line per stream and update), info (a line per event in the process's life), warn or error.
+	// Level is debug (lines about each stream and update), info (lines about state changes of
+	// the process), warn or error.
 	Level string
 	// Format is text or json.
 	Format string
 }
 
-// AddFlags adds the flags, with their defaults.
+// AddFlags adds the flags with their defaults.
 func (o *LogOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&o.Level, "log-level", "v", "info", "how much to log: debug, info, warn or error")
 	fs.StringVar(&o.Format, "log-format", "text", "how to log: text or json")
 }
 
-// NewLogger makes the logger that the options ask for.
+// NewLogger returns a logger that writes to w as the options say.
 func (o *LogOptions) NewLogger(w io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	switch o.Level {

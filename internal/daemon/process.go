@@ -7,14 +7,15 @@ import (
 	"strconv"
 )
 
-// InNetwork gives the directories in /proc of other processes with this name, of 15 characters at most, in this thread's network
-// namespace: those that it can see, which in a container are few.
+// InNetwork returns the directories in /proc of other processes with this name in the network
+// namespace of the calling thread. The kernel truncates names to 15 characters. In a container only
+// few processes are visible.
 func InNetwork(name string) (processes []string) {
 	own, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return nil
 	}
-	commands, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is a good one
+	commands, _ := filepath.Glob("/proc/[0-9]*/comm") // fails only for invalid patterns
 	for _, path := range commands {
 		comm, err := os.ReadFile(path)
 		process := filepath.Dir(path)

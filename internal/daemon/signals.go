@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// SignalContext gives a context that ends with the first SIGINT or SIGTERM. A second one ends the process at once, as a
-// process ends that does not handle the signal. stop ends the context and gives the signals back.
+// SignalContext returns a context that ends with the first SIGINT or SIGTERM. A second signal has
+// its default effect and ends the process at once. stop ends the context and restores the default
+// effect of the signals.
 func SignalContext(parent context.Context) (ctx context.Context, stop context.CancelFunc) {
 	ctx, stop = signal.NotifyContext(parent, os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)

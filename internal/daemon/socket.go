@@ -8,22 +8,22 @@ import (
 	"path/filepath"
 )
 
-// ListenSocket listens on a unix socket that only this user can open. What is left of a process that has ended is
-// replaced.
+// ListenSocket listens on a unix socket that only the current user can open. It replaces the socket
+// of a process that has ended.
 func ListenSocket(path string) (_ net.Listener, err error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:
 		return nil, err
 	case info.Mode().Type() != os.ModeSocket:
-		return nil, fmt.Errorf("%s is there and is no socket: remove it, or use another path", path)
+		return nil, fmt.Errorf("%s exists and is not a socket: remove it, or use another path", path)
 	default:
 		if conn, err := net.Dial("unix", path); err == nil {
 			_ = conn.Close()
 			return nil, fmt.Errorf("another process serves on %s: stop it, or use another path", path)
 		}
 	}
-	// Between its creation and the change of its mode the socket is in a directory that nobody else can enter.
+	// Until its mode is restricted, the socket is in a directory that no other user can enter.
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".slicecast-")
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func ListenSocket(path string) (_ net.Listener, err error) {
 	return &socket{unix, path}, nil
 }
 
-// socket removes its file when it is closed.
+// socket is a listener that removes its file when it is closed.
 type socket struct {
 	net.Listener
 	path string

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestSocketIsForThisUserOnly(t *testing.T) {
+func TestOnlyThisUserCanOpenTheSocket(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "debug.sock")
 	l, err := ListenSocket(path)
@@ -27,10 +27,10 @@ func TestSocketIsForThisUserOnly(t *testing.T) {
 	require.NoError(t, l.Close())
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Empty(t, entries, "nothing is left behind")
+	require.Empty(t, entries, "files are left behind")
 }
 
-func TestSocketOfAServerThatWasKilledIsReplaced(t *testing.T) {
+func TestSocketOfAKilledProcessIsReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "debug.sock")
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	require.NoError(t, err)
@@ -42,10 +42,10 @@ func TestSocketOfAServerThatWasKilledIsReplaced(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-func TestSocketReplacesNothingElse(t *testing.T) {
+func TestOtherFilesAreNotReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	_, err := ListenSocket(path)
-	require.ErrorContains(t, err, "is no socket")
+	require.ErrorContains(t, err, "is not a socket")
 	require.FileExists(t, path)
 }

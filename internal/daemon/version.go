@@ -2,8 +2,8 @@ package daemon
 
 import "runtime/debug"
 
-// Version of this build: the module's version, else the commit, else "devel". It is what the Go toolchain wrote into the
-// binary.
+// Version returns the version of this build as recorded by the Go toolchain: the version of the
+// module or, if it has none, the commit. Without either it returns "devel".
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

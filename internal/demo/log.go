@@ -11,18 +11,19 @@ import (
 	"sync"
 )
 
-// agentLog follows an agent's log: it prints the deltas that the agent receives, and warnings and errors always.
+// agentLog reads an agent's log. It always prints warnings and errors, and prints the deltas that
+// the agent receives while printing is on.
 type agentLog struct {
-	mu       sync.Mutex
+	mu       sync.Mutex // guards the fields below
 	printing bool
-	seen     []line
-	changed  chan struct{} // closed, and made anew, with each line
+	seen     []line        // lines that wait has not looked at yet, at most about maxSeen
+	changed  chan struct{} // closed and replaced with each line
 }
 
-// maxSeen is how many lines are kept for wait: more than come at once.
+// maxSeen bounds the number of lines kept for wait. It exceeds the number of lines of any one step.
 const maxSeen = 1000
 
-// line is what the demo reads of a line of the log.
+// line is the part of a log line that the demo uses.
 type line struct {
 	Level     string `json:"level"`
 	Message   string `json:"msg"`
@@ -45,6 +46,7 @@ func followLog(r io.Reader) *agentLog {
 	return l
 }
 
+// followLog starts to read a log.
 func (l *agentLog) take(b []byte) {
 	var m line
 	if err := json.Unmarshal(b, &m); err != nil {
@@ -57,7 +59,7 @@ func (l *agentLog) take(b []byte) {
 	case m.Level == "WARN" || m.Level == "ERROR":
 		fmt.Fprintf(os.Stderr, "agent: %s %s\n", m.Message, m.Err)
 	case m.Message == "Delta" && l.printing:
-		say("received %d bytes: %d changed, %d removed of %d endpoints in %s, whose whole is %d bytes",
+		say("received %d bytes: %d changed, %d removed of %d endpoints in %s (whole slice: %d bytes)",
 			m.Bytes, m.Changed, m.Removed, m.Endpoints, m.Slice, m.Whole)
 	}
 	l.seen = append(l.seen[max(0, len(l.seen)-maxSeen):], m)
@@ -65,14 +67,14 @@ func (l *agentLog) take(b []byte) {
 	l.changed = make(chan struct{})
 }
 
-// print switches the printing of deltas.
+// print turns the printing of deltas on or off.
 func (l *agentLog) print(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.printing = on
 }
 
-// wait waits for a line with this message, about a slice with this in its name.
+// wait waits for a line with this message about a slice whose name contains slice.
 func (l *agentLog) wait(ctx context.Context, message, slice string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -88,7 +90,7 @@ func (l *agentLog) wait(ctx context.Context, message, slice string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: no line %q in its log", ctx.Err(), message)
+			return fmt.Errorf("%w: no line %q in the agent's log", ctx.Err(), message)
 		case <-changed:
 		}
 	}

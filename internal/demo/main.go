@@ -1,6 +1,6 @@
-// Command demo shows Slicecast's main job on one machine, without a cluster: a server that reads manifests, an agent on a
-// node, pods that come and go, and real traffic. Nodes and pods are network namespaces; what they were is gone when it
-// ends, however it ends.
+// Command demo shows Slicecast's main function on one machine without a cluster: a server that
+// reads manifests, an agent on a node, pods that come and go, and real traffic. Nodes and pods are
+// network namespaces, which disappear when the demo ends for any reason.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// patience is how long any one step may take on a slow machine.
+// patience bounds the time of any one step on a slow machine.
 const patience = 20 * time.Second
 
 // Addresses in examples/.
@@ -48,7 +48,7 @@ func main() {
 	var at sockets
 	flag.StringVar(&at.server, "debug-socket", "/tmp/slicecast-demo.sock", "the server's debug socket, for grpcurl and slicecast-server status")
 	flag.StringVar(&at.agent, "status-socket", "/tmp/slicecast-demo-agent.sock", "the agent's socket, for slicecast-agent status")
-	hold := flag.Bool("hold", false, "stay until interrupted, with an endpoint that turns ready and not ready every 2 s")
+	hold := flag.Bool("hold", false, "run until interrupted, with an endpoint that turns ready and not ready every 2 s")
 	flag.Parse()
 	testenv.Isolate(func() error { return requirements(*bin, *examples) })
 
@@ -62,7 +62,7 @@ func main() {
 	}
 }
 
-// requirements tells what is missing on this machine, and how to get it.
+// requirements returns an error that names what is missing on this machine and how to get it.
 func requirements(bin, examples string) error {
 	var missing []string
 	if _, err := exec.LookPath("iptables-restore"); err != nil {
@@ -82,12 +82,12 @@ func requirements(bin, examples string) error {
 	return nil
 }
 
-// sockets are where one can look inside.
+// sockets are the paths of the sockets for operators.
 type sockets struct{ server, agent string }
 
-// world holds what the demo runs on.
+// world holds everything that the demo runs. It implements testenv.TB.
 type world struct {
-	dir       string // files of this run
+	dir       string // the files of this run
 	manifests string // the copy of examples/ that the server reads
 	network   *testenv.Network
 	node1     *testenv.Node
@@ -95,19 +95,19 @@ type world struct {
 	client    *testenv.Client
 	pods      map[string]*testenv.Pod
 	cleanups  []func()
-	failed    error
+	failed    error // set by Fatalf
 }
 
-// Helper, Fatalf and Cleanup make a world what testenv wants of a test.
+// Helper implements testenv.TB.
 func (w *world) Helper() {}
 
-// Fatalf ends the step under way; run recovers.
+// Fatalf implements testenv.TB. It ends the current step with a panic, from which run recovers.
 func (w *world) Fatalf(format string, args ...any) {
 	w.failed = fmt.Errorf(format, args...)
 	panic(w)
 }
 
-// Cleanup registers what is to be done in the end.
+// Cleanup implements testenv.TB.
 func (w *world) Cleanup(f func()) { w.cleanups = append(w.cleanups, f) }
 
 func run(ctx context.Context, bin, examples string, at sockets, hold bool) (err error) {
@@ -121,7 +121,7 @@ func run(ctx context.Context, bin, examples string, at sockets, hold bool) (err 
 			w.cleanups[i]()
 		}
 	}()
-	// In the isolated process /run is its own, and goes with it.
+	// The isolated process has its own /run, which disappears with the process.
 	if w.dir, err = os.MkdirTemp("/run", "slicecast-demo-"); err != nil {
 		return err
 	}
@@ -156,11 +156,11 @@ func run(ctx context.Context, bin, examples string, at sockets, hold bool) (err 
 	if hold {
 		return w.hold(ctx, at, deltas)
 	}
-	title("Done; \"make demo HOLD=1\" keeps it running, to look at with grpcurl")
+	title("Done; \"make demo HOLD=1\" keeps it running, to explore with grpcurl")
 	return nil
 }
 
-// start starts server and agent. The agent's log is read for deltas.
+// start starts the server and the agent, and returns the agent's log.
 func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, error) {
 	ca, err := testca.New()
 	if err != nil {
@@ -195,7 +195,7 @@ func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, e
 		return nil, err
 	}
 	if err := eventually(ctx, func() error { return ready(ctx) }); err != nil {
-		return nil, fmt.Errorf("the server did not get ready: %w", err)
+		return nil, fmt.Errorf("the server did not become ready: %w", err)
 	}
 	logReader, logWriter := io.Pipe()
 	agent := w.node1.Command(ctx, filepath.Join(bin, "slicecast-agent"),
@@ -215,7 +215,7 @@ func (w *world) start(ctx context.Context, bin string, at sockets) (*agentLog, e
 	return log, nil
 }
 
-// ready tells whether the server has read the manifests.
+// ready returns nil if the server has read the manifests.
 func ready(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+healthz+"/readyz", nil)
 	if err != nil {
@@ -232,7 +232,7 @@ func ready(ctx context.Context) error {
 	return nil
 }
 
-// background starts a command, and stops it in the end as a service manager does.
+// background starts a command and interrupts it at the end.
 func (w *world) background(c *exec.Cmd, start func() error, name string) error {
 	output := &strings.Builder{}
 	c.Stdout = output
@@ -248,13 +248,13 @@ func (w *world) background(c *exec.Cmd, start func() error, name string) error {
 		_ = c.Process.Signal(os.Interrupt)
 		_ = c.Wait()
 		if output.Len() > 0 {
-			fmt.Fprintf(os.Stderr, "the %s said:\n%s", name, output)
+			fmt.Fprintf(os.Stderr, "output of the %s:\n%s", name, output)
 		}
 	})
 	return nil
 }
 
-// traffic shows what Services do to connections, and how they follow the manifests.
+// traffic shows what Services do to connections and how they follow changes of the manifests.
 func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	podA := w.pods["pod-a"]
 	title("100 connections to each Service")
@@ -274,7 +274,7 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	if err := eventually(ctx, func() error {
 		r := podA.Probe(ctx, testenv.TCP, empty, 1, testenv.ProbeOptions{})
 		if !r.All(testenv.Refused) {
-			return fmt.Errorf("no endpoints, but: %s", r)
+			return fmt.Errorf("a Service without endpoints does not refuse connections: %s", r)
 		}
 		return nil
 	}); err != nil {
@@ -322,14 +322,14 @@ func (w *world) traffic(ctx context.Context, log *agentLog) error {
 	return nil
 }
 
-// readyLine is the line of a ready endpoint in examples/web.yaml.
+// readyLine returns the line of a ready endpoint in examples/web.yaml.
 func readyLine(address, node string) string {
 	return fmt.Sprintf("  - {addresses: [%s], conditions: {ready: true}, nodeName: %s}\n", address, node)
 }
 
-// hold flips an endpoint until the context ends.
+// hold toggles the readiness of an endpoint until the context ends.
 func (w *world) hold(ctx context.Context, at sockets, log *agentLog) error {
-	title("Running until Ctrl-C; look on in another terminal:")
+	title("Running until Ctrl-C; in another terminal, try:")
 	fmt.Printf("\n  go tool -modfile=internal/tools/grpcurl/go.mod grpcurl -plaintext -unix \\\n"+
 		"    -d '{\"hello\": {}}' %s slicecast.v1.DistributionService/Stream\n"+
 		"  bin/slicecast-server status --watch --debug-socket=%s\n"+
@@ -347,7 +347,8 @@ func (w *world) hold(ctx context.Context, at sockets, log *agentLog) error {
 	}
 }
 
-// expect waits until connections are spread over exactly these pods, and prints how.
+// expect waits until exactly these pods receive connections, and prints how many each of them
+// receives.
 func (w *world) expect(ctx context.Context, from *testenv.Host, proto testenv.Proto, dst netip.AddrPort, what string, pods ...string) error {
 	if err := eventually(ctx, func() error {
 		result := from.Probe(ctx, proto, dst, 10*len(pods), testenv.ProbeOptions{})
@@ -357,7 +358,7 @@ func (w *world) expect(ctx context.Context, from *testenv.Host, proto testenv.Pr
 		}
 		for _, p := range pods {
 			if answered[p] == 0 {
-				return fmt.Errorf("%s: nothing from %s: %s", what, p, result)
+				return fmt.Errorf("%s: no connection reaches %s: %s", what, p, result)
 			}
 		}
 		return nil
@@ -373,7 +374,7 @@ func (w *world) expect(ctx context.Context, from *testenv.Host, proto testenv.Pr
 	return nil
 }
 
-// eventually waits for a condition, as long as one step may take.
+// eventually waits for a condition, for at most the time of one step.
 func eventually(ctx context.Context, condition func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -387,7 +388,7 @@ func (w *world) setReady(address string, ready bool) error {
 	return w.edit("web.yaml", line(!ready), line(ready))
 }
 
-// edit replaces text in a manifest, in one step as editors do.
+// edit replaces text in a manifest. Like an editor, it replaces the file in one step.
 func (w *world) edit(name, old, now string) error {
 	path := filepath.Join(w.manifests, name)
 	b, err := os.ReadFile(path)
@@ -395,7 +396,7 @@ func (w *world) edit(name, old, now string) error {
 		return err
 	}
 	if !strings.Contains(string(b), old) {
-		return fmt.Errorf("%s does not have %q", name, old)
+		return fmt.Errorf("%s does not contain %q", name, old)
 	}
 	if err := os.WriteFile(path+".new", []byte(strings.Replace(string(b), old, now, 1)), 0o644); err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package deptest holds the tree to its rooms: what must stay free of the network, Kubernetes
-// clients and the kernel, so that it can be tested as input and output, imports none of them,
-// not even through others; and what runs on nodes stays small.
+// Package deptest tests dependencies between packages. Pure packages, which tests can treat as
+// functions of their input, import neither the network, nor Kubernetes clients, nor the kernel, not
+// even indirectly. The programs do not depend on packages that would make them large.
 package deptest
 
 import (
@@ -13,6 +13,7 @@ import (
 
 const module = "github.com/slicecast/slicecast/"
 
+// pure lists the packages that must not depend on any of forbidden.
 var pure = []string{"internal/model", "internal/store", "agent/view"}
 
 var forbidden = []string{
@@ -26,13 +27,14 @@ var forbidden = []string{
 	"os/exec",
 }
 
-func TestPureRooms(t *testing.T) {
+func TestPurePackages(t *testing.T) {
 	for _, room := range pure {
 		t.Run(room, func(t *testing.T) { requireFree(t, room, forbidden...) })
 	}
 }
 
-// TestSmallPrograms: client-go's clientset has all kinds that there are, of which a node would hold a copy in memory.
+// TestSmallPrograms requires the programs not to depend on client-go's clientset. It includes all
+// kinds of objects of Kubernetes, which would take memory on every node.
 func TestSmallPrograms(t *testing.T) {
 	for _, program := range []string{"agent", "server"} {
 		t.Run(program, func(t *testing.T) { requireFree(t, program, "k8s.io/client-go/kubernetes", "k8s.io/api/apps") })
@@ -45,7 +47,7 @@ func requireFree(t *testing.T, of string, forbidden ...string) {
 	for _, dependency := range strings.Fields(string(out)) {
 		for _, prefix := range forbidden {
 			require.False(t, dependency == prefix || strings.HasPrefix(dependency, prefix+"/"),
-				"%s must not depend on %s; 'go list -deps' from there shows the way", of, dependency)
+				"%s must not depend on %s; 'go list -deps' shows the path", of, dependency)
 		}
 	}
 }

@@ -17,11 +17,13 @@ import (
 
 const root = "../.."
 
-// named is a test or a declaration that docs/security.md names: `TestX`, `FuzzX` or `package.name`.
+// named matches the name of a test or declaration in docs/security.md: `TestX`, `FuzzX` or
+// `package.name`.
 var named = regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*|[a-z]\\w*\\.\\w+)`")
 
-// TestSecurityPage: the tests and constants on the page exist, each row of bounds names one of each, and each bound that
-// internal/hostile drives is on it.
+// TestSecurityPage requires that all tests and constants named in docs/security.md exist, that each
+// row of its tables of bounds names both, and that it covers each bound that internal/hostile
+// tests.
 func TestSecurityPage(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
 	require.NoError(t, err)
@@ -54,12 +56,13 @@ func TestSecurityPage(t *testing.T) {
 	for _, driven := range regexp.MustCompile(`bounds: "([^"]+)"`).FindAllStringSubmatch(string(table), -1) {
 		for bound := range strings.FieldsSeq(driven[1]) {
 			require.True(t, strings.Contains(page, "`"+bound+"`") || strings.Contains(page, "."+bound+"`"),
-				"docs/security.md does not have %s, a bound that internal/hostile drives", bound)
+				"docs/security.md lacks the bound %s, which internal/hostile tests", bound)
 		}
 	}
 }
 
-// declarations returns the names of all tests, and of what is declared outside of functions, with the package's name.
+// declarations returns the names of all tests, and of all package-level declarations outside of
+// tests in the form package.name.
 func declarations(t *testing.T) map[string]struct{} {
 	t.Helper()
 	out := make(map[string]struct{})
@@ -99,7 +102,8 @@ func declarations(t *testing.T) map[string]struct{} {
 	return out
 }
 
-// declares returns the names that a declaration of constants, variables or types declares, fields included.
+// declares returns the names that a declaration of constants, variables or types introduces,
+// including fields.
 func declares(spec ast.Spec) (names []*ast.Ident) {
 	switch s := spec.(type) {
 	case *ast.ValueSpec:

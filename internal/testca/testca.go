@@ -1,5 +1,5 @@
-// Package testca is a certificate authority that lives as long as the process: for the demo, the load tester and tests,
-// which talk real TLS with real identities and want no set-up for it.
+// Package testca is a certificate authority for the demo, the load tester and tests, which need
+// real TLS with real identities but no set-up. It lives as long as the process.
 package testca
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// validity is longer than any process lives that uses this package.
+// validity exceeds the lifetime of any process that uses this package.
 const validity = 7 * 24 * time.Hour
 
 // CA issues certificates.
@@ -29,7 +29,7 @@ type CA struct {
 	key  crypto.PrivateKey
 }
 
-// New makes a CA with a new key.
+// New returns a CA with a new key.
 func New() (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -74,18 +74,18 @@ func Parse(cert, key []byte) (*CA, error) {
 		return nil, err
 	}
 	if !pair.Leaf.IsCA {
-		return nil, errors.New("the certificate is no CA's")
+		return nil, errors.New("the certificate is not that of a CA")
 	}
 	return &CA{pair.Leaf, pair.PrivateKey}, nil
 }
 
-// PEM gives the CA's own certificate.
+// PEM returns the CA's own certificate.
 func (c *CA) PEM() []byte { return encode("CERTIFICATE", c.cert.Raw) }
 
-// KeyPEM gives the CA's key.
+// KeyPEM returns the CA's key.
 func (c *CA) KeyPEM() ([]byte, error) { return encodeKey(c.key) }
 
-// Pool holds the CA's own certificate.
+// Pool returns a pool with the CA's own certificate.
 func (c *CA) Pool() *x509.CertPool {
 	p := x509.NewCertPool()
 	p.AddCert(c.cert)
@@ -97,7 +97,8 @@ func (c *CA) Server(names ...string) (tls.Certificate, error) {
 	return c.issue(serving(pkix.Name{CommonName: names[0]}, names))
 }
 
-// Relay issues a certificate for names, as Server does, with which a Slicecast relay also shows itself to its servers.
+// Relay issues a certificate for names, like Server, which a Slicecast relay also uses as client
+// certificate for its servers.
 func (c *CA) Relay(names ...string) (tls.Certificate, error) {
 	t := serving(pkix.Name{CommonName: names[0], Organization: []string{"slicecast:relays"}}, names)
 	t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
@@ -118,12 +119,13 @@ func serving(subject pkix.Name, names []string) *x509.Certificate {
 	return t
 }
 
-// Node issues the client certificate of a node, as the kubelet has one: system:node:<name> of group system:nodes.
+// Node issues the client certificate of a node, like that of a kubelet: user system:node:<name> in
+// group system:nodes.
 func (c *CA) Node(name string) (tls.Certificate, error) {
 	return c.Client("system:node:"+name, "system:nodes")
 }
 
-// Client issues a client certificate for a user with groups.
+// Client issues a client certificate for a user in groups.
 func (c *CA) Client(user string, groups ...string) (tls.Certificate, error) {
 	return c.issue(&x509.Certificate{
 		Subject: pkix.Name{CommonName: user, Organization: groups}, KeyUsage: x509.KeyUsageDigitalSignature,
@@ -154,19 +156,20 @@ func sign(template, parent *x509.Certificate, key *ecdsa.PrivateKey, parentKey c
 	return x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
 }
 
-// WriteCA writes the CA's certificate as a PEM file and gives its path.
+// WriteCA writes the CA's certificate to the PEM file ca.crt and returns its path.
 func (c *CA) WriteCA(dir string) (string, error) {
 	path := filepath.Join(dir, "ca.crt")
 	return path, replace(path, 0o644, c.PEM())
 }
 
-// EncodePEM gives a certificate and its key as PEM.
+// EncodePEM returns a certificate and its key in PEM.
 func EncodePEM(c tls.Certificate) (cert, key []byte, err error) {
 	key, err = encodeKey(c.PrivateKey)
 	return encode("CERTIFICATE", c.Certificate[0]), key, err
 }
 
-// Write writes a certificate and its key as PEM files <name>.crt and <name>.key and gives their paths.
+// Write writes a certificate and its key to the PEM files <name>.crt and <name>.key and returns
+// their paths.
 func Write(dir, name string, c tls.Certificate) (cert, key string, err error) {
 	certPEM, keyPEM, err := EncodePEM(c)
 	if err != nil {
@@ -188,7 +191,7 @@ func encodeKey(key crypto.PrivateKey) ([]byte, error) {
 	return encode("PRIVATE KEY", der), nil
 }
 
-// replace replaces the file in one step, so that a reader sees the old one or the new one.
+// replace replaces the file in one step, so that a reader sees either the old or the new content.
 func replace(path string, mode os.FileMode, content []byte) error {
 	if err := os.WriteFile(path+".new", content, mode); err != nil {
 		return err

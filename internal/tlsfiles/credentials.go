@@ -8,18 +8,20 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// ClientCredentials give the credentials of a gRPC client. The server's certificate must have the name of the channel's
-// authority: that of its address, or what grpc.WithAuthority says. Protocols are offered (ALPN) before that of HTTP/2.
+// ClientCredentials returns the credentials of a gRPC client. The server's certificate must have
+// the name of the channel's authority: the host of its address, or the value of grpc.WithAuthority.
+// The client offers protocols (ALPN) before h2.
 func (f *Follower) ClientCredentials(protocols ...string) credentials.TransportCredentials {
 	return clientCredentials{credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), f, protocols}
 }
 
-// clientCredentials make a configuration for each handshake. A tls.Config of a client can follow its own certificate but not
-// the CA, except by checking the server in VerifyConnection with InsecureSkipVerify set; there, servers that are dialled by
-// IP address have no name, and a check that does not know of that lets any certificate of the CA pass. Thus crypto/tls
-// verifies chain and name itself, as always.
+// clientCredentials create a new configuration for each handshake. A client's tls.Config can follow
+// its own certificate, but it can follow the CA only with InsecureSkipVerify and its own check in
+// VerifyConnection. That check is easy to get wrong: a server dialled by IP address has no server
+// name there, and a check that ignores this accepts any certificate of the CA. With a new
+// configuration crypto/tls verifies chain and name itself.
 type clientCredentials struct {
-	// TransportCredentials tell gRPC the protocol.
+	// TransportCredentials provides the protocol information for gRPC.
 	credentials.TransportCredentials
 	follower  *Follower
 	protocols []string
@@ -31,7 +33,8 @@ func (c clientCredentials) ClientHandshake(
 ) (net.Conn, credentials.AuthInfo, error) {
 	now := c.follower.current()
 	config := &tls.Config{
-		RootCAs: now.ca, Certificates: now.certificates, MinVersion: tls.VersionTLS13, NextProtos: c.protocols, // and "h2", by gRPC
+		// gRPC appends "h2"
+		RootCAs: now.ca, Certificates: now.certificates, MinVersion: tls.VersionTLS13, NextProtos: c.protocols,
 	}
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
 }

@@ -1,10 +1,12 @@
-// Package tlsfiles makes TLS of PEM files and follows them: certificates, keys and CAs are replaced without a restart.
+// Package tlsfiles provides TLS from PEM files that may change: certificates, keys and CAs are
+// replaced without a restart.
 //
-//   - Each handshake, of a server and of a client, goes by what the files hold at that time: a certificate that is renewed
-//     is shown, and a CA that is withdrawn is no longer trusted, from the next handshake on.
-//   - While the files can't be used (one is missing or torn, or a certificate and its key don't match yet because one of
-//     them is still being replaced), it is what they held before, all of it. That is logged at most once a minute.
-//   - Connections that are open stay.
+//  1. Each handshake of a server or client uses the current content of the files. From the next
+//     handshake on, a renewed certificate is presented and a withdrawn CA is no longer trusted.
+//  2. If the files are unusable, handshakes use the last usable content of all files. A file may be
+//     missing or incomplete, or a certificate and its key may not match while one of them is still
+//     to be replaced. Unusable files are logged at most once a minute.
+//  3. Open connections are not affected.
 package tlsfiles
 
 import (
@@ -23,34 +25,37 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// logInterval is how often files that can't be used are logged: a fleet of peers that connect must not fill the disk.
+// logInterval bounds how often unusable files are logged, because each of many connecting peers
+// would cause a line.
 const logInterval = time.Minute
 
 // Files are the paths of PEM files.
 type Files struct {
-	// Certificate, with its chain, and PrivateKey are one's own. Clients may do without: both are "" then.
+	// Certificate, which includes the chain, and PrivateKey are one's own. A client may have
+	// neither; both are empty then.
 	Certificate, PrivateKey string
-	// CA holds the certificates that the other side's must come from. "": a server asks for none, a client goes by the
-	// system's.
+	// CA holds the certificates that the peer's certificate must descend from. If it is empty, a
+	// client uses the system's CAs and a server accepts no client certificates.
 	CA string
 }
 
-// Follower is the TLS that some files make now. It is safe for any number of goroutines.
+// Follower provides TLS with the current content of files. Its methods are safe for concurrent use.
 type Follower struct {
 	files  Files
 	log    *slog.Logger
-	loaded atomic.Pointer[loaded]
+	loaded atomic.Pointer[loaded] // the last usable content
 	warn   rate.Sometimes
 }
 
-// loaded is what the files held.
+// loaded is the content of the files.
 type loaded struct {
-	pem          [3][]byte
+	pem          [3][]byte // certificate, private key and CA; nil for files without a path
 	certificates []tls.Certificate
-	ca           *x509.CertPool // nil: none
+	ca           *x509.CertPool // nil if there is no CA file
 }
 
-// Follow reads the files, which must be good now; what is wrong with them later is logged.
+// Follow reads the files and returns their Follower. It returns an error if the files are unusable
+// now; later errors are logged.
 func Follow(files Files, log *slog.Logger) (*Follower, error) {
 	f := &Follower{files: files, log: log, warn: rate.Sometimes{Interval: logInterval}}
 	first, err := files.load(nil)
@@ -61,8 +66,9 @@ func Follow(files Files, log *slog.Logger) (*Follower, error) {
 	return f, nil
 }
 
-// Server gives the configuration for a listener: whether client certificates are asked for, and the listener's protocols
-// (ALPN). Certificates of clients are verified against the CA; without one, none is good.
+// Server returns the configuration for a listener. clients says whether the server asks for client
+// certificates, protocols are those that it accepts (ALPN). Client certificates are verified
+// against the CA; without a CA no client certificate is valid.
 func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -71,7 +77,7 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 			now := f.current()
 			clientCAs := now.ca
 			if clientCAs == nil {
-				clientCAs = x509.NewCertPool() // nil would mean the system's
+				clientCAs = x509.NewCertPool() // nil would mean the system's CAs
 			}
 			return &tls.Config{
 				MinVersion:   tls.VersionTLS13,
@@ -79,31 +85,33 @@ func (f *Follower) Server(clients tls.ClientAuthType, protocols ...string) *tls.
 				Certificates: now.certificates,
 				ClientCAs:    clientCAs,
 				ClientAuth:   clients,
-				// A resumed session would not be verified again, and a CA that is withdrawn counts from the next handshake.
+				// A resumed session would not be verified again, but a withdrawn CA must not be
+				// trusted from the next handshake on.
 				SessionTicketsDisabled: true,
 			}, nil
 		},
 	}
 }
 
-// current gives what the files hold. It compares their content, some microseconds' work beside a handshake's, because times
-// and sizes can stay equal when the content does not.
+// current returns the current content of the files, or the last usable one. It compares the
+// content, because time and size of a file can stay equal when its content changes. Reading the
+// files takes microseconds, little compared to a handshake.
 func (f *Follower) current() *loaded {
 	have := f.loaded.Load()
 	now, err := f.files.load(have)
 	if err != nil {
 		f.warn.Do(func() {
-			f.log.Warn("TLS files can't be used; what they held before stays in use", "err", err)
+			f.log.Warn("TLS files are unusable; using their previous content", "err", err)
 		})
 		return have
 	}
 	if now != have && f.loaded.CompareAndSwap(have, now) {
-		f.log.Info("TLS files have changed and are in use", "certificate", f.files.Certificate, "ca", f.files.CA)
+		f.log.Info("TLS files have changed", "certificate", f.files.Certificate, "ca", f.files.CA)
 	}
 	return now
 }
 
-// load reads the files; it gives back have if that is what they hold.
+// load reads the files. It returns have if the content is still the same.
 func (f Files) load(have *loaded) (*loaded, error) {
 	now := &loaded{}
 	for i, path := range []string{f.Certificate, f.PrivateKey, f.CA} {
@@ -138,7 +146,7 @@ func (f Files) load(have *loaded) (*loaded, error) {
 	return now, nil
 }
 
-// pool gives the certificates of a CA file.
+// pool returns the certificates of a CA file.
 func pool(file []byte) (*x509.CertPool, error) {
 	blocks, err := decode(file)
 	if err != nil {
@@ -157,20 +165,21 @@ func pool(file []byte) (*x509.CertPool, error) {
 		empty = false
 	}
 	if empty {
-		return nil, errors.New("it has no certificate in PEM form")
+		return nil, errors.New("no certificate in PEM form")
 	}
 	return p, nil
 }
 
-// decode gives all that a PEM file holds. A decoder passes over what is no whole block; but in a file that is still being
-// written this would be a CA, or a link of a chain, that is silently missing.
+// decode returns all blocks of a PEM file. It returns an error for incomplete blocks, which
+// pem.Decode skips: in a file that is still being written, a CA or a link of a chain would silently
+// be missing.
 func decode(file []byte) ([]*pem.Block, error) {
 	var blocks []*pem.Block
 	for block, rest := pem.Decode(file); block != nil; block, rest = pem.Decode(rest) {
 		blocks = append(blocks, block)
 	}
 	if begun := bytes.Count(file, []byte("-----BEGIN ")); begun != len(blocks) {
-		return nil, fmt.Errorf("%d of its %d PEM blocks are not whole", begun-len(blocks), begun)
+		return nil, fmt.Errorf("%d of %d PEM blocks are incomplete", begun-len(blocks), begun)
 	}
 	return blocks, nil
 }

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// side is one end's files, in a directory of its own.
+// side is one end of a connection with its files, which are in a directory of their own.
 type side struct {
 	t     *testing.T
 	dir   string
@@ -30,7 +30,7 @@ type side struct {
 	*Follower
 }
 
-// newSide follows the files of an end whose certificate is issued by own and that trusts trusted.
+// newSide returns an end with a certificate from own that trusts the CA trusted.
 func newSide(t *testing.T, own func() (tls.Certificate, error), trusted *testca.CA) *side {
 	t.Helper()
 	s := &side{t: t, dir: t.TempDir()}
@@ -75,7 +75,8 @@ func clientOf(ca *testca.CA, user string) func() (tls.Certificate, error) {
 	return func() (tls.Certificate, error) { return ca.Client(user) }
 }
 
-// handshake connects two ends and gives the user of the client's certificate, and both ends' errors in one.
+// handshake connects two ends. It returns the user of the client's certificate and the joined
+// errors of both ends.
 func handshake(t *testing.T, server *tls.Config, client *side, authority string) (string, error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -101,7 +102,9 @@ func handshake(t *testing.T, server *tls.Config, client *side, authority string)
 		done <- err
 	}()
 	conn, _, clientErr := client.ClientCredentials().Clone().ClientHandshake(t.Context(), authority, dialled)
-	if clientErr == nil { // with TLS 1.3 a client learns only now whether the server takes its certificate
+	// With TLS 1.3 the client learns only from the first read whether the server accepts its
+	// certificate.
+	if clientErr == nil {
 		_, clientErr = io.ReadFull(conn, make([]byte, 1))
 	} else {
 		_ = dialled.Close()
@@ -138,17 +141,17 @@ func TestBothEndsFollowTheirFiles(t *testing.T) {
 
 	client.issue(clientOf(old, "a"))
 	_, err = connect()
-	require.Error(t, err, "the server trusts the old CA no longer")
+	require.Error(t, err, "the server still trusts the old CA")
 	client.issue(clientOf(next, "b"))
 	client.trust(old)
 	_, err = connect()
-	require.ErrorContains(t, err, "unknown authority", "nor does the client")
+	require.ErrorContains(t, err, "unknown authority", "the client trusts the new CA, which it should not do any more")
 	require.Contains(t, client.logs.String(), "TLS files have changed")
 	require.Contains(t, server.logs.String(), "TLS files have changed")
 }
 
-// TestBadFilesChangeNothing: a file that is missing, torn or still without its other half leaves all as it was, and is logged
-// once for a while.
+// TestBadFilesChangeNothing requires that a file that is missing, incomplete or does not match its
+// counterpart has no effect, and is logged only once within the interval.
 func TestBadFilesChangeNothing(t *testing.T) {
 	ca, other := newCA(t), newCA(t)
 	server, client := newSide(t, serverOf(ca, name), ca), newSide(t, clientOf(ca, "a"), ca)
@@ -161,12 +164,12 @@ func TestBadFilesChangeNothing(t *testing.T) {
 		for _, path := range []string{side.files.Certificate, side.files.PrivateKey, side.files.CA} {
 			good, err := os.ReadFile(path)
 			require.NoError(t, err)
-			torn := append(bytes.Clone(good), good[:len(good)/2]...) // the second of two certificates
+			torn := append(bytes.Clone(good), good[:len(good)/2]...) // as second block
 			for what, content := range map[string][]byte{
 				"empty": nil, "torn": good[:len(good)/2], "second torn": torn, "certificate": certPEM, "key": keyPEM,
 			} {
 				if path == side.files.CA && what == "certificate" || path == side.files.PrivateKey && what == "second torn" {
-					continue // that is a CA file, or a key, that can be used
+					continue // this content is usable
 				}
 				require.NoError(t, os.WriteFile(path, content, 0o600))
 				user, err := handshake(t, config, client, name+":1")
@@ -178,12 +181,12 @@ func TestBadFilesChangeNothing(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(path, good, 0o600))
 		}
-		require.Equal(t, 1, strings.Count(side.logs.String(), "can't be used"), side.logs.String())
+		require.Equal(t, 1, strings.Count(side.logs.String(), "TLS files are unusable"), side.logs.String())
 		require.NotContains(t, side.logs.String(), "have changed")
 	}
 }
 
-// TestTheServersNameIsVerified: by name and by address.
+// TestTheServersNameIsVerified covers servers dialled by name and by address.
 func TestTheServersNameIsVerified(t *testing.T) {
 	ca := newCA(t)
 	server, client := newSide(t, serverOf(ca, name, "192.0.2.1"), ca), newSide(t, clientOf(ca, "a"), ca)
@@ -213,7 +216,7 @@ func TestClientCertificatesAreOptional(t *testing.T) {
 	require.ErrorContains(t, err, "certificate")
 }
 
-func TestFollowSaysWhichFileIsBad(t *testing.T) {
+func TestFollowReportsWhichFileIsBad(t *testing.T) {
 	ca := newCA(t)
 	good := newSide(t, serverOf(ca, name), ca).files
 	other := newSide(t, serverOf(ca, name), ca).files
@@ -224,7 +227,7 @@ func TestFollowSaysWhichFileIsBad(t *testing.T) {
 		{Files{Certificate: "/nowhere", PrivateKey: good.PrivateKey}, "/nowhere"},
 		{Files{Certificate: good.Certificate, PrivateKey: other.PrivateKey}, "does not match"},
 		{Files{Certificate: good.Certificate}, "with key"},
-		{Files{Certificate: good.Certificate, PrivateKey: good.PrivateKey, CA: good.PrivateKey}, "has no certificate in PEM form"},
+		{Files{Certificate: good.Certificate, PrivateKey: good.PrivateKey, CA: good.PrivateKey}, "no certificate in PEM form"},
 	} {
 		_, err := Follow(test.files, slog.Default())
 		require.ErrorContains(t, err, test.want)

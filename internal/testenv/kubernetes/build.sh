@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds etcd or a Kubernetes component into the cache and prints the path of the binary. This
 # folder pins the version, except for an earlier kube-proxy: the folder named by its version pins
-# it. Usage: build.sh etcd|kube-apiserver|kube-controller-manager|kube-proxy [earlier version, such
-# as 1.36]
+# it.
+# Usage: build.sh etcd|kube-apiserver|kube-controller-manager|kube-proxy [version]
+# The version is that of an earlier kube-proxy, such as 1.36.
 set -euo pipefail
 
 cd "$(dirname "$0")"
