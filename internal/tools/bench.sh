@@ -1,16 +1,25 @@
 #!/usr/bin/env bash
-# Makes the figures of docs/performance.md again, one after the other: some hours. What the commands report is in bin/bench, and
-# then, trimmed, in loadtest/performance/reports, of which the page is made, unless they would be of several machines. REPEATS is how often each load test is run, by
-# default as often as its command says, or once. ONLY=steady makes only the reports whose names begin so; the page keeps the others. A run
-# that fails does not end the rest: the page keeps the report that it had, what there is of the new one stays beside the others as
-# NAME.failed.json, with what the run said in NAME.log, and this fails in the end.
+# Measures the figures of docs/performance.md again, one after the other. This takes some hours.
+#
+# The commands write their reports to bin/bench. The trimmed reports then go to
+# loadtest/performance/reports, from which the page is generated, unless the reports would come from
+# different machines.
+#
+# REPEATS is how often each load test runs; by default it runs as often as its command says, or
+# once. ONLY=steady measures only the reports whose names begin with "steady"; the page keeps the
+# others.
+#
+# If a run fails, the others continue. The page keeps the previous report of the failed run, and its
+# incomplete report is in bin/bench as NAME.failed.json, with its log in NAME.log. The script fails
+# at the end.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 list=loadtest/performance/commands.txt
 mkdir -p bin/bench
-go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest # whatever GOFLAGS has: reports tell the commit, and the page if they differ
+# Reports contain the commit, and the page says if they differ. -buildvcs=auto overrides GOFLAGS.
+go build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest
 
-# loadtest NAME COMMAND...: a load test, its report as JSON and as text.
+# loadtest NAME COMMAND... runs a load test and writes its report as JSON and as text.
 loadtest() {
 	local name=$1
 	shift
@@ -21,7 +30,7 @@ loadtest() {
 failed=() measured=()
 while IFS= read -r line; do
 	name=${line%%: *}
-	eval "command=(${line#*: })" # as a shell reads it: arguments may be quoted
+	eval "command=(${line#*: })" # arguments may be quoted as in a shell
 	[[ $name == "${ONLY:-}"* ]] || continue
 	rm -f "bin/bench/$name".{json,txt,log,failed.json,failed.txt}
 	echo "== $name: ${command[*]}"
@@ -37,13 +46,14 @@ while IFS= read -r line; do
 	}
 done <"$list"
 if ((${#measured[@]})); then
-	go run ./internal/tools/performance bin/bench "${measured[@]}" || # those alone: others in bin/bench may be older than what is checked in
+	# Only these reports: others in bin/bench may be older than those that are checked in.
+	go run ./internal/tools/performance bin/bench "${measured[@]}" ||
 		failed+=(docs/performance.md)
 fi
 if ((${#failed[@]})); then
 	echo "failed: ${failed[*]}; see above, bin/bench/NAME.failed.json and NAME.log" >&2
 	exit 1
 elif ! ((${#measured[@]})); then
-	echo "nothing was measured: ONLY=${ONLY:-} begins no name in $list" >&2
+	echo "nothing was measured: no name in $list begins with ONLY=${ONLY:-}" >&2
 	exit 1
 fi

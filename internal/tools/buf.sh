@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the pinned buf, with the pinned Go plugins in its PATH.
+# Runs the pinned buf with the pinned Go plugins in the PATH.
 set -euo pipefail
 
 module=$(dirname "$0")/proto

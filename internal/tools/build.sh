@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Builds one command of a nested module into the cache, once, and prints the path of the binary.
-# Usage: build.sh <module folder> <package> [extra linker flags] [name of the binary, if the package's path does not end with it]
+# Builds one command of a nested module into the cache, unless it is there, and prints the path of
+# the binary.
+# Usage: build.sh <module folder> <package> [extra linker flags] [name of the binary]
+# The name of the binary defaults to the last element of the package path.
 #
-# The cache lies outside the tree, in a folder named by what decides the result: the module's
-# go.mod and go.sum and the Go version. Concurrent callers wait for one build.
+# The cache is outside the tree. The name of the folder depends on everything that determines the
+# binary: the module's go.mod and go.sum, the Go version and the linker flags. Concurrent callers
+# wait for one build.
 set -euo pipefail
 
 module=$1 package=$2 ldflags=${3-} name=${4-$(basename "$2")}
@@ -19,7 +22,7 @@ if [[ ! -x $binary ]]; then
 	exec 9>"$binary.lock"
 	flock 9
 	if [[ ! -x $binary ]]; then
-		echo "building $name into $dir (once; the next run uses the cache)" >&2
+		echo "building $name in $dir (once; later runs use the cache)" >&2
 		go build -trimpath -ldflags "-s -w $ldflags" -o "$binary.partial" "$package" >&2
 		mv "$binary.partial" "$binary"
 	fi

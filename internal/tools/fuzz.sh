@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes every target of the module, one after the other, each for $FUZZTIME. A finding is kept as a test case in testdata/fuzz
-# beside its target, fails this script once the others have had their turn, and from then on the tests.
+# Fuzzes every target of the module, one after the other, for $FUZZTIME each. A finding is stored as
+# a test case in testdata/fuzz beside its target, so that the tests fail from then on. The script
+# continues with the other targets and fails at the end.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -10,12 +11,12 @@ failed=()
 for target in "${targets[@]}"; do
 	package=$(dirname "${target%%:*}") name=${target##* }
 	echo "== $name in $package"
-	# Making inputs smaller is not what the time is for. A run's end while inputs are tried can be an error of its own
-	# (go.dev/issue/48157), and is no finding.
+	# The time is for finding inputs, not for minimizing them. If the time ends while inputs are
+	# being tried, go test may report an error (go.dev/issue/48157), which is not a finding.
 	log=$(mktemp)
 	if ! go test -run='^$' -fuzz="^$name\$" -fuzztime="$FUZZTIME" -fuzzminimizetime=20x "$package" 2>&1 | tee "$log"; then
 		if grep -q 'context deadline exceeded' "$log" && ! grep -q 'Failing input written' "$log"; then
-			echo "(the time was over)"
+			echo "(the time is over)"
 		else
 			failed+=("$name in $package")
 		fi
@@ -23,6 +24,6 @@ for target in "${targets[@]}"; do
 	rm "$log"
 done
 if ((${#failed[@]})); then
-	printf 'found something: %s\n' "${failed[@]}" >&2
+	printf 'fuzzing failed: %s\n' "${failed[@]}" >&2
 	exit 1
 fi

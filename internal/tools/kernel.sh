@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Prints the folder of a Linux kernel for internal/testenv/vm: vmlinuz, and its modules for networking. It is Debian's,
-# unpacked into the cache by version; the newest one there is taken. Installs nothing on the host.
+# Prints the folder of a Linux kernel for internal/testenv/vm, which contains vmlinuz and its
+# modules for networking. The kernel is that of Debian, unpacked into a folder of the cache named by
+# its version. The newest one in the cache is used. Nothing is installed on the host.
 set -euo pipefail
 
 cache=${SLICECAST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/slicecast}/kernel
 mkdir -p "$cache"
-# Of its modules, in the order of their folders.
+# The parts of the kernel's modules to keep, as paths in their folder.
 parts="net lib fs/9p fs/netfs fs/fscache fs/overlayfs drivers/virtio drivers/char/virtio_console.ko drivers/net/dummy.ko
 	drivers/net/veth.ko drivers/net/virtio_net.ko drivers/net/net_failover.ko drivers/net/vxlan drivers/net/bonding arch crypto"
-# newest gives the newest kernel that has all of them.
+# newest prints the folder of the newest kernel in the cache that has all parts.
 newest() {
 	local dir
 	while read -r dir; do
@@ -24,8 +25,8 @@ if [[ -z $dir ]]; then
 		echo "no kernel for the virtual machine: $1" >&2
 		exit 1
 	}
-	[[ $(uname -m) == x86_64 ]] || give_up "it is there for x86_64 only"
-	command -v apt-get apt-cache dpkg-deb >/dev/null || give_up "it is fetched with apt-get, and this is not a Debian system"
+	[[ $(uname -m) == x86_64 ]] || give_up "only x86_64 is supported"
+	command -v apt-get apt-cache dpkg-deb >/dev/null || give_up "apt-get fetches it, but this is not a Debian system"
 	exec 9>"$cache/lock"
 	flock 9
 	dir=$(newest)
@@ -37,7 +38,7 @@ if [[ -z $dir ]]; then
 	download() { (cd "$unpack" && apt-get -q -o APT::Sandbox::User=root download "$(package)") >&2; }
 	echo "fetching Debian's linux-image-amd64 into $cache (once)" >&2
 	if ! download; then
-		[[ $EUID == 0 ]] || give_up "apt-get knows no linux-image-amd64 package (run 'apt-get update' as root)"
+		[[ $EUID == 0 ]] || give_up "apt-get does not know the package linux-image-amd64 (run 'apt-get update' as root)"
 		apt-get -q update >&2 || give_up "apt-get update failed"
 		download || give_up "apt-get could not download linux-image-amd64"
 	fi

@@ -7,11 +7,11 @@ golangci=$(internal/tools/build.sh internal/tools/lint github.com/golangci/golan
 "$golangci" run --allow-parallel-runners
 internal/tools/buf.sh lint
 
-# From the first release on the wire API only grows: it may not break whoever speaks that of a release. Before it, there is
-# nothing to compare with.
+# From the first release on, the wire API must stay compatible with every release. Before it there
+# is nothing to compare with.
 release=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || true)
 if [[ -z $release ]]; then
-	echo "buf breaking: there is no release yet to compare the wire API with" >&2
+	echo "buf breaking: no release yet to compare the wire API with" >&2
 	exit
 fi
 earlier=$(mktemp -d)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages whose commands are missing, if this is root on a Debian system, and otherwise says which.
+# Installs the Debian packages whose commands are missing, if it runs as root on a Debian system.
+# Otherwise it prints the missing packages and fails.
 # Usage: packages.sh <command>:<package>...
 set -euo pipefail
 
@@ -9,7 +10,7 @@ for pair; do
 done
 ((${#missing[@]})) || exit 0
 if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then
-	echo "this needs ${missing[*]}: on Debian or Ubuntu run 'apt-get install ${missing[*]}' as root" >&2
+	echo "missing: ${missing[*]}; on Debian or Ubuntu run 'apt-get install ${missing[*]}' as root" >&2
 	exit 1
 fi
 apt-get -q update

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Gets what the tests need: Debian packages, and etcd, Kubernetes components and a kernel in the cache.
+# Provides what the tests need: Debian packages, and etcd, Kubernetes components and a kernel in the
+# cache.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

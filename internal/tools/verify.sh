@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that what can be made by a command is what is checked in.
+# Checks that generated files are current, Go files are formatted and modules are tidy.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,5 +1,6 @@
-// Command metricsdoc writes docs/metrics.md. It makes the server and the agent as their commands do, in all configurations
-// that have metrics of their own, and lists what they register: what the page says is what there is.
+// Command metricsdoc writes docs/metrics.md. It creates the server and the agent as their commands
+// do, in all configurations that have metrics of their own, and lists the metrics that they
+// register.
 package main
 
 import (
@@ -31,21 +32,22 @@ func main() {
 // variant is a way to start a command.
 type variant struct {
 	args []string
-	// with are the properties of it that may have metrics of their own, as the page names them.
+	// with holds the properties of the variant that may have metrics of their own, by their names
+	// on the page.
 	with []string
 }
 
-// command is one that has metrics.
+// command is a command that has metrics.
 type command struct {
 	name, about string
 	variants    []variant
-	// make makes the command, with its flags, as far as its metrics need.
+	// make creates the command with flags, as far as its metrics need, and registers them with r.
 	make func(args []string, r *recorder) error
 }
 
 func run(args []string) error {
 	if len(args) != 2 {
-		return errors.New("give the path of the page to write")
+		return errors.New("usage: metricsdoc <path of the page to write>")
 	}
 	dir, err := os.MkdirTemp("", "slicecast-metrics-")
 	if err != nil {
@@ -59,10 +61,11 @@ func run(args []string) error {
 	var page strings.Builder
 	page.WriteString(`# Metrics
 
-<!-- Made by internal/tools/metricsdoc of the code: run 'make generate' instead of editing this. -->
+<!-- Generated from the code by internal/tools/metricsdoc. Do not edit; run 'make generate'. -->
 
-Server and agent serve these at /metrics of their --metrics-bind-address, in the Prometheus format, along with client_golang's own
-about the process (process_*) and the Go runtime (go_*). Counters end with _total; a histogram has the series _bucket, _sum and _count.
+The server and the agent serve these metrics at /metrics of their --metrics-bind-address, in the Prometheus format. They
+also serve client_golang's metrics of the process (process_*) and the Go runtime (go_*). The names of counters end with
+_total. A histogram has the series _bucket, _sum and _count.
 `)
 	for _, c := range []command{serverCommand(files), agentCommand(files)} {
 		metrics, err := c.metrics()
@@ -125,7 +128,7 @@ func agentCommand(f *files) command {
 			o := agent.Options{Registry: r}
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			o.AddFlags(fs)
-			// No programmer has metrics of its own, and this one asks nothing of the machine.
+			// No programmer has metrics of its own, and the printer needs nothing from the machine.
 			if err := fs.Parse(append(args, "--programmer=printer")); err != nil {
 				return err
 			}
@@ -134,17 +137,17 @@ func agentCommand(f *files) command {
 	}
 }
 
-// ended gives a context that has ended: what runs with it stops at once.
+// ended returns a context that has ended, so that what runs with it stops at once.
 func ended() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }
 
-// documented is a metric with the variants that have it.
+// documented is a metric with the description of the variants that have it.
 type documented struct {
 	metric
-	only string
+	only string // empty if all variants have the metric
 }
 
 func (m *documented) text() string {
@@ -155,7 +158,7 @@ func (m *documented) text() string {
 	return text
 }
 
-// metrics collects those of all variants, by name.
+// metrics returns the metrics of all variants by name.
 func (c *command) metrics() ([]documented, error) {
 	all := make(map[string]documented)
 	has := make(map[string][]int) // the variants that have a metric
@@ -182,12 +185,14 @@ func (c *command) metrics() ([]documented, error) {
 	return out, nil
 }
 
-// only names what exactly these variants have in common; "": they are all variants.
+// only returns the names of the properties that exactly these variants have, or "" if they are all
+// variants.
 func (c *command) only(variants []int) string {
 	if len(variants) == len(c.variants) {
 		return ""
 	}
-	// A property tells something if no other variant has it; one that others of them imply tells less.
+	// A property describes the variants if no other variant has it. It is redundant if a property
+	// of more of these variants implies it.
 	having := make(map[string][]int)
 	for i, v := range c.variants {
 		for _, w := range v.with {
@@ -214,7 +219,7 @@ func (c *command) only(variants []int) string {
 	return cmp.Or(strings.Join(names, " or "), "some configurations")
 }
 
-// files are what the commands' flags name.
+// files are the files that the commands' flags name.
 type files struct{ manifests, cert, key, ca, kubeconfig, checkpoint string }
 
 func makeFiles(dir string) (*files, error) {
@@ -230,7 +235,7 @@ func makeFiles(dir string) (*files, error) {
 	return f, f.makeTLS(dir)
 }
 
-// kubeconfig is of an API server that is not there.
+// kubeconfig is for an API server that does not exist.
 const kubeconfig = `
 apiVersion: v1
 kind: Config

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMetricsAreFoundByWhatTheyAre: with and without values, labels and odd words.
+// TestMetricsAreFoundByWhatTheyAre covers metrics with and without values and labels, and unusual
+// help texts.
 func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
 	register := func(r prometheus.Registerer, extra bool) {
 		r.MustRegister(
@@ -45,12 +46,12 @@ func TestMetricsAreFoundByWhatTheyAre(t *testing.T) {
 	require.Equal(t, "some configurations", c.only([]int{0}))
 }
 
-func TestWhatIsNotKnownIsSaid(t *testing.T) {
+func TestUnknownCollectorsAreReported(t *testing.T) {
 	r := newRecorder()
 	r.MustRegister(prometheus.NewSummaryVec(prometheus.SummaryOpts{Name: "s", Help: "h"}, []string{"x"}))
 	_, err := r.metrics()
 	require.ErrorContains(t, err, "metric s is of a collector of type *prometheus.SummaryVec")
 	_, err = parseDesc("Desc{}")
 	require.ErrorContains(t, err, "adapt parseDesc")
-	require.ErrorContains(t, run(nil), "give the path")
+	require.ErrorContains(t, run(nil), "usage: metricsdoc")
 }

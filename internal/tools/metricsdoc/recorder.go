@@ -13,13 +13,13 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// metric is what is known of one before it has a value.
+// metric is what is known about a metric before it has a value.
 type metric struct {
 	name, help, kind string
 	labels           []string
 }
 
-// recorder is a registry that remembers what is registered.
+// recorder is a registry that records the collectors registered with it.
 type recorder struct {
 	*prometheus.Registry
 	collectors []prometheus.Collector
@@ -42,7 +42,7 @@ func (r *recorder) MustRegister(all ...prometheus.Collector) {
 	}
 }
 
-// metrics gives what was registered.
+// metrics returns the registered metrics.
 func (r *recorder) metrics() (out []metric, err error) {
 	families, err := r.Gather()
 	if err != nil {
@@ -62,7 +62,7 @@ func (r *recorder) metrics() (out []metric, err error) {
 			m, parse := parseDesc(d.String())
 			m.kind = cmp.Or(kinds[m.name], kindOf(c))
 			if m.kind == "" {
-				parse = errors.Join(parse, fmt.Errorf("metric %s is of a collector of type %T: adapt kindOf", m.name, c))
+				parse = errors.Join(parse, fmt.Errorf("metric %s is of a collector of type %T: extend kindOf", m.name, c))
 			}
 			err = errors.Join(err, parse)
 			out = append(out, m)
@@ -71,7 +71,8 @@ func (r *recorder) metrics() (out []metric, err error) {
 	return out, err
 }
 
-// kindOf tells the type of metrics that have no value yet, as no labels were used; "": the collector is of another sort.
+// kindOf returns the type of metrics that have labels but no values yet, and "" for other kinds of
+// collectors.
 func kindOf(c prometheus.Collector) string {
 	switch c.(type) {
 	case *prometheus.CounterVec:
@@ -84,13 +85,13 @@ func kindOf(c prometheus.Collector) string {
 	return ""
 }
 
-// description is how prometheus.Desc prints itself, which is the only way to see what is in it.
+// description matches the String of a prometheus.Desc, which has no other way to access its fields.
 var description = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), .*variableLabels: \{(.*)\}\}$`)
 
 func parseDesc(s string) (m metric, err error) {
 	parts := description.FindStringSubmatch(s)
 	if parts == nil {
-		return m, fmt.Errorf("client_golang describes a metric as %s, which is new: adapt parseDesc", s)
+		return m, fmt.Errorf("client_golang describes a metric in an unknown form, %s: adapt parseDesc", s)
 	}
 	if m.name, err = strconv.Unquote(parts[1]); err != nil {
 		return m, err
@@ -104,7 +105,7 @@ func parseDesc(s string) (m metric, err error) {
 	return m, nil
 }
 
-// makeTLS makes certificates.
+// makeTLS creates a CA and a server certificate.
 func (f *files) makeTLS(dir string) error {
 	ca, err := testca.New()
 	if err != nil {

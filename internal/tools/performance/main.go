@@ -1,5 +1,6 @@
-// Command performance makes docs/performance.md and its chart of the reports that are checked in; given a directory, such as
-// bin/bench, and names of reports, it first takes these from there. It runs in the module's root.
+// Command performance generates docs/performance.md and its chart from the reports that are checked
+// in. Given a directory, such as bin/bench, and names of reports, it first copies these reports
+// from there. It runs in the root of the module.
 package main
 
 import (
@@ -23,7 +24,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 1 {
-		return errors.New("give a directory with reports and their names, such as bin/bench steady-1000, or nothing")
+		return errors.New("usage: performance [<directory> <name of a report>...], such as performance bin/bench steady-1000")
 	}
 	taken := map[string][]byte{}
 	if len(args) > 1 {
@@ -32,7 +33,8 @@ func run(args []string) error {
 			return err
 		}
 	}
-	// All is written when it is known to make a page, so that what is checked in is of one machine.
+	// Write nothing before the page is generated. Then all reports that are checked in come from
+	// one machine.
 	all, err := os.MkdirTemp("", "performance-")
 	if err != nil {
 		return err
@@ -68,14 +70,14 @@ func write(directory string, files map[string][]byte) error {
 	return nil
 }
 
-// take gives reports of a directory, without what makes them large.
+// take reads reports from a directory and trims what makes them large.
 func take(directory string, names []string) (map[string][]byte, error) {
 	commands := performance.Commands()
 	taken := map[string][]byte{}
 	for _, name := range names {
 		i := slices.IndexFunc(commands, func(c performance.Command) bool { return c.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("no command of make bench makes a report %s", name)
+			return nil, fmt.Errorf("no command of make bench writes a report named %s", name)
 		}
 		c := commands[i]
 		content, err := os.ReadFile(filepath.Join(directory, c.File()))
@@ -96,7 +98,7 @@ func trimmed(content []byte) ([]byte, error) {
 		return nil, err
 	}
 	if !r.OK() {
-		return nil, errors.New("its check failed")
+		return nil, errors.New("the check of the report failed")
 	}
 	performance.Trim(r)
 	var out bytes.Buffer

@@ -1,5 +1,6 @@
-// Command reportschema writes the JSON Schemas of what the load tester says to machines: reports, comparisons and estimates. Types are
-// read from the Go structures and descriptions from the comments on them, so that the schemas say what is written.
+// Command reportschema writes the JSON Schemas of the load tester's machine-readable output:
+// reports, comparisons and estimates. It reads types from the Go structures and descriptions from
+// their comments, so that the schemas match what is written. It runs in the root of the module.
 package main
 
 import (
@@ -20,7 +21,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// module is the path that packages' directories follow from.
+// module is the import path of the module. A package's directory is its import path without this
+// prefix.
 const module = "github.com/slicecast/slicecast/"
 
 func main() {
@@ -32,7 +34,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) != 2 {
-		return errors.New("give the directory to write in, as it were the module's root, and run in that")
+		return errors.New("usage: reportschema <directory>, which stands for the root of the module")
 	}
 	d := describer{packages: make(map[string]map[string]string)}
 	return errors.Join(
@@ -42,7 +44,7 @@ func run(args []string) error {
 	)
 }
 
-// types have their own forms in JSON.
+// types are the schemas of types that have their own form in JSON.
 var types = map[reflect.Type]*jsonschema.Schema{
 	reflect.TypeFor[report.Peer]():      {Type: "string", Enum: []any{report.Slicecast, report.KubeAPIServer}},
 	reflect.TypeFor[report.Source]():    {Type: "string", Enum: []any{report.Generated, report.OwnAPIServer, report.Written, report.Observed}},
@@ -52,7 +54,7 @@ var types = map[reflect.Type]*jsonschema.Schema{
 	reflect.TypeFor[report.Metric]():    {Type: "string"},
 }
 
-// write writes the schema of a type, whose objects name it.
+// write writes the schema of a type. Objects of the type name the schema in their field "schema".
 func write[T any](d describer, root, file, name string) error {
 	s, err := jsonschema.For[T](&jsonschema.ForOptions{TypeSchemas: types})
 	if err != nil {
@@ -75,13 +77,15 @@ func write[T any](d describer, root, file, name string) error {
 	return os.WriteFile(path, append(out, '\n'), 0o644)
 }
 
-// describer takes descriptions from source code.
+// describer reads descriptions from source code.
 type describer struct {
-	// packages holds, by import path, the comments of types, and of fields as "Type.Field".
+	// packages holds, by import path, the comments of types by their names, and those of fields by
+	// "Type.Field".
 	packages map[string]map[string]string
 }
 
-// describe adds descriptions to a type's schema, and allows properties that later versions add.
+// describe adds descriptions to a type's schema. It also allows additional properties, because
+// later versions may add some.
 func (d describer) describe(t reflect.Type, s *jsonschema.Schema) error {
 	if _, own := types[t]; own {
 		return nil
@@ -123,6 +127,7 @@ func (d describer) describe(t reflect.Type, s *jsonschema.Schema) error {
 	return nil
 }
 
+// comments returns the comments of the types in a package and of their fields.
 func (d describer) comments(pkg string) (map[string]string, error) {
 	if c, ok := d.packages[pkg]; ok {
 		return c, nil
@@ -161,5 +166,5 @@ func (d describer) comments(pkg string) (map[string]string, error) {
 	return out, nil
 }
 
-// line gives a comment as one line.
+// line returns a comment as one line.
 func line(c *ast.CommentGroup) string { return strings.Join(strings.Fields(c.Text()), " ") }

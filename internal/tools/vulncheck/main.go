@@ -1,8 +1,9 @@
-// Command vulncheck runs govulncheck on this module. It fails if the module, tests included, calls a
-// function that is known to be vulnerable, unless the file of exceptions says why that is harmless.
-// A vulnerable module is only listed if none of its vulnerable functions is called.
+// Command vulncheck runs govulncheck on this module. It fails if the module, including its tests,
+// calls a function that is known to be vulnerable, unless the file of exceptions says why the call
+// is harmless. If a module is vulnerable but none of its vulnerable functions is called, vulncheck
+// only lists it.
 //
-// It fails, too, if nothing could be checked, and if an exception is no longer needed.
+// It also fails if nothing could be checked, or if an exception is no longer needed.
 //
 // Usage: vulncheck [-db URL] <path of govulncheck> <file of exceptions> [package pattern]...
 package main
@@ -64,13 +65,13 @@ func run(ctx context.Context, w io.Writer, db, govulncheck, exceptionsFile strin
 
 // exception is a vulnerability that is accepted although a vulnerable function is called.
 type exception struct {
-	// ID is that of the Go vulnerability database, such as GO-2026-1234.
+	// ID is the ID in the Go vulnerability database, such as GO-2026-1234.
 	ID string
-	// Reason says why the vulnerability does no harm here.
+	// Reason says why the vulnerability is harmless here.
 	Reason string
 }
 
-// loadExceptions reads the exceptions' reasons by ID.
+// loadExceptions returns the reasons of the exceptions by ID.
 func loadExceptions(file string) (map[string]string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -88,14 +89,15 @@ func loadExceptions(file string) (map[string]string, error) {
 			return nil, fmt.Errorf("%s: exception %q: both id and reason are needed", file, e.ID)
 		}
 		if reasons[e.ID] != "" {
-			return nil, fmt.Errorf("%s: exception %q: there are two", file, e.ID)
+			return nil, fmt.Errorf("%s: exception %q is listed twice", file, e.ID)
 		}
 		reasons[e.ID] = strings.TrimSpace(e.Reason)
 	}
 	return reasons, nil
 }
 
-// message is a part of what govulncheck writes: one of its fields is set.
+// message is a message in govulncheck's output. One of the fields is set in each message; others of
+// govulncheck's are ignored.
 type message struct {
 	Config *struct {
 		DB       string `json:"db"`
@@ -112,7 +114,7 @@ type message struct {
 	} `json:"finding"`
 }
 
-// frame is a call, the vulnerable function's first.
+// frame is a call in a trace. The first frame of a trace is the vulnerable function.
 type frame struct {
 	Module   string `json:"module"`
 	Version  string `json:"version"`
@@ -128,9 +130,9 @@ func (f frame) String() string {
 	return fmt.Sprintf("%s.(%s).%s", f.Package, f.Receiver, f.Function)
 }
 
-// findings are what govulncheck found.
+// findings are the results of govulncheck.
 type findings struct {
-	// database is the URL and date of what was checked against.
+	// database is the URL and the date of the vulnerability database.
 	database string
 	list     map[string]*vulnerability // by ID
 }
@@ -138,11 +140,12 @@ type findings struct {
 // vulnerability is a known vulnerability of a module in use.
 type vulnerability struct {
 	summary, module, fixed string
-	// calls name each call of a vulnerable function and where it comes from; empty if none is called.
+	// calls describes each call of a vulnerable function and where it comes from; empty if none is
+	// called.
 	calls []string
 }
 
-// parse reads govulncheck's output.
+// parse parses govulncheck's output.
 func parse(out []byte) (*findings, error) {
 	found := &findings{list: make(map[string]*vulnerability)}
 	summaries := make(map[string]string)
@@ -151,7 +154,7 @@ func parse(out []byte) (*findings, error) {
 		if err := decoder.Decode(&m); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
-			return nil, fmt.Errorf("govulncheck's output: %w", err)
+			return nil, fmt.Errorf("decode govulncheck's output: %w", err)
 		}
 		if m.Config != nil {
 			found.database = m.Config.DB + " of " + m.Config.Modified
@@ -182,7 +185,7 @@ func parse(out []byte) (*findings, error) {
 	return found, nil
 }
 
-// report writes what was found to w. It returns an error if something is to be done.
+// report writes the findings to w. It returns an error if something must be done.
 func (found *findings) report(w io.Writer, accepted map[string]string) error {
 	var open []string
 	fmt.Fprintf(w, "checked against %s\n", found.database)
@@ -203,7 +206,7 @@ func (found *findings) report(w io.Writer, accepted map[string]string) error {
 	}
 	var errs []error
 	if len(open) > 0 {
-		errs = append(errs, fmt.Errorf("vulnerable functions are called (%s): update the modules, or add an exception with its reason",
+		errs = append(errs, fmt.Errorf("vulnerable functions are called (%s): update the modules, or add an exception with a reason",
 			strings.Join(open, ", ")))
 	}
 	for _, id := range slices.Sorted(maps.Keys(accepted)) {

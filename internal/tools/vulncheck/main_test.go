@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRun plays what govulncheck wrote about a made-up database. The vulnerable function of
-// GO-2099-0001 is called, that of GO-2099-0002 is not.
+// TestRun replays govulncheck's output for a made-up database. The module calls the vulnerable
+// function of GO-2099-0001, but not that of GO-2099-0002.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	const (
@@ -20,7 +20,8 @@ func TestRun(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		govulncheck, exceptions string
-		report, err             []string // what they contain; no err: it passes
+		// texts that they contain; a nil err means that the check passes
+		report, err []string
 	}{
 		"called": {
 			recorded, "[]",
@@ -33,17 +34,17 @@ func TestRun(t *testing.T) {
 			},
 			[]string{"GO-2099-0001): update"},
 		},
-		"accepted":        {recorded, calledFirst, []string{"GO-2099-0001: accepted: nobody can reach it"}, nil},
-		"no exceptions":   {`echo '{"config": {"db": "x"}}'`, "# none\n", []string{"checked against"}, nil},
-		"not needed":      {recorded, calledFirst + "- {id: GO-2099-0002, reason: old}\n", nil, []string{"GO-2099-0002 is not needed"}},
-		"unknown":         {recorded, calledFirst + "- {id: GO-2099-0003, reason: old}\n", nil, []string{"GO-2099-0003 is not needed"}},
-		"no reason":       {recorded, "- {id: GO-2099-0001, reason: ' '}\n", nil, []string{"both id and reason"}},
-		"twice":           {recorded, calledFirst + calledFirst, nil, []string{"there are two"}},
-		"unknown field":   {recorded, "- {id: GO-2099-0001, reason: x, until: 2099}\n", nil, []string{"field until not found"}},
-		"no database":     {unreachable, "[]", nil, []string{"nothing was checked", "no such host"}},
-		"silent":          {"true", "[]", nil, []string{"nothing was checked", "no configuration"}},
-		"cut off":         {recorded + " | head -c 300", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
-		"not what it was": {"echo nonsense", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
+		"accepted":      {recorded, calledFirst, []string{"GO-2099-0001: accepted: nobody can reach it"}, nil},
+		"no exceptions": {`echo '{"config": {"db": "x"}}'`, "# none\n", []string{"checked against"}, nil},
+		"not needed":    {recorded, calledFirst + "- {id: GO-2099-0002, reason: old}\n", nil, []string{"GO-2099-0002 is not needed"}},
+		"unknown":       {recorded, calledFirst + "- {id: GO-2099-0003, reason: old}\n", nil, []string{"GO-2099-0003 is not needed"}},
+		"no reason":     {recorded, "- {id: GO-2099-0001, reason: ' '}\n", nil, []string{"both id and reason"}},
+		"twice":         {recorded, calledFirst + calledFirst, nil, []string{"is listed twice"}},
+		"unknown field": {recorded, "- {id: GO-2099-0001, reason: x, until: 2099}\n", nil, []string{"field until not found"}},
+		"no database":   {unreachable, "[]", nil, []string{"nothing was checked", "no such host"}},
+		"silent":        {"true", "[]", nil, []string{"nothing was checked", "no configuration"}},
+		"cut off":       {recorded + " | head -c 300", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
+		"nonsense":      {"echo nonsense", "[]", nil, []string{"nothing was checked", "govulncheck's output"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -64,7 +65,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestExceptions holds the module's own list to its form.
+// TestExceptions checks that the module's own list of exceptions is valid.
 func TestExceptions(t *testing.T) {
 	t.Parallel()
 	_, err := loadExceptions("exceptions.yaml")
