@@ -19,39 +19,40 @@ import (
 	server "github.com/slicecast/slicecast/server/app"
 )
 
-// The test binary starts itself again as a container runtime does: first as the process that sets the container up
-// (containerVariable), then, by exec, as what the image holds (imageVariable).
+// The test binary runs itself again, like a container runtime: first as the process that sets up
+// the container (containerVariable), then, by exec, as the image's command (imageVariable).
 const (
 	containerVariable = "SLICECAST_TEST_CONTAINER"
 	imageVariable     = "SLICECAST_TEST_IMAGE"
 )
 
-// images holds the commands that stand for the images.
+// images holds the commands that stand for the images, by the names of the images.
 var images = map[string]func() *cobra.Command{
 	"slicecast-server": server.NewCommand,
 	"slicecast-agent":  agent.NewCommand,
 }
 
-// container is how a process is confined. It starts in a mount namespace of its own.
+// container describes how a process is confined. The process starts in its own mount namespace.
 type container struct {
 	Mounts   []mount
 	UID, GID int
 	FSGroup  int
-	// Privileged: with all capabilities, and a /proc/sys that is writable.
+	// Privileged means that the process has all capabilities and a writable /proc/sys.
 	Privileged   bool
 	Capabilities []string
 	NoNewPrivs   bool
 }
 
-// mount puts a file or directory where the container sees it.
+// mount is a file or directory of the machine that is visible at a path in the container.
 type mount struct {
 	Source, Target string
 	ReadOnly       bool
 }
 
-// runContainer confines this process and makes it the image's.
+// runContainer confines this process and then executes the image's command.
 func runContainer() {
-	runtime.LockOSThread() // capabilities are the thread's, and exec takes this one's
+	// capabilities belong to a thread, and exec keeps those of the calling thread
+	runtime.LockOSThread()
 	var c container
 	err := json.Unmarshal([]byte(os.Getenv(containerVariable)), &c)
 	if err == nil {
@@ -64,7 +65,7 @@ func runContainer() {
 	os.Exit(1)
 }
 
-// runImage is the command that stands for the image.
+// runImage runs the command that stands for the image.
 func runImage() {
 	ctx, stop := daemon.SignalContext(context.Background())
 	err := images[os.Getenv(imageVariable)]().ExecuteContext(ctx)
@@ -76,6 +77,7 @@ func runImage() {
 	os.Exit(0)
 }
 
+// confine applies the container's restrictions to this process.
 func (c *container) confine() error {
 	if err := c.mount(); err != nil {
 		return err
@@ -96,16 +98,18 @@ func (c *container) confine() error {
 	}
 	err := errors.Join(syscall.Setgroups([]int{c.FSGroup}), syscall.Setgid(c.GID), syscall.Setuid(c.UID))
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-		fmt.Fprintln(os.Stderr, "container: this user namespace has one user, so the process keeps it")
+		fmt.Fprintln(os.Stderr, "container: this user namespace has only one user, so the process keeps it")
 		return nil
 	}
 	return err
 }
 
-// mount mounts what the container has and makes the rest of the file system read-only, /proc/sys too unless it is privileged.
+// mount mounts the container's mounts and makes the rest of the file system read-only. Unless the
+// container is privileged, that includes /proc/sys.
 func (c *container) mount() error {
 	for _, m := range c.Mounts {
-		// As container runtimes do: one volume may be mounted below another.
+		// Like container runtimes, create the target, because a volume may be mounted below another
+		// one.
 		if info, err := os.Stat(m.Source); err != nil {
 			return err
 		} else if info.IsDir() {
@@ -137,16 +141,17 @@ func (c *container) mount() error {
 	return nil
 }
 
-// capabilities by the names that manifests give them.
+// capabilities maps the names of capabilities in manifests to their numbers.
 var capabilities = map[string]int{"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW}
 
-// dropCapabilities leaves only the container's in the bounding set, which is what root gets at exec.
+// dropCapabilities removes all capabilities except the container's from the bounding set. At exec,
+// root receives the capabilities in this set.
 func (c *container) dropCapabilities() error {
 	keep := map[int]bool{}
 	for _, name := range c.Capabilities {
 		number, ok := capabilities[name]
 		if !ok {
-			return fmt.Errorf("capability %s is not in this test's table: add it", name)
+			return fmt.Errorf("capability %s is missing in this test's table: add it", name)
 		}
 		keep[number] = true
 	}

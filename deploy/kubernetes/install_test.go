@@ -24,8 +24,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestInstall follows deploy/README.md, with this process in the place of kubelet and container runtime, on a node where
-// nothing but Slicecast programs Services, not even the API server's.
+// TestInstall follows deploy/README.md, with this process in place of the kubelet and the container
+// runtime. Nothing but Slicecast programs Services on the node, not even that of the API server.
 func TestInstall(t *testing.T) {
 	ctx, client := t.Context(), cluster.Client().CoreV1()
 	node := network.AddNode("install-node")
@@ -62,7 +62,7 @@ func TestInstall(t *testing.T) {
 	require.Contains(t, sysctls.logs.String(), "nf_conntrack_tcp_timeout_established")
 	agent := agentPod.start(agentPod.Spec.Containers[0])
 	agent.awaitReady()
-	require.NotContains(t, agent.logs.String(), "sysctl", "all that it may not do is done")
+	require.NotContains(t, agent.logs.String(), "sysctl", "the agent still needs a setting that it may not change")
 
 	address := createService(t, node.AddPod("web"))
 	testenv.Eventually(t, deadline, func() error {
@@ -77,7 +77,7 @@ func TestInstall(t *testing.T) {
 	t.Run("metrics", func(t *testing.T) { requireMetrics(t, certificates) })
 	t.Run("status", func(t *testing.T) { requireStatus(t, node.Name) })
 
-	// What kube-proxy may have left goes, and the Service stays.
+	// The cleanup removes what kube-proxy may have left, and the Service keeps working.
 	_, err = node.Run(ctx, "iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
 	require.NoError(t, err)
 	_, cleanupProxy := load(t, "cleanup-kube-proxy")
@@ -88,7 +88,7 @@ func TestInstall(t *testing.T) {
 	require.NotContains(t, rules, "KUBE-")
 	require.Contains(t, rules, "table ip slicecast {")
 
-	// The rules and the checkpoint outlast the agent, until they are cleaned up.
+	// The rules and the checkpoint outlive the agent until they are cleaned up.
 	require.NoError(t, agent.terminate())
 	require.FileExists(t, filepath.Join(hostDir(node.Name, "/var/lib/slicecast"), "checkpoint"))
 	result = node.Probe(ctx, testenv.TCP, address, 1, testenv.ProbeOptions{})
@@ -106,7 +106,7 @@ func TestInstall(t *testing.T) {
 	require.Contains(t, server.logs.String(), "Server ended")
 }
 
-// requireStatus looks at server and agent by the sockets that they have in their Pods.
+// requireStatus queries the server and the agent through the sockets in their Pods.
 func requireStatus(t *testing.T, node string) {
 	t.Helper()
 	for command, c := range map[string]struct{ socket, says string }{
@@ -129,7 +129,8 @@ func requireStatus(t *testing.T, node string) {
 	}
 }
 
-// createService creates a Service without selector that leads to a pod, and returns its virtual address.
+// createService creates a Service without a selector and a slice that leads to a pod. It returns
+// the Service's virtual address.
 func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
 	t.Helper()
 	const port, targetPort = 80, 8080
@@ -153,7 +154,8 @@ func createService(t *testing.T, backend *testenv.Pod) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), port)
 }
 
-// requireMetrics reads the server's metrics with the observer's certificate that the README has one make.
+// requireMetrics reads the server's metrics with an observer's certificate, made as the README
+// says.
 func requireMetrics(t *testing.T, certificates string) {
 	t.Helper()
 	shell(t, certificates, snippet(t, "observer"))

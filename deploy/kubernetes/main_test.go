@@ -17,7 +17,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	// This binary is also the images: see container_test.go.
+	// This binary also stands for the images; see container_test.go.
 	if os.Getenv(containerVariable) != "" {
 		runContainer()
 	}
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(controlplane.Around(m, options, &cluster))
 }
 
-// wholeProcess is the testenv.TB of what lasts as long as the process.
+// wholeProcess is the testenv.TB of a network that lives as long as the process.
 type wholeProcess struct{}
 
 func (wholeProcess) Helper()        {}

@@ -1,5 +1,6 @@
-// Package kubernetes tests the manifests beside it on a real API server: they are accepted, and both commands work when they
-// are started with exactly the arguments, ServiceAccounts, rights, files, users and capabilities that the manifests give.
+// Package kubernetes tests the manifests in its folder with a real API server. The API server must
+// accept them. Both commands must work when they are started with exactly the arguments,
+// ServiceAccounts, rights, files, users and capabilities of the manifests.
 package kubernetes
 
 import (
@@ -30,14 +31,14 @@ import (
 
 const namespace = "slicecast-system"
 
-// kustomization is what the tests need of one.
+// kustomization is the part of a kustomization that the tests need.
 type kustomization struct {
 	Namespace string
 	Resources []string
 	Images    []struct{ Name string }
 }
 
-// load reads all objects of a kustomization, in its order.
+// load reads all objects of a kustomization in order.
 func load(t *testing.T, dir string) (kustomization, []*unstructured.Unstructured) {
 	t.Helper()
 	var k kustomization
@@ -62,18 +63,18 @@ func load(t *testing.T, dir string) (kustomization, []*unstructured.Unstructured
 	return k, objects
 }
 
-// template is that of the only workload of a kind.
+// template returns the Pod template of the only workload of a kind.
 func template(t *testing.T, objects []*unstructured.Unstructured, kind string) corev1.PodTemplateSpec {
 	t.Helper()
 	i := slices.IndexFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == kind })
 	require.NotEqual(t, -1, i, kind)
-	// The template of a Deployment and of a DaemonSet are in the same place.
+	// The template is at the same path in a Deployment as in a DaemonSet.
 	var d appsv1.DaemonSet
 	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(objects[i].Object, &d))
 	return d.Spec.Template
 }
 
-// apply applies objects on the server's side, which knows all fields and takes no others.
+// apply applies objects with server-side apply, which rejects unknown fields.
 func apply(t *testing.T, objects []*unstructured.Unstructured, dryRun ...string) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(cluster.AdminConfig())
@@ -95,13 +96,13 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
 		_, objects := load(t, dir)
 		if objects[0].GetKind() == "Namespace" {
-			apply(t, objects[:1]) // what is in it can't be tried without it
+			apply(t, objects[:1]) // a dry run of the objects in it needs the namespace
 		}
 		apply(t, objects, metav1.DryRunAll)
 	}
 }
 
-func TestKustomizationsHoldEverything(t *testing.T) {
+func TestKustomizationsIncludeEverything(t *testing.T) {
 	for _, dir := range []string{".", "cleanup", "cleanup-kube-proxy"} {
 		k, objects := load(t, dir)
 		files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
@@ -147,7 +148,7 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 		require.NoError(t, err)
 		return review.Status.Allowed
 	}
-	// The authorizer learns of new roles by a watch.
+	// The authorizer learns about new roles through a watch.
 	require.Eventually(t, func() bool {
 		return mayGet("slicecast-server", "/openid/v1/jwks") && mayGet("slicecast-server", "/.well-known/openid-configuration") &&
 			may("slicecast-server", "watch", "", "services", "") && may("slicecast-server", "list", "networking.k8s.io", "servicecidrs", "") &&
@@ -164,8 +165,9 @@ func TestRightsAreNoMoreThanNeeded(t *testing.T) {
 	require.False(t, may("slicecast-agent", "list", "", "services", namespace))
 }
 
-// TestAgentsContainersHaveNoMoreThanTheyNeed: the privileged one has no token of anybody, and the other two capabilities. Only the former can load
-// modules, of the node's kernel.
+// TestAgentsContainersHaveNoMoreThanTheyNeed requires that the privileged container has no token,
+// and the other one only two capabilities. Only the privileged one can load modules of the node's
+// kernel.
 func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 	_, objects := load(t, ".")
 	spec := template(t, objects, "DaemonSet").Spec
@@ -186,10 +188,11 @@ func TestAgentsContainersHaveNoMoreThanTheyNeed(t *testing.T) {
 	}})
 	dockerfile, err := os.ReadFile("../Dockerfile")
 	require.NoError(t, err)
-	require.Regexp(t, `(?s) AS agent\n.*apt-get install .*\bkmod\b`, string(dockerfile), "which has modprobe")
+	require.Regexp(t, `(?s) AS agent\n.*apt-get install .*\bkmod\b`, string(dockerfile), "the image lacks modprobe")
 }
 
-// TestHealthAddressesAreSettings: no flag is in the way of the ConfigMap, which has the address that the probes ask.
+// TestHealthAddressesAreSettings requires that no flag overrides the ConfigMap, which has the
+// address of the probes.
 func TestHealthAddressesAreSettings(t *testing.T) {
 	_, objects := load(t, ".")
 	agent := template(t, objects, "DaemonSet").Spec.Containers[0]
@@ -210,7 +213,7 @@ func TestHealthAddressesAreSettings(t *testing.T) {
 	}
 }
 
-// snippet is the shell script that follows a marker in the README.
+// snippet returns the shell script that follows a marker in the README.
 func snippet(t *testing.T, marker string) string {
 	t.Helper()
 	readme, err := os.ReadFile("../README.md")
@@ -220,7 +223,8 @@ func snippet(t *testing.T, marker string) string {
 	return string(found[1])
 }
 
-// createFiles creates the secret and the ConfigMap that the README has one make of the certificates in dir.
+// createFiles creates the secret and the ConfigMap as the README says, from the certificates in
+// dir.
 func createFiles(ctx context.Context, t *testing.T, dir string) {
 	t.Helper()
 	read := func(name string) []byte {

@@ -28,24 +28,26 @@ import (
 )
 
 const (
-	// deadline is for what happens once; all of it takes a second or two on an idle machine.
+	// deadline bounds the time of a single step. All steps together take a second or two on an idle
+	// machine.
 	deadline     = time.Minute
 	pollInterval = 20 * time.Millisecond
-	// volumesDir is on the tmpfs that the tests' namespaces have on /run, where every user may look.
+	// volumesDir is on the tmpfs that the tests have at /run, where every user may read.
 	volumesDir = "/run/slicecast-volumes"
-	// accountDir is where clients of the API server look for a Pod's ServiceAccount.
+	// accountDir is where clients of the API server look for the credentials of a Pod's
+	// ServiceAccount.
 	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 )
 
-// pod is a Pod of the cluster whose containers this process runs, in the kubelet's place.
+// pod is a Pod of the cluster whose containers this process runs in place of a kubelet.
 type pod struct {
 	t    *testing.T
 	host *testenv.Host
 	*corev1.Pod
 }
 
-// newPod creates a Pod of a workload's template on a node, which it also creates if need be. The host is where the Pod's
-// containers run, be it with the node's network or with one of its own.
+// newPod creates a Pod from the template of a workload on a node. host is where the Pod's
+// containers run, whether they use the node's network or another one.
 func newPod(t *testing.T, template corev1.PodTemplateSpec, name, node string, host *testenv.Host) *pod {
 	t.Helper()
 	ctx, client := t.Context(), cluster.Client().CoreV1()
@@ -59,7 +61,8 @@ func newPod(t *testing.T, template corev1.PodTemplateSpec, name, node string, ho
 	return &pod{t, host, created}
 }
 
-// setReady reports the Pod's address and that it is ready, as the kubelet does after a successful probe.
+// setReady reports the Pod's address and that the Pod is ready, as a kubelet does after a
+// successful probe.
 func (p *pod) setReady() {
 	p.t.Helper()
 	p.Status.Phase = corev1.PodRunning
@@ -71,7 +74,7 @@ func (p *pod) setReady() {
 	p.Pod = updated
 }
 
-// process is a running container.
+// process is a container that was started.
 type process struct {
 	t    *testing.T
 	name string
@@ -79,11 +82,12 @@ type process struct {
 	spec corev1.Container
 	cmd  *testenv.Cmd
 	logs *logs
-	done chan error
+	done chan error // receives the result of the process, then is closed
 }
 
+// logs is the output of a process.
 type logs struct {
-	mu sync.Mutex
+	mu sync.Mutex // guards b
 	b  bytes.Buffer
 }
 
@@ -94,17 +98,17 @@ func (l *logs) Write(b []byte) (int, error) {
 	return l.b.Write(b)
 }
 
-// String is all that was written.
+// String returns everything that was written so far.
 func (l *logs) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
 }
 
-// start starts a container of the Pod exactly as its specification says.
+// start starts a container of the Pod exactly as specified.
 func (p *pod) start(c corev1.Container) *process {
 	p.t.Helper()
-	require.Empty(p.t, c.Command, "the images' entry points are the commands")
+	require.Empty(p.t, c.Command, "the entry points of the images are the commands")
 	env := p.env(c)
 	args := make([]string, len(c.Args))
 	for i, a := range c.Args {
@@ -137,16 +141,16 @@ func (p *pod) start(c corev1.Container) *process {
 		if p.t.Failed() {
 			p.t.Logf("---- %s:\n%s", r.name, r.logs)
 		}
-		_ = r.cmd.Process.Kill() // it may have ended
-		_ = r.wait()             // killed is not success
+		_ = r.cmd.Process.Kill() // an error means that it has ended already
+		_ = r.wait()             // a killed process returns an error
 	})
 	return r
 }
 
-// env is what the kubelet gives the container.
+// env returns the environment variables that a kubelet would set in the container.
 func (p *pod) env(c corev1.Container) map[string]string {
 	p.t.Helper()
-	// The virtual IP of the Service "kubernetes", which nothing serves here.
+	// The virtual IP of the Service "kubernetes", which no programmer serves here.
 	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 	for _, e := range c.Env {
 		switch from := e.ValueFrom; {
@@ -165,13 +169,13 @@ func (p *pod) env(c corev1.Container) map[string]string {
 				env[e.Name] = value
 			}
 		default:
-			require.Fail(p.t, "a source of variables that this test does not know", e.Name)
+			require.Fail(p.t, "unknown source of an environment variable", e.Name)
 		}
 	}
 	return env
 }
 
-// confinement is what the security contexts and volumes ask for.
+// confinement returns how the security contexts and volumes confine the container.
 func (p *pod) confinement(c corev1.Container) container {
 	p.t.Helper()
 	s, ps := c.SecurityContext, p.Spec.SecurityContext
@@ -201,15 +205,16 @@ func (p *pod) confinement(c corev1.Container) container {
 	}
 	for _, m := range out.Mounts {
 		if _, err := os.Stat(m.Target); errors.Is(err, os.ErrNotExist) {
-			require.Regexp(p.t, "^(/var)?/run/", m.Target, "the test can make mount points below /run only")
+			require.Regexp(p.t, "^(/var)?/run/", m.Target, "the test can create mount points only below /run")
 			require.NoError(p.t, os.MkdirAll(m.Target, 0o755))
 		}
 	}
 	return out
 }
 
-// exists tells whether there is something to mount. Where a directory of the node's is missing that is not to be made, e.g. that of modules,
-// container runtimes mount an empty one.
+// exists reports whether a volume has something to mount. If a directory of the node does not exist
+// and must not be created, such as that of kernel modules, container runtimes mount an empty
+// directory.
 func exists(v corev1.Volume) bool {
 	if v.HostPath == nil || ptr.Deref(v.HostPath.Type, "") != "" {
 		return true
@@ -218,7 +223,7 @@ func exists(v corev1.Volume) bool {
 	return err == nil
 }
 
-// volume makes a volume and returns its path.
+// volume creates a volume and returns its path.
 func (p *pod) volume(v corev1.Volume, group int) string {
 	p.t.Helper()
 	ctx, client := p.t.Context(), cluster.Client().CoreV1()
@@ -254,12 +259,12 @@ func (p *pod) volume(v corev1.Volume, group int) string {
 		}
 		return v.HostPath.Path
 	default:
-		require.Fail(p.t, "a kind of volume that this test does not know", v.Name)
+		require.Fail(p.t, "unknown kind of volume", v.Name)
 		return ""
 	}
 }
 
-// projected gives the files of a projected volume.
+// projected returns the files of a projected volume.
 func (p *pod) projected(sources []corev1.VolumeProjection) map[string][]byte {
 	p.t.Helper()
 	files := map[string][]byte{}
@@ -268,7 +273,7 @@ func (p *pod) projected(sources []corev1.VolumeProjection) map[string][]byte {
 		case s.ServiceAccountToken != nil:
 			files[s.ServiceAccountToken.Path] = []byte(p.token(s.ServiceAccountToken))
 		case s.ConfigMap != nil:
-			// The controller that makes it in each namespace is not there.
+			// No controller here creates this ConfigMap in each namespace.
 			require.Equal(p.t, "kube-root-ca.crt", s.ConfigMap.Name)
 			require.Equal(p.t, []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}, s.ConfigMap.Items)
 			files["ca.crt"] = cluster.AdminConfig().CAData
@@ -278,16 +283,17 @@ func (p *pod) projected(sources []corev1.VolumeProjection) map[string][]byte {
 				files[f.Path] = []byte(namespace)
 			}
 		default:
-			require.Fail(p.t, "a source of a projected volume that this test does not know")
+			require.Fail(p.t, "unknown source of a projected volume")
 		}
 	}
 	return files
 }
 
-// hostDir stands for a directory of a node, which shares its file system with this machine.
+// hostDir returns the directory that stands for a directory of a node. Nodes share the file system
+// of this machine.
 func hostDir(node, path string) string { return filepath.Join(volumesDir, "host-"+node, path) }
 
-// write makes a volume of files that a group may read.
+// write creates a volume with files that a group may read, and returns its path.
 func (p *pod) write(name string, files map[string][]byte, mode os.FileMode, group int) string {
 	p.t.Helper()
 	dir := filepath.Join(volumesDir, p.Name, name)
@@ -295,7 +301,7 @@ func (p *pod) write(name string, files map[string][]byte, mode os.FileMode, grou
 	for file, content := range maps.All(files) {
 		path := filepath.Join(dir, file)
 		require.NoError(p.t, os.WriteFile(path, content, mode))
-		// In a user namespace with one user, the process stays that one.
+		// In a user namespace with only one user, files keep that owner and group.
 		if err := os.Chown(path, 0, group); !errors.Is(err, syscall.EINVAL) {
 			require.NoError(p.t, err)
 		}
@@ -303,7 +309,8 @@ func (p *pod) write(name string, files map[string][]byte, mode os.FileMode, grou
 	return dir
 }
 
-// token asks for one bound to the Pod, as the kubelet does; of the API server's audience without a projection.
+// token requests a token that is bound to the Pod, as a kubelet does. Without a projection it has
+// the API server's audience.
 func (p *pod) token(projection *corev1.ServiceAccountTokenProjection) string {
 	p.t.Helper()
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
@@ -321,7 +328,7 @@ func (p *pod) token(projection *corev1.ServiceAccountTokenProjection) string {
 	return answer.Status.Token
 }
 
-// awaitReady asks the container's readiness probe until it succeeds.
+// awaitReady repeats the container's readiness probe until it succeeds.
 func (r *process) awaitReady() {
 	r.t.Helper()
 	probe := r.spec.ReadinessProbe.HTTPGet
@@ -339,7 +346,7 @@ func (r *process) awaitReady() {
 	testenv.Eventually(r.t, deadline, func() error {
 		select {
 		case err := <-r.done:
-			return fmt.Errorf("it has ended: %w\n%s", err, r.logs)
+			return fmt.Errorf("the container has ended: %w\n%s", err, r.logs)
 		default:
 		}
 		request, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, url, nil)
@@ -358,21 +365,21 @@ func (r *process) awaitReady() {
 	})
 }
 
-// terminate ends the container as the kubelet does and returns what it exits with.
+// terminate sends SIGTERM to the container, as a kubelet does, waits for it and returns its error.
 func (r *process) terminate() error {
 	r.t.Helper()
 	require.NoError(r.t, r.cmd.Process.Signal(syscall.SIGTERM))
 	return r.wait()
 }
 
-// wait waits for the container's end.
+// wait waits for the container to end and returns its error.
 func (r *process) wait() error {
 	r.t.Helper()
 	select {
 	case err := <-r.done:
 		return err
 	case <-time.After(deadline):
-		require.Fail(r.t, "it does not end", r.name)
+		require.Fail(r.t, "the container does not end", r.name)
 		return nil
 	}
 }

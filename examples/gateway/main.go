@@ -1,5 +1,5 @@
-// Command gateway follows one Service and prints where it leads, each time that changes: the part of an ingress gateway
-// that knows its backends.
+// Command gateway follows one Service and prints its backends whenever they change. It shows the
+// part of an ingress gateway that knows the backends.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 }
 
 func run() error {
-	server := flag.String("server", "", "a slicecast-server: host:port, or unix:///path of its socket, which has no TLS")
+	server := flag.String("server", "", "address of a slicecast-server: host:port, or unix:///path of its socket, which does not use TLS")
 	service := flag.String("service", "default/web", "namespace/name of the Service to follow")
 	ca := flag.String("ca-file", "", "CA of the server's certificate (PEM)")
 	cert := flag.String("cert-file", "", "client certificate (PEM)")
@@ -62,7 +62,7 @@ func follow(ctx context.Context, server, service string, creds credentials.Trans
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = c.Run(ctx) // it returns nil, when the context ends
+		_ = c.Run(ctx) // returns nil when the context ends
 	}()
 	for {
 		select {
@@ -77,7 +77,7 @@ func follow(ctx context.Context, server, service string, creds credentials.Trans
 	}
 }
 
-// backends gives the addresses that take traffic, for each port.
+// backends returns the addresses that receive traffic, for each port.
 func backends(slices []*client.Slice) []string {
 	var out []string
 	for _, s := range slices {
@@ -99,7 +99,7 @@ func mutualTLS(ca, cert, key string) (credentials.TransportCredentials, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, errors.New("-ca-file has no certificate")
+		return nil, errors.New("-ca-file contains no certificate")
 	}
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// cluster is a source that the test writes to.
+// cluster is a source for which the test writes objects. It passes its sink to the test.
 type cluster chan source.Sink
 
 func (c cluster) Run(ctx context.Context, sink source.Sink) error {
@@ -33,7 +33,7 @@ func (c cluster) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// The program, as it is built, follows one Service and nothing else.
+// TestGateway builds the program and requires that it follows one Service and no others.
 func TestGateway(t *testing.T) {
 	directory := t.TempDir()
 	gateway := filepath.Join(directory, "gateway")

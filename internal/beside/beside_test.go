@@ -26,7 +26,8 @@ const (
 	port          = 8080
 )
 
-// world is two nodes, with kube-proxy in mode iptables on one and in mode nftables on the other, and Slicecast on both.
+// world is a cluster with two nodes. Both run Slicecast; one runs kube-proxy in mode iptables, the
+// other one in mode nftables.
 type world struct {
 	t       *testing.T
 	api     kubernetes.Interface
@@ -34,7 +35,8 @@ type world struct {
 	nodes   []*node
 }
 
-// createService creates a NodePort Service, of another proxy than kube-proxy or of none.
+// createService creates a NodePort Service with the given service-proxy-name; empty means that
+// kube-proxy serves it.
 func (w *world) createService(name, proxy string, backends ...*testenv.Pod) *corev1.Service {
 	w.t.Helper()
 	s := &corev1.Service{
@@ -67,14 +69,15 @@ func slice(service string, backends []*testenv.Pod) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// setBackends changes the endpoints of a Service.
+// setBackends replaces the endpoints of a Service.
 func (w *world) setBackends(service string, backends ...*testenv.Pod) {
 	w.t.Helper()
 	_, err := w.api.DiscoveryV1().EndpointSlices("default").Update(w.t.Context(), slice(service, backends), metav1.UpdateOptions{})
 	require.NoError(w.t, err)
 }
 
-// setProxy changes whose a Service is; empty: kube-proxy's.
+// setProxy changes the service-proxy-name of a Service; empty removes it, so that kube-proxy serves
+// the Service.
 func (w *world) setProxy(service, proxy string) {
 	w.t.Helper()
 	value := "null"
@@ -86,7 +89,7 @@ func (w *world) setProxy(service, proxy string) {
 	require.NoError(w.t, err)
 }
 
-// requireServed waits until a Service is served on all nodes, by this one and nobody else.
+// requireServed waits until on all nodes the given proxy, and no other one, serves a Service.
 func (w *world) requireServed(s *corev1.Service, by string, backends ...*testenv.Pod) {
 	w.t.Helper()
 	var names []string
@@ -96,7 +99,7 @@ func (w *world) requireServed(s *corev1.Service, by string, backends ...*testenv
 	for _, n := range w.nodes {
 		testenv.Eventually(w.t, settleTimeout, func() error {
 			if who := n.servedBy(netip.MustParseAddr(s.Spec.ClusterIP)); who != by {
-				return fmt.Errorf("on %s, %s is served by %q, and should be by %q", n.Name, s.Name, who, by)
+				return fmt.Errorf("on %s, %s is served by %q, want %q", n.Name, s.Name, who, by)
 			}
 			return n.serves(s, w.outside, names)
 		})
@@ -129,7 +132,7 @@ func TestBesideKubeProxy(t *testing.T) {
 		alone[n], _ = n.rules()
 	}
 
-	// Slicecast comes, and serves what is its own.
+	// Slicecast starts and serves its own Services.
 	for _, n := range w.nodes {
 		n.agent = n.startAgent()
 	}
@@ -137,10 +140,10 @@ func TestBesideKubeProxy(t *testing.T) {
 	w.requireServed(theirs, "kube-proxy", pods...)
 	for _, n := range w.nodes {
 		proxys, _ := n.rules()
-		require.Equal(t, alone[n], proxys, "kube-proxy's rules are what they were")
+		require.Equal(t, alone[n], proxys, "kube-proxy's rules have changed")
 	}
 
-	// A Service goes to and fro, and its endpoints change meanwhile.
+	// A Service moves between the proxies, and its endpoints change in between.
 	w.setProxy("toggled", proxyName)
 	w.requireServed(toggled, "slicecast", pods...)
 	w.setBackends("toggled", pods[0])
@@ -163,7 +166,7 @@ func TestBesideKubeProxy(t *testing.T) {
 	w.requireServed(theirs, "kube-proxy", pods...)
 	w.requireServed(ours, "slicecast", pods...)
 
-	// Each is restarted, and leaves the other alone.
+	// Each proxy is restarted without affecting the other one.
 	for _, n := range w.nodes {
 		proxys, slicecasts := n.rules()
 		require.NoError(t, n.agent.Stop())
@@ -177,7 +180,7 @@ func TestBesideKubeProxy(t *testing.T) {
 		require.Equal(t, slicecasts, slicecastsAgain)
 	}
 
-	// Each cleans up what is its own, and only that.
+	// Each proxy removes its own rules and no others.
 	for _, n := range w.nodes {
 		proxys, _ := n.rules()
 		require.NoError(t, n.agent.Stop())
@@ -194,7 +197,7 @@ func TestBesideKubeProxy(t *testing.T) {
 		require.NoError(t, n.startProxy("--cleanup").Wait(settleTimeout))
 		proxys, again := n.rules()
 		require.Equal(t, slicecasts, again)
-		for _, rule := range proxys { // it leaves chains that others may use
+		for _, rule := range proxys { // kube-proxy leaves chains that other programs may use
 			require.False(t, strings.Contains(rule, theirs.Spec.ClusterIP), rule)
 		}
 		require.NoError(t, n.serves(ours, w.outside, []string{pods[0].Name, pods[1].Name}))

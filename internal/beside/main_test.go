@@ -1,5 +1,5 @@
-// Package beside tests that Slicecast serves chosen Services on nodes where a real kube-proxy serves all others: both program
-// the same kernel, and neither touches what is the other's.
+// Package beside tests that Slicecast serves chosen Services on nodes where a real kube-proxy
+// serves all others. Both program the same kernel, and neither changes the rules of the other.
 package beside
 
 import (
@@ -17,7 +17,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// agentVariable has the test binary be slicecast-agent.
+// agentVariable is the name of an environment variable that makes the test binary run as
+// slicecast-agent.
 const agentVariable = "SLICECAST_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -41,7 +42,7 @@ func runAgent() {
 	os.Exit(0)
 }
 
-// start starts a command on a node, which runs until the end of the test.
+// start starts a command on a node. It runs until the end of the test.
 func start(t *testing.T, host *testenv.Host, name string, env []string, path string, args ...string) *command.Command {
 	t.Helper()
 	c := command.New(t, host, name)

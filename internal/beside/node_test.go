@@ -19,23 +19,23 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// proxyName is the service-proxy-name that Slicecast has.
+// proxyName is the service-proxy-name of Slicecast.
 const proxyName = "slicecast"
 
 const clusterCIDRs = "10.180.0.0/16,fd00:10:180::/48"
 
-// node has both on it.
+// node is a node with kube-proxy and Slicecast.
 type node struct {
 	*testenv.Node
 	t          *testing.T
-	mode       string // kube-proxy's
+	mode       string // the mode of kube-proxy
 	kubeconfig string
 	client     *testenv.Pod
 	proxy      *command.Command
 	agent      *command.Command
 }
 
-// newNode makes a node with a pod, and its Node object.
+// newNode adds a node with a pod to the network and creates its Node object.
 func newNode(t *testing.T, network *testenv.Network, control *controlplane.ControlPlane, name, mode string) *node {
 	t.Helper()
 	n := &node{Node: network.AddNode(name), t: t, mode: mode, kubeconfig: control.Kubeconfig(t, control.AdminConfig())}
@@ -50,7 +50,7 @@ func newNode(t *testing.T, network *testenv.Network, control *controlplane.Contr
 	return n
 }
 
-// startProxy starts kube-proxy.
+// startProxy starts kube-proxy with additional flags.
 func (n *node) startProxy(more ...string) *command.Command {
 	n.t.Helper()
 	binary, err := controlplane.KubernetesBinary(n.t.Context(), "kube-proxy")
@@ -59,9 +59,10 @@ func (n *node) startProxy(more ...string) *command.Command {
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode": n.mode, "hostnameOverride": n.Name, "clusterCIDR": clusterCIDRs,
 		"clientConnection": map[string]any{"kubeconfig": n.kubeconfig},
-		// Only the first network namespace may set these.
+		// Only the initial network namespace may change these settings.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-		// Sooner than by default, to see that it leaves things alone.
+		// Shorter than the defaults, so that kube-proxy often has a chance to change rules of
+		// Slicecast.
 		n.mode: map[string]any{"minSyncPeriod": "10ms", "syncPeriod": "1s"},
 	})
 	require.NoError(n.t, err)
@@ -71,7 +72,7 @@ func (n *node) startProxy(more ...string) *command.Command {
 		append(more, "--config="+file, "--v=2")...)
 }
 
-// nftCommands makes a folder for PATH in which iptables is its nft variant.
+// nftCommands returns a folder for PATH in which iptables is the nft variant.
 func nftCommands(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -83,7 +84,7 @@ func nftCommands(t *testing.T) string {
 	return dir
 }
 
-// startAgent starts Slicecast.
+// startAgent starts slicecast-agent.
 func (n *node) startAgent() *command.Command {
 	n.t.Helper()
 	return start(n.t, n.Host, "slicecast-agent on "+n.Name, []string{agentVariable + "=1"}, "/proc/self/exe",
@@ -100,7 +101,7 @@ func (n *node) cleanUp() {
 	require.NoError(n.t, err, "%s", out)
 }
 
-// rules gives what is programmed: kube-proxy's and Slicecast's, each as lines in their order.
+// rules returns the rules of kube-proxy and of Slicecast as sorted lines.
 func (n *node) rules() (proxys, slicecasts []string) {
 	n.t.Helper()
 	run := func(name string, args ...string) []string {
@@ -111,7 +112,7 @@ func (n *node) rules() (proxys, slicecasts []string) {
 	for _, command := range []string{"iptables", "ip6tables"} {
 		for _, table := range []string{"raw", "mangle", "nat", "filter"} {
 			for _, line := range run(command+"-nft-save", "-t", table) {
-				line, _, _ = strings.Cut(line, " [") // counters of chains
+				line, _, _ = strings.Cut(line, " [") // remove the counters of chains
 				line = command + " " + table + ": " + line
 				switch {
 				case strings.Contains(line, "KUBE-"):
@@ -134,7 +135,8 @@ func (n *node) rules() (proxys, slicecasts []string) {
 	return proxys, slicecasts
 }
 
-// servedBy tells who has rules for an address: "kube-proxy", "slicecast", both, or nobody.
+// servedBy returns which proxies have rules for an address: "kube-proxy", "slicecast", "kube-proxy
+// and slicecast" or "".
 func (n *node) servedBy(address netip.Addr) string {
 	n.t.Helper()
 	proxys, slicecasts := n.rules()
@@ -153,7 +155,9 @@ func (n *node) servedBy(address netip.Addr) string {
 	return strings.Join(who, " and ")
 }
 
-// serves tells whether a Service answers to a pod, which keeps its address, to the node, and to who is outside, at the node port.
+// serves returns an error unless the backends of a Service answer a pod and the node at the cluster
+// IP, and a client outside at the node port. Connections from the pod must keep its address;
+// connections from outside must be masqueraded.
 func (n *node) serves(s *corev1.Service, outside *testenv.Client, backends []string) error {
 	ctx := n.t.Context()
 	cluster := netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIP), uint16(s.Spec.Ports[0].Port))

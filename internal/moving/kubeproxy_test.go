@@ -23,8 +23,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// TestFromKubeProxy has Slicecast take over a node from a real kube-proxy, and remove what that has left, under a stream
-// of connections.
+// TestFromKubeProxy lets Slicecast take over a node from a real kube-proxy and remove kube-proxy's
+// rules, during a stream of connections.
 func TestFromKubeProxy(t *testing.T) {
 	for pair := range strings.SplitSeq(*kubeProxies, ",") {
 		mode, programmer, _ := strings.Cut(pair, ":")
@@ -38,7 +38,7 @@ type cluster struct {
 	control *controlplane.ControlPlane
 	api     kubernetes.Interface
 	proxy   *command.Command
-	// mode is kube-proxy's, variant that of iptables, if it is.
+	// mode is kube-proxy's mode. variant is the variant of iptables if the mode is iptables.
 	mode, variant string
 }
 
@@ -84,7 +84,7 @@ func takeOver(t *testing.T, mode, programmer string) {
 	s := startStream(t, all)
 	w.start(programmer, "--node-name="+w.node.Name, "--source=kube", "--kubeconfig="+c.control.Kubeconfig(t, c.control.AdminConfig()))
 	s.RequireSome()
-	require.Equal(t, left, c.rules(isKubeProxys), "nobody has asked")
+	require.Equal(t, left, c.rules(isKubeProxys), "the agent removed rules without being asked to")
 	o.requireAlive(t, testenv.TCP)
 	o.requireAlive(t, testenv.UDP)
 
@@ -95,7 +95,8 @@ func takeOver(t *testing.T, mode, programmer string) {
 	s.RequireSome()
 	if c.mode == "ipvs" {
 		if programmer != "ipvs" {
-			// The source of these was the Service's address, which is the node's no more.
+			// Their source was the Service's address, which kube-proxy's interface had and the node
+			// no longer has.
 			o.forget(func(w way) bool { return w.from == c.node.Host && w.to.Port() == 80 })
 		}
 		o.requireSettled(t)
@@ -104,9 +105,9 @@ func takeOver(t *testing.T, mode, programmer string) {
 	}
 	o.requireAlive(t, testenv.UDP)
 	out, err = c.cleanup()
-	require.NoError(t, err, "nothing is left: %s", out)
+	require.NoError(t, err, "cleanup fails if there is nothing to remove: %s", out)
 
-	// Slicecast serves, and nobody else does.
+	// Slicecast serves the Services, and no other rules are left.
 	require.Equal(t, []string{programmer}, w.left())
 	c.setPods(changed, w.pods[1])
 	for _, way := range w.ways(changed) {
@@ -122,7 +123,7 @@ func takeOver(t *testing.T, mode, programmer string) {
 	s.RequireNoFailure()
 }
 
-// clear deletes what there is, as the API server may be used again.
+// clear deletes the test's objects, because other tests may use the same API server.
 func (c *cluster) clear() {
 	ctx := context.Background()
 	all, now := metav1.ListOptions{LabelSelector: ours}, metav1.DeleteOptions{}
@@ -135,7 +136,7 @@ func (c *cluster) clear() {
 	require.NoError(c.t, c.api.DiscoveryV1().EndpointSlices("default").DeleteCollection(ctx, now, all))
 }
 
-// ours is a label of the Services and slices of these tests.
+// ours is a label of all Services and slices of these tests.
 const ours = "slicecast.io/moving"
 
 // create creates a NodePort Service with endpoints.
@@ -178,7 +179,7 @@ func slice(s service, ipv6 bool, pods []*testenv.Pod) *discoveryv1.EndpointSlice
 	return out
 }
 
-// setPods changes the endpoints of a Service.
+// setPods replaces the endpoints of a Service.
 func (c *cluster) setPods(s service, pods ...*testenv.Pod) {
 	c.t.Helper()
 	for _, ipv6 := range []bool{false, true} {
@@ -197,7 +198,7 @@ func (c *cluster) startProxy() {
 		"mode": c.mode, "hostnameOverride": c.node.Name, "clusterCIDR": clusterCIDRs,
 		"nodePortAddresses": []string{c.node.IPv4.String() + "/32", c.node.IPv6.String() + "/128"},
 		"clientConnection":  map[string]any{"kubeconfig": c.control.Kubeconfig(c.t, c.control.AdminConfig())},
-		// Only the first network namespace may set these.
+		// Only the initial network namespace may change these settings.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	})
 	require.NoError(c.t, err)
@@ -226,7 +227,7 @@ func (c *cluster) cleanup() (string, error) {
 	return string(out), err
 }
 
-// addKubelets makes what a kubelet does, in the variant of kube-proxy's iptables.
+// addKubelets adds the chains and rules of a kubelet in the variant of kube-proxy's iptables.
 func (c *cluster) addKubelets() {
 	c.t.Helper()
 	variant := c.variant
@@ -244,7 +245,8 @@ func (c *cluster) addKubelets() {
 	}
 }
 
-// rules gives the lines of rules, chains, sets and so on that f is true of.
+// rules returns all lines about rules, chains, sets, links and virtual services for which f is
+// true, sorted.
 func (c *cluster) rules(f func(string) bool) []string {
 	c.t.Helper()
 	var found []string
@@ -253,12 +255,12 @@ func (c *cluster) rules(f func(string) bool) []string {
 		{"nft", "list", "tables"}, {"ip", "-o", "link"}, {"cat", "/proc/net/ip_vs"},
 	} {
 		out, err := c.node.Run(c.t.Context(), list[0], list[1:]...)
-		if list[0] != "cat" { // there may be no IPVS
+		if list[0] != "cat" { // the kernel may not have IPVS
 			require.NoError(c.t, err)
 		}
 		table := ""
 		for line := range strings.Lines(out) {
-			line, _, _ = strings.Cut(strings.TrimSpace(line), " [") // counters of chains
+			line, _, _ = strings.Cut(strings.TrimSpace(line), " [") // remove the counters of chains
 			if strings.HasPrefix(line, "*") {
 				table = line
 			}
@@ -271,11 +273,13 @@ func (c *cluster) rules(f func(string) bool) []string {
 	return found
 }
 
+// isKubelets reports whether a line is about a chain or rule of a kubelet.
 func isKubelets(line string) bool {
 	return strings.Contains(line, "KUBE-FIREWALL") && !strings.Contains(line, "block incoming") || strings.Contains(line, "KUBE-KUBELET-CANARY")
 }
 
-// isKubeProxys is of what kube-proxy makes, but for virtual services that may be Slicecast's, too.
+// isKubeProxys reports whether a line is about something that only kube-proxy creates. Virtual
+// services do not count, because they may be Slicecast's.
 func isKubeProxys(line string) bool {
 	return strings.Contains(line, "KUBE-") && !strings.Contains(line, "KUBE-FIREWALL") && !strings.Contains(line, "KUBE-KUBELET-CANARY") ||
 		strings.HasSuffix(line, " kube-proxy") || strings.Contains(line, "kube-ipvs0")

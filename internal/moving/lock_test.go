@@ -15,10 +15,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// lockedProgrammer is one whose programs take the xtables lock for each change.
+// lockedProgrammer is a programmer whose programs take the xtables lock for each change.
 const lockedProgrammer = "iptables-legacy"
 
-// newIPv4World returns a world with two Services of IPv4 only, of which the first one is written.
+// newIPv4World returns a world with two Services that have only IPv4, and with a manifest of the
+// first one.
 func newIPv4World(t *testing.T) (w *world, web, more service, feed []string) {
 	t.Helper()
 	w = newWorld(t)
@@ -28,9 +29,9 @@ func newIPv4World(t *testing.T) (w *world, web, more service, feed []string) {
 	return w, web, more, []string{"--node-name=a", "--source=file", "--manifests=" + w.dir}
 }
 
-// TestLockThatIsHeld has a program hold the xtables lock for ever on a node of a cluster with IPv4 only,
-// where the rules of IPv6, which has no Services, are as they should be. It holds that the node becomes
-// unhealthy, that this is logged once, and that what worked before goes on.
+// TestLockThatIsHeld lets a program hold the xtables lock on a node of an IPv4-only cluster. The
+// rules of IPv6, which has no Services, need no change. The node must become unhealthy, the agent
+// must log this once, and rules that worked before must keep working.
 func TestLockThatIsHeld(t *testing.T) {
 	w, web, more, feed := newIPv4World(t)
 	w.start(lockedProgrammer, feed...)
@@ -51,8 +52,9 @@ func TestLockThatIsHeld(t *testing.T) {
 	w.requireServed(more, settleTimeout)
 }
 
-// TestLockThatIsHeldFromTheStart is the same for an agent that comes to rules of another programmer. It
-// holds that these stay, and that the node, though it was never programmed by this agent, becomes unhealthy.
+// TestLockThatIsHeldFromTheStart is the same for an agent that starts on a node with the rules of
+// another programmer. Those rules must stay, and the node must become unhealthy although this agent
+// has never programmed it.
 func TestLockThatIsHeldFromTheStart(t *testing.T) {
 	w, web, _, feed := newIPv4World(t)
 	w.start(lockedProgrammer, feed...)
@@ -61,7 +63,8 @@ func TestLockThatIsHeldFromTheStart(t *testing.T) {
 	require.NoError(t, w.agent.Stop())
 	w.start("nftables", feed...)
 	require.NoError(t, w.agent.Stop())
-	restore := w.node.Command(t.Context(), "ip6tables-legacy-restore") // as the agent would have it
+	// The rules of IPv6 are those that the agent wants.
+	restore := w.node.Command(t.Context(), "ip6tables-legacy-restore")
 	restore.Stdin = strings.NewReader(rules)
 	require.NoError(t, restore.Run())
 
@@ -80,7 +83,7 @@ func TestLockThatIsHeldFromTheStart(t *testing.T) {
 	w.requireServed(web, settleTimeout)
 }
 
-// holdLock holds the lock of all iptables programs until release is called or the test ends.
+// holdLock holds the lock of all iptables programs until the caller calls release or the test ends.
 func holdLock(t *testing.T) (release func()) {
 	t.Helper()
 	lock, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDWR, 0o600)
@@ -90,7 +93,7 @@ func holdLock(t *testing.T) (release func()) {
 	return func() { require.NoError(t, lock.Close()) }
 }
 
-// health returns the status of one of the agent's health checks; 0 means no answer.
+// health returns the HTTP status of one of the agent's health checks; 0 means no answer.
 func (w *world) health(path string) int {
 	w.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: w.node.DialContext}}
@@ -102,19 +105,19 @@ func (w *world) health(path string) int {
 	return r.StatusCode
 }
 
-// awaitHealth waits until a health check has a status.
+// awaitHealth waits until a health check has the given HTTP status.
 func (w *world) awaitHealth(path string, status int) {
 	w.t.Helper()
 	testenv.Eventually(w.t, settleTimeout, func() error {
 		if is := w.health(path); is != status {
-			return fmt.Errorf("%s is %d, not %d", path, is, status)
+			return fmt.Errorf("%s has status %d, want %d", path, is, status)
 		}
 		return nil
 	})
 }
 
-// TestPrimaryFamilyMissing has an agent come to a node whose primary family it has no programs for. It holds
-// that the node does not get ready, and that what another programmer has there goes on.
+// TestPrimaryFamilyMissing starts an agent on a node that lacks the programs for its primary IP
+// family. The node must not become ready, and the rules of another programmer must stay.
 func TestPrimaryFamilyMissing(t *testing.T) {
 	w, web, _, feed := newIPv4World(t)
 	w.start("nftables", feed...)

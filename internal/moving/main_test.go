@@ -1,5 +1,6 @@
-// Package moving tests that a node goes from one programmer to another, and from kube-proxy to Slicecast, without a connection
-// that is refused, and that with each programmer Services come back after somebody has removed the node's rules.
+// Package moving tests that a node can change from one programmer to another, and from kube-proxy
+// to Slicecast, without a refused connection. It also tests that with each programmer Services work
+// again after another program has removed the node's rules.
 package moving
 
 import (
@@ -16,14 +17,15 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// What is tested where the kernel has IPVS is more; see the package vm below.
+// Package vm below tests more combinations, because its kernel has IPVS.
 var (
-	programmers = flag.String("moving.programmers", "nftables:iptables-nft,nftables:iptables-legacy,iptables-nft:iptables-legacy", "pairs of programmers to move between, there and back, each of which is to repair its rules, too")
+	programmers = flag.String("moving.programmers", "nftables:iptables-nft,nftables:iptables-legacy,iptables-nft:iptables-legacy", "pairs of programmers to move between in both directions; each programmer must also repair its rules")
 	kubeProxies = flag.String("moving.kube-proxy", "nftables:nftables,nftables:iptables-nft,iptables-nft:nftables,iptables-nft:iptables-nft,iptables-legacy:nftables",
 		"modes of kube-proxy, each with the programmer that takes over")
 )
 
-// agentVariable has the test binary be slicecast-agent.
+// agentVariable is the name of an environment variable that makes the test binary run as
+// slicecast-agent.
 const agentVariable = "SLICECAST_TEST_AGENT"
 
 func TestMain(m *testing.M) {
@@ -34,7 +36,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, prepare)
 }
 
-// prepare gets what the tests will need, while there still is a network.
+// prepare provides the binaries for the tests while there still is a network.
 func prepare() error {
 	if *kubeProxies == "" {
 		return nil

@@ -23,7 +23,7 @@ const (
 	clusterCIDRs  = "10.180.0.0/16,fd00:10:180::/48"
 )
 
-// manifests have the Service web, and changed, whose endpoints come and go.
+// manifests is the template of the manifests for a node and its Services.
 var manifests = template.Must(template.New("").Parse(`
 apiVersion: v1
 kind: Node
@@ -57,6 +57,7 @@ ports: [{name: tcp, port: 8080}, {name: udp, port: 8080, protocol: UDP}]
 endpoints: [{{range .Pods}}{addresses: ["{{.IPv6}}"], nodeName: {{.Node.Name}}}, {{end}}]
 {{end}}`))
 
+// service is a Service of the tests.
 type service struct {
 	Name             string
 	Number, NodePort uint16
@@ -64,12 +65,12 @@ type service struct {
 	Pods             []*testenv.Pod
 }
 
-// newService gives one with addresses and a NodePort of its number.
+// newService returns a Service whose addresses and NodePort derive from its number.
 func newService(name string, number uint16, pods ...*testenv.Pod) service {
 	return service{name, number, 30080 + number, []string{fmt.Sprint("10.96.0.", number), fmt.Sprint("fd00:10:96::", number)}, pods}
 }
 
-// world is a node that moves, another one, and a client outside.
+// world is the node that moves, another node, pods and a client outside.
 type world struct {
 	t       *testing.T
 	network *testenv.Network
@@ -77,7 +78,7 @@ type world struct {
 	client  *testenv.Pod
 	outside *testenv.Client
 	pods    []*testenv.Pod
-	dir     string
+	dir     string // the folder of the manifests
 	agent   *command.Command
 }
 
@@ -97,7 +98,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// write writes the manifests, at once.
+// write replaces the manifests in one step.
 func (w *world) write(services ...service) {
 	w.t.Helper()
 	var b bytes.Buffer
@@ -107,7 +108,8 @@ func (w *world) write(services ...service) {
 	require.NoError(w.t, os.Rename(path+".new", path))
 }
 
-// ways gives those to a Service from a pod, the node and outside, by cluster IP and node port.
+// ways returns the ways to a Service: from a pod, the node and outside, to the cluster IPs and the
+// node ports.
 func (w *world) ways(s service) (ways []way) {
 	for _, proto := range []testenv.Proto{testenv.TCP, testenv.UDP} {
 		for _, ip := range s.ClusterIPs {
@@ -121,12 +123,12 @@ func (w *world) ways(s service) (ways []way) {
 	return ways
 }
 
-// agentFlags choose a programmer by a name such as "iptables-nft".
+// agentFlags returns the flags for a programmer with a name such as "iptables-nft".
 func agentFlags(programmer string) []string {
 	name, variant, ok := strings.Cut(programmer, "-")
 	flags := []string{
 		"--programmer=" + name, "--programmer-fallback=false", "--ipvs-drain-limit=40s", "--cluster-cidr=" + clusterCIDRs, "--healthz-bind-address=127.0.0.1:8475", "--log-level=debug",
-		// Only the first network namespace may set these.
+		// Only the initial network namespace may change these settings.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 	}
 	if ok {
@@ -142,7 +144,7 @@ func (w *world) start(programmer string, feed ...string) {
 	w.agent.AwaitOK(w.t, settleTimeout, "http://127.0.0.1:8475/readyz")
 }
 
-// left tells of which programmers there is something on the node.
+// left returns the programmers that have rules or devices on the node.
 func (w *world) left() []string {
 	w.t.Helper()
 	has := func(what string, name string, args ...string) bool {
@@ -153,7 +155,7 @@ func (w *world) left() []string {
 	var programmers []string
 	for _, p := range []struct {
 		name     string
-		commands [][]string // the first word is what to look for
+		commands [][]string // the first word is the text to look for in the output of the others
 	}{
 		{"nftables", [][]string{{"table ip slicecast\n", "nft", "list", "tables"}, {"table ip6 slicecast\n", "nft", "list", "tables"}}},
 		{"iptables-nft", [][]string{{"SLICECAST-", "iptables-nft-save"}, {"SLICECAST-", "ip6tables-nft-save"}}},
@@ -170,8 +172,8 @@ func (w *world) left() []string {
 	return programmers
 }
 
-// TestBetweenProgrammers moves a node between programmers, there and back, while connections are made all the time and the
-// cluster changes whenever no agent runs.
+// TestBetweenProgrammers moves a node between programmers in both directions. New connections are
+// made all the time, and the Services change while no agent runs.
 func TestBetweenProgrammers(t *testing.T) {
 	var order []string
 	for pair := range strings.SplitSeq(*programmers, ",") {
@@ -213,11 +215,11 @@ func TestBetweenProgrammers(t *testing.T) {
 			}
 		}
 		if now == "ipvs" {
-			// It leads what is open until that ends, or the limit is over.
+			// IPVS keeps its open connections until they end or the drain limit is reached.
 			o.close()
 			testenv.Eventually(t, settleTimeout, func() error {
 				if left := w.left(); len(left) > 1 {
-					return fmt.Errorf("%v are left", left)
+					return fmt.Errorf("rules of %v are left, want those of one programmer", left)
 				}
 				return nil
 			})

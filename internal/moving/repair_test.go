@@ -12,12 +12,13 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// repairTimeout is many times what a slow machine takes, and far less than the hour after which an agent programs everything anew without
-// being told.
+// repairTimeout is much longer than a repair takes on a slow machine, but much shorter than the
+// hour after which an agent programs everything again even if nothing changed.
 const repairTimeout = 30 * time.Second
 
-// TestRepair has somebody remove all rules of the node, twice as one who restarts a firewall does, and requires that Services are
-// there again by all ways. Each way is to a pod of another node, so that none does without rules, also where IPVS goes on translating.
+// TestRepair removes all rules of the node twice, like a firewall that restarts, and requires that
+// all ways to the Services work again. Each way leads to a pod on another node, so that none works
+// without rules, not even if IPVS still translates.
 func TestRepair(t *testing.T) {
 	names := strings.FieldsFunc(*programmers, func(r rune) bool { return r == ',' || r == ':' })
 	slices.Sort(names)
@@ -36,7 +37,7 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// removeRules removes all rules of the node where a programmer has its own.
+// removeRules removes all rules of the node in the place where a programmer has its own.
 func (w *world) removeRules(programmer string) {
 	w.t.Helper()
 	commands := []string{"nft flush ruleset"}
@@ -50,13 +51,14 @@ func (w *world) removeRules(programmer string) {
 	}
 }
 
-// requireServed waits until connections by all ways to a Service are answered.
+// requireServed waits until connections on all ways to a Service are answered.
 func (w *world) requireServed(s service, timeout time.Duration) {
 	w.t.Helper()
 	ways := slices.DeleteFunc(w.ways(s), func(way way) bool { return way.proto != testenv.TCP })
 	testenv.Eventually(w.t, timeout, func() error {
 		for _, way := range ways {
-			// What is on its way before there are rules stays untranslated when it is sent again.
+			// A new port for each attempt, because the kernel does not translate a connection whose
+			// first packet arrived before the rules.
 			options := testenv.ProbeOptions{Timeout: 2 * time.Second, Source: newPorts.next()}
 			if r := way.from.Probe(w.t.Context(), way.proto, way.to, 1, options); !r.All(testenv.Answered) {
 				return fmt.Errorf("%s: %s", way, r)

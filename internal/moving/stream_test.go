@@ -15,23 +15,23 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// way is one way to a Service.
+// way is a source, a protocol and an address for connections to a Service.
 type way struct {
 	from  *testenv.Host
 	proto testenv.Proto
 	to    netip.AddrPort
 }
 
-// String gives "client to 10.96.0.1:80 over tcp".
+// String returns a description such as "client to 10.96.0.1:80 over tcp".
 func (w way) String() string { return fmt.Sprintf("%s to %s over %s", w.from.Name, w.to, w.proto) }
 
-// patient waits longer than a lost packet takes to be sent again, also on a slow machine.
+// patient has a timeout longer than the retransmission of a lost packet takes on a slow machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
 
-// datagramTimeout is when a datagram is sent again.
+// datagramTimeout is the time after which a datagram is sent again.
 const datagramTimeout = 5 * time.Second
 
-// ports are source ports, one after the other.
+// ports are source ports that are used in turn.
 type ports struct {
 	first, count uint32
 	used         atomic.Uint32
@@ -41,8 +41,9 @@ func (p *ports) next() netip.AddrPort {
 	return netip.AddrPortFrom(netip.Addr{}, uint16(p.first+p.used.Add(1)%p.count))
 }
 
-// Each TCP connection has a source port that none other has, as UDP sockets have anyway: IPVS tells what a pod answers to one client by the
-// client's port alone, whichever Service that had asked. No program listens at these.
+// Ranges of source ports. Each TCP connection has a port that no other one has; UDP sockets have
+// that anyway. IPVS matches the answers of a pod to a client by the client's port alone, whichever
+// Service the connection was to. No program listens on these ports.
 var (
 	newPorts  = ports{first: 11000, count: 19000}
 	openPorts = ports{first: 10300, count: 700}
@@ -58,21 +59,21 @@ func (w way) try(ctx context.Context) testenv.Result {
 	return w.from.Probe(ctx, w.proto, w.to, 1, options)
 }
 
-// stream is new connections by several ways, all the time.
+// stream makes new connections on several ways all the time.
 type stream struct {
 	t      *testing.T
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards counts and failures
 	counts   map[way]int
 	failures []string
 }
 
-// pause is between two attempts by one way.
+// pause is the interval between two attempts on one way.
 const pause = 10 * time.Millisecond
 
-// startStream makes connections until RequireNoFailure or the end of the test.
+// startStream makes connections until RequireNoFailure is called or the test ends.
 func startStream(t *testing.T, ways []way) *stream {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -94,11 +95,11 @@ func (s *stream) run(ctx context.Context, w way) {
 	for ctx.Err() == nil {
 		result := w.try(ctx)
 		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
-			result = w.try(ctx) // nothing promises that a datagram arrives
+			result = w.try(ctx) // a datagram may be lost
 		}
 		s.mu.Lock()
 		s.counts[w]++
-		// An attempt that the end has cut short says nothing.
+		// The result of an attempt that was interrupted by the end says nothing.
 		if !result.All(testenv.Answered) && ctx.Err() == nil {
 			s.failures = append(s.failures, fmt.Sprintf("%s %s: %s", time.Now().Format(time.StampMilli), w, result))
 		}
@@ -115,7 +116,8 @@ func (s *stream) stop() {
 	s.wg.Wait()
 }
 
-// RequireSome waits until there has been another connection by each way, and requires that none has failed so far.
+// RequireSome waits until a new connection was made on each way, and requires that none has failed
+// so far.
 func (s *stream) RequireSome() {
 	s.t.Helper()
 	s.mu.Lock()
@@ -148,16 +150,16 @@ func (s *stream) RequireNoFailure() {
 	for _, n := range s.counts {
 		all += n
 	}
-	s.t.Logf("%d new connections by %d ways, none failed", all, len(s.counts))
+	s.t.Logf("%d new connections on %d ways, none failed", all, len(s.counts))
 }
 
-// open are connections that stay open, by several ways.
+// open is a set of connections that stay open, on several ways.
 type open struct {
 	ways  []way
 	conns []*testenv.Conn
 }
 
-// openAll opens a connection by each way, and closes those that were open.
+// openAll closes the open connections and opens one on each way.
 func (o *open) openAll(t *testing.T, ways []way) {
 	t.Helper()
 	o.close()
@@ -179,7 +181,7 @@ func (o *open) close() {
 	*o = open{}
 }
 
-// requireAlive requires an answer on each connection of a protocol. A datagram is sent again if it is lost.
+// requireAlive requires an answer on each connection of a protocol. It sends a lost datagram again.
 func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 	t.Helper()
 	for i, conn := range o.conns {
@@ -199,11 +201,11 @@ func (o *open) requireAlive(t *testing.T, proto testenv.Proto) {
 				break
 			}
 		}
-		require.NoError(t, err, "what was open from %s", o.ways[i])
+		require.NoError(t, err, "open connection from %s", o.ways[i])
 	}
 }
 
-// forget closes the connections by some ways.
+// forget closes the connections on the ways for which which is true.
 func (o *open) forget(which func(way) bool) {
 	var kept open
 	for i, w := range o.ways {
@@ -216,8 +218,8 @@ func (o *open) forget(which func(way) bool) {
 	*o = kept
 }
 
-// requireSettled requires that no TCP connection is left hanging: when its client sends something it is reset, unless it is led anew and
-// comes to the same pod by chance.
+// requireSettled requires that no TCP connection hangs. When its client sends something, the
+// connection is either reset, or reaches the same pod by chance after it was assigned again.
 func (o *open) requireSettled(t *testing.T) {
 	t.Helper()
 	for i, conn := range o.conns {
@@ -226,7 +228,7 @@ func (o *open) requireSettled(t *testing.T) {
 			_, err := conn.Echo(ctx, "alive?")
 			cancel()
 			if err != nil {
-				require.ErrorIs(t, err, syscall.ECONNRESET, "what was open from %s", o.ways[i])
+				require.ErrorIs(t, err, syscall.ECONNRESET, "open connection from %s", o.ways[i])
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-// Package vm has the tests of internal/moving run where the kernel has IPVS.
+// Package vm runs the tests of internal/moving on a kernel with IPVS.
 package vm
 
 import (
@@ -15,14 +15,14 @@ import (
 )
 
 var (
-	programmers = flag.String("vm.programmers", "ipvs:nftables,ipvs:iptables-legacy", "as -moving.programmers")
-	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs,nftables:ipvs,iptables-legacy:ipvs", "as -moving.kube-proxy")
+	programmers = flag.String("vm.programmers", "ipvs:nftables,ipvs:iptables-legacy", "see -moving.programmers")
+	kubeProxy   = flag.String("vm.kube-proxy", "ipvs:nftables,ipvs:ipvs,nftables:ipvs,iptables-legacy:ipvs", "see -moving.kube-proxy")
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestWithIPVS(t *testing.T) {
-	// An API server would take minutes to start in the machine.
+	// Starting an API server in the virtual machine would take minutes.
 	control := controlplane.Start(t, controlplane.Options{})
 	binary, err := controlplane.KubernetesBinary(t.Context(), "kube-proxy")
 	require.NoError(t, err)
