@@ -21,11 +21,11 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// What a node gets when one of 100 endpoints of a slice is no longer ready, beside what the API server sends to each of
-// its watchers.
+// TestBytesOfOneChange compares what a node receives when one of 100 endpoints of a slice becomes
+// unready with what the API server sends to each of its watchers.
 func TestBytesOfOneChange(t *testing.T) {
 	const (
-		replicas  = 100 // which is the controller's own limit for a slice
+		replicas  = 100 // the controller's default limit for a slice
 		maxBytes  = 200
 		leastGain = 50
 	)
@@ -68,15 +68,15 @@ func TestBytesOfOneChange(t *testing.T) {
 
 	require.Equal(t, slice.Name, delta.Name)
 	require.Len(t, delta.Conditions, 1)
-	require.Equal(t, 1, delta.Len(), "endpoints touched")
+	require.Equal(t, 1, delta.Len(), "endpoints in the delta")
 	require.Equal(t, placeOf(t, &slice, "web-42"), delta.Conditions[0].Index)
-	t.Logf("one endpoint of %d is no longer ready: %d bytes to each node; the API server's watch event: %d bytes, %d times as many",
+	t.Logf("one endpoint of %d became unready: %d bytes to each node; the API server's watch event: %d bytes, %d times as many",
 		replicas, size, event, event/size)
 	require.LessOrEqual(t, size, maxBytes)
 	require.GreaterOrEqual(t, event, leastGain*size)
 }
 
-// placeOf gives the place of a pod's endpoint among the slice's, by address.
+// placeOf returns the index of a pod's endpoint when the slice's endpoints are sorted by address.
 func placeOf(t *testing.T, slice *discoveryv1.EndpointSlice, pod string) (place uint32) {
 	t.Helper()
 	i := slices.IndexFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return e.TargetRef != nil && e.TargetRef.Name == pod })
@@ -90,7 +90,8 @@ func placeOf(t *testing.T, slice *discoveryv1.EndpointSlice, pod string) (place 
 	return place
 }
 
-// watchBytes watches a slice as kube-proxy does, in protobuf, and gives the size in bytes of the next event.
+// watchBytes watches a slice in protobuf, as kube-proxy does. The channel receives the size in
+// bytes of the next event, and is closed without a value if the watch fails.
 func (c *cluster) watchBytes(slice *discoveryv1.EndpointSlice) <-chan int {
 	c.t.Helper()
 	client, err := rest.HTTPClientFor(c.cp.AdminConfig())
@@ -111,7 +112,7 @@ func (c *cluster) watchBytes(slice *discoveryv1.EndpointSlice) <-chan int {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		defer close(sizes)
-		// Each event comes after its length, in four bytes.
+		// Each event is preceded by its length in four bytes.
 		var length [4]byte
 		if _, err := io.ReadFull(response.Body, length[:]); err != nil {
 			return

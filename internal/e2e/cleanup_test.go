@@ -15,7 +15,7 @@ func TestCleanup(t *testing.T) {
 	c.RequireAnswers(web, 80, pods...)
 
 	for _, n := range c.nodes() {
-		// Rules of somebody else stay.
+		// The cleanup must not remove rules of other programs.
 		_, err := n.Run(t.Context(), "iptables-"+n.variant, "-t", "nat", "-A", "PREROUTING", "-j", "ACCEPT")
 		require.NoError(t, err)
 		before := n.Saved(t)
@@ -23,7 +23,7 @@ func TestCleanup(t *testing.T) {
 		require.ErrorContains(t, err, "an agent runs in this network")
 		require.Equal(t, before, n.Saved(t))
 		n.agent.Terminate()
-		require.Greater(t, len(n.Saved(t)), 20, "an agent that ends leaves its rules")
+		require.Greater(t, len(n.Saved(t)), 20, "the agent removed its rules when it ended")
 
 		_, err = n.Run(t.Context(), filepath.Join(binaries, agentCommand), "cleanup")
 		require.NoError(t, err)
@@ -36,7 +36,7 @@ func TestCleanup(t *testing.T) {
 				require.Empty(t, rules)
 			}
 		}
-		// Again, where there is nothing.
+		// A second cleanup finds nothing to remove.
 		_, err = n.Run(t.Context(), filepath.Join(binaries, agentCommand), "cleanup")
 		require.NoError(t, err)
 	}

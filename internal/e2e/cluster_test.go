@@ -17,27 +17,28 @@ import (
 )
 
 const (
-	// settleTimeout is how long a change may take from the API to the kernel of every node, on a busy machine.
+	// settleTimeout bounds the time that a change takes from the API to the kernel of every node,
+	// on a busy machine.
 	settleTimeout = 60 * time.Second
-	// clusterCIDRs are the addresses of pods on all nodes.
+	// clusterCIDRs are the address ranges of pods on all nodes.
 	clusterCIDRs = "10.180.0.0/16,fd00:10:180::/48"
 	serverPort   = 8472
 )
 
-// feed says where the agents of a cluster get their state from.
+// feed is where the agents of a cluster get their state from.
 type feed string
 
 const (
 	fromServer   feed = "server"   // a slicecast-server that watches the API server
-	fromReplicas feed = "replicas" // several of them, in pods of a Service; see replicas
-	fromKube     feed = "kube"     // the API server, standalone
-	fromFile     feed = "file"     // a folder of manifests, standalone; see exporter
+	fromReplicas feed = "replicas" // several slicecast-servers in pods of a Service; see replicas
+	fromKube     feed = "kube"     // the API server, without a slicecast-server
+	fromFile     feed = "file"     // a folder of manifests, without a server; see exporter
 )
 
 // cluster is two nodes with an agent each, and a Kubernetes namespace for the objects of one test.
 //
-// Node a's agent uses the nft variant of iptables and node b's the legacy one, so that a test of traffic through both
-// nodes is one of both variants.
+// Node a's agent uses the nft variant of iptables and node b's agent the legacy variant. Traffic
+// through both nodes therefore tests both variants.
 type cluster struct {
 	t         *testing.T
 	cp        *controlplane.ControlPlane
@@ -48,20 +49,20 @@ type cluster struct {
 	feed feed
 	// dir holds the cluster's files.
 	dir string
-	// server, and the socket where observers find it, if that is the feed.
+	// server and the socket for observers; set if feed is fromServer.
 	server      *process
 	debugSocket string
 	serverCA    string
-	// replicas, if they are the feed.
+	// replicas is set if feed is fromReplicas.
 	replicas *replicas
-	// export, if manifests are the feed.
+	// export is set if feed is fromFile.
 	export *exporter
 }
 
-// node is a node with an agent, and a pod on it that is in no Service.
+// node is a node with an agent, and with a pod that belongs to no Service.
 type node struct {
 	*testenv.Node
-	// variant of iptables: nft or legacy.
+	// variant is the variant of iptables: nft or legacy.
 	variant string
 	agent   *process
 	client  *testenv.Pod
@@ -73,6 +74,7 @@ func newCluster(t *testing.T) *cluster {
 	return startCluster(t, shared, fromServer)
 }
 
+// startCluster starts a cluster whose agents follow the given feed.
 func startCluster(t *testing.T, cp *controlplane.ControlPlane, feed feed) *cluster {
 	t.Helper()
 	c := &cluster{t: t, cp: cp, api: cp.Client(), namespace: cp.Namespace(t), feed: feed, dir: t.TempDir()}
@@ -127,15 +129,15 @@ func (c *cluster) startServer() {
 		fmt.Sprintf("--bind-address=%s:%d", world, serverPort),
 		"--tls-cert-file=" + cert,
 		"--tls-private-key-file=" + key,
-		// Agents show the certificates that kubelets have.
+		// Agents present certificates like those of kubelets.
 		"--client-ca-file=" + writeFile(c.t, c.dir, "clients.crt", c.cp.AdminConfig().CAData),
 		"--debug-socket=" + c.debugSocket,
 		"--drain-window=100ms",
-		// Often, so that a node that holds something else than the server is found out.
+		// Frequent heartbeats reveal a node that holds something else than the server.
 		"--heartbeat-interval=2s",
 	})
 	c.t.Cleanup(func() {
-		require.NotContains(c.t, c.server.Log(), "A node asks for state again", "a node held something else than the server")
+		require.NotContains(c.t, c.server.Log(), "A node asks for state again", "a node held other state than the server")
 	})
 	c.server.Start()
 	c.server.AwaitReady()
@@ -162,8 +164,8 @@ func (c *cluster) agentArgs(n *node) []string {
 	return args
 }
 
-// deleteServicesAndPods deletes at once what the namespace's deletion would only delete some time: other tests' agents
-// would program it.
+// deleteServicesAndPods deletes Services and Pods at once. The deletion of the namespace would
+// delete them only later, and until then agents of other tests would program them.
 func (c *cluster) deleteServicesAndPods() {
 	ctx := context.Background()
 	services, err := c.api.CoreV1().Services(c.namespace).List(ctx, metav1.ListOptions{})

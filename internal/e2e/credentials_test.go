@@ -11,8 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// writeServingCertificate writes the certificate and key of a server at address, and the CA that they are from, and
-// returns their paths.
+// writeServingCertificate writes the certificate and key of a server at address, and the CA that
+// issued them, and returns their paths.
 func writeServingCertificate(t *testing.T, dir, address string) (ca, cert, key string) {
 	t.Helper()
 	authority, err := testca.New()
@@ -26,7 +26,8 @@ func writeServingCertificate(t *testing.T, dir, address string) (ca, cert, key s
 	return ca, cert, key
 }
 
-// writeClientCertificate writes the certificate and key of a client of the API server.
+// writeClientCertificate writes the certificate and key of a client of the API server, and returns
+// their paths.
 func writeClientCertificate(t *testing.T, dir, name string, config *rest.Config) (cert, key string) {
 	t.Helper()
 	return writeFile(t, dir, name+".crt", config.CertData), writeFile(t, dir, name+".key", config.KeyData)

@@ -12,7 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// exporter keeps a manifest of all Services and slices of the API in a folder, as for nodes without an API server.
+// exporter writes all Services and slices of the API to a manifest in a folder, for nodes that do
+// not use the API server.
 type exporter struct {
 	c       *cluster
 	dir     string
@@ -27,7 +28,7 @@ func newExporter(c *cluster) *exporter {
 	return e
 }
 
-// Write writes the manifest, in one step, if it has changed.
+// Write replaces the manifest in one step if it has changed.
 func (e *exporter) Write(ctx context.Context) error {
 	services, endpointSlices, err := e.c.list(ctx)
 	if err != nil {

@@ -1,8 +1,10 @@
-// Package e2e tests the whole: a real API server with its controllers, the slicecast-server and slicecast-agent commands
-// as they are built, and traffic of pods, nodes and an outside client through the kernel's rules.
+// Package e2e tests the whole system: a real API server with its controllers, the slicecast-server
+// and slicecast-agent commands as they are built, and traffic from pods, nodes and an outside
+// client through the kernel's rules.
 //
-// Pods are Pod objects whose status the tests write, as a kubelet would, and a network namespace with the same addresses.
-// Slices are made by Kubernetes' own controllers, unless a test says otherwise.
+// A pod is a Pod object and a network namespace with the same addresses. The tests write the status
+// of Pods, as a kubelet would. The controllers of Kubernetes create the slices, unless a test says
+// otherwise.
 package e2e
 
 import (
@@ -23,11 +25,11 @@ import (
 )
 
 var (
-	// network is that of all tests; each adds nodes of its own.
+	// network is the network of all tests. Each test adds its own nodes.
 	network *testenv.Network
-	// outside is a host that is not in the cluster.
+	// outside is a host outside the cluster.
 	outside *testenv.Client
-	// shared is the control plane of the tests that need no other.
+	// shared is the control plane for all tests that do not need one of their own.
 	shared *controlplane.ControlPlane
 )
 
@@ -37,32 +39,34 @@ const (
 	agentCommand  = "agent"
 )
 
-// binaries is where the commands are in the tests' namespaces: on a tmpfs that ends with them.
+// binaries is the folder of the commands in the tests' namespaces. It is on a tmpfs that disappears
+// with them.
 const binaries = "/run/slicecast-e2e"
 
-// buildDirVariable names the folder that build has built the commands into.
+// buildDirVariable is the name of an environment variable with the folder into which build has
+// built the commands.
 const buildDirVariable = "SLICECAST_E2E_BUILD"
 
 func TestMain(m *testing.M) {
 	testenv.Isolate(build, controlplane.Prepare)
-	// GORACE spares the commands the second that they would wait for a data race at their end.
+	// With this setting the commands do not wait one second for data races when they end.
 	if err := errors.Join(takeBinaries(), os.Setenv("GORACE", "atexit_sleep_ms=0")); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
-	// The API server warns of the Endpoints API, whose mirroring is tested.
+	// The API server warns about the Endpoints API, whose mirroring is tested.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	network = testenv.NewNetwork(forever{})
 	outside = network.AddClient("outside")
 	goleak.VerifyTestMain(controlplane.Around(m, controlOptions(), &shared))
 }
 
-// controlOptions are for a control plane with controllers that the nodes can reach.
+// controlOptions returns the options of a control plane with controllers that the nodes can reach.
 func controlOptions(controllerFlags ...string) controlplane.Options {
 	return controlplane.Options{Address: network.World.IPv4, Controllers: true, ControllerFlags: controllerFlags}
 }
 
-// build builds the commands, with the race detector if the tests have it.
+// build builds the commands, with the race detector if the tests use it.
 func build() error {
 	dir, err := os.MkdirTemp("", "slicecast-e2e-")
 	if err != nil {
@@ -81,7 +85,8 @@ func build() error {
 	return os.Setenv(buildDirVariable, dir)
 }
 
-// takeBinaries moves what build has built to where nothing remains of it when this process is killed.
+// takeBinaries moves the built commands to binaries, so that nothing is left behind when this
+// process is killed.
 func takeBinaries() error {
 	dir := os.Getenv(buildDirVariable)
 	if err := os.MkdirAll(binaries, 0o755); err != nil {
@@ -111,7 +116,7 @@ func copyExecutable(to, from string) error {
 	return out.Close()
 }
 
-// forever is the testenv.TB of what lasts as long as the process.
+// forever is the testenv.TB of a network that lives as long as the process.
 type forever struct{}
 
 func (forever) Helper() {}

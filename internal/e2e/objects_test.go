@@ -16,7 +16,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// podPort is what pods serve, over TCP and UDP.
+// podPort is the port on which pods serve, over TCP and UDP.
 const podPort = 8080
 
 // appLabel is the label by which Services select pods.
@@ -27,7 +27,8 @@ type pod struct {
 	*testenv.Pod
 }
 
-// Deployment makes ready pods name-0, name-1 and so on, alternately on both nodes, with the label app=name.
+// Deployment creates ready pods name-0, name-1 and so on with the label app=name, alternately on
+// both nodes.
 func (c *cluster) Deployment(name string, replicas int) []*pod {
 	c.t.Helper()
 	var pods []*pod
@@ -37,7 +38,7 @@ func (c *cluster) Deployment(name string, replicas int) []*pod {
 	return pods
 }
 
-// Pod makes a ready pod that serves podPort.
+// Pod creates a ready pod that serves podPort and the given ports.
 func (c *cluster) Pod(name, app string, n *node, ports ...corev1.ContainerPort) *pod {
 	c.t.Helper()
 	p := &pod{n.AddPod(name)}
@@ -56,13 +57,13 @@ func podObject(name, app string, n *node, ports ...corev1.ContainerPort) *corev1
 		Spec: corev1.PodSpec{
 			NodeName:   n.Name,
 			Containers: []corev1.Container{{Name: "main", Image: "none", Ports: ports}},
-			// Nobody would report the end of its containers.
+			// Without a kubelet nothing would report the end of the containers.
 			TerminationGracePeriodSeconds: new(int64),
 		},
 	}
 }
 
-// createPod creates a Pod object and then writes the status of one that is ready, as a kubelet does.
+// createPod creates a Pod object and then writes the status of a ready pod, as a kubelet does.
 func (c *cluster) createPod(ctx context.Context, object *corev1.Pod, ips ...string) {
 	c.t.Helper()
 	pods := c.api.CoreV1().Pods(c.namespace)
@@ -78,7 +79,7 @@ func (c *cluster) createPod(ctx context.Context, object *corev1.Pod, ips ...stri
 	require.NoError(c.t, err)
 }
 
-// SetReady says of a pod that it is ready or is not.
+// SetReady reports a pod as ready or unready.
 func (c *cluster) SetReady(p *pod, ready bool) {
 	c.t.Helper()
 	require.NoError(c.t, c.setReady(c.t.Context(), p.Name, ready))
@@ -94,19 +95,21 @@ func (c *cluster) setReady(ctx context.Context, name string, ready bool) error {
 	return err
 }
 
-// DeletePod deletes the object; grace in seconds keeps it as a terminating pod. The network namespace stays and answers.
+// DeletePod deletes a Pod object. For grace seconds it remains as a terminating pod. The network
+// namespace stays and answers.
 func (c *cluster) DeletePod(name string, grace int64) {
 	c.t.Helper()
 	err := c.api.CoreV1().Pods(c.namespace).Delete(c.t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: &grace})
 	require.NoError(c.t, err)
 }
 
-// service is a Service as the API server has completed it.
+// service is a Service with the defaults that the API server has set.
 type service struct {
 	*corev1.Service
 }
 
-// Service creates a Service: of type NodePort and both IP families, if spec says nothing else.
+// Service creates a Service. Unless spec says otherwise, it has the type NodePort and both IP
+// families.
 func (c *cluster) Service(name string, spec corev1.ServiceSpec) *service {
 	c.t.Helper()
 	if spec.Type == "" {
@@ -128,12 +131,12 @@ func (c *cluster) DeleteService(s *service) {
 	require.NoError(c.t, c.api.CoreV1().Services(c.namespace).Delete(c.t.Context(), s.Name, metav1.DeleteOptions{}))
 }
 
-// selecting is the spec of a Service for the pods of a Deployment.
+// selecting returns the spec of a Service for the pods of a Deployment.
 func selecting(app string, ports ...corev1.ServicePort) corev1.ServiceSpec {
 	return corev1.ServiceSpec{Selector: map[string]string{appLabel: app}, Ports: ports}
 }
 
-// withoutSelector is the spec of a Service whose endpoints somebody else knows.
+// withoutSelector returns the spec of a Service whose endpoints the test writes.
 func withoutSelector(ports ...corev1.ServicePort) corev1.ServiceSpec {
 	return corev1.ServiceSpec{Ports: ports}
 }
@@ -146,10 +149,11 @@ func udp(name string, port int32, target intstr.IntOrString) corev1.ServicePort 
 	return corev1.ServicePort{Name: name, Protocol: corev1.ProtocolUDP, Port: port, TargetPort: target}
 }
 
-// onPodPort is the usual target.
+// onPodPort returns the usual target port.
 func onPodPort() intstr.IntOrString { return intstr.FromInt32(podPort) }
 
-// Endpoints makes or changes the Endpoints object of a Service, with the pods' addresses of both families.
+// Endpoints creates or replaces the Endpoints object of a Service, with the pods' addresses of both
+// families.
 func (c *cluster) Endpoints(s *service, ports []corev1.EndpointPort, ready, notReady []*pod) {
 	c.t.Helper()
 	addresses := func(pods []*pod) (list []corev1.EndpointAddress) {
@@ -171,13 +175,13 @@ func (c *cluster) Endpoints(s *service, ports []corev1.EndpointPort, ready, notR
 	require.NoError(c.t, err)
 }
 
-// handWritten are the slices, one of each family, that somebody wrote for a Service.
+// handWritten is a pair of slices, one of each family, that a test wrote for a Service.
 type handWritten struct {
 	c     *cluster
 	names []string
 }
 
-// Slices writes slices by hand: name-ipv4 and name-ipv6.
+// Slices writes a pair of slices: name-ipv4 and name-ipv6.
 func (c *cluster) Slices(name string, s *service, ports []discoveryv1.EndpointPort, pods ...*pod) *handWritten {
 	c.t.Helper()
 	h := &handWritten{c: c}
@@ -200,7 +204,7 @@ func (c *cluster) Slices(name string, s *service, ports []discoveryv1.EndpointPo
 	return h
 }
 
-// FQDNSlice writes a slice of a host name.
+// FQDNSlice writes a slice with a host name.
 func (c *cluster) FQDNSlice(name string, s *service, port discoveryv1.EndpointPort, host string) {
 	c.t.Helper()
 	_, err := c.api.DiscoveryV1().EndpointSlices(c.namespace).Create(c.t.Context(), &discoveryv1.EndpointSlice{
@@ -221,13 +225,13 @@ func endpoints(addressType discoveryv1.AddressType, pods []*pod) []discoveryv1.E
 	return list
 }
 
-// SetPods changes the endpoints.
+// SetPods replaces the endpoints of the slices.
 func (h *handWritten) SetPods(pods ...*pod) {
 	h.c.t.Helper()
 	h.update(func(object *discoveryv1.EndpointSlice) { object.Endpoints = endpoints(object.AddressType, pods) })
 }
 
-// HandTo gives the slices to another Service, by their label.
+// HandTo makes the slices belong to another Service by changing their label.
 func (h *handWritten) HandTo(s *service) {
 	h.c.t.Helper()
 	h.update(func(object *discoveryv1.EndpointSlice) { object.Labels[discoveryv1.LabelServiceName] = s.Name })

@@ -18,23 +18,25 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// observer is the agent's client, without an agent: it gets what every agent of the cluster gets, and notes it.
+// observer is the client of an agent without an agent. It receives what every agent of the cluster
+// receives, and records it.
 type observer struct {
 	c     *cluster
 	cache *client.Cache
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards updates
 	updates []received
 }
 
-// received is an update with the size that it came in.
+// received is an update with the size of its frame.
 type received struct {
 	model.Update
-	// size of the frame in bytes.
+	// size is the size of the frame in bytes.
 	size int
 }
 
-// Observe starts an observer that runs until the test ends, and waits until it is in sync.
+// Observe starts an observer and waits until it is in sync. The observer runs until the end of the
+// test.
 func (c *cluster) Observe() *observer {
 	c.t.Helper()
 	o := &observer{c: c, cache: client.NewCache()}
@@ -53,7 +55,7 @@ func (c *cluster) Observe() *observer {
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = observing.Run(ctx) }) // ends with the context only, and then without an error
+	wg.Go(func() { _ = observing.Run(ctx) }) // returns nil when the context ends
 	c.t.Cleanup(func() {
 		cancel()
 		wg.Wait()
@@ -62,14 +64,14 @@ func (c *cluster) Observe() *observer {
 	return o
 }
 
-// Forget forgets the updates so far.
+// Forget removes the updates recorded so far.
 func (o *observer) Forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.updates = nil
 }
 
-// AwaitUpdates waits for updates and gives all that have come since Forget.
+// AwaitUpdates waits for at least one update and returns all updates since Forget.
 func (o *observer) AwaitUpdates() []received {
 	o.c.t.Helper()
 	var updates []received
@@ -77,7 +79,7 @@ func (o *observer) AwaitUpdates() []received {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if len(o.updates) == 0 {
-			return fmt.Errorf("no update has come")
+			return fmt.Errorf("no update was received")
 		}
 		updates = slices.Clone(o.updates)
 		return nil
@@ -85,7 +87,8 @@ func (o *observer) AwaitUpdates() []received {
 	return updates
 }
 
-// AwaitTruth waits until the observer holds the Services and slices of the API, no others, and nothing else of them.
+// AwaitTruth waits until the observer holds exactly the Services and slices of the API, with the
+// same content.
 func (o *observer) AwaitTruth() {
 	o.c.t.Helper()
 	testenv.Eventually(o.c.t, settleTimeout, func() error {
@@ -105,7 +108,7 @@ func (o *observer) AwaitTruth() {
 		}
 		for key := range want {
 			if have[key] != want[key] {
-				return fmt.Errorf("%s is at version %s in the API, at %s with the observer", key, want[key], have[key])
+				return fmt.Errorf("%s has version %s in the API, and %s in the observer's cache", key, want[key], have[key])
 			}
 		}
 		if len(have) != len(want) {
@@ -115,7 +118,7 @@ func (o *observer) AwaitTruth() {
 	})
 }
 
-// versions gives the versions of all objects of the API that nodes are told of.
+// versions returns the versions of all objects of the API that nodes receive.
 func (c *cluster) versions(ctx context.Context) (map[model.Key]model.Version, error) {
 	services, endpointSlices, err := c.list(ctx)
 	if err != nil {
@@ -136,8 +139,8 @@ func (c *cluster) versions(ctx context.Context) (map[model.Key]model.Version, er
 	return versions, nil
 }
 
-// RequireOneDelta requires that one update has come since Forget, with one delta of one slice and nothing else. It gives
-// the delta and the size of the update in bytes.
+// RequireOneDelta requires that exactly one update was received since Forget, with one delta of one
+// slice and nothing else. It returns the delta and the size of the update in bytes.
 func (o *observer) RequireOneDelta() (*model.SliceDelta, int) {
 	o.c.t.Helper()
 	updates := o.AwaitUpdates()

@@ -14,7 +14,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// etcd is away for half a minute while pods and Services come and go; then everybody holds what the API says.
+// TestEtcdOutage stops etcd for half a minute while pods and Services change. Afterwards all nodes
+// must hold what the API says.
 func TestEtcdOutage(t *testing.T) {
 	const outage = 30 * time.Second
 	c := newCluster(t)
@@ -51,13 +52,13 @@ func TestEtcdOutage(t *testing.T) {
 	o.AwaitTruth()
 }
 
-// churn turns pods ready and not ready, and makes and deletes Services, all the time.
+// churn continuously changes the readiness of pods and creates and deletes Services.
 type churn struct {
 	c      *cluster
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu                sync.Mutex
+	mu                sync.Mutex // guards the fields below
 	changes, failures int
 }
 
@@ -90,7 +91,8 @@ func (c *cluster) startChurn(pods []*pod) *churn {
 	return ch
 }
 
-// change makes the i-th change. A failure is of no account: what counts is what the API holds in the end.
+// change makes change i. A failed change does not matter, because the test compares the final state
+// with the API.
 func (ch *churn) change(ctx context.Context, pods []*pod, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -103,26 +105,26 @@ func (ch *churn) change(ctx context.Context, pods []*pod, i int) error {
 		}, metav1.CreateOptions{})
 		return err
 	case 7:
-		// Not the one that was just made, so that there are some at any time.
+		// Delete a Service other than the newest, so that some exist at any time.
 		return services.Delete(ctx, fmt.Sprintf("churn-%d", (i/8+2)%4), metav1.DeleteOptions{})
 	default:
 		return ch.c.setReady(ctx, pods[i%len(pods)].Name, i/len(pods)%2 == 0)
 	}
 }
 
-// Changes is how many changes have been made.
+// Changes returns the number of successful changes.
 func (ch *churn) Changes() int {
 	ch.mu.Lock()
 	defer ch.mu.Unlock()
 	return ch.changes
 }
 
-// AwaitChanges waits until that many changes have been made.
+// AwaitChanges waits until at least n changes were successful.
 func (ch *churn) AwaitChanges(n int) {
 	ch.c.t.Helper()
 	testenv.Eventually(ch.c.t, time.Minute, func() error {
 		if have := ch.Changes(); have < n {
-			return fmt.Errorf("%d changes have been made, not %d", have, n)
+			return fmt.Errorf("%d changes were successful, want %d", have, n)
 		}
 		return nil
 	})

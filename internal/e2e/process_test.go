@@ -11,17 +11,18 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/command"
 )
 
-// startTimeout is for a command that starts on a busy machine; one that has nothing to wait for takes a second.
+// startTimeout bounds the start of a command on a busy machine. A command that waits for nothing
+// starts within a second.
 const startTimeout = 30 * time.Second
 
-// process is one of our commands, with its arguments.
+// process is one of Slicecast's commands with its arguments.
 type process struct {
 	*command.Command
 
 	t    *testing.T
 	path string
 	args []string
-	// health is where it serves /readyz, as the host sees it.
+	// health is the address of /readyz, as seen from the host.
 	health string
 }
 
@@ -33,33 +34,33 @@ func newProcess(t *testing.T, host *testenv.Host, binary, name, health string, a
 	}
 }
 
-// Start starts the process and returns while it may not be ready yet.
+// Start starts the process. It does not wait until the process is ready.
 func (p *process) Start() {
 	p.t.Helper()
 	require.NoError(p.t, p.Command.Start(nil, p.path, p.args...))
 }
 
-// AwaitReady waits until /readyz says so.
+// AwaitReady waits until the process is ready.
 func (p *process) AwaitReady() {
 	p.t.Helper()
 	p.AwaitOK(p.t, startTimeout, "http://"+p.health+"/readyz")
 }
 
-// Kill ends the process as a crash would.
+// Kill ends the process like a crash.
 func (p *process) Kill() {
 	p.t.Helper()
 	require.NoError(p.t, p.Check())
 	require.NoError(p.t, p.Command.Kill())
 }
 
-// Terminate ends the process as an update would, and requires that it calls that a success.
+// Terminate ends the process like an update, and requires that it ends successfully.
 func (p *process) Terminate() {
 	p.t.Helper()
 	require.NoError(p.t, p.Check())
 	require.NoError(p.t, p.Stop())
 }
 
-// AwaitLine waits until it has logged the text since it was started last.
+// AwaitLine waits until the process has logged text since its last start.
 func (p *process) AwaitLine(text string) {
 	p.t.Helper()
 	p.Command.AwaitLine(p.t, startTimeout, text)

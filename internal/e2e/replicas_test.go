@@ -22,18 +22,19 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// replicaName is what the certificate of all replicas has.
+// replicaName is the name in the certificate of all replicas.
 const replicaName = "slicecast-server.test"
 
-// replicas are slicecast-servers in pods that a Service selects, as deploy/ has them. Agents find them in the Service's
-// EndpointSlices, which the controllers write, and the servers tell of each other by what they watch.
+// replicas is a set of slicecast-servers in pods that a Service selects, as in deploy/. Agents find
+// the servers in the Service's EndpointSlices, which the controllers write. Servers find each other
+// by watching these slices and name each other to agents.
 type replicas struct {
 	c         *cluster
 	cert, key string
 	all       []*replica
 
 	mu sync.Mutex
-	// asked are the agents' requests to the API server.
+	// asked lists the agents' requests to the API server; guarded by mu.
 	asked []string
 }
 
@@ -45,7 +46,7 @@ type replica struct {
 
 func (r *replica) address() string { return netip.AddrPortFrom(r.pod.IPv4, serverPort).String() }
 
-// newReplicas starts two.
+// newReplicas starts one replica on each node.
 func newReplicas(c *cluster) *replicas {
 	c.t.Helper()
 	r := &replicas{c: c}
@@ -62,7 +63,8 @@ func newReplicas(c *cluster) *replicas {
 
 func (r *replicas) service() string { return r.c.namespace + "/slicecast-server" }
 
-// start adds one on a node, in a pod that is ready when the server is, and has this address, or any.
+// start adds a replica on a node and waits until it is ready. Its pod has the given address, or the
+// next free one.
 func (r *replicas) start(n *node, address ...netip.Addr) *replica {
 	c := r.c
 	c.t.Helper()
@@ -84,11 +86,12 @@ func (r *replicas) start(n *node, address ...netip.Addr) *replica {
 	return s
 }
 
-// preferred gives an address for a replica that comes before another one in a node's order.
+// preferred returns an address that makes a replica come before another one in a node's order of
+// servers.
 func preferred(n *node, before *replica) netip.Addr {
 	weight := func(address string) uint64 { return xxhash.Sum64String(n.Name + "\x00" + address) }
 	ip := n.PodCIDR4.Addr()
-	for range 100 { // beyond those that pods have
+	for range 100 { // skip the addresses of pods
 		ip = ip.Next()
 	}
 	for weight(netip.AddrPortFrom(ip, serverPort).String()) < weight(before.address()) {
@@ -97,7 +100,7 @@ func preferred(n *node, before *replica) netip.Addr {
 	return ip
 }
 
-// at gives the replica that an agent is connected to.
+// at returns the replica that the agent on a node is connected to.
 func (r *replicas) at(n *node) *replica {
 	r.c.t.Helper()
 	var address string
@@ -131,12 +134,12 @@ func (r *replicas) awaitAt(n *node, s *replica) {
 
 var (
 	connected = regexp.MustCompile(`msg=Connected server=(\S+)`)
-	// whole is an update that does not only hold deltas.
+	// whole matches an update that does not consist of deltas only.
 	whole = regexp.MustCompile(`msg=Update .*(full=true|services=[1-9]|slices=[1-9])`)
 )
 
-// requireResumed requires that an agent was sent no whole objects since it was connected last, if that was not the first time: it
-// had them all.
+// requireResumed requires that the agent has received no whole objects since it last connected,
+// unless it has connected only once.
 func (n *node) requireResumed(t *testing.T) {
 	t.Helper()
 	if strings.Count(n.agent.Log(), "msg=Connected") == 1 {
@@ -145,13 +148,13 @@ func (n *node) requireResumed(t *testing.T) {
 	require.Empty(t, whole.FindAllString(n.agent.Log()[n.lastConnected():], -1), n.Name)
 }
 
-// lastConnected is where in its log the agent was connected last.
+// lastConnected returns the offset in the agent's log at which it last connected.
 func (n *node) lastConnected() int {
 	all := connected.FindAllStringIndex(n.agent.Log(), -1)
 	return all[len(all)-1][0]
 }
 
-// kubeconfig is for an agent. Its requests are noted.
+// kubeconfig returns the path of a kubeconfig for an agent. The requests of its user are recorded.
 func (r *replicas) kubeconfig() string {
 	t := r.c.t
 	t.Helper()
@@ -174,16 +177,18 @@ func (r *replicas) kubeconfig() string {
 	return r.c.cp.Kubeconfig(t, &rest.Config{Host: server.URL})
 }
 
-// questions gives the agents' requests so far.
+// questions returns the agents' requests to the API server so far.
 func (r *replicas) questions() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]string(nil), r.asked...)
 }
 
-// Agents find the servers by one question to the API server each, and learn of others from these. Where a server dies, they go
-// to another one, which has nothing to send them; to one that comes they move at a moment of their own; and where all are gone,
-// the nodes go on with what they have, until agents find new ones, by another question.
+// TestReplicasComeAndGo kills and starts servers. Each agent finds the servers with a single
+// request to the API server and learns of others from the servers. If a server dies, its agents
+// connect to another one, which has nothing to send. If a server is added, agents move to it over
+// time. If all servers are gone, nodes keep what they have, until the agents find new servers with
+// another request.
 func TestReplicasComeAndGo(t *testing.T) {
 	c := startCluster(t, shared, fromReplicas)
 	r := c.replicas
@@ -192,7 +197,7 @@ func TestReplicasComeAndGo(t *testing.T) {
 	c.RequireAnswers(web, 80, pods...)
 	asked := fmt.Sprintf("GET /apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=kubernetes.io%%2Fservice-name%%3Dslicecast-server",
 		c.namespace)
-	require.Equal(t, []string{asked, asked}, r.questions(), "one for each agent")
+	require.Equal(t, []string{asked, asked}, r.questions(), "want one request of each agent")
 	prober := c.ProbeAllTheTime(web, 80)
 
 	first, second := r.all[0], r.all[1]
@@ -203,7 +208,7 @@ func TestReplicasComeAndGo(t *testing.T) {
 	for _, n := range c.nodes() {
 		r.awaitAt(n, second)
 	}
-	c.SetReady(first.pod, false) // as a kubelet says, some time later
+	c.SetReady(first.pod, false) // a kubelet notices some time later
 	c.AwaitTruth()
 	for _, n := range c.nodes() {
 		n.requireResumed(t)
@@ -216,9 +221,9 @@ func TestReplicasComeAndGo(t *testing.T) {
 	c.RequireAnswers(web, 80, pods[1:]...)
 	for _, n := range c.nodes() {
 		n.requireResumed(t)
-		require.LessOrEqual(t, strings.Count(n.agent.Log(), "Lost the server"), 1, "to move is to lose none")
+		require.LessOrEqual(t, strings.Count(n.agent.Log(), "Lost the server"), 1, "moving counts as losing the server")
 	}
-	require.Len(t, r.questions(), 2, "they know all servers from those that they were connected to")
+	require.Len(t, r.questions(), 2, "the agents asked the API server although servers name each other")
 
 	second.Kill()
 	third.Kill()
@@ -234,7 +239,7 @@ func TestReplicasComeAndGo(t *testing.T) {
 	}
 	c.RequireAnswers(web, 80, pods...)
 	for _, n := range c.nodes() {
-		require.NotContains(t, n.agent.Log()[n.lastConnected():], "full=true", "what differs, and not all")
+		require.NotContains(t, n.agent.Log()[n.lastConnected():], "full=true", "the agent received more than what differs")
 	}
 	require.Greater(t, len(r.questions()), 2)
 	prober.RequireNoFailure()

@@ -16,8 +16,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// Whatever is killed, established connections go on and new ones succeed all the time; what changed meanwhile arrives
-// when it is back.
+// TestRestarts kills agents, the server and the API server. Established connections must survive
+// and new ones must succeed all the time. Changes made in the meantime must arrive after the
+// restart.
 func TestRestarts(t *testing.T) {
 	c := newCluster(t)
 	pods := c.Deployment("web", 4)
@@ -26,14 +27,14 @@ func TestRestarts(t *testing.T) {
 	o := c.Observe()
 	connections := c.Connect(web, 80)
 	prober := c.ProbeAllTheTime(web, 80)
-	// requireKept requires that the nodes do what they did before something went down.
+	// requireKept requires that the nodes still do what they did before something was killed.
 	before := c.saved()
 	requireKept := func() {
 		t.Helper()
 		require.Equal(t, before, c.saved())
 		connections.RequireAlive()
 	}
-	// change turns one pod's readiness over and gives the pods that are ready then.
+	// change toggles the readiness of one pod and returns the pods that are then ready.
 	down := false
 	change := func() []*pod {
 		t.Helper()
@@ -52,7 +53,7 @@ func TestRestarts(t *testing.T) {
 		before = c.saved()
 	}
 
-	t.Log("the agents are killed, and nothing changes")
+	t.Log("the agents are killed and nothing changes")
 	writes := c.watchWrites()
 	c.killAgents()
 	requireKept()
@@ -60,7 +61,7 @@ func TestRestarts(t *testing.T) {
 	writes.RequireNone()
 	requireKept()
 
-	t.Log("the agents are killed, and something changes")
+	t.Log("the agents are killed and something changes")
 	c.killAgents()
 	ready := change()
 	o.AwaitTruth()
@@ -68,7 +69,7 @@ func TestRestarts(t *testing.T) {
 	c.startAgents()
 	requireArrived(ready)
 
-	t.Log("the agents are killed while they program")
+	t.Log("the agents are killed while they are programming")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -83,7 +84,7 @@ func TestRestarts(t *testing.T) {
 	}
 	requireArrived(ready)
 
-	t.Log("the server is killed, and something changes")
+	t.Log("the server is killed and something changes")
 	c.server.Kill()
 	ready = change()
 	c.AwaitAPI(web, 80, ready)
@@ -91,7 +92,7 @@ func TestRestarts(t *testing.T) {
 	c.server.Start()
 	requireArrived(ready)
 
-	t.Log("the server is killed, and the agents start without it")
+	t.Log("the server is killed and the agents start without it")
 	c.server.Kill()
 	c.killAgents()
 	ready = change()
@@ -139,7 +140,7 @@ func (c *cluster) killAgents() {
 	}
 }
 
-// startAgentsSoon starts the agents and returns while they may have programmed nothing yet.
+// startAgentsSoon starts the agents. It does not wait until they have programmed anything.
 func (c *cluster) startAgentsSoon() {
 	c.t.Helper()
 	for _, n := range c.nodes() {
@@ -156,16 +157,17 @@ func (c *cluster) startAgents() {
 	}
 }
 
-// writeWatch sees what is written to the nodes' rules.
+// writeWatch detects writes to the nodes' rules.
 type writeWatch struct {
 	c *cluster
-	// log is what nft monitor prints on node a.
+	// log is the path of the output of nft monitor on node a.
 	log string
-	// packets counts, on node b, what has passed each rule: in a chain that is written anew it begins again.
+	// packets holds the packet counters of the rules on node b. Writing a chain again resets its
+	// counters.
 	packets []int
 }
 
-// watchWrites begins to watch.
+// watchWrites starts to watch for writes.
 func (c *cluster) watchWrites() *writeWatch {
 	c.t.Helper()
 	w := &writeWatch{c: c, log: filepath.Join(c.dir, "nft-monitor")}
@@ -184,14 +186,15 @@ func (c *cluster) watchWrites() *writeWatch {
 	return w
 }
 
-// marks are the names of the tables by which mark makes itself known.
+// marks is the prefix of the names of the tables that mark creates.
 const marks = "slicecast_e2e_"
 
-// mark makes a change of its own and waits until the monitor tells of it: so of all before it.
+// mark makes a change and waits until the monitor has reported it. The monitor has then reported
+// all earlier changes, too.
 func (w *writeWatch) mark(name string) {
 	w.c.t.Helper()
 	testenv.Eventually(w.c.t, settleTimeout, func() error {
-		// Again and again, as the monitor may not listen yet.
+		// Repeat the change, because the monitor may not listen yet.
 		for _, verb := range []string{"add", "delete"} {
 			if _, err := w.c.a.Run(w.c.t.Context(), "nft", verb, "table", "inet", marks+name); err != nil {
 				return err
@@ -199,13 +202,13 @@ func (w *writeWatch) mark(name string) {
 		}
 		text, err := os.ReadFile(w.log)
 		if err == nil && !bytes.Contains(text, []byte("delete table inet "+marks+name)) {
-			err = fmt.Errorf("nft monitor tells nothing of the table %s: %s", marks+name, text)
+			err = fmt.Errorf("nft monitor has not reported table %s: %s", marks+name, text)
 		}
 		return err
 	})
 }
 
-// packetsNow gives the packet counts of node b's rules, in their order.
+// packetsNow returns the packet counters of the rules on node b, in order.
 func (w *writeWatch) packetsNow() []int {
 	w.c.t.Helper()
 	var counts []int
@@ -230,7 +233,7 @@ func (w *writeWatch) RequireNone() {
 	require.NoError(w.c.t, err)
 	for line := range strings.Lines(string(text)) {
 		if !strings.HasPrefix(line, "# new generation ") {
-			require.Contains(w.c.t, line, marks, "written on node a")
+			require.Contains(w.c.t, line, marks, "a write on node a")
 		}
 	}
 	now := w.packetsNow()

@@ -17,21 +17,21 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// leads tells where frontends lead: backends as "address:port", in order, or rejected.
+// leads maps frontends to their sorted backends, each as "address:port", or to rejected.
 type leads map[frontend]string
 
 const rejected = "rejected"
 
-// frontend is an address and port that traffic to a Service comes to.
+// frontend is an address, protocol and port to which clients of a Service connect.
 type frontend struct {
-	// Address is a cluster IP or, for a node port, the family's unspecified address.
+	// Address is a cluster IP, or the unspecified address of the family for a node port.
 	Address netip.Addr
-	// Protocol in lower case.
+	// Protocol is the protocol in lower case.
 	Protocol string
 	Port     uint16
 }
 
-// String gives "10.96.0.1:80/tcp".
+// String returns a form such as "10.96.0.1:80/tcp".
 func (f frontend) String() string {
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.Address, f.Port), f.Protocol)
 }
@@ -44,14 +44,15 @@ func newLead(backends []string) string {
 	return strings.Join(slices.Compact(backends), " ")
 }
 
-// frontends are those of one port of a Service: its cluster IPs and node ports of both families.
+// frontends returns the frontends of a port of a Service: its cluster IPs and node ports in both
+// families.
 func (s *service) frontends(port corev1.ServicePort) []frontend {
 	var list []frontend
 	protocol := strings.ToLower(string(port.Protocol))
 	for _, ip := range s.Spec.ClusterIPs {
 		address, err := netip.ParseAddr(ip)
 		if err != nil {
-			continue // None
+			continue // the address is "None"
 		}
 		list = append(list, frontend{address, protocol, uint16(port.Port)})
 		if port.NodePort != 0 {
@@ -65,8 +66,8 @@ func (s *service) frontends(port corev1.ServicePort) []frontend {
 	return list
 }
 
-// truth is where all Services of the API lead, as the issue has it: ready endpoints of the slices that name the Service,
-// by the port's name.
+// truth returns where all Services of the API must lead: to the ready endpoints of the slices that
+// belong to the Service, at the slice port with the name and protocol of the Service port.
 func (c *cluster) truth(ctx context.Context) (leads, error) {
 	services, endpointSlices, err := c.list(ctx)
 	if err != nil {
@@ -84,7 +85,7 @@ func (c *cluster) truth(ctx context.Context) (leads, error) {
 	return truth, nil
 }
 
-// list gives the Services and slices of all namespaces, as agents serve them all.
+// list returns the Services and slices of all namespaces, because agents serve all of them.
 func (c *cluster) list(ctx context.Context) ([]corev1.Service, []discoveryv1.EndpointSlice, error) {
 	services, err := c.api.CoreV1().Services("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -97,6 +98,7 @@ func (c *cluster) list(ctx context.Context) ([]corev1.Service, []discoveryv1.End
 	return services.Items, endpointSlices.Items, nil
 }
 
+// backendsOf returns the backends of a frontend of a Service port.
 func backendsOf(s *service, port corev1.ServicePort, f frontend, list []discoveryv1.EndpointSlice) []string {
 	family := discoveryv1.AddressTypeIPv4
 	if f.Address.Is6() {
@@ -122,8 +124,8 @@ func backendsOf(s *service, port corev1.ServicePort, f frontend, list []discover
 	return backends
 }
 
-// saved gives the chains and rules of the kernel in both families that are not there without an agent, each chain's rules
-// together and in their order.
+// saved returns the chains and rules of both families, without the kernel's built-in chains. The
+// rules of each chain are together and in order.
 func (n *node) saved(ctx context.Context, variant string) ([]string, error) {
 	var lines []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -135,7 +137,7 @@ func (n *node) saved(ctx context.Context, variant string) ([]string, error) {
 			switch fields := strings.Fields(line); {
 			case fields[0] == "-A":
 				lines = append(lines, family+" "+strings.Join(fields, " "))
-			case fields[0][0] == ':' && fields[1] == "-": // not a chain of the kernel's own, which have a policy
+			case fields[0][0] == ':' && fields[1] == "-": // built-in chains have a policy here
 				lines = append(lines, family+" "+fields[0])
 			}
 		}
@@ -144,7 +146,7 @@ func (n *node) saved(ctx context.Context, variant string) ([]string, error) {
 	return lines, nil
 }
 
-// chainOf gives the family and chain of a saved line.
+// chainOf returns the family and the chain of a saved line.
 func chainOf(line string) string {
 	fields := strings.Fields(line)
 	if fields[1] == "-A" {
@@ -153,7 +155,7 @@ func chainOf(line string) string {
 	return fields[0] + " " + strings.TrimPrefix(fields[1], ":")
 }
 
-// Saved gives the node's chains and rules.
+// Saved returns the node's chains and rules.
 func (n *node) Saved(t *testing.T) []string {
 	t.Helper()
 	lines, err := n.saved(t.Context(), n.variant)
@@ -161,16 +163,18 @@ func (n *node) Saved(t *testing.T) []string {
 	return lines
 }
 
-// refusals are the targets of frontends without backends.
+// refusals are the targets of rules for frontends without backends.
 var refusals = []string{"REJECT", "DROP"}
 
-// ownChain tells whether a chain is one Service port's: of its backends, its routes or its sources.
+// ownChain reports whether a chain belongs to one Service port: its backends, its routes or its
+// sources.
 func ownChain(name string) bool {
 	return slices.ContainsFunc([]string{"P-", "L-", "R-", "S-"}, func(s string) bool { return strings.HasPrefix(name, "SLICECAST-"+s) })
 }
 
-// leads reads from the node's rules where frontends lead: the rules that match a port number and translate, lead to a chain
-// of the Service port, or refuse.
+// leads determines from the node's rules where frontends lead. It looks at rules that match a port
+// number and then translate the address, jump to a chain of the Service port, or refuse the
+// connection.
 func (n *node) leads(ctx context.Context) (leads, error) {
 	lines, err := n.saved(ctx, n.variant)
 	if err != nil {
@@ -196,7 +200,7 @@ func (n *node) leads(ctx context.Context) (leads, error) {
 			}
 			before, again := found[f]
 			if again && (to == "" || len(before) == 0) {
-				return nil, fmt.Errorf("%s: two rules for %s", n.Name, f)
+				return nil, fmt.Errorf("%s: more than one rule for %s", n.Name, f)
 			}
 			switch {
 			case to != "":
@@ -213,7 +217,7 @@ func (n *node) leads(ctx context.Context) (leads, error) {
 	return out, nil
 }
 
-// collect gives the destinations in a chain and in those that it leads to.
+// collect returns the destinations in a chain and in the chains that it leads to.
 func collect(chains map[string][]map[string]string, family, chain string) []string {
 	var backends []string
 	for _, rule := range chains[family+" "+chain] {
@@ -226,7 +230,8 @@ func collect(chains map[string][]map[string]string, family, chain string) []stri
 	return backends
 }
 
-// parseRule gives the options of a saved rule with their arguments; nil for the declaration of a chain.
+// parseRule returns the options of a saved rule with their arguments, or nil for the declaration of
+// a chain.
 func parseRule(line string) map[string]string {
 	fields := strings.Fields(line)
 	if fields[1] != "-A" {
@@ -257,7 +262,8 @@ func frontendOf(family string, rule map[string]string) (frontend, error) {
 	return f, err
 }
 
-// differences are the frontends on which two sides do not agree, in words; nil if there are none.
+// differences returns an error that describes the frontends for which want and have differ, or nil
+// if there are none.
 func differences(wantName string, want leads, haveName string, have leads) error {
 	all := maps.Clone(want)
 	maps.Copy(all, have)
@@ -274,7 +280,7 @@ func differences(wantName string, want leads, haveName string, have leads) error
 	return fmt.Errorf("%d differences, such as %s", len(texts), texts[0])
 }
 
-// AwaitTruth waits until every node's kernel leads where the API says, for all Services and no others.
+// AwaitTruth waits until on every node exactly the Services of the API lead where the API says.
 func (c *cluster) AwaitTruth() {
 	c.t.Helper()
 	testenv.Eventually(c.t, settleTimeout, func() error {

@@ -51,7 +51,7 @@ func TestMirroredEndpoints(t *testing.T) {
 func TestHandWrittenSlice(t *testing.T) {
 	c := newCluster(t)
 	pods := c.Deployment("web", 2)
-	// Nobody serves the target port.
+	// No pod serves the target port.
 	written := c.Service("written", withoutSelector(tcp("http", 8093, intstr.FromInt32(1)), tcp("other", 8094, onPodPort())))
 	c.Slices("by-hand", written, []discoveryv1.EndpointPort{tcpSlicePort("http", podPort), tcpSlicePort("admin", 1)}, pods...)
 	c.RequireAnswers(written, 8093, pods...)
@@ -64,7 +64,7 @@ func tcpSlicePort(name string, port int32) discoveryv1.EndpointPort {
 
 func TestPorts(t *testing.T) {
 	c := newCluster(t)
-	// Two pods that mean different numbers by one name.
+	// The same port name stands for different numbers in the two pods.
 	web := c.Pod("web-0", "web", c.a, corev1.ContainerPort{Name: "http", ContainerPort: 8081})
 	other := c.Pod("web-1", "web", c.b, corev1.ContainerPort{Name: "http", ContainerPort: 8082})
 
@@ -96,7 +96,8 @@ func TestServiceWithoutEndpointsIsRejected(t *testing.T) {
 	c.DeleteService(web)
 	c.AwaitTruth()
 	for _, w := range c.ways(web, 80) {
-		// There is no way to an address that is nobody's any more; a node's is still the node's.
+		// An address that no host has is unreachable. The addresses of the nodes still belong to
+		// the nodes, which refuse.
 		want := testenv.Unreachable
 		if to := w.to.Addr(); to == c.a.IPv4 || to == c.a.IPv6 || to == c.b.IPv4 || to == c.b.IPv6 {
 			want = testenv.Refused
@@ -106,8 +107,9 @@ func TestServiceWithoutEndpointsIsRejected(t *testing.T) {
 	}
 }
 
-// What backends see as the source: a pod's address stays, unless the pod calls itself; who is not a pod is masqueraded by
-// the node where it comes in.
+// TestSourceAddresses requires that backends see a pod's own address as the source, unless the pod
+// connects to itself. Connections from other hosts are masqueraded by the node at which they
+// arrive.
 func TestSourceAddresses(t *testing.T) {
 	c := newCluster(t)
 	for _, n := range c.nodes() {
@@ -122,7 +124,8 @@ func TestSourceAddresses(t *testing.T) {
 				return result.Clients(single.Name)[0]
 			}
 			switch w.from {
-			case outside.Host: // to a node port, of the node with that address
+			// the address of a node port belongs to the node at which the connection arrives
+			case outside.Host:
 				entered := c.a
 				if w.to.Addr() == c.b.Addr(ipv6) {
 					entered = c.b
@@ -152,7 +155,7 @@ func TestWhatNodesDoNotServeMakesNoRules(t *testing.T) {
 	c.Service("elsewhere", corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "example.com"})
 	c.FQDNSlice("names", named, tcpSlicePort("http", podPort), "example.com")
 
-	// When a later Service has come and gone, those before it have been seen.
+	// Once a later Service was added and removed, the agents have seen the earlier ones.
 	later := c.Service("later", selecting("web", tcp("http", 80, onPodPort())))
 	c.RequireAnswers(later, 80, pods...)
 	c.DeleteService(later)

@@ -24,7 +24,7 @@ func TestSlicesOfOneServiceChangeSeparately(t *testing.T) {
 	c.RequireAnswers(web, 80, pods[2], pods[1])
 	second.SetPods()
 	c.RequireAnswers(web, 80, pods[2])
-	second.SetPods(pods[0], pods[2]) // one pod in both
+	second.SetPods(pods[0], pods[2]) // both slices have pods[2]
 	c.RequireAnswers(web, 80, pods[0], pods[2])
 	first.Delete()
 	c.RequireAnswers(web, 80, pods[0], pods[2])
@@ -65,7 +65,8 @@ func TestServicesSharePods(t *testing.T) {
 	c.RequireAnswers(two, 80, pods...)
 }
 
-// 17 pods are four slices of at most 5. Each step of replacing one pod is one delta of one slice, and nothing else.
+// TestReplacedPodTouchesOneSlice replaces one of 17 pods, which are in four slices of at most 5.
+// Each step must be a single delta of a single slice.
 func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	c := startCluster(t, controlplane.Start(t, controlOptions("--max-endpoints-per-slice=5")), fromServer)
 	pods := c.Deployment("web", 17)
@@ -82,7 +83,7 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	c.DeletePod("web-7", 600)
 	c.RequireAnswers(web, 80, append(pods[:7:7], pods[8:]...)...)
 	terminating, _ := o.RequireOneDelta()
-	require.Equal(t, 1, terminating.Len(), "endpoints touched")
+	require.Equal(t, 1, terminating.Len(), "endpoints in the delta")
 	require.Len(t, terminating.Conditions, 1)
 	require.Equal(t, model.Conditions{Serving: true, Terminating: true}, terminating.Conditions[0].Conditions)
 
@@ -91,14 +92,14 @@ func TestReplacedPodTouchesOneSlice(t *testing.T) {
 	removal, _ := o.RequireOneDelta()
 	require.Equal(t, terminating.Key(), removal.Key())
 	require.Equal(t, []netip.Addr{pods[7].IPv4}, removal.Removed)
-	require.Equal(t, 1, removal.Len(), "endpoints touched")
+	require.Equal(t, 1, removal.Len(), "endpoints in the delta")
 
 	o.Forget()
 	pods[7] = c.Pod("web-17", "web", c.b)
 	c.RequireAnswers(web, 80, pods...)
 	addition, _ := o.RequireOneDelta()
-	require.Equal(t, terminating.Key(), addition.Key(), "the slice with the gap")
+	require.Equal(t, terminating.Key(), addition.Key(), "the new pod is not in the slice with the gap")
 	require.Len(t, addition.Endpoints, 1)
 	require.Equal(t, pods[7].IPv4, addition.Endpoints[0].Address)
-	require.Equal(t, 1, addition.Len(), "endpoints touched")
+	require.Equal(t, 1, addition.Len(), "endpoints in the delta")
 }

@@ -16,22 +16,22 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// way is one way to a port of a Service.
+// way is a source, a protocol and an address for connections to a port of a Service.
 type way struct {
 	from  *testenv.Host
 	proto testenv.Proto
 	to    netip.AddrPort
 }
 
-// String gives "client-a to 10.96.0.1:80 over tcp".
+// String returns a description such as "client-a to 10.96.0.1:80 over tcp".
 func (w way) String() string { return fmt.Sprintf("%s to %s over %s", w.from.Name, w.to, w.proto) }
 
-// sourcePorts gives each UDP probe a port of its own: conntrack would lead one that had been used lately to the backend of
-// that time.
+// sourcePorts provides a new source port for each UDP probe. For a port that was used recently,
+// conntrack would still use the backend of that time.
 var sourcePorts atomic.Uint32
 
 func (w way) try(ctx context.Context) testenv.Result {
-	// Longer than a lost packet takes to be sent again.
+	// The timeout is longer than the retransmission of a lost packet takes.
 	options := testenv.ProbeOptions{Timeout: 5 * time.Second}
 	if w.proto == testenv.UDP {
 		options.Source = netip.AddrPortFrom(netip.Addr{}, uint16(10000+sourcePorts.Add(1)%20000))
@@ -39,8 +39,9 @@ func (w way) try(ctx context.Context) testenv.Result {
 	return w.from.Probe(ctx, w.proto, w.to, 1, options)
 }
 
-// ways are all ways to a port: to the cluster IPs from a pod on each node and from each node itself, to each node's node
-// port from that node and from outside; in both families, and over both protocols if the port has both.
+// ways returns all ways to a port in both families, and over both protocols if the port has both.
+// They lead to the cluster IPs from a pod on each node and from each node, and to each node's node
+// port from that node and from outside.
 func (c *cluster) ways(s *service, port int32) []way {
 	c.t.Helper()
 	var list []way
@@ -66,14 +67,15 @@ func (s *service) portsNumbered(port int32) []corev1.ServicePort {
 	return slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p corev1.ServicePort) bool { return p.Port != port })
 }
 
-// RequireAnswers requires that, once the nodes' rules say what the API says, all these pods answer by all ways, and
-// nobody else does.
+// RequireAnswers waits until the nodes' rules match the API. It then requires that on all ways all
+// of these pods answer, and no others.
 func (c *cluster) RequireAnswers(s *service, port int32, pods ...*pod) {
 	c.t.Helper()
 	c.await(s, port, pods)
 	for _, w := range c.ways(s, port) {
 		missing := names(pods)
-		// The chance that one of 17 pods is not among 1000 that were picked is 10^-26.
+		// If 17 pods are picked at random 1000 times, the chance that one of them is never picked
+		// is 10^-26.
 		for i := 0; len(missing) > 0 || i < 4*len(pods); i++ {
 			require.Less(c.t, i, 1000, "%s: %v never answer", w, missing)
 			result := w.try(c.t.Context())
@@ -86,7 +88,8 @@ func (c *cluster) RequireAnswers(s *service, port int32, pods ...*pod) {
 	}
 }
 
-// RequireRejected requires that the port has no endpoints and says so by all ways.
+// RequireRejected requires that the port has no endpoints and that connections are refused on all
+// ways.
 func (c *cluster) RequireRejected(s *service, port int32) {
 	c.t.Helper()
 	c.await(s, port, nil)
@@ -96,14 +99,15 @@ func (c *cluster) RequireRejected(s *service, port int32) {
 	}
 }
 
-// await waits until the API says that a port leads to these pods, and the nodes' rules do what the API says.
+// await waits until a port leads to these pods in the API, and the nodes' rules match the API.
 func (c *cluster) await(s *service, port int32, pods []*pod) {
 	c.t.Helper()
 	c.AwaitAPI(s, port, pods)
 	c.AwaitTruth()
 }
 
-// AwaitAPI waits until the API, where controllers write the slices, says that a port leads to these pods.
+// AwaitAPI waits until a port leads to these pods in the API, where the controllers write the
+// slices.
 func (c *cluster) AwaitAPI(s *service, port int32, pods []*pod) {
 	c.t.Helper()
 	testenv.Eventually(c.t, settleTimeout, func() error {
@@ -122,7 +126,7 @@ func (c *cluster) AwaitAPI(s *service, port int32, pods []*pod) {
 	})
 }
 
-// leadsTo compares the addresses of a lead, not the ports, with those of pods.
+// leadsTo compares the addresses of a lead, without the ports, with the addresses of pods.
 func leadsTo(lead string, ipv6 bool, pods []*pod) error {
 	have, want := []string{}, []string{}
 	if lead != rejected {
@@ -140,19 +144,19 @@ func leadsTo(lead string, ipv6 bool, pods []*pod) error {
 	slices.Sort(have)
 	slices.Sort(want)
 	if !slices.Equal(have, want) {
-		return fmt.Errorf("it leads to %v, not to %v", have, want)
+		return fmt.Errorf("it leads to %v, want %v", have, want)
 	}
 	return nil
 }
 
-// connections are open TCP connections by all ways to a port.
+// connections is a set of open TCP connections to a port, one on each way.
 type connections struct {
 	c     *cluster
 	ways  []way
 	conns []*testenv.Conn
 }
 
-// Connect opens a TCP connection by each way to a port.
+// Connect opens a TCP connection to a port on each way.
 func (c *cluster) Connect(s *service, port int32) *connections {
 	c.t.Helper()
 	open := &connections{c: c}
@@ -176,25 +180,25 @@ func (o *connections) RequireAlive() {
 	defer cancel()
 	for i, conn := range o.conns {
 		_, err := conn.Echo(ctx, "alive?")
-		require.NoError(o.c.t, err, "the established connection from %s", o.ways[i])
+		require.NoError(o.c.t, err, "established connection from %s", o.ways[i])
 	}
 }
 
-// prober opens new connections by all ways, all the time.
+// prober continuously opens new connections on all ways.
 type prober struct {
 	c      *cluster
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards attempts and failures
 	attempts int
 	failures []string
 }
 
-// probeInterval is the pause between two attempts by one way. There are about thirty ways.
+// probeInterval is the interval between two attempts on one way. There are about thirty ways.
 const probeInterval = 20 * time.Millisecond
 
-// ProbeAllTheTime starts a prober, which runs until RequireNoFailure or the end of the test.
+// ProbeAllTheTime starts a prober. It runs until RequireNoFailure is called or the test ends.
 func (c *cluster) ProbeAllTheTime(s *service, port int32) *prober {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -212,13 +216,13 @@ func (p *prober) run(ctx context.Context, w way) {
 	for ctx.Err() == nil {
 		result := w.try(ctx)
 		if w.proto == testenv.UDP && !result.All(testenv.Answered) {
-			// The flow of a request that is on its way when its endpoint goes is removed, and the answer with it. Who uses UDP asks
-			// again, as nothing else is promised.
+			// When an endpoint is removed, its UDP flows are deleted, which may lose the answer to
+			// a request that is under way. Clients of UDP must repeat requests.
 			result = w.try(ctx)
 		}
 		p.mu.Lock()
 		p.attempts++
-		// An attempt that the end has cut short says nothing.
+		// The result of an attempt that was interrupted by the end says nothing.
 		if !result.All(testenv.Answered) && ctx.Err() == nil {
 			p.failures = append(p.failures, fmt.Sprintf("%s %s: %s", time.Now().Format(time.TimeOnly), w, result))
 		}
