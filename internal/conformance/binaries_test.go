@@ -12,16 +12,16 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// The commands, as make build calls them.
+// The names of the commands, as "make build" builds them.
 const (
 	serverCommand = "slicecast-server"
 	agentCommand  = "slicecast-agent"
 )
 
-// buildDirVariable names the folder that the commands were built into.
+// buildDirVariable is the name of an environment variable with the folder of the built commands.
 const buildDirVariable = "SLICECAST_CONFORMANCE_BUILD"
 
-// buildCommands builds the commands, unless they are where ready-made binaries are.
+// buildCommands builds the commands, unless ready-made binaries are provided.
 func buildCommands() error {
 	if os.Getenv(controlplane.BinariesVariable) != "" {
 		return nil
@@ -41,7 +41,8 @@ func buildCommands() error {
 	return os.Setenv(buildDirVariable, dir)
 }
 
-// takeCommands moves what buildCommands has built to where nothing remains of it when this process is killed: a tmpfs.
+// takeCommands moves the built commands to a tmpfs, so that nothing is left behind when this
+// process is killed.
 func takeCommands() error {
 	dir := os.Getenv(buildDirVariable)
 	if dir == "" {
@@ -57,7 +58,7 @@ func takeCommands() error {
 	return errors.Join(os.Setenv(buildDirVariable, to), os.RemoveAll(dir))
 }
 
-// command is the path of one of the commands.
+// command returns the path of one of the commands.
 func command(name string) string {
 	return filepath.Join(cmp.Or(os.Getenv(buildDirVariable), os.Getenv(controlplane.BinariesVariable)), name)
 }

@@ -13,12 +13,13 @@ import (
 
 const (
 	canaryNamespace = "conformance-canary"
-	// syncTimeout is how long an agent may take to program a change, or to start and program what there is, on a busy machine.
+	// syncTimeout bounds the time in which an agent programs a change, or starts and programs the
+	// current state, on a busy machine.
 	syncTimeout = 60 * time.Second
 )
 
-// canaryObjects are a Service and its slices, whose port is the number of the change. The Service's addresses and the
-// endpoints are nobody else's.
+// canaryObjects is a Service and its slices. Their ports are the number of the change. No case uses
+// the addresses of the Service and its endpoints.
 const canaryObjects = `
 apiVersion: v1
 kind: Namespace
@@ -54,9 +55,10 @@ endpoints:
   - addresses: ["fd00:10:180:ff::1"]
 `
 
-// AwaitSync returns when the agent has programmed every change of Services and slices made before: when it has programmed
-// a later one of each. It waits for two of them: of changes that it got at once it may program the canary's first, but
-// then it is through with them when it begins with the second.
+// AwaitSync waits until the agent has programmed every earlier change of Services and slices. The
+// canary changes twice, one after the other. If the agent received the first change together with
+// earlier ones, it may program the canary before the others. Once the agent starts to program the
+// second change, however, it has programmed all of them.
 func (s *stage) AwaitSync(t *testing.T) {
 	t.Helper()
 	for range 2 {
@@ -75,7 +77,7 @@ func (s *stage) AwaitSync(t *testing.T) {
 			require.NoError(t, err)
 			for i := range fates {
 				if f := &fates[i]; f.At != s.outside.Host || f.SeenDst == f.Dst {
-					return fmt.Errorf("%s does not see a change: %s", s.subject.Name(), describe(fates))
+					return fmt.Errorf("%s has not programmed a change: %s", s.subject.Name(), describe(fates))
 				}
 			}
 			return nil

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// manager owns the fields of what is applied.
+// manager is the field manager of applied objects.
 const manager = "conformance"
 
 // cluster is the API server with the objects of one case at a time.
@@ -29,7 +29,7 @@ func newCluster(api kubernetes.Interface) *cluster {
 	return &cluster{api, api.Discovery().RESTClient()}
 }
 
-// Apply makes the objects as they are given: what they had besides is gone.
+// Apply applies objects. Fields that an earlier call applied and that are missing now are removed.
 func (c *cluster) Apply(ctx context.Context, objects Objects) error {
 	for _, object := range objects {
 		r := Reference{object.GetKind(), object.GetNamespace(), object.GetName()}
@@ -46,7 +46,7 @@ func (c *cluster) Apply(ctx context.Context, objects Objects) error {
 	return nil
 }
 
-// Patch applies a merge patch to an object or, if subresource is "status", to its status.
+// Patch applies a merge patch to an object, or to its status if subresource is "status".
 func (c *cluster) Patch(ctx context.Context, r Reference, patch map[string]any, subresource ...string) error {
 	data, err := json.Marshal(patch)
 	if err != nil {
@@ -77,7 +77,7 @@ func (c *cluster) Clear(ctx context.Context) error {
 	for i := range services.Items {
 		s := &services.Items[i]
 		if s.Namespace == canaryNamespace || s.Namespace == metav1.NamespaceDefault {
-			continue // ours, and the API's own
+			continue // the canary, and the API server's own Service
 		}
 		if err := c.Delete(ctx, Reference{"Service", s.Namespace, s.Name}); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (c *cluster) Clear(ctx context.Context) error {
 	return nil
 }
 
-// RepeatZone takes the zone from a Node, and gives it back.
+// RepeatZone removes the zone from a Node and sets it again.
 func (c *cluster) RepeatZone(t *testing.T, name string) {
 	t.Helper()
 	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
@@ -117,7 +117,7 @@ func (c *cluster) RepeatZone(t *testing.T, name string) {
 	require.NoError(t, err)
 }
 
-// NodeHas reports whether the Node has these addresses and no others, in this order.
+// NodeHas reports whether the Node has exactly these addresses in this order.
 func (c *cluster) NodeHas(t *testing.T, name string, ips []Addr) bool {
 	t.Helper()
 	node, err := c.api.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
@@ -128,7 +128,7 @@ func (c *cluster) NodeHas(t *testing.T, name string, ips []Addr) bool {
 	return slices.EqualFunc(node.Status.Addresses, ips, func(address corev1.NodeAddress, ip Addr) bool { return address.Address == ip.String() })
 }
 
-// SetNode makes the Node what a case begins with.
+// SetNode gives the Node the state with which a case begins.
 func (c *cluster) SetNode(t *testing.T, want Node) {
 	t.Helper()
 	ctx, nodes := t.Context(), c.api.CoreV1().Nodes()
@@ -138,7 +138,8 @@ func (c *cluster) SetNode(t *testing.T, want Node) {
 	}
 	node, err := nodes.Get(ctx, want.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		// With its pod CIDRs: a kube-proxy that has lost its Node ends if the next one has others, or none yet.
+		// The Node needs its pod CIDRs from the start: a kube-proxy that has lost its Node exits if
+		// the next one has other pod CIDRs, or none yet.
 		node, err = nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: want.Name}, Spec: spec}, metav1.CreateOptions{})
 	}
 	require.NoError(t, err)

@@ -13,18 +13,18 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// conntrack is the node's memory of connections, with the entries that a case has put there.
+// conntrack is the node's connection tracking table, with the entries that a case has created.
 type conntrack struct {
 	node    *testenv.Host
-	entries map[string]ConntrackEntry
+	entries map[string]ConntrackEntry // by ID
 }
 
-// entryTimeout is how long an entry lives, in seconds: longer than a case.
+// entryTimeout is the lifetime of an entry in seconds. It exceeds the duration of any case.
 const entryTimeout = 3600
 
 var protocolNumbers = map[Proto]uint8{TCP: unix.IPPROTO_TCP, UDP: unix.IPPROTO_UDP, SCTP: unix.IPPROTO_SCTP}
 
-// Inject makes entries.
+// Inject creates entries.
 func (c *conntrack) Inject(entries []ConntrackEntry) error {
 	if c.entries == nil {
 		c.entries = map[string]ConntrackEntry{}
@@ -39,7 +39,7 @@ func (c *conntrack) Inject(entries []ConntrackEntry) error {
 				FamilyType: uint8(family), TimeOut: entryTimeout, Forward: e.Orig.kernel(e.Proto), Reverse: e.Reply.kernel(e.Proto),
 			}
 			if err := netlink.ConntrackCreate(netlink.ConntrackTable, family, flow); err != nil {
-				return fmt.Errorf("make the conntrack entry %s: %w", e.ID, err)
+				return fmt.Errorf("create conntrack entry %s: %w", e.ID, err)
 			}
 			c.entries[e.ID] = e
 		}
@@ -47,7 +47,7 @@ func (c *conntrack) Inject(entries []ConntrackEntry) error {
 	})
 }
 
-// Await waits until those entries are there that must be, and no others.
+// Await waits until the entries that must be kept exist and those that must be deleted do not.
 func (c *conntrack) Await(ctx context.Context, want ExpectConntrack) error {
 	if len(want.Deleted)+len(want.Kept) == 0 {
 		return nil
@@ -60,19 +60,20 @@ func (c *conntrack) Await(ctx context.Context, want ExpectConntrack) error {
 		var errs []error
 		for _, id := range want.Kept {
 			if !there[c.entries[id].key()] {
-				errs = append(errs, fmt.Errorf("%s is gone", id))
+				errs = append(errs, fmt.Errorf("entry %s was deleted", id))
 			}
 		}
 		for _, id := range want.Deleted {
 			if there[c.entries[id].key()] {
-				errs = append(errs, fmt.Errorf("%s is still there", id))
+				errs = append(errs, fmt.Errorf("entry %s still exists", id))
 			}
 		}
 		return errors.Join(errs...)
 	})
 }
 
-// list gives the keys of what the kernel has. The command reads what the netlink package does not: SCTP's ports.
+// list returns the keys of the kernel's entries. It uses the conntrack command, because the netlink
+// package does not read the ports of SCTP.
 func (c *conntrack) list() (map[string]bool, error) {
 	there := map[string]bool{}
 	for _, family := range []string{"ipv4", "ipv6"} {
@@ -94,7 +95,7 @@ func (c *conntrack) list() (map[string]bool, error) {
 	return there, nil
 }
 
-// key is the protocol and the two tuples, in the command's order.
+// key returns the protocol and the two tuples in the order of the conntrack command.
 func (e ConntrackEntry) key() string {
 	key := strings.ToLower(string(e.Proto))
 	for _, t := range []Tuple{e.Orig, e.Reply} {

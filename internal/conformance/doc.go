@@ -1,52 +1,63 @@
-// Package conformance plays cases of what a Service must do to real packets, and tells whether an agent does it. The cases
-// are data: the format is in testdata/scenarios/README.md, and its types are here. They are played with a real API server,
-// a real kernel and real packets between network namespaces; a rule is never looked at.
+// Package conformance plays cases: each says what a Service must do to packets, and the package
+// checks whether an agent does it. The cases are data. testdata/scenarios/README.md describes their
+// format, and this package has the types for it. They are played with a real API server, a real
+// kernel and real packets between network namespaces. The tests never look at rules.
 //
 // # Running
 //
-//	go test ./internal/conformance                                          the reference (kube-proxy, nftables), and Slicecast in all it has
-//	go test ./internal/conformance -run TestKubeProxy -conformance.kube-proxy=nftables,iptables-nft,iptables-legacy
+//	go test ./internal/conformance
+//	go test ./internal/conformance -run TestKubeProxy -conformance.kube-proxy=nftables,iptables-nft
 //	go test ./internal/conformance -run TestSlicecast -conformance.slicecast=iptables-nft
 //	go test ./internal/conformance -run 'TestKubeProxy/nftables/etp-local$' -v
 //
-// One way of working takes about two and a quarter minutes, of which 98 seconds are one case's pauses, and two ways go on
-// at a time. Flags:
+// The first command tests the reference, kube-proxy in mode nftables, and Slicecast in all
+// variants.
 //
-//	-conformance.dir          folder of cases; also others' in the same format
-//	-conformance.kube-proxy   ways of kube-proxy to play them with: ipvs, nftables, iptables-nft, iptables-legacy
-//	-conformance.slicecast    the same of Slicecast; all but ipvs, which most kernels lack, by default
-//	-conformance.exceptions   what our programmers may do otherwise in these cases; empty for none
+// A variant takes about two and a quarter minutes, of which 98 seconds are the pauses of one case.
+// Two variants run at the same time. Flags:
 //
-// With the environment variable SLICECAST_KUBE_PROXY=1.36, kube-proxy is the one before that of the pinned Kubernetes:
-// make conformance KUBE_PROXY=1.36 plays the cases to it in its modes.
+//	-conformance.dir          folder of the cases; may be another folder in the same format
+//	-conformance.kube-proxy   variants of kube-proxy: ipvs, nftables, iptables-nft, iptables-legacy
+//	-conformance.slicecast    variants of Slicecast; default: all but ipvs, which most kernels lack
+//	-conformance.exceptions   where Slicecast's programmers may deviate; empty for nowhere
 //
-// On a machine without Go or a network, the compiled test (go test -c) runs in this package's folder with the environment
-// variable SLICECAST_BINARIES naming a folder that holds etcd, kube-apiserver, kube-proxy, slicecast-server and slicecast-agent.
-// internal/testenv/vm/oldkernel has it run in a virtual machine, with API servers on the host. It needs the commands conntrack,
-// and nft or iptables as far as they are flushed. It needs root, or a kernel that lets others have user namespaces.
+// With the environment variable SLICECAST_KUBE_PROXY=1.36, kube-proxy has the version before that
+// of the pinned Kubernetes. "make conformance KUBE_PROXY=1.36" plays the cases with this kube-proxy
+// in its modes.
+//
+// On a machine without Go or a network, run the compiled test (go test -c) in the folder of this
+// package. The environment variable SLICECAST_BINARIES must name a folder with etcd,
+// kube-apiserver, kube-proxy, slicecast-server and slicecast-agent. internal/testenv/vm/oldkernel
+// runs the test in a virtual machine, with API servers on the host. The test needs the command
+// conntrack, and nft or iptables if it flushes their rules. It needs root, or a kernel that allows
+// user namespaces to other users.
 //
 // # What is observed
 //
-// Flows are tried with crafted first packets (testenv.Wire), 40 and more for each flow and all flows of a step at once.
-// Each must arrive at one of the expected backends, with the source that the case says, and what the backend answers must
-// come back to the client from where the client sent to. Backends are exactly those that are reached.
+// Flows are tried with crafted first packets (testenv.Wire), 40 or more for each flow, and all
+// flows of a step at once. Each packet must arrive at one of the expected backends with the source
+// that the case says. The backend's answer must come back to the client from the address to which
+// the client sent the packet. The packets of a flow must reach all of its backends.
 //
-//	REJECT  an ICMP port unreachable comes back or, for TCP, a reset that is no backend's
-//	DROP    nothing is seen within 200 ms of the last sign of life of any flow
-//	ACCEPT  the packet arrives where it was sent to, unchanged: past the node's rules for input, if that is the node
+//	REJECT  an ICMP port unreachable comes back or, for TCP, a reset not sent by a backend
+//	DROP    nothing is seen of any flow for 200 ms
+//	ACCEPT  the packet arrives unchanged at its destination; on the node, after its rules for input
 //
-// After each step the runner waits for the agent by a canary: a Service whose port and endpoints change, twice, after all
-// that the step has changed. What must not have happened is judged only when a later change has been seen. What is not as
-// it must be then is tried again for some seconds, for what agents do beside rules, such as health checks; sessions and
-// flows with a source port are tried once, unless their client goes on.
+// After each step the runner waits for the agent with a canary: a Service whose port and endpoints
+// change twice after all changes of the step. It therefore judges only once a later change is
+// programmed, so that it also sees what must not happen. If a check fails, it is repeated for some
+// seconds, because agents do some work after programming rules, such as health checks. Sessions are
+// tried once. Flows with a source port are tried once, unless their client goes on.
 //
 // # What is right
 //
-// kube-proxy must do what the case says of its mode: so the cases prove the runner. Slicecast must do the same in every
-// mode: expectSlicecast where a case has it, else expectNftables, else expect; results under accept are tolerated.
-// Where a programmer's kernel interface makes that impossible it may do what kube-proxy does in that mode, if testdata/exceptions.yaml says so, with the
-// reason. An exception that is not needed fails the case.
+// kube-proxy must do what the case says for its mode, which proves that the runner is right.
+// Slicecast must do the same in every mode: expectSlicecast if the case has it, otherwise
+// expectNftables if the case has it, otherwise expect. Results under accept are tolerated. If a
+// programmer's kernel interface makes that impossible, it may do what kube-proxy does in that mode,
+// but only if testdata/exceptions.yaml says so and gives the reason. An exception that is not
+// needed fails the case.
 //
-// A file with an unknown field or value, or one that this runner can't play, is an error; nothing is skipped. Cases and
-// steps with modes are for those programmers only.
+// A file with an unknown field or value, or that this runner cannot play, is an error. Nothing is
+// skipped. Cases and steps with modes apply to those modes only.
 package conformance

@@ -10,21 +10,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// exceptions are the flows in which one of our programmers does what kube-proxy does in that mode, and not what is best;
-// and sessions of which it groups by GroupIPVS, where it can't be seen whether the exception is needed: groups may reach
-// the same backend by chance.
+// exceptions are the flows in which a programmer of Slicecast does what kube-proxy does in that
+// mode instead of what is best. They also list the sessions that are grouped by GroupIPVS. For
+// sessions it is not visible whether an exception is needed, because groups may reach the same
+// backend by chance.
 type exceptions []*exception
 
 type exception struct {
-	// Programmer is the mode.
+	// Programmer is the mode that the exception is for.
 	Programmer Mode
-	// Case is a file without its extension, Step a step's name, empty for the beginning, and Flow a flow's or session's.
+	// Case is the name of a file without its extension. Step is the name of a step, or empty for
+	// the beginning. Flow is the name of a flow or session.
 	Case, Step, Flow string
-	// Reason why the kernel's interface leaves no choice.
+	// Reason says why the kernel's interface leaves no choice.
 	Reason string
 }
 
-// loadExceptions reads a file of exceptions; each must be of a flow of the cases.
+// loadExceptions reads a file of exceptions. Each of them must name a flow of the cases.
 func loadExceptions(file string, cases []*Case) (exceptions, error) {
 	if file == "" {
 		return nil, nil
@@ -63,9 +65,10 @@ func (e *exception) validate(cases []*Case) error {
 			}
 		}
 	}
-	return fmt.Errorf("there is none for %q", e.Programmer)
+	return fmt.Errorf("no such flow or session for %q", e.Programmer)
 }
 
+// find returns the exception for a flow, or nil.
 func (list exceptions) find(programmer Mode, id, step, flow string) *exception {
 	for _, e := range list {
 		if e.Programmer == programmer && e.Case == id && e.Step == step && e.Flow == flow {

@@ -16,16 +16,19 @@ import (
 )
 
 const (
-	// leastConnections are made for each flow, and for each backend so many that one which is never reached is none.
+	// A flow has at least leastConnections connections and perBackend for each backend. With that
+	// many, a backend that no connection reaches is not in use.
 	leastConnections = 40
 	perBackend       = 24
-	// silence is how long nothing must be seen of a dropped packet.
+	// silence is the time for which nothing must be seen after a packet before it counts as
+	// dropped.
 	silence = 200 * time.Millisecond
-	// retryInterval is the pause before flows that are not right yet are tried again.
+	// retryInterval is the pause before failed flows are tried again.
 	retryInterval = 50 * time.Millisecond
 )
 
-// defaultSources are where connections come from if the case does not say: IPv4, IPv6. The node's own kernel chooses.
+// defaultSources are the source addresses, IPv4 and IPv6, of connections for which the case has
+// none. For the node, its own kernel chooses.
 var defaultSources = map[Origin][2]netip.Addr{
 	PodLocal:  {netip.MustParseAddr("10.180.0.200"), netip.MustParseAddr("fd00:10:180::200")},
 	PodRemote: {netip.MustParseAddr("10.180.1.200"), netip.MustParseAddr("fd00:10:180:1::200")},
@@ -35,7 +38,7 @@ var defaultSources = map[Origin][2]netip.Addr{
 
 var protocols = map[Proto]testenv.Proto{TCP: testenv.TCP, UDP: testenv.UDP, SCTP: testenv.SCTP}
 
-// hostOf is where connections of an origin begin.
+// hostOf returns the host at which connections of an origin begin.
 func (s *stage) hostOf(origin Origin) *testenv.Host {
 	switch origin {
 	case PodLocal:
@@ -47,7 +50,7 @@ func (s *stage) hostOf(origin Origin) *testenv.Host {
 	}
 }
 
-// openings are n connections.
+// openings returns n connections.
 func (s *stage) openings(c *Connections, n int) []testenv.Opening {
 	sources := c.SrcRange.All()
 	if len(sources) == 0 {
@@ -70,8 +73,10 @@ func (s *stage) openings(c *Connections, n int) []testenv.Opening {
 	return list
 }
 
-// checkFlows tries a step's flows, all at once, until each leads where it must. A flow with a source port is tried once:
-// the second time the kernel would remember it. If the client goes on, that is what must not last.
+// checkFlows tries all flows of a step at once, repeatedly until each leads where it must. A flow
+// with a source port is tried only once, because the kernel would remember the connection. If its
+// client goes on, however, it is tried repeatedly: the remembered connection is then what must not
+// last.
 func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
 	t.Helper()
 	var single, pending []*check
@@ -112,24 +117,24 @@ func (s *stage) checkFlows(ctx context.Context, t *testing.T, c *Case, step *Ste
 	}
 }
 
-// reporter prefixes what is reported.
+// reporter returns a report function that prefixes names with "flow".
 func reporter(report func(string, error)) func(string, error) {
 	return func(name string, err error) { report(fmt.Sprintf("flow %q", name), err) }
 }
 
-// check is a flow that is tried.
+// check is the check of one flow.
 type check struct {
 	flow *Flow
 	node Node
-	// want are the results of which one must come.
+	// want lists the acceptable results.
 	want []Expectation
-	// exception allows excused in their place.
+	// exception allows the result excused instead; nil if there is no exception.
 	exception *exception
 	excused   Expectation
-	err       error
+	err       error // the result of the last try
 }
 
-// try makes the connections of flows and judges each.
+// try makes the connections of flows and judges the results.
 func (s *stage) try(t *testing.T, checks []*check) {
 	t.Helper()
 	var openings []testenv.Opening
@@ -157,14 +162,14 @@ func (k *check) connections() int {
 	return n
 }
 
-// judge says what is wrong with what became of the connections.
+// judge returns an error unless the fates of the connections match an acceptable result.
 func (k *check) judge(fates []testenv.Fate) error {
 	var reasons []string
 	for i := range k.want {
 		reason := k.want[i].differs(fates, k.node)
 		if reason == "" {
 			if k.exception != nil {
-				return fmt.Errorf("is right: the exception is not needed any more (%s)", k.exception.Reason)
+				return fmt.Errorf("the result is right, so the exception is not needed any more (%s)", k.exception.Reason)
 			}
 			return nil
 		}
@@ -176,8 +181,8 @@ func (k *check) judge(fates []testenv.Fate) error {
 	return fmt.Errorf("%s; seen: %s", strings.Join(reasons, "; or "), describe(fates))
 }
 
-// targets are the results of which one must come: of kube-proxy what it does in this mode, of ours what is best, in every
-// mode.
+// targets returns the acceptable results: for kube-proxy what it does in this mode, for Slicecast
+// what is best, in every mode.
 func (f *Flow) targets(mode Mode, reference bool) []Expectation {
 	want := f.Expect
 	switch {
@@ -191,7 +196,7 @@ func (f *Flow) targets(mode Mode, reference bool) []Expectation {
 	return append([]Expectation{want}, f.Accept...)
 }
 
-// expected is what kube-proxy does in a mode.
+// expected returns what kube-proxy does in a mode.
 func (f *Flow) expected(mode Mode) Expectation {
 	switch {
 	case mode == NFTables && f.ExpectNFTables != nil:
@@ -214,7 +219,8 @@ func (e Expectation) String() string {
 	return fmt.Sprintf("%s, masquerade %s", strings.Join(backends, " "), e.Masquerade)
 }
 
-// differs says in which way connections did not become what is expected; "" if they did.
+// differs describes how the fates of connections differ from the expectation. It returns "" if they
+// do not differ.
 func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
 	reached := map[netip.AddrPort]bool{}
 	for i := range fates {
@@ -237,7 +243,7 @@ func (e *Expectation) differs(fates []testenv.Fate, node Node) string {
 func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 	switch e.Verdict {
 	case Reject:
-		// A TCP reset tells the client the same, at once.
+		// A TCP reset refuses the client just as immediately.
 		if f.At != nil || !f.PortUnreachable() && !f.Answered {
 			return "not refused at once"
 		}
@@ -254,7 +260,7 @@ func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 		return ""
 	}
 	if f.At == nil || !slices.Contains(e.Backends, AddrPort{f.SeenDst}) {
-		return "it does not reach one of these"
+		return "a connection does not reach one of these"
 	}
 	if !f.Answered {
 		return fmt.Sprintf("the answer of %s does not come back from %s", f.SeenDst, f.Dst)
@@ -276,7 +282,7 @@ func (e *Expectation) differsOne(f *testenv.Fate, node Node) string {
 	return ""
 }
 
-// describe summarises what became of connections, in a line.
+// describe summarises the fates of connections in one line.
 func describe(fates []testenv.Fate) string {
 	counts := map[string]int{}
 	for i := range fates {
@@ -302,7 +308,7 @@ func describeOne(f *testenv.Fate) string {
 	case f.Answered:
 		return "reset"
 	case f.Denied != nil:
-		return "not let out: " + f.Denied.Error()
+		return "not sent: " + f.Denied.Error()
 	default:
 		return "silence"
 	}

@@ -14,10 +14,10 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// requestTimeout is for one health check.
+// requestTimeout bounds the time of one health check.
 const requestTimeout = 2 * time.Second
 
-// checkHealth asks until the answer is right.
+// checkHealth repeats a health check until the answer is right.
 func (s *stage) checkHealth(ctx context.Context, check *HealthCheck) error {
 	host := s.node.Host
 	if check.From != "" {
@@ -57,14 +57,14 @@ func (c *HealthCheck) expected(reference bool) *ExpectHealth {
 	return &c.Expect
 }
 
-// differs says what an answer has that is not expected.
+// differs returns an error that describes how an answer differs from the expected one.
 func (e *ExpectHealth) differs(response *http.Response, body []byte) error {
 	if e.Refused {
-		return fmt.Errorf("it answers %s: want the connection refused", response.Status)
+		return fmt.Errorf("the answer is %s: want the connection refused", response.Status)
 	}
 	var errs []error
 	if response.StatusCode != e.Status {
-		errs = append(errs, fmt.Errorf("it answers %s: want %d", response.Status, e.Status))
+		errs = append(errs, fmt.Errorf("the answer is %s: want %d", response.Status, e.Status))
 	}
 	for name, want := range e.Headers {
 		if have := response.Header.Get(name); have != want {
@@ -74,19 +74,19 @@ func (e *ExpectHealth) differs(response *http.Response, body []byte) error {
 	if len(e.Body)+len(e.BodyKeys)+len(e.BodyAbsent) > 0 {
 		var have map[string]any
 		if err := json.Unmarshal(body, &have); err != nil {
-			errs = append(errs, fmt.Errorf("its body is no JSON object: %w", err))
+			errs = append(errs, fmt.Errorf("the body is not a JSON object: %w", err))
 		}
 		errs = append(errs, e.bodyDiffers(have))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w; its body: %s", err, body)
+		return fmt.Errorf("%w; body: %s", err, body)
 	}
 	return nil
 }
 
 func (e *ExpectHealth) bodyDiffers(have map[string]any) error {
 	var errs []error
-	// Numbers as JSON has them.
+	// Encode and decode the numbers, so that they have the same type as those in the answer.
 	text, err := json.Marshal(e.Body)
 	if err != nil {
 		return err
@@ -107,13 +107,14 @@ func (e *ExpectHealth) bodyDiffers(have map[string]any) error {
 	}
 	for _, key := range e.BodyAbsent {
 		if _, ok := have[key]; ok {
-			errs = append(errs, fmt.Errorf("%s is there", key))
+			errs = append(errs, fmt.Errorf("%s is present", key))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// contains tells whether a JSON value is another one, or an object with all that the other has.
+// contains reports whether a JSON value equals another one or is an object that contains all fields
+// of the other one.
 func contains(have, want any) bool {
 	wantObject, ok := want.(map[string]any)
 	if !ok {

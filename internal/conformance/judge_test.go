@@ -17,7 +17,8 @@ var (
 	testNode = Node{IPs: []Addr{{netip.MustParseAddr("192.168.0.2")}}}
 )
 
-// fate is of a connection of 10.180.0.1 to 10.96.0.1:80 that arrives with a source at a destination and is answered.
+// fate returns the fate of an answered connection from 10.180.0.1 to 10.96.0.1:80 that arrived with
+// the given source and destination.
 func fate(src, dst string) testenv.Fate {
 	return testenv.Fate{
 		Opening: testenv.Opening{Src: netip.MustParseAddrPort("10.180.0.1:5000"), Dst: netip.MustParseAddrPort("10.96.0.1:80")},
@@ -25,7 +26,7 @@ func fate(src, dst string) testenv.Fate {
 	}
 }
 
-// lost is of one that arrives nowhere.
+// lost returns the fate of a connection that arrived nowhere.
 func lost() testenv.Fate {
 	f := fate("10.180.0.1:5000", "10.96.0.1:80")
 	return testenv.Fate{Opening: f.Opening}
@@ -105,7 +106,7 @@ func TestTargets(t *testing.T) {
 	require.Equal(t, []Expectation{drop, drop}, f.targets(NFTables, true))
 	require.Equal(t, []Expectation{reject, drop}, f.targets(IPVS, true))
 	for _, mode := range []Mode{IPTables, NFTables, IPVS} {
-		require.Equal(t, []Expectation{drop, drop}, f.targets(mode, false), "the same in every mode")
+		require.Equal(t, []Expectation{drop, drop}, f.targets(mode, false), "Slicecast's targets depend on the mode")
 	}
 	f.ExpectNFTables = nil
 	require.Equal(t, []Expectation{accept, drop}, f.targets(IPVS, false))
@@ -131,7 +132,7 @@ func TestExceptions(t *testing.T) {
 		return loadExceptions(file, cases)
 	}
 	_, err = load("- {programmer: ipvs, case: etp-local, flow: a flow, reason: r}\n")
-	require.ErrorContains(t, err, `exceptions.yaml: etp-local, step "", flow "a flow": there is none for "ipvs"`)
+	require.ErrorContains(t, err, `exceptions.yaml: etp-local, step "", flow "a flow": no such flow or session for "ipvs"`)
 	list, err := load("- {programmer: ipvs, case: etp-local, flow: external to LB IP hits only local, reason: r}\n")
 	require.NoError(t, err)
 	require.NotNil(t, list.find(IPVS, "etp-local", "", "external to LB IP hits only local"))

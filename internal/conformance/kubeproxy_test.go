@@ -15,7 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// TestKubeProxy holds the runner to the truth: a real kube-proxy passes every case.
+// TestKubeProxy proves that the runner and the cases are right: a real kube-proxy must pass every
+// case.
 func TestKubeProxy(t *testing.T) {
 	t.Parallel()
 	cases, _ := loadAll(t)
@@ -27,7 +28,7 @@ func TestKubeProxy(t *testing.T) {
 	})
 }
 
-// kubeProxy is a kube-proxy.
+// kubeProxy is the subject that runs a real kube-proxy.
 type kubeProxy struct {
 	*testcommand.Command
 	mode       Mode
@@ -73,13 +74,15 @@ func (k *kubeProxy) Start(s settings) error {
 		"clientConnection":   map[string]any{"kubeconfig": k.kubeconfig, "qps": 1000, "burst": 1000},
 		"healthzBindAddress": "0.0.0.0:10256",
 		"nodePortAddresses":  s.NodePortAddresses,
-		// Only the first network namespace may set these.
+		// Only the initial network namespace may change these settings.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-		// Sooner than by default, to see changes at once, and that rules were flushed.
+		// Shorter than the defaults, so that kube-proxy sees changes at once and soon notices
+		// flushed rules.
 		string(k.mode): k.modeConfig(s),
 	}
 	if k.mode == IPVS {
-		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll} // which is where it looks for that
+		// In mode ipvs kube-proxy reads masqueradeAll from the settings of iptables.
+		config[string(IPTables)] = map[string]any{"masqueradeAll": s.MasqueradeAll}
 	}
 	if s.NoExternalIPs {
 		config["featureGates"] = map[string]bool{"AllowServiceExternalIPs": false}

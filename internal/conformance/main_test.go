@@ -18,9 +18,9 @@ import (
 // See the package's documentation.
 var (
 	scenarioDir    = flag.String("conformance.dir", "testdata/scenarios", "folder of the cases")
-	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of what our programmers may do otherwise; empty: none")
-	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "what of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy, several with commas")
-	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "what of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy, several with commas")
+	exceptionsFile = flag.String("conformance.exceptions", "testdata/exceptions.yaml", "file of allowed deviations of Slicecast's programmers; empty means none")
+	kubeProxies    = flag.String("conformance.kube-proxy", "nftables", "comma-separated variants of kube-proxy to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
+	slicecasts     = flag.String("conformance.slicecast", "nftables,iptables-nft,iptables-legacy", "comma-separated variants of Slicecast to run the cases against: ipvs, nftables, iptables-nft, iptables-legacy")
 )
 
 func TestMain(m *testing.M) {
@@ -30,12 +30,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		os.Exit(1)
 	}
-	// The API server warns of what it would rather not have in Services.
+	// The API server warns about discouraged fields of Services.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	goleak.VerifyTestMain(m)
 }
 
-// prepare gets what the tests will need, while there still is a network.
+// prepare provides the binaries for the tests while there still is a network.
 func prepare() error {
 	errs := []error{controlplane.Prepare()}
 	if *kubeProxies != "" {

@@ -11,10 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Objects are Kubernetes objects, in a file a text of YAML documents.
+// Objects are Kubernetes objects. A file has them as a string of YAML documents.
 type Objects []*unstructured.Unstructured
 
-// resources tells, of the kinds that cases may have, how the API names them.
+// resources maps the kinds that cases may use to their resources in the API.
 var resources = map[string]struct {
 	apiVersion, path string
 	namespaced       bool
@@ -41,7 +41,7 @@ func parseObjects(text string) (Objects, error) {
 			}
 			return nil, fmt.Errorf("document %d: %w", number, err)
 		}
-		// Through JSON, for the types that Kubernetes' own code has.
+		// Convert through JSON, which yields the types that Kubernetes' own code expects.
 		data, err := json.Marshal(content)
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", number, err)
@@ -61,7 +61,7 @@ func parseObjects(text string) (Objects, error) {
 	}
 }
 
-// path of the object in the API.
+// path returns the path of the object in the API.
 func (r Reference) path() string {
 	resource := resources[r.Kind]
 	if resource.namespaced {
@@ -76,11 +76,11 @@ func (r Reference) validate() error {
 	resource, ok := resources[r.Kind]
 	switch {
 	case !ok:
-		return fmt.Errorf("kind %q is none that a case can have", r.Kind)
+		return fmt.Errorf("kind %q is not allowed in a case", r.Kind)
 	case r.Name == "":
 		return errors.New("name is missing")
 	case resource.namespaced != (r.Namespace != ""):
-		return fmt.Errorf("%s: a namespace where there is none, or none where there must be", r)
+		return fmt.Errorf("%s: namespace is missing, or set for a kind without one", r)
 	}
 	return nil
 }

@@ -13,11 +13,13 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// settleTimeout is how long a check may fail after the agent has programmed what it is about: for what agents do then,
-// such as health checks and the conntrack table. A case may give it more time.
+// settleTimeout bounds the time for which a check may fail after the agent has programmed the
+// change. Agents do some work afterwards, such as health checks and cleaning the conntrack table. A
+// case may allow more time.
 const settleTimeout = 5 * time.Second
 
-// play runs the cases that are for the subject's mode, those with the same configuration together.
+// play runs the cases for the subject's mode. Cases with the same configuration run one after the
+// other, so that the subject need not be restarted between them.
 func (s *stage) play(t *testing.T, cases []*Case, exceptions exceptions) {
 	t.Helper()
 	cases = slices.Clone(cases)
@@ -45,7 +47,7 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 			limit = time.Duration(step.WithinSeconds) * time.Second
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		// First, for flows may be of connections that these entries are of.
+		// Conntrack entries come first, because flows may be connections of these entries.
 		report("conntrack", conntrack.Await(ctx, step.ExpectConntrack))
 		s.checkFlows(ctx, t, c, step, exceptions, report)
 		for i := range step.HealthChecks {
@@ -59,8 +61,8 @@ func (s *stage) playCase(t *testing.T, c *Case, exceptions exceptions) {
 	}
 }
 
-// exits reports whether a kube-proxy exits in a step: when its Node is deleted or has other addresses, see pkg/proxy/node.go. Those
-// before 1.37 go on.
+// exits reports whether kube-proxy exits in a step. It does if its Node is deleted or gets other
+// addresses (see pkg/proxy/node.go). Versions before 1.37 go on.
 func exits(step *Step, name string) bool {
 	return os.Getenv(controlplane.KubeProxyVariable) == "" && (slices.Contains(step.Delete, node(name)) ||
 		slices.ContainsFunc(step.Status, func(s Status) bool { return s.Reference == node(name) }))
@@ -68,7 +70,7 @@ func exits(step *Step, name string) bool {
 
 func node(name string) Reference { return Reference{Kind: "Node", Name: name} }
 
-// change does what a step does, and waits for the agent.
+// change makes the changes of a step and waits until the agent has programmed them.
 func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 	t.Helper()
 	ctx := t.Context()
@@ -97,12 +99,12 @@ func (s *stage) change(t *testing.T, step *Step, conntrack *conntrack) {
 		s.start(t)
 	case FlushKubeRules:
 		require.NoError(t, s.subject.Flush(ctx, s))
-		return // the agent must find out by itself
+		return // the agent must notice by itself
 	}
 	if proxy, ok := s.subject.(*kubeProxy); ok && exits(step, s.running.Node) {
 		require.ErrorContains(t, proxy.Wait(syncTimeout), "exit status 1")
 		if slices.Contains(step.Delete, node(s.running.Node)) {
-			return // its rules stay, and once restarted it would wait for its Node
+			return // its rules stay, and a restarted kube-proxy would wait for its Node
 		}
 		s.start(t)
 	}

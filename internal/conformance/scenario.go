@@ -16,7 +16,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Mode is a way to carry out Services in the kernel, in which kube-proxy's behaviour differs.
+// Mode is a way to implement Services in the kernel. The behaviour of kube-proxy differs between
+// modes.
 type Mode string
 
 // The modes.
@@ -26,29 +27,30 @@ const (
 	IPVS     Mode = "ipvs"
 )
 
-// Case is one file.
+// Case is the content of one file.
 type Case struct {
-	// ID is the file's name without its extension.
+	// ID is the name of the file without its extension.
 	ID string `yaml:"-"`
 
 	Name    string
 	Feature string
-	// Source names the test of kube-proxy that the case is from.
+	// Source names the test of kube-proxy that the case comes from.
 	Source string
 	Notes  string
-	// Modes that the case is for; nil: all.
+	// Modes are the modes that the case applies to; nil means all modes.
 	Modes  []Mode
 	Config Config
 	Node   Node
-	// Objects are there from the beginning, with their Status, and what they lead to is the first thing to check.
+	// Objects exist from the beginning, with their Status. Checks are made first, before any step.
 	Objects Objects
 	Status  []Status
 	Checks  `yaml:",inline"`
-	// Steps follow, each on top of the state before it.
+	// Steps follow in order; each starts from the state that the one before it has left.
 	Steps []Step
 }
 
-// Config is how the agent is to be started. What is nil is not in the file, and means what the format says.
+// Config is the configuration of the agent. A nil field is absent from the file and has the default
+// of the format.
 type Config struct {
 	ClusterCIDRs       []Prefix         `yaml:"clusterCIDRs"`
 	DetectLocalMode    *DetectLocalMode `yaml:"detectLocalMode"`
@@ -58,7 +60,7 @@ type Config struct {
 	NoExternalIPs      bool             `yaml:"noExternalIPs"`
 }
 
-// DetectLocalMode says how the traffic of the cluster's own pods is told.
+// DetectLocalMode is the way to recognize traffic from the cluster's own pods.
 type DetectLocalMode string
 
 // The values of [Config.DetectLocalMode].
@@ -68,23 +70,24 @@ const (
 	NoDetection DetectLocalMode = "none"
 )
 
-// Node is the one that the agent runs on.
+// Node is the node that the agent runs on.
 type Node struct {
 	Name string
-	// IPs are its InternalIPs, ExtraIPs further addresses that it has.
+	// IPs are its InternalIPs. ExtraIPs are further addresses on its interfaces.
 	IPs      []Addr `yaml:"ips"`
 	ExtraIPs []Addr `yaml:"extraIPs"`
-	// Zone is that of its label; nil: it has none.
+	// Zone is the value of its zone label; nil means that it has no such label.
 	Zone     *string
 	PodCIDR  Prefix   `yaml:"podCIDR"`
 	PodCIDRs []Prefix `yaml:"podCIDRs"`
 }
 
-// Step changes something and says what must be true then.
+// Step makes changes and says what must hold afterwards.
 type Step struct {
 	Name  string
 	Notes string
-	// Modes that the step is for; nil: all. In others it is left out.
+	// Modes are the modes that the step applies to; nil means all modes. In other modes the step is
+	// left out.
 	Modes []Mode
 
 	AddLocalAddresses []Prefix         `yaml:"addLocalAddresses"`
@@ -94,23 +97,24 @@ type Step struct {
 	Patch             []Patch
 	Status            []Status
 	Action            Action
-	// WithinSeconds is how long the change may take; 0: as usual.
+	// WithinSeconds bounds the time, in seconds, until the checks must succeed; 0 means
+	// settleTimeout.
 	WithinSeconds int `yaml:"withinSeconds"`
 
 	ExpectConntrack ExpectConntrack `yaml:"expectConntrack"`
 	Checks          `yaml:",inline"`
 }
 
-// Checks are what must be true.
+// Checks are the conditions that must hold.
 type Checks struct {
 	Flows        []Flow
 	Sessions     []Session
 	HealthChecks []HealthCheck `yaml:"healthChecks"`
-	// ProxyHealth are the agent's own health checks, asked from the node.
+	// ProxyHealth are the agent's own health checks, requested from the node.
 	ProxyHealth []HealthCheck `yaml:"proxyHealth"`
 }
 
-// Action is something done to the agent or behind it.
+// Action is an action on the agent or on its rules.
 type Action string
 
 // The actions.
@@ -120,25 +124,25 @@ const (
 	FlushKubeRules      Action = "flush-kube-rules"
 )
 
-// Reference names an object. Namespace is empty for a Node.
+// Reference names an object. Namespace is empty for kinds without one.
 type Reference struct {
 	Kind, Namespace, Name string
 }
 
-// Patch is a merge patch of an object.
+// Patch is a merge patch for an object.
 type Patch struct {
 	Reference `yaml:",inline"`
 	Type      string
 	Patch     map[string]any
 }
 
-// Status is what a controller writes to an object's status.
+// Status is a status that a controller would write to an object.
 type Status struct {
 	Reference `yaml:",inline"`
 	Status    map[string]any
 }
 
-// ConntrackEntry is a connection that the node's kernel is made to remember.
+// ConntrackEntry is an entry to create in the node's connection tracking table.
 type ConntrackEntry struct {
 	ID          string
 	Proto       Proto
@@ -153,7 +157,7 @@ type Tuple struct {
 	Dport uint16
 }
 
-// ExpectConntrack names entries by their ID.
+// ExpectConntrack names entries by ID that must be deleted or kept.
 type ExpectConntrack struct {
 	Deleted, Kept []string
 }
@@ -179,62 +183,66 @@ const (
 	SCTP Proto = "SCTP"
 )
 
-// Connections are from where to where.
+// Connections describes the source and destination of connections.
 type Connections struct {
 	Name string
 	From Origin
-	// Src is where they come from; invalid: the origin's default.
+	// Src is the source address; the zero value means the origin's default.
 	Src Addr
-	// SrcRange, in place of Src, are addresses used in turn.
+	// SrcRange is a range of source addresses that are used in turn. It replaces Src.
 	SrcRange Range `yaml:"srcRange"`
-	// Sport is the source port; 0: any, another for each connection.
+	// Sport is the source port; 0 means a different port for each connection.
 	Sport uint16
 	Proto Proto
 	Dst   Addr
 	Port  uint16
 }
 
-// Flow is what becomes of the first packet of a new connection.
+// Flow says what must become of the first packet of a new connection.
 type Flow struct {
 	Connections `yaml:",inline"`
-	// GoesOn says that the client goes on sending from its source port: what became of its packets before is not to last.
+	// GoesOn means that the client continues to send from its source port. What becomes of its
+	// first packets must not last.
 	GoesOn         bool `yaml:"goesOn"`
 	Expect         Expectation
 	ExpectNFTables *Expectation `yaml:"expectNftables"`
 	ExpectIPVS     *Expectation `yaml:"expectIpvs"`
-	// ExpectSlicecast is for ours, in every mode, where kube-proxy does worse in each of its own.
+	// ExpectSlicecast applies to Slicecast in every mode. It is for cases in which every mode of
+	// kube-proxy does something worse.
 	ExpectSlicecast *Expectation `yaml:"expectSlicecast"`
-	// Accept are results that are tolerated.
+	// Accept lists further results that are tolerated.
 	Accept []Expectation
 }
 
-// Session is a series of connections by clients that have affinity.
+// Session is a series of connections from clients with session affinity.
 type Session struct {
 	Connections     `yaml:",inline"`
 	Count           int           `yaml:"connections"`
 	IntervalSeconds float64       `yaml:"intervalSeconds"`
 	Expect          ExpectSession `yaml:"expect"`
-	// Group is the same for sessions that reach the same backend, GroupIPVS where IPVS differs.
+	// Group is equal for sessions that must reach the same backend. GroupIPVS replaces it for IPVS
+	// if set.
 	Group     string
 	GroupIPVS string `yaml:"groupIpvs"`
 }
 
-// ExpectSession says which backends are possible, and how many are reached: Distinct, or at least DistinctMin.
+// ExpectSession lists the possible backends and says how many of them must be reached: exactly
+// Distinct, or at least DistinctMin.
 type ExpectSession struct {
 	Backends    []AddrPort
 	Distinct    int
 	DistinctMin int `yaml:"distinctMin"`
 }
 
-// Expectation is what a flow leads to: backends, or a verdict.
+// Expectation is the expected result of a flow: backends or a verdict.
 type Expectation struct {
-	// Backends are exactly those that are reached over many connections.
+	// Backends are exactly the backends that many connections must reach.
 	Backends   []AddrPort
 	Masquerade Masquerade
 	Verdict    Verdict
 }
 
-// Masquerade says whether a backend sees another source than the client's.
+// Masquerade says whether a backend sees another source address than the client's.
 type Masquerade string
 
 // The values of [Expectation.Masquerade].
@@ -245,7 +253,7 @@ const (
 	MasqueradedAny Masquerade = "any"
 )
 
-// Verdict is what becomes of a packet that reaches no backend.
+// Verdict is the fate of a packet that reaches no backend.
 type Verdict string
 
 // The verdicts.
@@ -255,9 +263,9 @@ const (
 	Accept Verdict = "ACCEPT"
 )
 
-// HealthCheck is an HTTP request and its answer.
+// HealthCheck is an HTTP request and its expected answer.
 type HealthCheck struct {
-	// From is empty for [Step.ProxyHealth].
+	// From is the origin of the request. It is empty for [Checks.ProxyHealth].
 	From   Origin
 	URL    string `yaml:"url"`
 	Expect ExpectHealth
@@ -265,30 +273,31 @@ type HealthCheck struct {
 	ExpectSlicecast *ExpectHealth `yaml:"expectSlicecast"`
 }
 
-// ExpectHealth is an answer, or that the connection is refused.
+// ExpectHealth is an expected answer, or says that the connection must be refused.
 type ExpectHealth struct {
 	Refused bool
 	Status  int
 	Headers map[string]string
-	// Body is a part of the JSON object, BodyKeys are in it too, and BodyAbsent are not.
+	// Body is a subset of the JSON object in the answer. The object must have the keys in BodyKeys
+	// and must not have those in BodyAbsent.
 	Body       map[string]any
 	BodyKeys   []string `yaml:"bodyKeys"`
 	BodyAbsent []string `yaml:"bodyAbsent"`
 }
 
-// key is the same for equal configurations.
+// key returns a string that is equal for equal configurations.
 func (c Config) key() string {
 	text, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // plain values
+		panic(err) // impossible: all values can be encoded
 	}
 	return string(text)
 }
 
-// In tells whether the case is for a mode.
+// In reports whether the case applies to a mode.
 func (c *Case) In(mode Mode) bool { return c.Modes == nil || slices.Contains(c.Modes, mode) }
 
-// All gives the steps for a mode. The first is the case's beginning, and has no name.
+// All returns the steps for a mode. The first one is the beginning of the case and has no name.
 func (c *Case) All(mode Mode) []*Step {
 	all := []*Step{{Apply: c.Objects, Status: c.Status, Checks: c.Checks}}
 	for i := range c.Steps {
@@ -299,15 +308,16 @@ func (c *Case) All(mode Mode) []*Step {
 	return all
 }
 
-// In tells whether the step is for a mode.
+// In reports whether the step applies to a mode.
 func (s *Step) In(mode Mode) bool { return s.Modes == nil || slices.Contains(s.Modes, mode) }
 
-// Interval between the connections.
+// Interval returns the pause between two connections.
 func (s *Session) Interval() time.Duration {
 	return time.Duration(s.IntervalSeconds * float64(time.Second))
 }
 
-// Load reads the cases of a folder, in the order of their names. It refuses what it does not know, saying where.
+// Load reads the cases of a folder, ordered by file name. Unknown fields and values are errors that
+// name their place.
 func Load(dir string) ([]*Case, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
@@ -341,7 +351,7 @@ func load(file string) (*Case, error) {
 	return c, c.validate()
 }
 
-// decodeStrict decodes the only document of a text; errors name line and field.
+// decodeStrict decodes the only document of a text. Errors name the line and the field.
 func decodeStrict(text []byte, into any) error {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
@@ -363,7 +373,8 @@ type AddrPort struct{ netip.AddrPort }
 // Prefix is a network in a file.
 type Prefix struct{ netip.Prefix }
 
-// Range is the addresses from First to Last, written with a dash between. The zero value has none.
+// Range is a range of addresses. A file has it as the first and the last address with a dash
+// between them. The zero value is an empty range.
 type Range struct{ First, Last netip.Addr }
 
 // UnmarshalYAML implements [yaml.Unmarshaler].
@@ -391,13 +402,13 @@ func (r *Range) UnmarshalYAML(node *yaml.Node) error {
 		}
 		to, err := netip.ParseAddr(last)
 		if err == nil && (from.BitLen() != to.BitLen() || to.Less(from)) {
-			err = fmt.Errorf("%q is no range of addresses", text)
+			err = fmt.Errorf("%q is not a range of addresses", text)
 		}
 		return Range{from, to}, err
 	}, r)
 }
 
-// All gives the addresses in order.
+// All returns the addresses of the range in order.
 func (r Range) All() []netip.Addr {
 	var all []netip.Addr
 	for addr := r.First; addr.IsValid(); addr = addr.Next() {
@@ -409,7 +420,7 @@ func (r Range) All() []netip.Addr {
 	return all
 }
 
-// parse reads a scalar; its error names the line.
+// parse parses a scalar. Its errors name the line.
 func parse[T any](node *yaml.Node, f func(string) (T, error), into *T) error {
 	if node.Kind != yaml.ScalarNode {
 		return fmt.Errorf("line %d: want text", node.Line)
@@ -422,7 +433,7 @@ func parse[T any](node *yaml.Node, f func(string) (T, error), into *T) error {
 	return nil
 }
 
-// defaultClusterCIDRs are those of [Config.ClusterCIDRs] where a case has none.
+// defaultClusterCIDRs is used if a case does not set [Config.ClusterCIDRs].
 var defaultClusterCIDRs = []string{"10.180.0.0/16", "fd00:10:180::/48"}
 
 func (c Config) clusterCIDRs() []string {

@@ -20,7 +20,7 @@ func TestScenariosAreUnderstood(t *testing.T) {
 	require.Equal(t, []int{48, 540}, []int{len(cases), flows}, "cases and flows")
 }
 
-// caseText is a case that has a line for each test to replace.
+// caseText is a valid case to which each test appends text.
 const caseText = `
 name: a case
 node: {name: node1, ips: [192.168.0.2], zone: null, podCIDR: 10.180.0.0/24, podCIDRs: [10.180.0.0/24]}
@@ -41,7 +41,7 @@ func TestWhatIsUnknownIsRefused(t *testing.T) {
 		{"field of a flow", "    flows: [{name: f, form: node}]\n", "field form not found"},
 		{"field twice", "    name: again\n", `"name" already defined at line 11`},
 		{"address", "    flows: [{dst: 10.96.0}]\n", "line 12: ParseAddr"},
-		{"range", "    sessions: [{srcRange: 10.0.0.2-10.0.0.1}]\n", `line 12: "10.0.0.2-10.0.0.1" is no range`},
+		{"range", "    sessions: [{srcRange: 10.0.0.2-10.0.0.1}]\n", `line 12: "10.0.0.2-10.0.0.1" is not a range`},
 		{"action", "    action: jump\n", `steps[0].action is "jump"`},
 		{"origin", "    flows: [{name: f, from: moon, proto: TCP, dst: 10.96.0.1, port: 80, expect: {verdict: DROP}}]\n", `steps[0].flows[0] (f).from is "moon"`},
 		{"verdict", "    flows: [{name: f, from: node, proto: TCP, dst: 10.96.0.1, port: 80, expect: {verdict: EAT}}]\n", `expect.verdict is "EAT"`},
@@ -49,10 +49,10 @@ func TestWhatIsUnknownIsRefused(t *testing.T) {
 		{"masquerade", "    flows: [{name: f, from: node, proto: TCP, dst: 10.96.0.1, port: 80, expect: {backends: [10.180.0.1:80]}}]\n", `expect.masquerade is ""`},
 		{"families", "    flows: [{name: f, from: node, src: '::1', proto: TCP, dst: 10.96.0.1, port: 80, expect: {verdict: DROP}}]\n", "different families"},
 		{"patch", "    patch: [{kind: Node, name: node1, type: json, patch: {}}]\n", `steps[0].patch[0].type is "json"`},
-		{"kind", "    delete: [{kind: Pod, namespace: ns1, name: p}]\n", `steps[0].delete[0]: kind "Pod" is none`},
-		{"namespace", "    delete: [{kind: Service, name: s}]\n", "steps[0].delete[0]: Service /s: a namespace"},
-		{"object", "    apply: |\n      apiVersion: v1\n      kind: Pod\n      metadata: {name: p, namespace: ns1}\n", `document 1: kind "Pod" is none`},
-		{"entry", "    expectConntrack: {kept: [x]}\n", `there is no entry "x"`},
+		{"kind", "    delete: [{kind: Pod, namespace: ns1, name: p}]\n", `steps[0].delete[0]: kind "Pod" is not allowed`},
+		{"namespace", "    delete: [{kind: Service, name: s}]\n", "steps[0].delete[0]: Service /s: namespace is missing"},
+		{"object", "    apply: |\n      apiVersion: v1\n      kind: Pod\n      metadata: {name: p, namespace: ns1}\n", `document 1: kind "Pod" is not allowed`},
+		{"entry", "    expectConntrack: {kept: [x]}\n", `no entry has the ID "x"`},
 		{"health", "    healthChecks: [{from: external, url: u, expect: {}}]\n", "want a status or refused"},
 		{"Slicecast's health", "    healthChecks: [{from: external, url: u, expect: {status: 200}, expectSlicecast: {}}]\n", "expectSlicecast: want a status or refused"},
 		{"documents", "---\nname: another\n", "more than one YAML document"},

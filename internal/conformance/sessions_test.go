@@ -12,7 +12,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// checkSessions makes the connections of a step's sessions. Those with pauses in between go on beside the others.
+// checkSessions makes the connections of a step's sessions. Sessions with pauses run concurrently
+// with the others.
 func (s *stage) checkSessions(t *testing.T, c *Case, step *Step, exceptions exceptions, report func(string, error)) {
 	t.Helper()
 	reached := make([][]netip.AddrPort, len(step.Sessions))
@@ -45,13 +46,13 @@ func (s *stage) checkSessions(t *testing.T, c *Case, step *Step, exceptions exce
 			continue
 		}
 		if first, ok := groups[group]; ok && first != reached[i][0] {
-			report(name, fmt.Errorf("it reaches %s, and the group %s before it %s", reached[i][0], group, first))
+			report(name, fmt.Errorf("it reaches %s, but an earlier session of group %s reached %s", reached[i][0], group, first))
 		}
 		groups[group] = reached[i][0]
 	}
 }
 
-// runSession makes the connections one after the other and gives where they arrived.
+// runSession makes the connections one after the other and returns where they arrived.
 func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrPort, error) {
 	var reached []netip.AddrPort
 	for i, o := range s.openings(&session.Connections, session.Count) {
@@ -62,7 +63,8 @@ func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrP
 			case <-time.After(session.Interval()):
 			}
 		}
-		// Each is answered, and a slow machine may take its time for that.
+		// The timeout is long, because each connection is answered and a slow machine may take a
+		// while for that.
 		fates, err := s.wire.Open(ctx, []testenv.Opening{o}, settleTimeout)
 		if err != nil {
 			return nil, err
@@ -75,7 +77,7 @@ func (s *stage) runSession(ctx context.Context, session *Session) ([]netip.AddrP
 	return reached, nil
 }
 
-// judge says what is wrong with where a session's connections arrived.
+// judge returns an error if the places where a session's connections arrived are not as expected.
 func (s *Session) judge(reached []netip.AddrPort) error {
 	distinct := map[netip.AddrPort]bool{}
 	for i, r := range reached {

@@ -14,7 +14,7 @@ import (
 	testcommand "github.com/slicecast/slicecast/internal/testenv/command"
 )
 
-// TestSlicecast plays the cases against a slicecast-server and a slicecast-agent.
+// TestSlicecast plays the cases with a slicecast-server and a slicecast-agent.
 func TestSlicecast(t *testing.T) {
 	t.Parallel()
 	cases, exceptions := loadAll(t)
@@ -26,16 +26,16 @@ func TestSlicecast(t *testing.T) {
 	})
 }
 
-// slicecast is an agent, with a server that runs all the time.
+// slicecast is the subject that runs a slicecast-agent. Its server runs all the time.
 type slicecast struct {
 	*testcommand.Command
 	mode     Mode
 	iptables string
-	// feed are the flags that say where the server is and who the agent is.
+	// feed returns the flags with the address of the server and the identity of the agent.
 	feed func(node string) ([]string, error)
 }
 
-// Ports of the server.
+// The server's ports.
 const (
 	serverPort       = 8472
 	serverHealthPort = 8473
@@ -52,7 +52,7 @@ func newSlicecast(t *testing.T, s *stage, mode Mode, iptables string) *slicecast
 	require.NoError(t, err)
 	cert, key, err := testca.Write(dir, "server", serving)
 	require.NoError(t, err)
-	// Agents show the certificates that kubelets have.
+	// Agents present certificates like those of kubelets.
 	clients := filepath.Join(dir, "clients.crt")
 	require.NoError(t, os.WriteFile(clients, s.control.AdminConfig().CAData, 0o600))
 
@@ -101,8 +101,8 @@ func (a *slicecast) Start(s settings) error {
 	return a.Command.Start(nil, command(agentCommand), append(feed, a.flags(s)...)...)
 }
 
-// flags are the agent's for a case's settings. What a case leaves open keeps the agent's default, but for the cluster's
-// CIDRs, of which it has none.
+// flags returns the agent's flags for the settings of a case. Settings that a case leaves out keep
+// the agent's default, except for the cluster CIDRs, which have none.
 func (a *slicecast) flags(s settings) []string {
 	flags := []string{
 		"--node-name=" + s.Node,

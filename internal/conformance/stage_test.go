@@ -16,8 +16,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// stage is an API server, and a node with a subject on it and two places for all others: its pods, and everything outside
-// of it. Both have all the addresses that cases speak of; see testenv.Wire.
+// stage is an API server, and a node with a subject and two other hosts: one for the node's pods
+// and one for everything outside the node. Together these receive packets for all addresses that
+// cases use; see testenv.Wire.
 type stage struct {
 	control *controlplane.ControlPlane
 	cluster *cluster
@@ -27,22 +28,22 @@ type stage struct {
 	outside *testenv.Client
 	wire    *testenv.Wire
 	subject subject
-	// canary counts the changes of the canary.
+	// canary is the number of changes of the canary so far.
 	canary int
-	// running is what the subject was started with.
+	// running is the settings with which the subject was started last; nil before the first start.
 	running *settings
 }
 
-// settings are what a subject is started with.
+// settings are the settings with which a subject is started.
 type settings struct {
 	Config
 	Node string
 }
 
-// key is the same for equal settings.
+// key returns a string that is equal for equal settings.
 func (s *settings) key() string { return s.Node + s.Config.key() }
 
-// Where a stage's hosts are, which is no address that cases have.
+// The addresses of a stage's hosts, which no case uses.
 var (
 	podsAddresses    = []netip.Addr{netip.MustParseAddr("10.180.0.254"), netip.MustParseAddr("fd00:10:180::fe")}
 	outsideAddresses = []netip.Addr{netip.MustParseAddr("203.0.113.254"), netip.MustParseAddr("2001:db8:cafe::fe")}
@@ -55,7 +56,7 @@ func newStage(t *testing.T) *stage {
 	s := &stage{
 		control: controlplane.Start(t, controlplane.Options{Address: network.World.IPv4, OldAddresses: true}),
 		network: network,
-		// The first one of a network has the addresses that the cases' node has.
+		// The first node of a network has the addresses of the cases' node.
 		node:    network.AddNode("node1"),
 		outside: network.AddClient("outside", outsideAddresses...),
 	}
@@ -82,13 +83,14 @@ func (s *stage) flush(ctx context.Context, variant string) error {
 	return nil
 }
 
-// setUp makes the stage that a case begins on, and has t tidy up.
+// setUp prepares the stage for a case, and cleans up at the end of t.
 func (s *stage) setUp(t *testing.T, c *Case) {
 	t.Helper()
 	require.NoError(t, s.possible(c))
 	t.Cleanup(func() { require.NoError(t, s.cluster.Clear(context.Background())) })
 	if s.subject.Reference() && !s.cluster.NodeHas(t, c.Node.Name, c.Node.IPs) {
-		require.NoError(t, s.subject.Stop()) // a kube-proxy exits with an error when its Node's addresses change
+		// before kube-proxy exits with an error, because its Node's addresses change
+		require.NoError(t, s.subject.Stop())
 	}
 	s.cluster.SetNode(t, c.Node)
 	for _, addr := range c.Node.ExtraIPs {
@@ -113,13 +115,14 @@ func (s *stage) start(t *testing.T) {
 	t.Helper()
 	require.NoError(t, s.subject.Start(*s.running))
 	if s.subject.Reference() {
-		// A kube-proxy may miss its Node's zone as it starts (config.NodeTopologyConfig gets it before anybody is registered with it).
+		// A kube-proxy may miss its Node's zone when it starts: config.NodeTopologyConfig may
+		// receive the Node before its handlers are registered.
 		s.AwaitSync(t)
 		s.cluster.RepeatZone(t, s.running.Node)
 	}
 }
 
-// possible says why this stage can't be a case's, if it can't.
+// possible returns an error if this stage cannot play a case.
 func (s *stage) possible(c *Case) error {
 	for _, ip := range c.Node.IPs {
 		if ip.Addr != s.node.Addr(ip.Is6()) {
@@ -134,7 +137,8 @@ func (s *stage) possible(c *Case) error {
 	return nil
 }
 
-// neighbours are the addresses in the node's own network that a case has packets sent to and that are not the node's.
+// neighbours returns the addresses in the node's own network to which a case sends packets and that
+// do not belong to the node.
 func (s *stage) neighbours(c *Case) []netip.Addr {
 	network := netip.PrefixFrom(s.node.IPv4, 24).Masked()
 	var neighbours []netip.Addr
@@ -149,7 +153,7 @@ func (s *stage) neighbours(c *Case) []netip.Addr {
 	return neighbours
 }
 
-// addAddress gives the node an address until the end of t.
+// addAddress adds an address to the node until the end of t.
 func (s *stage) addAddress(t *testing.T, device string, prefix netip.Prefix) {
 	t.Helper()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}}

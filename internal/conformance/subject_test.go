@@ -9,25 +9,27 @@ import (
 	"testing"
 )
 
-// subject is what cases are played against: an agent on a node.
+// subject is an agent on a node with which cases are played.
 type subject interface {
-	// Name says what it is.
+	// Name returns a description of the subject.
 	Name() string
-	// Mode is how it carries out Services.
+	// Mode returns the mode in which the subject implements Services.
 	Mode() Mode
-	// Reference tells whether it is kube-proxy, of which nothing is expected but what it does.
+	// Reference reports whether the subject is kube-proxy, whose behaviour in each mode is the
+	// expected one.
 	Reference() bool
-	// Start starts it, and returns while it may not be ready yet.
+	// Start starts the subject. It does not wait until the subject is ready.
 	Start(settings) error
-	// Stop ends it; its rules stay. It does nothing if the subject does not run.
+	// Stop ends the subject, whose rules stay. It has no effect if the subject is not running.
 	Stop() error
-	// Check returns an error if it does not run.
+	// Check returns an error if the subject is not running.
 	Check() error
-	// Flush removes its rules behind its back.
+	// Flush removes the subject's rules without its knowledge.
 	Flush(ctx context.Context, s *stage) error
 }
 
-// variants of subjects are modes, for iptables with the variant of its commands.
+// variants maps the names of variants to their modes and, for mode iptables, to the variant of the
+// iptables commands.
 var variants = map[string]struct {
 	mode     Mode
 	iptables string
@@ -35,7 +37,7 @@ var variants = map[string]struct {
 	"ipvs": {IPVS, ""}, "nftables": {NFTables, ""}, "iptables-nft": {IPTables, "nft"}, "iptables-legacy": {IPTables, "legacy"},
 }
 
-// eachVariant runs a test for each variant of a list.
+// eachVariant runs a test for each variant in a comma-separated list.
 func eachVariant(t *testing.T, list string, f func(t *testing.T, mode Mode, iptables string)) {
 	t.Helper()
 	for name := range strings.SplitSeq(list, ",") {
@@ -44,14 +46,14 @@ func eachVariant(t *testing.T, list string, f func(t *testing.T, mode Mode, ipta
 		}
 		v, ok := variants[name]
 		if !ok {
-			t.Errorf("there is no %q", name)
+			t.Errorf("unknown variant %q", name)
 			continue
 		}
 		t.Run(name, func(t *testing.T) { f(t, v.mode, v.iptables) })
 	}
 }
 
-// flush removes the rules that a subject may have made.
+// flush removes all rules that a subject may have made.
 func flush(ctx context.Context, s *stage, iptables string) error {
 	if iptables != "" {
 		return s.flush(ctx, iptables)
@@ -60,7 +62,7 @@ func flush(ctx context.Context, s *stage, iptables string) error {
 	return err
 }
 
-// iptablesCommands makes a folder for PATH in which the commands are those of a variant.
+// iptablesCommands returns a folder for PATH in which the iptables commands are those of a variant.
 func iptablesCommands(t *testing.T, variant string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// validate finds what the types allow and the format does not.
+// validate returns the errors that the types allow but the format does not.
 func (c *Case) validate() error {
 	v := &validator{ids: map[string]bool{}}
 	v.check(c.Name != "", "name is missing")
@@ -25,10 +25,10 @@ func (c *Case) validate() error {
 	return errors.Join(v.errs...)
 }
 
-// validator collects what is wrong, with the path of its field.
+// validator collects errors with the paths of their fields.
 type validator struct {
 	errs []error
-	// ids are those of conntrack entries.
+	// ids holds the IDs of conntrack entries so far.
 	ids map[string]bool
 }
 
@@ -56,14 +56,14 @@ func (v *validator) step(path string, s *Step) {
 	for i, entry := range s.InjectConntrack {
 		at := fmt.Sprintf("%s.injectConntrack[%d]", path, i)
 		oneOf(v, at+".proto", entry.Proto, TCP, UDP, SCTP)
-		v.check(entry.ID != "" && !v.ids[entry.ID], "%s.id is %q: want one that no other has", at, entry.ID)
+		v.check(entry.ID != "" && !v.ids[entry.ID], "%s.id is %q: want a unique ID", at, entry.ID)
 		for _, tuple := range []Tuple{entry.Orig, entry.Reply} {
 			v.check(tuple.Src.IsValid() && tuple.Dst.IsValid(), "%s: src or dst is missing", at)
 		}
 		v.ids[entry.ID] = true
 	}
 	for _, id := range append(slices.Clone(s.ExpectConntrack.Deleted), s.ExpectConntrack.Kept...) {
-		v.check(v.ids[id], "%s.expectConntrack: there is no entry %q", path, id)
+		v.check(v.ids[id], "%s.expectConntrack: no entry has the ID %q", path, id)
 	}
 	for i, r := range s.Delete {
 		err := r.validate()
@@ -108,7 +108,7 @@ func (v *validator) checks(path string, c *Checks) {
 		at := fmt.Sprintf("%s.sessions[%d] (%s)", path, i, s.Name)
 		v.connections(at, &s.Connections)
 		v.check(s.Count > 0, "%s.connections is missing", at)
-		v.check(s.Sport == 0, "%s.sport: a session is of several connections", at)
+		v.check(s.Sport == 0, "%s.sport: a session has several connections, which need different ports", at)
 		v.check(s.IntervalSeconds >= 0, "%s.intervalSeconds is negative", at)
 		v.check((s.Expect.Distinct > 0) != (s.Expect.DistinctMin > 0), "%s.expect: want distinct or distinctMin", at)
 		v.check(len(s.Expect.Backends) > 0, "%s.expect.backends is empty", at)
@@ -120,7 +120,7 @@ func (v *validator) checks(path string, c *Checks) {
 	}
 	for i := range c.ProxyHealth {
 		at := fmt.Sprintf("%s.proxyHealth[%d]", path, i)
-		v.check(c.ProxyHealth[i].From == "", "%s.from: it is always asked from the node", at)
+		v.check(c.ProxyHealth[i].From == "", "%s.from: the agent's own health checks are always requested from the node", at)
 		v.health(at, &c.ProxyHealth[i])
 	}
 }
