@@ -36,6 +36,7 @@ type line struct {
 	Whole     int    `json:"slice_bytes"`
 }
 
+// followLog starts to read an agent's log.
 func followLog(r io.Reader) *agentLog {
 	l := &agentLog{changed: make(chan struct{})}
 	go func() {
@@ -46,7 +47,7 @@ func followLog(r io.Reader) *agentLog {
 	return l
 }
 
-// followLog starts to read a log.
+// take records a line of the log and prints it if necessary.
 func (l *agentLog) take(b []byte) {
 	var m line
 	if err := json.Unmarshal(b, &m); err != nil {

@@ -204,8 +204,8 @@ func (c Conditions) Compare(o Conditions) int {
 	return cmp.Or(compareTrueFirst(!c.Terminating, !o.Terminating), compareTrueFirst(c.Ready, o.Ready), compareTrueFirst(c.Serving, o.Serving))
 }
 
+// compareTrueFirst orders true before false.
 func compareTrueFirst(a, b bool) int {
-	// compareTrueFirst orders true before false.
 	switch {
 	case a == b:
 		return 0
