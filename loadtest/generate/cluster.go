@@ -1,6 +1,8 @@
-// Package generate makes the state of a cluster that does not exist, and changes it on a schedule, as pods come and go and the
-// EndpointSlice controller writes it down. Both follow from a few numbers and a seed, so that the processes that serve the
-// state and those that check what arrives need not exchange it: each makes its own and they must agree.
+// Package generate generates the state of an imaginary cluster and changes it on a schedule. Pods
+// come and go, and slices change as the EndpointSlice controller would change them. State and
+// changes follow from a few numbers and a seed. Processes that serve the state and processes that
+// check what arrives therefore need not exchange it: each generates its own copy, and all copies
+// are equal.
 package generate
 
 import (
@@ -12,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// servicesPerNamespace is how many Services share a namespace.
+// servicesPerNamespace is the number of Services that share a namespace.
 const servicesPerNamespace = 50
 
 var (
@@ -23,33 +25,37 @@ var (
 
 var zones = []string{"zone-a", "zone-b", "zone-c"}
 
-// Group is a number of Services with Least to Most endpoints each, all sizes being as likely.
+// Group is a number of Services with Least to Most endpoints each. All sizes in this range are
+// equally likely.
 type Group struct {
 	Count int `json:"count"`
 	Least int `json:"least"`
 	Most  int `json:"most"`
 }
 
-// Config is what a Cluster follows from.
+// Config determines the state of a Cluster.
 type Config struct {
-	// Nodes of the cluster; the endpoints are spread over them.
+	// Nodes is the number of nodes. The endpoints are spread over them at random.
 	Nodes int `json:"nodes"`
-	// Services, each with one port.
+	// Services are the Services, each with one port. Their endpoints change only if Changing is
+	// empty.
 	Services []Group `json:"services"`
-	// Changing are more Services: those whose endpoints change. Without any, all do.
+	// Changing are further Services: those whose endpoints change.
 	Changing []Group `json:"changing"`
-	// Seed of where endpoints are and in which order they change.
+	// Seed is the seed of the placement of endpoints and of the order in which they change.
 	Seed uint64 `json:"seed"`
-	// Change is what will happen, for which the state is prepared: to flip, every other endpoint in the order of changes is
-	// not ready, so that changes go both ways in turns; to scale, the Services that change have no endpoints yet.
+	// Change is the kind of the changes to come, for which the state is prepared. For Flip, every
+	// other endpoint in the order of changes is not ready, so that changes alternate in direction.
+	// For Scale, the Services that change have no endpoints yet.
 	Change Kind `json:"change"`
-	// Namespace that all Services are in; empty: several.
+	// Namespace is the namespace of all Services. If it is empty, there are several namespaces.
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Validate tells which number is out of range.
+// Validate returns an error that names a number out of range, if there is one.
 func (c Config) Validate() error {
-	// Addresses are drawn until one is free, so half of them stay free. What is replaced takes new ones.
+	// Addresses are drawn at random until one is free, so at least half of them have to stay free.
+	// Replaced pods get new addresses.
 	pods := size(podRange) / 4
 	services, endpoints := 0, 0
 	for _, g := range slices.Concat(c.Services, c.Changing) {
@@ -68,35 +74,36 @@ func (c Config) Validate() error {
 	case endpoints > pods:
 		return fmt.Errorf("%d endpoints: use at most %d in all", endpoints, pods)
 	case c.Change == Drain && c.Nodes < 2:
-		return fmt.Errorf("there is %d node, and nowhere for the pods of a drained one to go: use at least 2", c.Nodes)
+		return fmt.Errorf("%d node: use at least 2, so that the pods of a drained node can move to another", c.Nodes)
 	}
 	return nil
 }
 
 func size(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
 
-// Cluster is the state, as of the changes made so far. It is not safe for concurrent use; the objects that it gives are
-// immutable.
+// Cluster is the state after the changes made so far. It is not safe for concurrent use. The
+// objects that it returns are immutable.
 type Cluster struct {
 	config   Config
 	nodes    []*model.Node
 	services []*service
 	changing []*service
 	pods     placement
-	// order in which endpoints flip, and how many have; it is walked again and again, so that an endpoint changes a second
-	// time only after all others have: nothing is undone while it may still wait to be published.
+	// order lists the endpoints in the order in which they flip; flipped counts flips. After its
+	// end, order starts again, so an endpoint flips for a second time only after all others have
+	// flipped. Hence no flip is undone while the first one may still wait to be published.
 	order   []place
 	flipped int
 }
 
-// place is where an endpoint is.
+// place is the position of an endpoint.
 type place struct {
 	service  *service
 	slice    *slice
 	endpoint int
 }
 
-// New makes the state before any change.
+// New returns the state before any change.
 func New(c Config) (*Cluster, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -129,7 +136,7 @@ func New(c Config) (*Cluster, error) {
 	return g, nil
 }
 
-// add adds a Service.
+// add adds a Service and its slices. An empty Service gets its pods later, by Scale.
 func (g *Cluster) add(endpoints int, empty bool) {
 	number := len(g.services)
 	s := &service{object: newService(number, g.config.Namespace), wanted: endpoints}
@@ -143,8 +150,8 @@ func (g *Cluster) add(endpoints int, empty bool) {
 	g.services = append(g.services, s)
 }
 
-// walk lists the endpoints that flip, as they are now, and shuffles them: those of the Services that change, or, as long as
-// these have none, of all.
+// walk appends the endpoints that flip to order and shuffles them. They are those of the Services
+// that change or, if these have none yet, of all Services.
 func (g *Cluster) walk() {
 	of := g.changing
 	if !slices.ContainsFunc(of, func(s *service) bool { return len(s.addresses()) > 0 }) {
@@ -160,13 +167,14 @@ func (g *Cluster) walk() {
 	rand.New(rand.NewPCG(g.config.Seed, 0)).Shuffle(len(g.order), func(i, j int) { g.order[i], g.order[j] = g.order[j], g.order[i] })
 }
 
-// placement gives pods their addresses and nodes: at random, as nothing in a real cluster sorts pods by Service, and
-// what follows from the order would make what is sent smaller than it is.
+// placement assigns addresses and nodes to pods. It does so at random, because pods of real
+// clusters are not sorted by Service, and sorted pods would make messages smaller than they really
+// are.
 type placement struct {
 	random *rand.Rand
 	nodes  []*model.Node
 	taken  map[int]struct{}
-	away   map[string]struct{} // nodes that take none
+	away   map[string]struct{} // drained nodes, which get no pods
 }
 
 func (p *placement) next() model.Endpoint {
@@ -187,10 +195,10 @@ func (p *placement) next() model.Endpoint {
 	}
 }
 
-// NodeName gives the name of a node by its number.
+// NodeName returns the name of node n.
 func NodeName(n int) string { return fmt.Sprintf("node-%05d", n) }
 
-// Objects gives the Services and slices as they are.
+// Objects returns the current Services and slices.
 func (g *Cluster) Objects() (out []model.Object) {
 	for _, s := range g.services {
 		out = append(out, s.object)
@@ -203,7 +211,7 @@ func (g *Cluster) Objects() (out []model.Object) {
 	return out
 }
 
-// Nodes gives the nodes.
+// Nodes returns the nodes.
 func (g *Cluster) Nodes() []*model.Node { return g.nodes }
 
 func node(n int) *model.Node {
@@ -231,7 +239,7 @@ func newService(number int, namespace string) *model.Service {
 	})
 }
 
-// nth gives an address of an IPv4 prefix.
+// nth returns address n of an IPv4 prefix.
 func nth(p netip.Prefix, n int) netip.Addr {
 	b := p.Addr().As4()
 	v := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])

@@ -9,27 +9,30 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// sliceSize is how many endpoints a slice has at most: the EndpointSlice controller's default.
+// sliceSize is the maximum number of endpoints in a slice: the default of the EndpointSlice
+// controller.
 const sliceSize = 100
 
-// portName is the name of the only port that Services have.
+// portName is the name of the only port of each Service.
 const portName = "http"
 
 // service is a Service and its slices.
 type service struct {
 	object *model.Service
 	slices []*slice
-	// wanted is how many endpoints it has, or will have when it is scaled.
+	// wanted is the number of endpoints that the Service has, or will have after Scale.
 	wanted int
-	// made is how many slices there ever were, for their names.
+	// made counts all slices ever created, to name them.
 	made int
 }
 
-// slice is one of a Service's slices. One without endpoints has no ports, as the controller keeps a Service that has no pods.
+// slice is one of a Service's slices. Without endpoints it has no ports, like the slice that the
+// controller keeps for a Service without pods.
 type slice struct {
 	name      string
 	endpoints []model.Endpoint
-	// triggerMS is when it changed last; 0: it has not.
+	// triggerMS is the time of the last change, in milliseconds since 1970. It is 0 before the
+	// first.
 	triggerMS int64
 }
 
@@ -44,10 +47,14 @@ func (s *slice) object(of *service) *model.Slice {
 	return model.NewSlice(o)
 }
 
-// sync has a Service's slices hold its pods after some have gone, changed their conditions or come, by the rules of the
-// EndpointSlice controller's reconciler: what goes and what changes is changed where it is; slices that change anyway are
-// filled up, the fullest first; what is then left goes into the slice that it fills best, or into new ones. Slices that
-// would be removed take the place of new ones, the last of these first. It gives the slices that are different, and those removed.
+// sync updates a Service's slices after some of its pods have gone, changed their conditions or
+// come. It returns the slices that differ and those that were removed. It follows the rules of the
+// EndpointSlice controller's reconciler:
+//
+//  1. Endpoints that go or change do so in the slices that they are in.
+//  2. New endpoints fill slices that change anyway, the fullest first.
+//  3. The rest goes into the slice that it fills best, or into new slices.
+//  4. Slices that would be removed replace new slices, the last of these first.
 func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions, come []model.Endpoint) (changed, removed []*slice) {
 	var same, emptied []*slice
 	for _, slice := range s.slices {
@@ -95,7 +102,7 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 			fill(made[len(made)-1])
 		}
 	}
-	if len(changed)+len(same)+len(made) == 0 { // a Service has one slice at least
+	if len(changed)+len(same)+len(made) == 0 { // a Service has at least one slice
 		made = append(made, &slice{})
 	}
 	for i, slice := range made {
@@ -113,7 +120,8 @@ func (s *service) sync(gone map[netip.Addr]struct{}, conditions map[netip.Addr]m
 	return changed, emptied
 }
 
-// bestFit finds the slice that so many endpoints fill best without being too many; -1: there is none.
+// bestFit returns the index of the slice that the endpoints fill best without exceeding sliceSize,
+// or -1 if there is none.
 func bestFit(among []*slice, endpoints int) int {
 	best, left := -1, sliceSize
 	for i, slice := range among {

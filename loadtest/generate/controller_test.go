@@ -28,20 +28,27 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// What is done to a slice.
+// Writes to a slice.
 const (
 	created = "created"
 	updated = "updated"
 	deleted = "deleted"
 )
 
-// TestSyncDoesWhatTheControllerDoes has the EndpointSlice controller's reconciler take in pods that go, change their conditions
-// and come, sync by sync, and sync take in the same from the same slices: those that the reconciler has left of its last. Not
-// compared is what the reconciler leaves to chance, as it goes through maps: which of the pods that come are in which slice;
-// which of equally full slices is filled; and which of several slices that lose all pods are deleted when not all are. What is
-// left of the pods that were there is the same slice by slice, and as numbers so are all slices: how many pods stay in them,
-// how many they have in the end, and whether they are created, updated or deleted.
-func TestSyncDoesWhatTheControllerDoes(t *testing.T) {
+// TestSyncMatchesController compares sync with the reconciler of the real EndpointSlice controller.
+// In each round, both start from the slices that the reconciler left behind, and process the same
+// pods that go, change their conditions or come.
+//
+// The reconciler iterates over maps, so the following is random and not compared:
+//
+//   - which of the new pods are in which slice
+//   - which of several equally full slices is filled
+//   - which of several slices that lose all pods are deleted, if some of them stay
+//
+// The test compares, slice by slice, the old pods that remain. It also compares, as numbers, how many
+// old pods each slice keeps, how many pods it has at the end, and whether it is created, updated or
+// deleted.
+func TestSyncMatchesController(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g, err := New(Config{Nodes: 3, Services: []Group{{1, 1, 1}}, Change: Scale})
 		require.NoError(t, err)
@@ -85,23 +92,23 @@ func TestSyncDoesWhatTheControllerDoes(t *testing.T) {
 			for _, slice := range removed {
 				wrote[slice.name] = deleted
 			}
-			require.Len(t, wrote, len(changed)+len(removed), "no slice is twice among them")
+			require.Len(t, wrote, len(changed)+len(removed), "a slice is written twice")
 
 			have, want := contents(s.slices), contents(controller.slices())
 			require.Equal(t, merged(want), merged(have))
-			require.Len(t, s.addresses(), len(merged(have)), "no pod is twice in slices")
+			require.Len(t, s.addresses(), len(merged(have)), "a pod is in two slices")
 			require.Equal(t, staying(before, want), staying(before, have))
 			require.Equal(t, numbers(before, want, controller.wrote), numbers(before, have, wrote))
 			for name, was := range before {
 				if is, there := have[name]; there && wrote[name] == "" {
-					require.Equal(t, was, is, "%s is different, and not among what changed", name)
+					require.Equal(t, was, is, "slice %s differs, but is not among the changed ones", name)
 				}
 			}
 		}
 	})
 }
 
-// content is what slices have, by their names.
+// content is the endpoints of slices by the name of the slice and the address of the endpoint.
 type content map[string]map[netip.Addr]model.Endpoint
 
 func contents(of []*slice) content {
@@ -115,7 +122,7 @@ func contents(of []*slice) content {
 	return out
 }
 
-// merged gives what all slices have together.
+// merged returns the endpoints of all slices.
 func merged(c content) map[netip.Addr]model.Endpoint {
 	out := make(map[netip.Addr]model.Endpoint)
 	for _, endpoints := range c {
@@ -124,7 +131,7 @@ func merged(c content) map[netip.Addr]model.Endpoint {
 	return out
 }
 
-// staying gives what slices have that some had before.
+// staying returns the endpoints after a sync that some slice had before it.
 func staying(before, after content) content {
 	old := merged(before)
 	out := make(content)
@@ -138,7 +145,7 @@ func staying(before, after content) content {
 	return out
 }
 
-// numbers counts the slices that are alike, those that are deleted included.
+// numbers counts slices with the same numbers of pods and the same write, including deleted ones.
 func numbers(before, after content, wrote map[string]string) map[string]int {
 	out := make(map[string]int)
 	stay := staying(before, after)
@@ -153,13 +160,14 @@ func numbers(before, after content, wrote map[string]string) map[string]int {
 	return out
 }
 
-// reconciler is the EndpointSlice controller's, with a Service, its pods and its slices.
+// reconciler is the reconciler of the EndpointSlice controller, with a Service, its pods and its
+// slices.
 type reconciler struct {
 	*endpointslice.Reconciler
 	service *corev1.Service
 	pods    map[netip.Addr]*corev1.Pod
 	held    map[string]*discoveryv1.EndpointSlice
-	// wrote is what the last sync did to slices.
+	// wrote holds the writes of the last sync, by the name of the slice.
 	wrote map[string]string
 	made  int
 }
@@ -187,7 +195,7 @@ func newReconciler(of *model.Service, nodes []*model.Node) *reconciler {
 	return r
 }
 
-// write is the API server's part.
+// write stands in for the API server: it stores the reconciler's writes.
 func (r *reconciler) write(action clienttesting.Action) (bool, runtime.Object, error) {
 	var name, did string
 	var object runtime.Object
@@ -195,7 +203,7 @@ func (r *reconciler) write(action clienttesting.Action) (bool, runtime.Object, e
 	case clienttesting.DeleteAction:
 		name, did = a.GetName(), deleted
 		delete(r.held, name)
-	case clienttesting.CreateAction: // an update is one, too
+	case clienttesting.CreateAction: // UpdateAction has the same methods, so updates match, too
 		slice := a.GetObject().(*discoveryv1.EndpointSlice)
 		did = updated
 		if action.GetVerb() == "create" {
@@ -206,7 +214,7 @@ func (r *reconciler) write(action clienttesting.Action) (bool, runtime.Object, e
 		name, object, r.held[slice.Name] = slice.Name, slice, slice
 	}
 	if r.wrote[name] != "" {
-		return true, nil, fmt.Errorf("%s is %s and %s in one sync", name, r.wrote[name], did)
+		return true, nil, fmt.Errorf("slice %s is %s and %s in one sync", name, r.wrote[name], did)
 	}
 	r.wrote[name] = did
 	return true, object, nil
@@ -240,7 +248,7 @@ func (r *reconciler) sync(t require.TestingT, gone map[netip.Addr]struct{}, cond
 	require.NoError(t, err)
 }
 
-// slices gives what it has in the form of this package's.
+// slices returns the reconciler's slices as slices of this package.
 func (r *reconciler) slices() (out []*slice) {
 	for _, name := range slices.Sorted(maps.Keys(r.held)) {
 		s, _ := source.NewConverter("").FromEndpointSlice(r.held[name])

@@ -44,11 +44,11 @@ var start = time.UnixMilli(1_700_000_000_000)
 func TestStateFollowsFromConfig(t *testing.T) {
 	objects := newCluster(t, config).Objects()
 	require.Len(t, objects, 5+5*3, "a slice has at most 100 endpoints")
-	require.Len(t, versions(objects), len(objects), "all have different names")
+	require.Len(t, versions(objects), len(objects), "objects share a name")
 	addresses := make(map[string]bool)
 	ready := 0
 	for _, o := range objects {
-		require.NoError(t, o.(interface{ Check() error }).Check(), "nodes take it")
+		require.NoError(t, o.(interface{ Check() error }).Check(), "nodes would reject the object")
 		if s, ok := o.(*model.Slice); ok {
 			for _, e := range s.Endpoints {
 				addresses[e.Address.String()] = true
@@ -73,17 +73,17 @@ func TestStateFollowsFromConfig(t *testing.T) {
 	}
 }
 
-func TestSizesAreDrawnFromARange(t *testing.T) {
+func TestRandomSizes(t *testing.T) {
 	g := newCluster(t, Config{Nodes: 3, Services: []Group{{200, 1, 20}, {1, 500, 500}}, Seed: 1})
 	sizes := make(map[int]int)
 	for _, s := range g.services {
 		sizes[len(s.addresses())]++
 	}
-	require.Len(t, sizes, 21, "200 Services have all of 20 sizes, and one has another")
+	require.Len(t, sizes, 21, "200 Services cover the sizes 1 to 20, and one Service has 500")
 	require.Equal(t, 1, sizes[500])
 }
 
-func TestChangingServicesAreWhatChanges(t *testing.T) {
+func TestOnlyChangingServicesChange(t *testing.T) {
 	g := newCluster(t, Config{Nodes: 3, Services: []Group{{4, 10, 10}}, Changing: []Group{{2, 150, 150}}, Seed: 3, Change: Flip})
 	require.Len(t, g.Objects(), 4+2+4+2*2)
 	changed := make(map[model.Key]int)
@@ -91,7 +91,7 @@ func TestChangingServicesAreWhatChanges(t *testing.T) {
 		changed[c.Key]++
 	}
 	require.Len(t, changed, 4)
-	require.ElementsMatch(t, []int{100, 50, 100, 50}, slices.Collect(maps.Values(changed)), "no endpoint twice before all have changed")
+	require.ElementsMatch(t, []int{100, 50, 100, 50}, slices.Collect(maps.Values(changed)), "an endpoint changed twice before all had changed")
 }
 
 func TestConfigOutOfRange(t *testing.T) {
@@ -113,7 +113,7 @@ func TestFlips(t *testing.T) {
 	i := 0
 	for c := range g.Play(flips(all, 5000)) {
 		require.Equal(t, start.Add(time.Duration(i)*200*time.Microsecond), c.Due)
-		require.Greater(t, c.TriggerMS, trigger[c.Key], "slice and time tell the change")
+		require.Greater(t, c.TriggerMS, trigger[c.Key], "the trigger time does not identify the change")
 		require.GreaterOrEqual(t, c.TriggerMS, c.Due.UnixMilli())
 		require.Equal(t, c.TriggerMS, c.Slice.LastChangeTriggerTimeMS)
 		trigger[c.Key] = c.TriggerMS
@@ -122,7 +122,7 @@ func TestFlips(t *testing.T) {
 	require.Equal(t, all, i)
 }
 
-func TestFlipsGoBothWaysAndTheNextRoundUndoesThem(t *testing.T) {
+func TestFlipsAlternateAndAreUndone(t *testing.T) {
 	g := newCluster(t, config)
 	before := versions(g.Objects())
 	ready := func() (n int) {
@@ -142,17 +142,18 @@ func TestFlipsGoBothWaysAndTheNextRoundUndoesThem(t *testing.T) {
 	i := 0
 	for range g.Play(flips(5*230, 10)) {
 		now := ready()
-		require.Equal(t, map[bool]int{true: -1, false: 1}[i%2 == 0], now-was, "by turns")
+		require.Equal(t, map[bool]int{true: -1, false: 1}[i%2 == 0], now-was, "flips do not alternate in direction")
 		was = now
 		i++
 	}
-	require.NotEqual(t, before, versions(g.Objects()), "those that were ready are not, and the other way round")
+	require.NotEqual(t, before, versions(g.Objects()), "after one round every endpoint is flipped")
 	for range g.Play(flips(5*230, 10)) {
 	}
 	require.Equal(t, before, versions(g.Objects()))
 }
 
-// follow keeps what changes say, as a watch does, and checks what holds after each.
+// follow applies the changes of a plan as a watcher would, and checks each change. It returns their
+// number.
 func follow(t *testing.T, g *Cluster, p Plan) (count int) {
 	held := make(map[model.Key]*model.Slice)
 	for _, o := range g.Objects() {
@@ -164,7 +165,7 @@ func follow(t *testing.T, g *Cluster, p Plan) (count int) {
 	triggers := make(map[model.Key]int64)
 	for c := range g.Play(p) {
 		count++
-		require.False(t, c.Due.Before(last), "in the order in which they are due")
+		require.False(t, c.Due.Before(last), "changes are not in the order of their due times")
 		last = c.Due
 		require.Greater(t, c.TriggerMS, triggers[c.Key])
 		triggers[c.Key] = c.TriggerMS
@@ -190,11 +191,11 @@ func follow(t *testing.T, g *Cluster, p Plan) (count int) {
 			delete(want, key)
 		}
 	}
-	require.Equal(t, want, have, "the changes are all that has changed")
+	require.Equal(t, want, have, "the state differs from the changes applied")
 	return count
 }
 
-func TestRollReplacesAllPodsOfTheServicesThatChange(t *testing.T) {
+func TestRollReplacesAllPods(t *testing.T) {
 	c := Config{Nodes: 7, Services: []Group{{3, 20, 20}}, Changing: []Group{{1, 1000, 1000}}, Seed: 3, Change: Roll}
 	g := newCluster(t, c)
 	s := g.changing[0]
@@ -210,20 +211,20 @@ func TestRollReplacesAllPodsOfTheServicesThatChange(t *testing.T) {
 			require.Equal(t, model.Conditions{Ready: true, Serving: true}, e.Conditions)
 		}
 	}
-	require.Greater(t, count, 1000, "pods that go are all over the slices")
-	require.Less(t, len(s.slices), 30, "slices are filled up")
+	require.Greater(t, count, 1000, "the pods that go should be spread over many slices")
+	require.Less(t, len(s.slices), 30, "slices should be filled up")
 }
 
-func TestScaleBeginsWithNothing(t *testing.T) {
+func TestScaleStartsWithoutEndpoints(t *testing.T) {
 	g := newCluster(t, Config{Nodes: 7, Changing: []Group{{1, 250, 250}}, Seed: 3, Change: Scale})
-	require.Len(t, g.changing[0].slices, 1, "the controller keeps one")
+	require.Len(t, g.changing[0].slices, 1, "a Service without endpoints keeps one slice")
 	require.Empty(t, g.changing[0].addresses())
 	require.Equal(t, 25, follow(t, g, Plan{Kind: Scale, Schedule: Schedule{Start: start, Rate: 100}, Batch: 10}))
 	require.Len(t, g.changing[0].addresses(), 250)
-	require.Len(t, g.changing[0].slices, 3, "full ones")
+	require.Len(t, g.changing[0].slices, 3, "slices should be full")
 }
 
-func TestDrainLeavesNodesWithoutPods(t *testing.T) {
+func TestDrainEmptiesNodes(t *testing.T) {
 	g := newCluster(t, Config{Nodes: 10, Services: []Group{{30, 40, 40}}, Seed: 3, Change: Drain})
 	follow(t, g, Plan{Kind: Drain, Schedule: Schedule{Start: start, Rate: 1, Count: 3}, Grace: time.Second})
 	require.Len(t, g.pods.away, 3)
@@ -235,8 +236,8 @@ func TestDrainLeavesNodesWithoutPods(t *testing.T) {
 	}
 }
 
-// TestSlicesAreRepackedAsTheControllerDoes has the cases of the reconciler, one after the other.
-func TestSlicesAreRepackedAsTheControllerDoes(t *testing.T) {
+// TestRepacking plays the cases of the reconciler, one after the other.
+func TestRepacking(t *testing.T) {
 	g := newCluster(t, Config{Nodes: 2, Services: []Group{{1, 210, 210}}, Seed: 1})
 	s := g.services[0]
 	sizes := func() (out []int) {
@@ -261,19 +262,19 @@ func TestSlicesAreRepackedAsTheControllerDoes(t *testing.T) {
 	}
 
 	changed, removed := s.sync(first(0, 30), nil, nil)
-	require.Equal(t, []int{70, 100, 10}, sizes(), "what goes leaves a hole")
+	require.Equal(t, []int{70, 100, 10}, sizes(), "endpoints that go leave room")
 	require.Equal(t, []string{"00000"}, names(changed))
 	require.Empty(t, removed)
 
 	changed, _ = s.sync(first(2, 1), nil, g.pods.some(5))
-	require.Equal(t, []int{70, 100, 14}, sizes(), "a slice that changes anyway takes what comes")
+	require.Equal(t, []int{70, 100, 14}, sizes(), "new endpoints go into a slice that changes anyway")
 	require.Equal(t, []string{"00002"}, names(changed))
 
 	s.sync(nil, nil, g.pods.some(25))
-	require.Equal(t, []int{95, 100, 14}, sizes(), "else the one that it fills best")
+	require.Equal(t, []int{95, 100, 14}, sizes(), "otherwise they go into the slice that they fill best")
 
 	changed, _ = s.sync(nil, nil, g.pods.some(90))
-	require.Equal(t, []int{95, 100, 14, 90}, sizes(), "or a new one")
+	require.Equal(t, []int{95, 100, 14, 90}, sizes(), "or into a new slice")
 	require.Equal(t, []string{"00003"}, names(changed))
 
 	changed, removed = s.sync(first(2, 14), nil, nil)
@@ -282,12 +283,12 @@ func TestSlicesAreRepackedAsTheControllerDoes(t *testing.T) {
 	require.Equal(t, []string{"00002"}, names(removed))
 
 	changed, removed = s.sync(first(0, 95), nil, g.pods.some(50))
-	require.Equal(t, []int{50, 100, 90}, sizes(), "a new slice takes the place of one that is removed")
+	require.Equal(t, []int{50, 100, 90}, sizes(), "a new slice replaces one that would be removed")
 	require.Equal(t, []string{"00000"}, names(changed))
 	require.Empty(t, removed)
 
 	s.sync(set(s.addresses()), nil, nil)
-	require.Equal(t, []int{0}, sizes(), "one without endpoints stays")
+	require.Equal(t, []int{0}, sizes(), "one slice without endpoints stays")
 	require.Empty(t, s.slices[0].object(s).Ports)
 }
 
@@ -295,7 +296,7 @@ func TestSourceCarriesOutPlans(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
 	now := time.Now()
-	// The first half of the first plan is in the past; the second plan comes while the source runs.
+	// The first half of the first plan is in the past. The second plan arrives while the source runs.
 	early := Plan{Kind: Flip, Schedule: Schedule{Start: now.Add(-time.Second), Count: 20, Rate: 10}}
 	source := NewSource(newCluster(t, config), early)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -346,7 +347,7 @@ func TestPoissonArrivals(t *testing.T) {
 	all := times(p)
 	require.Len(t, all, count)
 	require.Equal(t, start, all[0])
-	require.InDelta(t, count/rate, all[count-1].Sub(start).Seconds(), 5, "the rate is that of the plan, within five standard deviations")
+	require.InDelta(t, count/rate, all[count-1].Sub(start).Seconds(), 5, "the rate differs from the plan by more than five standard deviations")
 	long := 0
 	for i, due := range all[1:] {
 		interval := due.Sub(all[i])
@@ -355,12 +356,12 @@ func TestPoissonArrivals(t *testing.T) {
 			long++
 		}
 	}
-	require.InDelta(t, count/math.E, long, 250, "so many intervals of an exponential distribution are longer than the mean")
-	require.Equal(t, all, times(p), "they follow from the seed")
+	require.InDelta(t, count/math.E, long, 250, "1/e of the intervals of an exponential distribution are longer than the mean")
+	require.Equal(t, all, times(p), "the times should follow from the seed")
 	p.Seed++
 	require.NotEqual(t, all, times(p))
 
-	// What comes in batches is due with the first of them.
+	// A batch is due when its first item is due.
 	s := Schedule{Start: start, Count: 100, Rate: rate, Arrivals: Poisson, Seed: 7}
 	due := s.times()
 	for i := 0; i < s.Count; i += 10 {

@@ -11,54 +11,56 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Kind is what changes.
+// Kind is a kind of change.
 type Kind string
 
-// The kinds. Pods are of the Services that change.
+// Kinds of changes. Unless stated otherwise, they affect the pods of the Services that change.
 const (
-	// Flip turns an endpoint not ready, or ready again.
+	// Flip makes a ready endpoint not ready, or the other way round.
 	Flip Kind = "flip"
-	// Roll replaces all pods: new ones get ready, then as many old ones terminate, and go.
+	// Roll replaces all pods. New pods become ready; then as many old pods terminate and go.
 	Roll Kind = "roll"
-	// Drain takes all pods from nodes: they terminate, go, and others are ready elsewhere. It touches all Services.
+	// Drain moves all pods off nodes. The pods terminate and go, and new pods are ready elsewhere.
+	// It affects all Services.
 	Drain Kind = "drain"
-	// Scale gives Services that have no pods all of theirs.
+	// Scale adds all pods to Services that have none.
 	Scale Kind = "scale"
-	// None: nothing does.
+	// None changes nothing.
 	None Kind = "none"
 )
 
-// handover is between a new pod's being ready and an old one's termination.
+// handover is the time from when a new pod is ready until an old one terminates.
 const handover = 100 * time.Millisecond
 
 // Plan says which changes happen when.
 type Plan struct {
 	Kind Kind `json:"kind"`
-	// Schedule is that of endpoints that flip, pods that come, or nodes that are drained. Roll and Scale have all pods come,
-	// whatever its Count.
+	// Schedule is the schedule of flips, of new pods, or of node drains, depending on Kind. Roll
+	// and Scale ignore Count and add all pods.
 	Schedule
-	// Batch is how many pods a sync of the EndpointSlice controller takes in, for Roll and Scale.
+	// Batch is the number of pods in one sync of the EndpointSlice controller, for Roll and Scale.
 	Batch int `json:"batch"`
 	// Grace is how long a pod terminates.
 	Grace time.Duration `json:"grace"`
 }
 
-// Change is what a sync of the EndpointSlice controller does to one slice.
+// Change is what one sync of the EndpointSlice controller does to one slice.
 type Change struct {
-	// Due is when it has to happen.
+	// Due is when the change has to happen.
 	Due time.Time
-	// Key of the slice.
+	// Key is the key of the slice.
 	Key model.Key
-	// TriggerMS is the slice's last-change-trigger-time after the change, which travels with it: Due in milliseconds since
-	// 1970, or the next one that the slice has not had, so that slice and time tell which change arrived.
+	// TriggerMS is the slice's last-change-trigger-time after the change, in milliseconds since
+	// 1970. It is Due, or a later time if the slice has had that one already. It travels with the
+	// slice, so slice and time together identify the change.
 	TriggerMS int64
-	// Slice as it is then, unless it is removed.
+	// Slice is the slice after the change. It is nil if the slice is removed.
 	Slice   *model.Slice
 	Removed bool
 }
 
-// Play carries a plan out: it makes its changes, in the order in which they are due, each before it is given. It waits for
-// nothing.
+// Play returns the changes of a plan in the order in which they are due. It applies each change to
+// the cluster before it yields the change. It does not wait for any due time.
 func (g *Cluster) Play(p Plan) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for _, step := range g.steps(p) {
@@ -71,7 +73,7 @@ func (g *Cluster) Play(p Plan) iter.Seq[Change] {
 	}
 }
 
-// step is what happens at one time.
+// step is what happens at one point in time.
 type step struct {
 	due  time.Time
 	make func(due time.Time) []Change
@@ -127,12 +129,13 @@ func (g *Cluster) steps(p Plan) (out []step) {
 	return out
 }
 
-// random is for an order, one of several that follow from the seed.
+// random returns a source of randomness for an order. It is the same for the same seed and the same
+// which.
 func (g *Cluster) random(which int) *rand.Rand {
 	return rand.New(rand.NewPCG(g.config.Seed, 3+uint64(which)))
 }
 
-// flipNext flips the next endpoint in the order, of those that are still there.
+// flipNext flips the next endpoint in the order that still exists.
 func (g *Cluster) flipNext(due time.Time) []Change {
 	for range g.order {
 		p := g.order[g.flipped%len(g.order)]
@@ -151,7 +154,7 @@ func (g *Cluster) flip(p place) {
 	c.Serving = c.Ready
 }
 
-// evict has a node's pods terminate, and no others come to it.
+// evict makes the pods of a node terminate, and keeps new pods off the node.
 func (g *Cluster) evict(node string, due time.Time) (out []Change) {
 	g.pods.away[node] = struct{}{}
 	for _, s := range g.services {
@@ -162,7 +165,7 @@ func (g *Cluster) evict(node string, due time.Time) (out []Change) {
 	return out
 }
 
-// replace has a node's pods go, and others come elsewhere.
+// replace removes the pods of a node, and adds as many elsewhere.
 func (g *Cluster) replace(node string, due time.Time) (out []Change) {
 	for _, s := range g.services {
 		if pods := s.on(node); len(pods) > 0 {
@@ -179,7 +182,7 @@ func (p *placement) some(n int) (out []model.Endpoint) {
 	return out
 }
 
-// addresses of a Service's endpoints.
+// addresses returns the addresses of a Service's endpoints.
 func (s *service) addresses() (out []netip.Addr) {
 	for _, slice := range s.slices {
 		for i := range slice.endpoints {
@@ -189,7 +192,7 @@ func (s *service) addresses() (out []netip.Addr) {
 	return out
 }
 
-// on lists the addresses of a Service's endpoints on a node.
+// on returns the addresses of a Service's endpoints on a node.
 func (s *service) on(node string) (out []netip.Addr) {
 	for _, slice := range s.slices {
 		for i := range slice.endpoints {
@@ -209,7 +212,7 @@ func set(addresses []netip.Addr) map[netip.Addr]struct{} {
 	return out
 }
 
-// terminating is how pods are that still serve those who have them.
+// terminating returns the conditions of pods that terminate but still serve.
 func terminating(addresses []netip.Addr) map[netip.Addr]model.Conditions {
 	out := make(map[netip.Addr]model.Conditions, len(addresses))
 	for _, a := range addresses {
@@ -218,7 +221,7 @@ func terminating(addresses []netip.Addr) map[netip.Addr]model.Conditions {
 	return out
 }
 
-// changes is a sync of the controller.
+// changes performs one sync of the controller, and returns its changes.
 func changes(s *service, due time.Time, gone map[netip.Addr]struct{}, conditions map[netip.Addr]model.Conditions, come []model.Endpoint) (out []Change) {
 	now, removed := s.sync(gone, conditions, come)
 	slices.SortFunc(now, func(a, b *slice) int { return cmp.Compare(a.name, b.name) })

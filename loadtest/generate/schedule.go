@@ -8,38 +8,40 @@ import (
 	"time"
 )
 
-// Arrivals is how the times of a schedule are distributed.
+// Arrivals is the distribution of the times of a schedule.
 type Arrivals string
 
-// The arrivals.
+// Supported distributions.
 const (
-	// Even: at equal intervals.
+	// Even means equal intervals.
 	Even Arrivals = "even"
-	// Poisson: independently of each other, as what has many unrelated causes comes: some at nearly the same time, and then none
-	// for a while. The intervals are distributed exponentially.
+	// Poisson means that the times are independent of each other, like events with many unrelated
+	// causes. Some are close together, and there are long gaps. The intervals are distributed
+	// exponentially.
 	Poisson Arrivals = "poisson"
 )
 
-// Schedule says when things happen: Count of them from Start on, whether or not earlier ones have arrived anywhere (an open
-// loop).
+// Schedule says when things happen: Count of them, from Start on. Each is due at its time whether
+// or not earlier ones have arrived anywhere (an open loop).
 type Schedule struct {
 	// Start is when the first is due.
 	Start time.Time `json:"start"`
 	Count int       `json:"count"`
-	// Rate is how many are due in a second, on average.
+	// Rate is how many are due per second, on average.
 	Rate float64 `json:"rate"`
-	// Arrivals are Even if empty.
+	// Arrivals is the distribution of the times. Empty means Even.
 	Arrivals Arrivals `json:"arrivals,omitempty"`
-	// Seed of the intervals that are drawn.
+	// Seed is the seed of random intervals.
 	Seed uint64 `json:"seed,omitempty"`
 }
 
-// After is the time from the schedule's start to so many of its things, on average.
+// After returns the average time from the start of the schedule until item number count.
 func (s Schedule) After(count int) time.Duration {
 	return time.Duration(math.Round(float64(count) / s.Rate * float64(time.Second)))
 }
 
-// times gives when each thing is due, by its number from 0 on. It is to be asked for them in order, and may be for some only.
+// times returns a function that returns the due time of item i. Callers must ask in increasing
+// order of i, but may skip items.
 func (s Schedule) times() func(i int) time.Time {
 	if s.Arrivals != Poisson {
 		return func(i int) time.Time { return s.Start.Add(s.After(i)) }
@@ -54,8 +56,8 @@ func (s Schedule) times() func(i int) time.Time {
 	}
 }
 
-// Follow does what is scheduled when it is due, by its number from 0 on, and tells how late that was. The error is that of
-// do, or the context's.
+// Follow calls do for each item when it is due, with its number from 0 on. It returns how late the
+// calls were. The error is that of do or of the context.
 func (s Schedule) Follow(ctx context.Context, do func(i int) error) (Lag, error) {
 	var lags Lags
 	due := s.times()
@@ -70,16 +72,16 @@ func (s Schedule) Follow(ctx context.Context, do func(i int) error) (Lag, error)
 	return lags.Lag(), nil
 }
 
-// Lag is how late what a schedule says was done: what the machine owed the schedule.
+// Lag is how late the items of a schedule were done.
 type Lag struct {
 	P99 time.Duration `json:"p99"`
 	Max time.Duration `json:"max"`
 }
 
-// Lags collects how late each thing was.
+// Lags collects how late each item was done.
 type Lags struct{ all []time.Duration }
 
-// Await waits until something is due, and takes it for done then. The error is the context's.
+// Await waits until an item is due, and records it as done then. The error is that of the context.
 func (l *Lags) Await(ctx context.Context, due time.Time) error {
 	err := Await(ctx, due)
 	if err == nil {
@@ -88,13 +90,13 @@ func (l *Lags) Await(ctx context.Context, due time.Time) error {
 	return err
 }
 
-// Done takes note that something is done now.
+// Done records that an item is done now.
 func (l *Lags) Done(due time.Time) { l.all = append(l.all, max(0, time.Since(due))) }
 
-// Merge adds what others have collected.
+// Merge adds the records of others.
 func (l *Lags) Merge(others Lags) { l.all = append(l.all, others.all...) }
 
-// Await waits until something is due. The error is the context's.
+// Await waits until a due time. The error is that of the context.
 func Await(ctx context.Context, due time.Time) error {
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
@@ -102,10 +104,10 @@ func Await(ctx context.Context, due time.Time) error {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
-	return ctx.Err() // with both at hand, select takes either
+	return ctx.Err() // if both channels are ready, select picks either
 }
 
-// Lag is what all come to; zero if there was nothing.
+// Lag summarizes the records. It is zero if there are none.
 func (l *Lags) Lag() Lag {
 	if len(l.all) == 0 {
 		return Lag{}

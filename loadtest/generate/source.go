@@ -8,35 +8,37 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// maxPlans bounds the plans that wait for their turn.
+// maxPlans is the maximum number of plans that wait to be carried out.
 const maxPlans = 16
 
-// Source gives a Cluster to a server and changes it as plans say. Servers with the same plans make the same changes at the
-// same times, with the same resource versions: one may take another's place.
+// Source provides a Cluster to a server and changes it as plans say. Servers with the same plans
+// make the same changes at the same times, with the same resource versions, so one server can take
+// over from another.
 type Source struct {
 	cluster *Cluster
 	early   []Plan
 	plans   chan Plan
 	played  chan Lag
 
-	// What follows is Run's.
+	// The following fields are used only by Run.
 	sink            source.Sink
 	resourceVersion uint64
 	begun           time.Time
-	serving         bool // the sink has the state
+	serving         bool // the sink has received the state
 }
 
 var _ source.Source = (*Source)(nil)
 
-// NewSource makes a source, which then owns the cluster, of which no plan has been carried out yet. Changes of these plans
-// that are due before the source runs are in the state that it begins with.
+// NewSource returns a source, which then owns the cluster. No plan must have been carried out on
+// the cluster. Changes of the given plans that are due before Run starts are part of the state that
+// it starts with.
 func NewSource(g *Cluster, plans ...Plan) *Source {
 	return &Source{
 		cluster: g, early: plans, plans: make(chan Plan, maxPlans), played: make(chan Lag, maxPlans+len(plans)), resourceVersion: 1,
 	}
 }
 
-// Play has one more plan carried out, after those before it.
+// Play queues a plan, to be carried out after those before it.
 func (s *Source) Play(ctx context.Context, p Plan) error {
 	select {
 	case s.plans <- p:
@@ -46,7 +48,8 @@ func (s *Source) Play(ctx context.Context, p Plan) error {
 	}
 }
 
-// Played waits until one more plan has been carried out, and tells how late its changes were made.
+// Played waits until one more plan has been carried out, and returns how late its changes were
+// made.
 func (s *Source) Played(ctx context.Context) (Lag, error) {
 	select {
 	case lag := <-s.played:
@@ -77,8 +80,8 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	}
 }
 
-// carryOut makes a plan's changes: at once as long as they were due before it all began, else when they are due. It gives false if
-// the context has ended.
+// carryOut makes the changes of a plan: at once if they were due before Run started, otherwise when
+// they are due. It returns false if the context has ended.
 func (s *Source) carryOut(ctx context.Context, p Plan) bool {
 	var lags Lags
 	for _, step := range s.cluster.steps(p) {
@@ -107,7 +110,7 @@ func (s *Source) carryOut(ctx context.Context, p Plan) bool {
 	}
 }
 
-// serve gives the sink the state as it is, once.
+// serve passes the current state to the sink, the first time that it is called.
 func (s *Source) serve() {
 	if s.serving {
 		return

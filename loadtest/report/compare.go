@@ -11,54 +11,59 @@ import (
 	"golang.org/x/perf/benchmath"
 )
 
-// Verdict says how a metric moved from one report to another. Less is better for every metric.
+// Verdict is the judgment on how a metric changed between two reports. For every metric, less is
+// better.
 type Verdict string
 
-// The verdicts.
+// Verdicts on a metric.
 const (
-	// Better and Worse: repeats of the two differ by more than chance explains (Mann-Whitney U test, at the 5 % level), and the
-	// medians by more than the tolerance.
+	// Better and Worse mean that the repeats of the two reports differ by more than chance
+	// explains, and that the medians differ by more than the tolerance. The test is a Mann-Whitney
+	// U test at the 5 % level.
 	Better Verdict = "better"
 	Worse  Verdict = "worse"
-	// Same: they do not.
+	// Same means that at least one of these two conditions does not hold.
 	Same Verdict = "no difference seen"
-	// Unknown: there are too few repeats for the test to find any difference.
+	// Unknown means that there are too few repeats for the test to find any difference.
 	Unknown Verdict = "too few repeats to tell"
 )
 
-// Change is one metric in two reports.
+// Change compares one metric in two reports.
 type Change struct {
 	Metric *Metric `json:"metric"`
-	// From is in the first report, To in the second; both have it.
+	// From is the metric in the first report, To in the second. Both reports have it.
 	From    Spread  `json:"from"`
 	To      Spread  `json:"to"`
 	Verdict Verdict `json:"verdict"`
-	// P is the probability that repeats of the same thing differ as much.
+	// P is the probability that two measurements of the same thing differ at least this much.
 	P float64 `json:"p"`
 }
 
-// ComparisonSchema names the form of a comparison's JSON. Fields may be added to it; anything else gets a new name.
+// ComparisonSchema names the JSON schema of comparisons. Fields may be added under this name; any
+// other change needs a new name.
 const ComparisonSchema = "slicecast-loadtest-comparison/v1"
 
-// ComparisonJSONSchema is the JSON Schema of comparisons, as it is published: made of the types in this package.
+// ComparisonJSONSchema is the published JSON Schema of comparisons. It is generated from the types
+// of this package.
 //
 //go:embed comparison.schema.json
 var ComparisonJSONSchema []byte
 
-// Comparison is what came of the same scenario twice: with another peer, or another version.
+// Comparison compares two reports of the same scenario, with different peers or different versions.
 type Comparison struct {
 	Schema  string   `json:"schema"`
 	From    *Report  `json:"from"`
 	To      *Report  `json:"to"`
 	Changes []Change `json:"changes"`
-	// Notes say what makes the two hard to compare; each report has its own beside them.
+	// Notes say what makes the two reports hard to compare. Each report has its own notes as well.
 	Notes []string `json:"notes"`
 }
 
-// DefaultTolerance is the share by which medians may differ without a verdict, unless somebody says otherwise.
+// DefaultTolerance is the default for the share by which medians may differ without a verdict.
 const DefaultTolerance = 0.05
 
-// Compare compares two reports metric by metric. The tolerance is a share, such as 0.05, by which medians may differ.
+// Compare compares two reports metric by metric. The tolerance is the share by which medians may
+// differ without a verdict, such as 0.05.
 func Compare(from, to *Report, tolerance float64) *Comparison {
 	c := &Comparison{Schema: ComparisonSchema, From: from, To: to, Changes: []Change{}, Notes: []string{}}
 	for i := range Metrics {
@@ -88,7 +93,7 @@ func Compare(from, to *Report, tolerance float64) *Comparison {
 	return c
 }
 
-// differences lists the parameters that two scenarios do not have in common.
+// differences describes the parameters in which two scenarios differ.
 func differences(a, b Scenario) (out []string) {
 	values := make(map[string][2]string)
 	for i, s := range []Scenario{a, b} {
@@ -106,7 +111,7 @@ func differences(a, b Scenario) (out []string) {
 	return out
 }
 
-// verdict judges whether b differs from a.
+// verdict judges whether b differs from a, and returns the probability of Change.P.
 func verdict(a, b Spread, tolerance float64) (Verdict, float64) {
 	thresholds := benchmath.DefaultThresholds
 	test := benchmath.AssumeNothing.Compare(benchmath.NewSample(slices.Clone(a.Values), &thresholds),
@@ -123,11 +128,12 @@ func verdict(a, b Spread, tolerance float64) (Verdict, float64) {
 	return Worse, test.P
 }
 
-// minRepeats is from when on the test can find a difference at the 5 % level: of the 70 orders that four and four values
-// can have, two put all of one side first.
+// minRepeats is the smallest number of repeats on each side with which the test can find a
+// difference at the 5 % level. Four and four values have 70 orders, and two of them put all values
+// of one side first.
 const minRepeats = 4
 
-// Regressed tells which metrics of the peer are worse.
+// Regressed returns the metrics of the peer that are worse.
 func (c *Comparison) Regressed() (out []Change) {
 	for i := range c.Changes {
 		if c.Changes[i].Verdict == Worse && c.Changes[i].Metric.OfPeer() {
@@ -137,16 +143,18 @@ func (c *Comparison) Regressed() (out []Change) {
 	return out
 }
 
-// ByPeer tells whether the two reports are of different peers: then the change is no regression.
+// ByPeer reports whether the two reports have different peers. A worse metric is then no
+// regression.
 func (c *Comparison) ByPeer() bool { return c.From.Peer != c.To.Peer }
 
-// Names gives the two sides' names: what they differ in.
+// Names returns the names of the two sides, as the function Names does.
 func (c *Comparison) Names() (from, to string) {
 	names := Names(c.From, c.To)
 	return names[0], names[1]
 }
 
-// Names gives reports that are shown beside each other their names: the peers if they differ, else the versions, else the places.
+// Names returns distinct names for reports that are shown together. They are the peers if these
+// differ, else the versions, else both. Otherwise they are positions.
 func Names(reports ...*Report) []string {
 	for _, of := range []func(*Report) string{
 		func(r *Report) string { return string(r.Peer) },
@@ -171,7 +179,7 @@ func Names(reports ...*Report) []string {
 	return names
 }
 
-// Ratio says how much less or more the second has.
+// Ratio describes how much less or more the second report has.
 func (c *Change) Ratio() string {
 	const times = 2
 	from, to := c.From.Median, c.To.Median
@@ -188,7 +196,7 @@ func (c *Change) Ratio() string {
 	return fmt.Sprintf("%+.1f %%", 100*(to/from-1))
 }
 
-// WriteJSON writes the comparison for machines.
+// WriteJSON writes the comparison as JSON.
 func (c *Comparison) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -196,7 +204,7 @@ func (c *Comparison) WriteJSON(w io.Writer) error {
 	return e.Encode(c)
 }
 
-// WriteText writes the comparison as a table.
+// WriteText writes the comparison as a table for people.
 func (c *Comparison) WriteText(w io.Writer) error {
 	t := &text{w: w}
 	from, to := c.Names()

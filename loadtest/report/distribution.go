@@ -7,21 +7,24 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// MaxDuration is the most that histograms can tell; what took longer counts as this.
+// MaxDuration is the longest duration that a histogram can record. Longer durations are recorded as
+// MaxDuration.
 const MaxDuration = time.Hour
 
-// significantDigits of what a histogram tells.
+// significantDigits is the precision of histograms, in decimal digits.
 const significantDigits = 3
 
-// NewHistogram makes a histogram of microseconds, from 1 to MaxDuration.
+// NewHistogram returns an empty histogram of microseconds, from 1 to MaxDuration.
 func NewHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, MaxDuration.Microseconds(), significantDigits)
 }
 
-// Pace is, in milliseconds, how soon nodes that keep pace with changes have 99 % of the updates.
+// Pace is the time, in milliseconds, within which nodes that keep up with the changes have 99 % of
+// the updates.
 const Pace = 1000
 
-// Distribution of durations, in milliseconds; all zero if there are none.
+// Distribution is a distribution of durations, in milliseconds. All fields are zero if there are no
+// durations.
 type Distribution struct {
 	Count int64   `json:"count"`
 	Mean  float64 `json:"meanMillis"`
@@ -31,12 +34,12 @@ type Distribution struct {
 	P99   float64 `json:"p99Millis"`
 	P999  float64 `json:"p999Millis"`
 	Max   float64 `json:"maxMillis"`
-	// Histogram holds all of it, in microseconds: HdrHistogram's compressed form (V2), in base64, as its tools read it. Without
-	// it the distribution cannot be merged with others.
+	// Histogram is the whole distribution in microseconds, in HdrHistogram's compressed format (V2)
+	// and base64, as its tools read it. A distribution without it cannot be merged with others.
 	Histogram string `json:"histogram,omitempty"`
 }
 
-// DistributionOf reads a histogram of microseconds. The histogram stays the caller's.
+// DistributionOf summarizes a histogram of microseconds. It does not retain the histogram.
 func DistributionOf(h *hdrhistogram.Histogram) Distribution {
 	if h.TotalCount() == 0 {
 		return Distribution{}
@@ -48,22 +51,23 @@ func DistributionOf(h *hdrhistogram.Histogram) Distribution {
 	}
 	encoded, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
 	if err != nil {
-		panic(fmt.Sprintf("a histogram in memory is not encoded: %v", err)) // no writer in it can fail
+		panic(fmt.Sprintf("a histogram in memory is not encoded: %v", err)) // encoding writes only to memory
 	}
 	d.Histogram = string(encoded)
 	return d
 }
 
-// Decode gives the histogram of microseconds that a distribution was read from. It fails if there is none.
+// Decode returns the histogram of microseconds that the distribution was made from. It fails if the
+// distribution has none.
 func (d Distribution) Decode() (*hdrhistogram.Histogram, error) {
 	h, err := hdrhistogram.Decode([]byte(d.Histogram))
 	if err != nil {
-		return nil, fmt.Errorf("histogram of a distribution: %w", err)
+		return nil, fmt.Errorf("decode the histogram of a distribution: %w", err)
 	}
 	return h, nil
 }
 
-// Merge joins distributions that have their histograms, or are empty.
+// Merge merges distributions. It fails if one that is not empty has no histogram.
 func Merge(all ...Distribution) (Distribution, error) {
 	merged := NewHistogram()
 	for _, d := range all {

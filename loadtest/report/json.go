@@ -7,15 +7,17 @@ import (
 	"io"
 )
 
-// JSONSchema is the JSON Schema of reports, as it is published: made of the types in this package.
+// JSONSchema is the published JSON Schema of reports. It is generated from the types of this
+// package.
 //
 //go:embed schema.json
 var JSONSchema []byte
 
-// maxReport is the most that is read of a report; one of an hour with ten repeats is a tenth of it.
+// maxReport is the largest report that Read accepts, in bytes. A report of an hour with ten repeats
+// has a tenth of this size.
 const maxReport = 256 << 20
 
-// WriteJSON writes the report for machines.
+// WriteJSON writes the report as JSON.
 func (r *Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
@@ -23,14 +25,15 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// Read reads a report for machines. One of another schema, older or newer, is refused by name.
+// Read reads a report from JSON. If the report has another schema, older or newer, the error names
+// that schema.
 func Read(r io.Reader) (*Report, error) {
 	content, err := io.ReadAll(io.LimitReader(r, maxReport+1))
 	if err != nil {
 		return nil, err
 	}
 	if len(content) > maxReport {
-		return nil, fmt.Errorf("not a report: it has more than %d bytes", maxReport)
+		return nil, fmt.Errorf("not a report: larger than %d bytes", maxReport)
 	}
 	var named struct {
 		Schema string `json:"schema"`
@@ -41,9 +44,9 @@ func Read(r io.Reader) (*Report, error) {
 	switch named.Schema {
 	case Schema:
 	case "":
-		return nil, fmt.Errorf("not a report: it names no schema, where a report names %q", Schema)
+		return nil, fmt.Errorf("not a report: its schema is missing, expected %q", Schema)
 	default:
-		return nil, fmt.Errorf("its schema is %q, and this load tester reads %q only: use the release that wrote it, or run the test again",
+		return nil, fmt.Errorf("schema is %q, but this load tester reads only %q: use the release that wrote the report, or run the test again",
 			named.Schema, Schema)
 	}
 	var out Report

@@ -7,26 +7,26 @@ import (
 	"strings"
 )
 
-// ObjectiveGrammar explains objectives to who writes them.
+// ObjectiveGrammar describes the syntax of objectives to users.
 const ObjectiveGrammar = `METRIC<VALUE or METRIC<=VALUE, where VALUE is a number and a unit that the metric can have:
 µs (us), ms, s or m for times; B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024) for bytes; none for numbers`
 
-// Bound is what values have to keep.
+// Bound is an upper bound on a value.
 type Bound struct {
-	// Equal: the bound itself is good.
+	// Equal means that the bound itself is allowed.
 	Equal bool
-	// Value in the unit that it was read for.
+	// Value is the bound, in the unit that was passed to ParseBound.
 	Value float64
-	// Text as people write it.
+	// Text is the bound as people write it.
 	Text string
 }
 
-// Keeps tells whether a value is within the bound.
+// Keeps reports whether a value is within the bound.
 func (b Bound) Keeps(v float64) bool { return v < b.Value || b.Equal && v == b.Value }
 
-// Objective is a bound for a metric that every repeat has to keep.
+// Objective is a bound on a metric. It holds only if every repeat keeps it.
 type Objective struct {
-	// Text as it was written.
+	// Text is the objective as the user wrote it.
 	Text   string
 	Metric *Metric
 	Bound
@@ -37,9 +37,9 @@ var (
 	boundForm     = regexp.MustCompile(`^\s*(<=?)\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-zµμ]*)\s*$`)
 )
 
-// units are how many of the first unit of their kind, the second or the byte, a unit is.
+// units maps a unit of time to seconds, and a unit of size to bytes.
 var units = map[Unit]map[string]float64{
-	Seconds: {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60}, // there are two Unicode characters for micro
+	Seconds: {"us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60}, // Unicode has two characters for micro
 	Bytes: {
 		"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
 		"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -47,7 +47,7 @@ var units = map[Unit]map[string]float64{
 	Number: {"": 1},
 }
 
-// ParseObjective reads an objective; see ObjectiveGrammar.
+// ParseObjective parses an objective; see ObjectiveGrammar.
 func ParseObjective(s string) (*Objective, error) {
 	m := objectiveForm.FindStringSubmatch(s)
 	if m == nil || !boundForm.MatchString(m[2]) {
@@ -64,11 +64,11 @@ func ParseObjective(s string) (*Objective, error) {
 	return &Objective{Text: s, Metric: metric, Bound: b}, nil
 }
 
-// ParseBound reads a bound for values in a unit: what is behind the metric in ObjectiveGrammar.
+// ParseBound parses a bound on values of a unit: the part of ObjectiveGrammar after the metric.
 func ParseBound(s string, unit Unit) (b Bound, err error) {
 	m := boundForm.FindStringSubmatch(s)
 	if m == nil {
-		return b, fmt.Errorf("bound %q: write it as in %s", s, ObjectiveGrammar)
+		return b, fmt.Errorf("bound %q: write the part after METRIC of %s", s, ObjectiveGrammar)
 	}
 	kind, own := unit, 1.
 	switch unit {
@@ -80,7 +80,7 @@ func ParseBound(s string, unit Unit) (b Bound, err error) {
 	}
 	written, ok := units[kind][m[3]]
 	if !ok {
-		return b, fmt.Errorf("%q is no unit of it; write %s", m[3], ObjectiveGrammar)
+		return b, fmt.Errorf("%q is not one of its units: write %s", m[3], ObjectiveGrammar)
 	}
 	value, err := strconv.ParseFloat(m[2], 64)
 	if err != nil {
@@ -94,7 +94,8 @@ func ParseBound(s string, unit Unit) (b Bound, err error) {
 	return b, nil
 }
 
-// Judge tells whether every repeat of a report keeps the objective. What was not measured is no success.
+// Judge reports whether every repeat of a report keeps the objective, and explains the judgment. An
+// objective on a metric that some repeat lacks is not kept.
 func (o *Objective) Judge(r *Report) (kept bool, why string) {
 	s, ok := r.Summary[o.Metric.Name]
 	if !ok || len(s.Values) < len(r.Repeats) {

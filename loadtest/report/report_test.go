@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "write the files in testdata anew")
 
-// golden compares a text with a file in testdata.
+// golden compares a text with a file in testdata, or writes that file with -update.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := "testdata/" + name
@@ -26,7 +26,7 @@ func golden(t *testing.T, name, got string) {
 	}
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(want), got, "run the test with -update if this is how it should be")
+	require.Equal(t, string(want), got, "if this is intended, run the test with -update")
 }
 
 func TestText(t *testing.T) {
@@ -42,7 +42,7 @@ func TestText(t *testing.T) {
 	golden(t, "failed.txt", out.String())
 }
 
-func TestReportIsReadAsItWasWritten(t *testing.T) {
+func TestReportRoundTrip(t *testing.T) {
 	r := reporttest.Slicecast(2, 1)
 	var out bytes.Buffer
 	require.NoError(t, r.WriteJSON(&out))
@@ -55,11 +55,11 @@ func TestReportIsReadAsItWasWritten(t *testing.T) {
 	require.Equal(t, text, again.String())
 }
 
-func TestOtherSchemasAreRefusedByName(t *testing.T) {
+func TestOtherSchemasAreRefused(t *testing.T) {
 	for text, message := range map[string]string{
-		`{"schema": "slicecast-loadtest/v1", "churn": {}}`: `its schema is "slicecast-loadtest/v1", and this load tester reads "slicecast-loadtest/v2" only`,
+		`{"schema": "slicecast-loadtest/v1", "churn": {}}`: `schema is "slicecast-loadtest/v1", but this load tester reads only "slicecast-loadtest/v2"`,
 		`{"schema": "slicecast-loadtest/v3"}`:              `"slicecast-loadtest/v3"`,
-		`{}`:                                               "it names no schema",
+		`{}`:                                               "its schema is missing",
 		`[]`:                                               "not a report: ",
 		`{"schema": "slicecast-loadtest/v2", "nodes": "many"}`: "not a report: ",
 		`p99`: "not a report: ",
@@ -74,15 +74,15 @@ func TestSchema(t *testing.T) {
 		make  func(*report.Report)
 		valid bool
 	}{
-		"as it is":          {func(*report.Report) {}, true},
-		"least":             {func(r *report.Report) { *r = report.Report{Schema: report.Schema, Peer: report.Slicecast} }, false},
-		"no repeat":         {func(r *report.Report) { r.Repeats = nil }, true},
-		"unknown peer":      {func(r *report.Report) { r.Peer = "typha" }, false},
-		"other schema":      {func(r *report.Report) { r.Schema = "slicecast-loadtest/v1" }, false},
-		"unknown phase":     {func(r *report.Report) { r.Repeats[0].Phases[0].Kind = "nap" }, false},
-		"a running server":  {func(r *report.Report) { r.Repeats[0].ServerMemory, r.Repeats[0].Phases[0].ServerCPU = nil, nil }, true},
-		"no floor":          {func(r *report.Report) { r.Repeats[0].Floor = nil }, true},
-		"of the API server": {func(r *report.Report) { *r = *reporttest.APIServer(1) }, true},
+		"unchanged":      {func(*report.Report) {}, true},
+		"no fields":      {func(r *report.Report) { *r = report.Report{Schema: report.Schema, Peer: report.Slicecast} }, false},
+		"no repeat":      {func(r *report.Report) { r.Repeats = nil }, true},
+		"unknown peer":   {func(r *report.Report) { r.Peer = "typha" }, false},
+		"other schema":   {func(r *report.Report) { r.Schema = "slicecast-loadtest/v1" }, false},
+		"unknown phase":  {func(r *report.Report) { r.Repeats[0].Phases[0].Kind = "nap" }, false},
+		"running server": {func(r *report.Report) { r.Repeats[0].ServerMemory, r.Repeats[0].Phases[0].ServerCPU = nil, nil }, true},
+		"no floor":       {func(r *report.Report) { r.Repeats[0].Floor = nil }, true},
+		"API server":     {func(r *report.Report) { *r = *reporttest.APIServer(1) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := reporttest.Slicecast(1, 1)
@@ -119,11 +119,11 @@ func TestDistributions(t *testing.T) {
 
 	d.Histogram = ""
 	_, err = report.Merge(d)
-	require.ErrorContains(t, err, "histogram of a distribution", "figures alone cannot be merged")
+	require.ErrorContains(t, err, "histogram of a distribution", "a distribution without its histogram cannot be merged")
 	require.Equal(t, report.Distribution{}, report.DistributionOf(report.NewHistogram()))
 }
 
-// summary gives a metric of a report with one repeat.
+// summary returns the value of a metric in a report with one repeat.
 func summary(t *testing.T, r *report.Report, name string) float64 {
 	t.Helper()
 	r.Summarize()
@@ -143,11 +143,11 @@ func TestMetrics(t *testing.T) {
 		require.InDelta(t, want, summary(t, r, name), 1e-6*want, name)
 	}
 	for _, m := range report.Metrics {
-		require.Contains(t, r.Summary, m.Name, "the fixture has everything")
+		require.Contains(t, r.Summary, m.Name, "the fixture lacks a metric")
 		require.NotEmpty(t, m.Help, m.Name)
 	}
 
-	// What an event cost is not what updates cost, but was spent.
+	// The costs of an event count in the totals, but not per update.
 	with := r.Repeats[0].Phases[2]
 	with.Aside = &report.Aside{
 		Updates: with.Updates / 2, ReceivedBytes: with.ReceivedBytes * 3 / 4, SentBytes: with.SentBytes * 3 / 4,
@@ -163,21 +163,21 @@ func TestMetrics(t *testing.T) {
 	}
 	with.Aside.Updates = with.Updates
 	r.Summarize()
-	require.NotContains(t, r.Summary, "bytes-per-update", "none came when there was no event")
+	require.NotContains(t, r.Summary, "bytes-per-update", "no update arrived outside of the event")
 	require.NotContains(t, r.Summary, "cpu-per-update")
 	r.Repeats[0].Phases[2] = without
 	r.Repeats[0].Reconnects = 7
 	require.EqualValues(t, 7, summary(t, r, "reconnects"))
 
-	// A second phase with changes counts as much as the first.
+	// A second changes phase counts as much as the first.
 	more := r.Repeats[0].Phases[2]
-	more.Latency = report.Distribution{Count: 1, P99: 1} // without its histogram
+	more.Latency = report.Distribution{Count: 1, P99: 1} // has no histogram
 	r.Repeats[0].Phases = append(r.Repeats[0].Phases, more)
 	require.InDelta(t, 2.8, summary(t, r, "changes-cpu"), 1e-9)
 	require.InDelta(t, 14, summary(t, r, "cpu-per-update"), 1e-9)
-	require.NotContains(t, r.Summary, "p99", "what cannot be merged is unknown")
+	require.NotContains(t, r.Summary, "p99", "latencies that cannot be merged are unknown")
 
-	// What was not measured is absent.
+	// Metrics that were not measured are absent.
 	r.Repeats[0].Phases = r.Repeats[0].Phases[:1]
 	r.Repeats[0].Phases[0].ServerCPU = nil
 	r.Summarize()
@@ -225,7 +225,7 @@ func TestObjectives(t *testing.T) {
 	for text, kept := range map[string]bool{
 		"cpu-per-update<15us":     true,
 		"cpu-per-update < 0.01ms": false,
-		"cpu-per-update<14.2µs":   false, // kept by the median, and not by the worst
+		"cpu-per-update<14.2µs":   false, // the median keeps it, the worst repeat does not
 		"bytes-per-update<1KB":    true,
 		"bytes-per-update<0.1KiB": false,
 		"changes-time<=20s":       true,
@@ -249,7 +249,7 @@ func TestObjectives(t *testing.T) {
 	require.Contains(t, why, "p99 was not measured in all repeats")
 }
 
-func TestObjectivesSayWhatIsWrong(t *testing.T) {
+func TestInvalidObjectives(t *testing.T) {
 	for text, message := range map[string]string{
 		"p99":             "METRIC<VALUE",
 		"p99>250ms":       "METRIC<VALUE",
@@ -258,10 +258,10 @@ func TestObjectivesSayWhatIsWrong(t *testing.T) {
 		"p99<-1ms":        "METRIC<VALUE",
 		"":                "METRIC<VALUE",
 		"p98<1s":          `there is no metric "p98": use one of p50, p90`,
-		"p99<250":         `p99: "" is no unit of it`,
-		"p99<250KB":       `p99: "KB" is no unit of it`,
-		"reconnects<1ms":  `reconnects: "ms" is no unit of it`,
-		"changes-bytes<1": `changes-bytes: "" is no unit of it`,
+		"p99<250":         `p99: "" is not one of its units`,
+		"p99<250KB":       `p99: "KB" is not one of its units`,
+		"reconnects<1ms":  `reconnects: "ms" is not one of its units`,
+		"changes-bytes<1": `changes-bytes: "" is not one of its units`,
 	} {
 		_, err := report.ParseObjective(text)
 		require.ErrorContains(t, err, message, text)
@@ -283,7 +283,7 @@ func TestBounds(t *testing.T) {
 	_, err := report.ParseBound("15us", report.Millis)
 	require.ErrorContains(t, err, "METRIC<VALUE")
 	_, err = report.ParseBound("<15KB", report.Millis)
-	require.ErrorContains(t, err, `"KB" is no unit`)
+	require.ErrorContains(t, err, `"KB" is not one of its units`)
 }
 
 func TestCompare(t *testing.T) {
@@ -293,7 +293,7 @@ func TestCompare(t *testing.T) {
 				return ch
 			}
 		}
-		require.Fail(t, "no such metric", name)
+		require.Fail(t, "the comparison lacks the metric", name)
 		return report.Change{}
 	}
 	const tolerance = 0.05
@@ -315,12 +315,12 @@ func TestCompare(t *testing.T) {
 	require.NotEmpty(t, c.Regressed())
 	require.Equal(t, report.Worse, find(c, "client-cores").Verdict)
 	for _, ch := range c.Regressed() {
-		require.NotContains(t, []string{"client-cores", "floor-write-cpu"}, ch.Metric.Name, "are not the peer's")
+		require.NotContains(t, []string{"client-cores", "floor-write-cpu"}, ch.Metric.Name, "not a metric of the peer")
 	}
 	require.Equal(t, report.Better, find(report.Compare(reporttest.Slicecast(5, 1.2), base, tolerance), "cpu-per-update").Verdict)
 
 	c = report.Compare(reporttest.Slicecast(1, 1), reporttest.Slicecast(1, 10), tolerance)
-	require.Equal(t, report.Unknown, find(c, "cpu-per-update").Verdict, "one repeat each tells nothing")
+	require.Equal(t, report.Unknown, find(c, "cpu-per-update").Verdict, "one repeat on each side is not enough")
 	require.Equal(t, "10.0 × more", new(find(c, "cpu-per-update")).Ratio())
 	require.Empty(t, c.Regressed())
 
@@ -343,7 +343,7 @@ func TestCompare(t *testing.T) {
 	require.False(t, math.IsNaN(slower.P))
 }
 
-// TestMetricsAreDocumented proves that docs/loadtest.md lists the metrics that there are.
+// TestMetricsAreDocumented checks that docs/loadtest.md lists all metrics, with their descriptions.
 func TestMetricsAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/loadtest.md")
 	require.NoError(t, err)
@@ -355,7 +355,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	require.Contains(t, string(page), "| --- | --- | --- |\n"+want.String()+"\n")
 }
 
-// TestUndividedCPU has a server that tells no more than its CPU time as a whole.
+// TestUndividedCPU summarizes a report of a server that reports only its total CPU time.
 func TestUndividedCPU(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	for i := range r.Repeats[0].Phases {

@@ -96,7 +96,7 @@ func cpuText(whose string, c *CPU) string {
 	return fmt.Sprintf("%s (user %s, system %s)", text, FormatValue(c.User, Seconds), FormatValue(c.System, Seconds))
 }
 
-// PeerText names the peer and, if it was not the run's own, where it is.
+// PeerText returns the peer with its version and, if the run did not start it, its address.
 func (r *Report) PeerText() string {
 	out := string(r.Peer)
 	if r.Peer == KubeAPIServer && r.Versions.KubeAPIServer != "" {
@@ -114,13 +114,13 @@ func (r *Report) PeerText() string {
 	return out
 }
 
-// MachineText describes the machine and what the load tester is made with.
+// MachineText describes the machine and the Go version of the load tester.
 func (r *Report) MachineText() string {
 	m := r.Machine
 	return fmt.Sprintf("%d CPUs %s, %s, Linux %s, %s", m.CPUs, m.CPU, FormatValue(float64(m.Memory), Bytes), m.Kernel, r.Versions.Go)
 }
 
-// NodesText is how many nodes there were, and in how many processes if these are several.
+// NodesText returns the number of nodes and, if there were several, the number of their processes.
 func (r *Report) NodesText() string {
 	if r.Processes > 1 {
 		return fmt.Sprintf("%d in %d processes", r.Nodes, r.Processes)
@@ -128,7 +128,7 @@ func (r *Report) NodesText() string {
 	return fmt.Sprint(r.Nodes)
 }
 
-// ParametersText lists the scenario's parameters.
+// ParametersText returns the scenario's parameters as NAME=VALUE, separated by spaces.
 func (r *Report) ParametersText() string {
 	out := make([]string, 0, len(r.Scenario.Parameters))
 	for _, p := range r.Scenario.List() {
@@ -137,10 +137,11 @@ func (r *Report) ParametersText() string {
 	return strings.Join(out, " ")
 }
 
-// Parameter is one of a scenario's, for people.
+// Parameter is one parameter of a scenario, formatted for people.
 type Parameter struct{ Name, Value string }
 
-// List lists the parameters by name; what is inside of another one has its name behind a dot.
+// List returns the parameters, sorted by name. The name of a nested parameter follows its parent's
+// name and a dot.
 func (s Scenario) List() (out []Parameter) {
 	var walk func(prefix string, m map[string]any)
 	walk = func(prefix string, m map[string]any) {
@@ -151,7 +152,7 @@ func (s Scenario) List() (out []Parameter) {
 			}
 			value, err := json.Marshal(m[name])
 			if err != nil {
-				value = fmt.Append(nil, m[name]) // what JSON has no form for cannot have come from it
+				value = fmt.Append(nil, m[name]) // cannot happen: the value came from JSON or a scenario
 			}
 			out = append(out, Parameter{prefix + name, strings.Trim(string(value), `"`)})
 		}
@@ -160,7 +161,7 @@ func (s Scenario) List() (out []Parameter) {
 	return out
 }
 
-// AllNotes are those of the run and of its repeats, each once.
+// AllNotes returns the notes of the run and of its repeats, each once.
 func (r *Report) AllNotes() []string {
 	out := slices.Clone(r.Notes)
 	for i := range r.Repeats {
@@ -173,15 +174,15 @@ func (r *Report) AllNotes() []string {
 	return out
 }
 
-// text keeps the first error.
+// text writes lines and tables, and keeps the first error.
 type text struct {
 	w   io.Writer
 	err error
-	// table holds cells until flush.
+	// table holds the rows since the last flush. It is nil if there are none.
 	table *tabwriter.Writer
 }
 
-// cells adds a row to a table, in columns as wide as they need to be.
+// cells adds a row to the current table, whose columns are as wide as their widest cells.
 func (t *text) cells(cells ...string) {
 	if t.table == nil {
 		const padding = 2
@@ -192,7 +193,7 @@ func (t *text) cells(cells ...string) {
 	}
 }
 
-// flush ends a table.
+// flush writes the current table.
 func (t *text) flush() {
 	if t.err == nil && t.table != nil {
 		t.err = t.table.Flush()
@@ -206,7 +207,7 @@ func (t *text) line(format string, args ...any) {
 	}
 }
 
-// Text is the median and, if repeats differ, the range.
+// Text returns the median and, if the repeats differ, the range.
 func (s Spread) Text() string {
 	median := FormatValue(s.Median, s.Unit)
 	if r := s.RangeText(); r != "" {
@@ -215,7 +216,8 @@ func (s Spread) Text() string {
 	return median
 }
 
-// RangeText is how far repeats were apart; empty if they were not, as far as it is written.
+// RangeText returns the range of the repeats. It is empty if both ends look the same once
+// formatted.
 func (s Spread) RangeText() string {
 	low, high := FormatValue(s.Min, s.Unit), FormatValue(s.Max, s.Unit)
 	if low == high {
@@ -224,7 +226,7 @@ func (s Spread) RangeText() string {
 	return low + " to " + high
 }
 
-// FormatValue writes a value with three significant digits and a unit of the size that suits it.
+// FormatValue formats a value with three significant digits and a unit of suitable size.
 func FormatValue(v float64, unit Unit) string {
 	type scale struct {
 		from float64
@@ -253,7 +255,8 @@ func FormatValue(v float64, unit Unit) string {
 	return digits(v)
 }
 
-// digits writes three significant digits, and all of what is before the point.
+// digits formats a value with three significant digits. It does not round digits before the decimal
+// point.
 func digits(v float64) string {
 	switch a := math.Abs(v); {
 	case a == 0 || a >= 100:

@@ -8,7 +8,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// Groups are Services by their sizes, as a parameter: COUNTxENDPOINTS, or COUNTxLEAST-MOST, separated by commas.
+// Groups are numbers of Services with their sizes, as the value of a parameter: COUNTxENDPOINTS or
+// COUNTxLEAST-MOST, separated by commas.
 type Groups []generate.Group
 
 // String implements pflag.Value.
@@ -40,7 +41,7 @@ func (g *Groups) Set(v string) error {
 		for i, s := range []string{count, least, most} {
 			number, err := strconv.ParseUint(strings.TrimSpace(s), 10, 31)
 			if !ok || err != nil {
-				return fmt.Errorf("%q is no group: use COUNTxENDPOINTS or COUNTxLEAST-MOST, such as 1000x50,1x5000", part)
+				return fmt.Errorf("%q is not a group: use COUNTxENDPOINTS or COUNTxLEAST-MOST, such as 1000x50,1x5000", part)
 			}
 			n[i] = int(number)
 		}

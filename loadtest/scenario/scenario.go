@@ -1,7 +1,8 @@
-// Package scenario says what a load test plays: the shape of a cluster, what changes in it and how fast, and what befalls its
-// nodes and servers meanwhile. A scenario is a flat list of parameters, each of which is a flag of the command and a key of a
-// YAML file by the same name; the scenarios that come with the program are such files. What a run does follows from the
-// parameters and their seed alone.
+// Package scenario defines what a load test plays: the shape of a cluster, what changes in it and
+// how fast, and what happens to nodes and servers meanwhile. A scenario is a flat list of
+// parameters. Each parameter is a flag of the command and, under the same name, a key of a YAML
+// file. The scenarios that come with the program are such files. The course of a run depends only
+// on the parameters, which include a seed.
 package scenario
 
 import (
@@ -24,34 +25,37 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// Event is what befalls nodes and servers while the state changes.
+// Event is something that happens to nodes or servers while the state changes.
 type Event string
 
-// The events.
+// Supported events.
 const (
-	// None: nothing.
+	// None means that there is no event.
 	None Event = "none"
 	// Reconnect cuts the connections of all nodes at once.
 	Reconnect Event = "reconnect"
-	// Restart kills a server and starts it again with the state as it is by then.
+	// Restart kills a server and starts it again with the state of that moment. If there are
+	// relays, it restarts a relay instead.
 	Restart Event = "restart"
-	// Failover kills a server for good; there must be another one. With relays it, like Restart, is about one of these.
+	// Failover kills a server for good. There must be another server. If there are relays, it kills
+	// a relay instead, and there must be another relay.
 	Failover Event = "failover"
 )
 
 // Default is the scenario that is played if none is named.
 const Default = "steady"
 
-// descriptionKey is the one key of files that is no parameter.
+// descriptionKey is the only key of files that is not a parameter.
 const descriptionKey = "description"
 
-// maxFile is the most that is read of a file.
+// maxFile is the maximum size of a file, in bytes.
 const maxFile = 1 << 20
 
 //go:embed shipped/*.yaml
 var shipped embed.FS
 
-// Scenario is what a load test plays.
+// Scenario is what a load test plays. Apart from Name and Description, each field is the parameter
+// of the flag that AddFlags binds to it.
 type Scenario struct {
 	Name, Description string
 
@@ -80,43 +84,43 @@ type Scenario struct {
 	Floor       bool
 }
 
-// AddFlags adds the parameters, with their defaults.
+// AddFlags sets the parameters to their defaults and adds their flags.
 func (s *Scenario) AddFlags(f *pflag.FlagSet) {
 	*s = Scenario{
 		Services: Groups{{Count: 1000, Least: 50, Most: 50}}, Changing: Groups{{Count: 1, Least: 5000, Most: 5000}}, Change: generate.Flip,
 		Arrivals: generate.Even, Event: None,
 	}
-	f.IntVar(&s.Nodes, "nodes", 100, "simulated nodes")
+	f.IntVar(&s.Nodes, "nodes", 100, "number of simulated nodes")
 	f.Var(&s.Services, "services",
-		"Services whose endpoints stay, as COUNTxENDPOINTS groups: 1000x50,10x100-500 are 1000 with 50 and 10 with 100 to 500 each; \"\": none")
-	f.Var(&s.Changing, "changing", "more Services, in the same form: those whose endpoints change; \"\": --services change")
-	f.Uint64Var(&s.Seed, "seed", 1, "of where endpoints are, of the order in which they change, and of when with --arrivals=poisson")
+		"Services whose endpoints do not change, as COUNTxENDPOINTS or COUNTxLEAST-MOST groups, such as 1000x50,10x100-500; \"\" for none")
+	f.Var(&s.Changing, "changing", "Services whose endpoints change, in the same form; if \"\", those of --services change")
+	f.Uint64Var(&s.Seed, "seed", 1, "seed for the placement of endpoints, the order of changes and, with --arrivals=poisson, their times")
 
-	f.Var((*choice)(&s.Change), "change", "what changes: flip (an endpoint's readiness), roll (all pods of the Services are replaced), "+
-		"drain (nodes lose their pods to others), scale (the Services begin without endpoints and get all of them), none")
-	f.Float64Var(&s.Rate, "rate", 5, "endpoints that flip, pods that are replaced or come, or nodes that are drained, in a second")
-	f.Var((*choice)(&s.Arrivals), "arrivals", "how --rate is distributed over time: even (at equal intervals), poisson (at random, at that rate on average)")
-	f.IntVar(&s.Batch, "batch", 1, "for roll and scale: pods that one sync of the EndpointSlice controller takes in")
-	f.DurationVar(&s.Grace, "grace", 2*time.Second, "for roll and drain: how long a pod is terminating")
-	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or, without changes of the run's own, to observe; roll and scale end by themselves")
-	f.DurationVar(&s.WarmUp, "warm-up", 5*time.Second, "how long endpoints flip before what is measured")
+	f.Var((*choice)(&s.Change), "change", "what changes: flip (readiness of an endpoint), roll (all pods are replaced), drain (pods move off drained nodes), "+
+		"scale (Services start without pods and get all of them), none")
+	f.Float64Var(&s.Rate, "rate", 5, "endpoints that flip, pods that are added or replaced, or nodes that are drained, per second")
+	f.Var((*choice)(&s.Arrivals), "arrivals", "distribution of --rate over time: even (equal intervals), poisson (random, with that average)")
+	f.IntVar(&s.Batch, "batch", 1, "for roll and scale: number of pods in one sync of the EndpointSlice controller")
+	f.DurationVar(&s.Grace, "grace", 2*time.Second, "for roll and drain: how long a pod terminates")
+	f.DurationVar(&s.Duration, "duration", time.Minute, "how long to flip or drain, or to observe if others make the changes; roll and scale end by themselves")
+	f.DurationVar(&s.WarmUp, "warm-up", 5*time.Second, "how long endpoints flip before the measurement")
 
-	f.Var((*choice)(&s.Event), "event", "what happens meanwhile: reconnect (all connections are cut), restart (a server is killed and started again), "+
-		"failover (a server is killed), none")
-	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, from the first measured change on or, without changes, from when all nodes are in sync")
+	f.Var((*choice)(&s.Event), "event", "what happens during the changes: reconnect (all connections are cut), "+
+		"restart (a server is killed and restarted), failover (a server is killed), none")
+	f.DurationVar(&s.At, "at", 5*time.Second, "when --event happens, counted from the first measured change or, without changes, from when all nodes are in sync")
 
-	f.IntVar(&s.Servers, "servers", 1, "servers that are started")
-	f.IntVar(&s.Relays, "relays", 0, "relays that are started, which then serve the nodes")
-	f.IntVar(&s.Connecting, "connecting", 32, "nodes that connect and get their first state at the same time; 0: all at once")
-	f.IntVar(&s.SlowPercent, "slow-percent", 0, "share of the nodes that are slow")
-	f.DurationVar(&s.SlowDelay, "slow-delay", time.Second, "how long a slow node does not read, before it reads what has come, and so on")
+	f.IntVar(&s.Servers, "servers", 1, "number of servers to start")
+	f.IntVar(&s.Relays, "relays", 0, "number of relays to start, which then serve the nodes")
+	f.IntVar(&s.Connecting, "connecting", 32, "number of nodes that connect and receive their first state at the same time; 0 for all")
+	f.IntVar(&s.SlowPercent, "slow-percent", 0, "percentage of nodes that are slow")
+	f.DurationVar(&s.SlowDelay, "slow-delay", time.Second, "how long a slow node pauses each time before it reads what has arrived")
 	f.BoolVar(&s.GRPCGo, "grpc-go", false,
-		"for comparison: nodes do not offer the agents' protocol in TLS, so that grpc-go serves them instead of the server's own HTTP/2")
+		"for comparison: nodes do not offer the agents' protocol in TLS, so grpc-go serves them instead of the server's own HTTP/2")
 	f.BoolVar(&s.Floor, "floor", false,
-		"after all, measure what the server's process pays for as many connections, bytes and writes over TLS and nothing else")
+		"at the end, measure what the same connections, bytes and writes cost the server over TLS alone")
 }
 
-// choice is one of a few words; Validate knows them.
+// choice is the value of a flag that has few allowed words. Validate checks it.
 type choice string
 
 // String implements pflag.Value.
@@ -128,7 +132,7 @@ func (c *choice) Set(v string) error { *c = choice(v); return nil }
 // Type implements pflag.Value.
 func (*choice) Type() string { return "string" }
 
-// parameters gives a scenario with its defaults, and the flags that set it.
+// parameters returns a scenario with its defaults, and the flags that set its parameters.
 func parameters() (*Scenario, *pflag.FlagSet) {
 	s := &Scenario{}
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -136,8 +140,9 @@ func parameters() (*Scenario, *pflag.FlagSet) {
 	return s, f
 }
 
-// Load gives a scenario: one that comes with the program, by its name, or one from a file, by a path that ends with .yaml.
-// Flags that were given on the command line replace what it says; those that are no parameters are passed over.
+// Load loads a scenario: from a file if name ends with .yaml, otherwise the scenario of that name
+// that comes with the program. Flags that were set on the command line override the parameters of
+// the scenario. Flags in given that are not parameters are ignored.
 func Load(name string, given *pflag.FlagSet) (*Scenario, error) {
 	var content []byte
 	var err error
@@ -184,21 +189,22 @@ func readFile(name string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return nil, fmt.Errorf("%s is no regular file of at most %d bytes", name, maxFile)
+		return nil, fmt.Errorf("%s is not a regular file of at most %d bytes", name, maxFile)
 	}
 	return os.ReadFile(name)
 }
 
-// Names lists the scenarios that come with the program.
+// Names returns the names of the scenarios that come with the program.
 func Names() (names []string) {
-	entries, _ := shipped.ReadDir("shipped") // it is there
+	entries, _ := shipped.ReadDir("shipped") // an embedded folder is always readable
 	for _, e := range entries {
 		names = append(names, strings.TrimSuffix(e.Name(), ".yaml"))
 	}
 	return names
 }
 
-// parse reads a file: a mapping of parameters to values, and a description. Errors name line and key.
+// parse parses a file: a mapping of parameters to values, and a description. Its errors name the
+// line and the key.
 func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 	s, f := parameters()
 	var document, more yaml.Node
@@ -207,10 +213,10 @@ func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 		return nil, nil, err
 	}
 	if err := decoder.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, nil, errors.Join(errors.New("there is more than one document: have one scenario in a file"), err)
+		return nil, nil, errors.Join(errors.New("the file has more than one document: use one file for each scenario"), err)
 	}
 	if len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
-		return nil, nil, errors.New("it must be a mapping of parameters to values, one in a line: see --help for what there is")
+		return nil, nil, errors.New("the file must be a mapping of parameters to values: see --help for the parameters")
 	}
 	seen := make(map[string]bool)
 	pairs := document.Content[0].Content
@@ -223,11 +229,11 @@ func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 		case value.Kind != yaml.ScalarNode:
 			return nil, nil, wrong("must have a single value")
 		case seen[key]:
-			return nil, nil, wrong("is there twice")
+			return nil, nil, wrong("is set twice")
 		case key == descriptionKey:
 			s.Description = strings.TrimSpace(value.Value)
 		case f.Lookup(key) == nil:
-			return nil, nil, wrong("is no parameter: use %s or %s", descriptionKey, strings.Join(slices.Sorted(maps.Keys(s.Parameters())), ", "))
+			return nil, nil, wrong("is not a parameter: use %s or %s", descriptionKey, strings.Join(slices.Sorted(maps.Keys(s.Parameters())), ", "))
 		default:
 			if err := f.Set(key, value.Value); err != nil {
 				return nil, nil, wrong("is %q: %w", value.Value, errors.Unwrap(err))
@@ -238,7 +244,7 @@ func parse(content []byte) (*Scenario, *pflag.FlagSet, error) {
 	return s, f, nil
 }
 
-// Parameters gives all parameters by their names, as a file would have them.
+// Parameters returns all parameters by name, in the form that a file has.
 func (s *Scenario) Parameters() map[string]any {
 	return map[string]any{
 		"nodes": s.Nodes, "services": s.Services.String(), "changing": s.Changing.String(), "seed": s.Seed,
@@ -248,7 +254,7 @@ func (s *Scenario) Parameters() map[string]any {
 	}
 }
 
-// Validate finds all that is wrong.
+// Validate returns all errors in the parameters.
 func (s *Scenario) Validate() error {
 	var errs []error
 	wrong := func(is bool, format string, args ...any) {
@@ -269,34 +275,34 @@ func (s *Scenario) Validate() error {
 	wrong(s.WarmUp < 0, "warm-up is %v: use 0 or more", s.WarmUp)
 	wrong(s.At < 0, "at is %v: use 0 or more", s.At)
 	if end := s.end(); s.Event != None && s.Change != generate.None && s.At > end {
-		wrong(true, "at is %v, and the changes end after %v: use no more than that", s.At, end)
+		wrong(true, "at is %v, but the changes end after %v: use at most that", s.At, end)
 	}
 	wrong(s.Servers < 1, "servers is %d: use at least 1", s.Servers)
 	wrong(s.Relays < 0, "relays is %d: use 0 or more", s.Relays)
 	wrong(s.Event == Failover && s.Relays == 0 && s.Servers < 2 || s.Event == Failover && s.Relays == 1,
-		"event is failover, and nodes have only one server or relay: use at least 2")
+		"event is failover, but nodes have only one server or relay: use at least 2")
 	wrong(s.Connecting < 0, "connecting is %d: use 0 (all at once) or more", s.Connecting)
 	wrong(s.SlowPercent < 0 || s.SlowPercent >= 100, "slow-percent is %d: use 0 to 99", s.SlowPercent)
 	wrong(s.SlowDelay <= 0, "slow-delay is %v: use a positive duration", s.SlowDelay)
-	wrong(s.Floor && s.Relays > 0, "floor is about a server that serves the nodes itself: leave relays out")
+	wrong(s.Floor && s.Relays > 0, "floor requires that a server serves the nodes itself: leave relays out")
 	if err := s.Cluster().Validate(); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// maxRate is more than any machine does.
+// maxRate is a rate beyond that of any machine.
 const maxRate = 1e6
 
-// Cluster is what the state follows from.
+// Cluster returns the configuration that determines the state.
 func (s *Scenario) Cluster() generate.Config {
 	return generate.Config{Nodes: s.Nodes, Services: s.Services, Changing: s.Changing, Seed: s.Seed, Change: s.Change}
 }
 
-// warmUpRate is how many endpoints flip in a second before something else than flips is measured.
+// warmUpRate is the number of flips per second in a warm-up before changes that are not flips.
 const warmUpRate = 5
 
-// WarmUpPlan gives the changes before those that are measured; its Count may be 0.
+// WarmUpPlan returns the changes before those that are measured. Its Count may be 0.
 func (s *Scenario) WarmUpPlan(start time.Time) generate.Plan {
 	rate := s.Rate
 	if s.Change != generate.Flip {
@@ -310,7 +316,7 @@ func (s *Scenario) WarmUpPlan(start time.Time) generate.Plan {
 	return p
 }
 
-// Plan gives the changes that are measured.
+// Plan returns the changes that are measured.
 func (s *Scenario) Plan(start time.Time) generate.Plan {
 	p := generate.Plan{Kind: s.Change, Schedule: s.schedule(start, s.Rate), Batch: s.Batch, Grace: s.Grace}
 	if s.Change == generate.Flip || s.Change == generate.Drain {
@@ -323,7 +329,7 @@ func (s *Scenario) schedule(start time.Time, rate float64) generate.Schedule {
 	return generate.Schedule{Start: start, Rate: rate, Arrivals: s.Arrivals, Seed: s.Seed}
 }
 
-// end is how long the changes are made, from the first on, on average.
+// end returns the average time from the first change until the last.
 func (s *Scenario) end() time.Duration {
 	if s.Change != generate.Roll && s.Change != generate.Scale {
 		return s.Duration
@@ -339,5 +345,5 @@ func (s *Scenario) end() time.Duration {
 	return s.Plan(time.Time{}).After(pods)
 }
 
-// Slow tells whether a node is one of the slow ones, which are spread evenly.
+// Slow reports whether a node is slow. The slow nodes are spread evenly over all nodes.
 func (s *Scenario) Slow(node int) bool { return (node+1)*s.SlowPercent/100 > node*s.SlowPercent/100 }

@@ -23,7 +23,7 @@ func load(t *testing.T, content string, flags ...string) (*Scenario, error) {
 func given(t *testing.T, flags ...string) *pflag.FlagSet {
 	f := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	new(Scenario).AddFlags(f)
-	f.Int("other", 0, "is no parameter")
+	f.Int("other", 0, "is not a parameter")
 	require.NoError(t, f.Parse(flags))
 	return f
 }
@@ -47,7 +47,7 @@ func TestShippedScenarios(t *testing.T) {
 	require.Equal(t, generate.Roll, s.Change)
 }
 
-func TestFlagsReplaceWhatAFileSays(t *testing.T) {
+func TestFlagsOverrideFiles(t *testing.T) {
 	s, err := load(t, "description: Mine.\nnodes: 7\nrate: 2.5\nservices: 3x1-9,1x50\nduration: 3s\nevent: reconnect\nat: 2s\n",
 		"--nodes=9", "--changing=2x8", "--other=5", "--slow-percent=30")
 	require.NoError(t, err)
@@ -58,7 +58,7 @@ func TestFlagsReplaceWhatAFileSays(t *testing.T) {
 	require.Equal(t, Groups{{Count: 3, Least: 1, Most: 9}, {Count: 1, Least: 50, Most: 50}}, s.Services)
 	require.Equal(t, Groups{{Count: 2, Least: 8, Most: 8}}, s.Changing)
 	require.Equal(t, 3*time.Second, s.Duration)
-	require.Equal(t, 5*time.Second, s.WarmUp, "the default")
+	require.Equal(t, 5*time.Second, s.WarmUp, "not set in the file or by a flag")
 	require.Equal(t, Reconnect, s.Event)
 	slow := 0
 	for node := range 10 {
@@ -69,7 +69,7 @@ func TestFlagsReplaceWhatAFileSays(t *testing.T) {
 	require.Equal(t, 3, slow)
 }
 
-// TestParameters has each flag among the parameters, in a form that a file may have.
+// TestParameters checks that Parameters has the value of every flag, in a form that a file accepts.
 func TestParameters(t *testing.T) {
 	s, f := parameters()
 	all := s.Parameters()
@@ -97,14 +97,14 @@ func toString(v any) string {
 	return f.Lookup("v").Value.String()
 }
 
-func TestWrongFilesSayWhatIsWrong(t *testing.T) {
+func TestInvalidFiles(t *testing.T) {
 	for content, message := range map[string]string{
-		"nodes: 3\nnods: 4":         "mine.yaml: line 2: nods is no parameter: use description or arrivals, at, batch, change",
+		"nodes: 3\nnods: 4":         "mine.yaml: line 2: nods is not a parameter: use description or arrivals, at, batch, change",
 		"nodes: three":              `line 1: nodes is "three": must be an integer`,
-		"rate: 5\n\nservices: 1x":   `line 3: services is "1x": "1x" is no group: use COUNTxENDPOINTS`,
-		"services: 50":              "is no group",
+		"rate: 5\n\nservices: 1x":   `line 3: services is "1x": "1x" is not a group: use COUNTxENDPOINTS`,
+		"services: 50":              "is not a group",
 		"nodes: [1, 2]":             "line 1: nodes must have a single value",
-		"nodes: 1\nnodes: 2":        "line 2: nodes is there twice",
+		"nodes: 1\nnodes: 2":        "line 2: nodes is set twice",
 		"- nodes":                   "must be a mapping",
 		"":                          "must be a mapping",
 		"a: b: c":                   "mapping values",
@@ -123,7 +123,7 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 		"at: -1s":                   "at is -1s",
 		"nodes: 1\n---\nnodes: 2":   "more than one document",
 		"nodes: 1\n---\n- [":        "more than one document",
-		"event: reconnect\nat: 61s": "at is 1m1s, and the changes end after 1m0s",
+		"event: reconnect\nat: 61s": "at is 1m1s, but the changes end after 1m0s",
 		"event: reconnect\nat: 101s\nchange: roll\nrate: 50":                                   "the changes end after 1m40s",
 		"event: reconnect\nat: 3s\nchange: scale\nservices: 2x10-20\nrate: 20\nchanging: \"\"": "the changes end after 2s",
 		"servers: 0":                    "servers is 0",
@@ -138,7 +138,7 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 		"services: 1000x100000":         "use at most",
 		"floor: perhaps":                `floor is "perhaps": must be true or false`,
 		"services: 3x5-4":               "3 services with 5 to 4 endpoints",
-		"services: 1x5,x":               `"x" is no group`,
+		"services: 1x5,x":               `"x" is not a group`,
 		"seed: -1":                      `seed is "-1": must be a non-negative integer`,
 		"nodes: 1\ndescription: {a: b}": "line 2: description must have a single value",
 	} {
@@ -153,7 +153,7 @@ func TestWrongFilesSayWhatIsWrong(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "folder.yaml")
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	_, err = Load(folder, nil)
-	require.ErrorContains(t, err, "is no regular file")
+	require.ErrorContains(t, err, "is not a regular file")
 }
 
 // TestParametersAreDocumented compares the table of docs/loadtest.md with the flags.

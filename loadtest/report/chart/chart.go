@@ -1,6 +1,6 @@
-// Package chart draws the few kinds of charts that reports have, as SVG that needs nothing else: no script, no font, nothing
-// from the network. Each has a text alternative; lines differ in their dashes too, not in colour alone; and colours are
-// those of the page around them, light or dark (Style).
+// Package chart draws the charts of reports as self-contained SVG, without scripts, fonts or
+// network access. Each chart has a text alternative. Lines differ in their dashes as well as in
+// colour. Colours follow the light or dark scheme of the page around the chart (Style).
 package chart
 
 import (
@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// Size in user units. The page scales it: at a phone's 340 pixels a letter still has 9.
+// Sizes in user units. The page scales the chart: on a phone 340 pixels wide, a letter is still 9
+// pixels high.
 const (
 	width, height            = 480, 270
 	left, right, top, bottom = 62, 12, 22, 40
 	fontSize                 = 13
 	lineHeight               = 18
 	barHeight, groupGap      = 16, 12
-	// letterWidth is about what a letter takes.
+	// letterWidth is the approximate width of a letter.
 	letterWidth = 7
 )
 
-// Style is what charts need of a page's style sheet, or of their own.
+// Style is the CSS that charts need, in the style sheet of the page or in the SVG file.
 const Style = `
 .chart { --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #a63d86; --ink: #1f2328; --faint: #d0d7de; }
 @media (prefers-color-scheme: dark) {
@@ -38,67 +39,67 @@ const Style = `
 .chart .range { stroke: var(--ink); stroke-width: 1.5; }
 `
 
-// series is how many colours there are; more lines begin anew.
+// series is the number of colours. Further lines reuse them from the first on.
 const series = 4
 
-// Head is what every chart has.
+// Head is the part that all charts have.
 type Head struct {
 	// ID is unique in the page.
 	ID string
-	// Title names the chart; Text says in words what it shows, for who does not see it.
+	// Title names the chart. Text describes it in words for people who cannot see it.
 	Title, Text string
 }
 
-// open begins a chart of a height.
+// open writes the start of a chart of the given height.
 func (h Head) open(b *strings.Builder, height int) {
 	fmt.Fprintf(b, `<svg class="chart" viewBox="0 0 %d %d" role="img" aria-labelledby="%s-title %s-text">`+"\n", width, height, h.ID, h.ID)
 	fmt.Fprintf(b, "<title id=\"%s-title\">%s</title><desc id=\"%s-text\">%s</desc>\n", h.ID, html.EscapeString(h.Title), h.ID, html.EscapeString(h.Text))
 }
 
-// File makes a file of a chart, as pages show it with <img>.
+// File returns a chart as an SVG file of its own, for use with <img>.
 func File(svg template.HTML) string {
 	s := strings.Replace(string(svg), "<svg ", `<svg xmlns="http://www.w3.org/2000/svg" `, 1)
 	return strings.Replace(s, ">\n", ">\n<style>"+Style+"</style>\n", 1)
 }
 
-// Point of a line.
+// Point is a point of a line.
 type Point struct{ X, Y float64 }
 
-// Line of a chart.
+// Line is a line of a chart.
 type Line struct {
 	Name   string
 	Points []Point
 }
 
-// Tick is a place on an axis.
+// Tick is a labelled position on an axis.
 type Tick struct {
 	At   float64
 	Text string
 }
 
-// Axis of a chart.
+// Axis is an axis of a chart.
 type Axis struct {
 	Title string
-	// Log: values are on a logarithmic scale; those of 0 or less are left out.
+	// Log selects a logarithmic scale. Values of 0 or less are then left out.
 	Log bool
-	// Format writes a value.
+	// Format formats a value.
 	Format func(float64) string
-	// Binary: round values are powers of two, as of bytes.
+	// Binary makes powers of two the round values, as for bytes.
 	Binary bool
-	// Ticks are set by the caller; nil: they follow from the values.
+	// Ticks are the ticks to draw. If nil, they are derived from the values.
 	Ticks []Tick
 }
 
-// Lines is a chart with lines.
+// Lines is a line chart.
 type Lines struct {
 	Head
 	X, Y  Axis
 	Lines []Line
-	// Marks are vertical lines with a text.
+	// Marks are vertical lines with a label.
 	Marks []Tick
 }
 
-// SVG draws it.
+// SVG returns the chart.
 func (c Lines) SVG() template.HTML {
 	x, y := c.X.scale(c.values(func(p Point) float64 { return p.X })), c.Y.scale(c.values(func(p Point) float64 { return p.Y }))
 	px := func(v float64) float64 { return left + x.place(v)*(width-left-right) }
@@ -130,7 +131,7 @@ func (c Lines) SVG() template.HTML {
 		pen := "M"
 		for _, p := range l.Points {
 			if c.X.Log && p.X <= 0 || c.Y.Log && p.Y <= 0 {
-				pen = "M" // a gap
+				pen = "M" // leave a gap
 				continue
 			}
 			fmt.Fprintf(&b, "%s%.1f %.1f", pen, px(p.X), py(p.Y))
@@ -147,9 +148,9 @@ func (c Lines) SVG() template.HTML {
 	return template.HTML(b.String()) //nolint:gosec // all texts are escaped
 }
 
-// marks draws the marks, with texts in rows where they would be over each other.
+// marks draws the marks. Labels that would overlap are placed in different rows.
 func (c Lines) marks(b *strings.Builder, px func(float64) float64) {
-	var taken []float64 // until where, by row
+	var taken []float64 // right end of the last label, by row
 	for _, m := range c.Marks {
 		x, wide := px(m.At)+3, float64(letterWidth*len(m.Text))
 		fmt.Fprintf(b, `<line class="mark" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, x-3, x-3, top, height-bottom)
@@ -179,14 +180,14 @@ func text(b *strings.Builder, x, y float64, anchor, s string) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s">%s</text>`, x, y, anchor, html.EscapeString(s))
 }
 
-// scale is where values are on an axis.
+// scale maps values to positions on an axis.
 type scale struct {
 	log       bool
-	low, high float64 // of the logarithm, if log
+	low, high float64 // logarithms if log is set
 	ticks     []Tick
 }
 
-// place of a value, from 0 to 1.
+// place returns the position of a value, from 0 to 1.
 func (s scale) place(v float64) float64 {
 	if s.log {
 		v = math.Log10(v)
@@ -194,10 +195,10 @@ func (s scale) place(v float64) float64 {
 	return min(max((v-s.low)/(s.high-s.low), 0), 1)
 }
 
-// maxTicks is how many there are at most, if values decide.
+// maxTicks is the maximum number of ticks that are derived from values.
 const maxTicks = 6
 
-// scale fits the axis to values, and to 0 unless it is logarithmic.
+// scale returns a scale that covers the values. It includes 0 unless it is logarithmic.
 func (a Axis) scale(values []float64) scale {
 	s := scale{log: a.Log, low: math.Inf(1), high: math.Inf(-1)}
 	for _, v := range values {
@@ -210,7 +211,7 @@ func (a Axis) scale(values []float64) scale {
 		s.low, s.high = min(s.low, v), max(s.high, v)
 	}
 	if math.IsInf(s.low, 0) {
-		s.low, s.high = 0, 1 // nothing to show
+		s.low, s.high = 0, 1 // there are no values
 	}
 	switch {
 	case a.Ticks != nil:
@@ -232,7 +233,8 @@ func (a Axis) scale(values []float64) scale {
 	return s
 }
 
-// logTicks sets ticks at powers of ten and, if these are few, between them. The scale ends at ticks.
+// logTicks sets ticks at powers of ten and, if there are few of these, between them. The scale
+// starts and ends at a tick.
 func (a Axis) logTicks(s *scale) {
 	const few = 2
 	between := []float64{1}
@@ -251,7 +253,8 @@ func (a Axis) logTicks(s *scale) {
 			}
 		}
 	}
-	// What is before the last tick that all values are above is not needed, nor what is after the first that all are below.
+	// Drop ticks below the last one that is below all values, and ticks above the first one that is
+	// above all values.
 	for len(s.ticks) > 2 && math.Log10(s.ticks[1].At) <= low {
 		s.ticks = s.ticks[1:]
 	}
@@ -261,7 +264,8 @@ func (a Axis) logTicks(s *scale) {
 	s.low, s.high = math.Log10(s.ticks[0].At), math.Log10(s.ticks[len(s.ticks)-1].At)
 }
 
-// niceStep gives 1, 2 or 5 times a power of ten or, if binary, a power of two, and at least v.
+// niceStep returns the smallest round number that is at least v: a power of two if binary, else 1,
+// 2 or 5 times a power of ten.
 func niceStep(v float64, binary bool) float64 {
 	if binary {
 		return math.Pow(2, math.Ceil(math.Log2(v)))
@@ -275,15 +279,15 @@ func niceStep(v float64, binary bool) float64 {
 	return 10 * power
 }
 
-// Bar is a value with its parts, from left to right, and how far repeats were apart.
+// Bar is a value with its parts, from left to right, and its range over repeats.
 type Bar struct {
 	Name  string
 	Parts []float64
-	// Low and High are the least and the most of the sum; equal: there is nothing to tell.
+	// Low and High are the range of the sum of the parts. If they are equal, no range is drawn.
 	Low, High float64
-	// Text is the value in words.
+	// Text is the value as text.
 	Text string
-	// Color of the first part; the others follow.
+	// Color is the colour of the first part; the other parts have the following colours.
 	Color int
 }
 
@@ -291,13 +295,13 @@ type Bar struct {
 type Bars struct {
 	Head
 	Bars []Bar
-	// Parts names the parts of bars; nil: they have one.
+	// Parts are the names of the parts of bars. It is nil if bars have one part.
 	Parts []string
-	// Heading is drawn above; empty: the page around the chart has one.
+	// Heading is drawn above the bars. It is empty if the page around the chart has a heading.
 	Heading string
 }
 
-// SVG draws it.
+// SVG returns the chart.
 func (c Bars) SVG() template.HTML {
 	most, longest := 0., 0
 	for _, bar := range c.Bars {

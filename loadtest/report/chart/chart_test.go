@@ -17,7 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the files in testdata anew")
 
-// golden compares a chart, as a file of its own, with one in testdata. It must be well-formed XML.
+// golden compares a chart, as an SVG file, with a file in testdata, and checks that it is well-formed
+// XML.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(got))
@@ -34,7 +35,7 @@ func golden(t *testing.T, name, got string) {
 	}
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(want), got, "run the test with -update, and look at the picture, if this is how it should be")
+	require.Equal(t, string(want), got, "if this is intended, look at the picture and run the test with -update")
 }
 
 func number(v float64) string { return fmt.Sprintf("%g", v) }
@@ -44,7 +45,7 @@ func TestLines(t *testing.T) {
 		Head: chart.Head{ID: "lines", Title: "Lines & <marks>", Text: "Two lines that cross."},
 		X:    chart.Axis{Title: "x", Format: number}, Y: chart.Axis{Title: "y, logarithmic", Log: true, Format: number},
 		Lines: []chart.Line{
-			{Name: "rising", Points: []chart.Point{{1, 3}, {2, 0}, {3, 30}, {4, 300}}}, // with a gap
+			{Name: "rising", Points: []chart.Point{{1, 3}, {2, 0}, {3, 30}, {4, 300}}}, // has a gap at 0
 			{Name: "falling", Points: []chart.Point{{1, 250}, {4, 4}}},
 		},
 		Marks: []chart.Tick{{At: 0.1, Text: "one"}, {At: 0.2, Text: "beneath"}, {At: 4, Text: "at the end"}},
@@ -53,7 +54,7 @@ func TestLines(t *testing.T) {
 	svg := string(c.SVG())
 	require.NotContains(t, svg, "http")
 	require.Contains(t, svg, "Lines &amp; &lt;marks&gt;")
-	require.Equal(t, 3, strings.Count(svg, "M"), "a line of two parts, and one of one")
+	require.Equal(t, 3, strings.Count(svg, "M"), "one line has two parts, the other has one")
 	for _, tick := range []string{">2<", ">5<", ">500<"} {
 		require.Contains(t, svg, tick)
 	}
@@ -70,7 +71,7 @@ func TestBars(t *testing.T) {
 	golden(t, "bars.svg", chart.File(c.SVG()))
 }
 
-// TestAnyValues has values that a scale could fail at.
+// TestAnyValues draws values that a scale could fail on, such as none, equal and huge ones.
 func TestAnyValues(t *testing.T) {
 	for name, points := range map[string][]chart.Point{
 		"none": nil, "one": {{1, 1}}, "zero": {{0, 0}, {0, 0}}, "equal": {{1, 7}, {2, 7}}, "negative": {{0, -5}, {1, 5}}, "tiny": {{0, 1e-12}, {1, 2e-12}},

@@ -9,13 +9,13 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report/chart"
 )
 
-// What values look like in charts and tables.
+// These functions format values for charts and tables.
 func millis(v float64) string  { return report.FormatValue(v, report.Millis) }
 func seconds(v float64) string { return report.FormatValue(v, report.Seconds) }
 func bytes(v float64) string   { return report.FormatValue(v, report.Bytes) }
 func plain(v float64) string   { return fmt.Sprintf("%g", v) }
 
-// figures makes all charts for which there are figures.
+// figures returns all charts for which the reports have figures.
 func figures(sides []side) (out []figure) {
 	for _, draw := range []func([]side) (figure, bool){
 		latencyDistribution, latencyOverTime, bytesPerUpdate, cpuPerUpdate, updatesOverTime, cpuOverTime, memoryOverTime, convergence,
@@ -27,17 +27,18 @@ func figures(sides []side) (out []figure) {
 	return out
 }
 
-// percentiles that the distribution's axis names, as shares.
+// percentiles are the ticks of the latency axis, as shares.
 var percentiles = []struct {
 	share float64
 	text  string
 }{{0.5, "50 %"}, {0.9, "90 %"}, {0.99, "99 %"}, {0.999, "99.9 %"}, {0.9999, "99.99 %"}, {0.99999, "99.999 %"}}
 
-// nines is where a share is on the axis: each nine is as far from the last.
+// nines returns the position of a share on the axis: each further nine is one unit further.
 func nines(share float64) float64 { return -math.Log10(1 - share) }
 
-// latencyOf joins the latencies of all repeats' changes or, without changes, of their syncs; slow: those of the nodes that the
-// scenario slows down.
+// latencyOf merges the latencies of the changes phases of all repeats. If there are none, it merges
+// those of resyncs, else those of cold syncs. If slow is set, it uses the latencies of the nodes
+// that the scenario slows down.
 func latencyOf(r *report.Report, slow bool) (report.Distribution, bool) {
 	for _, kind := range []report.PhaseKind{report.Changes, report.Resync, report.ColdSync} {
 		var all []report.Distribution
@@ -75,7 +76,8 @@ func latencyDistribution(sides []side) (figure, bool) {
 		}
 		l := chart.Line{Name: name}
 		most = max(most, d.Count)
-		// Steps of a tenth of a nine, as far as there are that many values.
+		// One point for each tenth of a nine, up to the share that one value of the distribution
+		// makes up.
 		for x := 0.; x <= math.Log10(float64(d.Count)); x += 0.1 {
 			l.Points = append(l.Points, chart.Point{X: x, Y: float64(h.ValueAtQuantile(100*(1-math.Pow(10, -x)))) / 1000})
 		}
@@ -83,7 +85,7 @@ func latencyDistribution(sides []side) (figure, bool) {
 		t.Rows = append(t.Rows, []string{
 			name, fmt.Sprint(d.Count), millis(d.Min), millis(d.P50), millis(d.P90), millis(d.P99), millis(d.P999), millis(d.Max),
 		})
-		words = append(words, fmt.Sprintf("%s: half within %s, 99 %% within %s, the longest %s", name, millis(d.P50), millis(d.P99), millis(d.Max)))
+		words = append(words, fmt.Sprintf("%s: 50 %% within %s, 99 %% within %s, the longest %s", name, millis(d.P50), millis(d.P99), millis(d.Max)))
 	}
 	for _, s := range sides {
 		if d, ok := latencyOf(s.Report, false); ok {
@@ -103,16 +105,16 @@ func latencyDistribution(sides []side) (figure, bool) {
 	}
 	c.Title, c.Text = "Latency distribution", strings.Join(words, "; ")+"."
 	return figure{
-		Title: c.Title, Text: "How long node-updates took, by share, all repeats together.", Chart: c.SVG(), Table: t,
+		Title: c.Title, Text: "How long node-updates took, by share, over all repeats.", Chart: c.SVG(), Table: t,
 	}, true
 }
 
-// overTime is a chart of the first repeat's seconds, with its phases marked.
+// overTime is a chart of the seconds of the first repeat, with marks where phases begin.
 type overTime struct {
 	id, title, text, axis string
 	format                func(float64) string
 	log, binary           bool
-	// lines of one side, by name, in order.
+	// lines are the lines of each side, in order.
 	lines []line
 }
 
@@ -121,7 +123,8 @@ type line struct {
 	of   func(before, s *report.Second) float64
 }
 
-// maxRows is how many rows the table of a chart over time has at most: figures are taken at equal distances.
+// maxRows is the maximum number of rows in the table of a chart over time. The table shows values
+// at equal intervals.
 const maxRows = 60
 
 func (o overTime) draw(sides []side) (figure, bool) {
@@ -185,13 +188,13 @@ func (o overTime) draw(sides []side) (figure, bool) {
 		}
 		t.Rows = append(t.Rows, row)
 	}
-	c.Text = strings.Join(words, "; ") + ". Dotted lines are where phases begin."
+	c.Text = strings.Join(words, "; ") + ". Dotted lines mark the beginnings of phases."
 	return figure{Title: o.title, Text: o.text, Chart: c.SVG(), Table: t}, true
 }
 
 func latencyOverTime(sides []side) (figure, bool) {
 	o := overTime{
-		id: "latency", title: "Latency over time", text: "Of what nodes applied in each second of the first repeat.",
+		id: "latency", title: "Latency over time", text: "Latency of the updates that nodes applied in each second of the first repeat.",
 		axis: "latency, logarithmic", format: millis, log: true,
 		lines: []line{
 			{"p50", func(_, s *report.Second) float64 { return s.P50 }},
@@ -200,7 +203,7 @@ func latencyOverTime(sides []side) (figure, bool) {
 		},
 	}
 	if len(sides) > 1 {
-		o.lines = o.lines[1:2] // one line for each
+		o.lines = o.lines[1:2] // only p99, so that each side has one line
 	}
 	return o.draw(sides)
 }
@@ -210,8 +213,8 @@ func updatesOverTime(sides []side) (figure, bool) {
 		return func(before, s *report.Second) float64 { return float64(of(s)) / (s.At - before.At) }
 	}
 	return overTime{
-		id: "updates", title: "Node-updates over time", text: "What the source owed to nodes, and what they applied, first repeat.",
-		axis: "node-updates a second", format: func(v float64) string { return report.FormatValue(v, report.Number) },
+		id: "updates", title: "Node-updates over time", text: "Node-updates due because of the source's changes, and node-updates applied, in the first repeat.",
+		axis: "node-updates per second", format: func(v float64) string { return report.FormatValue(v, report.Number) },
 		lines: []line{
 			{"owed", rate(func(s *report.Second) int64 { return s.Sent })},
 			{"applied", rate(func(s *report.Second) int64 { return s.Applied })},
@@ -224,7 +227,7 @@ func cpuOverTime(sides []side) (figure, bool) {
 		return func(before, s *report.Second) float64 { return of(s.ServerCPU) / (s.At - before.At) }
 	}
 	return overTime{
-		id: "cpu", title: "Server CPU over time", text: "Cores in use, first repeat.", axis: "cores",
+		id: "cpu", title: "Server CPU over time", text: "CPU cores in use in the first repeat.", axis: "cores",
 		format: func(v float64) string { return fmt.Sprintf("%.2g", v) },
 		lines: []line{
 			{"user", cores(func(c report.CPU) float64 { return c.User })},
@@ -235,7 +238,7 @@ func cpuOverTime(sides []side) (figure, bool) {
 
 func memoryOverTime(sides []side) (figure, bool) {
 	return overTime{
-		id: "memory", title: "Memory over time", text: "What processes have in RAM, first repeat.", axis: "bytes in RAM", format: bytes, binary: true,
+		id: "memory", title: "Memory over time", text: "Resident memory of the processes in the first repeat.", axis: "bytes in RAM", format: bytes, binary: true,
 		lines: []line{
 			{"server", func(_, s *report.Second) float64 { return float64(s.ServerMemory) }},
 			{"load tester", func(_, s *report.Second) float64 { return float64(s.ClientMemory) }},
@@ -243,7 +246,9 @@ func memoryOverTime(sides []side) (figure, bool) {
 	}.draw(sides)
 }
 
-// bars is a chart of metrics, a bar for each side. The range is that of a metric which is their sum; empty: there is none.
+// bars returns a chart with one bar for each side, made of the metrics in of. ranged names the
+// metric whose range is drawn, which is the sum of those metrics; if it is empty, no range is
+// drawn.
 func bars(sides []side, id, title, about, ranged string, names []string, of ...string) (figure, bool) {
 	c := chart.Bars{Head: chart.Head{ID: id, Title: title}, Parts: names}
 	t := table{Head: append([]string{""}, names...)}
@@ -288,24 +293,26 @@ func bars(sides []side, id, title, about, ranged string, names []string, of ...s
 }
 
 func bytesPerUpdate(sides []side) (figure, bool) {
-	return bars(sides, "bytes", "Bytes a node-update", "Below TLS: all that the connections carry while changes are measured. When nodes come back from an event is left out.", "",
+	return bars(sides, "bytes", "Bytes per node-update", "All bytes below TLS that the connections carry while changes are measured. The time in which nodes come back from an event is left out.", "",
 		[]string{"received", "sent"}, "bytes-per-update", "sent-bytes-per-update")
 }
 
-// cpuPerUpdate has no parts if a side does not tell them, as an API server in somebody's cluster does not.
+// cpuPerUpdate returns a chart without parts if a side does not report user and system time
+// separately, as an API server in an existing cluster does not.
 func cpuPerUpdate(sides []side) (figure, bool) {
-	const title, whole = "Server CPU a node-update", "cpu-per-update"
+	const title, whole = "Server CPU per node-update", "cpu-per-update"
 	for _, s := range sides {
 		_, told := s.Report.Summary[whole]
 		if _, divided := s.Report.Summary["cpu-user-per-update"]; told && !divided {
-			return bars(sides, "cpu-each", title, "Of the processes that distribute, in user mode and in the kernel together.", whole, []string{"user and system"}, whole)
+			return bars(sides, "cpu-each", title, "CPU time of the processes that distribute, in user mode and in the kernel together.", whole, []string{"user and system"}, whole)
 		}
 	}
-	return bars(sides, "cpu-each", title, "By the kernel's accounting, of the processes that distribute.", whole, []string{"user", "system"},
+	return bars(sides, "cpu-each", title, "CPU time of the processes that distribute, as the kernel accounts for it.", whole, []string{"user", "system"},
 		"cpu-user-per-update", "cpu-system-per-update")
 }
 
-// convergence shows how long until so many nodes had a change: the median over changes, of the first repeat.
+// convergence returns a chart of how long it took until a share of the nodes had a change. It shows
+// the median over the changes of the first repeat.
 func convergence(sides []side) (figure, bool) {
 	c := chart.Bars{Head: chart.Head{ID: "convergence", Title: "Convergence"}}
 	t := table{Head: []string{"nodes that have it", "median of the changes", "p99", "longest"}}
@@ -334,9 +341,9 @@ func convergence(sides []side) (figure, bool) {
 	if len(c.Bars) == 0 {
 		return figure{}, false
 	}
-	c.Text = "Median of the changes. " + strings.Join(words, "; ") + "."
+	c.Text = "Median over the changes. " + strings.Join(words, "; ") + "."
 	return figure{
-		Title: c.Title, Text: "From when a change was due until so many nodes had it: the median of the changes, and to the longest. First repeat.",
+		Title: c.Title, Text: "Time from when a change was due until a share of the nodes had it: the median over the changes of the first repeat, up to the longest.",
 		Chart: c.SVG(), Table: t,
 	}, true
 }

@@ -1,5 +1,6 @@
-// Package page makes of reports one HTML file that needs nothing else, for who reads it in a browser, on paper, on a phone
-// or with a screen reader: charts are drawn in it, and each has its figures in a table beside it.
+// Package page renders reports as one self-contained HTML file. It is readable in a browser, on
+// paper, on a phone and with a screen reader. Charts are inline SVG, and each has its figures in a
+// table beside it.
 package page
 
 import (
@@ -20,8 +21,8 @@ var source string
 
 var parsed = template.Must(template.New("page").Parse(source))
 
-// Write writes the page of a report, or of several that show the same scenario: the first is what others are compared with, with a
-// tolerance as report.Compare has it.
+// Write writes the page of one report, or of several reports of the same scenario. With several,
+// each is compared with the first; the tolerance is that of report.Compare.
 func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
 	p := &content{Style: template.CSS(chart.Style), Title: title(reports), Tolerance: fmt.Sprintf("%g %%", 100*tolerance)} //nolint:gosec // it is a constant
 	names := report.Names(reports...)
@@ -44,21 +45,21 @@ func Write(w io.Writer, tolerance float64, reports ...*report.Report) error {
 	return parsed.Execute(w, p)
 }
 
-// content is what the template gets.
+// content is the data of the template.
 type content struct {
 	Style template.CSS
 	Title string
 	Sides []side
-	// Tiles are what one looks at first.
+	// Tiles are the figures at the top of the page.
 	Tiles       []keyFigure
 	Key         []keyFigure
 	Comparisons []comparison
-	// Tolerance of the comparisons.
+	// Tolerance is the tolerance of the comparisons, as text.
 	Tolerance string
 	Figures   []figure
 }
 
-// side is one report.
+// side is the data of one report.
 type side struct {
 	Name   string
 	Start  string
@@ -68,10 +69,10 @@ type side struct {
 	Phases table
 }
 
-// keyFigure is a metric of a single report.
+// keyFigure is one metric of a report, formatted.
 type keyFigure struct{ Name, Value, Range, Help string }
 
-// comparison is a table of two reports, by their sides' names.
+// comparison is a table that compares two reports. From and To are the names of their sides.
 type comparison struct {
 	From, To string
 	Rows     []comparisonRow
@@ -83,7 +84,7 @@ type comparisonRow struct {
 	P                                    string
 }
 
-// figure is a chart with its figures.
+// figure is a chart with a table of its figures.
 type figure struct {
 	Title, Text string
 	Chart       template.HTML
@@ -93,7 +94,7 @@ type figure struct {
 type table struct {
 	Head []string
 	Rows [][]string
-	// Long tables are folded.
+	// Long tables are collapsed.
 	Long bool
 }
 
@@ -119,18 +120,19 @@ func key(r *report.Report) (out []keyFigure) {
 	return out
 }
 
-// first are the metrics that one looks at first, in short words; a scenario has some of them.
+// first lists the metrics for the tiles, with short descriptions. A scenario has some of them.
 var first = []struct{ metric, words string }{
 	{"p99", "latency of a node-update, p99"},
-	{"bytes-per-update", "a node-update, received"},
-	{"cpu-per-update", "server CPU a node-update"},
-	{"changes-time", "until the last change was everywhere"},
+	{"bytes-per-update", "received per node-update"},
+	{"cpu-per-update", "server CPU per node-update"},
+	{"changes-time", "until all nodes had the last change"},
 	{"cold-time", "until the last cold node was in sync"},
 	{"resync-time", "until the last node was back in sync"},
-	{"memory-per-node", "server memory a node"},
+	{"memory-per-node", "server memory per node"},
 }
 
-// tiles picks these of a report or, of two, how they differ.
+// tiles returns the tiles of one report or, with several reports, of the differences between the
+// first two.
 func tiles(reports []*report.Report) (out []keyFigure) {
 	for _, f := range first {
 		a, ok := reports[0].Summary[f.metric]
@@ -166,17 +168,17 @@ func comparisonOf(c *report.Comparison) comparison {
 	return out
 }
 
-// unknown is in the place of a figure.
+// unknown stands for a figure that was not measured.
 const unknown = "–"
 
-// phases lists the phases of all repeats.
+// phases returns a table of the phases of all repeats.
 func phases(r *report.Report) table {
 	t := table{
-		Head: []string{"phase", "begins", "takes", "updates", "received", "sent", "server CPU", "user", "system", "load tester CPU", "p50", "p99", "max"},
+		Head: []string{"phase", "start", "duration", "updates", "received", "sent", "server CPU", "user", "system", "load tester CPU", "p50", "p99", "max"},
 		Long: len(r.Repeats) > 1,
 	}
 	_, own := r.Summary["api-server-cpu-per-change"]
-	own = own && r.Peer == report.Slicecast // else it is the server
+	own = own && r.Peer == report.Slicecast // otherwise the API server is the server itself
 	if own {
 		t.Head = append(t.Head, "API server CPU")
 	}

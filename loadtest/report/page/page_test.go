@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
 
-// write makes a page and checks what holds of every one.
+// write renders a page and checks what must hold for every page.
 func write(t *testing.T, reports ...*report.Report) (text string, root *html.Node) {
 	t.Helper()
 	return writeWith(t, report.DefaultTolerance, reports...)
@@ -26,7 +26,7 @@ func writeWith(t *testing.T, tolerance float64, reports ...*report.Report) (text
 	require.NoError(t, page.Write(&out, tolerance, reports...))
 	text = out.String()
 	requireWellFormed(t, text)
-	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|url\(|@import|<script|<link|<img|\bsrc=|\bhref=`), text, "it needs nothing else")
+	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|url\(|@import|<script|<link|<img|\bsrc=|\bhref=`), text, "the page refers to other files")
 	require.NotContains(t, text, "NaN")
 	require.NotContains(t, text, "Inf")
 	require.NotContains(t, text, "ZgotmplZ", "the template refused a value")
@@ -36,7 +36,7 @@ func writeWith(t *testing.T, tolerance float64, reports ...*report.Report) (text
 	ids := make(map[string]bool)
 	for n := range root.Descendants() {
 		if id := attribute(n, "id"); id != "" {
-			require.False(t, ids[id], "id %q is there twice", id)
+			require.False(t, ids[id], "duplicate id %q", id)
 			ids[id] = true
 		}
 	}
@@ -48,10 +48,11 @@ func writeWith(t *testing.T, tolerance float64, reports ...*report.Report) (text
 	return text, root
 }
 
-// void are the elements without an end.
+// void are the elements without an end tag.
 var void = map[atom.Atom]bool{atom.Meta: true, atom.Br: true, atom.Hr: true, atom.Input: true}
 
-// requireWellFormed checks that every element ends where it should: a parser would repair it.
+// requireWellFormed checks that every start tag has its end tag. An HTML parser would repair the
+// page silently.
 func requireWellFormed(t *testing.T, text string) {
 	t.Helper()
 	var open []string
@@ -68,8 +69,8 @@ func requireWellFormed(t *testing.T, text string) {
 			}
 		case html.EndTagToken:
 			token := z.Token()
-			require.NotEmpty(t, open, "</%s> ends nothing", token.Data)
-			require.Equal(t, open[len(open)-1], token.Data, "ends of elements")
+			require.NotEmpty(t, open, "</%s> has no start tag", token.Data)
+			require.Equal(t, open[len(open)-1], token.Data, "end tag")
 			open = open[:len(open)-1]
 		case html.TextToken, html.SelfClosingTagToken, html.CommentToken, html.DoctypeToken:
 		}
@@ -85,7 +86,7 @@ func attribute(n *html.Node, name string) string {
 	return ""
 }
 
-// figures gives the page's figures by the titles of their charts.
+// figures returns the page's figures by the titles of their charts.
 func figures(t *testing.T, root *html.Node) map[string]*html.Node {
 	t.Helper()
 	out := make(map[string]*html.Node)
@@ -108,8 +109,8 @@ func figures(t *testing.T, root *html.Node) map[string]*html.Node {
 			}
 		}
 		require.NotEmpty(t, title)
-		require.NotEmpty(t, description, "%s has no words", title)
-		require.Equal(t, 1, tables, "%s has no figures beside it", title)
+		require.NotEmpty(t, description, "%s has no description", title)
+		require.Equal(t, 1, tables, "%s needs one table of its figures", title)
 		out[title] = n
 	}
 	return out
@@ -122,7 +123,7 @@ func TestPage(t *testing.T) {
 	require.Contains(t, text, "<dt>nodes</dt><dd>1000</dd>")
 	all := figures(t, root)
 	for _, title := range []string{
-		"Latency distribution", "Latency over time", "Bytes a node-update", "Server CPU a node-update", "Node-updates over time",
+		"Latency distribution", "Latency over time", "Bytes per node-update", "Server CPU per node-update", "Node-updates over time",
 		"Server CPU over time", "Memory over time", "Convergence",
 	} {
 		require.Contains(t, all, title)
@@ -144,7 +145,7 @@ func TestComparisonPage(t *testing.T) {
 	text, root = write(t, reporttest.Slicecast(4, 1), reporttest.Slicecast(4, 2))
 	require.Contains(t, text, `<span class="bad">worse</span>`)
 	require.Contains(t, text, "medians of more than 5 %")
-	// Sides that are alike are told apart, by the same names in the table and in the charts.
+	// Two sides with the same peer and version have distinct names, in the table and in the charts.
 	require.Contains(t, text, `<th scope="col" class="n">before</th><th scope="col" class="n">after</th>`)
 	for title, figure := range figures(t, root) {
 		if title != "Convergence" && !strings.Contains(title, "over time") {
@@ -161,7 +162,7 @@ func TestComparisonPage(t *testing.T) {
 	require.Contains(t, text, "<h2>1: slicecast v1.0.0 and 3: slicecast v1.0.0</h2>")
 }
 
-// rows gives what the rows of a figure's table are about.
+// rows returns the first cells of the rows of a figure's table.
 func rows(figure *html.Node) (out []string) {
 	for n := range figure.Descendants() {
 		if n.DataAtom == atom.Th && attribute(n, "scope") == "row" && n.FirstChild != nil {
@@ -171,7 +172,7 @@ func rows(figure *html.Node) (out []string) {
 	return out
 }
 
-// TestSparsePages has reports that lack what charts are made of.
+// TestSparsePages renders reports that lack the figures for most charts.
 func TestSparsePages(t *testing.T) {
 	failed := reporttest.Slicecast(1, 1)
 	failed.Repeats[0].Series = nil
@@ -182,12 +183,12 @@ func TestSparsePages(t *testing.T) {
 	}
 	failed.Summarize()
 	text, root := write(t, failed)
-	require.Contains(t, text, "failed its check")
+	require.Contains(t, text, "a check of the run failed")
 	require.Contains(t, text, "node-00003 &lt;lacks&gt; a shard")
 	require.Contains(t, text, `<td class="n">–</td>`)
-	require.Equal(t, 1, strings.Count(text, ">0 µs<"), "the first phase begins then, and what is unknown is not 0")
-	require.Len(t, figures(t, root), 1, "bytes are all there is")
-	require.NotContains(t, text, `<td class="n">0 µs</td><td class="n">0 µs</td>`, "a CPU time that is unknown is not none")
+	require.Equal(t, 1, strings.Count(text, ">0 µs<"), "only the first phase starts at 0; unknown figures are not 0")
+	require.Len(t, figures(t, root), 1, "only the bytes were measured")
+	require.NotContains(t, text, `<td class="n">0 µs</td><td class="n">0 µs</td>`, "an unknown CPU time is not 0")
 	require.Contains(t, text, `<td class="n">–</td><td class="n">–</td><td class="n">–</td>`)
 
 	empty := reporttest.Slicecast(0, 1)
@@ -202,7 +203,8 @@ func TestSparsePages(t *testing.T) {
 	write(t, idle)
 }
 
-// TestUndividedCPU has an API server that tells its CPU time as a whole, beside one that is accounted for in parts.
+// TestUndividedCPU compares an API server that reports only its total CPU time with one whose user
+// and system time are known.
 func TestUndividedCPU(t *testing.T) {
 	whole := reporttest.APIServer(4)
 	for i := range whole.Repeats {
@@ -214,14 +216,14 @@ func TestUndividedCPU(t *testing.T) {
 	whole.Summarize()
 	for _, reports := range [][]*report.Report{{whole}, {whole, reporttest.Slicecast(4, 1)}, {reporttest.Slicecast(4, 1), whole}} {
 		text, root := write(t, reports...)
-		figure := figures(t, root)["Server CPU a node-update"]
+		figure := figures(t, root)["Server CPU per node-update"]
 		require.NotNil(t, figure)
-		require.Len(t, rows(figure), len(reports), "no side is left out")
+		require.Len(t, rows(figure), len(reports), "a side is missing")
 		require.Contains(t, text, whole.Summary["cpu-per-update"].Text())
 		require.Contains(t, text, "user and system")
 	}
 	_, root := write(t, reporttest.Slicecast(4, 1))
-	figure := figures(t, root)["Server CPU a node-update"]
+	figure := figures(t, root)["Server CPU per node-update"]
 	words := ""
 	for n := range figure.Descendants() {
 		if n.Type == html.TextNode {
@@ -231,7 +233,7 @@ func TestUndividedCPU(t *testing.T) {
 	require.NotContains(t, words, "user and system")
 }
 
-// TestOwnAPIServer has the CPU time of one that servers watch, in the phases that have it.
+// TestOwnAPIServer renders the CPU time of an API server that the servers watch.
 func TestOwnAPIServer(t *testing.T) {
 	text, _ := write(t, reporttest.Slicecast(1, 1))
 	require.Contains(t, text, ">API server CPU</th>")
@@ -245,5 +247,5 @@ func TestSlowNodes(t *testing.T) {
 	slow := reporttest.Slicecast(1, 50).Repeats[0].Phases[2].Latency
 	r.Repeats[0].Phases[2].SlowLatency = &slow
 	text, _ := write(t, r)
-	require.Contains(t, text, "slicecast, slow nodes: half within")
+	require.Contains(t, text, "slicecast, slow nodes: 50 % within")
 }

@@ -1,4 +1,4 @@
-// Package reporttest makes reports that nobody measured, for tests of what is made of reports.
+// Package reporttest builds reports with made-up figures, for tests of code that processes reports.
 package reporttest
 
 import (
@@ -17,10 +17,10 @@ const (
 	changes = 100
 )
 
-// Validate checks a report in JSON against the published schema.
+// Validate validates the JSON of a report against the published schema.
 func Validate(content []byte) error { return ValidateAs(report.JSONSchema, content) }
 
-// ValidateAs checks JSON against a schema.
+// ValidateAs validates JSON against a schema.
 func ValidateAs(schema, content []byte) error {
 	var s jsonschema.Schema
 	if err := json.Unmarshal(schema, &s); err != nil {
@@ -37,15 +37,16 @@ func ValidateAs(schema, content []byte) error {
 	return resolved.Validate(value)
 }
 
-// begin is when all of it would have been.
+// begin is the start of all reports.
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// Slicecast gives a report with everything that a report can have, in some repeats. The factor makes all of it larger.
+// Slicecast returns a report that has everything that a report can have. All figures grow with the
+// factor.
 func Slicecast(repeats int, factor float64) *report.Report {
 	return build(report.Slicecast, repeats, factor)
 }
 
-// APIServer gives one of the same scenario with a kube-apiserver, which costs more.
+// APIServer returns a report of the same scenario with a kube-apiserver, which costs more.
 func APIServer(repeats int) *report.Report {
 	const more = 5
 	r := build(report.KubeAPIServer, repeats, more)
@@ -80,7 +81,8 @@ func build(peer report.Peer, repeats int, factor float64) *report.Report {
 	return r
 }
 
-// repeat lasts half a minute: three seconds of cold sync, two of warm-up, twenty of changes and five after a restart.
+// repeat returns a repeat of half a minute: three seconds of cold sync, two of warm-up, twenty of
+// changes and five after a restart.
 func repeat(start time.Time, random *rand.Rand, factor float64) report.Repeat {
 	cpu := func(seconds float64) *report.CPU {
 		return &report.CPU{User: seconds * factor / 3, System: seconds * factor * 2 / 3}
