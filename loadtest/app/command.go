@@ -1,4 +1,5 @@
-// Package app is the slicecast-loadtest command: its flags, and what becomes of reports.
+// Package app implements the slicecast-loadtest command: its flags, and the presentation of
+// reports.
 package app
 
 import (
@@ -17,17 +18,17 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// NewCommand makes the command.
+// NewCommand returns the command.
 func NewCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "slicecast-loadtest",
 		Short: "Measure what Slicecast costs with thousands of nodes",
-		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client, and measures what a
-server spends on them and how long changes take to reach them.
+		Long: `slicecast-loadtest simulates the nodes of a cluster on one machine, with the agent's own client. It measures what the nodes
+cost a server and how long changes take to reach them.
 ` + exitCodes,
 		Version:           daemon.Version(),
 		SilenceUsage:      true,
-		SilenceErrors:     true, // Execute prints it
+		SilenceErrors:     true, // Execute prints them
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	c.SetVersionTemplate(fmt.Sprintln("slicecast-loadtest", "{{.Version}}"))
@@ -39,15 +40,15 @@ func newRunCommand() *cobra.Command {
 	return newEngineCommand(report.Slicecast, &cobra.Command{
 		Use:   "run",
 		Short: "Run simulated nodes against Slicecast",
-		Long: `run plays a scenario: it connects simulated nodes to servers, each with a connection and a client certificate of its own,
-waits until all have the whole state, lets the state change, and reports what that cost. Changes are made at the times that
-the scenario says, whether or not earlier ones have arrived.
+		Long: `run plays a scenario. It connects simulated nodes to servers, each with a connection and a client certificate of its own,
+waits until all nodes have the whole state, lets the state change, and reports the costs. Changes happen at the times that
+the scenario sets, whether or not earlier changes have arrived.
 
-The state is generated, in a server that run starts; or it is written to a Kubernetes API server (--kube-apiserver) that
-run's servers watch; or it is that of a running Slicecast server (--server), whose own changes are observed.
+By default, a server that run starts generates the state. With --kube-apiserver, the state is that of a Kubernetes API server,
+which run's servers watch. With --server, the state is that of a running Slicecast server, whose own changes are observed.
 
-It fails if at the end a node does not hold exactly the true state. What the same would cost with an API server that all nodes watch is what
-compare measures, and what a cluster of yours pays what estimate computes.
+The run fails if a node does not hold exactly the true state at the end. See compare for what the same scenario costs with an
+API server that all nodes watch, and estimate for the costs in your cluster.
 ` + exitCodes,
 	})
 }
@@ -56,16 +57,16 @@ func newAPIServerCommand() *cobra.Command {
 	return newEngineCommand(report.KubeAPIServer, &cobra.Command{
 		Use:   "apiserver",
 		Short: "Run simulated kube-proxies against a Kubernetes API server",
-		Long: `apiserver plays a scenario as run does, with nodes that watch a Kubernetes API server as kube-proxies do: Services,
-EndpointSlices and their own Node, in protobuf, each over a connection of its own. Without a kubeconfig it starts an API
-server. In the cluster of a kubeconfig it writes nothing unless --write-namespace is given.
+		Long: `apiserver plays a scenario as run does, but its nodes watch a Kubernetes API server as kube-proxies do: Services,
+EndpointSlices and their own Node, in protobuf. Each node has a connection of its own. Without a kubeconfig, apiserver starts
+an API server. With a kubeconfig, it writes nothing to the cluster unless --write-namespace is set.
 
-It fails if at the end a node does not hold exactly what the API server has.
+The run fails if a node does not hold exactly what the API server has at the end.
 ` + exitCodes,
 	})
 }
 
-// newEngineCommand makes the command that runs a scenario against a peer.
+// newEngineCommand returns a command that runs a scenario against a peer.
 func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
 	o := &Options{Options: engine.Options{Peer: peer}}
 	c.Args = cobra.NoArgs
@@ -77,14 +78,14 @@ func newEngineCommand(peer report.Peer, c *cobra.Command) *cobra.Command {
 }
 
 func newTargetCommand() *cobra.Command {
-	return newChildCommand(engine.ServeCommand, "Serve, as a run says", target.Serve)
+	return newChildCommand(engine.ServeCommand, "Serve state as a run configures it", target.Serve)
 }
 
 func newWorkerCommand() *cobra.Command {
-	return newChildCommand(engine.WorkCommand, "Simulate nodes, as a run says", worker.Serve)
+	return newChildCommand(engine.WorkCommand, "Simulate nodes as a run configures them", worker.Serve)
 }
 
-// newChildCommand makes a command with which a run starts parts of itself.
+// newChildCommand returns a hidden command with which a run starts a server or a worker.
 func newChildCommand(name, short string, serve func(context.Context, io.Reader, io.WriteCloser, *slog.Logger) error) *cobra.Command {
 	var log daemon.LogOptions
 	c := &cobra.Command{

@@ -22,10 +22,10 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// endTime is what a run that is interrupted has to end what it started.
+// endTime is how long an interrupted run may take to end what it started.
 const endTime = 2 * time.Minute
 
-// comparison is the command's options.
+// comparison is the set of the command's options.
 type comparison struct {
 	Presentation
 	against   string
@@ -36,19 +36,21 @@ func newCompareCommand() *cobra.Command {
 	o := &comparison{}
 	c := &cobra.Command{
 		Use:   "compare [BEFORE.json AFTER.json] [-- FLAGS OF run...]",
-		Short: "Measure the same scenario twice, and compare",
-		Long: `compare plays a scenario with a Kubernetes API server (slicecast-loadtest apiserver) and with Slicecast (slicecast-loadtest run),
-one after the other on this machine, and compares what that cost, metric by metric. What follows -- are flags for both, such as
---scenario, --nodes and --repeats. Slicecast's servers generate their state, unless --kube-apiserver=own is among the flags: then they watch
-an API server that has it, and latencies of both sides have the way through one in them, which is like for like.
+		Short: "Play the same scenario twice, and compare the costs",
+		Long: `compare plays a scenario with a Kubernetes API server (slicecast-loadtest apiserver) and then with Slicecast (slicecast-loadtest
+run) on this machine, and compares the costs metric by metric. The flags after -- apply to both, such as --scenario, --nodes and
+--repeats. By default, Slicecast's servers generate their state. With --kube-apiserver=own after --, they watch an API server
+instead. The latencies of both sides then include the way through an API server, so they compare like with like.
 
-With --against it looks for regressions: what it compares with is then another release's slicecast-loadtest, which is executed with
-the same flags, or a report that was written before, whose scenario is played again if no flags are given. With two reports as arguments it runs nothing.
+With --against, compare looks for regressions. It compares Slicecast with another release's slicecast-loadtest, which it runs
+with the same flags, or with an earlier report. It plays the report's scenario again if there are no flags after --. With two
+reports as arguments, it compares them and runs nothing.
 
---output, --html and --require are the comparison's, before --; --require judges the second side, as it does a run.
+--output, --html and --require belong to the comparison and go before --. --require judges the second side.
 
-A verdict takes repeats: from --repeats=4 on, on both sides, a metric is called better or worse if a Mann-Whitney U test at the 5 %
-level says that the repeats differ, and the medians differ by more than --tolerance. Until then, only the figures are told.
+A verdict requires at least four repeats on both sides (--repeats=4). A metric is then better or worse if a Mann-Whitney U test
+at the 5 % level says that the repeats differ, and if the medians differ by more than --tolerance. With fewer repeats, compare
+prints the figures without a verdict.
 
   slicecast-loadtest compare -- --scenario=steady --nodes=1000 --repeats=4
   slicecast-loadtest compare -- --kube-apiserver=own --scenario=steady --nodes=1000 --repeats=4
@@ -71,8 +73,8 @@ level says that the repeats differ, and the medians differ by more than --tolera
 		},
 	}
 	o.AddFlags(c.Flags())
-	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; default: a Kubernetes API server")
-	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict")
+	c.Flags().StringVar(&o.against, "against", "", "a report (JSON) or another release's slicecast-loadtest to compare with; by default, a Kubernetes API server")
+	c.Flags().Float64Var(&o.tolerance, "tolerance", report.DefaultTolerance, "share by which medians may differ without a verdict, such as 0.05")
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fmt.Errorf("%w; flags of the runs go after --", err) })
 	return c
 }
@@ -83,9 +85,9 @@ func (o *comparison) validate(files, flags []string) error {
 	case o.tolerance < 0:
 		err = errors.Join(err, fmt.Errorf("--tolerance is %g: use 0 or more", o.tolerance))
 	case len(files) != 0 && len(files) != 2:
-		err = errors.Join(err, fmt.Errorf("there are %d arguments: give two reports, or none and flags of run after --", len(files)))
+		err = errors.Join(err, fmt.Errorf("there are %d arguments: use two reports, or no arguments and flags of run after --", len(files)))
 	case len(files) == 2 && (o.against != "" || len(flags) > 0):
-		err = errors.Join(err, errors.New("two reports are compared without a run: leave out --against and what follows --"))
+		err = errors.Join(err, errors.New("two reports are compared without a run: leave out --against and the flags after --"))
 	}
 	if err != nil {
 		return usageError{err}
@@ -93,10 +95,10 @@ func (o *comparison) validate(files, flags []string) error {
 	return nil
 }
 
-// ofComparison are flags of run that a comparison has itself.
+// ofComparison lists flags of run that belong to the comparison instead.
 var ofComparison = []string{"output", "html", "require"}
 
-// playable finds what is wrong with flags for a peer's command, before anything runs with them.
+// playable checks flags for a peer's command, before anything runs with them.
 func playable(peer report.Peer, flags []string) error {
 	o := &Options{Options: engine.Options{Peer: peer}}
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -108,17 +110,17 @@ func playable(peer report.Peer, flags []string) error {
 	var errs []error
 	for _, name := range ofComparison {
 		if fs.Changed(name) {
-			errs = append(errs, fmt.Errorf("--%s is after --: put it before, as it is about the comparison", name))
+			errs = append(errs, fmt.Errorf("--%s is after --: put it before --, because it belongs to the comparison", name))
 		}
 	}
 	if fs.NArg() > 0 {
-		errs = append(errs, fmt.Errorf("%q is after --: there are only flags", fs.Arg(0)))
+		errs = append(errs, fmt.Errorf("%q is after --: only flags are allowed there", fs.Arg(0)))
 	}
 	_, err := o.Options.Validate()
 	return errors.Join(append(errs, err)...)
 }
 
-// sides reads or makes the two reports. Both may be there beside an error, which is a run's.
+// sides reads or measures the two reports. Both may be set beside the error of a run.
 func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io.Writer) (from, to *report.Report, err error) {
 	if len(files) == 2 {
 		if from, err = readReport(files[0]); err != nil {
@@ -150,7 +152,7 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 		}
 	default:
 		if _, err := exec.LookPath(o.against); err != nil {
-			return nil, nil, usageError{fmt.Errorf("--against=%s is neither a report nor a program (%w): give the file of a report (JSON), or of a slicecast-loadtest",
+			return nil, nil, usageError{fmt.Errorf("--against=%s is neither a report nor a program (%w): use the file of a report (JSON) or of a slicecast-loadtest",
 				o.against, errors.Unwrap(err))}
 		}
 	}
@@ -169,18 +171,18 @@ func (o *comparison) sides(ctx context.Context, files, flags []string, errOut io
 	return from, to, errors.Join(failed, err)
 }
 
-// replay gives the flags with which what a report is about is played again with Slicecast, as often. The scenario is in a file by its
-// name, which remove removes.
+// replay returns flags that play the scenario of a report again with Slicecast, with the same
+// number of repeats. The flags refer to a file with the scenario, which remove removes.
 func replay(r *report.Report) (flags []string, remove func() error, err error) {
 	switch {
 	case r.Source == report.Generated:
-	case r.Source == report.OwnAPIServer && r.Peer == report.KubeAPIServer: // which Slicecast's servers, beside it, do without
+	case r.Source == report.OwnAPIServer && r.Peer == report.KubeAPIServer: // Slicecast's servers then generate their state
 	case r.Source == report.OwnAPIServer:
 		flags = append(flags, "--kube-apiserver="+engine.Own)
 	case r.Source == "":
-		return nil, nil, usageError{errors.New("--against: the report does not say where its state was from: say with flags after -- what to play")}
+		return nil, nil, usageError{errors.New("--against: the report does not say where its state came from: add flags after -- that say what to play")}
 	default:
-		return nil, nil, usageError{fmt.Errorf("--against: the report's state was %s, in a place that it does not name: say with flags after -- what to play",
+		return nil, nil, usageError{fmt.Errorf("--against: the report's state was %s, but the report does not say how to reach that place: add flags after -- that say what to play",
 			r.Source)}
 	}
 	dir, err := os.MkdirTemp("", "slicecast-loadtest-")
@@ -190,7 +192,7 @@ func replay(r *report.Report) (flags []string, remove func() error, err error) {
 	remove = func() error { return os.RemoveAll(dir) }
 	parameters := maps.Clone(r.Scenario.Parameters)
 	parameters["description"] = r.Scenario.Description
-	content, err := json.Marshal(parameters) // YAML has JSON in it
+	content, err := json.Marshal(parameters) // JSON is valid YAML
 	if err != nil {
 		return nil, nil, errors.Join(err, remove())
 	}
@@ -201,7 +203,7 @@ func replay(r *report.Report) (flags []string, remove func() error, err error) {
 	return append(flags, fmt.Sprintf("--repeats=%d", len(r.Repeats)), "--scenario="+file), remove, nil
 }
 
-// isReport tells a report from a program by its first byte.
+// isReport reports whether a file is a report rather than a program, by its first byte.
 func isReport(name string) bool {
 	f, err := os.Open(name)
 	if err != nil {
@@ -213,18 +215,22 @@ func isReport(name string) bool {
 	return err == nil && first[0] == '{'
 }
 
-// child has a load tester play a scenario, in a process of its own: neither has the other's garbage. However this ends, the child is
-// told once, and so removes what it has made. Of a run that fails there may be a report beside the error.
+// child plays a scenario with a load tester in a child process, so that neither side of a
+// comparison has the other's garbage in memory. However this process ends, the child gets exactly
+// one signal, so it can remove what it has created. There may be a report beside the error of a
+// failed run.
 func child(ctx context.Context, program, command string, flags []string, errOut io.Writer) (*report.Report, error) {
 	arguments := append([]string{command, "--output=json"}, flags...)
 	c := exec.CommandContext(ctx, program, arguments...)
-	// A terminal's ^C goes to whole process groups, and a second signal ends the child at once, with all that it has made still there.
+	// The child has a process group of its own: a terminal sends ^C to the whole group of this
+	// process. A second signal would end the child at once, before it removes what it has created.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.WaitDelay = endTime
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, errOut
-	// The kernel sends the death signal when the thread that started the child ends.
+	// The kernel sends Pdeathsig when the thread that started the child ends, so that thread must
+	// live until then.
 	runtime.LockOSThread()
 	ran := c.Run()
 	runtime.UnlockOSThread()
@@ -232,26 +238,26 @@ func child(ctx context.Context, program, command string, flags []string, errOut 
 	switch {
 	case out.Len() > 0:
 	case ran == nil:
-		return nil, fmt.Errorf("%s %s has printed no report: name a slicecast-loadtest, or a report", program, command)
-	case !errors.As(ran, &exit): // it did not start, or was interrupted
+		return nil, fmt.Errorf("%s %s printed no report: use a slicecast-loadtest or a report", program, command)
+	case !errors.As(ran, &exit): // the child did not start, or was interrupted
 		return nil, fmt.Errorf("%s %s: %w", program, command, ran)
 	case exit.ExitCode() == exitUsage:
-		return nil, usageError{fmt.Errorf("%s %s: what follows -- cannot be meant; what it said is above", program, command)}
+		return nil, usageError{fmt.Errorf("%s %s: invalid flags after --; its output is above", program, command)}
 	default:
-		return nil, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
+		return nil, fmt.Errorf("%s %s: %w; its output is above", program, command, ran)
 	}
 	r, err := report.Read(&out)
 	if err != nil {
 		return nil, errors.Join(ran, fmt.Errorf("%s %s: %w", program, command, err))
 	}
 	if ran != nil {
-		return r, fmt.Errorf("%s %s: %w; what it said is above", program, command, ran)
+		return r, fmt.Errorf("%s %s: %w; its output is above", program, command, ran)
 	}
 	return r, nil
 }
 
-// present prints a comparison, and judges its second side. The error wraps errMissed if an objective was missed or something is worse, unless
-// the two are different peers.
+// present prints a comparison, and judges its second side. The error wraps errMissed if an
+// objective was missed or, unless the peers differ, if a metric is worse.
 func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error {
 	write := c.WriteText
 	if o.Output == outputJSON {
@@ -262,10 +268,10 @@ func (o *comparison) present(c *report.Comparison, out, errOut io.Writer) error 
 	}
 	missed := o.judge(c.To, errOut)
 	if !c.From.OK() || !c.To.OK() {
-		return errors.New("a run failed its check, so the comparison means nothing")
+		return errors.New("a check of a run failed, so the comparison is meaningless")
 	}
 	if worse := c.Regressed(); len(worse) > 0 && !c.ByPeer() {
-		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, for one %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
+		missed = errors.Join(missed, fmt.Errorf("%w: %d metrics are worse, among them %s: %s", errMissed, len(worse), worse[0].Metric.Name, worse[0].Ratio()))
 	}
 	return missed
 }

@@ -27,8 +27,8 @@ func TestCompareReports(t *testing.T) {
 		{[]string{"--tolerance=1", base, slower}, 0, "no difference seen (p=0.008)"},
 		{[]string{slower, base}, 0, "better (p=0.008)"},
 		{[]string{"--html", html, api, base}, 0, "5.00 × less"},
-		{[]string{base, api}, 0, "5.00 × more"},                                     // another peer is no regression
-		{[]string{"--require=bytes-per-update<=120B", api, base}, 0, "5.00 × less"}, // the second side's
+		{[]string{base, api}, 0, "5.00 × more"},                                     // a different peer is not a regression
+		{[]string{"--require=bytes-per-update<=120B", api, base}, 0, "5.00 × less"}, // judges the second side
 		{[]string{"--require=bytes-per-update<=120B", base, api}, exitMissed, "5.00 × more"},
 	} {
 		code, out, errOut := execute(t, append([]string{"compare"}, c.arguments...)...)
@@ -57,7 +57,8 @@ func TestCompareReports(t *testing.T) {
 	require.Contains(t, out, "too few repeats to tell")
 }
 
-// TestCompareRuns has this program run itself, against a report and against a program that answers as an earlier release.
+// TestCompareRuns compares this program with a report, and with a script that acts as an earlier
+// release.
 func TestCompareRuns(t *testing.T) {
 	dir := t.TempDir()
 	base := file(t, reporttest.Slicecast(1, 1))
@@ -78,9 +79,9 @@ func TestCompareRuns(t *testing.T) {
 		code    int
 		message string
 	}{
-		"echo broken >&2\nexit 7":  {exitFailed, "exit status 7; what it said is above"},
-		"exit 0":                   {exitFailed, "has printed no report: name a slicecast-loadtest, or a report"},
-		"cat " + base + "; exit 3": {exitFailed, "run: exit status 3; what it said is above"},
+		"echo broken >&2\nexit 7":  {exitFailed, "exit status 7; its output is above"},
+		"exit 0":                   {exitFailed, "printed no report: use a slicecast-loadtest or a report"},
+		"cat " + base + "; exit 3": {exitFailed, "run: exit status 3; its output is above"},
 	} {
 		require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 		code, _, errOut := execute(t, append([]string{"compare", "--against", release, "--"}, flags...)...)
@@ -96,12 +97,13 @@ func TestCompareRuns(t *testing.T) {
 	require.Contains(t, errOut, "objective reconnects<0: missed")
 	require.NoError(t, os.WriteFile(release, []byte("#!/bin/sh\ncat "+base+"; exit 1\n"), 0o700))
 	code, out, errOut := execute(t, append([]string{"compare", "--against", release, "--require=reconnects<0", "--"}, flags...)...)
-	require.Equal(t, exitFailed, code, "a run's failure counts before an objective")
-	require.Contains(t, out, "too few repeats to tell", "what there is is told")
+	require.Equal(t, exitFailed, code, "a failed run takes precedence over objectives")
+	require.Contains(t, out, "too few repeats to tell", "the reports are compared all the same")
 	require.Contains(t, errOut, "objective reconnects<0: missed")
 }
 
-// TestCompareRefusesBeforeItRuns has flags after -- that would be found wrong, or make what was measured unreadable, after a run.
+// TestCompareRefusesBeforeItRuns uses flags after -- that are invalid or would make the output of the
+// runs unreadable.
 func TestCompareRefusesBeforeItRuns(t *testing.T) {
 	dir := t.TempDir()
 	release := filepath.Join(dir, "slicecast-loadtest-v1")
@@ -126,7 +128,7 @@ func TestCompareRefusesBeforeItRuns(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "ran"))
 }
 
-// TestCompareReplays has a report's scenario played again, by its own name and from where its state was.
+// TestCompareReplays plays a report's scenario again, under its name and with the same source of state.
 func TestCompareReplays(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	require.NoError(t, json.Unmarshal([]byte(`{"nodes": 3, "services": "2x4", "changing": "", "rate": 20, "duration": "500ms", "warm-up": "0s"}`),
@@ -152,13 +154,13 @@ func TestCompareReplays(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, remove())
 	require.Contains(t, flags, "--kube-apiserver=own")
-	r.Peer = report.KubeAPIServer // beside which Slicecast generates its state
+	r.Peer = report.KubeAPIServer // Slicecast then generates its state
 	flags, remove, err = replay(r)
 	require.NoError(t, err)
 	require.NoError(t, remove())
 	require.NotContains(t, flags, "--kube-apiserver=own")
 	for source, message := range map[report.Source]string{
-		"": "does not say where its state was from", report.Written: "state was written", report.Observed: "state was observed",
+		"": "does not say where its state came from", report.Written: "state was written", report.Observed: "state was observed",
 	} {
 		r.Source = source
 		code, _, errOut := execute(t, "compare", "--against", file(t, r))
@@ -167,7 +169,7 @@ func TestCompareReplays(t *testing.T) {
 	}
 }
 
-func TestCompareSaysWhatIsWrong(t *testing.T) {
+func TestCompareErrors(t *testing.T) {
 	base := file(t, reporttest.Slicecast(1, 1))
 	failed := reporttest.Slicecast(1, 1)
 	failed.Repeats[0].Check.OK = false
@@ -184,10 +186,10 @@ func TestCompareSaysWhatIsWrong(t *testing.T) {
 		"--tolerance=-1 " + base + " " + base: {exitUsage, "--tolerance is -1"},
 		"--against=/no/such/file":             {exitUsage, "--against=/no/such/file is neither a report nor a program (stat /no/such/file: no such file"},
 		"--against=missing.json":              {exitUsage, "--against=missing.json is neither a report nor a program (executable file not found in $PATH)"},
-		"--against=" + notes:                  {exitUsage, "neither a report nor a program (permission denied): give the file of a report (JSON)"},
+		"--against=" + notes:                  {exitUsage, "neither a report nor a program (permission denied): use the file of a report (JSON)"},
 		"--against=" + otherMachine:           {exitFailed, otherMachine + ": exec format error\n"},
 		base + " /no/such/file":               {exitFailed, "no such file"},
-		base + " " + file(t, failed):          {exitFailed, "failed its check"},
+		base + " " + file(t, failed):          {exitFailed, "a check of a run failed"},
 	} {
 		code, _, errOut := execute(t, append([]string{"compare"}, strings.Fields(arguments)...)...)
 		require.Equal(t, want.code, code, arguments)

@@ -20,13 +20,13 @@ func newEstimateCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "estimate",
-		Short: "Compute what distribution costs a cluster today, and with Slicecast",
-		Long: `estimate reads a cluster's Services and EndpointSlices, watches their changes for a time, and computes what it costs to tell all
-nodes of them: today, with a kube-proxy on each that watches the API server, and with Slicecast. It writes nothing to the cluster; it
-needs to list and watch Services and EndpointSlices, and to list Nodes.
+		Short: "Compute what the distribution of Services costs a cluster today and with Slicecast",
+		Long: `estimate reads a cluster's Services and EndpointSlices, watches their changes for a while, and computes what their distribution
+to all nodes costs: today, with kube-proxies that watch the API server, and with Slicecast. It writes nothing to the cluster. It
+needs permission to list and watch Services and EndpointSlices, and to list Nodes.
 
-Bytes are those of the cluster's own objects and changes, as an API server and as Slicecast encode them. CPU time is computed with
-what was measured for docs/performance.md. Every figure comes with its arithmetic, and what is assumed is listed.
+Bytes are those of the cluster's own objects and changes, as an API server and as Slicecast encode them. CPU time is computed
+from the measurements of docs/performance.md. Every figure comes with its arithmetic, and all assumptions are listed.
 
   slicecast-loadtest estimate --kubeconfig=$HOME/.kube/config --watch=1h
   slicecast-loadtest estimate --manifests=dump --nodes=5000 --flips-per-second=3
@@ -57,12 +57,12 @@ what was measured for docs/performance.md. Every figure comes with its arithmeti
 		},
 	}
 	o.AddFlags(c.Flags())
-	c.Flags().StringVarP(&output, "output", "o", outputText, "form of what is printed: text or json")
+	c.Flags().StringVarP(&output, "output", "o", outputText, "output format: text or json")
 	log.AddFlags(c.Flags())
 	return c
 }
 
-// estimated makes an estimate, with the view alive.
+// estimated computes an estimate, and shows the progress in the view meanwhile.
 func estimated(ctx context.Context, o estimate.Options, view *progress.View) (*estimate.Estimate, error) {
 	viewing, stop := context.WithCancel(ctx)
 	var shown sync.WaitGroup

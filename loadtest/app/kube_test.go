@@ -29,8 +29,9 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// TestSomebodysCluster has a real API server with Services of its own, in which nothing is written but where it is allowed.
-func TestSomebodysCluster(t *testing.T) {
+// TestExistingCluster runs against the API server of an existing cluster that has Services already,
+// and checks that runs write only to the namespace of --write-namespace.
+func TestExistingCluster(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{Controllers: true})
 	kubeconfig := "--kube-apiserver=" + cp.Kubeconfig(t, cp.AdminConfig())
 	theirs := cp.Namespace(t)
@@ -57,28 +58,29 @@ func TestSomebodysCluster(t *testing.T) {
 			r := run(t, peer, "--nodes=3", "--duration=2s", kubeconfig)
 			changes := r.Repeats[0].Phases[1]
 			require.Greater(t, changes.Latency.Count, int64(3))
-			require.Zero(t, changes.Changes, "nobody knows")
-			require.Equal(t, before, ownState(), "nothing was written")
+			require.Zero(t, changes.Changes, "the number of changes is unknown")
+			require.Equal(t, before, ownState(), "the run wrote to the cluster")
 			require.Contains(t, r.Notes[0], "last-change-trigger-time")
 			require.Equal(t, 3, r.Repeats[0].Check.Nodes)
 			require.Equal(t, "observed", r.Scenario.Name)
 			require.Contains(t, r.Scenario.Parameters, "duration")
-			require.NotContains(t, r.Scenario.Parameters, "rate", "it is the cluster's")
+			require.NotContains(t, r.Scenario.Parameters, "rate", "the run does not choose the rate")
 			if peer == report.KubeAPIServer {
-				require.Positive(t, changes.ServerCPU.Total(), "as it tells itself")
+				require.Positive(t, changes.ServerCPU.Total(), "the API server reports it")
 				require.Contains(t, r.Summary, "cpu-per-update")
-				require.NotContains(t, r.Summary, "cpu-user-per-update", "nobody knows")
-				require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "what it says in its metrics")
+				require.NotContains(t, r.Summary, "cpu-user-per-update", "the API server reports only the total")
+				require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "is from its metrics")
 			}
 		})
 	}
-	t.Run("observed by who may not see what the API server uses", func(t *testing.T) {
+	t.Run("observed without permission to read metrics", func(t *testing.T) {
 		user := "--kube-apiserver=" + cp.Kubeconfig(t, reader(t, cp))
 		r := run(t, report.KubeAPIServer, "--nodes=1", "--duration=100ms", user)
 		require.Nil(t, r.Repeats[0].Phases[1].ServerCPU)
-		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "needs to get the non-resource URL /metrics")
+		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "permission to get the non-resource URL /metrics")
 	})
-	// Both in the same one: what comes second waits until the cluster has removed what was first. Others change theirs meanwhile.
+	// Both runs use the same namespace, so the second waits until the cluster has removed that of the
+	// first. Another Service changes meanwhile.
 	const namespace = "loadtest-written"
 	for name, peer := range peers {
 		t.Run("with a namespace, by "+name, func(t *testing.T) {
@@ -91,13 +93,13 @@ func TestSomebodysCluster(t *testing.T) {
 			require.Equal(t, report.Changes, changes.Kind)
 			require.Greater(t, changes.Changes, 150)
 			require.EqualValues(t, 6*changes.Changes, changes.Latency.Count)
-			require.Equal(t, 11, r.Repeats[0].State.Services, "the cluster's own ones are another proxy's")
+			require.Equal(t, 11, r.Repeats[0].State.Services, "the cluster's own Services belong to another proxy")
 		})
 	}
 	awaitGone(t, cp, namespace)
 	require.Equal(t, before, ownState())
 
-	t.Run("the API server has the truth", func(t *testing.T) {
+	t.Run("the true state is that of the API server", func(t *testing.T) {
 		setup := worker.Setup{
 			Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Kubeconfig: cp.Kubeconfig(t, cp.AdminConfig()),
 			Servers: []string{(&oneShard{service: func(string) *model.Service { return webService(80) }}).serve(t)},
@@ -110,7 +112,7 @@ func TestSomebodysCluster(t *testing.T) {
 		require.NoError(t, err)
 		checked, err := w.Check(t.Context(), 5*time.Second)
 		require.NoError(t, err)
-		require.Contains(t, checked.Wrong, "Service default/web should not be there", "a server that is wrong tells every node the same")
+		require.Contains(t, checked.Wrong, "Service default/web should not be there", "all nodes agree with the server, which is wrong")
 	})
 
 	t.Run("interrupted", func(t *testing.T) {
@@ -122,18 +124,19 @@ func TestSomebodysCluster(t *testing.T) {
 		<-progress.seen
 		require.NoError(t, c.Process.Signal(os.Interrupt))
 		require.Error(t, c.Wait())
-		require.Contains(t, progress.all.String(), "get all EndpointSlices", "who reads that can still stop it")
+		require.Contains(t, progress.all.String(), "receive the load test's EndpointSlices", "the run should warn before it writes")
 		awaitGone(t, cp, "loadtest-interrupted")
 	})
 
-	// A terminal's ^C reaches the comparison and all that it started at once; a comparison that is killed tells nobody.
+	// A terminal sends ^C to the comparison's process group. A comparison that is killed cannot pass on
+	// any signal.
 	t.Run("comparisons", func(t *testing.T) {
 		for name, end := range map[string]func(pid int) error{
 			"interrupted": func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
 			"killed":      func(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) },
 		} {
 			t.Run(name, func(t *testing.T) {
-				t.Parallel() // the end of a namespace takes the cluster long
+				t.Parallel() // the cluster takes long to remove a namespace
 				namespace := "loadtest-comparison-" + name
 				c := exec.CommandContext(t.Context(), os.Args[0], slices.Concat([]string{"compare", "--"}, small,
 					[]string{"--duration=1h", kubeconfig, "--write-namespace=" + namespace})...)
@@ -149,14 +152,15 @@ func TestSomebodysCluster(t *testing.T) {
 		}
 	})
 
-	t.Run("a namespace that is there", func(t *testing.T) {
+	t.Run("existing namespace", func(t *testing.T) {
 		o := options(t, report.KubeAPIServer, append(small, kubeconfig, "--write-namespace="+theirs)...)
-		require.ErrorContains(t, Run(t.Context(), o, new(bytes.Buffer), new(bytes.Buffer)), "is there already")
+		require.ErrorContains(t, Run(t.Context(), o, new(bytes.Buffer), new(bytes.Buffer)), "already exists")
 		require.Equal(t, before, ownState())
 	})
 }
 
-// TestOwnAPIServer measures one that the run starts, with nodes that lose their connections, and of which some are slow.
+// TestOwnAPIServer measures an API server that the run starts. Nodes lose their connections, and some
+// are slow.
 func TestOwnAPIServer(t *testing.T) {
 	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm", "--slow-percent=40", "--slow-delay=200ms"})...)
 	require.NotEmpty(t, r.Versions.KubeAPIServer)
@@ -168,11 +172,12 @@ func TestOwnAPIServer(t *testing.T) {
 	require.EqualValues(t, 2*first.Phases[3].Changes, first.Phases[3].SlowLatency.Count, "two of six nodes are slow")
 	require.Greater(t, first.Phases[0].ServerCPU.Total(), 0.)
 	require.Contains(t, strings.Join(first.Notes, "\n"), "the API server compressed 18 watches")
-	require.Greater(t, r.Summary["bytes-per-update"].Median, 2000., "whole slices, compressed")
+	require.Greater(t, r.Summary["bytes-per-update"].Median, 2000., "changes are sent as whole slices, compressed")
 	require.InEpsilon(t, 1e6*first.Phases[3].ServerCPU.Total()/float64(first.Phases[3].Changes), r.Summary["api-server-cpu-per-change"].Median, 1e-9)
 }
 
-// TestServersWatchOwnAPIServer has the run's API server behind a server that the run starts, too: each has its CPU time told.
+// TestServersWatchOwnAPIServer starts an API server and a Slicecast server that watches it. The report
+// has the CPU time of each.
 func TestServersWatchOwnAPIServer(t *testing.T) {
 	r := run(t, report.Slicecast, slices.Concat(small, []string{"--scenario=steady", "--rate=20", "--kube-apiserver=own"})...)
 	require.Equal(t, report.OwnAPIServer, r.Source)
@@ -181,17 +186,18 @@ func TestServersWatchOwnAPIServer(t *testing.T) {
 		require.Positive(t, p.ServerCPU.Total(), p.Name)
 		require.NotNil(t, p.APIServerCPU, p.Name)
 	}
-	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, 100., "a write is more than a hundred microseconds")
+	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, 100., "a write should cost more than 100 µs")
 	require.Greater(t, r.Summary["api-server-cpu-per-change"].Median, r.Summary["cpu-per-update"].Median)
-	require.Contains(t, strings.Join(r.Notes, "\n"), "is a figure of its own")
+	require.Contains(t, strings.Join(r.Notes, "\n"), "is a metric of its own")
 }
 
-// TestStreamedLists has an API server count what it streams. It is without controllers, as they are streamed lists, too.
+// TestStreamedLists counts the lists that an API server streams. The cluster has no controllers, which
+// would stream lists, too.
 func TestStreamedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	for peer, want := range map[report.Peer]int{
-		report.KubeAPIServer: 4, // each node's, and that of the truth at the end
-		report.Slicecast:     2, // the server's, and that of the truth at the end
+		report.KubeAPIServer: 4, // one for each node, and one for the final check
+		report.Slicecast:     2, // one for the server, and one for the final check
 	} {
 		before := streamedLists(t, cp)
 		r := run(t, peer, "--nodes=3", "--duration=100ms", "--kube-apiserver="+cp.Kubeconfig(t, cp.AdminConfig()))
@@ -200,16 +206,17 @@ func TestStreamedLists(t *testing.T) {
 	}
 }
 
-// TestListsThatAreNotStreamed has an API server that streams none, which the report says.
-func TestListsThatAreNotStreamed(t *testing.T) {
+// TestFetchedLists uses an API server that does not stream lists, and checks that the report says so.
+func TestFetchedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{APIServerFlags: []string{"--feature-gates=WatchList=false"}})
 	r := run(t, report.KubeAPIServer, "--nodes=2", "--duration=100ms", "--kube-apiserver="+cp.Kubeconfig(t, cp.AdminConfig()))
-	require.Contains(t, r.Repeats[0].Notes, "nodes fetched 6 lists, which the API server refused to stream")
-	require.Empty(t, r.Versions.Etcd, "nobody knows")
+	require.Contains(t, r.Repeats[0].Notes, "nodes fetched 6 lists, because the API server refused to stream them")
+	require.Empty(t, r.Versions.Etcd, "the run did not start etcd")
 	require.Zero(t, streamedLists(t, cp))
 }
 
-// streamedLists is how many lists of EndpointSlices the API server says that it has streamed.
+// streamedLists returns the number of lists of EndpointSlices that the API server has streamed,
+// according to its metrics.
 func streamedLists(t *testing.T, cp *controlplane.ControlPlane) (n int) {
 	t.Helper()
 	metrics, err := cp.Client().CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
@@ -225,7 +232,7 @@ func streamedLists(t *testing.T, cp *controlplane.ControlPlane) (n int) {
 	return n
 }
 
-// reader gives who may only see what kube-proxies see.
+// reader returns the configuration of a user who may read only what kube-proxies read.
 func reader(t *testing.T, cp *controlplane.ControlPlane) *rest.Config {
 	t.Helper()
 	const name = "loadtest-reader"
@@ -247,7 +254,7 @@ func reader(t *testing.T, cp *controlplane.ControlPlane) *rest.Config {
 	return cp.ConfigFor(name)
 }
 
-// awaited is output in which something is awaited.
+// awaited collects output, and closes seen once the output contains want.
 type awaited struct {
 	all  bytes.Buffer
 	want string
@@ -272,7 +279,8 @@ func awaitGone(t *testing.T, cp *controlplane.ControlPlane, namespace string) {
 	}, 2*time.Minute, 100*time.Millisecond)
 }
 
-// makeSlice makes a Service with a slice that nobody else cares for, and gives what changes it, with pauses, until its context ends.
+// makeSlice creates a Service with a slice that no controller manages. It returns a function that
+// changes the slice, with pauses, until its context ends.
 func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (change func(context.Context, time.Duration) error) {
 	t.Helper()
 	_, err := cp.Client().CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
@@ -286,7 +294,7 @@ func makeSlice(t *testing.T, cp *controlplane.ControlPlane, namespace string) (c
 		Ports: []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	s.ResourceVersion = "" // whatever it is by then
+	s.ResourceVersion = "" // update whatever version exists then
 	ready := true
 	return func(ctx context.Context, pause time.Duration) error {
 		for ctx.Err() == nil {

@@ -17,7 +17,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/target"
 )
 
-// TestRunningServer observes a server that changes all the time, also while nodes are compared with it.
+// TestRunningServer observes a server whose state changes all the time, even while nodes are compared
+// with it.
 func TestRunningServer(t *testing.T) {
 	files := writeAuthority(t)
 	authority, err := testca.Load(files.certificate, files.key)
@@ -48,12 +49,12 @@ func TestRunningServer(t *testing.T) {
 	require.Greater(t, changes.Updates, int64(4))
 	require.Greater(t, changes.Latency.Count, int64(4))
 	require.Positive(t, first.ServerPeakBytes)
-	require.Zero(t, changes.Changes, "nobody knows")
+	require.Zero(t, changes.Changes, "the number of changes is unknown")
 	require.Contains(t, r.Notes[0], "last-change-trigger-time")
-	require.Equal(t, daemon.Version(), r.Versions.Server, "as the server says")
+	require.Equal(t, daemon.Version(), r.Versions.Server, "the version that the server reports")
 	require.Contains(t, r.PeerText(), daemon.Version()+" at ")
 
-	// Who may be any node needs one certificate for all.
+	// A client that may act as any node needs only one certificate.
 	operator, err := authority.Client("operator", "system:masters")
 	require.NoError(t, err)
 	certificate, key, err := testca.Write(t.TempDir(), "operator", operator)
@@ -65,7 +66,7 @@ func TestRunningServer(t *testing.T) {
 
 type authorityFiles struct{ certificate, key string }
 
-// writeAuthority makes an authority and writes it to files, as an operator has one.
+// writeAuthority creates a CA and writes its certificate and key to files.
 func writeAuthority(t *testing.T) authorityFiles {
 	authority, err := testca.New()
 	require.NoError(t, err)

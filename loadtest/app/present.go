@@ -17,41 +17,42 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report/page"
 )
 
-// The values of --output.
+// Values of --output.
 const (
 	outputText = "text"
 	outputJSON = "json"
 )
 
-// What the command exits with.
+// Exit codes of the command; 0 is success.
 const (
 	exitFailed = 1
 	exitUsage  = 2
 	exitMissed = 3
 )
 
-// exitCodes explains them in the help.
+// exitCodes describes the exit codes in help texts.
 const exitCodes = `
-Exit codes: 0 all is well; 1 the run failed, or a node did not end with the true state; 2 the command line cannot be meant;
-3 the run is good and an objective (--require) was missed, or compare found something worse.`
+Exit codes: 0 success; 1 the run failed, or a node did not hold the true state at the end; 2 the command line is invalid;
+3 the run succeeded, but an objective (--require) was missed, or compare found a regression.`
 
-// errMissed is what errors about objectives wrap.
+// errMissed is wrapped by errors about missed objectives and regressions.
 var errMissed = errors.New("objective missed")
 
-// usageError is an error that is in the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
-// Unwrap gives the error itself.
+// Unwrap returns the wrapped error.
 func (u usageError) Unwrap() error { return u.error }
 
-// SignalContext gives a context that ends with the first SIGINT or SIGTERM. A second SIGINT ends the process at once. A second SIGTERM does
-// not: a comparison's runs get one when the comparison is killed, and the kernel may send it for several of its threads.
+// SignalContext returns a context that ends with the first SIGINT or SIGTERM. A second SIGINT ends
+// the process at once. A second SIGTERM does not: when a comparison is killed, the kernel sends
+// SIGTERM to its runs, possibly once for each of several threads.
 func SignalContext() (ctx context.Context, stop context.CancelFunc) {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM)
 	return daemon.SignalContext(context.Background())
 }
 
-// Execute runs the command and gives what to exit with. It says on errOut what went wrong.
+// Execute runs the command and returns its exit code. It writes errors to errOut.
 func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut io.Writer) int {
 	c := NewCommand()
 	c.SetArgs(arguments)
@@ -73,25 +74,25 @@ func Execute(ctx context.Context, arguments []string, in io.Reader, out, errOut 
 	return exitFailed
 }
 
-// Presentation is how a report is shown, and what is required of it.
+// Presentation says how to present a report and which objectives it must keep.
 type Presentation struct {
-	// Output is the form of what goes to standard output.
+	// Output is the format of standard output.
 	Output string
-	// HTML names a file for a page; empty: none.
+	// HTML is the file to write a page to. If it is empty, no page is written.
 	HTML string
-	// Require are objectives.
+	// Require lists the objectives.
 	Require []string
 }
 
 // AddFlags adds the flags, with their defaults.
 func (p *Presentation) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVarP(&p.Output, "output", "o", outputText, "form of what is printed: text or json")
-	fs.StringVar(&p.HTML, "html", "", "also write a page with charts to this file, which needs nothing else")
-	fs.StringArrayVar(&p.Require, "require", nil, "an objective, such as p99<250ms, that every repeat has to keep: "+report.ObjectiveGrammar+
-		". Reports name the metrics. May be given several times")
+	fs.StringVarP(&p.Output, "output", "o", outputText, "output format: text or json")
+	fs.StringVar(&p.HTML, "html", "", "also write a self-contained HTML page with charts to this file")
+	fs.StringArrayVar(&p.Require, "require", nil, "an objective that every repeat must keep, such as p99<250ms: "+report.ObjectiveGrammar+
+		". Reports list the metrics. The flag may be repeated")
 }
 
-// Validate finds what is wrong with the options; before a run, which is long.
+// Validate returns all errors in the options. Callers validate before a run, because runs are long.
 func (p *Presentation) Validate() error {
 	var errs []error
 	if p.Output != outputText && p.Output != outputJSON {
@@ -99,7 +100,7 @@ func (p *Presentation) Validate() error {
 	}
 	if p.HTML != "" {
 		if s, err := os.Stat(filepath.Dir(p.HTML)); err != nil || !s.IsDir() {
-			errs = append(errs, fmt.Errorf("--html is %q: there is no such directory", p.HTML))
+			errs = append(errs, fmt.Errorf("--html is %q: its directory does not exist", p.HTML))
 		}
 	}
 	for _, r := range p.Require {
@@ -113,7 +114,8 @@ func (p *Presentation) Validate() error {
 	return nil
 }
 
-// outcome is the error of a run that was presented: a failure of its own, whatever is required of it.
+// outcome combines the errors of a run and of its presentation. If the run failed, missed
+// objectives do not matter.
 func outcome(failed, presented error) error {
 	if failed != nil && errors.Is(presented, errMissed) {
 		return failed
@@ -121,8 +123,8 @@ func outcome(failed, presented error) error {
 	return errors.Join(failed, presented)
 }
 
-// Present prints a report, writes its page, and judges it. What became of objectives goes to errOut; the error wraps
-// errMissed if one was missed.
+// Present prints a report, writes its page, and judges it. The judgments go to errOut. The error
+// wraps errMissed if an objective was missed.
 func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	write := r.WriteText
 	if p.Output == outputJSON {
@@ -134,7 +136,8 @@ func (p *Presentation) Present(r *report.Report, out, errOut io.Writer) error {
 	return p.judge(r, errOut)
 }
 
-// judge holds a report against the objectives. What became of them goes to errOut; the error wraps errMissed if one was missed.
+// judge checks a report against the objectives and prints the judgments to errOut. The error wraps
+// errMissed if an objective was missed.
 func (p *Presentation) judge(r *report.Report, errOut io.Writer) error {
 	missed := 0
 	for _, text := range p.Require {
@@ -154,7 +157,7 @@ func (p *Presentation) judge(r *report.Report, errOut io.Writer) error {
 	return nil
 }
 
-// writePage writes the page of reports, if one is wanted. The tolerance is that of comparisons.
+// writePage writes the page of the reports if --html is set. The tolerance is that of comparisons.
 func (p *Presentation) writePage(tolerance float64, reports ...*report.Report) error {
 	if p.HTML == "" {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report/reporttest"
 )
 
-// execute runs the command.
+// execute runs the command with arguments.
 func execute(t *testing.T, arguments ...string) (code int, out, errOut string) {
 	t.Helper()
 	var o, e bytes.Buffer
@@ -22,7 +22,7 @@ func execute(t *testing.T, arguments ...string) (code int, out, errOut string) {
 	return code, o.String(), e.String()
 }
 
-// file writes a report.
+// file writes a report to a file and returns its path.
 func file(t *testing.T, r *report.Report) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "report.json")
@@ -48,16 +48,16 @@ func TestExitCodes(t *testing.T) {
 		{"show " + good, 0, ""},
 		{"show --require p99<1s --require changes-time<=20s " + good, 0, "objective p99<1s: kept, 79.7 ms in the worst of 2 repeats"},
 		{"show --require p99<1ms " + good, exitMissed, "objective p99<1ms: missed"},
-		{"show " + failed, exitFailed, "is the report of a run that failed"},
-		{"show --require p99<1s " + failed, exitFailed, "is the report of a run that failed"},
-		{"show --require p99<1ms " + good + " " + failed, exitFailed, "is the report of a run that failed"},
+		{"show " + failed, exitFailed, "is the report of a failed run"},
+		{"show --require p99<1s " + failed, exitFailed, "is the report of a failed run"},
+		{"show --require p99<1ms " + good + " " + failed, exitFailed, "is the report of a failed run"},
 		{"show --require p97<1ms " + good, exitUsage, `there is no metric "p97"`},
 		{"show --output=yaml " + good, exitUsage, `--output is "yaml"`},
-		{"show --html=/no/such/directory/x.html " + good, exitUsage, "there is no such directory"},
+		{"show --html=/no/such/directory/x.html " + good, exitUsage, "its directory does not exist"},
 		{"show --nonsense " + good, exitUsage, "unknown flag: --nonsense"},
 		{"show", exitUsage, "requires at least 1 arg"},
 		{"nonsense", exitUsage, `unknown command "nonsense"`},
-		{"show " + old, exitFailed, `its schema is "slicecast-loadtest/v1"`},
+		{"show " + old, exitFailed, `schema is "slicecast-loadtest/v1"`},
 		{"show /no/such/file", exitFailed, "no such file"},
 		{"run --nodes=0 --require p97<1ms", exitUsage, "nodes is 0"},
 		{"run --require p97<1ms", exitUsage, `there is no metric "p97"`},
@@ -67,7 +67,7 @@ func TestExitCodes(t *testing.T) {
 		require.Contains(t, errOut, c.message, c.arguments)
 	}
 	_, out, _ := execute(t, "run", "--help")
-	require.Contains(t, out, "3 the run is good and an objective (--require) was missed")
+	require.Contains(t, out, "3 the run succeeded, but an objective (--require) was missed")
 }
 
 func TestShow(t *testing.T) {
@@ -87,8 +87,9 @@ func TestShow(t *testing.T) {
 	require.Equal(t, string(want), out)
 }
 
-// TestCommandsOfTheBench proves that what make bench runs, and docs/performance.md says, can be run.
-func TestCommandsOfTheBench(t *testing.T) {
+// TestBenchCommands checks that the flags of the commands in docs/performance.md, which make bench
+// runs, are valid.
+func TestBenchCommands(t *testing.T) {
 	for _, c := range performance.Commands() {
 		if c.Bench() {
 			continue

@@ -27,8 +27,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Presentation.AddFlags(fs)
 }
 
-// Run plays a scenario and presents the report on out, and what is under way on errOut. A run that fails is presented as far as it
-// came, and then that is the error, whatever is required.
+// Run plays a scenario, shows its progress on errOut, and presents the report on out. A run that
+// fails is presented as far as it got; its error then takes precedence over missed objectives.
 func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
 	s, err := o.Options.Validate()
 	if err := errors.Join(err, o.Presentation.Validate()); err != nil {
@@ -41,7 +41,8 @@ func Run(ctx context.Context, o Options, out, errOut io.Writer) error {
 	return outcome(err, o.Present(result, out, errOut))
 }
 
-// play plays a scenario, and shows how that goes until it is over. There may be a report beside an error; see engine.Run.
+// play plays a scenario and shows its progress until it is over. The report may be set beside an
+// error; see engine.Run.
 func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io.Writer) (*report.Report, error) {
 	view := progress.New(errOut)
 	logger, err := o.Log.NewLogger(view.Log())
@@ -52,7 +53,7 @@ func play(ctx context.Context, o engine.Options, s *scenario.Scenario, errOut io
 	viewing, stop := context.WithCancel(ctx)
 	var shown sync.WaitGroup
 	shown.Go(func() { view.Run(viewing) })
-	defer shown.Wait() // the last of it is there before anything else is written
+	defer shown.Wait() // the view ends before anything else is written
 	defer stop()
 	return engine.Run(ctx, o, s, view)
 }

@@ -34,7 +34,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// TestMain lets the test binary be the command itself: runs start it as their servers and workers, and tests as a run to interrupt.
+// TestMain lets the test binary act as the command. Runs start it as their servers and workers, and
+// tests start it as a run to interrupt.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && slices.Contains([]string{"run", "apiserver", "compare", engine.ServeCommand, engine.WorkCommand}, os.Args[1]) {
 		ctx, stop := SignalContext()
@@ -45,10 +46,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// small makes a scenario small; what follows may replace it.
+// small are flags that make a scenario small. Flags after them may override them.
 var small = []string{"--nodes=6", "--services=10x5-60", "--changing=1x300", "--duration=1s", "--warm-up=200ms", "--at=300ms", "--grace=300ms"}
 
-// options parses flags as the command of a peer does.
+// options parses flags as the command for a peer does.
 func options(t *testing.T, peer report.Peer, flags ...string) Options {
 	o := Options{Options: engine.Options{Peer: peer}}
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
@@ -57,7 +58,7 @@ func options(t *testing.T, peer report.Peer, flags ...string) Options {
 	return o
 }
 
-// run runs the command of a peer, which must succeed, and gives its report.
+// run runs the command for a peer, which must succeed, and returns its report.
 func run(t *testing.T, peer report.Peer, flags ...string) *report.Report {
 	t.Helper()
 	var out, progress bytes.Buffer
@@ -84,27 +85,27 @@ func TestRun(t *testing.T) {
 
 	require.Equal(t, report.ColdSync, cold.Kind)
 	require.EqualValues(t, 20, cold.Latency.Count)
-	require.Greater(t, cold.ReceivedBytes, int64(20*4800*2), "an endpoint has an address, a node and a zone, compressed")
+	require.Greater(t, cold.ReceivedBytes, int64(20*4800*2), "endpoints have addresses, nodes and zones, compressed")
 
 	require.Equal(t, report.WarmUp, warmUp.Kind)
 	require.Equal(t, 25, warmUp.Changes)
 	require.Equal(t, report.Changes, changes.Kind)
 	require.Equal(t, 100, changes.Changes)
 	require.EqualValues(t, 20*100, changes.Updates)
-	require.EqualValues(t, 20*100, changes.Latency.Count, "each change is measured on each node, once")
+	require.EqualValues(t, 20*100, changes.Latency.Count, "each change should be measured once on each node")
 	require.EqualValues(t, 100, changes.Convergence.Nodes100.Count)
-	require.InDelta(t, changes.Latency.Max, changes.Convergence.Nodes100.Max, 0.01*changes.Latency.Max, "which a histogram has rounded")
+	require.InDelta(t, changes.Latency.Max, changes.Convergence.Nodes100.Max, 0.01*changes.Latency.Max, "histograms round both")
 	require.Zero(t, changes.Reconnects)
 	begin := first.Start.Add(time.Duration(changes.StartSeconds * float64(time.Second)))
-	require.WithinDuration(t, begin.Round(time.Millisecond), begin, time.Microsecond, "when the first change was due, as plans have it")
+	require.WithinDuration(t, begin.Round(time.Millisecond), begin, time.Microsecond, "the phase starts when the first change is due, in whole milliseconds")
 	require.NotNil(t, changes.SourceLag)
 	bytesPerUpdate := r.Summary["bytes-per-update"].Median
 	require.Greater(t, bytesPerUpdate, 50.)
-	require.Less(t, bytesPerUpdate, 400., "deltas, and not slices")
+	require.Less(t, bytesPerUpdate, 400., "nodes should receive deltas, not whole slices")
 	require.Greater(t, cold.ServerCPU.Total(), 0.)
 	require.Greater(t, cold.ClientCPU.Total(), 0.)
 
-	require.Greater(t, first.ServerMemory.State.Heap, int64(4800*100), "an endpoint is a structure of some size")
+	require.Greater(t, first.ServerMemory.State.Heap, int64(4800*100), "4800 endpoints need at least 100 bytes each")
 	require.Greater(t, first.ServerMemory.Connected.Heap, first.ServerMemory.State.Heap)
 	require.Greater(t, r.Summary["memory-per-node"].Median, 1000.)
 	require.Equal(t, cold.ReceivedBytes/20, first.Floor.Cold.MessageBytes)
@@ -116,12 +117,12 @@ func TestRun(t *testing.T) {
 	require.Equal(t, 20, first.Series[len(first.Series)-1].NodesUp)
 }
 
-// TestShippedScenarios plays each of them, made small.
+// TestShippedScenarios plays a small version of each scenario that comes with the program.
 func TestShippedScenarios(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags   []string
-		changes int // at least
-		resync  int // nodes
+		changes int // minimum
+		resync  int // number of nodes
 	}{
 		"steady":          {changes: 5},
 		"rolling-update":  {flags: []string{"--rate=300", "--arrivals=poisson"}, changes: 150},
@@ -159,8 +160,8 @@ func TestShippedScenarios(t *testing.T) {
 	}
 }
 
-// TestNodesInSeveralProcessesBehindRelays also has a relay killed and started again meanwhile.
-func TestNodesInSeveralProcessesBehindRelays(t *testing.T) {
+// TestRelays serves nodes in several processes through relays, one of which is killed and restarted.
+func TestRelays(t *testing.T) {
 	r := run(t, report.Slicecast, slices.Concat(small, []string{
 		"--nodes=15", "--nodes-per-process=7", "--servers=2", "--relays=2", "--event=restart", "--change=roll", "--rate=300",
 	})...)
@@ -172,24 +173,24 @@ func TestNodesInSeveralProcessesBehindRelays(t *testing.T) {
 	resync := r.Repeats[0].Phases[len(r.Repeats[0].Phases)-2]
 	require.Equal(t, report.Resync, resync.Kind)
 	require.Positive(t, resync.DownSeconds)
-	require.Less(t, resync.Updates, int64(15), "the other relay's nodes do not notice")
+	require.Less(t, resync.Updates, int64(15), "nodes of the other relay should not reconnect")
 }
 
-// TestRestart kills the only server, and starts it again with what has changed meanwhile.
+// TestRestart kills the only server and starts it again, with and without changes meanwhile.
 func TestRestart(t *testing.T) {
 	r := run(t, report.Slicecast, append(small, "--event=restart", "--rate=20", "--arrivals=poisson")...)
 	require.EqualValues(t, 6, r.Repeats[0].Phases[2].Updates)
 	changes := r.Repeats[0].Phases[3]
 	require.EqualValues(t, 6*20, changes.Latency.Count)
-	require.Greater(t, changes.Aside.ReceivedBytes, int64(6*1000), "TLS handshakes")
+	require.Greater(t, changes.Aside.ReceivedBytes, int64(6*1000), "each reconnect costs a TLS handshake")
 	require.Less(t, changes.Aside.ReceivedBytes, changes.ReceivedBytes)
 	require.Less(t, changes.Aside.ServerCPU.Total(), changes.ServerCPU.Total())
-	require.Less(t, changes.Aside.Updates, changes.Updates, "those before were received before")
-	require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "bytes and CPU a node-update leave out the")
+	require.Less(t, changes.Aside.Updates, changes.Updates, "updates before the event do not count")
+	require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "bytes and CPU per node-update leave out the")
 
 	r = run(t, report.Slicecast, append(small, "--event=restart", "--change=none")...)
 	require.Len(t, r.Repeats[0].Phases, 2)
-	require.Less(t, r.Repeats[0].Phases[1].MessageBytes, int64(6*600), "positions and the like: nothing has changed")
+	require.Less(t, r.Repeats[0].Phases[1].MessageBytes, int64(6*600), "nothing has changed, so there are few messages")
 	require.GreaterOrEqual(t, r.Repeats[0].Phases[1].StartSeconds-r.Repeats[0].Phases[0].StartSeconds-r.Repeats[0].Phases[0].Seconds, 0.3, "--at")
 }
 
@@ -208,7 +209,7 @@ func TestIdleRun(t *testing.T) {
 	require.Contains(t, out.String(), "floor-handshake-bytes")
 }
 
-func TestOptionsSayWhatIsWrong(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	for flags, message := range map[string]string{
 		"--nodes=0":                         "nodes is 0",
 		"--nodes=1000000000":                "nodes: use 1 to",
@@ -231,28 +232,28 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 		"--server=localhost:1 --ca-file=x --client-cert-file=x": "--server needs --ca-file, and either",
 		"--server=x:1 --ca-file=x --client-cert-file=x --client-key-file=x --node-ca-cert-file=x --node-ca-key-file=x": "--server needs --ca-file, and either",
 
-		"--server=x:1 --scenario=steady --nodes=2 --rate=5": "--scenario, --rate: what changes is not this program's to say",
-		"--kube-apiserver=x.kubeconfig --services=1x1":      "--services: what changes is not this program's to say",
+		"--server=x:1 --scenario=steady --nodes=2 --rate=5": "--scenario, --rate: this run only observes and cannot choose the changes",
+		"--kube-apiserver=x.kubeconfig --services=1x1":      "--services: this run only observes and cannot choose the changes",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.Slicecast, strings.Fields(flags)...), nil, nil), message, flags)
 	}
 	for flags, message := range map[string]string{
-		"--event=restart --relays=0":               "the API server is not killed",
-		"--kube-apiserver= ":                       "name a kubeconfig, or own",
+		"--event=restart --relays=0":               "an API server cannot be killed",
+		"--kube-apiserver= ":                       "use a kubeconfig or own",
 		"--kube-apiserver=own --write-namespace=x": "add --kube-apiserver=KUBECONFIG",
 
 		"--relays=1":     "leave it out with an API server",
 		"--servers=2":    "leave it out with an API server",
 		"--floor":        "leave it out with an API server",
 		"--grpc-go":      "leave it out with an API server",
-		"--server-pid=1": "--server-pid is about a running API server",
-		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: what changes is not this program's to say",
+		"--server-pid=1": "--server-pid requires a running API server",
+		"--kube-apiserver=x.kubeconfig --warm-up=1s": "--warm-up: this run only observes and cannot choose the changes",
 	} {
 		require.ErrorContains(t, Run(t.Context(), options(t, report.KubeAPIServer, strings.Fields(flags)...), nil, nil), message, flags)
 	}
 }
 
-// TestOwnNeedsBinaries has none of the places that an API server's are taken from: that is said before anything runs.
+// TestOwnNeedsBinaries checks that a missing etcd or kube-apiserver is reported before anything runs.
 func TestOwnNeedsBinaries(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for dir, message := range map[string]string{
@@ -269,16 +270,16 @@ func TestOwnNeedsBinaries(t *testing.T) {
 	}
 }
 
-// oneShard serves every node one Service.
+// oneShard is a server with one shard that serves one Service to every node.
 type oneShard struct {
 	pb.UnimplementedDistributionServiceServer
-	// service gives the one that a node gets; nil: it waits for that.
+	// service returns the Service for a node. If it returns nil, the node gets no answer.
 	service func(node string) *model.Service
-	// away, if set: when it is closed, streams end and there are no others.
+	// away ends all streams once it is closed, and the server then refuses new ones. It may be nil.
 	away chan struct{}
 }
 
-// serve starts the server and gives its address.
+// serve starts the server and returns its address.
 func (o *oneShard) serve(t *testing.T) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -332,7 +333,7 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 	return status.Error(codes.Unavailable, "away")
 }
 
-// TestNodesThatLoseTheServer has nodes that hold the true state, of a server that is no more.
+// TestNodesThatLoseTheServer checks nodes that hold the true state but have lost their server.
 func TestNodesThatLoseTheServer(t *testing.T) {
 	server := &oneShard{service: func(string) *model.Service { return webService(80) }, away: make(chan struct{})}
 	setup := worker.Setup{Scenario: scenario.Scenario{Nodes: 2}, Count: 2, Servers: []string{server.serve(t)}}
@@ -344,7 +345,7 @@ func TestNodesThatLoseTheServer(t *testing.T) {
 		require.NoError(t, err)
 		return s.Up
 	}
-	require.Zero(t, up(), "none has connected")
+	require.Zero(t, up(), "no node has connected yet")
 	require.NoError(t, w.Run(t.Context()))
 	_, err = w.Synced(t.Context())
 	require.NoError(t, err)
@@ -363,7 +364,7 @@ func TestDivergedNodeFailsTheRun(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := &oneShard{service: func(node string) *model.Service {
-				if node == "slicecast-loadtest-node-00003" { // no real node has such a name, whose stream would end
+				if node == "slicecast-loadtest-node-00003" { // --server adds the prefix
 					return wrong
 				}
 				return webService(80)
@@ -378,12 +379,12 @@ func TestDivergedNodeFailsTheRun(t *testing.T) {
 			require.Contains(t, log.String(), "node slicecast-loadtest-node-00003, shard 0 at sequence 1")
 			require.Contains(t, log.String(), "Service default/web")
 			require.NotContains(t, log.String(), "node-00002, ")
-			require.Contains(t, out.String(), "FAILED", "the report is written all the same")
+			require.Contains(t, out.String(), "FAILED", "the report should be written even so")
 		})
 	}
 }
 
-// TestTimeoutKeepsTheReport has a server that never answers a node for the second time.
+// TestTimeoutKeepsTheReport uses a server that does not answer the second stream of a node.
 func TestTimeoutKeepsTheReport(t *testing.T) {
 	var mu sync.Mutex
 	seen := make(map[string]bool)
@@ -400,7 +401,7 @@ func TestTimeoutKeepsTheReport(t *testing.T) {
 	code, out, errOut := execute(t, "run", "--nodes=2", "--duration=100ms", "--insecure-plaintext", "--repeats=2", "--timeout=4s", "--output=json",
 		"--require=p99<1ms", "--html="+html, "--server="+server.serve(t))
 	require.Equal(t, exitFailed, code, errOut)
-	require.Contains(t, errOut, "not all nodes come to the state")
+	require.Contains(t, errOut, "not all nodes are in sync")
 	require.Contains(t, errOut, "objective p99<1ms: ")
 	require.NoError(t, reporttest.Validate([]byte(out)))
 	r, err := report.Read(strings.NewReader(out))
@@ -408,13 +409,13 @@ func TestTimeoutKeepsTheReport(t *testing.T) {
 	require.Len(t, r.Repeats, 2)
 	require.True(t, r.Repeats[0].Check.OK)
 	require.False(t, r.Repeats[1].Check.OK)
-	require.Contains(t, r.Repeats[1].Check.Error, "is behind: not within 4s")
+	require.Contains(t, r.Repeats[1].Check.Error, ": timeout after 4s")
 	require.Contains(t, r.Summary, "cold-p50")
 	require.FileExists(t, html)
 }
 
-// interrupted starts a run that would last, waits until it churns, sends it a signal and waits for its end. It checks that
-// the server's process and its files are then gone.
+// interrupted starts a long run, waits until the state changes, sends it a signal and waits for its
+// end. It checks that the processes and files of the run are then gone, and returns its exit code.
 func interrupted(t *testing.T, s os.Signal) (exitCode int) {
 	dir := t.TempDir()
 	c := exec.CommandContext(t.Context(), os.Args[0], "run", "--nodes=5", "--services=10x5", "--changing=", "--duration=1h")
@@ -429,10 +430,10 @@ func interrupted(t *testing.T, s os.Signal) (exitCode int) {
 		require.NoError(t, err, "%s", &seen)
 	}
 	children := childrenOf(t, c.Process.Pid)
-	require.Len(t, children, 2, "the server and the nodes are processes of their own")
+	require.Len(t, children, 2, "the server and the nodes should be separate processes")
 
 	require.NoError(t, c.Process.Signal(s))
-	_ = c.Wait() // that it failed is what the caller looks at
+	_ = c.Wait() // the caller checks the exit code
 	require.Eventually(t, func() bool { return !slices.ContainsFunc(children, alive) }, 30*time.Second, 10*time.Millisecond)
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	require.NoError(t, err)
@@ -466,7 +467,7 @@ func childrenOf(t *testing.T, pid int) (out []int) {
 	return out
 }
 
-// alive tells whether a process runs; one that has ended and that nobody has waited for does not.
+// alive reports whether a process is running. A zombie is not.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -14,11 +14,11 @@ func newShowCommand() *cobra.Command {
 	p := &Presentation{}
 	c := &cobra.Command{
 		Use:   "show REPORT.json...",
-		Short: "Print reports that were written with --output=json, and make pages of them",
-		Long: `show prints reports that were written with --output=json, and judges them by --require. With --html it writes one page of all of
-them, in which the others are compared with the first.
+		Short: "Print reports that were written with --output=json, or write pages of them",
+		Long: `show prints reports that were written with --output=json, and judges them by --require. With --html, it also writes one page
+that compares the first report with each of the others.
 
-It reads the reports of its own schema, ` + report.Schema + `, and says so of others.
+It reads only reports of the schema ` + report.Schema + `, and rejects others.
 ` + exitCodes,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, files []string) error {
@@ -41,7 +41,7 @@ It reads the reports of its own schema, ` + report.Schema + `, and says so of ot
 				}
 				errs = append(errs, each.Present(r, c.OutOrStdout(), c.ErrOrStderr()))
 				if !r.OK() {
-					failed = append(failed, fmt.Errorf("%s is the report of a run that failed", files[i]))
+					failed = append(failed, fmt.Errorf("%s is the report of a failed run", files[i]))
 				}
 			}
 			return outcome(errors.Join(failed...), errors.Join(errs...))

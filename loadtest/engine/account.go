@@ -11,10 +11,11 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// accountTimeout is how long an API server may take to tell what it uses.
+// accountTimeout is how long an API server may take to report its CPU time.
 const accountTimeout = 10 * time.Second
 
-// ask finds out whether a cluster's API server tells what it uses.
+// ask checks whether an existing cluster's API server reports its CPU time. If so, it sets process;
+// otherwise it sets untold.
 func (s *stack) ask(ctx context.Context, config *rest.Config) (err error) {
 	if s.process, err = apiserver.NewProcess(config); err != nil {
 		return err
@@ -27,7 +28,8 @@ func (s *stack) ask(ctx context.Context, config *rest.Config) (err error) {
 	return nil
 }
 
-// account is what it has used so far; nil: it does not tell, or nobody asks.
+// account returns the CPU time that the API server has used so far. It returns nil if the API
+// server does not report it or must not be asked.
 func (s *stack) account(ctx context.Context) *apiserver.Account {
 	if s.process == nil {
 		return nil
@@ -41,7 +43,7 @@ func (s *stack) account(ctx context.Context) *apiserver.Account {
 	return &a
 }
 
-// serverCPU is what who distributes has used between two readings; nil: that is not known.
+// serverCPU returns the CPU time that the peer used between two readings, or nil if it is unknown.
 func (m *meter) serverCPU(before, after reading) *report.CPU {
 	switch {
 	case len(m.pids()) > 0:
@@ -52,22 +54,23 @@ func (m *meter) serverCPU(before, after reading) *report.CPU {
 	return nil
 }
 
-// explainCPU says in the report what the CPU time of a cluster's API server is, or why there is none.
+// explainCPU adds notes that say what the CPU time of an existing cluster's API server covers, or
+// why it is unknown.
 func (r *repeat) explainCPU() {
 	s := r.stack
 	if s.untold != nil {
-		r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time is not known, as it does not tell it to this kubeconfig's user "+
-			"(who needs to get the non-resource URL /metrics), and there is no --server-pid: %v", s.untold))
+		r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time is unknown: reading /metrics failed, and there is no --server-pid "+
+			"(the kubeconfig's user needs the permission to get the non-resource URL /metrics): %v", s.untold))
 	}
 	if s.process == nil {
 		return
 	}
-	r.result.Notes = append(r.result.Notes, "the API server's CPU time is what it says in its metrics: of the one that answers, if there are several, with "+
-		"all else that it does, such as answering that")
+	r.result.Notes = append(r.result.Notes, "the API server's CPU time is from its metrics. If there are several API servers, it is that of the one that answered. "+
+		"It includes all else that this API server did, such as answering these requests")
 	for i := range r.result.Phases {
 		if r.result.Phases[i].ServerCPU == nil {
-			r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time for %q is not known: another one answered at its end than at its "+
-				"beginning, or none did, or it was started again", r.result.Phases[i].Name))
+			r.result.Notes = append(r.result.Notes, fmt.Sprintf("the API server's CPU time for %q is unknown: the API server did not answer, was restarted, "+
+				"or was not the same one at the start and at the end", r.result.Phases[i].Name))
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// a repeat of a scenario, which nobody plays.
+// newRepeat returns a repeat of a scenario that is not played.
 func newRepeat(s scenario.Scenario) *repeat {
 	r := &repeat{options: &Options{}, scenario: &s, report: &report.Report{}, stack: &stack{options: &Options{}, scenario: &s, cluster: &generate.Config{}}}
 	r.report.Machine.CPUs = 2
@@ -34,13 +34,13 @@ func TestPlansAreMeasuredFromTheirStart(t *testing.T) {
 			got, err := r.meter.readFor(t.Context(), start)
 			require.NoError(t, err)
 			require.Equal(t, start, got.at)
-			require.Equal(t, max(0, lead-readAhead), time.Since(begin), "what leads up to it is in no reading")
+			require.Equal(t, max(0, lead-readAhead), time.Since(begin), "the reading starts too early or too late")
 		}
 	})
 }
 
 func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
-	const behind = "more than 1 % of the updates took longer than a second: nodes did not keep pace with the changes"
+	const behind = "more than 1 % of the updates took longer than a second: nodes did not keep up with the changes"
 	cold := report.Phase{Name: "cold sync", Kind: report.ColdSync, Seconds: 10, ServerCPU: &report.CPU{System: 4}, ClientCPU: report.CPU{User: 12}}
 	restart, changes := cold, cold
 	restart.Name, restart.Kind, restart.Updates = "restart", report.Resync, 100
@@ -51,11 +51,11 @@ func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
 	r.add(restart, 19*time.Second)
 	require.Len(t, r.result.Phases, 2)
 	require.Equal(t, []string{
-		"the machine was 95 % busy during the cold sync: latencies hold waits for a CPU",
-		"the load tester itself used more than half of the machine during the cold sync: latencies are also its own",
+		"the machine was 95 % busy during the cold sync: latencies include waiting for a CPU",
+		"the load tester itself used more than half of the machine during the cold sync: it may cause part of the latencies",
 		"other processes used 0.30 cores during the cold sync",
-		"the machine was 95 % busy during the restart: latencies hold waits for a CPU",
-		"the load tester itself used more than half of the machine during the restart: latencies are also its own",
+		"the machine was 95 % busy during the restart: latencies include waiting for a CPU",
+		"the load tester itself used more than half of the machine during the restart: it may cause part of the latencies",
 		"other processes used 0.30 cores during the restart",
 	}, r.result.Notes)
 
@@ -67,20 +67,20 @@ func TestNotesAreAboutWhatIsMeasured(t *testing.T) {
 	changes.Aside = &report.Aside{Seconds: 2, Updates: 200}
 	r.add(changes, 2*time.Second)
 	require.Equal(t, []string{
-		"the server used less than 1 s of CPU time during the changes: how much of that was in user mode and how much in the kernel, which is told in " +
-			"steps of 10 ms, is rough",
-		"bytes and CPU a node-update leave out the 2.00 s of the restart, in which nodes received 200 of the 500 updates",
+		"the server used less than 1 s of CPU time during the changes: its division into user mode and kernel is imprecise, because the " +
+			"kernel counts in steps of 10 ms",
+		"bytes and CPU per node-update leave out the 2.00 s of the restart, in which nodes received 200 of the 500 updates",
 	}, r.result.Notes)
-	require.EqualValues(t, 2, r.result.Phases[2].Reconnects, "100 nodes had to")
+	require.EqualValues(t, 2, r.result.Phases[2].Reconnects, "100 of the reconnects were due to the restart")
 	changes.Changes, changes.Latency.P99, changes.ServerCPU = 5, 1001, nil
 	r.add(changes, 2*time.Second)
-	require.NotContains(t, r.result.Notes, behind, "the restart is in it")
+	require.NotContains(t, r.result.Notes, behind, "a phase with a restart is not judged")
 	changes.Aside = nil
 	r.add(changes, 2*time.Second)
 	require.Contains(t, r.result.Notes, behind)
 	r.reconnected(105)
 	require.EqualValues(t, 5, r.result.Reconnects)
-	require.Contains(t, r.result.Notes, "5 streams broke and were opened again")
+	require.Contains(t, r.result.Notes, "5 streams broke and were reopened")
 }
 
 func TestFailedRepeatsAreReported(t *testing.T) {
@@ -111,7 +111,7 @@ func TestLimits(t *testing.T) {
 		err := portsFor(c.options, &c.s, 28_232)
 		require.Equal(t, c.ok, err == nil, "%+v: %v", c.s, err)
 		if err != nil {
-			require.Contains(t, err.Error(), "the machine has 28232 ports for that")
+			require.Contains(t, err.Error(), "the machine has only 28232 local ports")
 		}
 	}
 	for addresses := 1; addresses < 5; addresses++ {
@@ -123,8 +123,8 @@ func TestLimits(t *testing.T) {
 	}
 	require.NoError(t, filesFor(api, &scenario.Scenario{Nodes: 20_000 - apiServerFiles}, 20_000))
 	err := filesFor(api, &scenario.Scenario{Nodes: 20_000}, 20_000)
-	require.ErrorContains(t, err, "the API server has 20256 files open for 20000 nodes, and it may have 20000")
-	require.NoError(t, filesFor(&Options{Peer: report.KubeAPIServer, KubeAPIServer: "kubeconfig"}, &scenario.Scenario{Nodes: 30_000}, 20_000), "it is elsewhere")
+	require.ErrorContains(t, err, "the API server needs 20256 open files for 20000 nodes, but the limit is 20000")
+	require.NoError(t, filesFor(&Options{Peer: report.KubeAPIServer, KubeAPIServer: "kubeconfig"}, &scenario.Scenario{Nodes: 30_000}, 20_000), "the limit of another machine is unknown")
 
 	err = limits(own, &scenario.Scenario{Nodes: 1_000_000, Servers: 1})
 	require.Error(t, err)

@@ -10,10 +10,11 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// floorMessage is the size of a short message: about that of a change, HTTP/2 and gRPC included.
+// floorMessage is the size of a short message, in bytes: about that of a change with HTTP/2 and
+// gRPC.
 const floorMessage = 100
 
-// floor measures what the server's process pays for TLS alone.
+// floor measures what TLS alone costs the server's process.
 func (r *repeat) floor(ctx context.Context) error {
 	r.meter.enter("raw TLS, for comparison")
 	one, nodes := r.stack.servers[0], int64(r.scenario.Nodes)

@@ -17,17 +17,19 @@ import (
 	"github.com/slicecast/slicecast/loadtest/worker"
 )
 
-// meter reads what has been used so far, and how things stand.
+// meter reads resource usage and progress, and keeps the latest readings.
 type meter struct {
 	stack *stack
 	start time.Time
 
-	mu sync.Mutex // guards what follows, and is held during a reading
-	// gone is what servers had used that were killed.
+	// mu guards the fields below up to phase and, once the servers run, stack.servers and
+	// stack.relays. It is held during a whole reading.
+	mu sync.Mutex
+	// gone is the CPU time of servers that were killed.
 	gone    usage.CPU
-	latest  reading
-	recent  *hdrhistogram.Histogram // since the last second
-	last    reading                 // of the last second
+	latest  reading                 // most recent reading
+	recent  *hdrhistogram.Histogram // latencies since last
+	last    reading                 // reading at the end of the last second
 	seconds []report.Second
 	peak    struct{ server, client int64 }
 	phase   string
@@ -41,20 +43,21 @@ func newMeter(s *stack, start time.Time) *meter {
 	return m
 }
 
-// reading is how things stand at a moment. Sums are over processes.
+// reading is a snapshot of usage and progress. Sums are over processes.
 type reading struct {
 	at                         time.Time
 	server, client             usage.CPU
 	machine                    time.Duration
 	serverMemory, clientMemory int64
 	nodes                      worker.Sample
-	// apiServer is what the run's own has used that servers watch.
+	// apiServer is the CPU time of the API server that the run started and its servers watch.
 	apiServer usage.CPU
-	// account is what an API server tells of itself; nil: nothing, or it was not asked.
+	// account is what the API server of an existing cluster reports. It is nil if there is no
+	// report.
 	account *apiserver.Account
 }
 
-// pids of the processes that distribute; none: they are not known.
+// pids returns the processes that distribute, or none if they are unknown.
 func (m *meter) pids() (out []int) {
 	s := m.stack
 	switch {
@@ -69,7 +72,7 @@ func (m *meter) pids() (out []int) {
 	return out
 }
 
-// read reads everything now.
+// read takes a reading now.
 func (m *meter) read(ctx context.Context) (reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,11 +83,13 @@ func (m *meter) read(ctx context.Context) (reading, error) {
 	return r, err
 }
 
-// readAhead is how long before a plan's first change the reading begins that it is measured from: no change is missing in what it
-// costs, and nothing to speak of is in it that comes before.
+// readAhead is how long before the first change of a plan the reading for it starts. The reading
+// must be early enough to include all costs of the changes, and late enough to include almost
+// nothing from before.
 const readAhead = 50 * time.Millisecond
 
-// readFor waits until a plan is about to start, and gives the reading that it is measured from.
+// readFor waits until shortly before the start of a plan, and returns the reading from which the
+// plan is measured.
 func (m *meter) readFor(ctx context.Context, start time.Time) (reading, error) {
 	if err := wait(ctx, start.Add(-readAhead)); err != nil {
 		return reading{}, err
@@ -153,7 +158,8 @@ func (m *meter) readLocked(ctx context.Context) (r reading, err error) {
 	return r, nil
 }
 
-// peaks gives the most RAM that there was in any reading of all servers, and of all processes with nodes.
+// peaks returns the most RAM that all servers together and all processes with nodes together had in
+// any reading.
 func (m *meter) peaks() (server, client int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,7 +174,7 @@ func use(pid int) (c usage.CPU, m usage.Memory, err error) {
 	return c, m, err
 }
 
-// kill kills a server, with what it has used in the account.
+// kill kills a server, and keeps its CPU time in gone.
 func (m *meter) kill(one *server) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -185,7 +191,7 @@ func (m *meter) kill(one *server) error {
 	return nil
 }
 
-// join has a server take part that was started later.
+// join adds a server that was started later.
 func (m *meter) join(one *server) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -196,14 +202,14 @@ func (m *meter) join(one *server) {
 	}
 }
 
-// servers lists those that have the state from the beginning of the chain.
+// servers returns the servers that hold the state themselves, without relays.
 func (m *meter) servers() []*server {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.stack.servers)
 }
 
-// run reads every second until the context ends.
+// run takes a reading every second until the context ends.
 func (m *meter) run(ctx context.Context) {
 	seconds := time.NewTicker(time.Second)
 	defer seconds.Stop()
@@ -213,7 +219,7 @@ func (m *meter) run(ctx context.Context) {
 			return
 		case <-seconds.C:
 			m.mu.Lock()
-			if r, err := m.readLocked(ctx); err == nil { // whoever waits for the process hears of it
+			if r, err := m.readLocked(ctx); err == nil { // an error means that a process has ended, which its waiter reports
 				m.secondLocked(r)
 			}
 			m.mu.Unlock()
@@ -242,7 +248,7 @@ func (m *meter) secondLocked(r reading) {
 	m.seconds = append(m.seconds, s)
 }
 
-// since is the difference of a number that begins anew with each window.
+// since returns the increase of a counter that restarts at 0 with each window.
 func since(before, now int64) int64 {
 	if now < before {
 		return now
@@ -250,10 +256,10 @@ func since(before, now int64) int64 {
 	return now - before
 }
 
-// status is what a progress view shows.
+// status returns what a progress view shows.
 func (m *meter) status() progress.Status { return *m.shown.Load() }
 
-// enter says what is under way from now on.
+// enter sets the phase that the progress view shows.
 func (m *meter) enter(phase string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,7 @@
-// Package engine runs a scenario: it starts what takes part, has nodes connect and the state change, measures what that costs,
-// compares all nodes with the true state, and reports. What it starts are processes, so that the operating system tells what each
-// has used, and all of them end with it.
+// Package engine runs a scenario. It starts servers and nodes, lets nodes connect and the state
+// change, measures the costs, compares all nodes with the true state, and reports the result.
+// Servers and nodes run in child processes, so that the operating system accounts for each
+// separately. All of them end with the run.
 package engine
 
 import (
@@ -21,27 +22,29 @@ import (
 	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// The commands with which this program starts itself: as a server, and as a worker.
+// Hidden commands with which this program starts itself as a server or as a worker.
 const (
 	ServeCommand = "serve-target"
 	WorkCommand  = "work"
 )
 
-// Own is the value of --kube-apiserver that stands for one that the run starts.
+// Own is the value of --kube-apiserver that makes the run start an API server.
 const Own = "own"
 
 const (
-	// spareFiles is how many files a process needs beside those for nodes' connections.
+	// spareFiles is the number of files that a process needs besides the connections of nodes.
 	spareFiles = 64
-	// maxPerWorker is how many nodes a worker has at most; more make several.
+	// maxPerWorker is the default for the maximum number of nodes in one worker process.
 	maxPerWorker = 15_000
 )
 
-// Options say what to run, and against whom.
+// Options say what to run and against which peer. Apart from those with a comment, each field is
+// the value of the flag that AddFlags binds to it.
 type Options struct {
-	// Peer is who distributes the state: Slicecast, or an API server that nodes watch.
+	// Peer is the system that distributes the state: Slicecast, or an API server that nodes watch.
 	Peer report.Peer
-	// Scenario is the name or file of one; the parameters that were set as flags replace its own.
+	// Scenario is the name or the file of a scenario. Parameters that were set as flags override
+	// those of the scenario.
 	Scenario string
 	flags    *pflag.FlagSet
 	Repeats  int
@@ -64,72 +67,72 @@ type Options struct {
 	Log       daemon.LogOptions
 }
 
-// AddFlags adds the flags that a peer has, with their defaults.
+// AddFlags adds the flags for the peer, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.flags = fs
 	if o.Peer == "" {
 		o.Peer = report.Slicecast
 	}
 	fs.StringVar(&o.Scenario, "scenario", scenario.Default,
-		"what to play: the name of a scenario that comes with the program, or a YAML file; the flags below replace its parameters")
+		"what to play: the name of a scenario that comes with the program, or a YAML file; the flags below override its parameters")
 	new(scenario.Scenario).AddFlags(fs)
 	if o.Peer == report.KubeAPIServer {
 		for _, name := range ofSlicecast {
 			fs.Lookup(name).Hidden = true
 		}
-		fs.Lookup("event").Usage = "what happens meanwhile: reconnect (all connections are cut), none"
+		fs.Lookup("event").Usage = "what happens during the changes: reconnect (all connections are cut), none"
 	}
-	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play it, each time from the start; the report tells how far the figures were apart")
+	fs.IntVar(&o.Repeats, "repeats", 1, "how often to play the scenario, each time with new servers; the report has the median and the range of each figure")
 
-	api := "kubeconfig of a Kubernetes API server whose state is distributed, or own: start one, as the tests do, with etcd and kube-apiserver of this repository's folder, or of $SLICECAST_BINARIES"
+	api := "kubeconfig of the Kubernetes API server whose state is distributed, or \"own\" to start one with the etcd and kube-apiserver that 'make setup' installed in this repository, or of $SLICECAST_BINARIES"
 	if o.Peer == report.KubeAPIServer {
 		fs.StringVar(&o.KubeAPIServer, "kube-apiserver", Own, api)
-		fs.IntVar(&o.ServerPID, "server-pid", 0, "the API server's process, if it runs on this machine, for its CPU time and memory")
+		fs.IntVar(&o.ServerPID, "server-pid", 0, "the API server's process on this machine, for its CPU time and memory")
 	} else {
-		fs.StringVar(&o.KubeAPIServer, "kube-apiserver", "", api+"; default: the servers generate their state")
+		fs.StringVar(&o.KubeAPIServer, "kube-apiserver", "", api+"; by default, the servers generate their state")
 		fs.StringVar(&o.Server, "server", "",
-			"address (host:port) of a running Slicecast server, whose own changes are then observed for --duration; default: start one")
-		fs.StringVar(&o.CAFile, "ca-file", "", "with --server: CA certificates, in PEM, that its certificate is checked against")
-		fs.StringVar(&o.ServerName, "server-name", "", "with --server: name that its certificate must have; default: the host of --server")
+			"address (host:port) of a running Slicecast server, whose own changes are observed for --duration; by default, the run starts a server")
+		fs.StringVar(&o.CAFile, "ca-file", "", "with --server: PEM file of CA certificates that verify the server's certificate")
+		fs.StringVar(&o.ServerName, "server-name", "", "with --server: name that the server's certificate must have; by default, the host of --server")
 		fs.StringVar(&o.NodeCACertFile, "node-ca-cert-file", "",
-			"with --server: certificate, in PEM, of a CA that the server accepts for nodes (its --client-ca-file); the nodes' are made with it")
-		fs.StringVar(&o.NodeCAKeyFile, "node-ca-key-file", "", "key of --node-ca-cert-file, in PEM")
-		fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "with --server, instead of --node-ca-cert-file: a client certificate, in PEM, that "+
-			"may be any node (of the organization system:masters); all nodes show it")
-		fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "key of --client-cert-file, in PEM")
-		fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "with --server: talk to it without TLS")
-		fs.IntVar(&o.ServerPID, "server-pid", 0, "with --server: its process on this machine, for its CPU time and memory")
+			"with --server: PEM file of the certificate of a CA in the server's --client-ca-file, which issues the nodes' certificates")
+		fs.StringVar(&o.NodeCAKeyFile, "node-ca-key-file", "", "PEM file of the key for --node-ca-cert-file")
+		fs.StringVar(&o.ClientCertFile, "client-cert-file", "", "with --server, instead of --node-ca-cert-file: PEM file of a client certificate "+
+			"that may act as any node (organization system:masters); all nodes use it")
+		fs.StringVar(&o.ClientKeyFile, "client-key-file", "", "PEM file of the key for --client-cert-file")
+		fs.BoolVar(&o.InsecurePlaintext, "insecure-plaintext", false, "with --server: connect without TLS")
+		fs.IntVar(&o.ServerPID, "server-pid", 0, "with --server: the server's process on this machine, for its CPU time and memory")
 	}
-	fs.StringVar(&o.WriteNamespace, "write-namespace", "", "with the kubeconfig of a cluster: a namespace to make for the scenario's Services and "+
-		"EndpointSlices, and to remove at the end. They have a service-proxy-name, so that the cluster's own nodes program nothing for them, but kube-proxies and "+
-		"Slicecast's servers get all the slices. Without it nothing is written, and the cluster's own changes are observed for --duration")
+	fs.StringVar(&o.WriteNamespace, "write-namespace", "", "with the kubeconfig of a cluster: a namespace to create for the scenario's Services and "+
+		"EndpointSlices, and to remove at the end. They have a service-proxy-name, so the cluster's own nodes program nothing for them, but kube-proxies and "+
+		"Slicecast's servers receive all the slices. Without this flag nothing is written, and the cluster's own changes are observed for --duration")
 
-	fs.IntVar(&o.PerWorker, "nodes-per-process", maxPerWorker, "more nodes than this are simulated by several processes")
-	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take for their first state, for the last change, and to come back")
+	fs.IntVar(&o.PerWorker, "nodes-per-process", maxPerWorker, "maximum number of nodes that one process simulates")
+	fs.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long nodes may take to receive their first state, to receive the last change, and to come back after an event")
 	o.Log.AddFlags(fs)
-	// Thousands of nodes have little to say that counts.
+	// With thousands of nodes, info messages would drown the important ones.
 	o.Log.Level = "warn"
 	fs.Lookup("log-level").DefValue = o.Log.Level
 }
 
-// writes tells whether the run makes the changes, in whatever way.
+// writes reports whether the run makes the changes itself.
 func (o *Options) writes() bool {
 	return o.Server == "" && (o.KubeAPIServer == "" || o.KubeAPIServer == Own || o.WriteNamespace != "")
 }
 
-// ofSlicecast are the parameters that an API server has no equal of.
+// ofSlicecast lists the parameters that have no meaning for an API server.
 var ofSlicecast = []string{"servers", "relays", "grpc-go", "floor"}
 
-// ofChanges are the parameters that say what changes, and how.
+// ofChanges lists the parameters that determine the changes.
 var ofChanges = []string{"services", "changing", "seed", "change", "rate", "arrivals", "batch", "grace", "warm-up"}
 
-// tlsFlags are those about TLS with a running server.
+// tlsFlags names the flags for TLS with a running server.
 const tlsFlags = "--ca-file, --server-name, --node-ca-cert-file, --node-ca-key-file, --client-cert-file, --client-key-file"
 
-// observed is the name of what is played where the run does not make the changes.
+// observed is the name of the scenario if the run does not make the changes.
 const observed = "observed"
 
-// parameters gives those of a scenario that the course of the run follows from.
+// parameters returns the parameters of a scenario that affect the run.
 func (o *Options) parameters(s *scenario.Scenario) map[string]any {
 	out := s.Parameters()
 	if !o.writes() {
@@ -138,7 +141,7 @@ func (o *Options) parameters(s *scenario.Scenario) map[string]any {
 	return out
 }
 
-// source is where the state is from.
+// source returns where the state comes from.
 func (o *Options) source() report.Source {
 	switch {
 	case !o.writes():
@@ -151,7 +154,7 @@ func (o *Options) source() report.Source {
 	return report.Generated
 }
 
-// Validate gives the scenario, or finds all that is wrong.
+// Validate returns the scenario, and all errors in the options.
 func (o *Options) Validate() (*scenario.Scenario, error) {
 	var errs []error
 	wrong := func(is bool, format string, args ...any) {
@@ -181,25 +184,25 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	switch {
 	case o.Server == "":
-		wrong(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid are about a "+
+		wrong(anyFile || o.InsecurePlaintext || o.ServerPID != 0 && o.Peer == report.Slicecast, "%s, --insecure-plaintext and --server-pid require a "+
 			"running server: add --server", tlsFlags)
 	case o.KubeAPIServer != "":
 		wrong(true, "--server and --kube-apiserver are both given: use one of them")
 	case s.Floor || s.Event != scenario.None && s.Event != scenario.Reconnect || s.Relays > 0 || s.Servers > 1:
-		wrong(true, "floor, event, servers and relays are about servers of the run's own: leave --server out")
+		wrong(true, "floor, event, servers and relays require servers that the run starts: leave --server out")
 	case o.InsecurePlaintext:
 		wrong(anyFile || s.GRPCGo, "--insecure-plaintext excludes %s and --grpc-go", tlsFlags)
 	default:
 		wrong(!files, "--server needs --ca-file, and either --node-ca-cert-file and --node-ca-key-file or --client-cert-file and --client-key-file "+
-			"(or --insecure-plaintext, if the server has it)")
+			"(or --insecure-plaintext, if the server serves without TLS)")
 	}
 	if o.Peer == report.KubeAPIServer {
-		wrong(o.KubeAPIServer == "", "--kube-apiserver is empty: name a kubeconfig, or own")
-		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, as a flag or the scenario %s says: the API server is not killed, use reconnect or none",
+		wrong(o.KubeAPIServer == "", "--kube-apiserver is empty: use a kubeconfig or own")
+		wrong(s.Event == scenario.Restart || s.Event == scenario.Failover, "event is %s, from a flag or the scenario %s: an API server cannot be killed, use reconnect or none",
 			s.Event, s.Name)
-		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s are about Slicecast's servers, and a flag or the scenario %s has one of them: "+
+		wrong(s.Servers > 1 || s.Relays > 0 || s.GRPCGo || s.Floor, "%s require Slicecast's servers, but a flag or the scenario %s sets one of them: "+
 			"leave it out with an API server, or use another scenario", strings.Join(ofSlicecast, ", "), s.Name)
-		wrong(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid is about a running API server: name its kubeconfig, or leave it out")
+		wrong(o.KubeAPIServer == Own && o.ServerPID != 0, "--server-pid requires a running API server: add its kubeconfig as --kube-apiserver, or leave it out")
 	}
 	if !o.writes() {
 		var given []string
@@ -208,8 +211,8 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 				given = append(given, "--"+name)
 			}
 		}
-		wrong(len(given) > 0, "%s: what changes is not this program's to say where it only observes: leave that out, "+
-			"or add --write-namespace to the kubeconfig of a cluster", strings.Join(given, ", "))
+		wrong(len(given) > 0, "%s: this run only observes and cannot choose the changes: leave these flags out, "+
+			"or use --write-namespace with the kubeconfig of a cluster", strings.Join(given, ", "))
 		s.Name, s.Description = observed, ""
 	}
 	if o.writes() && s.Change == generate.None && s.Event == scenario.None {
@@ -217,17 +220,17 @@ func (o *Options) Validate() (*scenario.Scenario, error) {
 	}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		errs = append(errs, fmt.Errorf("limit of open files: %w", err))
+		errs = append(errs, fmt.Errorf("read the limit of open files: %w", err))
 	}
 	connections := uint64(1)
 	if s.Floor {
 		connections = 2
 	}
 	open := connections*uint64(min(s.Nodes, o.PerWorker)) + spareFiles
-	wrong(open > limit.Max, "a process has %d files open, and it may have %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
+	wrong(open > limit.Max, "a process needs %d open files, but the limit is %d: use a smaller --nodes-per-process, or raise the limit (ulimit -Hn)",
 		open, limit.Max)
 	open = connections*uint64(share(s.Nodes, addresses(o, s))) + spareFiles
 	wrong(o.Server == "" && o.Peer == report.Slicecast && open > limit.Max,
-		"a server has %d files open for its share of %d nodes, and it may have %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
+		"a server needs %d open files for its share of %d nodes, but the limit is %d: use more relays, or raise the limit (ulimit -Hn)", open, s.Nodes, limit.Max)
 	return s, errors.Join(append(errs, limits(o, s))...)
 }

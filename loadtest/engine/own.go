@@ -13,10 +13,11 @@ import (
 type own struct {
 	control    *controlplane.ControlPlane
 	dir        string
-	kubeconfig string // in dir
+	kubeconfig string // path of the file, in dir
 }
 
-// ownAvailable tells whether there is anything to start one from, or what would help.
+// ownAvailable returns nil if there are binaries to start an API server from. Otherwise its error
+// says how to get them.
 func ownAvailable() error { return controlplane.Available() }
 
 func startOwn(ctx context.Context) (_ *own, err error) {
@@ -34,7 +35,7 @@ func startOwn(ctx context.Context) (_ *own, err error) {
 	return o, nil
 }
 
-// pid of the API server, without etcd.
+// pid returns the process ID of the API server, which runs without etcd.
 func (o *own) pid() int { return o.control.APIServer.PID() }
 
 func (o *own) close() error { return errors.Join(o.control.Close(), os.RemoveAll(o.dir)) }

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	// leadTime is between the decision for a plan and its first change: enough for all to know of it. Who has to work out
-	// where many pods go needs leadPerPod more for each.
+	// leadTime is the time from the start of a plan's preparation to its first change, enough to
+	// pass the plan to all processes. Kinds other than Flip need leadPerPod more for each pod, to
+	// compute its placement.
 	leadTime   = 300 * time.Millisecond
 	leadPerPod = 100 * time.Microsecond
 )
 
-// each does something with every worker at the same time.
+// each calls do for all workers concurrently.
 func (r *repeat) each(ctx context.Context, do func(ctx context.Context, i int, w *worker.Process) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for i, w := range r.stack.workers {
@@ -34,7 +35,8 @@ func (r *repeat) each(ctx context.Context, do func(ctx context.Context, i int, w
 	return all.Wait()
 }
 
-// within waits for workers for as long as the run's patience lasts, and says what it was if that does not.
+// within calls do for all workers, with a timeout of --timeout. After a timeout, its error says
+// what was awaited and names a node that is behind.
 func (r *repeat) within(ctx context.Context, what string, do func(ctx context.Context, i int, w *worker.Process) error) error {
 	patient, cancel := context.WithTimeout(ctx, r.options.Timeout)
 	defer cancel()
@@ -44,20 +46,20 @@ func (r *repeat) within(ctx context.Context, what string, do func(ctx context.Co
 	}
 	for _, w := range r.stack.workers {
 		if name, err := w.Missing(ctx); err == nil && name != "" {
-			what += fmt.Sprintf("; node %s, for one, is behind", name)
+			what += fmt.Sprintf("; one node that is behind is %s", name)
 			break
 		}
 	}
-	return fmt.Errorf("%s: not within %v (--timeout; --log-level=info tells more)", what, r.options.Timeout)
+	return fmt.Errorf("%s: timeout after %v (raise --timeout, or see --log-level=info)", what, r.options.Timeout)
 }
 
-// connect has nodes that hold nothing get the state.
+// connect starts the nodes, which hold nothing, and measures their cold sync.
 func (r *repeat) connect(ctx context.Context) error {
 	state, err := r.memory(ctx)
 	if err != nil {
 		return err
 	}
-	r.meter.enter("nodes get the state")
+	r.meter.enter("nodes receive the state")
 	before, err := r.meter.read(ctx)
 	if err != nil {
 		return err
@@ -80,10 +82,10 @@ func (r *repeat) connect(ctx context.Context) error {
 	return nil
 }
 
-// synced waits until all nodes that are waited for have come to the state.
+// synced waits until all awaited nodes are in sync, and returns the phase.
 func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind, before reading) (p report.Phase, after reading, err error) {
 	all := make([]worker.Cold, len(r.stack.workers))
-	err = r.within(ctx, "not all nodes come to the state", func(ctx context.Context, i int, w *worker.Process) (err error) {
+	err = r.within(ctx, "not all nodes are in sync", func(ctx context.Context, i int, w *worker.Process) (err error) {
 		all[i], err = w.Synced(ctx)
 		return err
 	})
@@ -94,7 +96,7 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 		return p, after, err
 	}
 	p = r.phase(name, kind, before, after)
-	p.ReceivedBytes = 0 // of those only that are waited for, and only until they were there
+	p.ReceivedBytes = 0 // the sum below covers only awaited nodes, each until it was in sync
 	took := report.NewHistogram()
 	for _, c := range all {
 		for _, n := range c.Nodes {
@@ -102,7 +104,7 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 			p.ReceivedBytes += n.Bytes
 			p.MessageBytes += n.MessageBytes
 			p.MaxNodeBytes = max(p.MaxNodeBytes, n.Bytes)
-			_ = took.RecordValue(min(n.Duration, report.MaxDuration).Microseconds()) // within its range
+			_ = took.RecordValue(min(n.Duration, report.MaxDuration).Microseconds()) // in range
 		}
 	}
 	p.Latency = report.DistributionOf(took)
@@ -113,7 +115,8 @@ func (r *repeat) synced(ctx context.Context, name string, kind report.PhaseKind,
 	return p, after, nil
 }
 
-// serverVersions gives what running servers tell of themselves; those of the run's own are the load tester's.
+// serverVersions returns the versions that running servers report. It is empty if the run started
+// the servers, which have the version of the load tester.
 func (r *repeat) serverVersions(all []worker.Cold) string {
 	if r.options.Server == "" {
 		return ""
@@ -126,7 +129,8 @@ func (r *repeat) serverVersions(all []worker.Cold) string {
 	return strings.Join(slices.Compact(versions), ", ")
 }
 
-// memory counts the memory of the run's own servers, when their state is complete; nil: there are none.
+// memory returns the memory of all servers that the run started, once their state is complete. It
+// returns nil if the run started none.
 func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
 	var sum *report.Memory
 	for _, one := range r.stack.all() {
@@ -149,7 +153,7 @@ func (r *repeat) memory(ctx context.Context) (*report.Memory, error) {
 	return sum, nil
 }
 
-// phase is what happened between two readings.
+// phase returns a phase with the costs between two readings.
 func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading) report.Phase {
 	p := report.Phase{
 		Name: name, Kind: kind, StartSeconds: before.at.Sub(r.result.Start).Seconds(), Seconds: after.at.Sub(before.at).Seconds(),
@@ -163,7 +167,7 @@ func (r *repeat) phase(name string, kind report.PhaseKind, before, after reading
 	return p
 }
 
-// warmUp has endpoints flip, unmeasured in what counts.
+// warmUp makes flips that no metric counts.
 func (r *repeat) warmUp(ctx context.Context) error {
 	if r.stack.cluster == nil {
 		return nil
@@ -176,7 +180,8 @@ func (r *repeat) warmUp(ctx context.Context) error {
 	return r.changes(ctx, "warm-up", report.WarmUp, plan, nil)
 }
 
-// play makes the changes that are measured, or observes, and meanwhile lets happen what the scenario says.
+// play makes the measured changes, or observes the changes of others. The event of the scenario
+// happens meanwhile.
 func (r *repeat) play(ctx context.Context) error {
 	if err := r.collect(ctx, false); err != nil {
 		return err
@@ -209,12 +214,12 @@ func (r *repeat) play(ctx context.Context) error {
 	return r.collect(ctx, true)
 }
 
-// collect has garbage collected as usual, or not at all as long as there is room.
+// collect turns garbage collection in the workers on, or off as long as there is memory.
 func (r *repeat) collect(ctx context.Context, on bool) error {
 	return r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Collect(ctx, on) })
 }
 
-// endpoints that the Services that change will have.
+// endpoints returns an upper bound on the number of endpoints of all Services.
 func (r *repeat) endpoints() (n int) {
 	for _, g := range append(r.scenario.Services, r.scenario.Changing...) {
 		n += g.Count * g.Most
@@ -222,7 +227,7 @@ func (r *repeat) endpoints() (n int) {
 	return n
 }
 
-// changes has a plan carried out and waits until all nodes have received all of it.
+// changes carries out a plan and waits until all nodes have received all of its changes.
 func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind, plan generate.Plan, event func(context.Context, time.Time) error) error {
 	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, &plan) })
 	if err != nil {
@@ -247,7 +252,7 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 		return err
 	}
 	got := make([]worker.Received, len(r.stack.workers))
-	err = r.within(ctx, name+": not all updates reach all nodes", func(ctx context.Context, i int, w *worker.Process) (err error) {
+	err = r.within(ctx, name+": not all nodes have received all updates", func(ctx context.Context, i int, w *worker.Process) (err error) {
 		got[i], err = w.Received(ctx)
 		return err
 	})
@@ -269,7 +274,8 @@ func (r *repeat) changes(ctx context.Context, name string, kind report.PhaseKind
 	return nil
 }
 
-// carryOut has whoever makes the changes carry a plan out, and tells how late that was; nil: nobody is left who knows.
+// carryOut makes the servers or the writer carry out a plan, and returns how late the changes were.
+// It returns nil if all servers that could say so were killed.
 func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.Lag, error) {
 	if r.stack.writer != nil {
 		lag, err := r.stack.writer.Play(ctx, plan)
@@ -286,7 +292,7 @@ func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.La
 		lag, err := one.Played(ctx)
 		switch {
 		case err != nil && one.leaving.Load():
-			continue // it was killed; another one, or its next process, has the same plan
+			continue // it was killed; another server, or its successor, has the same plan
 		case err != nil:
 			return nil, err
 		case worst == nil:
@@ -298,7 +304,7 @@ func (r *repeat) carryOut(ctx context.Context, plan generate.Plan) (*generate.La
 	return worst, nil
 }
 
-// observe measures whatever comes.
+// observe measures the changes that others make, for the duration of the scenario.
 func (r *repeat) observe(ctx context.Context, event func(context.Context, time.Time) error) error {
 	err := r.each(ctx, func(ctx context.Context, _ int, w *worker.Process) error { return w.Expect(ctx, nil) })
 	if err != nil {
@@ -333,12 +339,12 @@ func (r *repeat) observe(ctx context.Context, event func(context.Context, time.T
 		p.Updates += g.Objects
 	}
 	p.Aside = r.aside
-	r.note(p.Updates > 0 && p.Latency.Count == 0, "no slice that changed tells its last-change-trigger-time: there are no latencies")
+	r.note(p.Updates > 0 && p.Latency.Count == 0, "no changed slice has a last-change-trigger-time, so there are no latencies")
 	r.add(p, after.machine-before.machine)
 	return nil
 }
 
-// wait waits until a time. The error is the context's.
+// wait waits until a time. The error is that of the context.
 func wait(ctx context.Context, until time.Time) error {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
@@ -349,7 +355,7 @@ func wait(ctx context.Context, until time.Time) error {
 	return ctx.Err()
 }
 
-// received is a phase in which the state changed.
+// received returns a phase in which the state changed, with the latencies.
 func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Received, before, after reading) report.Phase {
 	p := r.phase(name, kind, before, after)
 	ordinary, slow := report.NewHistogram(), report.NewHistogram()
@@ -364,7 +370,7 @@ func (r *repeat) received(name string, kind report.PhaseKind, got []worker.Recei
 	return p
 }
 
-// event is what the scenario says, at its time; it returns when all nodes are back.
+// event makes the scenario's event happen at its time. It returns when all nodes are back.
 func (r *repeat) event(ctx context.Context, at time.Time) error {
 	if err := wait(ctx, at); err != nil {
 		return err
@@ -417,7 +423,7 @@ func (r *repeat) event(ctx context.Context, at time.Time) error {
 	return nil
 }
 
-// restart starts a server that was killed with the state as it is by now.
+// restart starts the server again that was killed, with the state of this moment.
 func (r *repeat) restart(ctx context.Context, setup target.Setup) error {
 	one := &server{setup: setup}
 	if err := r.stack.startServer(ctx, one); err != nil {

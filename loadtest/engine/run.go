@@ -14,9 +14,10 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// Run plays the scenario of the options as often as it is to be played, and shows in the view how that goes. A repeat that fails is the
-// last one. The report is there all the same if it has anything to tell; that repeat's check then says why it failed. The error
-// wraps fleet.ErrDiverged if nodes do not hold the true state at its end.
+// Run plays the scenario as often as the options say, and shows its progress in the view. It stops
+// after a repeat that fails. The report is not nil if there is anything to report; the check of the
+// failed repeat then says why it failed. The error wraps fleet.ErrDiverged if nodes did not hold
+// the true state at the end.
 func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.View) (*report.Report, error) {
 	machine, err := usage.ThisMachine()
 	if err != nil {
@@ -46,26 +47,26 @@ func Run(ctx context.Context, o Options, s *scenario.Scenario, view *progress.Vi
 	return out, err
 }
 
-// remarks are what readers of any report of such a run have to know.
+// remarks returns notes that readers of any report with these options need.
 func remarks(o *Options) (out []string) {
 	note := func(is bool, text string) {
 		if is {
 			out = append(out, text)
 		}
 	}
-	note(!o.writes(), "the changes are the cluster's own; latencies are from the slices' last-change-trigger-time, as precise as that is and by the "+
-		"clock of who set it")
-	note(o.Peer == report.KubeAPIServer && o.writes(), "the API server's CPU time includes the writes of the changes, but not etcd's; "+
-		"latencies are from when a change was due, its way through etcd included")
-	note(o.Peer == report.KubeAPIServer, "the nodes decode what they get once for all; their CPU time is not a kube-proxy's")
+	note(!o.writes(), "the changes are the cluster's own; latencies are measured from the slices' last-change-trigger-time, with the precision "+
+		"and the clock of the controller that set it")
+	note(o.Peer == report.KubeAPIServer && o.writes(), "the API server's CPU time includes the writes of the changes, but not etcd; "+
+		"latencies are measured from when a change was due and include its way through etcd")
+	note(o.Peer == report.KubeAPIServer, "all nodes together decode each object once, so their CPU time is not that of kube-proxies")
 	behind := o.Peer == report.Slicecast && o.KubeAPIServer != "" && o.writes()
-	note(behind && o.KubeAPIServer == Own, "the servers watch an API server, whose CPU time, with the writes of the changes and without etcd's, is a figure of its own")
-	note(behind && o.KubeAPIServer != Own, "the servers watch an API server, whose own CPU time is not in the figures")
-	note(behind, "latencies are from when a change was due, its way through etcd and the API server included")
+	note(behind && o.KubeAPIServer == Own, "the servers watch an API server; its CPU time, with the writes of the changes but without etcd, is a metric of its own")
+	note(behind && o.KubeAPIServer != Own, "the servers watch an API server; its CPU time is not in the figures")
+	note(behind, "latencies are measured from when a change was due and include its way through etcd and the API server")
 	return out
 }
 
-// repeat is one course of the scenario.
+// repeat is one run through the scenario.
 type repeat struct {
 	options  *Options
 	scenario *scenario.Scenario
@@ -75,7 +76,7 @@ type repeat struct {
 	stack  *stack
 	meter  *meter
 	result report.Repeat
-	// aside is what the event cost; nil: there was none yet.
+	// aside is the cost of the event. It is nil before the event.
 	aside *report.Aside
 }
 
@@ -116,13 +117,13 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	}
 	r.reconnected(last.nodes.Reconnects)
 	fetched := last.nodes.FetchedLists
-	r.note(fetched > 0, "nodes fetched %d lists, which the API server refused to stream", fetched)
+	r.note(fetched > 0, "nodes fetched %d lists, because the API server refused to stream them", fetched)
 	compressed := last.nodes.CompressedWatches
-	r.note(compressed > 0, "the API server compressed %d watches, as it does from Kubernetes 1.37 on with those that begin with a list, until they end after 5 to 10 "+
-		"minutes: the watches after them take more bytes and less CPU time", compressed)
+	r.note(compressed > 0, "the API server compressed %d watches. From Kubernetes 1.37 on, it compresses watches that begin with a list, until they end after 5 to "+
+		"10 minutes; the watches after them take more bytes and less CPU time", compressed)
 	r.explainCPU()
 	r.result.Series = r.meter.seconds
-	if r.result.ClientPeakBytes == 0 { // before a floor: what that takes is not the nodes'
+	if r.result.ClientPeakBytes == 0 { // floor has not set it; its own memory must not count
 		r.result.ServerPeakBytes, r.result.ClientPeakBytes = r.meter.peaks()
 	}
 	if err != nil && !errors.Is(err, fleet.ErrDiverged) {
@@ -132,14 +133,15 @@ func (r *repeat) run(ctx context.Context) (err error) {
 	return err
 }
 
-// failed has the repeat in the report as far as it came, so that neither it nor the ones before are lost. It gives the error.
+// failed adds the repeat to the report as far as it got, so that neither it nor earlier repeats are
+// lost. It returns err.
 func (r *repeat) failed(err error) error {
 	r.result.Check = report.Check{Nodes: r.scenario.Nodes, Error: err.Error()}
 	r.report.Repeats = append(r.report.Repeats, r.result)
 	return err
 }
 
-// because gives why a context has ended, if it has, and else the error.
+// because returns the cause of the context's end if the context has ended, and err otherwise.
 func because(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -147,7 +149,7 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// course takes the nodes through the scenario.
+// course takes the nodes through the phases of the scenario.
 func (r *repeat) course(ctx context.Context) error {
 	if err := r.connect(ctx); err != nil {
 		return err
@@ -168,7 +170,7 @@ func (r *repeat) course(ctx context.Context) error {
 
 // check compares all nodes with the true state.
 func (r *repeat) check(ctx context.Context) error {
-	r.meter.enter("all nodes are compared with the true state")
+	r.meter.enter("comparing all nodes with the true state")
 	check := &r.result.Check
 	check.Nodes = r.scenario.Nodes
 	for _, w := range r.stack.workers {
@@ -187,11 +189,12 @@ func (r *repeat) check(ctx context.Context) error {
 	return nil
 }
 
-// diverged is fleet.ErrDiverged with what workers have found, which says so itself.
+// diverged is an error that wraps fleet.ErrDiverged. Its text comes from workers, which already say
+// that nodes diverged.
 type diverged string
 
 // Error implements error.
 func (d diverged) Error() string { return string(d) }
 
-// Unwrap gives fleet.ErrDiverged.
+// Unwrap returns fleet.ErrDiverged.
 func (diverged) Unwrap() error { return fleet.ErrDiverged }

@@ -23,48 +23,52 @@ import (
 )
 
 const (
-	// ownNamespace is where the scenario is in an API server of the run's own.
+	// ownNamespace is the namespace of the scenario in an API server that the run started.
 	ownNamespace = "loadtest"
-	// namePrefix is before the names of nodes that share a server with real ones: the newest stream of a node ends the one before.
+	// namePrefix is the prefix of node names if nodes share a server with real nodes. It keeps
+	// names distinct, because the newest stream of a node ends the one before.
 	namePrefix = "slicecast-loadtest-"
 )
 
-// stack is all that takes part in a run.
+// stack is the set of processes and connections of a run.
 type stack struct {
 	options  *Options
 	scenario *scenario.Scenario
-	// lost is told why a process has ended that should not.
+	// lost cancels the run with the reason why a process has ended that should not have.
 	lost context.CancelCauseFunc
-	// said takes what processes say.
+	// said receives the output of child processes.
 	said io.Writer
 
-	// kubeconfig of the API server whose state is distributed, and the version that it tells; empty: there is none. etcdVersion
-	// is its etcd's if it is the run's own.
+	// kubeconfig is the kubeconfig of the API server whose state is distributed, and kubeVersion
+	// the version that it reports. Both are empty if there is no API server. etcdVersion is the
+	// version of its etcd if the run started it.
 	kubeconfig, kubeVersion, etcdVersion string
 
-	own    *own              // nil: it is somebody else's
-	writer *apiserver.Writer // nil: nothing is written to it
-	// process is asked for the API server's CPU time where nobody else can tell it; untold says why it cannot be.
+	own    *own              // nil if the run did not start an API server
+	writer *apiserver.Writer // nil if the run does not write to an API server
+	// process reads the CPU time of the API server of an existing cluster. It is nil if there is a
+	// better source, or if untold says why it cannot be read.
 	process *apiserver.Process
 	untold  error
 
 	authority *testca.CA
-	cluster   *generate.Config // nil: the changes are not the run's
+	cluster   *generate.Config // nil if the run does not make the changes
 	plans     []generate.Plan
-	servers   []*server // they have the state from the beginning of the chain
+	servers   []*server // servers that hold the state themselves, not relays
 	relays    []*server
 	workers   []*worker.Process
 }
 
-// server is a process of the run's own that serves Slicecast.
+// server is a Slicecast server or relay that the run started.
 type server struct {
 	*target.Process
 	setup target.Setup
-	// leaving: it is going to be killed, or the run is over.
+	// leaving is set before the server is killed or closed, so that its end is no error.
 	leaving atomic.Bool
 }
 
-// start starts everything; the nodes do not connect yet. What was started is there even if it fails.
+// start starts all processes. The nodes do not connect yet. If it fails, close ends what was
+// started.
 func (s *stack) start(ctx context.Context) error {
 	if s.options.KubeAPIServer != "" {
 		if err := s.startAPI(ctx); err != nil {
@@ -80,7 +84,7 @@ func (s *stack) start(ctx context.Context) error {
 		s.cluster, setup.Cluster = &c, &c
 	}
 	switch {
-	case s.options.Peer == report.KubeAPIServer: // the nodes watch it
+	case s.options.Peer == report.KubeAPIServer: // the nodes watch the API server
 	case s.options.Server != "":
 		if err := s.observe(&setup); err != nil {
 			return err
@@ -93,10 +97,10 @@ func (s *stack) start(ctx context.Context) error {
 	return s.startWorkers(ctx, setup)
 }
 
-// besideOwn tells whether Slicecast's servers watch an API server of the run's own.
+// besideOwn reports whether Slicecast's servers watch an API server that the run started.
 func (s *stack) besideOwn() bool { return s.own != nil && s.options.Peer == report.Slicecast }
 
-// namespace that the scenario is in.
+// namespace returns the namespace of the scenario.
 func (s *stack) namespace() string {
 	if s.own != nil {
 		return ownNamespace
@@ -104,7 +108,7 @@ func (s *stack) namespace() string {
 	return s.options.WriteNamespace
 }
 
-// proxy is the service-proxy-name of what is distributed.
+// proxy returns the service-proxy-name of the Services that are distributed.
 func (s *stack) proxy() string {
 	if s.options.WriteNamespace != "" {
 		return apiserver.PrivateProxy
@@ -112,7 +116,7 @@ func (s *stack) proxy() string {
 	return ""
 }
 
-// startAPI starts an API server, if it is to be the run's own, and what is written there.
+// startAPI connects to the API server, which it starts if required, and prepares it for writes.
 func (s *stack) startAPI(ctx context.Context) (err error) {
 	s.kubeconfig = s.options.KubeAPIServer
 	if s.kubeconfig == Own {
@@ -138,7 +142,7 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	}
 	if s.options.writes() {
 		if s.own == nil {
-			slog.Warn("What is written reaches the cluster's own nodes: kube-proxies, and Slicecast's servers and agents, get all EndpointSlices, "+
+			slog.Warn("The cluster's own nodes receive the load test's EndpointSlices: kube-proxies, Slicecast's servers and agents get all of them "+
 				"and pass over only the Services", "namespace", s.namespace(), "service-proxy-name", s.proxy())
 		}
 		s.writer, err = apiserver.NewWriter(ctx, config, s.namespace(), s.proxy(), s.scenario.Cluster())
@@ -146,7 +150,7 @@ func (s *stack) startAPI(ctx context.Context) (err error) {
 	return err
 }
 
-// observe has nodes connect to a running server.
+// observe configures nodes for a running server.
 func (s *stack) observe(setup *worker.Setup) (err error) {
 	o := s.options
 	setup.Servers, setup.NamePrefix = []string{o.Server}, namePrefix
@@ -168,7 +172,7 @@ func (s *stack) observe(setup *worker.Setup) (err error) {
 	return nil
 }
 
-// startServers starts servers, and relays.
+// startServers starts servers and relays, and configures nodes for them.
 func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err error) {
 	if s.authority, err = testca.New(); err != nil {
 		return err
@@ -205,7 +209,8 @@ func (s *stack) startServers(ctx context.Context, setup *worker.Setup) (err erro
 	return nil
 }
 
-// startTier starts servers at all addresses of a setup.
+// startTier starts a server at each address of a setup. Servers that were started are returned even
+// if it fails.
 func (s *stack) startTier(ctx context.Context, setup target.Setup, certificate func() (tls.Certificate, error)) (tier []*server, err error) {
 	setup.ClientCA = s.authority.PEM()
 	for _, address := range setup.Servers {
@@ -265,17 +270,17 @@ func (s *stack) arguments(command string) []string {
 	return []string{command, "--log-level=" + s.options.Log.Level, "--log-format=" + s.options.Log.Format}
 }
 
-// all lists the servers of the run's own.
+// all returns the servers and relays that the run started.
 func (s *stack) all() []*server { return slices.Concat(s.servers, s.relays) }
 
-// remove forgets a server that was killed.
+// remove removes a server that was killed.
 func (s *stack) remove(one *server) {
 	not := func(other *server) bool { return other == one }
 	s.servers = slices.DeleteFunc(s.servers, not)
 	s.relays = slices.DeleteFunc(s.relays, not)
 }
 
-// close ends everything, nodes first.
+// close ends all processes, those with nodes first.
 func (s *stack) close() (err error) {
 	var errs []error
 	for _, w := range s.workers {
