@@ -23,14 +23,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// api is an API server that breaks off where a test wants it to, as a real one does too seldom to wait for.
+// api is a fake API server with scripted responses, such as interruptions that are rare in real ones.
 type api struct {
 	*httptest.Server
 	t *testing.T
-	// answers are those to the requests for each resource, in their order; the last one is also that to all that follow.
+	// answers holds the responses to requests for each resource, in order. The last one is also the
+	// response to all further requests.
 	answers map[string][]func(*answer)
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	queries map[string][]url.Values
 }
 
@@ -51,7 +52,7 @@ func (a *api) config() *rest.Config {
 	return &rest.Config{Host: a.URL, TLSClientConfig: rest.TLSClientConfig{CAData: roots}, QPS: -1}
 }
 
-// seen gives the queries of all requests for a resource so far.
+// seen returns the queries of all requests for a resource so far.
 func (a *api) seen(resource string) []url.Values {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,20 +68,20 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Unlock()
 	all := a.answers[resource]
 	if len(all) == 0 {
-		http.Error(w, "nobody asks for that", http.StatusNotFound)
+		http.Error(w, "unexpected resource", http.StatusNotFound)
 		return
 	}
 	all[min(number, len(all)-1)](&answer{ResponseWriter: w, request: r, t: a.t})
 }
 
-// answer is that to one request.
+// answer writes the response to one request.
 type answer struct {
 	http.ResponseWriter
 	request *http.Request
 	t       *testing.T
 }
 
-// encode gives an object as an API server has it in protobuf.
+// encode encodes an object in protobuf, as an API server does.
 func (a *answer) encode(o runtime.Object) []byte {
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
 	if err != nil {
@@ -96,10 +97,10 @@ func (a *answer) encode(o runtime.Object) []byte {
 	return raw
 }
 
-// list answers with a list.
-func (a *answer) list(o runtime.Object) { _, _ = a.Write(a.encode(o)) } // whom it does not reach asks again
+// list writes a list.
+func (a *answer) list(o runtime.Object) { _, _ = a.Write(a.encode(o)) } // clients retry after an error
 
-// send sends an event of a watch in protobuf.
+// send writes a watch event in protobuf.
 func (a *answer) send(kind watch.EventType, o runtime.Object) {
 	raw := a.encode(o)
 	event, err := (&metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}).Marshal()
@@ -107,27 +108,27 @@ func (a *answer) send(kind watch.EventType, o runtime.Object) {
 		a.t.Error(err)
 		return
 	}
-	_, _ = a.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(event))), event...)) // whom it does not reach asks again
+	_, _ = a.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(event))), event...)) // clients retry after an error
 	a.ResponseWriter.(http.Flusher).Flush()
 }
 
-// complete sends the bookmark that ends the list of a watch that streams one.
+// complete writes the bookmark that ends a streamed list.
 func (a *answer) complete(o metav1.Object, resourceVersion string) {
 	o.SetResourceVersion(resourceVersion)
 	o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 	a.send(watch.Bookmark, o.(runtime.Object))
 }
 
-// stay keeps the watch open until the client goes.
+// stay keeps the watch open until the client closes it.
 func (a *answer) stay() {
 	a.ResponseWriter.(http.Flusher).Flush()
 	<-a.request.Context().Done()
 }
 
-// breakOff ends the watch as a connection ends that breaks.
+// breakOff ends the watch as if the connection broke.
 func (*answer) breakOff() { panic(http.ErrAbortHandler) }
 
-// empty is the answer for a resource without objects.
+// empty returns the response for a resource without objects.
 func empty(o func() metav1.Object) func(*answer) {
 	return func(a *answer) {
 		a.complete(o(), "1")

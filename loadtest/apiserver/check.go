@@ -18,13 +18,13 @@ import (
 )
 
 const (
-	// maxNamed bounds what an error lists.
+	// maxNamed is the maximum number of watchers that an error lists.
 	maxNamed = 10
-	// retryCheck is the pause before watchers that were not found equal are looked at again.
+	// retryCheck is the pause before watchers that were not equal are checked again.
 	retryCheck = 200 * time.Millisecond
 )
 
-// Objects is how many Services, slices and endpoints the API server has for the first node.
+// Objects returns the numbers of Services, slices and endpoints on the first node.
 func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 	held := func(of *stream, visit func(number int)) {
 		of.mu.Lock()
@@ -43,11 +43,11 @@ func (w *Watchers) Objects() (services, endpointSlices, endpoints int) {
 	return services, endpointSlices, endpoints
 }
 
-// Check compares what each watcher holds, by the resource versions of all objects, with what the API server has, which is followed
-// until the Services and the slices of each watcher were found equal once, or the context ends. The error then wraps
-// fleet.ErrDiverged.
+// Check compares what each watcher holds with what the API server has, by the resource versions of
+// all objects. It follows the API server until the Services and the slices of each watcher were
+// equal once, or the context ends. The error then wraps fleet.ErrDiverged.
 func (w *Watchers) Check(ctx context.Context) error {
-	following, stop := context.WithCancel(context.WithoutCancel(ctx)) // the error tells how it stands when the context has ended
+	following, stop := context.WithCancel(context.WithoutCancel(ctx)) // so that the error can describe the state at the end of ctx
 	defer stop()
 	r, done, err := w.startReference(following)
 	if err != nil {
@@ -70,8 +70,9 @@ func (w *Watchers) Check(ctx context.Context) error {
 	}
 }
 
-// Holding gives what tells, until the context ends, which of some nodes were found to hold what the API server has, as Check
-// has it, or had since Holding was called. When all has ended that follows the API server, done is closed.
+// Holding returns a function that returns those of the given nodes that hold what the API server
+// has, or had since the call of Holding; see Check. The function works until the context ends. done
+// is closed once nothing follows the API server any more.
 func (w *Watchers) Holding(ctx context.Context) (holding func([]*fleet.Member) []*fleet.Member, done <-chan struct{}, err error) {
 	r, done, err := w.startReference(ctx)
 	if err != nil {
@@ -87,26 +88,30 @@ func (w *Watchers) Holding(ctx context.Context) (holding func([]*fleet.Member) [
 	}, done, nil
 }
 
-// compared are the streams that are compared: those of all but the Node, of which each watcher has its own.
+// compared is the number of streams that are compared. The last one is not, because it is the
+// watcher's own Node.
 const compared = 2
 
-// reference is one more watcher, which is in no figure, and has all states that the API server had since it was started.
+// reference is one more watcher. No figure includes it. It records all states that the API server
+// had since it was started.
 type reference struct {
 	of      *Watchers
 	streams []*stream
-	nodes   [][compared]comparison // by their Index
+	nodes   [][compared]comparison // by Index
 }
 
-// comparison is how far a node's stream was compared: whether it was found equal, and what to look for if not.
+// comparison is the comparison of one stream of a node: whether it was equal once, and otherwise
+// which state to look for.
 type comparison struct {
 	equal bool
 	last  sight
 }
 
-// sight is what was seen of a stream: its digest, and its resourceVersion as the number that it is.
+// sight is a state of a stream: its digest, and its resourceVersion as a number.
 type sight struct{ digest, version uint64 }
 
-// startReference starts a reference, which the API server's state comes to until the context ends; then done is closed.
+// startReference starts a reference that follows the API server until the context ends; then done
+// is closed.
 func (w *Watchers) startReference(ctx context.Context) (_ *reference, done <-chan struct{}, err error) {
 	n, err := w.newWatcher(&fleet.Member{Index: -1, Name: "reference"})
 	if err != nil {
@@ -132,8 +137,9 @@ func (w *Watchers) startReference(ctx context.Context) (_ *reference, done <-cha
 	return r, ended, nil
 }
 
-// holds tells whether each stream of a node was found in a state that the API server had since the reference was started. The node
-// may be ahead of the reference, so what it was seen to hold is looked for until the reference has come to that version.
+// holds reports whether each stream of a node was in a state that the API server had since the
+// start of the reference. The node may be ahead of the reference. Its state is therefore remembered
+// until the reference has reached that version.
 func (r *reference) holds(m *fleet.Member) bool {
 	all := true
 	for i, of := range r.streams {
@@ -153,11 +159,11 @@ func (r *reference) holds(m *fleet.Member) bool {
 func (s *stream) sight() sight {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	version, _ := strconv.ParseUint(s.resourceVersion, 10, 64) // empty where the list is not complete
+	version, _ := strconv.ParseUint(s.resourceVersion, 10, 64) // 0 if the list is not complete
 	return sight{s.digest, version}
 }
 
-// hasHad tells whether a reference's stream has been in a state.
+// hasHad reports whether a reference's stream has been in a state.
 func (s *stream) hasHad(state sight) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,12 +171,12 @@ func (s *stream) hasHad(state sight) bool {
 	return had
 }
 
-// diverged gives the error for watchers for which holds is not true in the end.
+// diverged returns the error for watchers that did not hold the state before the end.
 func (r *reference) diverged(members []*fleet.Member) error {
 	what := "differ from what the API server has"
 	if err := r.missing(); err != nil {
-		what = fmt.Sprintf("could not be compared with what the API server has (%v); see that it answers and lets the kubeconfig's user list and watch "+
-			"Services and EndpointSlices, or give it more time (--timeout)", err)
+		what = fmt.Sprintf("could not be compared with what the API server has (%v): check that it answers and lets the kubeconfig's user list and watch "+
+			"Services and EndpointSlices, or raise --timeout", err)
 	}
 	digests := func(streams []*stream) [compared]uint64 {
 		return [...]uint64{streams[0].sight().digest, streams[1].sight().digest}
@@ -183,7 +189,7 @@ func (r *reference) diverged(members []*fleet.Member) error {
 	return fmt.Errorf("%w: %d watchers %s:\n%s", fleet.ErrDiverged, len(members), what, strings.Join(named, "\n"))
 }
 
-// missing says why the reference does not have the API server's state; nil: it has.
+// missing says why the reference does not have the API server's state. It returns nil if it does.
 func (r *reference) missing() error {
 	for _, s := range r.streams {
 		s.mu.Lock()
@@ -200,7 +206,7 @@ func (r *reference) missing() error {
 	return nil
 }
 
-// Version asks an API server for its version.
+// Version returns the version of an API server.
 func Version(ctx context.Context, config *rest.Config) (string, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -208,11 +214,11 @@ func Version(ctx context.Context, config *rest.Config) (string, error) {
 	}
 	content, err := client.CoreV1().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
 	if err != nil {
-		return "", fmt.Errorf("the API server %s does not tell its version: %w", config.Host, err)
+		return "", fmt.Errorf("get the version of the API server %s: %w", config.Host, err)
 	}
 	var v version.Info
 	if err := json.Unmarshal(content, &v); err != nil {
-		return "", fmt.Errorf("version of the API server: %w", err)
+		return "", fmt.Errorf("decode the version of the API server: %w", err)
 	}
 	return v.GitVersion, nil
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/fleet"
 )
 
-// TestCheckWhileAllChanges has Services and slices of a real API server change without a pause, also where it does not stream lists.
+// TestCheckWhileAllChanges checks watchers while Services and slices of a real API server change
+// without a pause. One API server streams lists, the other does not.
 func TestCheckWhileAllChanges(t *testing.T) {
 	for name, flags := range map[string][]string{"streamed lists": nil, "fetched lists": {"--feature-gates=WatchList=false"}} {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +43,7 @@ func TestCheckWhileAllChanges(t *testing.T) {
 					_, err = slices.Create(t.Context(), s, metav1.CreateOptions{})
 					require.NoError(t, err)
 				}
-				service.ResourceVersion = "" // whatever it is by then
+				service.ResourceVersion = "" // update whatever version exists then
 				go func() {
 					for n := 0; ; n++ {
 						service.Spec.Ports[0].Port = int32(80 + n%2)
@@ -75,7 +76,7 @@ func TestCheckWhileAllChanges(t *testing.T) {
 			patient, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			require.NoError(t, w.Check(patient))
-			require.Equal(t, fetched, w.Fetched(), "the reference is no node")
+			require.Equal(t, fetched, w.Fetched(), "lists of the reference do not count")
 
 			following, stop := context.WithCancel(t.Context())
 			holding, done, err := w.Holding(following)
@@ -94,7 +95,7 @@ func TestCheckWhileAllChanges(t *testing.T) {
 	}
 }
 
-// lose has a watcher no longer hold a slice.
+// lose removes a slice from the state of a watcher.
 func lose(w *Watchers, node int, key model.Key) {
 	w.decoder.mu.Lock()
 	number := w.decoder.numbers[key.Kind][key]
@@ -106,7 +107,8 @@ func lose(w *Watchers, node int, key model.Key) {
 	s.held[number] = 0
 }
 
-// TestComparison has a watcher that is ahead of the reference at each look, and one that holds a slice too many.
+// TestComparison compares a watcher that is ahead of the reference on each call, and a watcher that
+// holds an additional slice.
 func TestComparison(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){"services": {noServices}, "nodes": {noNodes}, "endpointslices": {noSlices}})
 	w := watching(t, a)
@@ -116,7 +118,7 @@ func TestComparison(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return r.missing() == nil }, time.Minute, time.Millisecond)
 	stop()
-	<-done // what follows comes by hand
+	<-done // from here on, the test feeds events
 
 	member, node, reference := w.Members[0], w.all[0].streams[1], r.streams[1]
 	again := func() { r.nodes[0][1] = comparison{last: node.sight()} }
@@ -128,13 +130,13 @@ func TestComparison(t *testing.T) {
 	}
 	changed(node, "2")
 	again()
-	require.False(t, r.holds(member), "the reference has not come to it")
+	require.False(t, r.holds(member), "the reference has not reached this state")
 	changed(node, "3")
 	require.False(t, r.holds(member))
 	changed(node, "4")
 	changed(reference, "2")
-	require.True(t, r.holds(member), "as it was at the first look")
-	require.True(t, r.holds(member), "found once")
+	require.True(t, r.holds(member), "the reference had the state of the first call")
+	require.True(t, r.holds(member), "one match is enough")
 
 	changed(reference, "3")
 	changed(reference, "4")
@@ -145,7 +147,7 @@ func TestComparison(t *testing.T) {
 	require.False(t, r.holds(member))
 	changed(node, "6")
 	changed(reference, "6")
-	require.False(t, r.holds(member), "the same version, and one slice more")
+	require.False(t, r.holds(member), "the watcher has an additional slice at the same version")
 	changed(node, "7")
 	changed(reference, "7")
 	require.False(t, r.holds(member))
@@ -155,13 +157,14 @@ func TestComparison(t *testing.T) {
 	require.NoError(t, err)
 	w.take(reference, lists)
 	changed(reference, "7")
-	require.False(t, r.holds(member), "a list that is not complete is no state")
+	require.False(t, r.holds(member), "an incomplete list is not a state")
 	w.take(reference, &event{bookmark: true, complete: true, resourceVersion: "8"})
 	require.True(t, r.holds(member))
 }
 
-// TestReferenceThatDoesNotCome has an API server that does not answer any more, that refuses, and that breaks off its list.
-func TestReferenceThatDoesNotCome(t *testing.T) {
+// TestReferenceWithoutState uses API servers that do not answer the reference, that refuse its
+// requests, or that break off its list.
+func TestReferenceWithoutState(t *testing.T) {
 	for want, answers := range map[string]func(*answer){
 		"no complete list came in time": func(a *answer) { <-a.request.Context().Done() },
 		"not today":                     func(a *answer) { http.Error(a, "not today", http.StatusForbidden) },

@@ -19,23 +19,25 @@ import (
 	"github.com/slicecast/slicecast/loadtest/memo"
 )
 
-// maxEvents and maxLists bound the bytes whose decoded form is kept. What it holds is much smaller.
+// maxEvents and maxLists bound the total size, in bytes, of the events and lists whose decoded
+// forms are kept. The decoded forms are much smaller.
 const (
 	maxEvents = 256 << 20
 	maxLists  = 1 << 30
 )
 
-// event is what is needed of one of a watch.
+// event is the part of a watch event that watchers need.
 type event struct {
 	key model.Key
-	// number of the object among those of its kind.
+	// number is the number of the object among those of its kind.
 	number int
-	// version follows from key and resourceVersion; 0: the object is gone.
+	// version is a hash of key and resourceVersion. It is 0 if the object was removed.
 	version   uint64
 	triggerMS int64
-	// resourceVersion that a watch goes on from.
+	// resourceVersion is the version from which a watch may continue.
 	resourceVersion string
-	// bookmark: there is no object. The one that completes the list of a streaming one says so.
+	// bookmark means that there is no object. complete means that the bookmark ends a streamed
+	// list.
 	bookmark, complete bool
 }
 
@@ -44,15 +46,15 @@ type list struct {
 	resourceVersion string
 }
 
-// decoder decodes what the API server sends, each thing once for all who get the very same bytes.
+// decoder decodes what the API server sends. Equal bytes are decoded once for all watchers.
 type decoder struct {
 	stream, object runtime.Decoder
 	events         *memo.Memo[frameKey, *event]
 	lists          *memo.Memo[frameKey, *list]
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	numbers map[model.Kind]map[model.Key]int
-	sizes   map[int]int // endpoints of slices, by number, as decoded last
+	sizes   map[int]int // number of endpoints in the latest version of each slice, by number
 }
 
 type frameKey struct {
@@ -61,7 +63,7 @@ type frameKey struct {
 }
 
 func newDecoder() *decoder {
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf) // it is there
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf) // always registered
 	return &decoder{
 		stream: info.StreamSerializer.Serializer, object: info.Serializer,
 		events: memo.New[frameKey, *event](maxEvents), lists: memo.New[frameKey, *list](maxLists),
@@ -69,23 +71,24 @@ func newDecoder() *decoder {
 	}
 }
 
-// size is how many endpoints a slice has.
+// size returns the number of endpoints in a slice.
 func (d *decoder) size(number int) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.sizes[number]
 }
 
-// event decodes an event of a watch. The memory of the frame stays the caller's. One that tells of an error is one.
+// event decodes an event of a watch. It does not retain the frame. If the event reports an error,
+// event returns that error.
 func (d *decoder) event(frame []byte) (*event, error) {
 	return d.events.Get(frameKey{len(frame), xxhash.Sum64(frame)}, max(1, len(frame)), func() (*event, error) {
 		var envelope metav1.WatchEvent
 		if _, _, err := d.stream.Decode(frame, nil, &envelope); err != nil {
-			return nil, fmt.Errorf("event of a watch: %w", err)
+			return nil, fmt.Errorf("decode a watch event: %w", err)
 		}
 		o, _, err := d.object.Decode(envelope.Object.Raw, nil, nil)
 		if err != nil {
-			return nil, fmt.Errorf("object of a watch: %w", err)
+			return nil, fmt.Errorf("decode the object of a watch event: %w", err)
 		}
 		kind := watch.EventType(envelope.Type)
 		if kind == watch.Error {
@@ -114,7 +117,7 @@ func (d *decoder) list(content []byte) (*list, error) {
 	return d.lists.Get(frameKey{len(content), xxhash.Sum64(content)}, max(1, len(content)), func() (*list, error) {
 		o, _, err := d.object.Decode(content, nil, nil)
 		if err != nil {
-			return nil, fmt.Errorf("list: %w", err)
+			return nil, fmt.Errorf("decode a list: %w", err)
 		}
 		accessor, err := meta.ListAccessor(o)
 		if err != nil {
@@ -151,7 +154,7 @@ func (d *decoder) of(o runtime.Object) (*event, error) {
 	case *corev1.Node:
 		e.key.Kind = model.KindNode
 	default:
-		return nil, fmt.Errorf("the API server sends a %T where nobody asked for one", o)
+		return nil, fmt.Errorf("the API server sent an unexpected %T", o)
 	}
 	e.version = versionOf(e.key, e.resourceVersion)
 	d.mu.Lock()
@@ -172,7 +175,7 @@ func (d *decoder) of(o runtime.Object) (*event, error) {
 	return e, nil
 }
 
-// versionOf is never 0 for what is there, but by a chance of 2^-64.
+// versionOf returns the version of an object. The result is 0 only with a probability of 2^-64.
 func versionOf(key model.Key, resourceVersion string) uint64 {
 	return xxhash.Sum64String(key.String() + "\x00" + resourceVersion)
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/slicecast/slicecast/internal/source/kube"
 )
 
-// Mirror is what an API server has, as a Slicecast server takes it, and as it is by now: a list is old before all of it is there
-// in a large cluster that changes all the time.
+// Mirror follows the current state of an API server as a Slicecast server reads it. A plain list
+// would not do: in a large cluster that changes all the time, it is outdated before it is complete.
 type Mirror struct {
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards objects
 	objects map[model.Key]model.Object
 
 	synced chan struct{}
@@ -24,7 +24,8 @@ type Mirror struct {
 
 var _ source.Sink = (*Mirror)(nil)
 
-// StartMirror watches the API server of a kubeconfig until the context ends; then done is closed. It returns when all is there.
+// StartMirror watches the API server of a kubeconfig until the context ends; then done is closed.
+// It returns once the mirror has the whole state.
 func StartMirror(ctx context.Context, kubeconfig, serviceProxyName string, logger *slog.Logger) (_ *Mirror, done <-chan struct{}, err error) {
 	config, err := kube.Config(kubeconfig)
 	if err != nil {
@@ -38,18 +39,18 @@ func StartMirror(ctx context.Context, kubeconfig, serviceProxyName string, logge
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = watched.Run(ctx, m) // it returns when the context ends
+		_ = watched.Run(ctx, m) // it returns only when the context ends
 	}()
 	select {
 	case <-m.synced:
 		return m, ended, nil
 	case <-ctx.Done():
 		<-ended
-		return nil, nil, fmt.Errorf("the API server's state to compare with does not come: %w", ctx.Err())
+		return nil, nil, fmt.Errorf("get the API server's state for comparison: %w", ctx.Err())
 	}
 }
 
-// Objects lists the Services and slices.
+// Objects returns the Services and slices.
 func (m *Mirror) Objects() (out []model.Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +67,7 @@ func (m *Mirror) Upsert(o source.Object, _ uint64) {
 	m.putLocked(o)
 }
 
-// putLocked keeps what nodes get; of Nodes each has its own.
+// putLocked stores Services and slices. It ignores Nodes, because each simulated node has its own.
 func (m *Mirror) putLocked(o source.Object) {
 	if o, ok := o.(model.Object); ok {
 		m.objects[o.Key()] = o

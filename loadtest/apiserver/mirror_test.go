@@ -9,7 +9,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-func TestMirrorHoldsWhatNodesGet(t *testing.T) {
+func TestMirror(t *testing.T) {
 	m := &Mirror{objects: make(map[model.Key]model.Object), synced: make(chan struct{})}
 	service := func(name string) *model.Service {
 		return model.NewService(model.Service{Namespace: "default", Name: name, Type: model.ClusterIP})

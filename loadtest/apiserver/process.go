@@ -15,27 +15,31 @@ import (
 )
 
 const (
-	// cpuMetric and startMetric are those of every Go process with Prometheus' client: CPU time, user and system in one, and when
-	// it was started, both in seconds.
+	// cpuMetric and startMetric are metrics of every Go process that uses the Prometheus client.
+	// cpuMetric is user and system CPU time together, and startMetric is the start time. Both are
+	// in seconds.
 	cpuMetric   = "process_cpu_seconds_total"
 	startMetric = "process_start_time_seconds"
-	// maxMetrics bounds what is read of an API server's metrics, which are some MiB, and maxMetricsLine one line of them.
+	// maxMetrics is the maximum size of metrics to read, in bytes; real ones are some MiB.
+	// maxMetricsLine is the maximum length of a line.
 	maxMetrics     = 256 << 20
 	maxMetricsLine = 1 << 20
 )
 
-// Process is an API server as it tells of itself in its metrics, where it cannot be looked at. Reading them is work for it, so it
-// should be seldom. Of several API servers behind one address it is the one that answers.
+// Process reads the CPU time of an API server on another machine from its metrics. Reading metrics
+// costs the API server CPU time, so it should be done rarely. If there are several API servers
+// behind one address, any of them may answer.
 type Process struct{ client rest.Interface }
 
-// Account is what a Process had used at a moment.
+// Account is the CPU time of a process at a moment.
 type Account struct {
-	// Start tells the process from others, which may answer at the same address.
+	// Start identifies the process, in seconds since 1970, because another process may answer at
+	// the same address.
 	Start float64
 	CPU   time.Duration
 }
 
-// NewProcess makes a Process; it asks for nothing yet.
+// NewProcess returns a Process. It sends no request.
 func NewProcess(config *rest.Config) (*Process, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -44,12 +48,13 @@ func NewProcess(config *rest.Config) (*Process, error) {
 	return &Process{client.CoreV1().RESTClient()}, nil
 }
 
-// Account reads what the process has used so far. Errors say that it does not tell, or not to everyone.
+// Account reads the CPU time that the process has used so far. It fails if the API server does not
+// report it or denies access.
 func (p *Process) Account(ctx context.Context) (a Account, err error) {
-	// It would compress what it sends, which is work, too.
+	// Without this header the API server would spend CPU time on compression.
 	body, err := p.client.Get().AbsPath("/metrics").SetHeader("Accept-Encoding", "identity").Stream(ctx)
 	if err != nil {
-		return a, fmt.Errorf("metrics of the API server: %w", err)
+		return a, fmt.Errorf("read the metrics of the API server: %w", err)
 	}
 	defer body.Close()
 	lines := bufio.NewScanner(io.LimitReader(body, maxMetrics))
@@ -61,12 +66,12 @@ func (p *Process) Account(ctx context.Context) (a Account, err error) {
 			continue
 		}
 		if found[name], err = strconv.ParseFloat(value, 64); err != nil {
-			return a, fmt.Errorf("metrics of the API server: %s: %w", name, err)
+			return a, fmt.Errorf("read the metric %s of the API server: %w", name, err)
 		}
 	}
 	_, cpu := found[cpuMetric]
 	if _, start := found[startMetric]; !cpu || !start {
-		return a, errors.Join(fmt.Errorf("metrics of the API server have no %s and %s", cpuMetric, startMetric), lines.Err())
+		return a, errors.Join(fmt.Errorf("the metrics of the API server lack %s or %s", cpuMetric, startMetric), lines.Err())
 	}
 	return Account{Start: found[startMetric], CPU: time.Duration(found[cpuMetric] * float64(time.Second))}, nil
 }

@@ -30,7 +30,7 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, before.Start, after.Start)
 	require.Equal(t, 250*time.Millisecond, after.CPU-before.CPU)
-	for _, wrong := range []string{"have no process_cpu_seconds_total", `parsing "much"`, "metrics of the API server: no"} {
+	for _, wrong := range []string{"lack process_cpu_seconds_total", `parsing "much"`, "read the metrics of the API server: no"} {
 		_, err = p.Account(t.Context())
 		require.ErrorContains(t, err, wrong)
 	}

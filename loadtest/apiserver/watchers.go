@@ -1,6 +1,7 @@
-// Package apiserver measures what a Kubernetes API server pays for what Slicecast does: nodes that watch it as kube-proxies do,
-// and a writer that makes a scenario's changes in it as the EndpointSlice controller would. The writer also feeds Slicecast
-// servers that watch a real API server.
+// Package apiserver measures what a Kubernetes API server pays for distribution without Slicecast.
+// It has nodes that watch the API server as kube-proxies do, and a writer that makes a scenario's
+// changes as the EndpointSlice controller would. The writer can also feed Slicecast servers that
+// watch a real API server.
 package apiserver
 
 import (
@@ -35,33 +36,39 @@ import (
 )
 
 const (
-	// protocol is HTTP/2, by its name in TLS.
+	// protocol is the name of HTTP/2 in TLS.
 	protocol = "h2"
-	// maxEvent bounds an event: etcd does not take objects of more than 1.5 MiB.
+	// maxEvent is the maximum size of an event, in bytes. etcd rejects objects of more than 1.5
+	// MiB.
 	maxEvent = 4 << 20
-	// readBuffer is small because there are thousands; TLS has a buffer of its own.
+	// readBuffer is the size of read buffers, in bytes. It is small because there are thousands of
+	// connections. TLS has a buffer of its own.
 	readBuffer = 4 << 10
-	// maxList bounds a list, which the watcher holds as a whole.
+	// maxList is the maximum size of a list, in bytes. The watcher holds the whole list in memory.
 	maxList = 1 << 30
-	// backoff is the least pause before a watch is opened again, as reflectors have it, and twice that the longest.
+	// backoff is the minimum pause before a watch is reopened, as in reflectors. The maximum is
+	// twice as long.
 	backoff = 800 * time.Millisecond
 )
 
-// WatchOptions set up Watchers. All but ServiceProxyName are required.
+// WatchOptions configure Watchers. All fields but ServiceProxyName and Connecting are required.
 type WatchOptions struct {
 	Config *rest.Config
-	// ServiceProxyName is the label of the Services that are watched; empty: those without.
+	// ServiceProxyName is the value of the label that watched Services have. If it is empty,
+	// Services without the label are watched.
 	ServiceProxyName string
-	// Members are the nodes, by their Index.
+	// Members are the nodes. The Index of each is its position.
 	Members []*fleet.Member
-	// Connecting is how many nodes at most are on their way to their first state at the same time; 0: all.
+	// Connecting is the maximum number of nodes that are between connecting and their first state.
+	// 0 means no limit.
 	Connecting int
 	Logger     *slog.Logger
 }
 
-// Watchers are nodes that watch Services, EndpointSlices and their own Node, in protobuf, with kube-proxy's selectors, each over a
-// connection of its own: first they stream a list, or, where the API server refuses that, fetch one. What they get is decoded
-// once for all, so that the machine is left to who is measured.
+// Watchers are nodes that watch Services, EndpointSlices and their own Node, in protobuf and with
+// kube-proxy's selectors. Each node has a connection of its own. A watch starts with a streamed
+// list; if the API server refuses to stream it, the node fetches it. Equal bytes are decoded once
+// for all nodes, to leave the CPUs to the process that is measured.
 type Watchers struct {
 	fleet.Group
 	options WatchOptions
@@ -70,28 +77,29 @@ type Watchers struct {
 	base    *url.URL
 	decoder *decoder
 	all     []*watcher
-	// fetched counts the lists that were not streamed. The first refusal is logged.
+	// fetched counts the lists that nodes fetched. refused limits the log to the first refusal.
 	fetched atomic.Int64
 	refused sync.Once
 	// compressed counts the watches whose events were compressed.
 	compressed atomic.Int64
-	// complaints bounds what is logged of thousands of watches that fail in the same way.
+	// complaints limits the log, because thousands of watches may fail in the same way.
 	complaints rate.Sometimes
 }
 
-// watcher is a node.
+// watcher is one node.
 type watcher struct {
 	*fleet.Member
 	client    *http.Client
 	transport *http.Transport
 	streams   []*stream
-	// pending is how many streams have still to have the state.
+	// pending is the number of streams that do not have the state yet.
 	pending atomic.Int32
-	// place is given back when they have.
+	// place receives the node's place among those that connect back, once all streams have the
+	// state.
 	place chan struct{}
 
-	mu   sync.Mutex // guards what follows
-	conn net.Conn   // made last
+	mu   sync.Mutex // guards conn, and place once the node runs
+	conn net.Conn   // latest connection
 }
 
 // stream is a watch of one resource.
@@ -100,20 +108,21 @@ type stream struct {
 	path    string
 	query   url.Values
 
-	mu sync.Mutex // guards what follows
-	// resourceVersion that the watch goes on from, of a list that was complete and what came after it; empty: the watch begins
-	// with a list.
+	mu sync.Mutex // guards the fields below
+	// resourceVersion is the version from which the watch continues: that of a complete list and
+	// the events after it. If it is empty, the watch starts with a list.
 	resourceVersion string
 	synced          bool
-	open            bool     // a watch is
-	held            []uint64 // versions of objects, by their number
+	open            bool     // whether a watch is open
+	held            []uint64 // versions of objects, by the number of the object
 	digest          uint64   // sum of held
-	failed          error    // why the last watch ended, or was not opened; nil: it is open, or has ended as watches do
-	// had are the digests of all complete states so far, of a reference. nil: the stream is a node's, which is fixed.
+	failed          error    // error of the last watch; nil if it is open or has ended normally
+	// had contains the digests of all complete states so far if the stream belongs to a reference.
+	// It is nil for streams of nodes.
 	had map[uint64]struct{}
 }
 
-// NewWatchers makes watchers. Run starts them.
+// NewWatchers returns watchers that do not connect before Run.
 func NewWatchers(o WatchOptions) (*Watchers, error) {
 	w := &Watchers{Group: fleet.Group{Members: o.Members}, options: o, decoder: newDecoder(), complaints: rate.Sometimes{First: 1, Interval: 10 * time.Second}}
 	var err error
@@ -124,7 +133,7 @@ func NewWatchers(o WatchOptions) (*Watchers, error) {
 		return nil, err
 	}
 	if w.tls == nil {
-		return nil, fmt.Errorf("the API server %s is not served with TLS: use an https address", o.Config.Host)
+		return nil, fmt.Errorf("the API server %s does not use TLS: use an https address", o.Config.Host)
 	}
 	w.tls.NextProtos = []string{protocol}
 	if w.tls.ServerName == "" {
@@ -162,7 +171,7 @@ func (w *Watchers) newWatcher(m *fleet.Member) (*watcher, error) {
 	return n, nil
 }
 
-// selecting gives the selectors of options as a query has them.
+// selecting returns the selectors of list options as query parameters.
 func selecting(o metav1.ListOptions) url.Values {
 	out := url.Values{}
 	for name, selector := range map[string]string{"labelSelector": o.LabelSelector, "fieldSelector": o.FieldSelector} {
@@ -189,7 +198,7 @@ func (n *watcher) dial(ctx context.Context, w *Watchers) (net.Conn, error) {
 	}
 	if conn.ConnectionState().NegotiatedProtocol != protocol {
 		raw.Close()
-		return nil, fmt.Errorf("the API server at %s does not speak HTTP/2", w.base.Host)
+		return nil, fmt.Errorf("the API server at %s does not support HTTP/2", w.base.Host)
 	}
 	n.mu.Lock()
 	n.conn = raw
@@ -220,10 +229,10 @@ func (w *Watchers) Run(ctx context.Context) {
 	}
 }
 
-// Cut ends all connections.
+// Cut cuts all connections.
 func (w *Watchers) Cut() {
 	for _, n := range w.all {
-		// All streams come again, so all are waited for.
+		// All streams of the node reconnect, so all of them are awaited.
 		n.pending.Store(int32(len(n.streams)))
 		for _, s := range n.streams {
 			s.mu.Lock()
@@ -238,7 +247,7 @@ func (w *Watchers) Cut() {
 	}
 }
 
-// Up tells whether all watches of a node are open and have brought the state.
+// Up reports whether all watches of a node are open and have the state.
 func (w *Watchers) Up(m *fleet.Member) bool {
 	for _, s := range w.all[m.Index].streams {
 		s.mu.Lock()
@@ -251,17 +260,20 @@ func (w *Watchers) Up(m *fleet.Member) bool {
 	return true
 }
 
-// On is true: there is one server.
+// On returns true, because there is only one server.
 func (w *Watchers) On(*fleet.Member, string) bool { return true }
 
-// Fetched is how many lists nodes have fetched as the API server refused to stream them.
+// Fetched returns the number of lists that nodes have fetched because the API server refused to
+// stream them.
 func (w *Watchers) Fetched() int64 { return w.fetched.Load() }
 
-// Compressed returns how many watches of nodes had compressed events. API servers of Kubernetes 1.37 and later compress watches that
-// begin with a streamed list (feature gate WatchListCompression), and not the watches that follow once such a watch has ended.
+// Compressed returns the number of nodes' watches whose events were compressed. API servers of
+// Kubernetes 1.37 and later compress watches that start with a streamed list (feature gate
+// WatchListCompression). They do not compress the watches that follow after such a watch has ended.
 func (w *Watchers) Compressed() int64 { return w.compressed.Load() }
 
-// follow keeps a watch open. After a refusal one list is fetched, and the next one is to be streamed again, as reflectors have it.
+// follow keeps a watch open. If the API server refuses to stream a list, follow fetches that list
+// and asks for a streamed list the next time, like reflectors.
 func (w *Watchers) follow(ctx context.Context, s *stream) {
 	fetch := false
 	for {
@@ -271,16 +283,16 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 		}
 		if fetch = errors.Is(err, errNotStreamed); fetch {
 			w.refused.Do(func() {
-				w.options.Logger.Warn("the API server refuses to stream a list, which is fetched instead, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
+				w.options.Logger.Warn("API server refused to stream a list; fetching it (further refusals are not logged)", "node", s.watcher.Name, "path", s.path, "error", err)
 			})
 			continue
 		}
-		if !errors.Is(err, io.EOF) { // as watches end now and then
+		if !errors.Is(err, io.EOF) { // io.EOF is the normal end of a watch
 			s.mu.Lock()
 			s.failed = err
 			s.mu.Unlock()
 			w.complaints.Do(func() {
-				w.options.Logger.Warn("a watch has ended with an error, and is opened again, as others may be", "node", s.watcher.Name, "path", s.path, "error", err)
+				w.options.Logger.Warn("Watch failed; reopening it (similar errors are logged rarely)", "node", s.watcher.Name, "path", s.path, "error", err)
 			})
 		}
 		pause := time.NewTimer(backoff + rand.N(backoff))
@@ -292,12 +304,14 @@ func (w *Watchers) follow(ctx context.Context, s *stream) {
 	}
 }
 
-// errNotStreamed is an API server's refusal to stream a list.
-var errNotStreamed = errors.New("the API server does not stream the list")
+// errNotStreamed means that the API server refuses to stream a list.
+var errNotStreamed = errors.New("the API server refuses to stream the list")
 
-// refusal gives what an error says that comes instead of a streamed list, or of the rest of one. Any status is errNotStreamed, as
-// it is to reflectors: API servers refuse with different ones, those on an old etcd with an internal error. Not so if the API server
-// has no time just now, asks to be asked later, which client-go does below reflectors, or has lost that version of the state.
+// refusal classifies an error that the API server returns instead of a streamed list or of the rest
+// of one. Like reflectors, it wraps errNotStreamed for any API status, because API servers refuse
+// with different ones; those on an old etcd use an internal error. It returns other errors
+// unchanged: that the API server is busy, asks for a retry later, which client-go handles below
+// reflectors, or has lost the version.
 func refusal(err error) error {
 	status := apierrors.APIStatus(nil)
 	_, later := apierrors.SuggestsClientDelay(err)
@@ -307,17 +321,18 @@ func refusal(err error) error {
 	return fmt.Errorf("%w: %w", errNotStreamed, err)
 }
 
-// begins tells whether the next watch begins with a list.
+// begins reports whether the next watch starts with a list.
 func (s *stream) begins() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.resourceVersion == ""
 }
 
-// watch opens a watch and reads it to its end. The list that it begins with, if it does, is streamed, or else fetched.
+// watch opens a watch and reads it to its end. If it starts with a list, the list is streamed, or
+// fetched if fetch is set.
 func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 	if s.begins() {
-		// What is left of a list that was interrupted may be gone by now, and nothing would say so.
+		// Objects of an interrupted list may be gone by now, and no event would say so.
 		s.forget()
 		if fetch {
 			if err := w.list(ctx, s); err != nil {
@@ -345,10 +360,10 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 	s.setOpen(true)
 	defer s.setOpen(false)
 	if from != "" {
-		w.synced(s) // it goes on from what it holds
+		w.synced(s) // the watch continues from the state that it holds
 	}
 	r := bufio.NewReaderSize(body, readBuffer)
-	var length [4]byte // an event comes after its length
+	var length [4]byte // length prefix of an event
 	var frame []byte
 	for {
 		if _, err := io.ReadFull(r, length[:]); err != nil {
@@ -356,7 +371,7 @@ func (w *Watchers) watch(ctx context.Context, s *stream, fetch bool) error {
 		}
 		n := int(binary.BigEndian.Uint32(length[:]))
 		if n > maxEvent {
-			return fmt.Errorf("an event has %d bytes", n)
+			return fmt.Errorf("an event has %d bytes, which is too large", n)
 		}
 		if cap(frame) < n {
 			frame = make([]byte, n)
@@ -384,7 +399,7 @@ func (s *stream) setOpen(open bool) {
 	s.open, s.failed = open, nil
 }
 
-// forget has the next watch begin with a list.
+// forget makes the next watch start with a list.
 func (s *stream) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -393,7 +408,8 @@ func (s *stream) forget() {
 	s.digest = 0
 }
 
-// list gets all objects at once: for a node as the API server has them at hand, for a reference as they are now.
+// list fetches all objects in one response. Nodes accept what the API server has in its cache; a
+// reference requires the latest state.
 func (w *Watchers) list(ctx context.Context, s *stream) error {
 	query := url.Values{}
 	if s.had == nil {
@@ -425,7 +441,7 @@ func (w *Watchers) list(ctx context.Context, s *stream) error {
 	return nil
 }
 
-// get sends a request and gives the body of its answer.
+// get sends a request and returns the body of the response.
 func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept string) (io.ReadCloser, error) {
 	u := *w.base
 	u.Path = strings.TrimSuffix(u.Path, "/") + s.path
@@ -445,7 +461,7 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 	}
 	if response.StatusCode != http.StatusOK {
 		defer response.Body.Close()
-		said, _ := io.ReadAll(io.LimitReader(response.Body, readBuffer)) // what has come of it
+		said, _ := io.ReadAll(io.LimitReader(response.Body, readBuffer)) // as much of the message as arrived
 		if response.StatusCode == http.StatusGone {
 			s.forget()
 		}
@@ -458,7 +474,7 @@ func (w *Watchers) get(ctx context.Context, s *stream, query url.Values, accept 
 	return response.Body, nil
 }
 
-// take takes note of an event.
+// take processes an event.
 func (w *Watchers) take(s *stream, e *event) {
 	now := time.Now()
 	if !e.bookmark {
@@ -488,14 +504,14 @@ func (w *Watchers) take(s *stream, e *event) {
 	}
 }
 
-// advanceLocked takes note of how far the watch has come, from when on its list is complete.
+// advanceLocked records the version of an event if the stream's list is complete.
 func (s *stream) advanceLocked(e *event) {
 	if e.complete || s.resourceVersion != "" {
 		s.atLocked(e.resourceVersion)
 	}
 }
 
-// atLocked takes note that the stream holds all as of a version.
+// atLocked records that the stream holds the complete state of a version.
 func (s *stream) atLocked(resourceVersion string) {
 	s.resourceVersion = resourceVersion
 	if s.had != nil {
@@ -503,7 +519,7 @@ func (s *stream) atLocked(resourceVersion string) {
 	}
 }
 
-// synced takes note that a stream has the state.
+// synced records that a stream has the state.
 func (w *Watchers) synced(s *stream) {
 	s.mu.Lock()
 	first := !s.synced

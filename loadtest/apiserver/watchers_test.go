@@ -19,10 +19,10 @@ import (
 	"github.com/slicecast/slicecast/loadtest/fleet"
 )
 
-// watching starts a watcher, which ends with the test.
+// watching starts a watcher that ends with the test.
 func watching(t *testing.T, a *api) *Watchers { return logging(t, a, io.Discard) }
 
-// logging starts one that logs.
+// logging starts a watcher that ends with the test, and logs to a writer.
 func logging(t *testing.T, a *api, log io.Writer) *Watchers {
 	return starting(t, WatchOptions{
 		Config: a.config(), Members: []*fleet.Member{{Name: "node-1"}}, Logger: slog.New(slog.NewTextHandler(log, nil)),
@@ -53,11 +53,12 @@ func requireSynced(t *testing.T, w *Watchers) {
 	select {
 	case <-w.Sync().Done():
 	case <-time.After(time.Minute):
-		require.Fail(t, "the watcher does not come to the state")
+		require.Fail(t, "the watcher is not in sync")
 	}
 }
 
-// TestInterruptedList has a watch break while it streams its list, end with an error, and break when the list is complete.
+// TestInterruptedList interrupts a watch in the middle of its list, by an error event, and after the
+// list is complete.
 func TestInterruptedList(t *testing.T) {
 	interrupted := make(chan struct{})
 	a := newAPI(t, map[string][]func(*answer){
@@ -88,7 +89,7 @@ func TestInterruptedList(t *testing.T) {
 	w := watching(t, a)
 	requireSynced(t, w)
 	_, slices, _ := w.Objects()
-	require.Equal(t, 1, slices, "what was removed while nobody watched is forgotten")
+	require.Equal(t, 1, slices, "an object that was removed between two watches is still held")
 
 	close(interrupted)
 	const requests = 4
@@ -102,7 +103,7 @@ func TestInterruptedList(t *testing.T) {
 	require.Equal(t, 1, slices)
 }
 
-// TestWatchesAsKubeProxy compares what is asked for with the selectors of kube-proxy 1.37.
+// TestWatchesAsKubeProxy compares the queries with the selectors of kube-proxy 1.37.
 func TestWatchesAsKubeProxy(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){"services": {noServices}, "nodes": {noNodes}, "endpointslices": {noSlices}})
 	requireSynced(t, watching(t, a))
@@ -117,7 +118,7 @@ func TestWatchesAsKubeProxy(t *testing.T) {
 	}
 }
 
-// TestBusyServer is not taken for one that refuses to stream a list.
+// TestBusyServer checks that a busy API server is asked again for a streamed list.
 func TestBusyServer(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){
 		"services": {func(a *answer) { http.Error(a, "busy", http.StatusTooManyRequests) }, noServices}, "nodes": {noNodes},
@@ -134,7 +135,7 @@ func TestBusyServer(t *testing.T) {
 	require.Zero(t, w.Fetched())
 }
 
-// TestRefusalOfOneList has an API server that fails to stream a list, and streams the next one.
+// TestRefusalOfOneList uses an API server that fails to stream one list, and streams the next one.
 func TestRefusalOfOneList(t *testing.T) {
 	a := newAPI(t, map[string][]func(*answer){
 		"services": {noServices}, "nodes": {noNodes},
@@ -163,8 +164,9 @@ func TestRefusalOfOneList(t *testing.T) {
 	require.EqualValues(t, 1, w.Fetched())
 }
 
-// TestListsWhereTheyAreNotStreamed has an API server that refuses to stream lists, as some do before and some after their first byte.
-func TestListsWhereTheyAreNotStreamed(t *testing.T) {
+// TestListsThatAreNotStreamed uses API servers that refuse to stream lists: with an HTTP status, or
+// with an error event in the stream.
+func TestListsThatAreNotStreamed(t *testing.T) {
 	for name, refuse := range map[string]func(*answer){
 		"status": func(a *answer) { http.Error(a, "no such thing", http.StatusUnprocessableEntity) },
 		"event": func(a *answer) {
@@ -194,7 +196,7 @@ func TestListsWhereTheyAreNotStreamed(t *testing.T) {
 			var log strings.Builder
 			w := logging(t, a, &log)
 			requireSynced(t, w)
-			require.Equal(t, 1, strings.Count(log.String(), "refuses to stream"), "%s", &log)
+			require.Equal(t, 1, strings.Count(log.String(), "refused to stream a list"), "%s", &log)
 			_, slices, _ := w.Objects()
 			require.Equal(t, 1, slices)
 			all := a.seen("endpointslices")

@@ -24,39 +24,45 @@ import (
 )
 
 const (
-	// PrivateProxy is the service-proxy-name of what is written to somebody's cluster: its own nodes program nothing for it.
+	// PrivateProxy is the service-proxy-name of objects that are written to an existing cluster.
+	// The cluster's own nodes program nothing for them.
 	PrivateProxy = "slicecast-loadtest"
 	managedBy    = "slicecast-loadtest"
-	// labelManagedBy is on namespaces that a Writer has made (Kubernetes' "Recommended Labels").
+	// labelManagedBy is a label of namespaces that a Writer has created. It is one of Kubernetes'
+	// recommended labels.
 	labelManagedBy = "app.kubernetes.io/managed-by"
-	// atATime is how many requests are under way, as many as the EndpointSlice controller has workers, and more.
+	// atATime is the number of concurrent requests. It is larger than the number of workers of the
+	// EndpointSlice controller.
 	atATime = 16
-	// maxQueued bounds the changes that wait for a request.
+	// maxQueued is the maximum number of changes that wait for each of these requests.
 	maxQueued = 1024
-	// cleanUpTimeout is for the request that deletes the namespace.
+	// cleanUpTimeout limits the request that deletes the namespace.
 	cleanUpTimeout = 30 * time.Second
-	// removalTimeout is how long a cluster may take to remove all that was in a namespace: tens of thousands of objects, one by one.
+	// removalTimeout limits the wait for the cluster to remove all objects in a namespace. It
+	// removes tens of thousands of objects one by one.
 	removalTimeout = 15 * time.Minute
-	// removalLook is the pause between looks whether it has.
+	// removalLook is the pause between checks whether the namespace is gone.
 	removalLook = 500 * time.Millisecond
 )
 
-// Writer makes a scenario's Services and slices in a namespace of an API server, and changes them.
+// Writer writes a scenario's Services and slices to a namespace of an API server, and changes them.
 type Writer struct {
 	client    kubernetes.Interface
 	namespace string
 	proxy     string
 	cluster   *generate.Cluster
-	owners    map[string]types.UID // of Services, by name
-	made      sync.Map             // keys of slices that are there
+	owners    map[string]types.UID // UIDs of Services, by name
+	made      sync.Map             // keys of existing slices
 	seed      maphash.Seed
 }
 
-// NewWriter makes a namespace, which must not be there yet, and what the configuration says in it; one that an earlier Writer has
-// left to be removed is waited for. With a proxy all objects have that service-proxy-name. Close removes all, and so does a failure.
+// NewWriter creates a namespace and writes the state of the configuration to it. The namespace must
+// not exist, unless the cluster is still removing it after an earlier run; NewWriter then waits. If
+// proxy is not empty, it is the service-proxy-name of all objects. Close deletes the namespace, and
+// so does NewWriter if it fails.
 func NewWriter(ctx context.Context, config *rest.Config, namespace, proxy string, c generate.Config) (_ *Writer, err error) {
 	config = rest.CopyConfig(config)
-	config.QPS = -1 // the scenario has its own rates
+	config.QPS = -1 // the scenario sets the rate
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -67,7 +73,7 @@ func NewWriter(ctx context.Context, config *rest.Config, namespace, proxy string
 		return nil, err
 	}
 	if err := w.makeNamespace(ctx); err != nil {
-		return nil, fmt.Errorf("namespace %s: %w", namespace, err)
+		return nil, fmt.Errorf("create the namespace %s: %w", namespace, err)
 	}
 	if err := w.fill(ctx); err != nil {
 		return nil, errors.Join(err, w.Close())
@@ -75,7 +81,8 @@ func NewWriter(ctx context.Context, config *rest.Config, namespace, proxy string
 	return w, nil
 }
 
-// makeNamespace makes the namespace, as soon as what an earlier Writer has deleted is gone.
+// makeNamespace creates the namespace. It waits until an earlier namespace that is being deleted is
+// gone.
 func (w *Writer) makeNamespace(ctx context.Context) error {
 	namespaces := w.client.CoreV1().Namespaces()
 	patient, cancel := context.WithTimeout(ctx, removalTimeout)
@@ -90,25 +97,25 @@ func (w *Writer) makeNamespace(ctx context.Context) error {
 		there, err := namespaces.Get(ctx, w.namespace, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
-			continue // gone since
+			continue // it has gone in the meantime
 		case err != nil:
 			return err
 		case there.Labels[labelManagedBy] != managedBy:
-			return errors.New("it is there already: name one that is not, as it is removed at the end")
+			return errors.New("it already exists: use a name that does not exist, because the namespace is removed at the end")
 		case there.DeletionTimestamp == nil:
-			return errors.New("it is there already, of a run that goes on or was killed: wait for it, or delete the namespace")
+			return errors.New("it already exists, from a run that is still running or was killed: wait for that run, or delete the namespace")
 		case !waiting:
-			slog.Warn("The namespace of an earlier run is still being removed, and is waited for", "namespace", w.namespace)
+			slog.Warn("Waiting for the cluster to remove the namespace of an earlier run", "namespace", w.namespace)
 		}
 		select {
 		case <-patient.Done():
-			return fmt.Errorf("the namespace of an earlier run is still being removed; its status says what that waits for: %w", patient.Err())
+			return fmt.Errorf("the cluster is still removing the namespace of an earlier run, see its status for the reason: %w", patient.Err())
 		case <-time.After(removalLook):
 		}
 	}
 }
 
-// fill makes all objects.
+// fill creates all objects.
 func (w *Writer) fill(ctx context.Context) error {
 	var mu sync.Mutex
 	making, services := errgroup.WithContext(ctx)
@@ -119,7 +126,7 @@ func (w *Writer) fill(ctx context.Context) error {
 			making.Go(func() error {
 				made, err := w.client.CoreV1().Services(w.namespace).Create(services, w.service(o), metav1.CreateOptions{})
 				if err != nil {
-					return fmt.Errorf("make %s: %w", o.Key(), err)
+					return fmt.Errorf("create %s: %w", o.Key(), err)
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -141,7 +148,8 @@ func (w *Writer) fill(ctx context.Context) error {
 	return making.Wait()
 }
 
-// Play carries a plan out, and tells how late the requests of its changes were. Changes of one slice are made one after the other.
+// Play carries out a plan, and returns how late the requests of its changes started. Changes of the
+// same slice are made one after the other.
 func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error) {
 	writing, ctx := errgroup.WithContext(ctx)
 	queues := make([]chan generate.Change, atATime)
@@ -175,7 +183,7 @@ func (w *Writer) Play(ctx context.Context, p generate.Plan) (generate.Lag, error
 		close(q)
 	}
 	if failed := writing.Wait(); failed != nil {
-		err = failed // the cause
+		err = failed // the cause of a canceled context
 	}
 	for _, l := range lags[1:] {
 		lags[0].Merge(l)
@@ -203,13 +211,14 @@ func (w *Writer) write(ctx context.Context, c generate.Change) (err error) {
 	return nil
 }
 
-// Close has the namespace removed with all that is in it. The cluster goes on with that by itself.
+// Close deletes the namespace with all objects in it. It does not wait until the cluster has
+// removed them.
 func (w *Writer) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
 	defer cancel()
 	err := w.client.CoreV1().Namespaces().Delete(ctx, w.namespace, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove the namespace %s; please do it yourself: %w", w.namespace, err)
+		return fmt.Errorf("delete the namespace %s: %w; delete it manually", w.namespace, err)
 	}
 	return nil
 }
@@ -229,7 +238,7 @@ func (w *Writer) service(s *model.Service) *corev1.Service {
 	return out
 }
 
-// slice makes the object with all that the EndpointSlice controller writes.
+// slice returns the object with all fields that the EndpointSlice controller sets.
 func (w *Writer) slice(s *model.Slice) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -252,7 +261,7 @@ func (w *Writer) slice(s *model.Slice) *discoveryv1.EndpointSlice {
 	}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		// What names a pod follows from its address, which no other one ever has.
+		// The pod's name and UID follow from its address, which is unique over the whole run.
 		a := e.Address.As4()
 		pod := fmt.Sprintf("%02x%02x%02x%02x", a[0], a[1], a[2], a[3])
 		out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{

@@ -18,7 +18,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// TestLagOfRequests has changes wait for the requests of those before them: that is the writer's lag, and no latency of the API server's.
+// TestLagOfRequests checks that the wait of changes for earlier requests counts as lag of the writer,
+// not as latency of the API server.
 func TestLagOfRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const request, changes = 10 * time.Millisecond, 20
@@ -38,11 +39,11 @@ func TestLagOfRequests(t *testing.T) {
 			Kind: generate.Flip, Schedule: generate.Schedule{Start: time.Now(), Count: changes, Rate: 1000},
 		})
 		require.NoError(t, err)
-		require.Equal(t, (changes-1)*(request-time.Millisecond), lag.Max, "all are of one slice, and one is due in each millisecond")
+		require.Equal(t, (changes-1)*(request-time.Millisecond), lag.Max, "all changes are of the same slice, and one is due in each millisecond")
 	})
 }
 
-func TestNamespaceThatIsThere(t *testing.T) {
+func TestExistingNamespace(t *testing.T) {
 	const name = "loadtest"
 	namespace := func(change func(*corev1.Namespace)) *Writer {
 		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{labelManagedBy: managedBy}}}
@@ -52,15 +53,15 @@ func TestNamespaceThatIsThere(t *testing.T) {
 	terminating := func(n *corev1.Namespace) { n.DeletionTimestamp = new(metav1.Now()) }
 
 	somebodys := namespace(func(n *corev1.Namespace) { n.Labels = nil; terminating(n) })
-	require.ErrorContains(t, somebodys.makeNamespace(t.Context()), "name one that is not")
+	require.ErrorContains(t, somebodys.makeNamespace(t.Context()), "use a name that does not exist")
 	left := namespace(func(*corev1.Namespace) {})
-	require.ErrorContains(t, left.makeNamespace(t.Context()), "of a run that goes on or was killed")
+	require.ErrorContains(t, left.makeNamespace(t.Context()), "from a run that is still running or was killed")
 
 	synctest.Test(t, func(t *testing.T) {
 		const takes = 5 * time.Second
 		removed := namespace(terminating)
 		removal := time.AfterFunc(takes, func() {
-			_ = removed.client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) // which the test then misses
+			_ = removed.client.CoreV1().Namespaces().Delete(context.Background(), name, metav1.DeleteOptions{}) // the test fails later if this does
 		})
 		defer removal.Stop()
 		start := time.Now()
@@ -72,6 +73,6 @@ func TestNamespaceThatIsThere(t *testing.T) {
 
 		impatient, cancel := context.WithTimeout(t.Context(), takes)
 		defer cancel()
-		require.ErrorContains(t, namespace(terminating).makeNamespace(impatient), "its status says what that waits for")
+		require.ErrorContains(t, namespace(terminating).makeNamespace(impatient), "see its status for the reason")
 	})
 }

@@ -1,7 +1,8 @@
-// Package child runs parts of a load test as processes of their own, whose CPU time and memory the operating system tells
-// apart: servers, and nodes by the thousand. A child is this very program with other arguments. Parent and child speak net/rpc
-// over the child's standard input and output; the child ends when its input does, and with its parent, whatever end that
-// comes to.
+// Package child runs parts of a load test, such as servers and thousands of nodes, in processes of
+// their own, so that the operating system accounts for the CPU time and memory of each separately.
+// A child is this program with other arguments. Parent and child use net/rpc over the child's
+// standard input and output. The child ends when its input ends, and with its parent, however the
+// parent ends.
 package child
 
 import (
@@ -18,33 +19,34 @@ import (
 	"time"
 )
 
-// serviceName is what net/rpc calls the child's methods by.
+// serviceName is the net/rpc name of the child's service.
 const serviceName = "Child"
 
 // endTimeout is how long a child may take to end by itself.
 const endTimeout = 10 * time.Second
 
-// ErrEnded is what calls fail with when the process has ended.
-var ErrEnded = errors.New("the process has ended; what it said is above")
+// ErrEnded is the error of calls after the process has ended.
+var ErrEnded = errors.New("the process has ended; its output is above")
 
-// Process is a child, seen by its parent.
+// Process is the parent's handle on a child.
 type Process struct {
 	name    string
 	command *exec.Cmd
 	client  *rpc.Client
 	ended   chan struct{}
-	err     error // why it ended; readable when ended is closed
+	err     error // why the process ended; set before ended is closed
 }
 
-// Start starts this program with other arguments, with which it has to call Serve. The name is for errors. What the child says on
-// standard error is written to said.
+// Start starts this program with other arguments, which must lead to a call of Serve. The name is
+// used in errors. The standard error of the child is copied to said.
 func Start(name string, said io.Writer, arguments ...string) (*Process, error) {
 	executable, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{name: name, command: exec.Command(executable, arguments...), ended: make(chan struct{})}
-	// A terminal's ^C goes to whole process groups; this process ends when its parent has done with it.
+	// The child has a process group of its own, because a terminal sends ^C to the whole group. The
+	// child has to run until the parent no longer needs it.
 	p.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	input, err := p.command.StdinPipe()
 	if err != nil {
@@ -61,17 +63,18 @@ func Start(name string, said io.Writer, arguments ...string) (*Process, error) {
 	p.command.Stderr = report
 	started := make(chan error, 1)
 	go p.run(started, reports, said)
-	err = errors.Join(<-started, report.Close()) // the child has its own
+	err = errors.Join(<-started, report.Close()) // the child has its own descriptor
 	if err != nil {
 		return nil, fmt.Errorf("start the %s: %w", name, err)
 	}
-	// Nobody but who reads the output knows when it may be closed.
+	// The output must stay open until its reader has reached the end, so the reader closes it.
 	p.client = rpc.NewClient(pipes{untilEnd{output, func() { output.Close() }}, input})
 	return p, nil
 }
 
-// run starts the process and waits for its end, both on one thread: the kernel sends the death signal when the thread that
-// started the process ends. Meanwhile it passes on what the process reports.
+// run starts the process and waits for its end, both on the same thread, because the kernel sends
+// Pdeathsig when the thread that started the process ends. Meanwhile it copies the standard error
+// of the process.
 func (p *Process) run(started chan<- error, reports *os.File, said io.Writer) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -84,29 +87,32 @@ func (p *Process) run(started chan<- error, reports *os.File, said io.Writer) {
 	passed := make(chan struct{})
 	go func() {
 		defer close(passed)
-		_, _ = io.Copy(said, reports) // who reads it has no other way to hear
+		_, _ = io.Copy(said, reports) // there is no other place to report the error
 	}()
-	// Not Command.Wait: it closes the pipe of the output under whoever reads it.
+	// Command.Wait would close the output pipe while the RPC client may still read from it.
 	state, err := p.command.Process.Wait()
 	if err == nil && !state.Success() {
 		err = &exec.ExitError{ProcessState: state}
 	}
-	// All that it said is there by now, unless another process holds the pipe open.
+	// All output has been written by now. The deadline is for other processes that keep the pipe
+	// open.
 	_ = reports.SetReadDeadline(time.Now().Add(time.Second))
 	<-passed
 	p.err = err
 	close(p.ended)
 }
 
-// pipes are both ends' way to each other.
+// pipes is the connection between parent and child.
 type pipes struct {
 	io.Reader
 	io.WriteCloser
 }
 
-// Call calls a method of what the child serves. Its arguments and reply are as net/rpc has them; the reply is as it was if there is an error.
+// Call calls a method of the child's service. args and reply are those of net/rpc. If there is an
+// error, the reply is not changed.
 func (p *Process) Call(ctx context.Context, method string, args, reply any) error {
-	// A reply that nobody waits for any more may still come.
+	// After the context has ended, the reply may still arrive and must not be written to the
+	// caller's variable.
 	own := reflect.New(reflect.TypeOf(reply).Elem())
 	call := p.client.Go(serviceName+"."+method, args, own.Interface(), make(chan *rpc.Call, 1))
 	select {
@@ -124,23 +130,23 @@ func (p *Process) Call(ctx context.Context, method string, args, reply any) erro
 	return nil
 }
 
-// PID of the process.
+// PID returns the process ID.
 func (p *Process) PID() int { return p.command.Process.Pid }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
-// Kill ends the process with SIGKILL and waits for that.
+// Kill ends the process with SIGKILL and waits for its end.
 func (p *Process) Kill() error {
 	err := p.command.Process.Kill()
 	<-p.ended
-	_ = p.client.Close() // the other end is gone
+	_ = p.client.Close() // the process is gone
 	return err
 }
 
-// Close ends the process and waits for that. The error is the one that it ended with.
+// Close ends the process and waits for its end. It returns the error with which the process ended.
 func (p *Process) Close() error {
-	_ = p.client.Close() // closes its input; if that fails, the timeout is next
+	_ = p.client.Close() // closes the input of the process; if that fails, the timeout ends it
 	hurry := time.AfterFunc(endTimeout, func() { _ = p.command.Process.Kill() })
 	defer hurry.Stop()
 	<-p.ended
@@ -150,8 +156,8 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// Serve is the child's side: it answers the calls of the parent with the methods of a service, until there is no parent. The
-// service's context ends then too.
+// Serve runs the child's side. It answers the parent's calls with the methods of a service until
+// the parent is gone or the context ends. The context of the service then ends, too.
 func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, service func(context.Context) any) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -160,7 +166,8 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, service func(c
 		return err
 	}
 	served := make(chan struct{})
-	// Reading can't be interrupted, so this goroutine may outlive the call; the process then ends.
+	// Reading cannot be interrupted, so this goroutine may outlive the call. The process ends soon
+	// after.
 	go func() {
 		defer close(served)
 		server.ServeConn(pipes{untilEnd{in, cancel}, out})
@@ -172,7 +179,7 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, service func(c
 	return nil
 }
 
-// untilEnd does something when a reader has come to its end.
+// untilEnd calls a function when a reader returns an error, such as at its end.
 type untilEnd struct {
 	io.Reader
 	end func()

@@ -15,32 +15,34 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// ErrDiverged is what errors about nodes that do not hold the true state wrap.
+// ErrDiverged is wrapped by errors about nodes that do not hold the true state.
 var ErrDiverged = errors.New("nodes do not hold the true state")
 
 const (
-	// maxNamed and maxObjects bound what an error lists.
+	// maxNamed bounds the shards and maxObjects the objects for each shard that an error lists.
 	maxNamed   = 10
 	maxObjects = 3
-	// retryCheck is the pause before what moves is looked at again.
+	// retryCheck is the pause before another look at shards that move.
 	retryCheck = 50 * time.Millisecond
 )
 
 // Truth is the state that nodes have to hold.
 type Truth struct {
-	// Moving: it may change, so what differs from it may only be ahead or behind.
+	// Moving means that the state may change, so a node that differs from it may be ahead or
+	// behind.
 	Moving bool
-	// Epoch and Sequences are the positions of the shards, by number, of one that moves: a node in the same epoch and at the same
-	// sequence has to hold the same. Nodes that another server serves are in another epoch. nil: they are not known.
+	// Epoch and Sequences are the positions of the shards, by number, of a state that moves. A node
+	// in the same epoch and at the same sequence has to hold the same content. Nodes of another
+	// server are in another epoch. Sequences is nil if the positions are unknown.
 	Epoch     uint64
 	Sequences []uint64
-	// Digests of the shards, by number.
+	// Digests are the digests of the shards, by number.
 	Digests []model.Digest
-	// Objects, for errors that name what is wrong.
+	// Objects are the objects of the state, for errors that name differences.
 	Objects []model.Object
 }
 
-// TruthOf gives the truth of a state, which by itself no longer changes.
+// TruthOf returns the truth for a state that does not change.
 func TruthOf(objects []model.Object, shards int) Truth {
 	return Truth{Objects: objects, Digests: model.ShardDigests(uint32(shards), func(yield func(model.Object, model.Version) bool) {
 		for _, o := range objects {
@@ -51,14 +53,15 @@ func TruthOf(objects []model.Object, shards int) Truth {
 	})}
 }
 
-// Shards is the number of shards that the server has; at least one node must have got its state.
+// Shards returns the number of shards of the server. At least the first node must have its state.
 func (f *Fleet) Shards() int {
 	sequences, _ := f.nodes[0].cache.Digests()
 	return len(sequences)
 }
 
-// Holding gives what tells which of some nodes say of themselves that they hold the truth, which is asked for each time: each
-// shard has to be found equal once, as with Check, which does not take their word for it.
+// Holding returns a function that returns those of the given nodes that hold the truth. The
+// function asks for the truth on each call. As in Check, each shard has to be equal once. Unlike
+// Check, the function trusts the digests of the nodes.
 func (f *Fleet) Holding(truth func() Truth) func([]*Member) []*Member {
 	found := make(map[*Member][]bool)
 	return func(members []*Member) (out []*Member) {
@@ -84,9 +87,10 @@ func (f *Fleet) Holding(truth func() Truth) func([]*Member) []*Member {
 	}
 }
 
-// Check compares every shard of every node with the truth, which is asked for again as long as shards move, until the
-// context ends: each shard of each node has to be found equal once. What a node holds counts by its content: the versions that
-// came over the wire are computed again, for each object that nodes share once. Errors wrap ErrDiverged.
+// Check compares every shard of every node with the truth. As long as shards move, it repeats this
+// with a new truth until each shard of each node was equal once, or the context ends. It does not
+// trust the versions that nodes received. It computes them again from the content, once for each
+// object that nodes share. Errors wrap ErrDiverged.
 func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 	c := &checker{versions: make(map[model.Object]model.Version)}
 	pending := f.nodes
@@ -96,7 +100,7 @@ func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 		c.last = ctx.Err() != nil
 		var moving []*node
 		for _, n := range pending {
-			if t.Moving && time.Since(asked) > retryCheck { // there may be thousands of nodes
+			if t.Moving && time.Since(asked) > retryCheck { // with thousands of nodes, the truth may have moved
 				t, asked = truth(), time.Now()
 			}
 			if verified[n.Index] == nil {
@@ -125,18 +129,19 @@ func (f *Fleet) Check(ctx context.Context, truth func() Truth) error {
 
 // checker remembers what it has computed and found.
 type checker struct {
-	// last: there is no time for another look, so what differs now is wrong.
+	// last means that this is the last attempt, so shards that differ now are wrong.
 	last     bool
 	versions map[model.Object]model.Version
 	wrong    int
 	named    []string
 }
 
-// check looks at the shards of a node that are not verified yet; it gives false if some have to be looked at again.
+// check checks the shards of a node that are not verified yet. It returns false if some of them
+// have to be checked again.
 func (c *checker) check(n *node, t Truth, verified []bool) bool {
 	before := n.cache.Status()
 	sequences, digests := before.Sequences, before.Digests
-	known := t.Sequences != nil && t.Epoch == before.Epoch // what the sequences mean
+	known := t.Sequences != nil && t.Epoch == before.Epoch // whether the sequences are comparable
 	if len(digests) != len(t.Digests) {
 		c.report(fmt.Sprintf("  node %s: has %d shards, the server has %d", n.Name, len(digests), len(t.Digests)))
 		return true
@@ -175,7 +180,7 @@ func (c *checker) report(s string) {
 	}
 }
 
-// explain names objects of a shard that a node has otherwise than it should.
+// explain describes the objects of a shard that differ from the truth.
 func (c *checker) explain(n *node, shard int, t Truth) string {
 	if len(c.named) >= maxNamed {
 		return ""
@@ -213,7 +218,7 @@ func (c *checker) explain(n *node, shard int, t Truth) string {
 	return " (" + strings.Join(out, "; ") + ")"
 }
 
-// version computes an object's version from its content.
+// version returns an object's version, computed from its content.
 func (c *checker) version(o model.Object) model.Version {
 	if v, ok := c.versions[o]; ok {
 		return v
@@ -226,7 +231,7 @@ func (c *checker) version(o model.Object) model.Version {
 func contentVersion(o model.Object) model.Version {
 	switch o := o.(type) {
 	case *model.Service:
-		s := *o // the constructor sorts the lists, so it gets its own
+		s := *o // the constructor sorts the lists in place, so it gets copies
 		s.ClusterIPs, s.ExternalIPs, s.Ports = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.Ports)
 		s.LoadBalancerIngress = slices.Clone(s.LoadBalancerIngress)
 		s.LoadBalancerSourceRanges = slices.Clone(s.LoadBalancerSourceRanges)
@@ -243,7 +248,7 @@ func contentVersion(o model.Object) model.Version {
 	return model.Version{} // there are no other kinds
 }
 
-// objects lists the Services and slices of a cache.
+// objects returns the Services and slices of a cache.
 func objects(cache *client.Cache) iter.Seq[model.Object] {
 	return func(yield func(model.Object) bool) {
 		for _, key := range cache.Services() {
@@ -260,14 +265,16 @@ func objects(cache *client.Cache) iter.Seq[model.Object] {
 	}
 }
 
-// referenceName ends the name of a node that is no other one: a second stream of a node would end the first.
+// referenceName is the suffix of the reference's node name. The name must not be that of a node,
+// because a second stream of a node ends the first.
 const referenceName = "-reference"
 
-// Reference is one more stream, which decodes for itself: the server's state as it tells it now.
+// Reference is one more stream. It decodes all frames itself and holds the current state of the
+// server.
 type Reference struct{ node *node }
 
-// StartReference connects a reference, and keeps it connected until the context ends; then done is closed. It returns when
-// the reference has the server's state.
+// StartReference connects a reference, and keeps it connected until the context ends; then done is
+// closed. It returns when the reference has the server's state.
 func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan struct{}, err error) {
 	n, err := f.newNode(&Member{Index: -1, Name: f.Members[0].Name + referenceName}, wire.Decode)
 	if err != nil {
@@ -285,11 +292,11 @@ func (f *Fleet) StartReference(ctx context.Context) (r *Reference, done <-chan s
 		return &Reference{n}, ended, nil
 	case <-ctx.Done():
 		<-ended
-		return nil, nil, fmt.Errorf("the server's state to compare with does not come: %w", ctx.Err())
+		return nil, nil, fmt.Errorf("get the server's state for comparison: %w", ctx.Err())
 	}
 }
 
-// Truth gives what the reference holds.
+// Truth returns the state that the reference holds.
 func (r *Reference) Truth() Truth {
 	s := r.node.cache.Status()
 	return Truth{

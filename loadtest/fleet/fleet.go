@@ -1,7 +1,7 @@
-// Package fleet simulates the nodes of a cluster: each is the agent's own client with its own connection, credentials and
-// cache, and programs nothing. What the nodes of one process hold in common is in memory once; everything else, from the
-// bytes on the wire to the acks, is as it is with as many real agents. What is measured of nodes (Group) does not depend on
-// what they are the clients of.
+// Package fleet simulates the nodes of a cluster. Each node is the agent's own client with its own
+// connection, credentials and cache, but programs nothing. All nodes of a process share the objects
+// that they have in common. Everything else, from the bytes on the wire to the acks, is the same as
+// with real agents. The measurements of nodes (Group) do not depend on the kind of client.
 package fleet
 
 import (
@@ -22,27 +22,29 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// readBuffer is small because there are thousands: TLS has a buffer of its own, and most messages are short.
+// readBuffer is the size of read buffers, in bytes. It is small because there are thousands of
+// connections. TLS has a buffer of its own, and most messages are short.
 const readBuffer = 4 << 10
 
-// programmer is what nodes tell the server that they program.
+// programmer is the programmer that nodes report to the server.
 const programmer = "none (load test)"
 
-// Options set up a Fleet.
+// Options configure a Fleet.
 type Options struct {
-	// Servers are the addresses (host:port) that all nodes begin with.
+	// Servers are the addresses (host:port) of the servers that nodes know at the start.
 	Servers []string
-	// Members are the nodes, by their Index.
+	// Members are the nodes. The Index of each is its position.
 	Members []*Member
-	// Credentials gives the transport credentials of a node.
+	// Credentials returns the transport credentials of a node.
 	Credentials func(node string) (credentials.TransportCredentials, error)
-	// Connecting is how many nodes at most are on their way to their first state at the same time; 0: all.
+	// Connecting is the maximum number of nodes that are between connecting and their first state.
+	// 0 means no limit.
 	Connecting int
-	// Logger for what nodes have to say.
+	// Logger is the logger for the clients of the nodes.
 	Logger *slog.Logger
 }
 
-// Fleet is a number of nodes.
+// Fleet is a set of simulated nodes.
 type Fleet struct {
 	Group
 	options Options
@@ -50,21 +52,23 @@ type Fleet struct {
 	nodes   []*node
 }
 
-// node is one simulated node. What has no other guard is written by its client's goroutine only.
+// node is one simulated node. Fields without another guard are written only by its client's
+// goroutine.
 type node struct {
 	*Member
 	cache  *client.Cache
 	client *client.Client
-	// connecting holds the node's place among those that connect, until its first state is there; then it is nil.
+	// connecting holds a place for the node while it connects. It is nil once the node has its
+	// first state.
 	connecting chan struct{}
-	// synced is closed when the first state is there.
+	// synced is closed when the node has its first state.
 	synced chan struct{}
 
-	mu   sync.Mutex // guards what follows
-	conn net.Conn   // made last
+	mu   sync.Mutex // guards conn
+	conn net.Conn   // latest connection
 }
 
-// New makes a fleet. Run starts it.
+// New returns a fleet whose nodes do not connect before Run.
 func New(o Options) (*Fleet, error) {
 	f := &Fleet{Group: Group{Members: o.Members}, options: o, shared: newShared()}
 	for _, m := range o.Members {
@@ -101,7 +105,7 @@ func (f *Fleet) newNode(m *Member, decode func(wire.Frame) (*wire.Response, erro
 }
 
 func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
-	moves := n.client.InSync() // else there would be no reason to connect
+	moves := n.client.InSync() // a node in sync connects only to move to another server
 	c, err := n.Dial(ctx, address)
 	if err == nil && moves {
 		n.Moves.Add(1)
@@ -136,10 +140,10 @@ func (f *Fleet) Run(ctx context.Context) {
 
 func (f *Fleet) start(ctx context.Context, n *node, running *sync.WaitGroup) {
 	n.Started = time.Now()
-	running.Go(func() { _ = n.client.Run(ctx) }) // it returns nil when the context ends, and only then
+	running.Go(func() { _ = n.client.Run(ctx) }) // it returns only when the context ends, without an error
 }
 
-// Cut ends the connections of all nodes, as a network does that goes away.
+// Cut cuts the connections of all nodes, as if the network failed.
 func (f *Fleet) Cut() {
 	for _, n := range f.nodes {
 		n.mu.Lock()
@@ -150,15 +154,15 @@ func (f *Fleet) Cut() {
 	}
 }
 
-// Up tells whether a node is in sync, on a stream that has not broken.
+// Up reports whether a node is in sync on a stream that has not broken.
 func (f *Fleet) Up(m *Member) bool { return f.nodes[m.Index].client.InSync() }
 
-// On tells whether a node is in sync with the server at this address.
+// On reports whether a node is connected to the server with this address.
 func (f *Fleet) On(m *Member, server string) bool {
 	return f.nodes[m.Index].client.Connection().Server.Address == server
 }
 
-// observe sees every response that a node has applied.
+// observe is called for every response that a node has applied.
 func (f *Fleet) observe(n *node, r *wire.Response) {
 	switch {
 	case r.Welcome != nil:
@@ -170,7 +174,8 @@ func (f *Fleet) observe(n *node, r *wire.Response) {
 			w.Received(n.Member, r.Update, time.Now())
 		}
 	}
-	// A real agent acks what its kernel holds; here that is what the cache holds.
+	// A real agent acks a position once its kernel is programmed. A simulated node acks once its
+	// cache has the position.
 	if changes, ok := n.cache.Take(); ok && len(changes.Positions) > 0 {
 		n.client.Ack(changes.Epoch, changes.Positions)
 	}
@@ -191,7 +196,7 @@ func (f *Fleet) inSync(n *node) {
 	}
 }
 
-// ServerVersions are what the servers that nodes are on tell of themselves.
+// ServerVersions returns the versions that the nodes' servers report.
 func (f *Fleet) ServerVersions() (out []string) {
 	for _, n := range f.nodes {
 		if v := n.client.Connection().ServerVersion; v != "" && !slices.Contains(out, v) {
@@ -201,7 +206,7 @@ func (f *Fleet) ServerVersions() (out []string) {
 	return out
 }
 
-// Objects is how much the first node holds.
+// Objects returns the numbers of objects on the first node.
 func (f *Fleet) Objects() (services, endpointSlices, endpoints int) {
 	for o := range objects(f.nodes[0].cache) {
 		switch o := o.(type) {

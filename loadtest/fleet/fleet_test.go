@@ -23,7 +23,7 @@ func cluster(t *testing.T) *generate.Cluster {
 
 var start = time.UnixMilli(1_700_000_000_000)
 
-// flips gives changes 100 ms apart, all of the same slice.
+// flips returns changes of the same slice, 100 ms apart.
 func flips(g *generate.Cluster, count int) []generate.Change {
 	return slices.Collect(g.Play(generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start, Count: count, Rate: 10}}))
 }
@@ -59,7 +59,7 @@ func TestNodesShareObjects(t *testing.T) {
 	require.NoError(t, err)
 	require.Same(t, first, second)
 
-	// A slice that only says that it is the same is not.
+	// A different slice that claims the same version does not share results.
 	tampered := *before
 	third, err := s.apply(d, &tampered)
 	require.NoError(t, err)
@@ -85,7 +85,7 @@ func names(members []*Member) (out []string) {
 	return out
 }
 
-func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
+func TestWindowCountsEachChangeOnce(t *testing.T) {
 	g := cluster(t)
 	f := groupOf(2)
 	before := sliceOf(g)
@@ -99,14 +99,14 @@ func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
 	}
 	first, second, third := update(changes[0]), update(changes[1]), update(changes[2])
 
-	// Node 0 gets each, and the second twice; node 1 gets the first two in one.
+	// Node 0 receives each change, the second one twice. Node 1 receives the first two in one update.
 	w.Received(f.Members[0], first, start.Add(10*time.Millisecond))
 	w.Received(f.Members[0], second, start.Add(110*time.Millisecond))
 	w.Received(f.Members[0], second, start.Add(999*time.Millisecond))
 	w.Received(f.Members[1], second, start.Add(120*time.Millisecond))
 	reached, owed, all := w.Progress()
 	require.EqualValues(t, 4, reached)
-	require.EqualValues(t, 6, owed, "all were due long ago")
+	require.EqualValues(t, 6, owed, "all changes are due")
 	require.EqualValues(t, 6, all)
 	require.Equal(t, []string{"node-00000", "node-00001"}, names(w.Behind()))
 
@@ -117,7 +117,7 @@ func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
 		t.Fatal("node 1 lacks a change")
 	default:
 	}
-	// A whole slice says as much as a delta.
+	// A whole slice counts like a delta.
 	w.Received(f.Members[1], &model.Update{Slices: []*model.Slice{{
 		Namespace: changes[2].Key.Namespace, Name: changes[2].Key.Name, LastChangeTriggerTimeMS: changes[2].TriggerMS,
 	}}}, start.Add(210*time.Millisecond))
@@ -129,8 +129,8 @@ func TestWindowCountsEachChangeOnceOnEachNode(t *testing.T) {
 	require.EqualValues(t, 6, w.TakeRecent().TotalCount())
 	require.Zero(t, w.TakeRecent().TotalCount())
 	converged := w.Convergence()
-	require.Equal(t, []int64{10_000, 10_000, 30_000}, converged[0], "of two nodes, half is one")
-	require.Equal(t, []int64{120_000, 20_000, 30_000}, converged[2], "the node that has taken longest, whichever is counted last")
+	require.Equal(t, []int64{10_000, 10_000, 30_000}, converged[0], "one node is half of two")
+	require.Equal(t, []int64{120_000, 20_000, 30_000}, converged[2], "the longest time counts, in any order of the nodes")
 	require.EqualValues(t, 6, h.TotalCount())
 	near := func(want time.Duration, got int64) { require.InEpsilon(t, want.Microseconds(), got, 0.001) }
 	near(10*time.Millisecond, h.ValueAtQuantile(50))
@@ -149,10 +149,10 @@ func TestWindowCountsRemovals(t *testing.T) {
 	w := f.NewWindow(changes)
 	w.Slice(f.Members[0], key("a"), start.UnixMilli()+5000, start.Add(2*time.Second))
 	reached, _, _ := w.Progress()
-	require.EqualValues(t, 1, reached, "it is not removed")
+	require.EqualValues(t, 1, reached, "the slice has not been removed")
 	w.Removed(f.Members[0], key("b"), start.Add(2*time.Second))
 	reached, _, _ = w.Progress()
-	require.EqualValues(t, 1, reached, "nobody expects that")
+	require.EqualValues(t, 1, reached, "no removal of this slice is expected")
 	w.Received(f.Members[0], &model.Update{Removed: []model.Key{key("a")}}, start.Add(2*time.Second))
 	reached, _, _ = w.Progress()
 	require.EqualValues(t, 2, reached)
@@ -160,10 +160,10 @@ func TestWindowCountsRemovals(t *testing.T) {
 	<-w.Delivered()
 	h, _ := w.Latencies()
 	require.EqualValues(t, 3, h.TotalCount())
-	require.InEpsilon(t, (8 * time.Second).Microseconds(), h.Max(), 0.001, "what came otherwise counts from when it was found")
+	require.InEpsilon(t, (8 * time.Second).Microseconds(), h.Max(), 0.001, "changes that Finish counts have its time")
 }
 
-func TestWindowKeepsSlowNodesApart(t *testing.T) {
+func TestWindowSeparatesSlowNodes(t *testing.T) {
 	f := groupOf(2)
 	f.Members[1].Delay = time.Second
 	g := cluster(t)
@@ -177,7 +177,7 @@ func TestWindowKeepsSlowNodesApart(t *testing.T) {
 	require.EqualValues(t, 1, slow.TotalCount())
 }
 
-func TestWindowWithoutListGoesByTriggerTimes(t *testing.T) {
+func TestWindowWithoutExpectedChanges(t *testing.T) {
 	f := groupOf(1)
 	w := f.NewWindow(nil)
 	now := time.Now()
@@ -188,7 +188,7 @@ func TestWindowWithoutListGoesByTriggerTimes(t *testing.T) {
 	w.Received(f.Members[0], slice(w.made.Add(time.Second)), w.made.Add(2*time.Second))
 	require.EqualValues(t, 2, w.Objects())
 	h, _ := w.Latencies()
-	require.EqualValues(t, 1, h.TotalCount(), "what changed before the window is no latency")
+	require.EqualValues(t, 1, h.TotalCount(), "a change before the window has no latency")
 	require.InEpsilon(t, time.Second.Microseconds(), h.Max(), 0.002)
 }
 
@@ -206,7 +206,7 @@ func TestSyncOfSomeNodes(t *testing.T) {
 	<-f.AwaitSync(func(*Member) bool { return false }).Done()
 }
 
-func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
+func TestSyncCountsUntilInSync(t *testing.T) {
 	f := groupOf(2)
 	n := f.Members[0]
 	n.Traffic.Received.Add(1000)
@@ -219,7 +219,7 @@ func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
 	n.Messages.Add(30)
 	s.reached(n)
 	n.Traffic.Received.Add(7)
-	s.reached(n) // on one more stream
+	s.reached(n) // on a further stream
 	require.Equal(t, 1, s.Reached())
 	require.Equal(t, "node-00001", s.Missing())
 	select {
@@ -231,5 +231,5 @@ func TestSyncCountsWhatComesUntilEveryNodeIsThere(t *testing.T) {
 	<-s.Done()
 	require.Empty(t, s.Missing())
 	require.Equal(t, Synced{Bytes: 50, MessageBytes: 30, Duration: s.Nodes()[0].Duration}, s.Nodes()[0])
-	require.Less(t, s.Nodes()[0].Duration, time.Hour, "since AwaitSync")
+	require.Less(t, s.Nodes()[0].Duration, time.Hour, "the duration counts from AwaitSync")
 }

@@ -9,22 +9,26 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// Member is what is measured of a node, whatever its client is. What has no other guard is set before the node connects.
+// Member holds what is measured of a node, for any kind of client. Fields that are not atomic are
+// set before the node connects.
 type Member struct {
 	Index   int
 	Name    string
 	Traffic usage.Traffic
-	// Messages is how many bytes of messages it has received, before HTTP/2 and TLS.
+	// Messages is the number of bytes in messages that the node has received, before HTTP/2 and
+	// TLS.
 	Messages atomic.Int64
-	// Streams that were answered, and Moves, how many of them took over from one that was in sync.
+	// Streams is the number of streams that a server has answered. Moves is the number of these
+	// that replaced a stream that was in sync.
 	Streams, Moves atomic.Int64
-	// Delay is how long the node pauses before it reads what has come, again and again; 0: it is not a slow one.
+	// Delay is how long a slow node pauses each time before it reads what has arrived. It is 0 if
+	// the node is not slow.
 	Delay time.Duration
-	// Started is when it first tried to connect.
+	// Started is the time of the first attempt to connect.
 	Started time.Time
 }
 
-// Group is the nodes of a process, as they are measured.
+// Group is the set of nodes of a process, for measurements.
 type Group struct {
 	Members []*Member
 
@@ -32,7 +36,7 @@ type Group struct {
 	window atomic.Pointer[Window]
 }
 
-// Traffic is what all nodes together have received and sent, in bytes below TLS.
+// Traffic returns the bytes below TLS that all nodes together have received and sent.
 func (g *Group) Traffic() (received, sent int64) {
 	for _, m := range g.Members {
 		received += m.Traffic.Received.Load()
@@ -41,7 +45,7 @@ func (g *Group) Traffic() (received, sent int64) {
 	return received, sent
 }
 
-// Reconnects is how many streams were opened in the place of ones that broke.
+// Reconnects returns the number of streams that replaced broken streams.
 func (g *Group) Reconnects() (n int64) {
 	for _, m := range g.Members {
 		n += max(0, m.Streams.Load()-m.Moves.Load()-1)
@@ -49,8 +53,8 @@ func (g *Group) Reconnects() (n int64) {
 	return n
 }
 
-// Stay sees to it that no node is away for good: it returns when each was up once. The error wraps ErrDiverged if the context
-// ends before that.
+// Stay waits until every node has been up once, which proves that none is away for good. If the
+// context ends before, the error wraps ErrDiverged.
 func (g *Group) Stay(ctx context.Context, up func(*Member) bool) error {
 	away := g.Members
 	for {
@@ -71,11 +75,11 @@ func (g *Group) Stay(ctx context.Context, up func(*Member) bool) error {
 	}
 }
 
-// Open has a window measure from now on, in the place of the one before.
+// Open makes a window measure from now on. It replaces the window before.
 func (g *Group) Open(w *Window) { g.window.Store(w) }
 
-// Window is the one that was opened last; nil: there was none.
+// Window returns the window that was opened last, or nil if there was none.
 func (g *Group) Window() *Window { return g.window.Load() }
 
-// Reached takes note that a node has the state, on a new stream.
+// Reached records that a node is in sync on a new stream.
 func (g *Group) Reached(m *Member) { g.sync.Load().reached(m) }

@@ -9,15 +9,18 @@ import (
 )
 
 const (
-	// maxFrameBytes bounds the frames whose decoded form is kept: the state of a large cluster as it is sent to new nodes.
+	// maxFrameBytes bounds the total size of the frames whose decoded forms are kept. It has room
+	// for the state of a large cluster, as it is sent to new nodes.
 	maxFrameBytes = 64 << 20
-	// maxApplied bounds the results of deltas that are kept. Nodes apply the same delta within a moment.
+	// maxApplied bounds the number of results of deltas that are kept. All nodes apply the same
+	// delta at almost the same time.
 	maxApplied = 4096
 )
 
-// shared makes what all nodes of the process hold one set of objects, as the nodes of a real cluster cannot: it
-// decodes a frame once, and applies a delta to a slice once, for all who come with the very same. It never decides that
-// two things are equal by what they say of themselves, so a node that holds something else still does.
+// shared makes all nodes of the process share objects, so that thousands of nodes fit into one
+// process. It decodes equal frames once and applies the same delta to the same slice once. It
+// compares frames by a hash of all bytes and objects by identity, never by the versions that they
+// claim. So a node that holds a different object keeps it.
 type shared struct {
 	frames  *memo.Memo[frameKey, *wire.Response]
 	applied *memo.Memo[applyKey, *model.Slice]
@@ -28,7 +31,7 @@ type frameKey struct {
 	hash   uint64
 }
 
-// applyKey holds the arguments themselves: pointers to immutable objects.
+// applyKey contains the arguments themselves, which are pointers to immutable objects.
 type applyKey struct {
 	delta *model.SliceDelta
 	slice *model.Slice

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Dial connects to an address (host:port), as the node reads: counted, and slowly if it is a slow one.
+// Dial connects to an address (host:port). The connection counts its traffic, and reads slowly if
+// the node is slow.
 func (m *Member) Dial(ctx context.Context, address string) (net.Conn, error) {
 	c, err := m.Traffic.Dial(ctx, address)
 	if err == nil && m.Delay > 0 {
@@ -16,16 +17,16 @@ func (m *Member) Dial(ctx context.Context, address string) (net.Conn, error) {
 	return c, err
 }
 
-// burst is how long a slow node reads what has come before it pauses again.
+// burst is how long a slow node reads before it pauses again.
 const burst = 10 * time.Millisecond
 
-// slowConn is the connection of a node that has other things to do: it pauses, reads what has come meanwhile, and so on. What
-// it does not read waits in the buffers of kernels and server.
+// slowConn is the connection of a slow node. It alternates between a pause and reading what has
+// arrived. Data that it does not read waits in the buffers of the kernels and the server.
 type slowConn struct {
 	net.Conn
 	pause time.Duration
 
-	until  time.Time // of the burst; Read's
+	until  time.Time // end of the burst; used only by Read
 	closed chan struct{}
 	once   sync.Once
 }

@@ -23,13 +23,13 @@ import (
 
 const patience = time.Minute
 
-// oneShard serves one Service, in an epoch and at a sequence of its own.
+// oneShard is a server with one shard that serves one Service, with the given epoch and sequence.
 type oneShard struct {
 	pb.UnimplementedDistributionServiceServer
 	epoch, sequence uint64
 
 	mu   sync.Mutex
-	away chan struct{} // closed: streams end, and there are no others
+	away chan struct{} // once closed, streams end and new ones are refused; guarded by mu
 }
 
 func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
@@ -62,7 +62,7 @@ func (o *oneShard) Stream(g pb.DistributionService_StreamServer) error {
 	return status.Error(codes.Unavailable, "away")
 }
 
-// setAway has the server go away, or come back.
+// setAway makes the server go away or come back.
 func (o *oneShard) setAway(away bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -79,7 +79,7 @@ func web(port uint16) *model.Service {
 	})
 }
 
-// serve starts the server and gives its address.
+// serve starts the server and returns its address.
 func (o *oneShard) serve(t *testing.T) string {
 	o.setAway(false)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -95,7 +95,7 @@ func (o *oneShard) serve(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// connected gives nodes that have the state.
+// connected returns a fleet of nodes that are in sync.
 func connected(t *testing.T, nodes int, servers ...string) *Fleet {
 	members := make([]*Member, nodes)
 	for i := range members {
@@ -120,10 +120,11 @@ func connected(t *testing.T, nodes int, servers ...string) *Fleet {
 	return f
 }
 
-// TestCheckWithSeveralServers has one stream tell the truth about nodes of two servers, whose positions mean nothing to each other.
+// TestCheckWithSeveralServers compares nodes of two servers with one reference. The positions of the two
+// servers are not comparable.
 func TestCheckWithSeveralServers(t *testing.T) {
 	first, second := (&oneShard{epoch: 1, sequence: 1}).serve(t), (&oneShard{epoch: 2, sequence: 9}).serve(t)
-	f := connected(t, 40, first, second) // that all have the same first choice is one case of 2⁴⁰
+	f := connected(t, 40, first, second) // all on the same server has a probability of 2⁻³⁹
 	var on [2]int
 	for _, m := range f.Members {
 		for i, server := range []string{first, second} {
@@ -143,7 +144,7 @@ func TestCheckWithSeveralServers(t *testing.T) {
 	<-done
 }
 
-// TestCheckWhileTheStateMoves has truths that are asked for again, and again, until they are the nodes'.
+// TestCheckWhileTheStateMoves uses truths that change until they match the nodes, or never match.
 func TestCheckWhileTheStateMoves(t *testing.T) {
 	f := connected(t, 2, (&oneShard{epoch: 1, sequence: 3}).serve(t))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -159,7 +160,8 @@ func TestCheckWhileTheStateMoves(t *testing.T) {
 	}))
 	require.Greater(t, asked, 1)
 
-	// What differs at the same position is wrong at once, and what cannot be told, at the end.
+	// A difference at the same position is an error at once. If the positions are unknown, it is an
+	// error at the end.
 	known := wrong
 	known.Epoch, known.Sequences = 1, []uint64{3}
 	err := f.Check(ctx, func() Truth { return known })
@@ -176,7 +178,7 @@ func TestCheckWhileTheStateMoves(t *testing.T) {
 	require.ErrorIs(t, f.Check(ctx, func() Truth { return still }), ErrDiverged)
 }
 
-// TestHolding has a truth that is the nodes' at the second look only.
+// TestHolding uses a truth that matches the nodes only on the second call.
 func TestHolding(t *testing.T) {
 	f := connected(t, 2, (&oneShard{epoch: 1, sequence: 3}).serve(t))
 	truth := TruthOf([]model.Object{web(81)}, 1)
@@ -185,7 +187,7 @@ func TestHolding(t *testing.T) {
 	truth = TruthOf([]model.Object{web(80)}, 1)
 	require.Equal(t, f.Members, holding(f.Members))
 	truth = TruthOf([]model.Object{web(82)}, 1)
-	require.Equal(t, f.Members, holding(f.Members), "found once")
+	require.Equal(t, f.Members, holding(f.Members), "one match is enough")
 	require.Empty(t, f.Holding(func() Truth { return truth })(f.Members))
 }
 
@@ -219,7 +221,7 @@ func TestNodesThatAreAway(t *testing.T) {
 	require.NoError(t, f.Stay(ctx, f.Up))
 	require.EqualValues(t, 3, f.Reconnects())
 
-	// A node that connects although it is in sync wants to be elsewhere, and has lost nothing.
+	// A node in sync that connects moves to another server. It has not lost its stream.
 	n := f.nodes[0]
 	conn, err := n.dial(t.Context(), address)
 	require.NoError(t, err)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Sync is how nodes come to the server's state, each on a new stream: what they receive until the server says that they
-// have everything, and when that is.
+// Sync measures how nodes reach the server's state on new streams: what each receives until the
+// server says that the node has everything, and how long that takes.
 type Sync struct {
 	group *Group
 	begun time.Time
@@ -16,24 +16,26 @@ type Sync struct {
 	done  chan struct{}
 }
 
-// nodeSync is a node's part; its client's goroutine writes it.
+// nodeSync is the part of one node. Its client's goroutine writes took and then inSync.
 type nodeSync struct {
 	awaited bool
-	before  Synced // what it had received already
+	before  Synced // traffic before AwaitSync
 	took    Synced
-	inSync  atomic.Bool // took is there
+	inSync  atomic.Bool // took is complete
 }
 
-// Synced is what coming to the server's state took for one node.
+// Synced is what reaching the server's state cost one node.
 type Synced struct {
-	// Bytes received, below TLS, and in messages, before HTTP/2 and TLS.
+	// Bytes is the traffic received below TLS. MessageBytes is the size of the messages received,
+	// before HTTP/2 and TLS.
 	Bytes, MessageBytes int64
-	// Duration since AwaitSync was called or, where that is later, since the node first tried to connect.
+	// Duration is the time since AwaitSync or, if it was later, since the node's first attempt to
+	// connect.
 	Duration time.Duration
 }
 
-// AwaitSync begins to wait for nodes to come to the server's state on a stream that starts from now on: those for which
-// awaited is true, or, if it is nil, all.
+// AwaitSync starts to wait until nodes are in sync on a stream that starts after this call. It
+// waits for the nodes for which awaited returns true, or for all nodes if awaited is nil.
 func (g *Group) AwaitSync(awaited func(*Member) bool) *Sync {
 	s := &Sync{group: g, begun: time.Now(), nodes: make([]nodeSync, len(g.Members)), done: make(chan struct{})}
 	for i, m := range g.Members {
@@ -52,10 +54,10 @@ func (g *Group) AwaitSync(awaited func(*Member) bool) *Sync {
 	return s
 }
 
-// Sync is the one that was begun last.
+// Sync returns the Sync of the last call of AwaitSync.
 func (g *Group) Sync() *Sync { return g.sync.Load() }
 
-// reached takes note that a node is in sync.
+// reached records that a node is in sync.
 func (s *Sync) reached(m *Member) {
 	mine := &s.nodes[m.Index]
 	if !mine.awaited || mine.inSync.Load() {
@@ -76,16 +78,16 @@ func (s *Sync) reached(m *Member) {
 	}
 }
 
-// Done is closed once every node is in sync.
+// Done returns a channel that is closed once every awaited node is in sync.
 func (s *Sync) Done() <-chan struct{} { return s.done }
 
-// Count is how many nodes are waited for.
+// Count returns the number of awaited nodes.
 func (s *Sync) Count() int { return s.count }
 
-// Reached is how many of them are in sync.
+// Reached returns the number of awaited nodes that are in sync.
 func (s *Sync) Reached() int { return s.count - int(s.left.Load()) }
 
-// Missing names a node that is not in sync; "": there is none.
+// Missing returns the name of an awaited node that is not in sync, or "" if there is none.
 func (s *Sync) Missing() string {
 	for i := range s.nodes {
 		if n := &s.nodes[i]; n.awaited && !n.inSync.Load() {
@@ -95,7 +97,8 @@ func (s *Sync) Missing() string {
 	return ""
 }
 
-// Nodes gives what it took for each node. All must be in sync.
+// Nodes returns the costs for each awaited node. It must not be called before all of them are in
+// sync.
 func (s *Sync) Nodes() []Synced {
 	out := make([]Synced, 0, s.count)
 	for i := range s.nodes {

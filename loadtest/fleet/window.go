@@ -13,58 +13,65 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// stripes keeps nodes from waiting for each other to record a latency.
+// stripes is the number of separately locked histograms. It keeps nodes from waiting for each other
+// when they record latencies.
 const stripes = 16
 
-// shares of the nodes that convergence is told for, in percent.
+// shares are the shares of the nodes for which convergence is measured, in percent.
 var shares = [3]int{50, 99, 100}
 
-// Window measures what nodes receive from the moment it is opened. With changes expected it knows what each node has to
-// receive, and counts each change once on each node, at the first update that holds it or a later change of the same slice.
-// Without any it counts what comes.
+// Window measures what nodes receive from the moment at which it is opened. If changes are
+// expected, it knows what each node has to receive. It counts each change once on each node: at the
+// first update with this change or with a later change of the same slice. If no changes are
+// expected, it counts whatever arrives.
 type Window struct {
 	members []*Member
 	made    time.Time
 	due     []time.Time
 	bySlice map[model.Key]*sliceChanges
 	nodes   []nodeWindow
-	// outstanding is how many changes have still to reach nodes; delivered is closed when it is 0.
+	// outstanding is the number of changes that nodes have yet to receive, summed over nodes.
+	// delivered is closed when it reaches 0.
 	outstanding atomic.Int64
 	delivered   chan struct{}
 	latencies   [stripes]latencies
-	// reached is how many nodes have a change, longest how long it took to any of them, in microseconds, and enough at how many of them it
-	// has reached a share; reaching has the time that took, in microseconds, for each share and change. The goroutine that counts the last
-	// node of a share writes it, which need not be the node that took longest.
+	// For each change, reached is the number of nodes that have it, and longest is the longest
+	// latency of these nodes, in microseconds. enough is the number of nodes that make up each
+	// share. reaching is the time until a change had reached each share, in microseconds. The
+	// goroutine that counts the last node of a share writes it; another node may have taken
+	// longest.
 	reached  []atomic.Int32
 	longest  []atomic.Int64
 	enough   [len(shares)]int32
 	reaching [len(shares)][]int64
 }
 
-// sliceChanges are the changes of one slice, in their order.
+// sliceChanges are the changes of one slice, in order.
 type sliceChanges struct {
-	triggers []int64 // ascending
-	numbers  []int   // in Window.due
-	removed  bool    // by the last of them
+	triggers []int64 // ascending trigger times
+	numbers  []int   // positions in Window.due
+	removed  bool    // the last change removes the slice
 }
 
-// nodeWindow is a node's part; its client's goroutine writes it.
+// nodeWindow is the part of one node. Its client's goroutine writes it, and Finish may do so from
+// other goroutines.
 type nodeWindow struct {
-	mu sync.Mutex // finish may come from elsewhere
-	// seen has a bit for each change.
+	mu sync.Mutex // guards seen
+	// seen has one bit for each change.
 	seen []uint64
-	// changes received, all in all; objects that updates held.
+	// changes counts the changes received, and objects counts the objects in updates.
 	changes, objects atomic.Int64
 }
 
-// latencies are some nodes'.
+// latencies are the latencies of some of the nodes.
 type latencies struct {
-	mu sync.Mutex
-	// all of ordinary nodes, of slow ones, and of both since they were last taken.
+	mu sync.Mutex // guards the fields below
+	// all has the latencies of ordinary nodes and slow those of slow nodes. recent has those of
+	// both since TakeRecent.
 	all, slow, recent *hdrhistogram.Histogram
 }
 
-// NewWindow makes a window for a group. All changes must be expected before the group opens it.
+// NewWindow returns a window that expects the given changes. It measures nothing before Open.
 func (g *Group) NewWindow(changes []generate.Change) *Window {
 	w := &Window{
 		members: g.Members, made: time.Now(), bySlice: make(map[model.Key]*sliceChanges), nodes: make([]nodeWindow, len(g.Members)),
@@ -98,11 +105,12 @@ func (g *Group) NewWindow(changes []generate.Change) *Window {
 	return w
 }
 
-// Delivered is closed when every node has received every change that is expected; if there is none, never.
+// Delivered returns a channel that is closed when every node has received every expected change. If
+// no changes are expected, it is never closed.
 func (w *Window) Delivered() <-chan struct{} { return w.delivered }
 
-// Progress is how many changes have reached nodes, how many should have by now, and how many there will be (0: none is
-// expected).
+// Progress returns, summed over nodes, how many changes have been received, how many were due until
+// now, and how many are expected. The last is 0 if no changes are expected.
 func (w *Window) Progress() (reached, owed, all int64) {
 	nodes := int64(len(w.nodes))
 	all = int64(len(w.due)) * nodes
@@ -111,7 +119,7 @@ func (w *Window) Progress() (reached, owed, all int64) {
 	return all - w.outstanding.Load(), int64(due) * nodes, all
 }
 
-// Objects is how many Services and slices, changed or removed, nodes have received.
+// Objects returns the number of Services and slices, changed or removed, that nodes have received.
 func (w *Window) Objects() (n int64) {
 	for i := range w.nodes {
 		n += w.nodes[i].objects.Load()
@@ -119,7 +127,7 @@ func (w *Window) Objects() (n int64) {
 	return n
 }
 
-// Behind lists the nodes that lack changes.
+// Behind returns the nodes that lack changes.
 func (w *Window) Behind() (out []*Member) {
 	for i := range w.nodes {
 		if int(w.nodes[i].changes.Load()) < len(w.due) {
@@ -129,9 +137,10 @@ func (w *Window) Behind() (out []*Member) {
 	return out
 }
 
-// Latencies gives the time from when each change was due to when it was applied on each node, in microseconds: of ordinary
-// nodes and of slow ones. Where no changes are expected it is what the slices' last-change-trigger-times say, which are in
-// milliseconds, at most, and by the clock of who set them.
+// Latencies returns the times from when each change was due until each node applied it, in
+// microseconds, for ordinary nodes and for slow nodes. If no changes are expected, it uses the
+// last-change-trigger-times of slices instead of due times. Those have at most millisecond
+// precision and depend on the clock of the controller.
 func (w *Window) Latencies() (ordinary, slow *hdrhistogram.Histogram) {
 	ordinary, slow = report.NewHistogram(), report.NewHistogram()
 	for i := range w.latencies {
@@ -144,7 +153,7 @@ func (w *Window) Latencies() (ordinary, slow *hdrhistogram.Histogram) {
 	return ordinary, slow
 }
 
-// TakeRecent gives the latencies of what was applied since it was called last.
+// TakeRecent returns the latencies of the updates applied since the last call.
 func (w *Window) TakeRecent() *hdrhistogram.Histogram {
 	out := report.NewHistogram()
 	for i := range w.latencies {
@@ -159,11 +168,11 @@ func (w *Window) TakeRecent() *hdrhistogram.Histogram {
 	return out
 }
 
-// Convergence gives, for each change, how long it took until half of the nodes, 99 % and all had it, in microseconds. All
-// must have all.
+// Convergence returns, for each change, how long it took until 50 %, 99 % and 100 % of the nodes
+// had it, in microseconds. It must not be called before all nodes have all changes.
 func (w *Window) Convergence() [len(shares)][]int64 { return w.reaching }
 
-// Received takes note of an update that a node has applied.
+// Received records that a node has applied an update.
 func (w *Window) Received(m *Member, u *model.Update, at time.Time) {
 	n := &w.nodes[m.Index]
 	n.mu.Lock()
@@ -180,7 +189,7 @@ func (w *Window) Received(m *Member, u *model.Update, at time.Time) {
 	}
 }
 
-// Slice takes note that a node holds a slice as of a trigger time, and Removed that it holds it no more.
+// Slice records that a node holds a slice with the given trigger time.
 func (w *Window) Slice(m *Member, key model.Key, triggerMS int64, at time.Time) {
 	n := &w.nodes[m.Index]
 	n.mu.Lock()
@@ -189,7 +198,7 @@ func (w *Window) Slice(m *Member, key model.Key, triggerMS int64, at time.Time) 
 	w.sliceLocked(m, key, triggerMS, at)
 }
 
-// Removed is beside Slice.
+// Removed records that a node no longer holds a slice.
 func (w *Window) Removed(m *Member, key model.Key, at time.Time) {
 	n := &w.nodes[m.Index]
 	n.mu.Lock()
@@ -198,8 +207,9 @@ func (w *Window) Removed(m *Member, key model.Key, at time.Time) {
 	w.removedLocked(m, key, at)
 }
 
-// Finish takes note that a node was found to hold the state after all changes. Changes that it was never told of one by one,
-// as later ones undid them before they were sent or a new stream brought whole shards, count as received only now.
+// Finish records that a node holds the state after all changes. A node may never receive some
+// changes one by one: later changes may undo them before they are sent, or a new stream may bring
+// whole shards. Such changes count as received at this time.
 func (w *Window) Finish(m *Member, at time.Time) {
 	n := &w.nodes[m.Index]
 	n.mu.Lock()
@@ -225,7 +235,7 @@ func (w *Window) sliceLocked(m *Member, key model.Key, triggerMS int64, at time.
 		after++
 	}
 	if c.removed {
-		after = min(after, len(c.numbers)-1) // the slice is there
+		after = min(after, len(c.numbers)-1) // the slice has not been removed yet
 	}
 	for i := after - 1; i >= 0 && w.markLocked(m, c.numbers[i], at); i-- {
 	}
@@ -238,7 +248,8 @@ func (w *Window) removedLocked(m *Member, key model.Key, at time.Time) {
 	}
 }
 
-// markLocked counts a change on a node; false: it was counted, and so were those of the slice before.
+// markLocked counts a change on a node. It returns false if the change has already been counted.
+// Earlier changes of the slice then have, too.
 func (w *Window) markLocked(m *Member, number int, at time.Time) bool {
 	n := &w.nodes[m.Index]
 	word, bit := number/64, uint64(1)<<(number%64)
@@ -273,7 +284,7 @@ func (w *Window) record(m *Member, latency time.Duration) {
 	if m.Delay > 0 {
 		into = l.slow
 	}
-	// It is within the histogram's range, and that is the only error.
+	// RecordValue fails only for values outside of the histogram's range, and this one is inside.
 	_ = into.RecordValue(us)
 	_ = l.recent.RecordValue(us)
 }

@@ -14,21 +14,24 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// readSize is small because there are thousands, most messages are short, and TLS has a buffer of its own.
+// readSize is the size of read buffers, in bytes. It is small because there are thousands of
+// connections. Most messages are short, and TLS has a buffer of its own.
 const readSize = 4 << 10
 
-// Clients are connections to a Server, which read what comes.
+// Clients are connections to a Server. They read and count what arrives.
 type Clients struct {
 	conns    []net.Conn
 	traffic  usage.Traffic
 	wait     sync.WaitGroup
 	received atomic.Int64
-	// awaited is how many bytes are waited for, and arrived is told when they are there.
+	// awaited is the number of bytes that Await waits for. arrived has a value once they have been
+	// received.
 	awaited atomic.Int64
 	arrived chan struct{}
 }
 
-// Dial opens connections, atATime of them at the same time, each with its own configuration, and returns when all are greeted.
+// Dial opens one connection for each configuration, atATime of them concurrently. It returns once
+// all have been greeted.
 func Dial(ctx context.Context, address string, configs []*tls.Config, atATime int) (*Clients, error) {
 	c := &Clients{conns: make([]net.Conn, len(configs)), arrived: make(chan struct{}, 1)}
 	dialing, ctx := errgroup.WithContext(ctx)
@@ -59,7 +62,7 @@ func Dial(ctx context.Context, address string, configs []*tls.Config, atATime in
 	return c, nil
 }
 
-// read counts what comes, until Close or an error of the server, which tells of it.
+// read counts the bytes of a connection until Close, or until an error, which the server reports.
 func (c *Clients) read(conn net.Conn) {
 	b := make([]byte, readSize)
 	for {
@@ -76,17 +79,17 @@ func (c *Clients) read(conn net.Conn) {
 	}
 }
 
-// Received is how many bytes have come over all connections, below TLS.
+// Received returns the number of bytes received on all connections, below TLS.
 func (c *Clients) Received() int64 { return c.traffic.Received.Load() }
 
-// Await waits until each connection has got so many bytes, all in all.
+// Await waits until each connection has received a number of bytes since it was greeted.
 func (c *Clients) Await(ctx context.Context, bytes int64) error {
 	all := bytes * int64(len(c.conns))
 	c.awaited.Store(all)
 	for c.received.Load() < all {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d bytes have come over raw TLS: %w", c.received.Load(), all, ctx.Err())
+			return fmt.Errorf("received %d of %d bytes over raw TLS: %w", c.received.Load(), all, ctx.Err())
 		case <-c.arrived:
 		}
 	}

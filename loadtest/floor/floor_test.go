@@ -45,14 +45,14 @@ func TestEveryConnectionGetsEveryMessage(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, lag.Max, lag.P99)
 	require.NoError(t, clients.Await(t.Context(), 500))
-	require.EqualValues(t, 20*5*(100+22), clients.Received()-handshakes, "a record's header, type and tag are 22 bytes")
+	require.EqualValues(t, 20*5*(100+22), clients.Received()-handshakes, "the header, type and tag of a record are 22 bytes")
 
 	_, err = s.Write(t.Context(), Writes{Size: 300_000, AtATime: 20, Schedule: generate.Schedule{Start: time.Now(), Count: 1, Rate: 1}})
 	require.NoError(t, err)
 	require.NoError(t, clients.Await(t.Context(), 300_500))
 }
 
-func TestTroubleIsTold(t *testing.T) {
+func TestErrors(t *testing.T) {
 	s, ca := listen(t)
 	other, err := testca.New()
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
-// Package floor measures against what nobody can do better: messages written to TLS connections and nothing else, without
-// HTTP/2, state or answers. Its server side runs in the process that is measured, its client side with the nodes, so that it
-// is the same two processes, machine and moment that pay.
+// Package floor measures a lower bound on costs: messages on TLS connections and nothing else,
+// without HTTP/2, state or answers. Its server side runs in the process that is measured, and its
+// client side in the processes with nodes. The bound is therefore measured in the same processes,
+// on the same machine, and at the same time.
 package floor
 
 import (
@@ -17,14 +18,14 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// greeting is what a connection begins with when the server's side of it is ready.
+// greeting is the number of bytes that the server sends once a connection is ready.
 const greeting = 1
 
-// Writes are what a Server writes.
+// Writes describes what a Server writes.
 type Writes struct {
-	// Size of a message in bytes.
+	// Size is the size of a message, in bytes.
 	Size int `json:"size"`
-	// AtATime is how many connections are written to at the same time; 0: as many as there are CPUs.
+	// AtATime is the number of connections to write to concurrently. 0 means one for each CPU.
 	AtATime int `json:"atATime"`
 	// Schedule says when each connection gets a message.
 	Schedule generate.Schedule `json:"schedule"`
@@ -34,18 +35,19 @@ type Writes struct {
 type Server struct {
 	listener net.Listener
 	wait     sync.WaitGroup
-	ctx      context.Context // of handshakes
+	ctx      context.Context // context of handshakes
 	cancel   context.CancelFunc
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	conns []*tls.Conn
 	ended bool
 }
 
-// Listen takes connections on loopback, and greets each with one byte when it is ready. Nothing is read from them.
+// Listen starts a server on loopback. It greets each connection with one byte once the connection
+// is ready, and reads nothing.
 func Listen(config *tls.Config) (*Server, error) {
 	config = config.Clone()
-	config.DynamicRecordSizingDisabled = true // one write is one record, and one system call
+	config.DynamicRecordSizingDisabled = true // one record and one system call for each write
 	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
 	if err != nil {
 		return nil, err
@@ -56,20 +58,21 @@ func Listen(config *tls.Config) (*Server, error) {
 	return s, nil
 }
 
-// Address that it listens on.
+// Address returns the address that the server listens on.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
 func (s *Server) accept() {
 	for {
 		c, err := s.listener.Accept()
 		if err != nil {
-			return // closed; else clients wait for a greeting in vain, and say so
+			return // closed; after other errors, clients report that they got no greeting
 		}
 		s.wait.Go(func() { s.begin(c.(*tls.Conn)) })
 	}
 }
 
-// begin makes a connection ready. One that fails is not greeted.
+// begin completes the handshake of a connection and greets it. A connection that fails is closed
+// without a greeting.
 func (s *Server) begin(c *tls.Conn) {
 	if c.HandshakeContext(s.ctx) != nil {
 		c.NetConn().Close()
@@ -85,7 +88,8 @@ func (s *Server) begin(c *tls.Conn) {
 	_, _ = c.Write(make([]byte, greeting))
 }
 
-// Write writes a message to every connection each time that the schedule says, and tells how late it began with that.
+// Write writes a message to every connection at each time of the schedule, and returns how late
+// these rounds started.
 func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 	s.mu.Lock()
 	conns := s.conns
@@ -106,7 +110,7 @@ func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 						return nil
 					}
 					if _, err := conns[i].Write(message); err != nil {
-						return fmt.Errorf("raw connection: %w", err)
+						return fmt.Errorf("write to a raw connection: %w", err)
 					}
 				}
 			})
@@ -115,14 +119,14 @@ func (s *Server) Write(ctx context.Context, w Writes) (generate.Lag, error) {
 	})
 }
 
-// Close ends all connections.
+// Close closes all connections.
 func (s *Server) Close() {
 	s.listener.Close()
 	s.cancel()
 	s.mu.Lock()
 	s.ended = true
 	for _, c := range s.conns {
-		c.NetConn().Close() // ends a write too
+		c.NetConn().Close() // also unblocks writes
 	}
 	s.mu.Unlock()
 	s.wait.Wait()

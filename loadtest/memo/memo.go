@@ -1,4 +1,4 @@
-// Package memo has one process compute once what a thousand simulated nodes would each compute for themselves.
+// Package memo lets thousands of simulated nodes in one process share the results of computations.
 package memo
 
 import (
@@ -7,11 +7,12 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// Memo remembers the results of a pure function for the arguments used last, and computes each of them once.
+// Memo caches the results of a pure function for the most recently used arguments. It computes each
+// result at most once while it is cached.
 type Memo[K comparable, V any] struct {
 	limit int
 
-	// mu guards what follows. It is not held while a result is computed.
+	// mu guards the fields below. It is not held while a result is computed.
 	mu   sync.Mutex
 	cost int
 	lru  *simplelru.LRU[K, *computed[V]]
@@ -24,15 +25,17 @@ type computed[V any] struct {
 	err   error
 }
 
-// New makes a memo that keeps results up to a total cost.
+// New returns a memo that keeps results up to a total cost.
 func New[K comparable, V any](limit int) *Memo[K, V] {
 	m := &Memo[K, V]{limit: limit}
-	// What bounds the number of entries is their cost, of which each has some. The only error is a size of 0.
+	// The cost of entries bounds their number, because each costs at least 1. NewLRU fails only for
+	// a limit below 1.
 	m.lru, _ = simplelru.NewLRU(limit, func(_ K, c *computed[V]) { m.cost -= c.cost })
 	return m
 }
 
-// Get gives the result for a key that stands for the arguments; it is computed by the first who asks, and counts so much.
+// Get returns the result for a key, which stands for the arguments. The first caller computes it.
+// cost is the result's share of the limit.
 func (m *Memo[K, V]) Get(key K, cost int, compute func() (V, error)) (V, error) {
 	m.mu.Lock()
 	c, ok := m.lru.Get(key)

@@ -18,10 +18,10 @@ func TestEachResultIsComputedOnce(t *testing.T) {
 	require.Equal(t, 1, get("a", 4))
 	require.Equal(t, 1, get("a", 4))
 	require.Equal(t, 2, get("b", 4))
-	require.Equal(t, 3, get("c", 4), "a goes")
+	require.Equal(t, 3, get("c", 4), "c evicts a")
 	require.Equal(t, 2, get("b", 4))
-	require.Equal(t, 4, get("a", 4), "computed again")
-	require.Equal(t, 5, get("large", 100), "is kept alone")
+	require.Equal(t, 4, get("a", 4), "a has to be computed again")
+	require.Equal(t, 5, get("large", 100), "a result beyond the limit evicts all others")
 	require.Equal(t, 5, get("large", 100))
 	require.Equal(t, 1, m.lru.Len())
 

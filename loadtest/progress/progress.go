@@ -1,5 +1,5 @@
-// Package progress tells who waits for a load test how it goes: on a terminal in a few lines that are redrawn in place,
-// elsewhere in a line now and then.
+// Package progress shows the progress of a load test. On a terminal it redraws a few lines in
+// place; elsewhere it prints a line now and then.
 package progress
 
 import (
@@ -18,47 +18,50 @@ import (
 )
 
 const (
-	// redraw is often enough for a terminal to look alive, and rarely enough to cost nothing.
+	// redraw is the interval of redraws on a terminal: short enough to look alive, long enough to
+	// cost nothing.
 	redraw = 500 * time.Millisecond
-	// line is how often others than terminals get a line.
+	// line is the interval of lines on outputs that are not terminals.
 	line = 3 * time.Second
-	// minRateTime is the least time that rates are computed over.
+	// minRateTime is the minimum time over which rates are computed.
 	minRateTime = time.Second
-	// defaultWidth is that of a terminal that does not tell.
+	// defaultWidth is the width of a terminal whose width is unknown, in columns.
 	defaultWidth = 80
-	// barWidth is how wide a bar is where there is room, minBarWidth how wide at least.
+	// barWidth is the width of a bar if there is room, in columns. If there is less room than
+	// minBarWidth, no bar is drawn.
 	barWidth, minBarWidth = 30, 5
-	// up goes up so many lines on a terminal and erases all from there on.
+	// up is the format of the sequence that moves up a number of lines on a terminal and erases
+	// everything below.
 	up = "\x1b[%dA\r\x1b[J"
 )
 
-// Status is how things stand. What is not known is 0 and not shown.
+// Status is the progress of a run. Values of 0 are unknown and not shown.
 type Status struct {
-	// Phase is what is under way, in a few words; empty: nothing that is worth a line.
+	// Phase describes what is under way in a few words. If it is empty, nothing is shown.
 	Phase string
-	// NodesUp of Nodes are in sync with a server.
+	// NodesUp is the number of nodes in sync with a server, out of Nodes.
 	NodesUp, Nodes int
-	// Sent is how many node-updates the source has owed to nodes since the phase began, of Planned in all; Received is how many
-	// of them nodes have applied. The difference is the lag.
+	// Sent is the number of node-updates that were due since the start of the phase, out of
+	// Planned. Received is the number that nodes have applied. The difference is the lag.
 	Sent, Received, Planned int64
-	// Bytes that nodes have received since they were started.
+	// Bytes is the number of bytes that nodes have received since their start.
 	Bytes int64
-	// P50 and P99 of what nodes applied lately.
+	// P50 and P99 are latencies of recent updates.
 	P50, P99 time.Duration
 }
 
-// View shows statuses. Its methods may be called by any goroutine.
+// View shows progress. Its methods may be called by any goroutine.
 type View struct {
 	w       io.Writer
-	columns func() int // nil: w is no terminal
+	columns func() int // nil if w is not a terminal
 	start   time.Time
 
-	// mu guards what follows, and writes to w.
+	// mu guards the fields below, and writes to w.
 	mu     sync.Mutex
-	status func() Status // nil: nothing to say
+	status func() Status // nil if there is nothing to show
 	phase  string
-	drawn  int // lines on the terminal that are the view's
-	// base is what rates are computed from.
+	drawn  int // number of lines that the view has drawn on the terminal
+	// base is the status from which rates are computed.
 	base     Status
 	baseTime time.Time
 	sent     float64
@@ -66,7 +69,8 @@ type View struct {
 	bytes    float64
 }
 
-// New makes a view. A terminal is redrawn in place; it must get no other output than what goes through Log.
+// New returns a view that writes to w. If w is a terminal, the view redraws it in place, and all
+// other output to it must go through Log.
 func New(w io.Writer) *View {
 	v := &View{w: w, start: time.Now()}
 	f, ok := w.(*os.File)
@@ -83,11 +87,11 @@ func New(w io.Writer) *View {
 	return v
 }
 
-// Start is when the view was made: the zero of the times that it shows.
+// Start returns the time at which the view was created. The times that it shows count from then.
 func (v *View) Start() time.Time { return v.start }
 
-// Set says what is under way from now on; nil: nothing. The function is called from time to time, by one goroutine at a time,
-// and must not call the view.
+// Set sets the function that returns the status from now on, or nil if there is nothing to show.
+// The function is called from time to time, by one goroutine at a time, and must not call the view.
 func (v *View) Set(status func() Status) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -99,7 +103,7 @@ func (v *View) Set(status func() Status) {
 	v.showLocked(time.Now())
 }
 
-// Run shows what is under way until the context ends, and leaves the last of it.
+// Run shows the status until the context ends. It leaves the last status on the terminal.
 func (v *View) Run(ctx context.Context) {
 	every := line
 	if v.columns != nil {
@@ -111,7 +115,7 @@ func (v *View) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			v.mu.Lock()
-			v.drawn = 0 // what is there stays
+			v.drawn = 0 // keep what is drawn
 			v.mu.Unlock()
 			return
 		case now := <-t.C:
@@ -122,7 +126,7 @@ func (v *View) Run(ctx context.Context) {
 	}
 }
 
-// Log gives a writer for the log: its lines come above what the terminal shows.
+// Log returns a writer for the log. Its lines appear above what the view has drawn on a terminal.
 func (v *View) Log() io.Writer { return logWriter{v} }
 
 type logWriter struct{ view *View }
@@ -140,7 +144,7 @@ func (l logWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// eraseLocked takes away what the view has drawn.
+// eraseLocked erases what the view has drawn.
 func (v *View) eraseLocked() {
 	if v.drawn > 0 {
 		fmt.Fprintf(v.w, up, v.drawn)
@@ -176,17 +180,17 @@ func (v *View) showLocked(now time.Time) {
 		fmt.Fprintf(&out, up, v.drawn)
 	}
 	for _, l := range lines {
-		// A line that is broken by the terminal would be more than the one that is erased.
+		// A line that the terminal wraps would take more lines than are erased later.
 		if r := []rune(l); len(r) >= width {
 			l = string(r[:width-1])
 		}
 		out.WriteString(l + "\n")
 	}
 	v.drawn = len(lines)
-	_, _ = v.w.Write(out.Bytes()) // there is nobody to tell
+	_, _ = v.w.Write(out.Bytes()) // there is no other place to report the error
 }
 
-// ratesLocked computes rates over the time since the last ones, if that is long enough.
+// ratesLocked computes rates over the time since the last computation, if enough time has passed.
 func (v *View) ratesLocked(s Status, now time.Time) {
 	if s.Phase != v.phase || s.Sent < v.base.Sent || s.Received < v.base.Received || s.Bytes < v.base.Bytes {
 		v.phase, v.base, v.baseTime = s.Phase, s, now
@@ -202,13 +206,13 @@ func (v *View) ratesLocked(s Status, now time.Time) {
 	v.base, v.baseTime = s, now
 }
 
-// field is one thing that is known, and how much of all is done of it.
+// field is one line of the view. done and all are the progress that its bar shows.
 type field struct {
 	name, text string
 	done, all  int64
 }
 
-// fields says all that is known beside the phase.
+// fields returns everything that is known, except for the phase.
 func (v *View) fields(s Status) (out []field) {
 	add := func(name, format string, args ...any) {
 		out = append(out, field{name: name, text: fmt.Sprintf(format, args...)})
@@ -234,7 +238,7 @@ func (v *View) fields(s Status) (out []field) {
 	return out
 }
 
-// bar is one for terminals, with room for so many columns: what it stands before counts for more.
+// bar returns a progress bar that leaves room for the text, or "" if there is too little room.
 func (f field) bar(room int) string {
 	width := min(barWidth, room-len("[] "))
 	if f.all == 0 || width < minBarWidth {

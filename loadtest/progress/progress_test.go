@@ -15,7 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// screen is what a terminal shows of what was written to it: it knows the two sequences that the view uses.
+// screen returns the lines that a terminal shows after what was written to it. It understands only the
+// sequence that the view uses.
 func screen(t *testing.T, written string) []string {
 	t.Helper()
 	lines := []string{""}
@@ -25,7 +26,7 @@ func screen(t *testing.T, written string) []string {
 		case strings.HasPrefix(written, "\x1b["):
 			_, err := fmt.Sscanf(written, "\x1b[%dA\r\x1b[J", &count)
 			require.NoError(t, err, "%q", written)
-			require.Less(t, count, len(lines), "above the screen")
+			require.Less(t, count, len(lines), "the cursor moved above the screen")
 			lines = append(lines[:len(lines)-1-count], "")
 			written = written[len(fmt.Sprintf("\x1b[%dA\r\x1b[J", count)):]
 		case written[0] == '\n':
@@ -39,7 +40,8 @@ func screen(t *testing.T, written string) []string {
 	return lines[:len(lines)-1]
 }
 
-// play shows a run of five seconds: nodes connect, then a thousand node-updates are sent and received a second.
+// play shows a run of five seconds. Nodes connect; then a thousand node-updates per second are sent and
+// received.
 func play(t *testing.T, v *View) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -47,7 +49,7 @@ func play(t *testing.T, v *View) {
 		defer close(done)
 		v.Run(ctx)
 	}()
-	v.Set(func() Status { return Status{Phase: "nodes get the state", NodesUp: 40, Nodes: 100} })
+	v.Set(func() Status { return Status{Phase: "nodes receive the state", NodesUp: 40, Nodes: 100} })
 	<-time.After(1700 * time.Millisecond)
 	start := time.Now()
 	v.Set(func() Status {
@@ -74,14 +76,14 @@ func TestTerminal(t *testing.T) {
 			"level=WARN msg=something",
 			"    5s  changes",
 			"        nodes    [##############################] 100 of 100 in sync",
-			"        updates  [##-----] 3300 sent, 3200 received of 10000, lag 100", // as wide as the terminal
+			"        updates  [##-----] 3300 sent, 3200 received of 10000, lag 100", // fills the width of the terminal
 			"        rates    1000/s sent, 1000/s received, 107 KiB/s",
 			"        latency  p50 12.0 ms, p99 34.0 ms",
 		}, screen(t, out.String()))
 	})
 }
 
-// TestNarrowTerminal has room for no bars, and then not for all of the text.
+// TestNarrowTerminal uses a terminal that has room for only some bars and cuts off a line.
 func TestNarrowTerminal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -100,7 +102,7 @@ func TestPlainLines(t *testing.T) {
 		v := New(&out)
 		play(t, v)
 		require.Equal(t, []string{
-			"    0s  nodes get the state: nodes 40 of 100 in sync",
+			"    0s  nodes receive the state: nodes 40 of 100 in sync",
 			"    2s  changes: nodes 100 of 100 in sync; updates 0 sent, 0 received of 10000, lag 0; latency p50 12.0 ms, p99 34.0 ms",
 			"    3s  changes: nodes 100 of 100 in sync; updates 1300 sent, 1200 received of 10000, lag 100; " +
 				"rates 1000/s sent, 923/s received, 107 KiB/s; latency p50 12.0 ms, p99 34.0 ms",

@@ -31,10 +31,12 @@ import (
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
 
-// gracePeriod is for streams that are still there when the process ends: their nodes have ended too, or are about to.
+// gracePeriod limits the wait for streams at the end of the process. Their nodes have ended by then
+// or are about to.
 const gracePeriod = 5 * time.Second
 
-// Serve is the server's process: it does what it reads from in, until that or the context ends.
+// Serve runs the server's process. It answers the calls that it reads from in until in or the
+// context ends.
 func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.Logger) error {
 	s := &Servant{log: logger, registry: daemon.NewRegistry(), ended: make(chan error, 1)}
 	err := child.Serve(ctx, in, out, func(ctx context.Context) any { s.ctx = ctx; return s })
@@ -49,18 +51,18 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.L
 	return err
 }
 
-// Servant does what the parent asks for. Its methods are net/rpc's.
+// Servant answers the parent's calls. Its exported methods are called through net/rpc.
 type Servant struct {
 	ctx      context.Context // ends with the process
 	log      *slog.Logger
 	registry *prometheus.Registry
 	setup    Setup
 	source   *generate.Source // nil if the state is not generated
-	ended    chan error       // tells how the server has ended
+	ended    chan error       // receives the result of the server
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	running bool
-	floor   *floor.Server // nil until it is asked for
+	floor   *floor.Server // nil before Listen
 }
 
 // Setup starts the server.
@@ -68,7 +70,7 @@ func (s *Servant) Setup(setup Setup, _ *struct{}) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running {
-		return errors.New("the server is there already")
+		return errors.New("the server is already set up")
 	}
 	s.setup = setup
 	config, err := s.config()
@@ -83,22 +85,23 @@ func (s *Servant) Setup(setup Setup, _ *struct{}) error {
 	go func() {
 		err := server.Run(s.ctx)
 		if s.ctx.Err() == nil {
-			s.log.Error("the server has ended", "error", err)
-			os.Exit(1) // the parent notices at once
+			s.log.Error("Server ended", "error", err)
+			os.Exit(1) // so that the parent notices at once
 		}
 		s.ended <- err
 	}()
 	return nil
 }
 
-// config is what slicecast-server makes of its flags, but for where its state comes from and where its files are.
+// config returns the configuration that slicecast-server would derive from its flags, except for
+// the source of the state and the location of files.
 func (s *Servant) config() (c serverapp.Config, err error) {
 	var files tlsfiles.Files
 	for path, content := range map[*string][]byte{
 		&files.Certificate: s.setup.Certificate, &files.PrivateKey: s.setup.PrivateKey, &files.CA: s.setup.ClientCA,
 	} {
 		if *path, err = memoryFile(content); err != nil {
-			return c, fmt.Errorf("TLS files: %w", err)
+			return c, fmt.Errorf("write TLS files: %w", err)
 		}
 	}
 	c = serverapp.Config{
@@ -137,7 +140,7 @@ func (s *Servant) config() (c serverapp.Config, err error) {
 	return c, nil
 }
 
-// memoryFile makes a file that no other process sees and that is gone with this one, however it ends.
+// memoryFile creates a file that no other process sees and that vanishes with this process.
 func memoryFile(content []byte) (path string, err error) {
 	fd, err := unix.MemfdCreate("slicecast-loadtest", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -147,9 +150,9 @@ func memoryFile(content []byte) (path string, err error) {
 	return path, os.WriteFile(path, content, 0)
 }
 
-var errNotGenerated = errors.New("the state is not generated: nothing can be planned")
+var errNotGenerated = errors.New("the state is not generated, so plans cannot be carried out")
 
-// Play has one more plan carried out.
+// Play queues a plan.
 func (s *Servant) Play(p generate.Plan, _ *struct{}) error {
 	if s.source == nil {
 		return errNotGenerated
@@ -157,7 +160,7 @@ func (s *Servant) Play(p generate.Plan, _ *struct{}) error {
 	return s.source.Play(s.ctx, p)
 }
 
-// Played waits for the end of one more plan.
+// Played waits until one more plan has been carried out.
 func (s *Servant) Played(_ struct{}, lag *generate.Lag) (err error) {
 	if s.source == nil {
 		return errNotGenerated
@@ -166,12 +169,12 @@ func (s *Servant) Played(_ struct{}, lag *generate.Lag) (err error) {
 	return err
 }
 
-// Memory counts what is in use.
+// Memory returns the memory in use.
 func (s *Servant) Memory(_ struct{}, m *Memory) error {
 	if err := s.awaitPublished(); err != nil {
 		return err
 	}
-	for range 4 { // stacks shrink by half each time, and pools empty in two steps
+	for range 4 { // each collection halves stacks at most, and pools empty after two
 		debug.FreeOSMemory()
 	}
 	var stats runtime.MemStats
@@ -180,7 +183,7 @@ func (s *Servant) Memory(_ struct{}, m *Memory) error {
 	return nil
 }
 
-// Listen takes connections of the floor.
+// Listen starts the floor server.
 func (s *Servant) Listen(_ struct{}, address *string) error {
 	config, err := s.setup.tlsConfig()
 	if err != nil {
@@ -189,7 +192,7 @@ func (s *Servant) Listen(_ struct{}, address *string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.floor != nil {
-		return errors.New("it listens already")
+		return errors.New("the floor server already listens")
 	}
 	if s.floor, err = floor.Listen(config); err != nil {
 		return err
@@ -198,19 +201,19 @@ func (s *Servant) Listen(_ struct{}, address *string) error {
 	return nil
 }
 
-// Write writes to all connections of the floor.
+// Write writes to all connections of the floor server.
 func (s *Servant) Write(w floor.Writes, lag *generate.Lag) (err error) {
 	s.mu.Lock()
 	f := s.floor
 	s.mu.Unlock()
 	if f == nil {
-		return errors.New("nobody listens")
+		return errors.New("there is no floor server")
 	}
 	*lag, err = f.Write(s.ctx, w)
 	return err
 }
 
-// tlsConfig is what the server's own comes to.
+// tlsConfig returns the TLS configuration that is equivalent to that of the server.
 func (s *Setup) tlsConfig() (*tls.Config, error) {
 	certificate, err := tls.X509KeyPair(s.Certificate, s.PrivateKey)
 	if err != nil {
@@ -218,7 +221,7 @@ func (s *Setup) tlsConfig() (*tls.Config, error) {
 	}
 	clients := x509.NewCertPool()
 	if !clients.AppendCertsFromPEM(s.ClientCA) {
-		return nil, errors.New("there is no CA certificate for clients")
+		return nil, errors.New("the CA for clients has no PEM certificate")
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate},
@@ -226,7 +229,8 @@ func (s *Setup) tlsConfig() (*tls.Config, error) {
 	}, nil
 }
 
-// awaitPublished waits for the server to have published the state that it was set up with: its first publish holds all of it.
+// awaitPublished waits until the server has published its initial state. The first publication
+// contains all of it.
 func (s *Servant) awaitPublished() error {
 	retry := time.NewTicker(10 * time.Millisecond)
 	defer retry.Stop()

@@ -8,11 +8,12 @@ import (
 	"sync/atomic"
 )
 
-// Traffic counts the bytes of connections as TCP carries them: below TLS.
+// Traffic counts the bytes of connections as TCP carries them, below TLS.
 type Traffic struct{ Received, Sent atomic.Int64 }
 
-// Dial connects to an address (host:port), counted. A connection to this machine is from any address of the IPv4 loopback
-// network: nodes don't share an address, and servers bound what comes from one.
+// Dial connects to an address (host:port) and counts the connection's traffic. If the address is an
+// IPv4 loopback address, the local address is a random one of that network. Real nodes have
+// different addresses, and servers limit the connections from one address.
 func (t *Traffic) Dial(ctx context.Context, address string) (net.Conn, error) {
 	var dialer net.Dialer
 	if to, err := netip.ParseAddrPort(address); err == nil && to.Addr().Is4() && to.Addr().IsLoopback() {

@@ -1,4 +1,5 @@
-// Package usage reads what processes and the machine use of CPU and memory, by the accounting of the operating system.
+// Package usage reads the CPU and memory usage of processes and of the machine from the operating
+// system.
 package usage
 
 import (
@@ -12,19 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tick is the unit of CPU times in /proc, on all of Go's Linux ports. It is too long for what is done in a second or two.
+// tick is the unit of CPU times in /proc, on all Linux ports of Go. It is too coarse for work of a
+// second or two.
 const tick = 10 * time.Millisecond
 
-// CPU is time on processors by the kernel's accounting.
+// CPU is CPU time as the kernel accounts for it.
 type CPU struct {
-	// total is what the process's clock says, in nanoseconds; user and system are in ticks.
+	// total is the exact time of the process's CPU clock. user and system are multiples of tick.
 	total, user, system time.Duration
 }
 
-// Total is user and system time. It is as exact as the kernel is.
+// Total returns the sum of user and system time. It is exact.
 func (c CPU) Total() time.Duration { return c.total }
 
-// Split divides the total by the ticks in which the kernel tells user and system time, in halves if there was none.
+// Split divides the total in the proportion of the ticks in user mode and kernel, or in halves if
+// there were no ticks.
 func (c CPU) Split() (user, system time.Duration) {
 	share := 0.5
 	if ticks := c.user + c.system; ticks > 0 {
@@ -34,21 +37,22 @@ func (c CPU) Split() (user, system time.Duration) {
 	return user, c.total - user
 }
 
-// Sub is the time between two readings.
+// Sub returns the time between an earlier reading and c.
 func (c CPU) Sub(earlier CPU) CPU {
 	return CPU{c.total - earlier.total, c.user - earlier.user, c.system - earlier.system}
 }
 
-// Add is the time of both.
+// Add returns the sum of two times.
 func (c CPU) Add(o CPU) CPU { return CPU{c.total + o.total, c.user + o.user, c.system + o.system} }
 
-// CPUOf reads what a process, with all its threads, has used so far.
+// CPUOf returns the CPU time that a process, with all its threads, has used so far.
 func CPUOf(pid int) (CPU, error) {
 	own, _, err := cpuOf(pid)
 	return own, err
 }
 
-// FamilyCPUOf reads what a process and the processes that it has started, and that have ended, have used so far.
+// FamilyCPUOf returns the CPU time that a process and those of its children that have ended have
+// used so far.
 func FamilyCPUOf(pid int) (CPU, error) {
 	own, children, err := cpuOf(pid)
 	return own.Add(children), err
@@ -57,75 +61,78 @@ func FamilyCPUOf(pid int) (CPU, error) {
 func cpuOf(pid int) (own, children CPU, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
 	}
-	// The second field is the command's name in parentheses, which may hold anything; see proc_pid_stat(5).
+	// The second field is the command's name in parentheses, which may contain any characters; see
+	// proc_pid_stat(5).
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	const utime, cstime = 14 - 3, 17 - 3
 	if len(fields) <= cstime {
-		return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: /proc has %d fields", pid, len(fields))
+		return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: /proc has only %d fields", pid, len(fields))
 	}
 	for i, into := range []*time.Duration{&own.user, &own.system, &children.user, &children.system} {
 		ticks, err := strconv.ParseInt(fields[utime+i], 10, 64)
 		if err != nil {
-			return CPU{}, CPU{}, fmt.Errorf("CPU time of process %d: %w", pid, err)
+			return CPU{}, CPU{}, fmt.Errorf("read the CPU time of process %d: %w", pid, err)
 		}
 		*into = time.Duration(ticks) * tick
 	}
-	children.total = children.user + children.system // there is no clock of theirs
+	children.total = children.user + children.system // children have no CPU clock
 	own.total, err = clock(pid)
 	return own, children, err
 }
 
-// clock reads the CPU-time clock of a process, all threads that it ever had included; see clock_getcpuclockid(3).
+// clock returns the time of a process's CPU clock, which includes threads that have ended; see
+// clock_getcpuclockid(3).
 func clock(pid int) (time.Duration, error) {
-	const scheduler = 2 // which of the process's clocks: what the scheduler has counted
+	const scheduler = 2 // the clock of the process that counts scheduled time
 	var t unix.Timespec
 	if err := unix.ClockGettime(int32(^pid<<3|scheduler), &t); err != nil {
-		return 0, fmt.Errorf("CPU-time clock of process %d: %w", pid, err)
+		return 0, fmt.Errorf("read the CPU clock of process %d: %w", pid, err)
 	}
 	return time.Duration(t.Nano()), nil
 }
 
-// MachineCPU reads what everything on the machine has used so far.
+// MachineCPU returns the CPU time that the whole machine has used so far.
 func MachineCPU() (time.Duration, error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return 0, fmt.Errorf("CPU time of the machine: %w", err)
+		return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
 	}
 	line, _, _ := strings.Cut(string(b), "\n")
 	fields := strings.Fields(line)
-	// cpu user nice system idle iowait irq softirq steal; see proc_stat(5).
+	// The fields are cpu user nice system idle iowait irq softirq steal; see proc_stat(5).
 	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("CPU time of the machine: /proc/stat begins with %q", line)
+		return 0, fmt.Errorf("read the CPU time of the machine: /proc/stat starts with %q", line)
 	}
 	var ticks int64
 	for _, i := range []int{1, 2, 3, 6, 7} {
 		n, err := strconv.ParseInt(fields[i], 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("CPU time of the machine: %w", err)
+			return 0, fmt.Errorf("read the CPU time of the machine: %w", err)
 		}
 		ticks += n
 	}
 	return time.Duration(ticks) * tick, nil
 }
 
-// Memory is what a process has in RAM, in bytes: all, at most so far, and without what is of files, such as its own code.
+// Memory is the resident memory of a process, in bytes: now, at its peak, and now without pages of
+// files such as the program.
 type Memory struct {
 	Resident, Peak, Anonymous int64
 }
 
-// MemoryOf reads it.
+// MemoryOf returns the memory of a process.
 func MemoryOf(pid int) (Memory, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return Memory{}, fmt.Errorf("memory of process %d: %w", pid, err)
+		return Memory{}, fmt.Errorf("read the memory of process %d: %w", pid, err)
 	}
 	var m Memory
 	for name, into := range map[string]*int64{"VmRSS": &m.Resident, "VmHWM": &m.Peak, "RssAnon": &m.Anonymous} {
 		n, err := kibibytes(b, name)
 		if err != nil {
-			return Memory{}, fmt.Errorf("memory of process %d: %w", pid, err)
+			return Memory{}, fmt.Errorf("read the memory of process %d: %w", pid, err)
 		}
 		*into = n << 10
 	}
@@ -138,5 +145,5 @@ func kibibytes(content []byte, name string) (int64, error) {
 			return strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
 		}
 	}
-	return 0, fmt.Errorf("/proc does not tell %s", name)
+	return 0, fmt.Errorf("/proc does not have %s", name)
 }

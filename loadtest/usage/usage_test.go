@@ -16,7 +16,7 @@ func TestOwnUsage(t *testing.T) {
 	require.NoError(t, err)
 	var used CPU
 	require.Eventually(t, func() bool {
-		for range 1_000_000 { // work to be seen in the accounts
+		for range 1_000_000 { // enough work to show up in the accounting
 			_ = os.Getpid()
 		}
 		now, err := CPUOf(os.Getpid())
@@ -24,7 +24,7 @@ func TestOwnUsage(t *testing.T) {
 		used = now.Sub(before)
 		return used.Total() >= 50*time.Millisecond
 	}, time.Minute, time.Millisecond)
-	require.NotZero(t, used.Total()%tick, "it is more precise than /proc, but for one case in ten million")
+	require.NotZero(t, used.Total()%tick, "the total should be finer than ticks, except for one case in ten million")
 	user, system := used.Split()
 	require.Equal(t, used.Total(), user+system)
 	machine, err := MachineCPU()
@@ -48,7 +48,7 @@ func TestSplit(t *testing.T) {
 		user, system := used.Split()
 		require.Equal(t, c.used, user+system)
 		if c.user > 0 {
-			require.Equal(t, c.used/4, user, "as the ticks are divided")
+			require.Equal(t, c.used/4, user, "the total is divided in the proportion of the ticks")
 		}
 		require.Equal(t, 2*c.used, used.Add(used).Total())
 		require.Zero(t, used.Sub(used).Total())

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// mutable is a logger's handler that drops warnings, and less, while it is muted: thousands of nodes that lose their server
-// because the run has killed it.
+// mutable is a slog.Handler that drops warnings and lower levels while it is muted. The worker
+// mutes it while thousands of nodes lose a server that the run kills.
 type mutable struct {
 	slog.Handler
 	muted *atomic.Bool

@@ -1,6 +1,7 @@
-// Package worker is a process with nodes of a load test. A run has one, or several where one process may not have as many
-// files open. It simulates its share of the nodes, measures them, and compares them with the true state, which it works out for
-// itself; the run adds up what its workers tell.
+// Package worker runs nodes of a load test in a process of their own. A run has one worker, or
+// several if one process may not open enough files. A worker simulates its share of the nodes,
+// measures them, and compares them with the true state. It derives the true state itself. The run
+// adds up the results of its workers.
 package worker
 
 import (
@@ -16,81 +17,89 @@ import (
 	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// Setup says what nodes a worker has, and what they connect to.
+// Setup says which nodes a worker has and what they connect to.
 type Setup struct {
 	Scenario scenario.Scenario
-	// First and Count are the numbers of the nodes. NamePrefix is before the names of all.
+	// First is the number of the first node, Count is how many nodes there are, and NamePrefix is
+	// the prefix of their names.
 	First, Count int
 	NamePrefix   string
-	// Connecting is how many nodes of the worker connect at a time; 0: all.
+	// Connecting is the maximum number of nodes that connect at the same time. 0 means all.
 	Connecting int
 
-	// Servers are addresses of Slicecast servers; none: the nodes watch the API server of Kubeconfig, as kube-proxies do.
+	// Servers are the addresses of Slicecast servers. If there are none, the nodes watch the API
+	// server of Kubeconfig, as kube-proxies do.
 	Servers []string
-	// Roots have issued the certificates of servers, CA and CAKey issue those of nodes, or all nodes show one Certificate; all in
-	// PEM. Without Roots all is in plaintext.
+	// All certificates and keys are in PEM. Roots issued the certificates of the servers; if it is
+	// empty, connections are in plaintext. CA and CAKey issue the certificates of nodes. If CA is
+	// empty, all nodes use Certificate and PrivateKey.
 	Roots, CA, CAKey, Certificate, PrivateKey []byte
-	// ServerName that the servers' certificates must have; empty: the host of the address.
+	// ServerName is the name that servers' certificates must have. If it is empty, it is the host
+	// of the address.
 	ServerName string
 
-	// Cluster is there if the state follows from it and from the plans.
+	// Cluster is the state if the run makes the changes; it follows from Cluster and the plans.
+	// Otherwise it is nil.
 	Cluster *generate.Config
-	// Kubeconfig names the API server that the state comes from, if there is one: it then has the truth. ServiceProxyName is
-	// slicecast-server's.
+	// Kubeconfig is the kubeconfig of the API server that the state comes from, which then has the
+	// true state. It is empty if there is none. ServiceProxyName is slicecast-server's
+	// --service-proxy-name.
 	Kubeconfig       string
 	ServiceProxyName string
 }
 
-// Cold is how nodes came to the state.
+// Cold is the result of a sync of nodes.
 type Cold struct {
 	Nodes []fleet.Synced
-	// What the first node holds.
+	// Services, Slices and Endpoints are the numbers of objects on the first node.
 	Services, Slices, Endpoints int
-	// ServerVersions are what Slicecast's servers tell of themselves.
+	// ServerVersions are the versions that Slicecast's servers report.
 	ServerVersions []string
 }
 
-// Received is what nodes got of a plan, or in a time.
+// Received is what nodes received of a plan, or during an observation.
 type Received struct {
-	// Latencies of ordinary nodes and of slow ones, in microseconds.
+	// Latencies and Slow are the latencies of ordinary nodes and of slow nodes, in microseconds.
 	Latencies, Slow *hdrhistogram.Snapshot
-	// Convergence is fleet.Window's.
+	// Convergence is that of fleet.Window.
 	Convergence [3][]int64
-	// Changes that each node had to get; Objects that all of them got in fact.
+	// Changes is the number of changes that each node had to receive. Objects is the number of
+	// objects that all nodes received.
 	Changes int
 	Objects int64
 }
 
-// Sample is how things stand in a worker.
+// Sample is the progress of a worker at a moment.
 type Sample struct {
-	// Up nodes are in sync now, on a stream that has not broken.
+	// Up is the number of nodes that are in sync on a stream that has not broken.
 	Up int
-	// Applied, Owed and Planned are the window's Progress; without changes that are expected, Applied is objects.
+	// Applied, Owed and Planned are the results of fleet.Window.Progress. If no changes are
+	// expected, Applied is the number of objects instead.
 	Applied, Owed, Planned int64
-	// Recent are the latencies of what was applied since the last sample.
+	// Recent are the latencies of the updates that were applied since the last sample.
 	Recent *hdrhistogram.Snapshot
-	// Traffic since the start, in bytes below TLS.
+	// ReceivedBytes and SentBytes are the bytes below TLS since the start.
 	ReceivedBytes, SentBytes int64
-	// Reconnects is fleet.Group's.
+	// Reconnects is that of fleet.Group.
 	Reconnects int64
-	// FetchedLists is Fetched of an API server's Watchers.
+	// FetchedLists is Fetched of apiserver.Watchers.
 	FetchedLists int64
-	// CompressedWatches is Compressed of an API server's Watchers.
+	// CompressedWatches is Compressed of apiserver.Watchers.
 	CompressedWatches int64
 }
 
-// Checked is the outcome of comparing nodes with the true state.
+// Checked is the result of comparing nodes with the true state.
 type Checked struct {
 	Shards int
-	// Wrong says what is wrong; empty: nothing.
+	// Wrong describes the differences. It is empty if there are none.
 	Wrong string
 }
 
-// Process is a worker, seen by the run.
+// Process is the run's handle on a worker process.
 type Process struct{ *child.Process }
 
-// Start starts a worker: this very program with other arguments, which has to call Serve then. The nodes do not connect yet.
-// What it says on standard error is written to said.
+// Start starts a worker process: this program with the given arguments, which must lead to a call
+// of Serve. The nodes do not connect yet. The standard error of the process is copied to said.
 func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup) (*Process, error) {
 	c, err := child.Start("worker", said, arguments...)
 	if err != nil {
@@ -98,32 +107,32 @@ func Start(ctx context.Context, said io.Writer, arguments []string, setup Setup)
 	}
 	p := &Process{c}
 	if err := p.Call(ctx, "Setup", setup, &struct{}{}); err != nil {
-		_ = p.Kill() // it has said what is wrong
+		_ = p.Kill() // the error of the call says more
 		return nil, err
 	}
 	return p, nil
 }
 
-// Run has the nodes connect.
+// Run makes the nodes connect.
 func (p *Process) Run(ctx context.Context) error { return p.Call(ctx, "Run", struct{}{}, &struct{}{}) }
 
-// AwaitSync begins to wait for nodes to come to the state on a new stream: those that are on the server with this address, or, if it is
-// empty, all. It tells how many these are.
+// AwaitSync starts to wait until nodes are in sync on a new stream. It waits for the nodes on the
+// server with this address, or for all nodes if the address is empty. It returns their number.
 func (p *Process) AwaitSync(ctx context.Context, server string) (nodes int, err error) {
 	err = p.Call(ctx, "AwaitSync", server, &nodes)
 	return nodes, err
 }
 
-// Synced returns when the nodes that are waited for have come to the state.
+// Synced waits until the awaited nodes are in sync.
 func (p *Process) Synced(ctx context.Context) (c Cold, err error) {
 	err = p.Call(ctx, "Synced", struct{}{}, &c)
 	return c, err
 }
 
-// Cut ends all connections.
+// Cut cuts all connections.
 func (p *Process) Cut(ctx context.Context) error { return p.Call(ctx, "Cut", struct{}{}, &struct{}{}) }
 
-// Expect opens a window for the changes of a plan; nil: for whatever comes.
+// Expect opens a window for the changes of a plan. If plan is nil, the window is for any changes.
 func (p *Process) Expect(ctx context.Context, plan *generate.Plan) error {
 	if plan == nil {
 		plan = &generate.Plan{Kind: generate.None}
@@ -131,43 +140,47 @@ func (p *Process) Expect(ctx context.Context, plan *generate.Plan) error {
 	return p.Call(ctx, "Expect", *plan, &struct{}{})
 }
 
-// Received returns when all nodes have received all changes that are expected; where none are, at once.
+// Received waits until all nodes have received all expected changes. If none are expected, it
+// returns at once.
 func (p *Process) Received(ctx context.Context) (r Received, err error) {
 	err = p.Call(ctx, "Received", struct{}{}, &r)
 	return r, err
 }
 
-// Sample tells how things stand.
+// Sample returns the current progress.
 func (p *Process) Sample(ctx context.Context) (s Sample, err error) {
 	err = p.Call(ctx, "Sample", struct{}{}, &s)
 	return s, err
 }
 
-// Collect has garbage collected now, and from then on when there is no other way, or, if it is on, as usual: each of a
-// thousand nodes would else wait for what is collected of the others, as nodes with a machine of their own do not.
+// Collect collects garbage if on is false, and from then on only under memory pressure. If on is
+// true, it restores normal collection. Otherwise nodes would wait while garbage of thousands of
+// others is collected, unlike nodes with a machine of their own.
 func (p *Process) Collect(ctx context.Context, on bool) error {
 	return p.Call(ctx, "Collect", on, &struct{}{})
 }
 
-// Check waits for nodes that are away and compares all with the true state, for at most so long.
+// Check waits for nodes that are away, and compares all nodes with the true state. Both together
+// may take as long as the timeout.
 func (p *Process) Check(ctx context.Context, timeout time.Duration) (c Checked, err error) {
 	err = p.Call(ctx, "Check", timeout, &c)
 	return c, err
 }
 
-// Missing names a node that is waited for; empty: there is none.
+// Missing returns the name of an awaited node that is behind. It is empty if there is none.
 func (p *Process) Missing(ctx context.Context) (name string, err error) {
 	err = p.Call(ctx, "Missing", struct{}{}, &name)
 	return name, err
 }
 
-// Floor connects as many clients to a floor.Server as there are nodes, and tells what they received until they were there.
+// Floor connects as many clients to a floor.Server as there are nodes. It returns the bytes that
+// they received until they were connected.
 func (p *Process) Floor(ctx context.Context, address string) (received int64, err error) {
 	err = p.Call(ctx, "Floor", address, &received)
 	return received, err
 }
 
-// FloorReceived returns when each of them has got so many bytes.
+// FloorReceived waits until each client has received a number of bytes.
 func (p *Process) FloorReceived(ctx context.Context, bytes int64) error {
 	return p.Call(ctx, "FloorReceived", bytes, &struct{}{})
 }

@@ -32,48 +32,53 @@ import (
 )
 
 const (
-	// garbagePercent has garbage collected less often than usual: the caches of thousands of nodes are long to scan.
+	// garbagePercent makes garbage collection rarer than by default, because the caches of
+	// thousands of nodes take long to scan.
 	garbagePercent = 400
-	// memoryShare of the machine is what all workers may take before they collect garbage whatever they were told.
+	// memoryShare is the divisor of the machine's memory that all workers together may use before
+	// they collect garbage even if it is turned off.
 	memoryShare = 2
-	// look is the pause between looks for nodes that hold the state although they were not told of each change, and for what was written.
+	// look is the pause between checks for nodes that hold the state although they did not receive
+	// each change, and for writes to arrive.
 	look = 500 * time.Millisecond
 )
 
-// nodes are what a worker simulates.
+// nodes are the nodes that a worker simulates.
 type nodes interface {
-	// Run connects all and keeps them connected until the context ends.
+	// Run connects all nodes and keeps them connected until the context ends.
 	Run(ctx context.Context)
-	// Cut ends all connections. Up tells whether a node is in sync on a stream that has not broken, On, whether with this server.
+	// Cut cuts all connections. Up reports whether a node is in sync on a stream that has not
+	// broken, and On reports whether it is on the given server.
 	Cut()
 	Up(m *fleet.Member) bool
 	On(m *fleet.Member, server string) bool
-	// Objects is how much the first node holds.
+	// Objects returns the numbers of objects on the first node.
 	Objects() (services, slices, endpoints int)
 }
 
-// Worker does what the run asks for. Its methods are net/rpc's.
+// Worker answers the calls of the run. Its exported methods are called through net/rpc.
 type Worker struct {
 	ctx context.Context // ends with the process
 	log *slog.Logger
 
 	setup    Setup
 	identity identity
-	cluster  *generate.Cluster // nil: the state is not generated
+	cluster  *generate.Cluster // nil if the run does not make the changes
 	group    *fleet.Group
 	nodes    nodes
-	// One of both is nodes.
+	// nodes is one of these two. The other is nil.
 	fleet    *fleet.Fleet
 	watchers *apiserver.Watchers
-	floor    *floor.Clients // nil until it is asked for
+	floor    *floor.Clients // nil before Floor
 	running  sync.WaitGroup
-	// quiet keeps nodes from telling that they lost a server that the run has killed.
+	// quiet suppresses warnings of nodes that lose a server because the run kills it.
 	quiet *atomic.Bool
-	// last is the time at which the last change that is expected is due.
+	// last is the time at which the last expected change is due.
 	last time.Time
 }
 
-// Serve is the worker's process: it does what it reads from in, until that or the context ends.
+// Serve runs the worker's process. It answers the calls that it reads from in until in or the
+// context ends.
 func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.Logger) error {
 	debug.SetGCPercent(garbagePercent)
 	w := &Worker{quiet: new(atomic.Bool)}
@@ -89,10 +94,10 @@ func Serve(ctx context.Context, in io.Reader, out io.WriteCloser, logger *slog.L
 	return err
 }
 
-// Setup makes the nodes.
+// Setup creates the nodes.
 func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
 	if w.nodes != nil {
-		return errors.New("the nodes are there already")
+		return errors.New("the nodes are already set up")
 	}
 	w.setup = s
 	machine, err := usage.ThisMachine()
@@ -140,13 +145,14 @@ func (w *Worker) Setup(s Setup, _ *struct{}) (err error) {
 	return nil
 }
 
-// Run has the nodes connect.
+// Run makes the nodes connect.
 func (w *Worker) Run(struct{}, *struct{}) error {
 	w.running.Go(func() { w.nodes.Run(w.ctx) })
 	return nil
 }
 
-// AwaitSync begins to wait for nodes, and lets them be silent: it is known why they come again.
+// AwaitSync starts to wait for nodes. It suppresses their warnings, because the run knows why they
+// reconnect.
 func (w *Worker) AwaitSync(server string, nodes *int) error {
 	w.quiet.Store(true)
 	var awaited func(*fleet.Member) bool
@@ -157,7 +163,7 @@ func (w *Worker) AwaitSync(server string, nodes *int) error {
 	return nil
 }
 
-// Synced waits for them.
+// Synced waits for the awaited nodes.
 func (w *Worker) Synced(_ struct{}, c *Cold) error {
 	s := w.group.Sync()
 	select {
@@ -174,7 +180,7 @@ func (w *Worker) Synced(_ struct{}, c *Cold) error {
 	return nil
 }
 
-// Missing names a node that is waited for.
+// Missing returns the name of an awaited node that is behind.
 func (w *Worker) Missing(_ struct{}, name *string) error {
 	*name = w.group.Sync().Missing()
 	if window := w.group.Window(); *name == "" && window != nil {
@@ -185,18 +191,18 @@ func (w *Worker) Missing(_ struct{}, name *string) error {
 	return nil
 }
 
-// Cut ends all connections.
+// Cut cuts all connections.
 func (w *Worker) Cut(struct{}, *struct{}) error {
 	w.nodes.Cut()
 	return nil
 }
 
-// Expect opens a window.
+// Expect opens a window for the changes of a plan.
 func (w *Worker) Expect(p generate.Plan, _ *struct{}) error {
 	var changes []generate.Change
 	if w.cluster != nil {
 		for c := range w.cluster.Play(p) {
-			c.Slice = nil // the window goes by key and time
+			c.Slice = nil // the window uses only key and time
 			changes = append(changes, c)
 			w.last = c.Due
 		}
@@ -205,7 +211,7 @@ func (w *Worker) Expect(p generate.Plan, _ *struct{}) error {
 	return nil
 }
 
-// Received waits until nodes have got all that the window expects.
+// Received waits until nodes have received all changes that the window expects.
 func (w *Worker) Received(_ struct{}, r *Received) error {
 	window := w.group.Window()
 	_, _, all := window.Progress()
@@ -221,7 +227,7 @@ func (w *Worker) Received(_ struct{}, r *Received) error {
 	return nil
 }
 
-// delivered waits until each node has got each change, or holds the state after all of them.
+// delivered waits until each node has received each change, or holds the state after all of them.
 func (w *Worker) delivered(window *fleet.Window) error {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
@@ -229,7 +235,7 @@ func (w *Worker) delivered(window *fleet.Window) error {
 		holding func([]*fleet.Member) []*fleet.Member
 		err     error
 	}
-	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed, and there
+	var holding func([]*fleet.Member) []*fleet.Member // nil until it is needed and ready
 	var watches chan watch
 	looks := time.NewTicker(look)
 	defer looks.Stop()
@@ -265,7 +271,8 @@ func (w *Worker) delivered(window *fleet.Window) error {
 	}
 }
 
-// holding gives what tells which of some nodes hold the state after the last change, until the context ends.
+// holding returns a function that returns those of the given nodes that hold the state after the
+// last change. The function works until the context ends.
 func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Member, error) {
 	if w.watchers != nil {
 		holding, done, err := w.watchers.Holding(ctx)
@@ -281,7 +288,7 @@ func (w *Worker) holding(ctx context.Context) (func([]*fleet.Member) []*fleet.Me
 	return w.fleet.Holding(truth), nil
 }
 
-// Sample tells how things stand.
+// Sample returns the current progress.
 func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	for _, m := range w.group.Members {
 		if w.nodes.Up(m) {
@@ -305,7 +312,7 @@ func (w *Worker) Sample(_ struct{}, s *Sample) error {
 	return nil
 }
 
-// Collect turns the collection of garbage on or off.
+// Collect turns garbage collection on or off.
 func (w *Worker) Collect(on bool, _ *struct{}) error {
 	if on {
 		debug.SetGCPercent(garbagePercent)
@@ -316,8 +323,9 @@ func (w *Worker) Collect(on bool, _ *struct{}) error {
 	return nil
 }
 
-// Check compares the nodes with the true state: what was generated, what the API server has, or what the running server tells one
-// more stream. All must be there for that, also those that were in no change.
+// Check compares the nodes with the true state. That is what was generated, what the API server
+// has, or what the running server sends on one more stream. All nodes must be up for this, even
+// those that received no change.
 func (w *Worker) Check(timeout time.Duration, c *Checked) error {
 	ctx, cancel := context.WithTimeout(w.ctx, timeout)
 	defer cancel()
@@ -343,7 +351,8 @@ func (w *Worker) check(ctx context.Context, c *Checked) error {
 	return w.fleet.Check(ctx, truth)
 }
 
-// truth gives what tells the state after the last change, also where others go on changing it. What follows it ends with the context.
+// truth returns a function that returns the true state after the last change, even while others
+// change it. Its source is followed until the context ends.
 func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 	switch {
 	case w.setup.Kubeconfig != "":
@@ -355,7 +364,7 @@ func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 		for w.cluster != nil && !written(mirror.Objects(), w.cluster.Objects(), w.setup.Cluster.Namespace) {
 			select {
 			case <-ctx.Done():
-				return nil, fmt.Errorf("the API server's watches do not bring what was written to the namespace %s; see that it answers, and that nobody else "+
+				return nil, fmt.Errorf("watches of the API server do not show the state that was written to the namespace %s: check that it answers and that nobody else "+
 					"writes there: %w", w.setup.Cluster.Namespace, ctx.Err())
 			case <-time.After(look):
 			}
@@ -377,7 +386,8 @@ func (w *Worker) truth(ctx context.Context) (func() fleet.Truth, error) {
 	return reference.Truth, nil
 }
 
-// written tells whether a state is as the run has left the namespace that it writes to, or newer: a watch may begin with an old list.
+// written reports whether a state includes all that the run has written to its namespace. A watch
+// may start with a list that is older.
 func written(state, left []model.Object, namespace string) bool {
 	triggers := make(map[model.Key]int64)
 	for _, o := range left {
@@ -396,7 +406,8 @@ func written(state, left []model.Object, namespace string) bool {
 	return len(triggers) == 0
 }
 
-// triggerOf is when what led to a slice's state has happened; Services do not change.
+// triggerOf returns the last-change-trigger-time of a slice. Services do not change, so theirs is
+// 0.
 func triggerOf(o model.Object) int64 {
 	if s, ok := o.(*model.Slice); ok {
 		return s.LastChangeTriggerTimeMS
@@ -404,17 +415,17 @@ func triggerOf(o model.Object) int64 {
 	return 0
 }
 
-// Floor connects raw clients.
+// Floor connects the raw clients.
 func (w *Worker) Floor(address string, received *int64) (err error) {
 	if w.floor != nil {
-		return errors.New("the clients are there already")
+		return errors.New("the clients are already connected")
 	}
 	configs := make([]*tls.Config, len(w.group.Members))
 	for i, m := range w.group.Members {
 		if configs[i], err = w.identity.tlsConfig(m.Name); err != nil {
 			return err
 		}
-		configs[i].ServerName = "127.0.0.1" // as the address has it
+		configs[i].ServerName = "127.0.0.1" // the host of the address
 	}
 	atATime := w.setup.Connecting
 	if atATime == 0 {
@@ -427,17 +438,17 @@ func (w *Worker) Floor(address string, received *int64) (err error) {
 	return nil
 }
 
-// FloorReceived waits until each raw client has got so many bytes.
+// FloorReceived waits until each raw client has received a number of bytes.
 func (w *Worker) FloorReceived(bytes int64, _ *struct{}) error { return w.floor.Await(w.ctx, bytes) }
 
-// identity is what nodes know themselves and the servers by.
+// identity holds the certificates with which nodes and servers authenticate each other.
 type identity struct {
-	roots      *x509.CertPool // nil: plaintext
+	roots      *x509.CertPool // nil for plaintext
 	serverName string
-	// authority issues certificates of nodes; nil: all have one.
+	// authority issues the certificates of nodes. If it is nil, all nodes use certificate.
 	authority   *testca.CA
 	certificate tls.Certificate
-	// protocols that nodes offer before "h2".
+	// protocols are the protocols that nodes offer in TLS before "h2".
 	protocols []string
 }
 
@@ -447,14 +458,14 @@ func (i *identity) load(s Setup) (err error) {
 	}
 	if s.CA == nil {
 		if i.certificate, err = tls.X509KeyPair(s.Certificate, s.PrivateKey); err != nil {
-			return fmt.Errorf("certificate of nodes: %w", err)
+			return fmt.Errorf("load the certificate of nodes: %w", err)
 		}
 	} else if i.authority, err = testca.Parse(s.CA, s.CAKey); err != nil {
-		return fmt.Errorf("CA of nodes: %w", err)
+		return fmt.Errorf("load the CA of nodes: %w", err)
 	}
 	i.roots, i.serverName = x509.NewCertPool(), s.ServerName
 	if !i.roots.AppendCertsFromPEM(s.Roots) {
-		return errors.New("CA of servers: there is no PEM certificate")
+		return errors.New("the CA of servers has no PEM certificate")
 	}
 	if !s.Scenario.GRPCGo {
 		i.protocols = []string{wire.Protocol}
@@ -462,7 +473,7 @@ func (i *identity) load(s Setup) (err error) {
 	return nil
 }
 
-// tlsConfig gives a node a certificate.
+// tlsConfig returns the TLS configuration of a node.
 func (i *identity) tlsConfig(node string) (_ *tls.Config, err error) {
 	certificate := i.certificate
 	if i.authority != nil {

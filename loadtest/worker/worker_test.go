@@ -27,11 +27,11 @@ func TestWritten(t *testing.T) {
 		state []model.Object
 		want  bool
 	}{
-		"all":                   {left, true},
-		"all, beside others":    {append(slices.Clone(left), theirs), true},
-		"before the change":     {before, false},
-		"before another object": {left[1:], false},
-		"before a removal":      {append(slices.Clone(left), removed), false},
+		"all":                        {left, true},
+		"all, with other namespaces": {append(slices.Clone(left), theirs), true},
+		"before the change":          {before, false},
+		"one object missing":         {left[1:], false},
+		"before a removal":           {append(slices.Clone(left), removed), false},
 	} {
 		require.Equal(t, c.want, written(c.state, left, namespace), name)
 	}
