@@ -23,7 +23,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// api is a fake API server with scripted responses, such as interruptions that are rare in real ones.
+// api is a fake API server with scripted responses, such as interruptions that are rare in real
+// ones.
 type api struct {
 	*httptest.Server
 	t *testing.T

@@ -57,8 +57,8 @@ func requireSynced(t *testing.T, w *Watchers) {
 	}
 }
 
-// TestInterruptedList interrupts a watch in the middle of its list, by an error event, and after the
-// list is complete.
+// TestInterruptedList interrupts a watch in the middle of its list, by an error event, and after
+// the list is complete.
 func TestInterruptedList(t *testing.T) {
 	interrupted := make(chan struct{})
 	a := newAPI(t, map[string][]func(*answer){

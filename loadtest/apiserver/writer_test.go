@@ -18,8 +18,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/generate"
 )
 
-// TestLagOfRequests checks that the wait of changes for earlier requests counts as lag of the writer,
-// not as latency of the API server.
+// TestLagOfRequests checks that the wait of changes for earlier requests counts as lag of the
+// writer, not as latency of the API server.
 func TestLagOfRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const request, changes = 10 * time.Millisecond, 20

@@ -102,8 +102,8 @@ func TestCompareRuns(t *testing.T) {
 	require.Contains(t, errOut, "objective reconnects<0: missed")
 }
 
-// TestCompareRefusesBeforeItRuns uses flags after -- that are invalid or would make the output of the
-// runs unreadable.
+// TestCompareRefusesBeforeItRuns uses flags after -- that are invalid or would make the output of
+// the runs unreadable.
 func TestCompareRefusesBeforeItRuns(t *testing.T) {
 	dir := t.TempDir()
 	release := filepath.Join(dir, "slicecast-loadtest-v1")
@@ -128,7 +128,8 @@ func TestCompareRefusesBeforeItRuns(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "ran"))
 }
 
-// TestCompareReplays plays a report's scenario again, under its name and with the same source of state.
+// TestCompareReplays plays a report's scenario again, under its name and with the same source of
+// state.
 func TestCompareReplays(t *testing.T) {
 	r := reporttest.Slicecast(1, 1)
 	require.NoError(t, json.Unmarshal([]byte(`{"nodes": 3, "services": "2x4", "changing": "", "rate": 20, "duration": "500ms", "warm-up": "0s"}`),

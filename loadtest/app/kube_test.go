@@ -79,8 +79,8 @@ func TestExistingCluster(t *testing.T) {
 		require.Nil(t, r.Repeats[0].Phases[1].ServerCPU)
 		require.Contains(t, strings.Join(r.Repeats[0].Notes, "\n"), "permission to get the non-resource URL /metrics")
 	})
-	// Both runs use the same namespace, so the second waits until the cluster has removed that of the
-	// first. Another Service changes meanwhile.
+	// Both runs use the same namespace, so the second waits until the cluster has removed that of
+	// the first. Another Service changes meanwhile.
 	const namespace = "loadtest-written"
 	for name, peer := range peers {
 		t.Run("with a namespace, by "+name, func(t *testing.T) {
@@ -128,8 +128,8 @@ func TestExistingCluster(t *testing.T) {
 		awaitGone(t, cp, "loadtest-interrupted")
 	})
 
-	// A terminal sends ^C to the comparison's process group. A comparison that is killed cannot pass on
-	// any signal.
+	// A terminal sends ^C to the comparison's process group. A comparison that is killed cannot
+	// pass on any signal.
 	t.Run("comparisons", func(t *testing.T) {
 		for name, end := range map[string]func(pid int) error{
 			"interrupted": func(pid int) error { return syscall.Kill(-pid, syscall.SIGINT) },
@@ -159,8 +159,8 @@ func TestExistingCluster(t *testing.T) {
 	})
 }
 
-// TestOwnAPIServer measures an API server that the run starts. Nodes lose their connections, and some
-// are slow.
+// TestOwnAPIServer measures an API server that the run starts. Nodes lose their connections, and
+// some are slow.
 func TestOwnAPIServer(t *testing.T) {
 	r := run(t, report.KubeAPIServer, slices.Concat(small, []string{"--scenario=reconnect-storm", "--slow-percent=40", "--slow-delay=200ms"})...)
 	require.NotEmpty(t, r.Versions.KubeAPIServer)
@@ -176,8 +176,8 @@ func TestOwnAPIServer(t *testing.T) {
 	require.InEpsilon(t, 1e6*first.Phases[3].ServerCPU.Total()/float64(first.Phases[3].Changes), r.Summary["api-server-cpu-per-change"].Median, 1e-9)
 }
 
-// TestServersWatchOwnAPIServer starts an API server and a Slicecast server that watches it. The report
-// has the CPU time of each.
+// TestServersWatchOwnAPIServer starts an API server and a Slicecast server that watches it. The
+// report has the CPU time of each.
 func TestServersWatchOwnAPIServer(t *testing.T) {
 	r := run(t, report.Slicecast, slices.Concat(small, []string{"--scenario=steady", "--rate=20", "--kube-apiserver=own"})...)
 	require.Equal(t, report.OwnAPIServer, r.Source)
@@ -191,8 +191,8 @@ func TestServersWatchOwnAPIServer(t *testing.T) {
 	require.Contains(t, strings.Join(r.Notes, "\n"), "is a metric of its own")
 }
 
-// TestStreamedLists counts the lists that an API server streams. The cluster has no controllers, which
-// would stream lists, too.
+// TestStreamedLists counts the lists that an API server streams. The cluster has no controllers,
+// which would stream lists, too.
 func TestStreamedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	for peer, want := range map[report.Peer]int{
@@ -206,7 +206,8 @@ func TestStreamedLists(t *testing.T) {
 	}
 }
 
-// TestFetchedLists uses an API server that does not stream lists, and checks that the report says so.
+// TestFetchedLists uses an API server that does not stream lists, and checks that the report says
+// so.
 func TestFetchedLists(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{APIServerFlags: []string{"--feature-gates=WatchList=false"}})
 	r := run(t, report.KubeAPIServer, "--nodes=2", "--duration=100ms", "--kube-apiserver="+cp.Kubeconfig(t, cp.AdminConfig()))

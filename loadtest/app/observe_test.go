@@ -17,8 +17,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/target"
 )
 
-// TestRunningServer observes a server whose state changes all the time, even while nodes are compared
-// with it.
+// TestRunningServer observes a server whose state changes all the time, even while nodes are
+// compared with it.
 func TestRunningServer(t *testing.T) {
 	files := writeAuthority(t)
 	authority, err := testca.Load(files.certificate, files.key)

@@ -160,7 +160,8 @@ func TestShippedScenarios(t *testing.T) {
 	}
 }
 
-// TestRelays serves nodes in several processes through relays, one of which is killed and restarted.
+// TestRelays serves nodes in several processes through relays, one of which is killed and
+// restarted.
 func TestRelays(t *testing.T) {
 	r := run(t, report.Slicecast, slices.Concat(small, []string{
 		"--nodes=15", "--nodes-per-process=7", "--servers=2", "--relays=2", "--event=restart", "--change=roll", "--rate=300",
@@ -253,7 +254,8 @@ func TestInvalidOptions(t *testing.T) {
 	}
 }
 
-// TestOwnNeedsBinaries checks that a missing etcd or kube-apiserver is reported before anything runs.
+// TestOwnNeedsBinaries checks that a missing etcd or kube-apiserver is reported before anything
+// runs.
 func TestOwnNeedsBinaries(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for dir, message := range map[string]string{

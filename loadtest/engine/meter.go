@@ -72,7 +72,7 @@ func (m *meter) pids() (out []int) {
 	return out
 }
 
-// read takes a reading now.
+// read reads everything now.
 func (m *meter) read(ctx context.Context) (reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -209,7 +209,7 @@ func (m *meter) servers() []*server {
 	return slices.Clone(m.stack.servers)
 }
 
-// run takes a reading every second until the context ends.
+// run reads everything every second until the context ends.
 func (m *meter) run(ctx context.Context) {
 	seconds := time.NewTicker(time.Second)
 	defer seconds.Stop()

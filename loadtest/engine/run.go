@@ -149,7 +149,7 @@ func because(ctx context.Context, err error) error {
 	return err
 }
 
-// course takes the nodes through the phases of the scenario.
+// course leads the nodes through the phases of the scenario.
 func (r *repeat) course(ctx context.Context) error {
 	if err := r.connect(ctx); err != nil {
 		return err

@@ -11,10 +11,12 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// The reports that coefficients are of. What a server spends on one of its nodes depends on how many there are, so for that there are
-// several. What it spends on an event by its size is between two reports of as many nodes, and so is what a state takes by its endpoints.
-// What the writes take, with all else that an API server does meanwhile, is that of as many changes a second with one watcher.
-// Those of a single node have a load tester that does nothing for others, and an API server whose work is to write.
+// Reports from which the coefficients are taken. What a server spends on one of its nodes depends
+// on the number of nodes, so there are several reports for it. The cost of an event by its size
+// lies between two reports with the same number of nodes, and so does the memory of a state by its
+// endpoints. The cost of writes, with all else that an API server does meanwhile, is that of a
+// report with one watcher and the same rate of changes. In reports with a single node, the load
+// tester does nothing for other nodes, and the API server mostly writes.
 var (
 	slicecastReports = []string{"steady-100", "steady-1000", "steady-3000"}
 	apiServerReports = []string{"apiserver-steady-100", "apiserver-steady-1000", "apiserver-steady-3000"}
@@ -32,7 +34,7 @@ const (
 	manyServicesReport  = "many-small-1000"
 )
 
-// coefficient is what something was measured to cost.
+// coefficient is a measured cost and its source.
 type coefficient struct {
 	value  float64
 	source string
@@ -40,38 +42,42 @@ type coefficient struct {
 
 // costs are all coefficients.
 type costs struct {
-	// write is what a change costs an API server, whoever watches: with one watcher.
+	// write is the API server's cost of a change with one watcher, in µs. It does not depend on who
+	// watches.
 	write coefficient
-	// small and large are what an event costs it for each watcher beyond that, by its size, and crowd is that of large where about as many watch as
-	// in the cluster.
+	// small and large are the API server's costs of an event for each further watcher, for two
+	// sizes. crowd is the same as large, with about as many watchers as in the cluster.
 	small, large, crowd point
-	// update is what one costs Slicecast's server where about as many nodes are connected, and ram what a connected node takes there.
+	// update is the cost of an update to a node on a Slicecast server with about as many nodes, in
+	// µs. ram is the memory of a connected node on that server, in bytes.
 	update, ram coefficient
-	// smallState and largeState are the server without nodes, by the number of its endpoints; manyServices has about as many as largeState, of many
-	// more Services.
+	// smallState and largeState are servers without nodes, with few and with many endpoints.
+	// manyServices has about as many endpoints as largeState, in many more Services.
 	smallState, largeState, manyServices state
-	// nodeEvent and nodeUpdate are what an event of so many bytes and an update cost a node.
+	// nodeEvent is the cost of an event of a given size to a node today. nodeUpdate is the cost of
+	// an update to a node with Slicecast, in µs.
 	nodeEvent  point
 	nodeUpdate coefficient
 
 	measured *performance.Measured
-	// used are the names of the reports.
+	// used are the names of the reports used.
 	used []string
 }
 
-// point is what a message of a size costs.
+// point is the cost of a message of a given size.
 type point struct {
 	bytes float64
 	coefficient
 }
 
-// state is the RAM of a server that has one, and no node.
+// state is the memory of a server that has a state but no nodes.
 type state struct {
 	report.State
 	coefficient
 }
 
-// measuredCosts takes the coefficients for so many nodes of an API server, and of a Slicecast server.
+// measuredCosts returns the coefficients for a number of nodes at an API server and at a Slicecast
+// server.
 func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*costs, error) {
 	c := &costs{measured: m}
 	crowd, err := nearest(m, ofAPIServer, apiServerReports)
@@ -125,12 +131,12 @@ func measuredCosts(m *performance.Measured, ofAPIServer, ofServer float64) (*cos
 			return nil, err
 		}
 		p.value -= writes.value / float64(m.Reports[p.name].Nodes)
-		p.source += " without that of " + p.writes
+		p.source += " minus that of " + p.writes
 	}
 	return c, nil
 }
 
-// nearest gives the report whose number of nodes differs by the least factor.
+// nearest returns the report whose number of nodes differs by the smallest factor.
 func nearest(m *performance.Measured, nodes float64, names []string) (string, error) {
 	for _, name := range names {
 		if m.Reports[name] == nil {
@@ -155,8 +161,9 @@ func (c *costs) take(name, metric string) (coefficient, error) {
 	return coefficient{s.Median, fmt.Sprintf("%s/%s.json, %s, nodes: %d, on %s", performance.Directory, name, metric, r.Nodes, r.MachineText())}, nil
 }
 
-// eventMicros is what an event of so many bytes costs an API server for each watcher: on the line through small and large, never less
-// than the least of that, and as much less or more than there as large events are where about as many watch.
+// eventMicros returns the cost of an event of a given size to an API server for each watcher, in
+// µs. It lies on the line through small and large, but not below small. The result is scaled by the
+// factor by which crowd differs from large.
 func (c *costs) eventMicros(bytes float64) float64 {
 	low, high := c.small, c.large
 	line := low.value
@@ -166,7 +173,8 @@ func (c *costs) eventMicros(bytes float64) float64 {
 	return line * c.crowd.value / c.large.value
 }
 
-// stateBytes is what a server takes for no state, for each endpoint and for each Service: the plane through the three states.
+// stateBytes returns the memory of a server without any state, and the memory of each endpoint and
+// each Service. They define the plane through the three states.
 func (c *costs) stateBytes() (empty, endpoint, service float64) {
 	beyond := func(s state) (endpoints, services, bytes float64) {
 		return float64(s.Endpoints - c.smallState.Endpoints), float64(s.Services - c.smallState.Services), s.value - c.smallState.value
@@ -178,30 +186,30 @@ func (c *costs) stateBytes() (empty, endpoint, service float64) {
 	return c.smallState.value - endpoint*float64(c.smallState.Endpoints) - service*float64(c.smallState.Services), endpoint, service
 }
 
-// memoryText says where that is from, and what a connected node takes.
+// memoryText describes the coefficients for the memory of Slicecast's servers, and their sources.
 func (c *costs) memoryText() string {
 	of := func(s state) string {
 		return fmt.Sprintf("%s with %d endpoints, Services: %d (%s)", sizeText(s.value), s.Endpoints, s.Services, s.source)
 	}
-	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s; %s; and %s. Others are on the "+
-		"plane through these three. The servers of these reports generate their state: what a "+
-		"client of an API server takes is not in the figure.",
+	return fmt.Sprintf("Memory of Slicecast's servers: %s for a connected node. Source: %s. Without nodes it is %s; %s; and %s. Other states are on the "+
+		"plane through these three. The servers of these reports generate their state, so the figure does not include the memory of "+
+		"an API server's client.",
 		sizeText(c.ram.value), c.ram.source, of(c.smallState), of(c.largeState), of(c.manyServices))
 }
 
-// eventText says where that is from.
+// eventText describes the coefficients for the CPU time of API servers, and their sources.
 func (c *costs) eventText() string {
 	at := func(p point) string {
-		return fmt.Sprintf("%s where it has %s (%s)", microsText(p.value), sizeText(p.bytes), p.source)
+		return fmt.Sprintf("%s for an event of %s (%s)", microsText(p.value), sizeText(p.bytes), p.source)
 	}
-	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which is %s. Source: %s. Only one API server's part of that is in the figures, "+
-		"and nothing of etcd's, nor of what an API server does where nothing changes. An event to a watcher, without its part of what it takes with one watcher, is %s, and %s; "+
-		"other sizes are on the line through these two, and at least at the lower one. Where about as many watch an API server as here, it is %s, and all sizes are taken "+
-		"to differ by that factor.",
+	return fmt.Sprintf("CPU of API servers: a change is written once, today and with Slicecast, which costs %s. Source: %s. The figures include only the part of one API server, "+
+		"and neither etcd nor what an API server does without changes. An event to a watcher, minus the watcher's part of the costs with one watcher, costs %s, and %s; "+
+		"other sizes are on the line through these two, but not below the lower one. With about as many watchers of an API server as here, it costs %s, and all sizes are assumed "+
+		"to differ by the same factor.",
 		microsText(c.write.value), c.write.source, at(c.small), at(c.large), at(c.crowd))
 }
 
-// notes are those of the reports that coefficients are of.
+// notes returns the notes of the reports used.
 func (c *costs) notes() (out []string) {
 	for _, name := range c.used {
 		if notes := c.measured.Reports[name].AllNotes(); len(notes) > 0 {

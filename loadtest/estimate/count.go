@@ -12,30 +12,31 @@ import (
 	"github.com/slicecast/slicecast/internal/store"
 )
 
-// object is a Service or an EndpointSlice of the API.
+// object is a Service or an EndpointSlice of the Kubernetes API.
 type object interface {
 	runtime.Object
 	metav1.Object
 }
 
-// count follows a cluster's objects, and adds up what each side sends to a node.
+// count follows the objects of a cluster, and adds up the bytes that each side sends to a node.
 type count struct {
 	converter *source.Converter
 	store     *store.Store
-	// objects is how much the nodes hold at the end.
+	// objects has the numbers of objects that nodes hold at the end.
 	objects struct{ services, slices, endpoints int }
-	// cold is what a kube-proxy gets when it starts: that of the beginning, as events and as lists.
+	// cold is the size of the initial state as events to a kube-proxy, in bytes. lists is its size
+	// as lists.
 	cold  int
 	lists *compressed
-	// raw are the objects of the beginning, encoded; memory is what they take on a node.
+	// raw are the initial objects, encoded. memory is the heap that they take on a node, in bytes.
 	raw              [][]byte
 	memory           struct{ today, slicecast int }
 	services, slices flow
-	// seconds that the flows took.
+	// seconds is the time that the flows took.
 	seconds float64
 }
 
-// flow is what became of the events of one kind.
+// flow sums up the events of one kind of object.
 type flow struct {
 	events           int
 	today, slicecast int // bytes
@@ -50,7 +51,7 @@ func newCount(serviceProxyName string) (*count, error) {
 	return &count{converter: source.NewConverter(serviceProxyName), store: s, lists: newCompressed()}, nil
 }
 
-// begin takes an object that is there from the beginning.
+// begin counts an object of the initial state.
 func (c *count) begin(o object) error {
 	raw, err := encode(o)
 	if err != nil {
@@ -67,7 +68,7 @@ func (c *count) begin(o object) error {
 	return nil
 }
 
-// begun ends the beginning.
+// begun ends the initial state.
 func (c *count) begun() (err error) {
 	c.store.Synced()
 	c.store.Publish()
@@ -81,7 +82,7 @@ func (c *count) begun() (err error) {
 	return c.lists.gzip.Close()
 }
 
-// event takes a change.
+// event counts a change.
 func (c *count) event(kind watch.EventType, o object) error {
 	f := &c.slices
 	if _, ok := o.(*corev1.Service); ok {

@@ -18,27 +18,29 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// What is around each message on a connection. Both sides send messages one by one as they come, so each is in an HTTP/2 DATA
-// frame (RFC 9113, section 4.1) and a TLS 1.3 record (RFC 8446, section 5.2: header, content type, tag) of its own, or in as many as
-// their size takes.
+// Overhead of a message on a connection, in bytes. Both sides send messages one by one as they
+// arise. Each message is therefore in HTTP/2 DATA frames (RFC 9113, section 4.1) and TLS 1.3
+// records of its own (RFC 8446, section 5.2: header, content type and tag): one of each, or as many
+// as its size requires.
 const (
 	http2Header = 9
 	tlsRecord   = 5 + 1 + 16
-	grpcPrefix  = 5        // compressed flag and length
-	watchPrefix = 4        // length of an event
-	frameSize   = 16 << 10 // what a frame and a record hold, by default
+	grpcPrefix  = 5        // flag for compression, and length
+	watchPrefix = 4        // length of the event
+	frameSize   = 16 << 10 // default maximum of the payload of a frame and of a record
 )
 
-// onConnection is what a message is below TLS.
+// onConnection returns the size of a message below TLS, in bytes.
 func onConnection(message int) int {
 	frames := (message + frameSize - 1) / frameSize
 	return message + frames*(http2Header+tlsRecord)
 }
 
-// protobufSerializer is the API server's for objects: it adds their apiVersion and kind, and a magic number.
+// protobufSerializer serializes objects as the API server does, with apiVersion, kind and a magic
+// number.
 var protobufSerializer = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
-// encode gives an object as the API server encodes it in protobuf.
+// encode encodes an object in protobuf as the API server does.
 func encode(o runtime.Object) ([]byte, error) {
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
 	if err != nil {
@@ -53,14 +55,14 @@ func encode(o runtime.Object) ([]byte, error) {
 	return raw, nil
 }
 
-// eventBytes is what a watch event with an encoded object has on a watcher's connection, in protobuf.
+// eventBytes returns the size of a watch event with an encoded object on a watcher's connection.
 func eventBytes(kind watch.EventType, raw []byte) int {
 	event := metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}
 	return onConnection(event.Size() + watchPrefix)
 }
 
-// compressed counts what a list has that is compressed as the API server does it with those of more than 128 KiB: gzip, at the
-// fastest level.
+// compressed counts the bytes of a list after gzip at the fastest level. The API server compresses
+// lists of more than 128 KiB in this way.
 type compressed struct {
 	gzip  *gzip.Writer
 	bytes int
@@ -68,19 +70,20 @@ type compressed struct {
 
 func newCompressed() *compressed {
 	c := &compressed{}
-	c.gzip, _ = gzip.NewWriterLevel(c, gzip.BestSpeed) // which is a level
+	c.gzip, _ = gzip.NewWriterLevel(c, gzip.BestSpeed) // cannot fail: the level is valid
 	return c
 }
 
-// Write implements io.Writer, behind the compression.
+// Write implements io.Writer for compressed bytes.
 func (c *compressed) Write(b []byte) (int, error) {
 	c.bytes += len(b)
 	return len(b), nil
 }
 
-// bookmarkBytes is what a watcher gets when there is nothing else, about once a minute on each of its two watches.
+// bookmarkBytes returns the sizes of the bookmarks that a watcher receives on its two watches,
+// about once a minute if there are no events.
 func bookmarkBytes() (services, slices int, err error) {
-	meta := metav1.ObjectMeta{ResourceVersion: "123456789"} // of a cluster that has been there for a while
+	meta := metav1.ObjectMeta{ResourceVersion: "123456789"} // has the length of versions in an older cluster
 	service, err := encode(&corev1.Service{ObjectMeta: meta})
 	if err != nil {
 		return 0, 0, err
@@ -89,7 +92,7 @@ func bookmarkBytes() (services, slices int, err error) {
 	return eventBytes(watch.Bookmark, service), eventBytes(watch.Bookmark, slice), err
 }
 
-// updateBytes is what an Update has on a node's connection.
+// updateBytes returns the size of an Update on a node's connection.
 func updateBytes(u *model.Update) (int, error) {
 	frames, err := wire.EncodeParts(u)
 	if err != nil {
@@ -98,7 +101,7 @@ func updateBytes(u *model.Update) (int, error) {
 	return messagesBytes(frames), nil
 }
 
-// messagesBytes is what frames have on a node's connection.
+// messagesBytes returns the size of frames on a node's connection.
 func messagesBytes(frames []wire.Frame) (out int) {
 	for _, f := range frames {
 		out += onConnection(len(f) + grpcPrefix)
@@ -106,7 +109,8 @@ func messagesBytes(frames []wire.Frame) (out int) {
 	return out
 }
 
-// coldBytes is what a node that holds nothing gets of all shards: compressed, as it is sent then.
+// coldBytes returns the size of all shards on the connection of a node that holds nothing. The
+// server compresses them in this case.
 func coldBytes(s *store.Store) (out int, err error) {
 	for shard := range s.Shards() {
 		snapshot := s.Snapshot(shard)
@@ -125,7 +129,7 @@ func coldBytes(s *store.Store) (out int, err error) {
 	return out, nil
 }
 
-// heartbeatBytes is what each node gets in each interval: the digest of the state.
+// heartbeatBytes returns the size of the heartbeat that each node receives in each interval.
 func heartbeatBytes(s *store.Store) (int, error) {
 	digest, sequences := s.Digest()
 	m := &pb.Heartbeat{Digest: digest[:]}

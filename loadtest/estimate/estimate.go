@@ -1,7 +1,9 @@
-// Package estimate computes what the distribution of Services costs a cluster today, with a kube-proxy on each node that watches
-// the API server, and what it would cost with Slicecast. Bytes are those of the cluster's own objects and changes, as both sides
-// encode them; CPU time is that many messages times what one was measured to cost (see loadtest/performance); memory is measured with
-// the cluster's own objects. Every figure comes with its arithmetic.
+// Package estimate computes what the distribution of Services costs a cluster today, with a
+// kube-proxy on each node that watches the API server, and what it would cost with Slicecast.
+//
+// Bytes are those of the cluster's own objects and changes, as both sides encode them. CPU time is
+// a number of messages times the measured cost of one message (see loadtest/performance). Memory is
+// measured with the cluster's own objects. Every figure comes with its arithmetic.
 package estimate
 
 import (
@@ -17,21 +19,23 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// Schema names the form of the JSON. Fields may be added to it; anything else gets a new name.
+// Schema names the JSON schema of estimates. Fields may be added under this name; any other change
+// needs a new name.
 const Schema = "slicecast-estimate/v1"
 
-// JSONSchema is the JSON Schema of estimates, as it is published: made of the types in this package.
+// JSONSchema is the published JSON Schema of estimates. It is generated from the types of this
+// package.
 //
 //go:embed schema.json
 var JSONSchema []byte
 
-// Estimate is what came of it.
+// Estimate is the result of an estimate.
 type Estimate struct {
 	Schema string    `json:"schema"`
 	Start  time.Time `json:"start"`
-	// Source is where the objects are from.
+	// Source says where the objects come from.
 	Source string `json:"source"`
-	// Assumptions are what is not from the cluster.
+	// Assumptions are statements that do not follow from the cluster's data.
 	Assumptions []string  `json:"assumptions"`
 	Sections    []Section `json:"sections"`
 }
@@ -42,20 +46,20 @@ type Section struct {
 	Lines []Line `json:"lines"`
 }
 
-// Line is a figure and how it comes about.
+// Line is a figure and its arithmetic.
 type Line struct {
-	// Name is the figure's for programs; it does not change.
+	// Name identifies the figure to programs. It does not change between releases.
 	Name  string      `json:"name"`
 	What  string      `json:"what"`
 	Value float64     `json:"value"`
 	Unit  report.Unit `json:"unit"`
-	// PerSecond tells that the value is a rate.
+	// PerSecond means that the value is a rate per second.
 	PerSecond bool `json:"perSecond,omitempty"`
-	// Arithmetic has the numbers that the value is computed from; empty: it was counted.
+	// Arithmetic shows how the value is computed. It is empty if the value was counted.
 	Arithmetic string `json:"arithmetic,omitempty"`
 }
 
-// Text is the value for people.
+// Text returns the value, formatted for people.
 func (l *Line) Text() string {
 	text := report.FormatValue(l.Value, l.Unit)
 	if l.PerSecond {
@@ -64,7 +68,7 @@ func (l *Line) Text() string {
 	return text
 }
 
-// Value finds a figure by its name.
+// Value returns the value of the figure with a name. It returns false if there is none.
 func (e *Estimate) Value(name string) (float64, bool) {
 	if l := e.line(name); l != nil {
 		return l.Value, true
@@ -72,7 +76,7 @@ func (e *Estimate) Value(name string) (float64, bool) {
 	return 0, false
 }
 
-// line finds a line by its name, nil if there is none.
+// line returns the line with a name, or nil if there is none.
 func (e *Estimate) line(name string) *Line {
 	for _, s := range e.Sections {
 		for i := range s.Lines {
@@ -84,7 +88,7 @@ func (e *Estimate) line(name string) *Line {
 	return nil
 }
 
-// text is a figure for people, empty if there is none.
+// text returns the formatted value of a figure, or "" if there is none.
 func (e *Estimate) text(name string) string {
 	l := e.line(name)
 	if l == nil {
@@ -93,17 +97,17 @@ func (e *Estimate) text(name string) string {
 	return l.Text()
 }
 
-// short is what most people want to know, by the figures' names.
+// short lists the figures of the summary by name.
 var short = []struct{ what, today, slicecast string }{
 	{"API servers send", "all-bytes-today", "all-bytes-api-server-slicecast"},
 	{"Slicecast's servers send", "", "all-bytes-slicecast"},
-	{"each node gets", "node-bytes-today", "node-bytes-slicecast"},
-	{"cores of API servers", "all-cores-today", "all-cores-api-server-slicecast"},
-	{"cores of Slicecast's servers", "", "all-cores-slicecast"},
-	{"when all nodes start, they get", "all-cold-bytes-today", "all-cold-bytes-slicecast"},
+	{"each node receives", "node-bytes-today", "node-bytes-slicecast"},
+	{"CPU cores of API servers", "all-cores-today", "all-cores-api-server-slicecast"},
+	{"CPU cores of Slicecast's servers", "", "all-cores-slicecast"},
+	{"when all nodes start, they receive", "all-cold-bytes-today", "all-cold-bytes-slicecast"},
 }
 
-// WriteJSON writes the estimate for machines.
+// WriteJSON writes the estimate as JSON.
 func (e *Estimate) WriteJSON(w io.Writer) error {
 	j := json.NewEncoder(w)
 	j.SetIndent("", "  ")
@@ -113,11 +117,11 @@ func (e *Estimate) WriteJSON(w io.Writer) error {
 
 // WriteText writes the estimate for people.
 func (e *Estimate) WriteText(w io.Writer) error {
-	var out bytes.Buffer // whose writes do not fail
+	var out bytes.Buffer // writes to it do not fail
 	const padding = 2
 	fmt.Fprintf(&out, "source      %s, %s\n\n", e.Source, e.Start.UTC().Format(time.RFC3339))
 	t := tabwriter.NewWriter(&out, 0, 0, padding, ' ', 0)
-	if _, err := io.WriteString(t, "In short\ttoday\twith Slicecast\n"); err != nil {
+	if _, err := io.WriteString(t, "Summary\ttoday\twith Slicecast\n"); err != nil {
 		return err
 	}
 	for _, l := range short {

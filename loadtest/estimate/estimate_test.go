@@ -38,7 +38,7 @@ func run(t *testing.T, o Options) *Estimate {
 	return e
 }
 
-// value gives a figure that must be there.
+// value returns a figure, which must exist.
 func value(t *testing.T, e *Estimate, name string) float64 {
 	t.Helper()
 	v, ok := e.Value(name)
@@ -56,12 +56,12 @@ func TestManifests(t *testing.T) {
 	require.EqualValues(t, 3, v("slices"))
 	require.EqualValues(t, seconds*perSecond, v("slice-events"))
 	require.Zero(t, v("service-events"))
-	require.EqualValues(t, seconds*perSecond, v("updates"), "each flip by itself")
+	require.EqualValues(t, seconds*perSecond, v("updates"), "one update for each flip")
 
 	flip := v("node-bytes-slicecast") / perSecond
-	require.Greater(t, flip, 60., "a name, two versions and a condition")
+	require.Greater(t, flip, 60., "an update has a name, two versions and a condition")
 	require.Less(t, flip, 200.)
-	require.Greater(t, v("node-bytes-today"), 10*v("node-bytes-slicecast"), "slices of 100 are sent whole")
+	require.Greater(t, v("node-bytes-today"), 10*v("node-bytes-slicecast"), "today, slices of 100 endpoints are sent whole")
 	require.InEpsilon(t, nodes*v("node-bytes-today"), v("all-bytes-today"), 1e-9)
 	require.InEpsilon(t, v("all-bytes-today")/3, v("api-server-bytes-today"), 1e-9)
 	require.InEpsilon(t, nodes*v("node-bytes-slicecast"), v("all-bytes-slicecast"), 1e-9)
@@ -71,12 +71,12 @@ func TestManifests(t *testing.T) {
 	c, err := measuredCosts(m, 1000, nodes/2)
 	require.NoError(t, err)
 	watching := 2 * (perSecond + 2./60) * c.nodeEvent.value / 1e6
-	require.InEpsilon(t, watching, v("watch-cores-slicecast"), 1e-9, "each server gets what a node gets today")
-	require.InEpsilon(t, (perSecond+1./30)*nodes*c.update.value/1e6+watching, v("all-cores-slicecast"), 1e-9, "flips, and heartbeats")
+	require.InEpsilon(t, watching, v("watch-cores-slicecast"), 1e-9, "each server receives what a node receives today")
+	require.InEpsilon(t, (perSecond+1./30)*nodes*c.update.value/1e6+watching, v("all-cores-slicecast"), 1e-9, "flips and heartbeats")
 	require.InEpsilon(t, 3*v("api-server-cores-today"), v("all-cores-today"), 1e-9)
 	writes := v("write-cores")
 	require.InEpsilon(t, perSecond*c.write.value/1e6, writes, 1e-9)
-	require.InEpsilon(t, 2./nodes*(v("all-cores-today")-writes), v("all-cores-api-server-slicecast")-writes, 1e-9, "the writes stay")
+	require.InEpsilon(t, 2./nodes*(v("all-cores-today")-writes), v("all-cores-api-server-slicecast")-writes, 1e-9, "the writes cost the same with Slicecast")
 	require.Greater(t, v("node-memory-today"), 1000.)
 	require.Greater(t, v("node-memory-slicecast"), 1000.)
 	empty, endpoint, service := c.stateBytes()
@@ -92,7 +92,7 @@ func TestManifests(t *testing.T) {
 		require.NotEmpty(t, e.text(l.slicecast), l.what)
 		require.Regexp(t, "(?m)^  "+l.what+` +`+regexp.QuoteMeta(e.text(l.today))+" +"+regexp.QuoteMeta(e.text(l.slicecast))+"$", text.String())
 	}
-	require.Contains(t, text.String(), "5 endpoints a second flip (--flips-per-second)")
+	require.Contains(t, text.String(), "5 endpoints per second flip (--flips-per-second)")
 	for _, source := range []string{c.write.source, c.small.source, c.large.source, c.crowd.source, c.update.source, c.nodeEvent.source, c.ram.source, c.smallState.source,
 		c.largeState.source, c.manyServices.source} {
 		require.Contains(t, text.String(), source)
@@ -116,15 +116,15 @@ func TestManifests(t *testing.T) {
 
 func TestQuietCluster(t *testing.T) {
 	e := run(t, Options{Manifests: examples, Watch: time.Minute, Servers: 2})
-	require.Greater(t, value(t, e, "nodes"), 0., "those of the manifests")
+	require.Greater(t, value(t, e, "nodes"), 0., "the manifests have nodes")
 	require.EqualValues(t, 1, value(t, e, "api-servers"))
-	require.Greater(t, value(t, e, "all-cores-today"), 0., "bookmarks cost CPU too")
-	require.Greater(t, value(t, e, "all-cores-slicecast"), 0., "and so do heartbeats")
-	require.Greater(t, value(t, e, "node-bytes-today"), 0., "bookmarks")
-	require.Greater(t, value(t, e, "node-bytes-slicecast"), 0., "heartbeats")
+	require.Greater(t, value(t, e, "all-cores-today"), 0., "bookmarks cost CPU time")
+	require.Greater(t, value(t, e, "all-cores-slicecast"), 0., "heartbeats cost CPU time")
+	require.Greater(t, value(t, e, "node-bytes-today"), 0., "bookmarks have bytes")
+	require.Greater(t, value(t, e, "node-bytes-slicecast"), 0., "heartbeats have bytes")
 }
 
-func TestManifestsAsKubectlWritesThem(t *testing.T) {
+func TestKubectlManifests(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, content string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
@@ -144,7 +144,8 @@ func TestManifestsAsKubectlWritesThem(t *testing.T) {
 
 	require.NotContains(t, strings.Join(e.Assumptions, "\n"), "left out")
 
-	// What cannot be read takes nothing else with it, and is named, as are Services that Endpoints objects alone lead to.
+	// The estimate names a file that cannot be read, and Services that have only Endpoints objects,
+	// and counts everything else.
 	write("another.yaml", "apiVersion: v1\nkind: [")
 	endpoints := "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: %s}}\n"
 	write("endpoints.yml", fmt.Sprintf(endpoints+endpoints, "a", "b"))
@@ -160,8 +161,8 @@ func TestManifestsAsKubectlWritesThem(t *testing.T) {
 	require.ErrorContains(t, err, "another.yaml: ")
 }
 
-// TestManifestsThatNodesDoNotGet has what a kube-proxy's selectors leave out.
-func TestManifestsThatNodesDoNotGet(t *testing.T) {
+// TestSelectors uses manifests of objects that kube-proxy's selectors leave out.
+func TestSelectors(t *testing.T) {
 	dir := t.TempDir()
 	service := func(name, labels, clusterIP string) string {
 		return fmt.Sprintf("---\n{apiVersion: v1, kind: Service, metadata: {name: %s, labels: {%s}}, spec: {clusterIP: %s, ports: [{port: 80}]}}\n", name, labels, clusterIP)
@@ -183,19 +184,19 @@ func TestManifestsThatNodesDoNotGet(t *testing.T) {
 		require.InDelta(t, value(t, want, name), value(t, have, name), 1e-9, name)
 	}
 	marked := run(t, write(served+service("marked", headless, "10.0.0.3")))
-	require.EqualValues(t, 2, value(t, marked, "services"), "the label of headless Services' slices means nothing on a Service")
+	require.EqualValues(t, 2, value(t, marked, "services"), "the label of slices of headless Services has no effect on a Service")
 	with := run(t, write(served+slice("mesh-1", "mesh", ", "+foreign)))
-	require.Greater(t, value(t, with, "cold-bytes-today"), value(t, want, "cold-bytes-today"), "a slice of another proxy's Service is sent")
+	require.Greater(t, value(t, with, "cold-bytes-today"), value(t, want, "cold-bytes-today"), "slices of other proxies' Services are sent")
 
 	o := write(service("mesh", foreign, "10.0.0.2") + served)
 	o.ServiceProxyName = "other"
 	require.EqualValues(t, 1, value(t, run(t, o), "services"))
 
 	_, err := Run(t.Context(), write(service("db", headless, "None")), progress.New(new(bytes.Buffer)))
-	require.ErrorContains(t, err, "that nodes get")
+	require.ErrorContains(t, err, "that nodes receive")
 }
 
-// TestCosts has reports that nobody measured.
+// TestCosts uses reports with made-up figures.
 func TestCosts(t *testing.T) {
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
@@ -220,19 +221,19 @@ func TestCosts(t *testing.T) {
 	add("apiserver-steady-3000", 15_000, 35+2)
 	c := costsOf(1000)
 	require.InDelta(t, 5000, c.write.value, 0)
-	require.InDelta(t, 28, c.eventMicros(300), 1e-9, "the least that was measured")
+	require.InDelta(t, 28, c.eventMicros(300), 1e-9, "not below the smallest event")
 	require.InDelta(t, 28, c.eventMicros(1000), 1e-9)
 	require.InDelta(t, 49, c.eventMicros(8000), 1e-9)
 	require.InDelta(t, 70, c.eventMicros(15_000), 1e-9)
 	require.InDelta(t, 112, c.eventMicros(29_000), 1e-9)
 	require.Contains(t, c.update.source, "/steady-1000.json")
 	require.InDelta(t, 140, costsOf(1).eventMicros(15_000), 1e-9)
-	require.InDelta(t, 56, costsOf(300).eventMicros(1000), 1e-9, "100 is nearer than 1000")
+	require.InDelta(t, 56, costsOf(300).eventMicros(1000), 1e-9, "300 is nearer to 100 than to 1000 by factor")
 	c = costsOf(100_000)
 	require.InDelta(t, 14, c.eventMicros(1000), 1e-9)
 	require.Contains(t, c.update.source, "/steady-3000.json")
-	require.Contains(t, c.eventText(), "35.0 µs where it has 14.6 KiB")
-	add(smallEventsReport, 1000, 80+8) // what nobody expects makes no event free
+	require.Contains(t, c.eventText(), "35.0 µs for an event of 14.6 KiB")
+	add(smallEventsReport, 1000, 80+8) // large events that cost less than small ones
 	require.InDelta(t, 80, costsOf(1000).eventMicros(29_000), 1e-9)
 
 	c = costsOf(1000)
@@ -251,12 +252,12 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestReportsAreEstimated has clusters of as many nodes, and with as many events, as there were in reports: what is computed is what was
-// measured.
-func TestReportsAreEstimated(t *testing.T) {
+// TestEstimatesMatchReports estimates clusters with the nodes and events of reports. The results
+// must match what the reports measured.
+func TestEstimatesMatchReports(t *testing.T) {
 	m, err := performance.CheckedIn()
 	require.NoError(t, err)
-	for name, writes := range map[string]string{ // and of what the writes were taken, where an API server makes them
+	for name, writes := range map[string]string{ // report to estimate, and the report of its writes, if any
 		"steady-100": "", "steady-1000": "", "steady-3000": "",
 		"apiserver-steady-100": largeWritesReport, "apiserver-steady-1000": largeWritesReport, "apiserver-steady-3000": largeWritesReport,
 		smallEventsReport: smallWritesReport,
@@ -277,7 +278,7 @@ func TestReportsAreEstimated(t *testing.T) {
 		if writes == "" {
 			memory := r.Summary["resident-state"].Median + float64(r.Nodes)*r.Summary["resident-per-node"].Median
 			require.InEpsilon(t, memory, value(t, e, "server-memory-slicecast"), 0.05, name)
-			generated := value(t, e, "all-cores-slicecast") - value(t, e, "watch-cores-slicecast") // as their states are
+			generated := value(t, e, "all-cores-slicecast") - value(t, e, "watch-cores-slicecast") // the servers of the report generate their state
 			require.InEpsilon(t, measured, generated, 0.1, name)
 			continue
 		}
@@ -285,24 +286,24 @@ func TestReportsAreEstimated(t *testing.T) {
 		require.NoError(t, err)
 		write, err := m.Figure(apiServerNodeReport, "cpu-per-update")
 		require.NoError(t, err)
-		besides := (one.Median - write.Median) * perMicro * float64(p.Changes) / p.Seconds // what an API server does where nothing changes
+		besides := (one.Median - write.Median) * perMicro * float64(p.Changes) / p.Seconds // what an API server does without changes
 		require.InEpsilon(t, measured-besides, value(t, e, "all-cores-today"), 0.1, name)
 	}
 }
 
-func TestOptionsSayWhatIsWrong(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	good := Options{Manifests: examples, Watch: time.Minute, Servers: 1}
 	for message, change := range map[string]func(*Options){
-		"use one of them":                 func(o *Options) { o.Kubeconfig = "x" },
-		"--watch is 0s":                   func(o *Options) { o.Watch = 0 },
-		"--flips-per-second is -1":        func(o *Options) { o.FlipsPerSecond = -1 },
-		"a cluster tells by itself":       func(o *Options) { o.Manifests, o.FlipsPerSecond = "", 1 },
-		"--nodes is -1":                   func(o *Options) { o.Nodes = -1 },
-		"--api-servers is -1":             func(o *Options) { o.APIServers = -1 },
-		"--servers is 0":                  func(o *Options) { o.Servers = 0 },
-		"no such file":                    func(o *Options) { o.Manifests = "/no/such/directory" },
-		"no Service and no EndpointSlice": func(o *Options) { o.Manifests = t.TempDir() },
-		"kubeconfig: ":                    func(o *Options) { o.Manifests, o.Kubeconfig = "", "/no/such/file" },
+		"use one of them":             func(o *Options) { o.Kubeconfig = "x" },
+		"--watch is 0s":               func(o *Options) { o.Watch = 0 },
+		"--flips-per-second is -1":    func(o *Options) { o.FlipsPerSecond = -1 },
+		"requires --manifests":        func(o *Options) { o.Manifests, o.FlipsPerSecond = "", 1 },
+		"--nodes is -1":               func(o *Options) { o.Nodes = -1 },
+		"--api-servers is -1":         func(o *Options) { o.APIServers = -1 },
+		"--servers is 0":              func(o *Options) { o.Servers = 0 },
+		"no such file":                func(o *Options) { o.Manifests = "/no/such/directory" },
+		"no Service or EndpointSlice": func(o *Options) { o.Manifests = t.TempDir() },
+		"kubeconfig: ":                func(o *Options) { o.Manifests, o.Kubeconfig = "", "/no/such/file" },
 	} {
 		o := good
 		change(&o)
@@ -312,10 +313,10 @@ func TestOptionsSayWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.yaml"), []byte("{apiVersion: v1, kind: Service, metadata: {name: a}}"), 0o600))
 	_, err := Run(t.Context(), Options{Manifests: dir, Watch: time.Minute, Servers: 1}, progress.New(new(bytes.Buffer)))
-	require.ErrorContains(t, err, "give --nodes")
+	require.ErrorContains(t, err, "use --nodes")
 }
 
-// slice gives an EndpointSlice as a controller writes it.
+// slice returns an EndpointSlice as a controller writes it.
 func slice(endpoints int) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-abcde", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
@@ -332,8 +333,8 @@ func slice(endpoints int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// TestEventsThatNodesNeedNotKnow has changes that the API server tells of, and Slicecast does not.
-func TestEventsThatNodesNeedNotKnow(t *testing.T) {
+// TestIrrelevantEvents counts events that the API server sends to nodes and Slicecast does not.
+func TestIrrelevantEvents(t *testing.T) {
 	c, err := newCount("")
 	require.NoError(t, err)
 	s := slice(3)

@@ -22,7 +22,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// cluster is a live one, which is only read.
+// cluster is a live cluster. It is only read.
 type cluster struct {
 	services, slices *cache.ListWatch
 	client           kubernetes.Interface
@@ -34,11 +34,11 @@ type cluster struct {
 func newCluster(config *rest.Config, serviceProxyName string) (*cluster, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
+		return nil, fmt.Errorf("create a client for the API server %s: %w", config.Host, err)
 	}
 	m, err := metadata.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("client for the API server %s: %w", config.Host, err)
+		return nil, fmt.Errorf("create a client for the API server %s: %w", config.Host, err)
 	}
 	listWatch := func(c cache.Getter, resource string, selected metav1.ListOptions) *cache.ListWatch {
 		return cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, func(o *metav1.ListOptions) {
@@ -52,7 +52,7 @@ func newCluster(config *rest.Config, serviceProxyName string) (*cluster, error) 
 	}, nil
 }
 
-// list takes what is there.
+// list counts the current objects.
 func (l *cluster) list(ctx context.Context, c *count) (err error) {
 	if l.servicesAt, err = each(ctx, l.services, c.begin); err != nil {
 		return fmt.Errorf("list Services: %w", err)
@@ -63,7 +63,8 @@ func (l *cluster) list(ctx context.Context, c *count) (err error) {
 	return nil
 }
 
-// each hands over the objects of a list, page by page, and gives the resource version that they are of.
+// each passes the objects of a list to a function, page by page. It returns the resource version of
+// the list.
 func each(ctx context.Context, from *cache.ListWatch, take func(object) error) (resourceVersion string, err error) {
 	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		list, err := from.ListWithContextFunc(ctx, o)
@@ -79,7 +80,7 @@ func each(ctx context.Context, from *cache.ListWatch, take func(object) error) (
 	return resourceVersion, err
 }
 
-// nodes counts the nodes, without what is in them.
+// nodes returns the number of nodes. It reads only their metadata.
 func (l *cluster) nodes(ctx context.Context) (n int, err error) {
 	resource := l.metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return resource.List(ctx, o) })
@@ -90,7 +91,8 @@ func (l *cluster) nodes(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// apiServers counts the API servers: the endpoints of the Service default/kubernetes.
+// apiServers returns the number of API servers: that of the endpoints of the Service
+// default/kubernetes.
 func (l *cluster) apiServers(ctx context.Context) (int, error) {
 	const name = "kubernetes"
 	list, err := l.client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
@@ -99,21 +101,21 @@ func (l *cluster) apiServers(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("count API servers: %w", err)
 	}
-	most := 0 // of one family
+	most := 0 // the slices may be of two address families
 	for i := range list.Items {
 		most = max(most, len(list.Items[i].Endpoints))
 	}
 	return max(most, 1), nil
 }
 
-// interrupted is why a watch was cut short that somebody has ended.
+// interrupted says that a user has interrupted the watch.
 const interrupted = "it was interrupted"
 
-// worthwhile is how long a watch must have worked for its failure to leave something that says anything.
+// worthwhile is the time after which a failed watch still leaves a useful estimate.
 const worthwhile = time.Minute
 
-// follow takes what happens for a time; seen hears how many events there were. What was taken until the watch was cut short counts, and
-// cut says by what; empty: it was not.
+// follow counts events for a time. seen is called with the number of events so far. Events before
+// the watch was cut short count, and cut then says why; otherwise cut is empty.
 func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen func(int)) (cut string, err error) {
 	var watches [2]*watchtools.RetryWatcher
 	for i, from := range []struct {
@@ -122,7 +124,7 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 	}{{l.servicesAt, l.services}, {l.slicesAt, l.slices}} {
 		w, err := watchtools.NewRetryWatcherWithContext(ctx, from.resourceVersion, from.watch)
 		if err != nil {
-			return "", fmt.Errorf("watch: %w", err)
+			return "", fmt.Errorf("start a watch: %w", err)
 		}
 		defer func() {
 			w.Stop()
@@ -147,12 +149,12 @@ func (l *cluster) follow(ctx context.Context, c *count, d time.Duration, seen fu
 		}
 		var failed error
 		switch {
-		case ctx.Err() != nil: // which ends watches too
+		case ctx.Err() != nil: // the end of the context also ends the watches
 			return interrupted, nil
 		case !open:
-			failed = errors.New("a watch has ended: the API server cannot go on from where it was")
+			failed = errors.New("a watch has ended: the API server cannot continue from its version")
 		case e.Type == watch.Error:
-			failed = fmt.Errorf("a watch has ended: %w", apierrors.FromObject(e.Object))
+			failed = fmt.Errorf("a watch has failed: %w", apierrors.FromObject(e.Object))
 		}
 		if failed != nil && time.Since(start) < worthwhile {
 			return "", failed

@@ -23,7 +23,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/progress"
 )
 
-// TestCluster estimates from a real API server, and compares what it says of events with what the API server sends.
+// TestCluster estimates from a real API server, and compares the computed sizes of events with what
+// the API server sends.
 func TestCluster(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	client := cp.Client()
@@ -38,11 +39,12 @@ func TestCluster(t *testing.T) {
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	s := slice(100)
-	s.Labels[source.LabelServiceProxyName] = "another" // which kube-proxy looks for on Services only
+	s.Labels[source.LabelServiceProxyName] = "another" // kube-proxy ignores this label on slices
 	s, err = endpointSlices.Create(ctx, s, metav1.CreateOptions{})
 	require.NoError(t, err)
 
-	// The API server's own Service comes by itself. It has no endpoint: those on loopback are none.
+	// The API server creates its own Service. It has no endpoints, because loopback addresses are
+	// not allowed as endpoints.
 	require.Eventually(t, func() bool {
 		_, err := services.Get(ctx, "kubernetes", metav1.GetOptions{})
 		return err == nil
@@ -62,7 +64,7 @@ func TestCluster(t *testing.T) {
 	require.NoError(t, l.list(ctx, c))
 	require.NoError(t, c.begun())
 
-	// Two flips, a label that no node needs, and a Service's end: each in a watch of its own kind.
+	// Make two flips, change a label that no node needs, and delete a Service.
 	const slicesEvents, servicesEvents = 3, 1
 	sent := rawWatch(t, config, "/apis/discovery.k8s.io/v1/endpointslices", source.SelectEndpointSlices(), l.slicesAt, slicesEvents)
 	sentServices := rawWatch(t, config, "/api/v1/services", source.SelectServices(""), l.servicesAt, servicesEvents)
@@ -88,19 +90,19 @@ func TestCluster(t *testing.T) {
 	require.Positive(t, c.seconds)
 	require.Equal(t, slicesEvents, c.slices.events)
 	require.Equal(t, servicesEvents, c.services.events)
-	require.Equal(t, <-sent, c.slices.today, "what the API server sends")
+	require.Equal(t, <-sent, c.slices.today, "the size differs from what the API server sends")
 	require.Equal(t, <-sentServices, c.services.today)
 	require.Equal(t, 2, c.slices.updates)
 	require.Less(t, c.slices.slicecast, 2*200)
 	require.Equal(t, 1, c.services.updates)
 
-	// All of it, without anything that happens.
+	// A whole estimate, without any events.
 	e, err := Run(ctx, Options{Kubeconfig: cp.Kubeconfig(t, config), Watch: 10 * time.Millisecond, Servers: 2}, progress.New(new(bytes.Buffer)))
 	require.NoError(t, err)
 	require.EqualValues(t, 3, value(t, e, "nodes"))
 	require.EqualValues(t, 100, value(t, e, "endpoints"))
 
-	// What was seen before an interruption counts.
+	// Events before an interruption count.
 	watching, interrupt := context.WithCancel(ctx)
 	view := progress.New(&until{want: "watching the cluster", do: interrupt})
 	shown := make(chan struct{})
@@ -112,11 +114,12 @@ func TestCluster(t *testing.T) {
 	<-shown
 	require.NoError(t, err)
 	require.Less(t, value(t, e, "seconds"), 3600.)
-	require.Contains(t, e.Assumptions[0], "of the 1h0m0s that were asked for: it was interrupted")
+	require.Contains(t, e.Assumptions[0], "of the requested 1h0m0s: it was interrupted")
 }
 
-// TestClusterOfANamedProxy has a Service of Slicecast's and one of another proxy, which nodes get nothing of, and both change.
-func TestClusterOfANamedProxy(t *testing.T) {
+// TestServiceProxyName changes a Service of Slicecast and one of another proxy. Nodes receive only
+// the first.
+func TestServiceProxyName(t *testing.T) {
 	const name = "slicecast"
 	cp := controlplane.Start(t, controlplane.Options{})
 	ctx := t.Context()
@@ -158,7 +161,7 @@ func TestClusterOfANamedProxy(t *testing.T) {
 	require.EqualValues(t, 1, value(t, e, "services"))
 }
 
-// until does something when something is written to it.
+// until is an io.Writer that calls do once want is written to it.
 type until struct {
 	want string
 	do   func()
@@ -172,7 +175,8 @@ func (u *until) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// rawWatch gives what so many events of a watch have below TLS, by their bytes as they come.
+// rawWatch starts a watch, and returns a channel for the size below TLS of a number of its events.
+// It counts the bytes that arrive.
 func rawWatch(t *testing.T, config *rest.Config, path string, selected metav1.ListOptions, resourceVersion string, events int) <-chan int {
 	t.Helper()
 	client, err := rest.HTTPClientFor(config)
@@ -184,7 +188,7 @@ func rawWatch(t *testing.T, config *rest.Config, path string, selected metav1.Li
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path+"?"+query.Encode(), nil)
 	require.NoError(t, err)
 	request.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
-	response, err := client.Do(request) //nolint:bodyclose // at the end of the test
+	response, err := client.Do(request) //nolint:bodyclose // closed at the end of the test
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, response.StatusCode)
 	sum, ended := make(chan int, 1), make(chan struct{})

@@ -25,30 +25,32 @@ import (
 )
 
 const (
-	// maxManifest is the most that is read of a file.
+	// maxManifest is the maximum number of bytes read from a file.
 	maxManifest = 1 << 30
-	// lookAhead is how much of a file tells whether it is JSON or YAML.
+	// lookAhead is the number of bytes that decide whether a file is JSON or YAML.
 	lookAhead = 4096
-	// sampleFlips is how many flips are encoded; they stand for all.
+	// sampleFlips is the number of flips that are encoded. They represent all flips.
 	sampleFlips = 2000
 )
 
-// manifests are a directory's objects that a proxy gets.
+// manifests holds the objects of a directory that a kube-proxy would receive.
 type manifests struct {
 	serviceProxyName string
 
 	objects []object
 	slices  []*discoveryv1.EndpointSlice
 	nodes   int
-	// endpoints are the Services of Endpoints objects, and inSlices those that have an EndpointSlice, whether or not nodes get it.
+	// endpoints are the Services of Endpoints objects. inSlices has the Services that have an
+	// EndpointSlice, even if nodes do not receive the slice.
 	endpoints []string
 	inSlices  map[string]bool
-	// unreadable says what could not be read, and why.
+	// unreadable describes what could not be read, and why.
 	unreadable []string
 }
 
-// readManifests reads the *.yaml, *.yml and *.json files of a directory, as Slicecast's source does: lists and several documents
-// in a file are fine, and kinds that do not matter are passed over. What cannot be read is left out, and named.
+// readManifests reads the *.yaml, *.yml and *.json files of a directory, like the server's file
+// source. A file may contain lists and several documents; other kinds are ignored. Parts that
+// cannot be read are left out and listed in unreadable.
 func readManifests(directory, serviceProxyName string) (*manifests, error) {
 	entries, err := os.ReadDir(directory)
 	if err != nil {
@@ -64,20 +66,20 @@ func readManifests(directory, serviceProxyName string) (*manifests, error) {
 		}
 	}
 	if len(m.objects) == 0 {
-		return nil, fmt.Errorf("--manifests: there is no Service and no EndpointSlice in %s that nodes get: "+
-			"write them there with kubectl get services,endpointslices,nodes -A -o yaml%s", directory, strings.Join(append([]string{""}, m.unreadable...), "\n"))
+		return nil, fmt.Errorf("--manifests: %s has no Service or EndpointSlice that nodes receive: "+
+			"write the objects there with kubectl get services,endpointslices,nodes -A -o yaml%s", directory, strings.Join(append([]string{""}, m.unreadable...), "\n"))
 	}
 	return m, nil
 }
 
-// leftOut says what there is that is not in the figures.
+// leftOut describes the objects that are not in the figures.
 func (m *manifests) leftOut() (remarks []string) {
 	for _, u := range m.unreadable {
-		remarks = append(remarks, fmt.Sprintf("A manifest is left out, with what is after it in its file, as it cannot be read: %s.", u))
+		remarks = append(remarks, fmt.Sprintf("A manifest cannot be read and is left out, with all that follows in its file: %s.", u))
 	}
 	if lacking := slices.DeleteFunc(slices.Clone(m.endpoints), func(name string) bool { return m.inSlices[name] }); len(lacking) > 0 {
 		remarks = append(remarks, fmt.Sprintf("%d Endpoints objects whose Services have no EndpointSlice in the files are left out, such as %s: "+
-			"a cluster's control plane makes EndpointSlices of them, which are what nodes get.", len(lacking), lacking[0]))
+			"nodes receive only the EndpointSlices that a cluster's control plane creates for them.", len(lacking), lacking[0]))
 	}
 	return remarks
 }
@@ -128,7 +130,8 @@ func (m *manifests) document(raw []byte) error {
 	return nil
 }
 
-// take takes what an API server would send by source.SelectServices and source.SelectEndpointSlices.
+// take stores an object if an API server would send it for source.SelectServices or
+// source.SelectEndpointSlices.
 func (m *manifests) take(o runtime.Object) {
 	switch o := o.(type) {
 	case *corev1.Node:
@@ -152,7 +155,7 @@ func (m *manifests) take(o runtime.Object) {
 	}
 }
 
-// isServed tells whether a Service is for the proxy of the name.
+// isServed reports whether a Service belongs to the proxy with the configured name.
 func (m *manifests) isServed(s *corev1.Service) bool {
 	name, named := s.Labels[source.LabelServiceProxyName]
 	return name == m.serviceProxyName && named == (m.serviceProxyName != "")
@@ -165,8 +168,8 @@ func namespace(s string) string {
 	return s
 }
 
-// flips has endpoints flip, at random over all, as the EndpointSlice controller writes it: enough of them to stand for a rate of so many a
-// second for a time.
+// flips makes random endpoints flip as the EndpointSlice controller would write it. It encodes a
+// sample and scales the counts to a rate per second over a time.
 func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d time.Duration) error {
 	total := 0
 	for _, s := range m.slices {
@@ -177,8 +180,8 @@ func (m *manifests) flips(ctx context.Context, c *count, perSecond float64, d ti
 	if total == 0 || wanted == 0 {
 		return nil
 	}
-	random := rand.New(rand.NewPCG(1, 1))        // the same endpoints each time
-	at := time.Now().UTC().Truncate(time.Second) // as precise as the conditions of pods are, which the controller takes it from
+	random := rand.New(rand.NewPCG(1, 1))        // a fixed seed, for the same endpoints each time
+	at := time.Now().UTC().Truncate(time.Second) // the controller uses the times of pod conditions, which are in seconds
 	for range sampleFlips {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -9,9 +9,10 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// heapOf tells how much heap what is built takes. It is exact as far as nothing else is allocated or released meanwhile.
+// heapOf returns the heap size of the value that build returns. It is exact if no other goroutine
+// allocates or frees memory meanwhile.
 func heapOf[T any](build func() (T, error)) (int, error) {
-	if _, err := build(); err != nil { // what is made once for all is there then
+	if _, err := build(); err != nil { // the first call also allocates what later calls share
 		return 0, err
 	}
 	before := heap()
@@ -21,10 +22,10 @@ func heapOf[T any](build func() (T, error)) (int, error) {
 	return int(max(0, after-before)), err
 }
 
-// heap is what is in use.
+// heap returns the heap size in use.
 func heap() int64 {
 	runtime.GC()
-	runtime.GC() // pools give up what they hold the second time
+	runtime.GC() // pools release their contents in the second collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)

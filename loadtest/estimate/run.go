@@ -17,7 +17,8 @@ import (
 	"github.com/slicecast/slicecast/loadtest/progress"
 )
 
-// Options say what to estimate from. Zero counts of nodes and API servers are taken from the cluster.
+// Options say what to estimate from. If Nodes or APIServers is 0, the number comes from the
+// cluster.
 type Options struct {
 	Kubeconfig       string
 	Manifests        string
@@ -31,17 +32,17 @@ type Options struct {
 
 // AddFlags adds the flags, with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file of the cluster, which is only read; default: that of the pod that this runs in")
-	fs.StringVar(&o.Manifests, "manifests", "", "a directory of manifests in place of a cluster, such as kubectl get services,endpointslices,nodes -A -o yaml writes")
-	fs.DurationVar(&o.Watch, "watch", 10*time.Minute, "how long to watch the cluster; with --manifests: the time that is computed for")
-	fs.Float64Var(&o.FlipsPerSecond, "flips-per-second", 0, "with --manifests: how many endpoints turn ready or not ready in a second, which no manifest tells")
-	fs.IntVar(&o.Nodes, "nodes", 0, "nodes to compute for; default: as many as there are")
-	fs.IntVar(&o.APIServers, "api-servers", 0, "API servers that the nodes' watches are spread over; default: as many as there are, or 1 with --manifests")
-	fs.IntVar(&o.Servers, "servers", 2, "Slicecast servers to compute for")
-	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "label service.kubernetes.io/service-proxy-name of the Services to serve; default: those without")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster, which is only read; by default, that of the pod that the program runs in")
+	fs.StringVar(&o.Manifests, "manifests", "", "directory of manifests to use instead of a cluster, such as the output of kubectl get services,endpointslices,nodes -A -o yaml")
+	fs.DurationVar(&o.Watch, "watch", 10*time.Minute, "how long to watch the cluster; with --manifests: the time to compute for")
+	fs.Float64Var(&o.FlipsPerSecond, "flips-per-second", 0, "with --manifests: how many endpoints become ready or not ready per second")
+	fs.IntVar(&o.Nodes, "nodes", 0, "number of nodes to compute for; by default, that of the cluster or the manifests")
+	fs.IntVar(&o.APIServers, "api-servers", 0, "number of API servers that share the nodes' watches; by default, that of the cluster, or 1 with --manifests")
+	fs.IntVar(&o.Servers, "servers", 2, "number of Slicecast servers to compute for")
+	fs.StringVar(&o.ServiceProxyName, "service-proxy-name", "", "value of the label service.kubernetes.io/service-proxy-name of the Services to serve; by default, those without the label")
 }
 
-// Validate finds all that is wrong with the options.
+// Validate returns all errors in the options.
 func (o *Options) Validate() error {
 	var errs []error
 	wrong := func(is bool, format string, args ...any) {
@@ -52,19 +53,19 @@ func (o *Options) Validate() error {
 	wrong(o.Kubeconfig != "" && o.Manifests != "", "--kubeconfig and --manifests are both given: use one of them")
 	if o.Manifests != "" {
 		_, err := os.ReadDir(o.Manifests)
-		wrong(err != nil, "--manifests: %w: give a directory", err)
+		wrong(err != nil, "--manifests: %w: use a directory", err)
 	}
 	wrong(o.Watch <= 0, "--watch is %v: use a positive duration", o.Watch)
 	wrong(o.FlipsPerSecond < 0, "--flips-per-second is %g: use 0 or more", o.FlipsPerSecond)
-	wrong(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second is an assumption for --manifests; a cluster tells by itself")
-	wrong(o.Nodes < 0, "--nodes is %d: use 0 (as many as there are) or more", o.Nodes)
-	wrong(o.APIServers < 0, "--api-servers is %d: use 0 (as many as there are) or more", o.APIServers)
+	wrong(o.FlipsPerSecond > 0 && o.Manifests == "", "--flips-per-second requires --manifests: with a cluster, changes are counted")
+	wrong(o.Nodes < 0, "--nodes is %d: use 0 (the number of the cluster) or more", o.Nodes)
+	wrong(o.APIServers < 0, "--api-servers is %d: use 0 (the number of the cluster) or more", o.APIServers)
 	errs = append(errs, source.ValidateProxyName(o.ServiceProxyName))
 	wrong(o.Servers < 1, "--servers is %d: use at least 1", o.Servers)
 	return errors.Join(errs...)
 }
 
-// Run makes an estimate, and shows in the view how that goes.
+// Run computes an estimate, and shows its progress in the view.
 func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -96,9 +97,9 @@ func Run(ctx context.Context, o Options, view *progress.View) (*Estimate, error)
 	return out, nil
 }
 
-var errNoNodes = errors.New("there is no Node to be seen: give --nodes")
+var errNoNodes = errors.New("there are no Nodes: use --nodes")
 
-// fromManifests counts what is in files, and gives what has to be assumed for that.
+// fromManifests counts the objects in files. It returns the assumptions that this requires.
 func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (assumptions []string, err error) {
 	m, err := readManifests(o.Manifests, o.ServiceProxyName)
 	if err != nil {
@@ -123,20 +124,21 @@ func (o *Options) fromManifests(ctx context.Context, c *count, out *Estimate) (a
 		o.APIServers = 1
 		assumptions = append(assumptions, "There is one API server (--api-servers).")
 	}
-	flips := "No endpoint flips: no manifest tells how many do, and --flips-per-second is 0."
+	flips := "No endpoint flips: manifests do not say how many do, and --flips-per-second is 0."
 	if o.FlipsPerSecond > 0 {
-		flips = fmt.Sprintf("%g endpoints a second flip (--flips-per-second), each by itself and at random over all EndpointSlices; no manifest tells how many do. "+
-			"%d flips were encoded and stand for all.", o.FlipsPerSecond, sampleFlips)
+		flips = fmt.Sprintf("%g endpoints per second flip (--flips-per-second), each by itself and at random over all EndpointSlices; manifests do not say how many do. "+
+			"%d flips were encoded and represent all of them.", o.FlipsPerSecond, sampleFlips)
 	} else {
-		slog.Warn("Nothing changes in this estimate, and what changes is what costs: give --flips-per-second")
+		slog.Warn("The estimate has no changes, which cause most of the costs; set --flips-per-second")
 	}
 	return append([]string{
 		flips,
-		"Objects have what their files have; what an API server adds to them is missing in today's figures if the files are not from one.",
+		"Objects have the content of their files. If the files are not from an API server, today's figures lack what an API server would add.",
 	}, append(assumptions, m.leftOut()...)...), m.flips(ctx, c, o.FlipsPerSecond, o.Watch)
 }
 
-// fromCluster counts what a live cluster has and does, and gives what has to be known about that.
+// fromCluster counts the objects and events of a live cluster. It returns remarks for readers of
+// the estimate.
 func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view *progress.View) (remarks []string, err error) {
 	config, err := kube.Config(o.Kubeconfig)
 	if err != nil {
@@ -147,14 +149,14 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 	if err != nil {
 		return nil, err
 	}
-	view.Set(func() progress.Status { return progress.Status{Phase: "reading what is there"} })
+	view.Set(func() progress.Status { return progress.Status{Phase: "reading the cluster's objects"} })
 	if o.Nodes == 0 {
 		if o.Nodes, err = l.nodes(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if o.Nodes == 0 {
-		return nil, errNoNodes // before the watch, which is long
+		return nil, errNoNodes // fail before the long watch
 	}
 	if o.APIServers == 0 {
 		if o.APIServers, err = l.apiServers(ctx); err != nil {
@@ -171,7 +173,7 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 	end := time.Now().Add(o.Watch)
 	view.Set(func() progress.Status {
 		return progress.Status{
-			Phase: fmt.Sprintf("watching the cluster, %v to go (^C ends it now, with what there is)", time.Until(end).Round(time.Second)), Received: events.Load(),
+			Phase: fmt.Sprintf("watching the cluster, %v left (^C ends the watch and computes the estimate)", time.Until(end).Round(time.Second)), Received: events.Load(),
 		}
 	})
 	cut, err := l.follow(ctx, c, o.Watch, func(n int) { events.Store(int64(n)) })
@@ -179,7 +181,7 @@ func (o *Options) fromCluster(ctx context.Context, c *count, out *Estimate, view
 		return nil, err
 	}
 	if cut != "" {
-		remarks = append(remarks, fmt.Sprintf("The cluster was watched for %.0f s of the %v that were asked for: %s.", c.seconds, o.Watch, cut))
+		remarks = append(remarks, fmt.Sprintf("The cluster was watched for %.0f s of the requested %v: %s.", c.seconds, o.Watch, cut))
 	}
 	return remarks, nil
 }

@@ -99,7 +99,8 @@ func TestWindowCountsEachChangeOnce(t *testing.T) {
 	}
 	first, second, third := update(changes[0]), update(changes[1]), update(changes[2])
 
-	// Node 0 receives each change, the second one twice. Node 1 receives the first two in one update.
+	// Node 0 receives each change, the second one twice. Node 1 receives the first two in one
+	// update.
 	w.Received(f.Members[0], first, start.Add(10*time.Millisecond))
 	w.Received(f.Members[0], second, start.Add(110*time.Millisecond))
 	w.Received(f.Members[0], second, start.Add(999*time.Millisecond))

@@ -120,8 +120,8 @@ func connected(t *testing.T, nodes int, servers ...string) *Fleet {
 	return f
 }
 
-// TestCheckWithSeveralServers compares nodes of two servers with one reference. The positions of the two
-// servers are not comparable.
+// TestCheckWithSeveralServers compares nodes of two servers with one reference. The positions of
+// the two servers are not comparable.
 func TestCheckWithSeveralServers(t *testing.T) {
 	first, second := (&oneShard{epoch: 1, sequence: 1}).serve(t), (&oneShard{epoch: 2, sequence: 9}).serve(t)
 	f := connected(t, 40, first, second) // all on the same server has a probability of 2⁻³⁹

@@ -45,9 +45,9 @@ const (
 //   - which of several equally full slices is filled
 //   - which of several slices that lose all pods are deleted, if some of them stay
 //
-// The test compares, slice by slice, the old pods that remain. It also compares, as numbers, how many
-// old pods each slice keeps, how many pods it has at the end, and whether it is created, updated or
-// deleted.
+// The test compares, slice by slice, the old pods that remain. It also compares, as numbers, how
+// many old pods each slice keeps, how many pods it has at the end, and whether it is created,
+// updated or deleted.
 func TestSyncMatchesController(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g, err := New(Config{Nodes: 3, Services: []Group{{1, 1, 1}}, Change: Scale})

@@ -296,7 +296,8 @@ func TestSourceCarriesOutPlans(t *testing.T) {
 	s, err := store.New(store.Options{})
 	require.NoError(t, err)
 	now := time.Now()
-	// The first half of the first plan is in the past. The second plan arrives while the source runs.
+	// The first half of the first plan is in the past. The second plan arrives while the source
+	// runs.
 	early := Plan{Kind: Flip, Schedule: Schedule{Start: now.Add(-time.Second), Count: 20, Rate: 10}}
 	source := NewSource(newCluster(t, config), early)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -10,16 +10,17 @@ import (
 	"github.com/slicecast/slicecast/loadtest/scenario"
 )
 
-// whole is what distribution costs where nodes get whole objects.
+// whole is the size of the headline's updates if nodes receive whole objects.
 type whole struct {
-	// Each has a version of the object for each pod that is replaced, as the announcement of EndpointSlices has it; Played one for each sync
-	// of the scenario that is played.
+	// Each counts one version of the object for each replaced pod, as the announcement of
+	// EndpointSlices does. Played counts one version for each sync of the scenario that is played.
 	Each, Played string
 }
 
-// endpoints computes what the headline's rolling update is where nodes get one Endpoints object whole each time that it changes: the object
-// with all that the endpoints controller writes, in protobuf. In the scenario that is played it changes twice for each batch: pods get ready,
-// and as many terminate, with which they are out of it.
+// endpoints computes the size of the headline's rolling update if nodes receive a whole Endpoints
+// object each time that it changes. The object has all fields that the endpoints controller writes,
+// in protobuf. In the scenario that is played it changes twice for each batch: when pods become
+// ready, and when as many terminate, which removes them from the object.
 func endpoints() (out whole, err error) {
 	s, err := scenario.Load("headline", nil)
 	if err != nil {

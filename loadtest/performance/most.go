@@ -7,28 +7,33 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// size is a run with as many nodes as that, what they connected for, and what limits how many connect.
+// size is a run with a large number of nodes: how many connected, what they cost, and which
+// resource limits their number.
 type size struct {
 	Name  string
 	Nodes int
-	// Processes with nodes, and how many servers or relays the nodes are connected to.
+	// Processes is the number of processes with nodes. Servers is the number of servers or relays
+	// that the nodes are connected to.
 	Processes, Servers int
-	// ServerPeak and ClientPeak are the most RAM of all servers and relays, and of all processes with nodes.
+	// ServerPeak is the peak RAM of all servers and relays, and ClientPeak that of all processes
+	// with nodes.
 	ServerPeak, ClientPeak value
-	// Each is what a node takes of both, and Share of the machine's memory.
+	// Each is the sum of both for each node, and Share is their share of the machine's memory.
 	Each  value
 	Share string
 	// P50 and P99 are latencies.
 	P50, P99 value
-	// ServerCPU and ClientCPU are the shares of the machine's CPUs that all servers and relays, and all processes with nodes, used; CPU is both.
+	// ServerCPU is the share of the machine's CPUs that all servers and relays used, and ClientCPU
+	// is that of all processes with nodes. CPU is the sum.
 	ServerCPU, ClientCPU, CPU string
-	// Memory, Files and Ports are how many nodes they are enough for: the machine's memory where each takes as much, the files that each server
-	// may have open, and the ports for connections to each; Least is the one that is at its end first.
+	// Memory, Files and Ports are the numbers of nodes for which these resources are sufficient:
+	// the machine's memory, the open files of each server, and the local ports for connections to
+	// each server. Least names the resource that is exhausted first.
 	Memory, Files, Ports int
 	Least                string
 }
 
-// most lists those of the reports that there are.
+// most returns the sizes for those of the reports that exist.
 func (m *Measured) most(names ...string) (out []size, err error) {
 	for _, name := range names {
 		r := m.Reports[name]
@@ -48,7 +53,7 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 		cpus := float64(r.Machine.CPUs)
 		s.ServerCPU, s.ClientCPU, s.CPU = percent(server.Median/cpus), percent(client.Median/cpus), percent((server.Median+client.Median)/cpus)
 		if r.Machine.OpenFiles == 0 || r.Machine.Ports == 0 {
-			return nil, fmt.Errorf("report %s does not say how many files and ports there are: measure it again", name)
+			return nil, fmt.Errorf("report %s does not have the limits of files and ports: measure it again", name)
 		}
 		if s.Servers, err = tier(r); err != nil {
 			return nil, fmt.Errorf("report %s: %w", name, err)
@@ -71,15 +76,15 @@ func (m *Measured) most(names ...string) (out []size, err error) {
 	return out, nil
 }
 
-// Behind tells whether the nodes do not keep pace with the changes.
+// Behind reports whether the nodes do not keep up with the changes.
 func (s size) Behind() bool { return s.P99.Median > report.Pace }
 
-// tier is how many servers or, where there are some, relays the nodes are connected to.
+// tier returns the number of relays or, if there are none, of servers.
 func tier(r *report.Report) (int, error) {
 	for _, parameter := range []string{"relays", "servers"} {
 		if n, ok := r.Scenario.Parameters[parameter].(float64); ok && n > 0 {
 			return int(n), nil
 		}
 	}
-	return 0, fmt.Errorf("it has %v servers and %v relays", r.Scenario.Parameters["servers"], r.Scenario.Parameters["relays"])
+	return 0, fmt.Errorf("invalid numbers of servers (%v) and relays (%v)", r.Scenario.Parameters["servers"], r.Scenario.Parameters["relays"])
 }

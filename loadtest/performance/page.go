@@ -13,7 +13,7 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report/chart"
 )
 
-// What is made of the reports, from the module's root.
+// Files that are generated from the reports, relative to the module's root.
 const (
 	PageFile  = "docs/performance.md"
 	ChartFile = "docs/performance.svg"
@@ -22,7 +22,8 @@ const (
 //go:embed page.md.tmpl
 var pageSource string
 
-// commandList has a line for each report: its name, a colon and the command. make bench runs them.
+// commandList has a line for each report: its name, a colon and the command. make bench runs the
+// commands.
 //
 //go:embed commands.txt
 var commandList string
@@ -30,11 +31,11 @@ var commandList string
 // value is a figure in the page.
 type value struct {
 	report.Spread
-	// share: it is a share of another one.
+	// share means that the value is a ratio of two figures.
 	share bool
 }
 
-// String writes the figure, with the range of its repeats if they differ.
+// String returns the figure, with the range of its repeats if they differ.
 func (v value) String() string {
 	switch {
 	case !v.share:
@@ -45,7 +46,7 @@ func (v value) String() string {
 	return fmt.Sprintf("%s (%s to %s)", shareText(v.Median), shareText(v.Min), shareText(v.Max))
 }
 
-// shareText writes a share as people say it.
+// shareText formats a ratio as a fraction or as a multiple.
 func shareText(v float64) string {
 	if v < 1 {
 		return "1/" + report.FormatValue(1/v, report.Number)
@@ -53,7 +54,8 @@ func shareText(v float64) string {
 	return report.FormatValue(v, report.Number) + " times"
 }
 
-// bounded gives the cells of a bound and of a figure, and says where the figure, in any of its repeats, is not within the bound.
+// bounded returns the table cells of a bound and of a figure. The second cell says so if the figure
+// does not keep the bound in all repeats.
 func bounded(v value, bound string) (string, error) {
 	b, err := report.ParseBound(bound, v.Unit)
 	if err != nil {
@@ -78,8 +80,8 @@ func bounded(v value, bound string) (string, error) {
 	return fmt.Sprintf("%s | %s, **missed**", text, v), nil
 }
 
-// functions are what the page's template may call. Each gives an error for what was not measured, so that a figure cannot
-// silently be missing.
+// functions returns the functions that the page's template may call. Each fails for a figure that
+// was not measured, so that no figure is missing silently.
 func (m *Measured) functions() template.FuncMap {
 	return template.FuncMap{
 		"fig": func(name, metric string) (value, error) {
@@ -100,10 +102,11 @@ func (m *Measured) functions() template.FuncMap {
 		"times": func(n float64, a value) value {
 			return value{Spread: report.Spread{Unit: a.Unit, Median: n * a.Median, Min: n * a.Min, Max: n * a.Max}}
 		},
-		// share is that of the medians; its range is that of any repeat of the one and any of the other.
+		// share returns the ratio of the medians. Its range covers the ratios of any repeat of one
+		// to any repeat of the other.
 		"share": func(a, of value) (value, error) {
 			if of.Min <= 0 {
-				return value{}, fmt.Errorf("a share of %v, which may be nothing", of)
+				return value{}, fmt.Errorf("a ratio to %v, which may be 0", of)
 			}
 			return value{share: true, Spread: report.Spread{
 				Unit: report.Number, Median: a.Median / of.Median, Min: a.Min / of.Max, Max: a.Max / of.Min,
@@ -113,7 +116,8 @@ func (m *Measured) functions() template.FuncMap {
 			v, err := m.Bench(name, benchmark, unit)
 			return thousands(v), err
 		},
-		// each is the time that one of a benchmark's takes, of which so many are done in a second.
+		// each returns the time of one operation, from the number of operations per second of a
+		// benchmark.
 		"each": func(name, benchmark, unit string) (value, error) {
 			v, err := m.Bench(name, benchmark, unit)
 			return single(report.Micros, 1e6/v), err
@@ -134,13 +138,15 @@ func (m *Measured) functions() template.FuncMap {
 	}
 }
 
-// minus is the difference of the medians; its range is that of any repeat of the one and any of the other.
+// minus returns the difference of the medians. Its range covers the differences of any repeat of
+// one and any repeat of the other.
 func (v value) minus(o value) value {
 	return value{Spread: report.Spread{Unit: v.Unit, Median: v.Median - o.Median, Min: v.Min - o.Max, Max: v.Max - o.Min}}
 }
 
-// watches is the server CPU in a report of an API server without the writes of the changes: these are all that the same changes take in the
-// report of one watcher. Where the metric is a node-update's, each node has its part of them.
+// watches returns the server CPU in a report of an API server without the writes of the changes.
+// The writes cost as much as all CPU time in the report of the same changes with one watcher. If
+// the metric is per node-update, each node's share of the writes is subtracted.
 func (m *Measured) watches(name, one, metric string) (value, error) {
 	all, err := m.Figure(name, metric)
 	if err != nil {
@@ -157,23 +163,24 @@ func (m *Measured) watches(name, one, metric string) (value, error) {
 	return value{Spread: all}.minus(value{Spread: writes}), nil
 }
 
-// perUpdate is the metric of server CPU a node-update.
+// perUpdate is the metric of server CPU per node-update.
 const perUpdate = "cpu-per-update"
 
-// machine tells what all was measured on.
+// machine returns the description of the machine of all measurements.
 func (m *Measured) machine() (string, error) {
 	text, err := m.common("the machine", func(r *report.Report) string { return r.MachineText() })
 	for name, results := range m.Benches {
 		for _, r := range results {
 			if cpu := r.GetConfig("cpu"); err == nil && !strings.Contains(text, cpu) {
-				return "", fmt.Errorf("%s is of a machine with %s, and the reports of one with %s: run make bench for all of them", name, cpu, text)
+				return "", fmt.Errorf("%s was measured on a machine with %s, but the reports on one with %s: run make bench for all of them", name, cpu, text)
 			}
 		}
 	}
 	return text, err
 }
 
-// common gives what all reports have in common; a page of reports of several machines would compare what cannot be compared.
+// common returns a text that must be equal in all reports. Figures of different machines, for
+// example, cannot be compared.
 func (m *Measured) common(what string, of func(*report.Report) string) (string, error) {
 	var all []string
 	for _, r := range m.Reports {
@@ -183,17 +190,18 @@ func (m *Measured) common(what string, of func(*report.Report) string) (string, 
 	}
 	if len(all) != 1 {
 		slices.Sort(all)
-		return "", fmt.Errorf("%s is not the same in all reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
+		return "", fmt.Errorf("%s differs between reports, run make bench for all of them: %s", what, strings.Join(all, "; "))
 	}
 	return all[0], nil
 }
 
-// single is a figure without a range.
+// single returns a figure without a range.
 func single(unit report.Unit, v float64) value {
 	return value{Spread: report.Spread{Unit: unit, Median: v, Min: v, Max: v}}
 }
 
-// versions says what was measured; where reports are of several versions, which is of which.
+// versions returns the version that was measured. If there are several, it says which reports have
+// which.
 func (m *Measured) versions() string {
 	of := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(m.Reports)) {
@@ -210,7 +218,7 @@ func (m *Measured) versions() string {
 	return "**Not all of the same** Slicecast: " + strings.Join(out, "; ")
 }
 
-// repeats says how often load tests were run.
+// repeats says how often the load tests were run.
 func (m *Measured) repeats() string {
 	least, most := math.MaxInt, 0
 	for _, r := range m.Reports {
@@ -225,7 +233,8 @@ func (m *Measured) repeats() string {
 	return fmt.Sprintf("%d to %d runs each: the median and, in parentheses, the least and the most", least, most)
 }
 
-// thousands writes a number with commas: a bench's values have no unit that could be scaled.
+// thousands formats a number with commas. Values of benchmarks have no unit that could be scaled
+// instead.
 func thousands(v float64) string {
 	s := report.FormatValue(v, report.Number)
 	whole, fraction, _ := strings.Cut(s, ".")
@@ -238,13 +247,13 @@ func thousands(v float64) string {
 	return whole
 }
 
-// Command is one that makes a report.
+// Command is a command that produces a report.
 type Command struct{ Name, Command string }
 
-// Bench tells whether it is a Go benchmark, and not a load test.
+// Bench reports whether the command is a Go benchmark rather than a load test.
 func (c Command) Bench() bool { return strings.HasPrefix(c.Command, "go test ") }
 
-// File is the name of the report's file.
+// File returns the name of the report's file.
 func (c Command) File() string {
 	if c.Bench() {
 		return c.Name + ".txt"
@@ -252,7 +261,7 @@ func (c Command) File() string {
 	return c.Name + ".json"
 }
 
-// Commands lists what make bench runs.
+// Commands returns the commands that make bench runs.
 func Commands() (out []Command) {
 	for line := range strings.Lines(commandList) {
 		name, c, _ := strings.Cut(strings.TrimSpace(line), ": ")
@@ -261,15 +270,15 @@ func Commands() (out []Command) {
 	return out
 }
 
-// commands lists those of the reports that there are.
+// commands returns the commands whose reports exist.
 func (m *Measured) commands() []Command {
 	return slices.DeleteFunc(Commands(), func(c Command) bool { return m.Reports[c.Name] == nil && m.Benches[c.Name] == nil })
 }
 
-// row is a scenario in the page's table of all that were played.
+// row is a report in the page's table of all scenarios.
 type row struct{ Name, Scenario, Peer, Nodes, Latency, Bytes, CPU, Time, Memory string }
 
-// played lists the reports of scenarios, by scenario, nodes and peer.
+// played returns the rows for all reports, by scenario, nodes and peer.
 func (m *Measured) played() (out []row) {
 	var names []string
 	for name := range m.Reports {
@@ -305,10 +314,10 @@ func (m *Measured) played() (out []row) {
 	return out
 }
 
-// note is what reports say to readers of their figures.
+// note is a note for readers of figures, with the names of the reports that have it.
 type note struct{ Text, Reports string }
 
-// notes lists those of all reports, each once.
+// notes returns the notes of all reports, each once.
 func (m *Measured) notes() (out []note) {
 	of := make(map[string][]string)
 	for _, name := range slices.Sorted(maps.Keys(m.Reports)) {
@@ -322,7 +331,7 @@ func (m *Measured) notes() (out []note) {
 	return out
 }
 
-// Page makes docs/performance.md.
+// Page returns the content of docs/performance.md.
 func (m *Measured) Page() (string, error) {
 	t, err := template.New("page").Option("missingkey=error").Funcs(m.functions()).Parse(pageSource)
 	if err != nil {
@@ -335,17 +344,17 @@ func (m *Measured) Page() (string, error) {
 	return out.String(), nil
 }
 
-// pair is what a chart compares: a report of each peer, and what they show.
+// pair names the reports that a chart compares, one of each peer, and what the chart shows.
 type pair struct {
 	heading              string
 	apiServer, slicecast string
 	// one is the API server's report of the same changes with one watcher.
 	one string
-	// metrics are bytes and server CPU, with what they are for a reader.
+	// metrics are the metrics of bytes and server CPU, and words are their descriptions.
 	metrics, words [2]string
 }
 
-// pairs are what README.md's chart may show, the best first.
+// pairs are the pairs that README.md's chart may show, the best first.
 var pairs = []pair{
 	headline(3000),
 	headline(1000),
@@ -363,8 +372,9 @@ func headline(nodes int) pair {
 	}
 }
 
-// Chart makes the chart of README.md: what Slicecast costs beside the API server's watches, for the headline if that was
-// measured. Bars of bytes and of CPU time are each as long as their share of the largest.
+// Chart returns the chart of README.md. It compares Slicecast with the API server's watches, for
+// the headline if that was measured. Bars of bytes and bars of CPU time are scaled separately,
+// relative to the largest of each.
 func (m *Measured) Chart() (string, error) {
 	p := pairs[len(pairs)-1]
 	for _, better := range pairs {
@@ -398,7 +408,8 @@ func (m *Measured) Chart() (string, error) {
 	return chart.File(c.SVG()), nil
 }
 
-// theirs is a figure of the API server in a pair, and what that is of: its CPU has the writes of the changes in it unless they were measured.
+// theirs returns a figure of the API server in a pair, and a description of what it covers. Its CPU
+// time includes the writes of the changes if these were not measured separately.
 func (m *Measured) theirs(p pair, metric string) (report.Spread, string, error) {
 	switch {
 	case metric == p.metrics[0]:

@@ -1,6 +1,7 @@
-// Package performance holds what was measured of Slicecast and of its peers: the reports that docs/performance.md and the chart
-// of README.md are made of, and that estimates take their coefficients from. They are checked in, so that every figure can be
-// traced to a report, and the page can be made again from what is there.
+// Package performance holds the measurements of Slicecast and its peers: the reports from which
+// docs/performance.md and the chart of README.md are generated, and from which estimates take their
+// coefficients. The reports are checked in, so that every figure can be traced to a report and the
+// page can be generated again.
 package performance
 
 import (
@@ -20,21 +21,21 @@ import (
 	"github.com/slicecast/slicecast/loadtest/report"
 )
 
-// Directory is where the reports are, from the module's root.
+// Directory is the directory of the reports, relative to the module's root.
 const Directory = "loadtest/performance/reports"
 
 //go:embed reports
 var embedded embed.FS
 
-// Measured is what was measured, by the names of reports: those of their files.
+// Measured holds measurements by the names of their files, without extensions.
 type Measured struct {
-	// Reports of load tests.
+	// Reports are reports of load tests.
 	Reports map[string]*report.Report
 	// Benches are results of Go benchmarks.
 	Benches map[string][]*benchfmt.Result
 }
 
-// CheckedIn gives what is checked in.
+// CheckedIn returns the measurements that are checked in.
 func CheckedIn() (*Measured, error) {
 	reports, err := fs.Sub(embedded, "reports")
 	if err != nil {
@@ -43,7 +44,8 @@ func CheckedIn() (*Measured, error) {
 	return Read(reports)
 }
 
-// Read reads NAME.json, reports of load tests, and NAME.txt, what benchmarks print.
+// Read reads NAME.json, which are reports of load tests, and NAME.txt, which are outputs of
+// benchmarks.
 func Read(reports fs.FS) (*Measured, error) {
 	files, err := fs.ReadDir(reports, ".")
 	if err != nil {
@@ -80,25 +82,26 @@ func benches(r io.Reader, name string) (out []*benchfmt.Result, err error) {
 		}
 	}
 	if len(out) == 0 && lines.Err() == nil {
-		return nil, errors.New("there is no result of a benchmark")
+		return nil, errors.New("the file has no benchmark result")
 	}
 	return out, lines.Err()
 }
 
-// Figure gives a metric of a report. The error says what there is.
+// Figure returns a metric of a report. Its error lists the reports or metrics that exist.
 func (m *Measured) Figure(name, metric string) (report.Spread, error) {
 	r, ok := m.Reports[name]
 	if !ok {
-		return report.Spread{}, fmt.Errorf("there is no report %s: there are %s", name, strings.Join(slices.Sorted(maps.Keys(m.Reports)), ", "))
+		return report.Spread{}, fmt.Errorf("there is no report %s: use one of %s", name, strings.Join(slices.Sorted(maps.Keys(m.Reports)), ", "))
 	}
 	s, ok := r.Summary[metric]
 	if !ok {
-		return report.Spread{}, fmt.Errorf("report %s has no metric %s: it has %s", name, metric, strings.Join(slices.Sorted(maps.Keys(r.Summary)), ", "))
+		return report.Spread{}, fmt.Errorf("report %s has no metric %s: use one of %s", name, metric, strings.Join(slices.Sorted(maps.Keys(r.Summary)), ", "))
 	}
 	return s, nil
 }
 
-// Bench gives a value of a benchmark, by its name without "Benchmark" and the number of CPUs, and by the unit as it is printed.
+// Bench returns a value of a benchmark. benchmark is its name without "Benchmark" and the number of
+// CPUs, and unit is the unit as it is printed.
 func (m *Measured) Bench(name, benchmark, unit string) (float64, error) {
 	for _, r := range m.Benches[name] {
 		base, _, _ := bytes.Cut(r.Name.Full(), []byte("-"))
@@ -114,10 +117,11 @@ func (m *Measured) Bench(name, benchmark, unit string) (float64, error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("bench %s has no %s in %s", name, unit, benchmark)
+	return 0, fmt.Errorf("benchmark report %s has no value in %s for %s", name, unit, benchmark)
 }
 
-// Trim leaves out of a report what the page does not show and most of its bytes are: the seconds, and histograms.
+// Trim removes the seconds and the histograms from a report. They make up most of its size, and the
+// page does not show them.
 func Trim(r *report.Report) {
 	for i := range r.Repeats {
 		r.Repeats[i].Series = nil

@@ -26,7 +26,7 @@ func checkedIn(t *testing.T) *performance.Measured {
 	return m
 }
 
-// TestPageIsCurrent proves that the page says what the reports say.
+// TestPageIsCurrent checks that the page and the chart match the reports.
 func TestPageIsCurrent(t *testing.T) {
 	m := checkedIn(t)
 	for name, produce := range map[string]func() (string, error){performance.PageFile: m.Page, performance.ChartFile: m.Chart} {
@@ -34,7 +34,7 @@ func TestPageIsCurrent(t *testing.T) {
 		require.NoError(t, err)
 		have, err := os.ReadFile(filepath.Join(root, name))
 		require.NoError(t, err)
-		require.Equal(t, string(have), content, "%s is not what its reports say: run 'go run ./internal/tools/performance' in the module's root", name)
+		require.Equal(t, string(have), content, "%s does not match its reports: run 'go run ./internal/tools/performance' in the module's root", name)
 	}
 }
 
@@ -43,11 +43,11 @@ func TestReportsAreGood(t *testing.T) {
 	known := make(map[string]bool)
 	for _, c := range performance.Commands() {
 		require.NotEmpty(t, c.Command)
-		require.False(t, known[c.File()], "%s is there twice", c.Name)
+		require.False(t, known[c.File()], "duplicate command %s", c.Name)
 		known[c.File()] = true
 	}
 	for name, r := range m.Reports {
-		require.True(t, known[name+".json"], "no command makes %s", name)
+		require.True(t, known[name+".json"], "no command produces %s", name)
 		require.True(t, r.OK(), name)
 		require.NotEmpty(t, r.Summary, name)
 		require.Empty(t, r.Repeats[0].Series, "%s is not trimmed", name)
@@ -56,23 +56,23 @@ func TestReportsAreGood(t *testing.T) {
 		require.NoError(t, reporttest.Validate(content), name)
 	}
 	for name := range m.Benches {
-		require.True(t, known[name+".txt"], "no command makes %s", name)
+		require.True(t, known[name+".txt"], "no command produces %s", name)
 	}
 }
 
 func TestMissingFiguresAreErrors(t *testing.T) {
 	m := checkedIn(t)
 	_, err := m.Figure("steady-7", "p99")
-	require.ErrorContains(t, err, "there is no report steady-7: there are ")
+	require.ErrorContains(t, err, "there is no report steady-7: use one of ")
 	_, err = m.Figure("steady-1000", "p98")
-	require.ErrorContains(t, err, "has no metric p98: it has ")
+	require.ErrorContains(t, err, "has no metric p98: use one of ")
 	_, err = m.Bench("ingest", "Ingest/readers=100", "apples")
-	require.ErrorContains(t, err, "has no apples")
+	require.ErrorContains(t, err, "has no value in apples")
 
 	delete(m.Reports["rate-50"].Summary, "p99")
 	_, err = m.Page()
 	require.ErrorContains(t, err, "report rate-50 has no metric p99")
-	delete(m.Reports, "apiserver-headline-3000") // else the chart is of 3000 nodes
+	delete(m.Reports, "apiserver-headline-3000") // otherwise the chart is of 3000 nodes
 	delete(m.Reports["headline-1000"].Summary, "changes-cpu")
 	_, err = m.Chart()
 	require.ErrorContains(t, err, "report headline-1000 has no metric changes-cpu")
@@ -80,12 +80,12 @@ func TestMissingFiguresAreErrors(t *testing.T) {
 	m = checkedIn(t)
 	m.Reports["rate-50"].Machine.CPUs = 64
 	_, err = m.Page()
-	require.ErrorContains(t, err, "the machine is not the same in all reports")
+	require.ErrorContains(t, err, "the machine differs between reports")
 
 	m = checkedIn(t)
 	m.Benches["ingest"][0].SetConfig("cpu", "Abacus")
 	_, err = m.Page()
-	require.ErrorContains(t, err, "ingest is of a machine with Abacus")
+	require.ErrorContains(t, err, "ingest was measured on a machine with Abacus")
 }
 
 func TestBadReports(t *testing.T) {
@@ -99,7 +99,7 @@ func TestBadReports(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-// TestHeadline has the reports of the headline, which are not those of this machine.
+// TestHeadline uses made-up reports of the headline.
 func TestHeadline(t *testing.T) {
 	m := checkedIn(t)
 	delete(m.Reports, "apiserver-headline-1")
@@ -127,7 +127,7 @@ func TestHeadline(t *testing.T) {
 	require.Contains(t, headline, "| … Slicecast's share of the watches and the writes | | 1/1024 | 1/1024 |")
 	require.NotContains(t, headline, "of which the writes")
 	require.Contains(t, headline, "| Slicecast, measured | 3000 | 2.00 GiB |")
-	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |  | |", "the writes are not three times as many")
+	require.Contains(t, headline, "3 times those of 1000 nodes | 3000 | 3.00 TiB |  | |", "the writes do not grow with the number of nodes")
 	require.Contains(t, headline, "is not measured yet (`apiserver-headline-1`)")
 	require.Regexp(t, `\d+ KiB × 5000 replaced pods × 3000 nodes = [0-9.]+ TiB`, headline)
 	require.Regexp(t, `\d+ KiB × 1000 syncs, two for each 10 pods, × 3000 nodes = [0-9.]+ TiB`, headline)
@@ -144,10 +144,10 @@ func TestHeadline(t *testing.T) {
 	require.Contains(t, text, "| kube-apiserver: watches and the writes, measured | 3000 | 1.00 GiB |")
 	_, headline, _ = strings.Cut(text, "## The headline")
 	headline, _, _ = strings.Cut(headline, "\n## ")
-	require.NotContains(t, headline, "times those of", "nothing is left to compute")
+	require.NotContains(t, headline, "times those of", "all sizes are measured, so none is computed")
 }
 
-// TestHeadlineWithoutWrites has a report of one watcher, which tells what the writes take.
+// TestHeadlineWithoutWrites uses a report of one watcher, which says what the writes cost.
 func TestHeadlineWithoutWrites(t *testing.T) {
 	m := checkedIn(t)
 	for _, name := range []string{"apiserver-headline-100", "apiserver-headline-3000"} {
@@ -177,10 +177,10 @@ func TestHeadlineWithoutWrites(t *testing.T) {
 	set(m.Reports["apiserver-headline-1000"], "changes-cpu", 170)
 	text, err = m.Page()
 	require.NoError(t, err)
-	require.Contains(t, text, "watches alone | ≤ 1/8 | 1/7, **missed** |", "the bound is for the watches")
+	require.Contains(t, text, "watches alone | ≤ 1/8 | 1/7, **missed** |", "the bound applies to the watches alone")
 }
 
-func TestPeersWithoutTheWrite(t *testing.T) {
+func TestPeersWithoutWrites(t *testing.T) {
 	m := checkedIn(t)
 	one := *m.Reports["apiserver-steady-100"]
 	one.Nodes, one.Summary = 1, maps.Clone(one.Summary)
@@ -210,7 +210,7 @@ func TestPeersWithoutTheWrite(t *testing.T) {
 	require.NotContains(t, text, "watch alone")
 }
 
-// TestStack has a report of a server that watches an API server, which there may not be yet.
+// TestStack adds a report of a server that watches an API server. The page works without it, too.
 func TestStack(t *testing.T) {
 	m := checkedIn(t)
 	for _, name := range []string{"stack-steady-1000", "stack-headline-1000"} {
@@ -229,7 +229,7 @@ func TestStack(t *testing.T) {
 	require.Contains(t, text, "| … that API server, which writes and has that one watcher: a node's part | 9.00 µs | | |")
 }
 
-// set has a report have a figure.
+// set sets a figure of a report.
 func set(r *report.Report, metric string, v float64) {
 	s := r.Summary[metric]
 	s.Median, s.Min, s.Max, s.Values = v, v, v, []float64{v}
@@ -253,7 +253,7 @@ func TestBoundsAreJudged(t *testing.T) {
 	s := m.Reports["steady-3000"].Summary["p99"]
 	s.Median, s.Min, s.Max, s.Values = 90, 80, 101, []float64{80, 101, 90}
 	m.Reports["steady-3000"].Summary["p99"] = s
-	require.Equal(t, "< 100 ms | 90.0 ms (80.0 ms to 101 ms), **missed in 1 of 3 runs** | `steady-3000` |", row(), "every repeat has to keep it")
+	require.Equal(t, "< 100 ms | 90.0 ms (80.0 ms to 101 ms), **missed in 1 of 3 runs** | `steady-3000` |", row(), "every repeat has to keep the bound")
 	s.Median, s.Values = 101, []float64{80, 101, 101}
 	m.Reports["steady-3000"].Summary["p99"] = s
 	require.Equal(t, "< 100 ms | 101 ms (80.0 ms to 101 ms), **missed** | `steady-3000` |", row())
@@ -273,7 +273,7 @@ func TestBoundsAreJudged(t *testing.T) {
 	require.Contains(t, text, "and the writes of the changes | ≤ 1/8 | 1/7.90, **missed** |")
 }
 
-// TestHowManyNodesFit has runs that were not made here.
+// TestHowManyNodesFit uses made-up reports.
 func TestHowManyNodesFit(t *testing.T) {
 	m := checkedIn(t)
 	text, err := m.Page()
@@ -319,10 +319,10 @@ func TestHowManyNodesFit(t *testing.T) {
 
 	m.Reports["relays-20000"].Machine.Ports = 0
 	_, err = m.Page()
-	require.ErrorContains(t, err, "report relays-20000 does not say how many files and ports there are")
+	require.ErrorContains(t, err, "report relays-20000 does not have the limits of files and ports")
 }
 
-// TestReportsOfSeveralVersions has a page say which figures are of which.
+// TestReportsOfSeveralVersions checks that the page says which reports have which version.
 func TestReportsOfSeveralVersions(t *testing.T) {
 	m := checkedIn(t)
 	for _, r := range m.Reports {
@@ -337,11 +337,11 @@ func TestReportsOfSeveralVersions(t *testing.T) {
 	require.Regexp(t, "[*][*]Not all of the same[*][*] Slicecast: v1 in `.*; v2 in `rate-50`[.]", text)
 }
 
-// TestBench has the script run programs that are none, one of which fails.
+// TestBench runs the script with fake programs, one of which fails.
 func TestBench(t *testing.T) {
 	for repeats, want := range map[string]string{
-		"":  "{run --good --repeats=2 --output=json}\n",             // the command's own
-		"3": "{run --good --repeats=2 --repeats=3 --output=json}\n", // the last one counts
+		"":  "{run --good --repeats=2 --output=json}\n",             // the number in the command
+		"3": "{run --good --repeats=2 --repeats=3 --output=json}\n", // the last flag counts
 	} {
 		t.Run("REPEATS="+repeats, func(t *testing.T) { bench(t, repeats, want) })
 	}
@@ -374,7 +374,7 @@ func bench(t *testing.T, repeats, good string) {
 		require.NoError(t, err)
 		require.Equal(t, want, string(have), name)
 	}
-	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "the page does not take it")
+	require.NoFileExists(t, filepath.Join(dir, "bin/bench/bad.json"), "a failed report must not be on the page")
 	went, err := os.ReadFile(filepath.Join(dir, "went"))
 	require.NoError(t, err)
 	require.Equal(t, "build -buildvcs=auto -o bin/slicecast-loadtest ./loadtest\ntest -run ^$\nrun ./internal/tools/performance bin/bench good bench\n", string(went))

@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// screen returns the lines that a terminal shows after what was written to it. It understands only the
-// sequence that the view uses.
+// screen returns the lines that a terminal shows after what was written to it. It understands only
+// the sequence that the view uses.
 func screen(t *testing.T, written string) []string {
 	t.Helper()
 	lines := []string{""}
@@ -40,8 +40,8 @@ func screen(t *testing.T, written string) []string {
 	return lines[:len(lines)-1]
 }
 
-// play shows a run of five seconds. Nodes connect; then a thousand node-updates per second are sent and
-// received.
+// play shows a run of five seconds. Nodes connect; then a thousand node-updates per second are sent
+// and received.
 func play(t *testing.T, v *View) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

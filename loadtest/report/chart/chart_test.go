@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "write the files in testdata anew")
 
-// golden compares a chart, as an SVG file, with a file in testdata, and checks that it is well-formed
-// XML.
+// golden compares a chart, as an SVG file, with a file in testdata, and checks that it is
+// well-formed XML.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(got))
