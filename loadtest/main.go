@@ -1,4 +1,4 @@
-// Command slicecast-loadtest measures what Slicecast costs with thousands of nodes, on one machine.
+// Command slicecast-loadtest measures on one machine what Slicecast costs with thousands of nodes.
 package main
 
 import (

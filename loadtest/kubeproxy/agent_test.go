@@ -39,29 +39,38 @@ import (
 )
 
 const (
-	// flips are made one after the other, flipRate a second.
+	// flips is the number of flips, made one after the other at flipRate per second.
 	flips    = 1000
 	flipRate = 50
-	// rolloverRate is how many endpoints go or come a second when a large Service is rolled over: as many of either.
+	// rolloverRate is the number of endpoints per second that go or come while a large Service is
+	// rolled over. Half of them go.
 	rolloverRate = 200
-	// largeEnough is the size from which on a large Service is rolled over.
+	// largeEnough is the number of endpoints from which on a large Service is rolled over.
 	largeEnough = 1000
-	// repeats is how often everything is programmed, anew or again.
+	// repeats is the number of times that everything is programmed, from scratch and again.
 	repeats = 5
 )
 
-// BenchmarkAgent runs the parts of an agent that lead from the stream to nftables in this process, which runs as an agent does
-// and does nothing else: the server with a generated cluster is another one. It tells
+// BenchmarkAgent runs the parts of an agent from the stream to nftables in this process, which runs
+// like an agent and does nothing else. The server, with a generated cluster, is another process.
+// The benchmark reports:
 //
-//   - sync-s: the time from the start until the kernel holds everything;
-//   - flip-p50-µs, flip-p99-µs: the time from an endpoint's flip, as a frame that is just received, until the kernel has it; flip-cpu-µs:
-//     this process's CPU time for each, all that it does included; apply-…: the programmer's part of the former; rollover-… are the same while
-//     all endpoints of a large Service are replaced by others, rollover-cpu-% the CPU time of that in percent of one CPU;
-//   - floor-p50-µs, floor-p99-µs: the time that two system calls take, as often a second as the endpoints flip, by which one element comes into a
-//     set of its own, or goes: what no programmer can do without, on a machine whose caches are as cold; floor-loop-…: the same without pauses;
-//   - repair-s: the time from somebody's "nft flush ruleset" until the kernel holds everything again;
-//   - program-s: the time in which a programmer that finds nothing programs everything; restart-s: one that finds all in place (medians);
-//   - heap-MiB: what all this has in memory, without garbage.
+//   - sync-s: the time from the start until the kernel is fully programmed
+//   - flip-p50-µs, flip-p99-µs: the time from receiving an endpoint's flip until it is in the
+//     kernel
+//   - flip-cpu-µs, flip-cpu-%: the CPU time of this process for each flip, all its work included,
+//     and its share of one CPU
+//   - flip-apply-p50-µs, flip-apply-p99-µs: the part of the programmer in the time of a flip
+//   - rollover-…: the same figures while all endpoints of a large Service are replaced
+//   - floor-p50-µs, floor-p99-µs: the time of two system calls that add or remove one element of a
+//     set with no other use, at the rate of the flips. It is a lower bound for any programmer on a
+//     machine with equally cold caches
+//   - floor-loop-…: the same without pauses
+//   - repair-s: the time from a foreign "nft flush ruleset" until the kernel is fully programmed
+//     again
+//   - program-s: the time of a programmer that finds nothing to program everything (median)
+//   - restart-s: the time of a programmer that finds everything in place (median)
+//   - heap-MiB: the heap of this process after garbage collection
 func BenchmarkAgent(b *testing.B) {
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
@@ -74,7 +83,7 @@ func BenchmarkAgent(b *testing.B) {
 	}
 }
 
-// agent is the parts of one.
+// agent holds the parts of an agent.
 type agent struct {
 	size   size
 	host   *testenv.Host
@@ -82,18 +91,19 @@ type agent struct {
 	view   *view.View
 	client *client.Client
 	*reconcile.Reconciler
-	// received is when the first frame came that is not programmed yet, in nanoseconds since began; 0: there is none.
+	// received is the time at which the first frame arrived that is not programmed yet, in
+	// nanoseconds since began. It is 0 if there is none.
 	received atomic.Int64
 	began    time.Time
 
-	// replaced gets a value whenever everything has been programmed.
+	// replaced receives a value whenever everything has been programmed.
 	replaced chan struct{}
 
-	mu             sync.Mutex
-	flips, applies []time.Duration // what they took
+	mu             sync.Mutex      // guards flips and applies
+	flips, applies []time.Duration // durations
 }
 
-// timed is the agent's programmer.
+// timed is the agent's programmer. It measures how long calls take.
 type timed struct {
 	*nftables.Programmer
 	agent *agent
@@ -156,7 +166,7 @@ func (a *agent) decode(f wire.Frame) (*wire.Response, error) {
 	return r, err
 }
 
-// Watch opens its socket on the node.
+// Watch opens its socket in the node's network namespace.
 func (t *timed) Watch(ctx context.Context, lost func(string)) {
 	_ = t.agent.host.Do(func() error {
 		t.Programmer.Watch(ctx, lost)
@@ -164,7 +174,7 @@ func (t *timed) Watch(ctx context.Context, lost func(string)) {
 	})
 }
 
-// Replace is on the node for its sysctls, too.
+// Replace runs in the node's network namespace because it also sets sysctls.
 func (t *timed) Replace(ctx context.Context, state view.State) error {
 	err := t.agent.host.Do(func() error { return t.Programmer.Replace(ctx, state) })
 	select {
@@ -174,7 +184,7 @@ func (t *timed) Replace(ctx context.Context, state view.State) error {
 	return err
 }
 
-// Apply applies, and takes the time.
+// Apply applies changes and records how long that took.
 func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	received := time.Duration(t.agent.received.Swap(0))
 	start := time.Since(t.agent.began)
@@ -183,7 +193,7 @@ func (t *timed) Apply(ctx context.Context, changes []view.Change) error {
 	t.agent.mu.Lock()
 	defer t.agent.mu.Unlock()
 	t.agent.applies = append(t.agent.applies, end-start)
-	if received > 0 { // else it came while the one before was taken for this one
+	if received > 0 { // 0 if the frame arrived during the last call
 		t.agent.flips = append(t.agent.flips, end-received)
 	}
 	return err
@@ -193,12 +203,12 @@ func (a *agent) measure(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var running sync.WaitGroup
 	start := time.Now()
-	running.Go(func() { _ = a.client.Run(ctx) }) // which ends with the context only
+	running.Go(func() { _ = a.client.Run(ctx) }) // it ends only with the context
 	running.Go(func() { a.Run(ctx) })
 	select {
 	case <-a.Programmed():
 	case <-time.After(programTimeout):
-		b.Error("not programmed")
+		b.Error("the kernel was not programmed in time")
 	}
 	b.ReportMetric(time.Since(start).Seconds(), "sync-s")
 	b.ReportMetric(0, "ns/op")
@@ -208,7 +218,7 @@ func (a *agent) measure(b *testing.B) {
 		a.churn(b, "rollover", 2*a.size.large, rolloverRate)
 	}
 	b.ReportMetric(heap(), "heap-MiB")
-	<-a.replaced // the first time
+	<-a.replaced // the initial programming
 	start = time.Now()
 	_, err := a.host.Run(b.Context(), "nft", "flush", "ruleset")
 	require.NoError(b, err)
@@ -216,18 +226,18 @@ func (a *agent) measure(b *testing.B) {
 	case <-a.replaced:
 		b.ReportMetric(time.Since(start).Seconds(), "repair-s")
 	case <-time.After(programTimeout):
-		b.Error("not repaired")
+		b.Error("the kernel was not repaired in time")
 	}
 	cancel()
 	running.Wait()
 	a.measurePrograms(b)
 }
 
-// churn has endpoints flip, and reports what it takes.
+// churn makes endpoints flip and reports the costs.
 func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	b.Helper()
 	a.flips, a.applies = nil, nil
-	a.received.Store(0) // of what changed nothing
+	a.received.Store(0) // frames that changed nothing
 	runtime.GC()
 	start, before := time.Now(), cpu(b)
 	plan := generate.Plan{Kind: generate.Flip, Schedule: generate.Schedule{Start: start.Add(200 * time.Millisecond), Count: count, Rate: rate}}
@@ -238,7 +248,7 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	spent, took := cpu(b)-before, time.Since(start)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	// Some may have waited for each other.
+	// Flips that are close together may be applied together.
 	require.GreaterOrEqual(b, len(a.flips), count/2)
 	reportTimes(b, what, a.flips)
 	reportTimes(b, what+"-apply", a.applies)
@@ -246,8 +256,9 @@ func (a *agent) churn(b *testing.B, what string, count int, rate float64) {
 	b.ReportMetric(100*spent.Seconds()/took.Seconds(), what+"-cpu-%")
 }
 
-// measureFloor measures the least that a change of the tables takes here: two system calls, one that sends a transaction made beforehand, by which
-// one element of a set comes or goes, and one that receives the answer.
+// measureFloor measures a lower bound on the time of a change of the tables. A change needs two
+// system calls. One sends a prepared transaction that adds or removes one element of a set; the
+// other receives the answer.
 func (a *agent) measureFloor(b *testing.B) {
 	b.Helper()
 	var kernel *gnft.Conn
@@ -260,7 +271,7 @@ func (a *agent) measureFloor(b *testing.B) {
 		return err
 	}))
 	defer func() { require.NoError(b, errors.Join(unix.Close(fd), kernel.CloseLasting())) }()
-	require.NoError(b, unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})) // to the kernel
+	require.NoError(b, unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})) // connect to the kernel
 	set := &gnft.Set{Table: kernel.AddTable(&gnft.Table{Name: "floor", Family: gnft.TableFamilyIPv4}), Name: "floor", KeyType: gnft.TypeIPAddr}
 	require.NoError(b, kernel.AddSet(set, nil))
 	require.NoError(b, kernel.Flush())
@@ -278,7 +289,7 @@ func (a *agent) measureFloor(b *testing.B) {
 				times = append(times, time.Since(start))
 				require.NoError(b, err)
 				require.GreaterOrEqual(b, n, unix.NLMSG_HDRLEN+4)
-				require.Zero(b, binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]), "the kernel's error")
+				require.Zero(b, binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]), "error of the kernel")
 			}
 		}
 		reportTimes(b, what, times)
@@ -291,7 +302,7 @@ func (a *agent) measureFloor(b *testing.B) {
 	require.NoError(b, kernel.Flush())
 }
 
-// elementChange gives a transaction that changes one element of a set, and asks for one answer.
+// elementChange returns a transaction that changes one element of a set and requests one answer.
 func elementChange(kind, flags int, set *gnft.Set, key []byte) []byte {
 	request := func(kind, flags int, family uint8, resource uint16, attributes ...nl.NetlinkRequestData) []byte {
 		r := nl.NewNetlinkRequest(kind, flags)
@@ -313,7 +324,7 @@ func elementChange(kind, flags int, set *gnft.Set, key []byte) []byte {
 	)
 }
 
-// reportTimes reports the median of times and their 99th percentile.
+// reportTimes reports the median and the 99th percentile of durations.
 func reportTimes(b *testing.B, what string, times []time.Duration) {
 	b.Helper()
 	slices.Sort(times)
@@ -322,7 +333,7 @@ func reportTimes(b *testing.B, what string, times []time.Duration) {
 	}
 }
 
-// measurePrograms measures programmers that program everything, anew and again.
+// measurePrograms measures programmers that program everything, from scratch and again.
 func (a *agent) measurePrograms(b *testing.B) {
 	b.Helper()
 	var anew, again []time.Duration
@@ -345,7 +356,7 @@ func (a *agent) measurePrograms(b *testing.B) {
 		anew = append(anew, program())
 		before := generation()
 		again = append(again, program())
-		require.Equal(b, before, generation(), "nothing is touched")
+		require.Equal(b, before, generation(), "the programmer changed the tables")
 	}
 	slices.Sort(anew)
 	slices.Sort(again)
@@ -355,7 +366,7 @@ func (a *agent) measurePrograms(b *testing.B) {
 
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// cpu gives the CPU time of this process so far, with the kernel's.
+// cpu returns the CPU time that this process has used so far, in user mode and in the kernel.
 func cpu(b *testing.B) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -371,7 +382,7 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// serveArgument makes this binary the server's process of a BenchmarkAgent.
+// serveArgument makes this binary run the server of a BenchmarkAgent.
 const serveArgument = "serve-generated"
 
 func serve(in io.Reader, out io.WriteCloser) int {

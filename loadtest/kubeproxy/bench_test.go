@@ -1,5 +1,6 @@
-// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in the same mode, on the same API
-// server and the same kernel; and what Slicecast's agent takes by itself where kube-proxy would take too long.
+// Package kubeproxy measures what a node pays for Services with Slicecast, and with kube-proxy in
+// the same mode, on the same API server and the same kernel. It also measures Slicecast's agent
+// alone, in clusters for which kube-proxy would take too long.
 package kubeproxy
 
 import (
@@ -22,25 +23,39 @@ import (
 )
 
 const (
-	// programTimeout is for the first programming: kube-proxy takes minutes for large clusters.
+	// programTimeout limits the initial programming. kube-proxy takes minutes for large clusters.
 	programTimeout = 30 * time.Minute
 	changeTimeout  = 5 * time.Minute
-	// between is the time from one change to the next: more than kube-proxy's shortest time between two of its rounds.
+	// between is the time from one change to the next. It is longer than kube-proxy's minimum time
+	// between two syncs.
 	between = 1500 * time.Millisecond
 )
 
-// BenchmarkNode starts an agent or a kube-proxy on a new node, once. It tells
+// BenchmarkNode starts an agent or a kube-proxy once, on a new node. It reports:
 //
-//   - program-s: the time from the start of the process to the first connection by a cluster IP, and with IPVS until all backends and cluster IPs are there; program-cpu-s: CPU time meanwhile,
-//     of the process and the programs that it runs;
-//   - change-ms, the median, and change-max-ms: the time from an endpoint's flip in the API to the last change of the kernel's
-//     rules; change-cpu-ms: CPU time for each, of a second and a half for it; large-… are the same in the large Service. With IPVS, which has
-//     nothing that tells of a change, it is to the change of the endpoint's weight, seen within 20 ms, and in an ordinary Service only;
-//   - rss-MiB, peak-MiB: the process's memory after that; anon-MiB: without the program's own code; rules: those of iptables' tables nat and filter;
-//   - first-…, last-…: new connections from a pod by the first and the last Service in the rules (nftables has no such order: made first
-//     and last), one after the other: the median rate of ten turns, and the median and the 99th percentile of the time that each took;
-//   - restart-s, Slicecast's only: the time from the start of another process until it has found that nothing has changed; touched:
-//     the transactions of nftables meanwhile. It is the second of two, as the first removes what no Service needs any more.
+//   - program-s: the time from the start of the process to the first connection to a cluster IP;
+//     with IPVS, until all backends and cluster IPs exist
+//   - program-cpu-s: the CPU time of the process and of the programs that it runs during that time
+//   - change-ms, change-max-ms: the median and the longest time from an endpoint's flip in the API
+//     to the last change of the kernel's rules
+//   - change-cpu-ms: the CPU time for each of these changes, which are a second and a half apart
+//   - large-…: the same figures for the large Service
+//   - rss-MiB, peak-MiB: the memory of the process after the changes, and its peak
+//   - anon-MiB: the memory after the changes without the program's own pages
+//   - rules: the number of rules in the tables nat and filter of iptables
+//   - first-…, last-…: new connections from a pod to the first and the last Service in the rules,
+//     made one after the other: the median rate of ten turns, and the median and the 99th
+//     percentile of their durations. nftables has no order of Services, so these are the first and
+//     the last created
+//   - restart-s, only for Slicecast: the time from the start of another process until it has found
+//     that nothing has changed
+//   - touched: the number of nftables transactions during that restart
+//
+// With IPVS, nothing reports changes of the kernel. The times of changes are therefore until the
+// weight of the endpoint has changed, which the benchmark polls every 20 ms, and are measured only
+// for an ordinary Service.
+//
+// The restart is the second of two, because the first one removes what no Service needs any more.
 func BenchmarkNode(b *testing.B) {
 	for text := range strings.SplitSeq(*sizesFlag, ",") {
 		size, err := parseSize(text)
@@ -74,7 +89,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 		_, err = n.dial(to, 1, 20*time.Millisecond)
 		now, stampErr := n.stamp()
 		require.NoError(b, stampErr)
-		if err == nil && (now != before || n.mode == "ipvs") { // whoever else may have taken the connection
+		if err == nil && (now != before || n.mode == "ipvs") { // the tables must have changed, in case something else accepted the connection
 			break
 		}
 		require.NoError(b, ctx.Err(), "%v", err)
@@ -85,12 +100,13 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	b.StopTimer()
 	b.ReportMetric(time.Since(began).Seconds(), "program-s")
 	if n.mode != "ipvs" {
-		_, err = awaitChange(ctx, n.stamp, time.Millisecond, before) // the other table, too
+		_, err = awaitChange(ctx, n.stamp, time.Millisecond, before) // wait for the other table, too
 		require.NoError(b, err)
 	}
 	b.ReportMetric(familyCPU(b, p).Seconds(), "program-cpu-s")
 
-	// Attempts of before have left flows that lead nowhere, which a connection from the same port would belong to.
+	// Earlier attempts to connect have left flows without a backend. A new connection from the same
+	// port would belong to such a flow.
 	require.NoError(b, n.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 	c.measureChanges(b, p, n, c.ordinary, "change")
 	if c.large != nil && n.mode != "ipvs" {
@@ -114,7 +130,7 @@ func (c *cluster) measure(b *testing.B, subject string, n *node) {
 	}
 }
 
-// clusterIP gives the address and port of a slice's Service.
+// clusterIP returns the address and port of the Service of a slice.
 func (c *cluster) clusterIP(b *testing.B, s *discoveryv1.EndpointSlice) netip.AddrPort {
 	b.Helper()
 	service, err := c.control.Client().CoreV1().Services(namespace).Get(b.Context(), s.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
@@ -122,7 +138,7 @@ func (c *cluster) clusterIP(b *testing.B, s *discoveryv1.EndpointSlice) netip.Ad
 	return netip.AddrPortFrom(netip.MustParseAddr(service.Spec.ClusterIP), 80)
 }
 
-// measureRestart ends an agent and starts another.
+// measureRestart stops an agent and starts another one.
 func (c *cluster) measureRestart(b *testing.B, p *command.Command, n *node) {
 	b.Helper()
 	for range 2 {
@@ -141,7 +157,8 @@ func (c *cluster) measureRestart(b *testing.B, p *command.Command, n *node) {
 	}
 }
 
-// measureChanges has an endpoint of a slice flip, an even number of times, so that it is again as it was.
+// measureChanges makes an endpoint of a slice flip an even number of times, so that it ends in its
+// original state.
 func (c *cluster) measureChanges(b *testing.B, p *command.Command, n *node, s *discoveryv1.EndpointSlice, what string) {
 	b.Helper()
 	if *changesFlag < 2 {
@@ -178,10 +195,10 @@ func (c *cluster) measureChanges(b *testing.B, p *command.Command, n *node, s *d
 	b.ReportMetric(millis(spent/time.Duration(len(times))), what+"-cpu-ms")
 }
 
-// clusterIPRule is a rule that leads to what a cluster IP stands for.
+// clusterIPRule matches rules that lead from a cluster IP to its endpoints.
 var clusterIPRule = regexp.MustCompile(`^-A (?:KUBE-SERVICES|SLICECAST-VIPS\S*) -d (10\.96\.\d+\.\d+)/32 .*--dport 80 `)
 
-// ends gives the cluster IPs that packets find first and last.
+// ends returns the cluster IPs of the first and the last rule that packets traverse.
 func ends(rules []string) (first, last netip.AddrPort) {
 	for _, rule := range rules {
 		if m := clusterIPRule.FindStringSubmatch(rule); m != nil {
@@ -194,12 +211,13 @@ func ends(rules []string) (first, last netip.AddrPort) {
 	return first, last
 }
 
-// measureConnections makes connections to both ends in turns, so that what else the machine does meets both.
+// measureConnections connects to both Services in turns, so that other load on the machine affects
+// both alike.
 func (n *node) measureConnections(b *testing.B, first, last netip.AddrPort) {
 	b.Helper()
 	const turns = 10
 	times, rates := map[string][]time.Duration{}, map[string][]float64{}
-	for range 1 + turns { // one to warm up
+	for range 1 + turns { // one more turn to warm up
 		for what, to := range map[string]netip.AddrPort{"first": first, "last": last} {
 			start := time.Now()
 			some, err := n.dial(to, *dialsFlag/turns, 10*time.Second)

@@ -24,19 +24,20 @@ import (
 
 const (
 	namespace = "bench"
-	// sliceSize is the most that Kubernetes' controller puts into a slice.
+	// sliceSize is the maximum number of endpoints that Kubernetes' controller puts into a slice.
 	sliceSize = 100
-	// endpointPort is what all endpoints serve.
+	// endpointPort is the port of all endpoints.
 	endpointPort = 8080
 	serverPort   = 8472
-	// writers are how many objects are made at the same time.
+	// writers is the number of objects that are created concurrently.
 	writers = 16
 )
 
-// endpointCIDR has the addresses of all endpoints.
+// endpointCIDR contains the addresses of all endpoints.
 var endpointCIDR = netip.MustParsePrefix("100.64.0.0/10")
 
-// size is how large a cluster is.
+// size is the size of a cluster: the number of Services, the endpoints of each, and those of one
+// large Service.
 type size struct{ services, endpoints, large int }
 
 func parseSize(text string) (s size, err error) {
@@ -44,19 +45,20 @@ func parseSize(text string) (s size, err error) {
 		return s, nil
 	}
 	if n, err := fmt.Sscanf(text, "%dx%d", &s.services, &s.endpoints); n != 2 {
-		return s, fmt.Errorf("size %q: %w", text, err)
+		return s, fmt.Errorf("parse size %q: %w", text, err)
 	}
 	return s, nil
 }
 
-// cluster is an API server with Services, and a slicecast-server that follows it.
+// cluster is an API server with Services, and a slicecast-server that watches it.
 type cluster struct {
 	network *testenv.Network
 	control *controlplane.ControlPlane
 	size    size
-	// The first slices of the first and of another ordinary Service, and of the large one, which is nil without such.
+	// These are the first slices of the first Service, of another ordinary Service, and of the
+	// large Service. large is nil if there is no large Service.
 	first, ordinary, large *discoveryv1.EndpointSlice
-	// ca and dir are for agents' credentials.
+	// ca is the file of the CA of the server's certificate. dir is the directory of credentials.
 	ca, dir string
 }
 
@@ -127,7 +129,7 @@ func (c *cluster) create(ctx context.Context, name string, all []*discoveryv1.En
 	return err
 }
 
-// flip changes the readiness of a slice's first endpoint.
+// flip changes the readiness of the first endpoint of a slice.
 func (c *cluster) flip(b *testing.B, s *discoveryv1.EndpointSlice) {
 	b.Helper()
 	client := c.control.Client().DiscoveryV1().EndpointSlices(namespace)
@@ -140,7 +142,7 @@ func (c *cluster) flip(b *testing.B, s *discoveryv1.EndpointSlice) {
 	require.NoError(b, err)
 }
 
-// startServer starts a slicecast-server, for all agents.
+// startServer starts a slicecast-server for all agents.
 func (c *cluster) startServer(b *testing.B) {
 	b.Helper()
 	world := c.network.World
@@ -156,7 +158,7 @@ func (c *cluster) startServer(b *testing.B) {
 		"--kubeconfig="+c.control.Kubeconfig(b, c.control.AdminConfig()),
 		fmt.Sprintf("--bind-address=%s:%d", world.IPv4, serverPort), "--healthz-bind-address=127.0.0.1:8473",
 		"--tls-cert-file="+cert, "--tls-private-key-file="+key,
-		// Agents show the certificates that kubelets have.
+		// Agents use the certificates of kubelets.
 		"--client-ca-file="+c.write(b, "clients.crt", c.control.AdminConfig().CAData),
 		"--drain-window=100ms")
 	server.AwaitOK(b, 5*time.Minute, "http://127.0.0.1:8473/readyz")

@@ -18,19 +18,19 @@ import (
 )
 
 var (
-	sizesFlag    = flag.String("kubeproxy.sizes", "1000x50+5000,10000x5", "clusters, with commas: SERVICESxENDPOINTS, and +ENDPOINTS for one large Service more")
-	modesFlag    = flag.String("kubeproxy.modes", "nftables,iptables-nft,iptables-legacy", "ways to program nodes, with commas; also ipvs, see internal/testenv/vm/oldkernel")
-	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "who to measure, with commas")
-	changesFlag  = flag.Int("kubeproxy.changes", 20, "changes of one endpoint to make in each Service; 0: none, and no figures of them")
-	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "connections to make to each Service")
+	sizesFlag    = flag.String("kubeproxy.sizes", "1000x50+5000,10000x5", "comma-separated sizes of clusters: SERVICESxENDPOINTS, with +ENDPOINTS for an additional large Service")
+	modesFlag    = flag.String("kubeproxy.modes", "nftables,iptables-nft,iptables-legacy", "comma-separated modes of nodes; ipvs is allowed, too, see internal/testenv/vm/oldkernel")
+	subjectsFlag = flag.String("kubeproxy.subjects", "kube-proxy,slicecast", "comma-separated programs to measure")
+	changesFlag  = flag.Int("kubeproxy.changes", 20, "number of flips of one endpoint in each Service; with 0, changes are not measured")
+	dialsFlag    = flag.Int("kubeproxy.connections", 5000, "number of connections to each Service")
 )
 
-// buildDirVariable names the folder that the commands were built into.
+// buildDirVariable is the environment variable with the directory of the built commands.
 const buildDirVariable = "SLICECAST_KUBEPROXY_BUILD"
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == serveArgument {
-		runtime.GOMAXPROCS(1) // a server is not on the node: it is to leave the agent a CPU
+		runtime.GOMAXPROCS(1) // the server is not part of the node, so leave a CPU to the agent
 		os.Exit(serve(os.Stdin, os.Stdout))
 	}
 	flag.Parse()
@@ -42,10 +42,10 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, prepare...)
 }
 
-// build builds what is measured, while there still is a network.
+// build builds the measured commands while there is still network access.
 func build() error {
 	if os.Getenv(buildDirVariable) != "" {
-		return nil // they are there
+		return nil // already built
 	}
 	dir, err := os.MkdirTemp("", "slicecast-kubeproxy-")
 	if err != nil {

@@ -24,12 +24,12 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// node is a node with a pod that has the addresses of all endpoints, and one that is a client.
+// node is a node with two pods. One pod has the addresses of all endpoints, the other is a client.
 type node struct {
 	*testenv.Node
 	client   *testenv.Pod
 	mode     string // as in -kubeproxy.modes
-	iptables string // its variant; empty: it is not used
+	iptables string // variant of iptables, or "" if mode is not iptables
 }
 
 func (c *cluster) addNode(b *testing.B, name, mode string) *node {
@@ -71,7 +71,7 @@ func (c *cluster) addNode(b *testing.B, name, mode string) *node {
 	return n
 }
 
-// accept accepts connections, and closes them; it is the client that resets them.
+// accept accepts connections and closes them. The client resets them.
 func accept(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
@@ -84,7 +84,7 @@ func accept(listener net.Listener) {
 	}
 }
 
-// rules gives the rules of the tables nat and filter.
+// rules returns the rules of the tables nat and filter.
 func (n *node) rules(b *testing.B) []string {
 	b.Helper()
 	var rules []string
@@ -100,7 +100,7 @@ func (n *node) rules(b *testing.B) []string {
 	return rules
 }
 
-// stamp changes when the tables do.
+// stamp returns a value that changes whenever the tables change.
 func (n *node) stamp() (stamp any, err error) {
 	err = n.Do(func() (err error) {
 		if n.iptables == "legacy" {
@@ -113,7 +113,8 @@ func (n *node) stamp() (stamp any, err error) {
 	return stamp, err
 }
 
-// weightIn gives what tells the weight that IPVS has for an endpoint, 0 also without it. It must be there to begin with, in one virtual service.
+// weightIn returns a function that returns the weight of an endpoint in IPVS, or 0 if IPVS does not
+// have it. The endpoint must exist at first, in one virtual service.
 func (n *node) weightIn(b *testing.B, endpoint netip.AddrPort) (look func() (any, error), done func()) {
 	b.Helper()
 	var handle *ipvs.Handle
@@ -144,8 +145,8 @@ func (n *node) weightIn(b *testing.B, endpoint netip.AddrPort) (look func() (any
 	return func() (any, error) { return weight(service) }, handle.Close
 }
 
-// awaitChange waits until what look gives differs from what it gave, and then has not changed for a while. It gives the time of the
-// last change.
+// awaitChange waits until look returns something other than from, and then the same for a while. It
+// returns the time of the last change.
 func awaitChange(ctx context.Context, look func() (any, error), every time.Duration, from any) (time.Time, error) {
 	const quiet = 300 * time.Millisecond
 	ticker := time.NewTicker(every)
@@ -170,21 +171,22 @@ func awaitChange(ctx context.Context, look func() (any, error), every time.Durat
 	}
 }
 
-// awaitIPVS waits until IPVS has so many backends, and the node so many cluster IPs. Looking takes a while, and who is measured wants
-// the time.
+// awaitIPVS waits until IPVS has a number of backends and the node a number of cluster IPs. It
+// checks rarely, because a check takes long and would take CPU time from the process that is
+// measured.
 func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 	for {
 		began := time.Now()
 		var haveBackends, haveIPs int
 		err := n.Do(func() error {
 			text, err := os.ReadFile("/proc/thread-self/net/ip_vs")
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // the module is loaded by who needs it
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // the module is loaded only when it is used
 				return err
 			}
-			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line says what they are
+			haveBackends = bytes.Count(text, []byte("\n  -> ")) - 1 // one line is the heading
 			addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 			if errors.Is(err, netlink.ErrDumpInterrupted) {
-				err = nil // they change, so it is not over
+				err = nil // addresses are still changing
 			}
 			for _, a := range addresses {
 				if ip, ok := netip.AddrFromSlice(a.IP); ok && testenv.ServiceCIDRs()[0].Contains(ip) {
@@ -204,7 +206,7 @@ func (n *node) awaitIPVS(ctx context.Context, backends, clusterIPs int) error {
 	}
 }
 
-// dial makes connections from the client, one after the other, and gives the time that each took.
+// dial makes connections from the client, one after the other, and returns how long each took.
 func (n *node) dial(to netip.AddrPort, count int, timeout time.Duration) (times []time.Duration, err error) {
 	err = n.client.Do(func() error {
 		for range count {
@@ -219,7 +221,8 @@ func (n *node) dial(to netip.AddrPort, count int, timeout time.Duration) (times 
 	return times, err
 }
 
-// connect makes a connection, without anything of Go's runtime in between, and resets it.
+// connect makes a connection and resets it. It avoids Go's network poller, to measure only the
+// kernel.
 func connect(to netip.AddrPort, timeout time.Duration) error {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

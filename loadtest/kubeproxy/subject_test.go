@@ -19,10 +19,10 @@ import (
 	"github.com/slicecast/slicecast/loadtest/usage"
 )
 
-// slicecast is a subject; the other is kube-proxy.
+// slicecast is one of the subjects. The other one is kube-proxy.
 const slicecast = "slicecast"
 
-// clusterCIDR has the addresses of pods, for whom cluster IPs are not masqueraded.
+// clusterCIDR contains the addresses of pods. Their connections to cluster IPs are not masqueraded.
 const clusterCIDR = "10.180.0.0/16"
 
 // start starts a command that runs on a host until the benchmark ends.
@@ -33,16 +33,17 @@ func start(b *testing.B, host *testenv.Host, name string, env []string, path str
 	return c
 }
 
-// familyCPU gives the CPU time of a process and of the programs that it has run, once none runs any more.
+// familyCPU waits until no program that a process has started is running. It returns the CPU time
+// of the process and of those programs.
 func familyCPU(b *testing.B, p *command.Command) time.Duration {
 	b.Helper()
 	testenv.Eventually(b, programTimeout, func() error {
 		stats, err := filepath.Glob("/proc/[0-9]*/stat")
 		for _, stat := range stats {
-			text, _ := os.ReadFile(stat) // it may have ended
+			text, _ := os.ReadFile(stat) // the process may have ended
 			_, after, _ := strings.Cut(string(text), ") ")
 			if fields := strings.Fields(after); len(fields) > 1 && fields[1] == strconv.Itoa(p.Pid()) {
-				return fmt.Errorf("a program that process %d has started still runs: %s", p.Pid(), text)
+				return fmt.Errorf("a child of process %d is still running: %s", p.Pid(), text)
 			}
 		}
 		return err
@@ -52,13 +53,13 @@ func familyCPU(b *testing.B, p *command.Command) time.Duration {
 	return spent.Total()
 }
 
-// startSubject starts who is measured on a node.
+// startSubject starts the program to measure on a node.
 func (c *cluster) startSubject(b *testing.B, subject string, n *node) *command.Command {
 	b.Helper()
 	if subject == "kube-proxy" {
 		return c.startKubeProxy(b, n)
 	}
-	require.Equal(b, slicecast, subject, "-kubeproxy.subjects")
+	require.Equal(b, slicecast, subject, "unknown program in -kubeproxy.subjects")
 	identity := c.control.ConfigFor("system:node:"+n.Name, "system:nodes")
 	mode, _, _ := strings.Cut(n.mode, "-")
 	flags := []string{
@@ -85,11 +86,11 @@ func (c *cluster) startKubeProxy(b *testing.B, n *node) *command.Command {
 		"clientConnection": map[string]any{"kubeconfig": c.control.Kubeconfig(b, c.control.AdminConfig())},
 		"detectLocalMode":  "ClusterCIDR",
 		"clusterCIDR":      clusterCIDR,
-		// Only the first network namespace may set these.
+		// Only processes in the initial network namespace may set these.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
 	})
 	require.NoError(b, err)
-	// It takes the commands without a variant in their names.
+	// kube-proxy uses the commands without a variant in their names.
 	commands := b.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, what := range []string{"", "-save", "-restore"} {
