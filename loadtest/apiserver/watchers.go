@@ -103,6 +103,12 @@ type watcher struct {
 }
 
 // stream is a watch of one resource.
+//
+// Invariants, whenever mu is not held:
+//
+//  1. digest is the sum of held, so equal digests mean equal objects at equal versions.
+//  2. If resourceVersion is not empty, held is the complete state of that version.
+//  3. had, if not nil, contains the digest of every complete state that the stream has had.
 type stream struct {
 	watcher *watcher
 	path    string

@@ -20,18 +20,23 @@ const stripes = 16
 // shares are the shares of the nodes for which convergence is measured, in percent.
 var shares = [3]int{50, 99, 100}
 
-// Window measures what nodes receive from the moment at which it is opened. If changes are
-// expected, it knows what each node has to receive. It counts each change once on each node: at the
-// first update with this change or with a later change of the same slice. If no changes are
-// expected, it counts whatever arrives.
+// Window measures what nodes receive from the moment at which it is opened. If changes are expected,
+// it knows what each node has to receive. It counts each change once on each node: at the first
+// update with this change or with a later change of the same slice. If no changes are expected, it
+// counts whatever arrives.
+//
+// Invariants, whenever no nodeWindow is locked:
+//
+//  1. If a node has seen a change of a slice, it has seen all earlier changes of the slice.
+//  2. outstanding is the number of expected changes that nodes have not seen, summed over nodes.
+//  3. delivered is closed if and only if changes are expected and outstanding is 0.
 type Window struct {
 	members []*Member
 	made    time.Time
 	due     []time.Time
 	bySlice map[model.Key]*sliceChanges
 	nodes   []nodeWindow
-	// outstanding is the number of changes that nodes have yet to receive, summed over nodes.
-	// delivered is closed when it reaches 0.
+	// outstanding and delivered follow invariants 2 and 3.
 	outstanding atomic.Int64
 	delivered   chan struct{}
 	latencies   [stripes]latencies
@@ -248,8 +253,8 @@ func (w *Window) removedLocked(m *Member, key model.Key, at time.Time) {
 	}
 }
 
-// markLocked counts a change on a node. It returns false if the change has already been counted.
-// Earlier changes of the slice then have, too.
+// markLocked counts a change on a node. It returns false if the change has already been counted;
+// earlier changes of the slice then have been, too (invariant 1).
 func (w *Window) markLocked(m *Member, number int, at time.Time) bool {
 	n := &w.nodes[m.Index]
 	word, bit := number/64, uint64(1)<<(number%64)
