@@ -221,7 +221,7 @@ func (r *repeat) collect(ctx context.Context, on bool) error {
 
 // endpoints returns an upper bound on the number of endpoints of all Services.
 func (r *repeat) endpoints() (n int) {
-	for _, g := range append(r.scenario.Services, r.scenario.Changing...) {
+	for _, g := range slices.Concat(r.scenario.Services, r.scenario.Changing) {
 		n += g.Count * g.Most
 	}
 	return n

@@ -105,11 +105,14 @@ func Addresses(n int) (out []string, err error) {
 			return out, nil
 		}
 		address := fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(10000))
+		if slices.Contains(out, address) {
+			continue
+		}
 		var l net.Listener
-		if l, err = net.Listen("tcp", address); err == nil && !slices.Contains(out, address) {
+		if l, err = net.Listen("tcp", address); err == nil {
 			out = append(out, address)
 			err = l.Close()
 		}
 	}
-	return nil, fmt.Errorf("find free ports: %w", err)
+	return nil, fmt.Errorf("find %d free ports from 20000 to 29999, found %d: %w", n, len(out), err)
 }
