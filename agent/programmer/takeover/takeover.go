@@ -90,7 +90,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	defer p.mu.Unlock()
 	p.failed, p.programmed = map[view.ServicePortID]struct{}{}, true
 	if lost := p.lost(state); lost != nil {
-		err = errors.Join(err, lost)
+		err = errors.Join(lost, err) // what the programmer says of the same family comes last and counts
 	}
 	p.done(ctx, err)
 	return err

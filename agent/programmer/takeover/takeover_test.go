@@ -288,6 +288,22 @@ func TestFamilyThatIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestPrimaryFamilyThatIsLeftOut keeps the programmer's own reason for a family that another programmer
+// has served: the node's primary one is missing.
+func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
+	o := &other{}
+	f, p, _ := take(o)
+	f.lacks = model.IPv4
+	f.err = &programmer.FamilyError{Family: model.IPv4, Err: errors.New("it is the primary one")}
+	p.others[0].Serves = func(model.Family) (bool, error) { return true, nil }
+	four := &view.ServicePort{ID: view.ServicePortID{Port: "four", Family: model.IPv4}}
+	state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{four.ID: four}}
+	_, failed := programmer.Split(p.Replace(t.Context(), state), p.Families())
+	require.Len(t, failed, 1)
+	require.EqualError(t, failed[model.IPv4], "it is the primary one")
+	require.Zero(t, o.tried())
+}
+
 // TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.
 func TestTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
