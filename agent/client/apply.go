@@ -16,6 +16,8 @@ type outcome struct {
 	undecoded []model.Key
 	// readable are objects that did not decode before, and that now do or no longer exist.
 	readable []model.Key
+	// unfinished reports that parts of other Updates are still to come.
+	unfinished bool
 	// applied is set if Cache.collect is.
 	applied *Applied
 }
@@ -41,6 +43,9 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 		if part.From != u.From || part.To != u.To || part.Full != u.Full {
 			return out, fmt.Errorf("%w: parts of different updates of shard %d", errProtocol, u.Shard)
 		}
+		if n := len(part.FullBuckets) + len(u.FullBuckets); n > model.Buckets {
+			return out, fmt.Errorf("%w: an update of %d buckets of %d", errProtocol, n, model.Buckets)
+		}
 		u = join(part, u)
 	}
 	if more {
@@ -48,6 +53,7 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 		return out, nil
 	}
 	delete(c.partial, u.Shard)
+	out.unfinished = len(c.partial) > 0
 	if err := c.checkLocked(u); err != nil {
 		return out, err
 	}
@@ -81,6 +87,9 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 			out.undecoded = append(out.undecoded, o.Key)
 		}
 	}
+	if c.missing > 0 || len(out.missing)+len(out.undecoded) > 0 {
+		c.countMissingLocked()
+	}
 	for key := range unreadable {
 		if _, still := s.unreadable[key]; !still {
 			out.readable = append(out.readable, key)
@@ -107,6 +116,9 @@ func (c *Cache) checkLocked(u *model.Update) error {
 		if bucket >= model.Buckets {
 			return fmt.Errorf("%w: update of bucket %d of %d", errProtocol, bucket, model.Buckets)
 		}
+	}
+	if err := c.checkUnfitLocked(u); err != nil {
+		return err
 	}
 	for _, service := range u.Services {
 		if err := c.inShardLocked(u.Shard, service); err != nil {

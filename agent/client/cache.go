@@ -25,6 +25,8 @@ type Cache struct {
 	inSync  bool // once true, always true
 	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
 	partial map[uint32]*model.Update
+	// missing is the number of slices that are missing in all shards, as of the last Update.
+	missing int
 	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
 	// asking once more would not either. askedState is the same for the digest of all shards.
 	asked      map[uint32]model.Digest
@@ -249,6 +251,7 @@ func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.partial)
+	c.missing = 0
 	clear(c.asked)
 	c.askedState = model.Digest{}
 	if uint32(len(c.shards)) != shards {

@@ -144,10 +144,10 @@ type Client struct {
 	// choice and prepared are for Run; prepared may be set by a stream's own goroutines.
 	choice   choice
 	prepared *prepared
-	// repairs bounds how often the server is asked for what diverges, unreadableLogged how often the log hears of objects
-	// that do not decode.
-	repairs          *rate.Limiter
-	unreadableLogged rate.Sometimes
+	// repairs bounds how often the server is asked for what diverges, unreadableLogged how often
+	// the log hears of objects that do not decode, nodeLogged how often that the Node is gone.
+	repairs                      *rate.Limiter
+	unreadableLogged, nodeLogged rate.Sometimes
 }
 
 // New makes a client.
@@ -185,6 +185,7 @@ func New(o Options) *Client {
 		times:      times, choice: choice{node: cmp.Or(o.NodeName, rand.Text())},
 		repairs:          rate.NewLimiter(rate.Every(repairInterval), repairBurst),
 		unreadableLogged: rate.Sometimes{First: 10, Interval: time.Minute},
+		nodeLogged:       rate.Sometimes{First: 10, Interval: time.Minute},
 	}
 }
 

@@ -26,6 +26,8 @@ type move struct {
 	timer    *time.Timer
 	target   atomic.Pointer[Server]
 	reaching atomic.Bool
+	// failed is when the last attempt failed, in nanoseconds since 1970; 0: none has.
+	failed atomic.Int64
 }
 
 // prepared is a connection that waits for its stream.
@@ -61,7 +63,8 @@ func (s *stream) considerMove() {
 		return
 	}
 	d := rand.N(s.times.moveWindow)
-	if !s.serversChanged || time.Since(s.choice.moved) < s.times.returnAfter {
+	tried := time.Unix(0, s.move.failed.Load())
+	if !s.serversChanged || time.Since(s.choice.moved) < s.times.returnAfter || time.Since(tried) < s.times.returnAfter {
 		d = s.times.returnDelay()
 	}
 	s.move.target.Store(&known[0])
@@ -82,6 +85,7 @@ func (s *stream) reach(ctx context.Context) {
 		err = waitReady(ctx, conn)
 	}
 	if err != nil {
+		s.move.failed.Store(time.Now().UnixNano())
 		s.log.Info("The server that is this node's by hashing can't be reached; staying", "server", target.Address, "err", err)
 		s.move.timer.Reset(s.times.returnDelay())
 		return

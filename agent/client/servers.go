@@ -46,12 +46,8 @@ func preference(servers []Server, node string) []Server {
 	})
 }
 
-const (
-	// maxKnown bounds how many servers a client learns of.
-	maxKnown = 1024
-	// maxRetryDelay bounds what a server's hint may ask for.
-	maxRetryDelay = 5 * time.Minute
-)
+// maxKnown bounds how many servers a client learns of.
+const maxKnown = 1024
 
 // serversFromProto translates what a server says of others. Their certificates must have its own
 // name, which it cannot change.
@@ -60,7 +56,7 @@ func serversFromProto(m *pb.Servers, name string) []Server {
 	for _, s := range m.GetServers() {
 		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
 		host, port, err := net.SplitHostPort(s.GetAddress())
-		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(out) == maxKnown {
+		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(s.GetAddress()) > maxAddress || len(out) == maxKnown {
 			continue
 		}
 		out = append(out, Server{Address: s.GetAddress(), Name: name})
@@ -170,18 +166,29 @@ func (c *Client) Run(ctx context.Context) error {
 // long gone, and each that swallows packets takes 20 s, which is how long gRPC tries to connect.
 const firstKnown = 2
 
-// round tries the first servers that are known from streams, then those that Options.Servers gives, and then the others that are known, until a
-// stream was of use: then the next round may follow at once.
+// round tries the first servers that are known from streams, then those that Options.Servers gives,
+// and then the others that are known, until a stream was of use: then the next round may follow at
+// once. The others, of which a server may have invented a thousand, are tried in any order, and not
+// for long: those that Options.Servers gives are to have their turn again.
 func (c *Client) round(ctx context.Context) (tried int, useful bool) {
 	seen := make(map[string]bool)
-	learned := func(context.Context) []Server { return c.choice.order(c.options.Cache.knownServers()) }
-	first := func(ctx context.Context) []Server {
-		all := learned(ctx)
+	first := func(context.Context) []Server {
+		all := c.choice.order(c.options.Cache.knownServers())
 		return all[:min(len(all), firstKnown)]
 	}
+	var end time.Time
+	others := func(ctx context.Context) []Server {
+		end = time.Now().Add(c.times.maxBackoff)
+		all := slices.Clone(c.options.Cache.knownServers())
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		return all
+	}
 	bootstrap := func(ctx context.Context) []Server { return c.choice.order(c.bootstrap(ctx)) }
-	for _, source := range []func(context.Context) []Server{first, bootstrap, learned} {
+	for _, source := range []func(context.Context) []Server{first, bootstrap, others} {
 		for _, server := range source(ctx) {
+			if !end.IsZero() && time.Now().After(end) {
+				break
+			}
 			if seen[server.Address] || c.choice.rests(server.Address) > 0 {
 				continue
 			}

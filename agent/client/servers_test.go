@@ -91,14 +91,14 @@ func TestChoice(t *testing.T) {
 func TestServersFromProto(t *testing.T) {
 	said := &pb.Servers{}
 	for _, address := range []string{"10.0.0.2:1", "[fd00::1]:1", "a.example:1", "10.0.0.2:1", "", "10.0.0.3", ":1", "unix:///run/x:1",
-		"dns://8.8.8.8/x:1", "/run/x:1", "x:"} {
+		"dns://8.8.8.8/x:1", "/run/x:1", "x:", strings.Repeat("n", 300) + ":1"} {
 		said.Servers = append(said.Servers, &pb.Server{Address: address})
 	}
 	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "own"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
 	for i := range 2 * maxKnown {
 		said.Servers = append(said.Servers, &pb.Server{Address: fmt.Sprint("many:", i)})
 	}
-	require.LessOrEqual(t, len(serversFromProto(said, "")), maxKnown)
+	require.LessOrEqual(t, len(serversFromProto(said, "own")), maxKnown)
 }
 
 func hint(code codes.Code, d time.Duration) error {
@@ -451,6 +451,31 @@ func TestServerNameIsPinned(t *testing.T) {
 			require.Zero(t, target.streams())
 		})
 	}
+}
+
+// TestInventedServers holds that a list of servers that swallow packets does not keep a client from
+// those that it was given.
+func TestInventedServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var known []Server
+		for i := range maxKnown {
+			known = append(known, Server{Address: fmt.Sprint("192.0.2.1:", i+1)})
+		}
+		cache := NewCache()
+		cache.setServers(known)
+		hangs := grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		c := New(Options{
+			Cache: cache, NodeName: "node-1", Logger: slog.New(slog.DiscardHandler), Servers: Static(),
+			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), hangs},
+		})
+		begin := time.Now()
+		_, useful := c.round(t.Context())
+		require.False(t, useful)
+		require.Less(t, time.Since(begin), 2*time.Minute)
+	})
 }
 
 // TestServersThatAreGone: of what a checkpoint knows, a few are tried before it is asked again which servers there are.

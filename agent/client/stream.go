@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
@@ -43,7 +44,15 @@ type stream struct {
 	silence  time.Duration
 	welcomed bool
 	software string // the server's version
-	synced   bool
+	// unfinished is what the parts of unfinished updates take, in bytes; asked bounds the objects
+	// that are asked for.
+	unfinished int
+	asked      *rate.Limiter
+	// digestsAsked: there was a DigestQuery. bucketsAsked are the shards of BucketQueries. A server
+	// asks once a stream.
+	digestsAsked bool
+	bucketsAsked map[uint32]struct{}
+	synced       bool
 	// serversChanged: the servers that the stream told of are others than those known before.
 	serversChanged bool
 	// drained is the time within which a draining server asked the client to come back; 0: it does not drain.
@@ -56,7 +65,10 @@ type stream struct {
 func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &stream{Client: c, server: server, cancel: cancel, silence: silentBeats * defaultHeartbeat}
+	s := &stream{
+		Client: c, server: server, cancel: cancel, silence: silentBeats * defaultHeartbeat,
+		asked: newAsked(), bucketsAsked: make(map[uint32]struct{}),
+	}
 	conn := c.takePrepared(server)
 	if conn == nil {
 		var err error
@@ -105,7 +117,9 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 		if err := s.take(r, len(f)); err != nil {
 			return s, err
 		}
-		watchdog.Reset(s.silence)
+		if s.welcomed {
+			watchdog.Reset(s.silence)
+		}
 	}
 }
 
@@ -113,6 +127,7 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 	options := append([]grpc.DialOption{
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(frameCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(window), grpc.WithNoProxy(),
+		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, c.options.DialOptions...)
 	if name := cmp.Or(c.options.ServerName, server.Name); name != "" {
@@ -189,32 +204,31 @@ func (s *stream) apply(r *wire.Response) error {
 	switch {
 	case r.Welcome != nil:
 		return s.welcome(r.Welcome)
-	case !s.welcomed && (r.Update != nil || r.InSync != nil || r.BucketQuery != nil || r.Heartbeat != nil || r.Digests != nil || r.DigestQuery != nil):
-		return fmt.Errorf("%w: state before welcome", errProtocol)
+	case !s.welcomed && !unknown(r):
+		return fmt.Errorf("%w: a message before welcome", errProtocol)
 	case r.Update != nil:
 		return s.update(r)
 	case r.BucketQuery != nil:
-		for _, shard := range r.BucketQuery.GetShards() {
-			answer, err := s.resync(shard, "resume", "resuming with another digest")
-			if err != nil {
-				return err
-			}
-			s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: answer}})
-		}
+		return s.answerBuckets(r.BucketQuery)
 	case r.Node != nil:
-		s.node(r.Node)
+		return s.node(r.Node)
 	case r.InSync != nil:
 		return s.inSync(r.InSync)
 	case r.Heartbeat != nil:
 		return s.heartbeat(r.Heartbeat)
 	case r.Digests != nil:
 		return s.digests(r.Digests)
+	case r.DigestQuery != nil && s.digestsAsked:
+		return fmt.Errorf("%w: a second digest_query", errProtocol)
 	case r.DigestQuery != nil:
+		s.digestsAsked = true
 		_, digests := s.options.Cache.Digests()
 		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: model.JoinDigests(digests)}}})
 	case r.Drain != nil:
-		s.drained = max(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, 1)
-		s.log.Info("The server drains", "server", s.server.Address)
+		if s.drained == 0 {
+			s.log.Info("The server drains", "server", s.server.Address)
+		}
+		s.drained = max(min(time.Duration(r.Drain.GetReconnectWithinMs())*time.Millisecond, maxRetryDelay), 1)
 	case r.Servers != nil:
 		s.learn(r.Servers)
 	}
@@ -225,6 +239,10 @@ func (s *stream) welcome(w *pb.Welcome) error {
 	if s.welcomed {
 		return fmt.Errorf("%w: a second welcome", errProtocol)
 	}
+	if n := len(w.GetPath()); n > maxPath {
+		return fmt.Errorf("%w: a path of %d servers", errProtocol, n)
+	}
+	w.ServerName, w.ServerVersion = clip(w.GetServerName()), clip(w.GetServerVersion())
 	cache := s.options.Cache
 	if err := cache.welcome(w.GetEpoch(), w.GetShardCount()); err != nil {
 		return err
@@ -236,7 +254,7 @@ func (s *stream) welcome(w *pb.Welcome) error {
 		s.nodes = make(map[string]struct{})
 	}
 	if w.GetHeartbeatIntervalMs() > 0 {
-		s.silence = silentBeats * time.Duration(w.GetHeartbeatIntervalMs()) * time.Millisecond
+		s.silence = silentBeats * min(time.Duration(w.GetHeartbeatIntervalMs())*time.Millisecond, maxRetryDelay)
 	}
 	s.welcomed, s.software = true, w.GetServerVersion()
 	s.connection.welcome(s.server, w)
@@ -248,12 +266,18 @@ func (s *stream) welcome(w *pb.Welcome) error {
 }
 
 func (s *stream) update(r *wire.Response) error {
+	if s.unfinished += unfinishedCost(r); s.unfinished > maxUnfinished {
+		return fmt.Errorf("%w: unfinished updates of more than %d bytes", errProtocol, maxUnfinished)
+	}
 	out, err := s.options.Cache.apply(r.Update, r.More)
 	if err != nil {
 		return err
 	}
+	if !r.More && !out.unfinished {
+		s.unfinished = 0
+	}
 	for i, o := range r.Update.Unreadable {
-		if o.Version != (model.Version{}) && !o.Delta {
+		if o.Version != (model.Version{}) && !o.Delta && s.outbox.failures() < maxUnfit {
 			s.fail(subject{key: o.Key}, failure{reason: r.Problems[i].Err.Error(), unreadable: true, shard: r.Update.Shard})
 		}
 	}
@@ -263,9 +287,35 @@ func (s *stream) update(r *wire.Response) error {
 	if out.applied != nil {
 		s.options.Relay.Applied(*out.applied)
 	}
+	if n := len(out.missing) + len(out.undecoded); n > 0 && !s.asked.AllowN(time.Now(), n) {
+		return errNotReading
+	}
 	s.again(r.Update.Shard, out.missing, "base", model.ErrBase.Error())
 	s.again(r.Update.Shard, out.undecoded, "delta", "a delta did not decode")
 	return nil
+}
+
+// answerBuckets answers a BucketQuery, for each shard once a stream: an answer has all digests of
+// the shard.
+func (s *stream) answerBuckets(q *pb.BucketQuery) error {
+	for _, shard := range q.GetShards() {
+		if _, again := s.bucketsAsked[shard]; again {
+			return fmt.Errorf("%w: a second question for the buckets of shard %d", errProtocol, shard)
+		}
+		answer, err := s.resync(shard, "resume", "resuming with another digest")
+		if err != nil {
+			return err
+		}
+		s.bucketsAsked[shard] = struct{}{}
+		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: answer}})
+	}
+	return nil
+}
+
+// unknown reports whether a response holds none of the messages that this software knows.
+func unknown(r *wire.Response) bool {
+	return r.Welcome == nil && r.Update == nil && r.Node == nil && r.InSync == nil && r.Heartbeat == nil && r.Drain == nil &&
+		r.Servers == nil && r.BucketQuery == nil && r.Digests == nil && r.DigestQuery == nil
 }
 
 // again asks for objects.
@@ -305,6 +355,9 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 	if s.options.Cache.differs(m, s.repairs.Allow) {
 		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
 	}
+	if s.outbox.asking() {
+		return nil // with the next heartbeat
+	}
 	for shard, keys := range s.options.Cache.changedUnreadable() {
 		s.again(shard, keys, "unreadable", "it did not decode, and has changed since")
 	}
@@ -321,15 +374,19 @@ func (s *stream) digests(m *pb.Digests) error {
 	return nil
 }
 
-func (s *stream) node(n *wire.NodeUpdate) {
+func (s *stream) node(n *wire.NodeUpdate) error {
 	switch relay := s.options.Relay; {
 	case relay == nil && !n.Unreadable:
 		if s.options.Cache.setNode(n.Node) {
-			s.log.Warn("The cluster has no Node object for this node any more; what it last said still holds", "node", n.Name)
+			s.nodeLogged.Do(func() {
+				s.log.Warn("The cluster has no Node object for this node any more; what it last said still holds", "node", n.Name)
+			})
 		}
 	case relay != nil:
 		switch exists := n.Node != nil || n.Unreadable; {
 		case s.nodes == nil: // in sync
+		case exists && len(s.nodes) == maxNodes:
+			return fmt.Errorf("%w: more than %d Nodes", errProtocol, maxNodes)
 		case exists:
 			s.nodes[n.Name] = struct{}{}
 		default:
@@ -339,6 +396,7 @@ func (s *stream) node(n *wire.NodeUpdate) {
 			relay.Node(n.Name, n.Node)
 		}
 	}
+	return nil
 }
 
 func (s *stream) inSync(m *pb.InSync) error {

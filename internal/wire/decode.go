@@ -92,8 +92,8 @@ func decode(f Frame) (*Response, error) {
 	return r, nil
 }
 
-// messageOf returns the message that a StreamResponse holds, without decoding it. The number is 0 if this software does not
-// know the message.
+// messageOf returns the message that a StreamResponse holds, without decoding it. The number is 0
+// if this software does not know the message.
 func messageOf(b []byte) (number protowire.Number, message []byte, err error) {
 	err = fields(b, func(field wireField, v wireValue) error {
 		switch {

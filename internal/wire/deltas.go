@@ -147,8 +147,8 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// eachField is fields for those that want nothing but numbers and bytes: it reports whether take was true for all fields, and
-// there was none of another type.
+// eachField is fields for those that want nothing but numbers and bytes: it reports whether take
+// was true for all fields, and there was none of another type.
 func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -173,8 +173,8 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	return true
 }
 
-// fields calls take for each field of a message, until it returns an error. Values of other types than numbers and bytes are not
-// given.
+// fields calls take for each field of a message, until it returns an error. Values of other types
+// than numbers and bytes are not given.
 func fields(b []byte, take func(wireField, wireValue) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

@@ -12,20 +12,25 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Bounds of what a frame may make its receiver keep: two bytes of a frame can be an endpoint, which takes a hundred times as much
-// memory, and a frame shrinks to a thousandth when it is compressed. Nothing that is canonical comes near them.
+// Bounds of what a frame may make its receiver keep: two bytes of a frame can be an endpoint, which
+// takes a hundred times as much memory, and a frame shrinks to a thousandth when it is compressed.
+// Nothing that is canonical comes near them.
 const (
-	// maxSeveral bounds a frame that holds several objects, or no object at all. The rest of a part is small.
+	// maxSeveral bounds a frame that holds several objects, or no object at all. The rest of a part
+	// is small.
 	maxSeveral = MaxPart + 64<<10
 	// maxNode bounds a frame that holds a Node, of which an API server accepts 1.5 MiB.
 	maxNode = 2 * MaxPart
-	// maxProblems bounds the objects of a frame that do not decode. The shortest object with a name and a version has 33 bytes.
+	// maxProblems bounds the objects of a frame that do not decode. The shortest object with a name
+	// and a version has 33 bytes.
 	maxProblems = 1 << 15
-	// maxFields bounds the entries of all lists in an object. A Service may have 70,000, a slice 36,000.
+	// maxFields bounds the entries of all lists in an object. A Service may have 70,000, a slice
+	// 36,000.
 	maxFields = 1 << 17
 	// fewBytes is the size up to which the entries in an object need not be counted.
 	fewBytes = 64 << 10
-	// maxName bounds names that are kept of what does not decode, in bytes; no object of Kubernetes has a longer one.
+	// maxName bounds names that are kept of what does not decode, in bytes; no object of Kubernetes
+	// has a longer one.
 	maxName = 253
 )
 
@@ -37,7 +42,8 @@ var (
 	errBuckets  = fmt.Errorf("it names more than %d buckets", model.Buckets)
 )
 
-// updateDecoder decodes an update object by object, so that the messages of one object are garbage when the next one is decoded.
+// updateDecoder decodes an update object by object, so that the messages of one object are garbage
+// when the next one is decoded.
 type updateDecoder struct {
 	update   *model.Update
 	problems []Problem
@@ -142,8 +148,8 @@ func (d *updateDecoder) bucket(n uint64) error {
 	return nil
 }
 
-// object decodes the message of an object, unless it takes too much memory. nested is the number of the field whose messages have
-// lists of their own, or 0.
+// object decodes the message of an object, unless it takes too much memory. nested is the number of
+// the field whose messages have lists of their own, or 0.
 func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Message) error {
 	d.objects++
 	if d.objects > 1 && d.bytes > maxSeveral {
@@ -168,7 +174,8 @@ func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Messag
 	return proto.Unmarshal(b, p)
 }
 
-// bad leaves out an object. Other servers are to hear of it, so that it counts as one that has this version only if it can be named.
+// bad leaves out an object. Other servers are to hear of it, so that it counts as one that has this
+// version only if it can be named.
 func (d *updateDecoder) bad(key model.Key, version []byte, delta bool, err error) error {
 	if len(d.problems) == maxProblems {
 		return errProblems

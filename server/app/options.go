@@ -170,6 +170,7 @@ func (o *Options) validate() error {
 	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
 	wrong(o.Tombstones <= 0, "--tombstones is %d: use a positive number", o.Tombstones)
 	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
+	wrong(o.HeartbeatInterval > 5*time.Minute, "--heartbeat-interval is %v: use at most 5m, which is all that clients wait for", o.HeartbeatInterval)
 	wrong(o.DrainWindow <= 0, "--drain-window is %v: use a positive duration", o.DrainWindow)
 	wrong(o.ShutdownGracePeriod < o.DrainWindow, "--shutdown-grace-period is %v, less than --drain-window, which is %v: "+
 		"make it longer, so that streams can end as they are asked to", o.ShutdownGracePeriod, o.DrainWindow)

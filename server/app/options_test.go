@@ -78,6 +78,7 @@ func TestOptionsAreValidated(t *testing.T) {
 		{"no shards", [][]string{plain, {"--shards=0"}}, "--shards is 0"},
 		{"no tombstones", [][]string{plain, {"--tombstones=0"}}, "--tombstones is 0"},
 		{"no heartbeat", [][]string{plain, {"--heartbeat-interval=0"}}, "--heartbeat-interval is 0s"},
+		{"rare heartbeats", [][]string{plain, {"--heartbeat-interval=10m"}}, "use at most 5m"},
 		{"no drain window", [][]string{plain, {"--drain-window=0"}}, "--drain-window is 0s"},
 		{"grace shorter than drain", [][]string{plain, {"--drain-window=1m"}}, "--shutdown-grace-period is 10s, less than --drain-window"},
 	} {

@@ -73,6 +73,9 @@ func serve(t *testing.T, address string, from source.Source, upstreams ...string
 	if s, ok := from.(interface{ shards() uint32 }); ok {
 		c.Shards = s.shards()
 	}
+	if s, ok := from.(interface{ behindWait() time.Duration }); ok {
+		c.MaxBehindWait = s.behindWait()
+	}
 	if len(upstreams) > 0 {
 		c.Upstream = &upstream.Options{
 			Servers: client.Static(upstreams...), DialOptions: plaintext, Logger: c.Logger, Metrics: s.registry,
