@@ -7,24 +7,29 @@ import (
 	"slices"
 )
 
-// Backends is a set of backends, ascending by address and port, each once. It is immutable. Sets that differ in a few of many backends
-// have nearly all of their memory in common, so that to make one of the other, and to compare both, costs little more than what differs.
-// Equal sets are deeply equal. The zero value is the empty set.
+// Backends is a set of backends, ascending by address and port, each pair once. It is immutable.
+// The zero value is the empty set.
+//
+// Sets that differ in a few of many backends share nearly all of their memory. Deriving one from
+// the other, and comparing the two, therefore costs little more than the difference. Equal sets are
+// deeply equal, however they were made.
 type Backends struct {
-	// parts have them in their order. Where a part ends is a matter of the backend at its end alone: so what comes or goes changes the
-	// part that it is in, and no other one for good.
+	// parts contains the backends in order, no part empty. In a large set, only a backend's own
+	// address and port decide whether a part ends with it. A backend that joins or leaves therefore
+	// changes the part that it is in, and at most one neighbour.
 	parts [][]Backend
 	count int
 }
 
 const (
-	// onePart is up to how many backends are in one part, whatever they are.
+	// onePart is the size up to which a set is a single part.
 	onePart = 128
-	// partBits: of so many bits of a backend's hash none is set where a part ends.
+	// partBits is how many bits of a backend's hash must be zero for a part to end with the backend.
 	partBits = 6
 )
 
-// NewBackends makes a set of backends that come in any order. Of several with the same address and port the first one counts.
+// NewBackends returns a set of backends, which may come in any order. If several have the same
+// address and port, the first one counts.
 func NewBackends(list ...Backend) Backends {
 	for i := range list[:max(len(list)-1, 0)] {
 		if compareBackends(list[i], list[i+1]) >= 0 {
@@ -37,7 +42,8 @@ func NewBackends(list ...Backend) Backends {
 	return ascending(list)
 }
 
-// ascending makes a set of a list in the order of sets, which it does not keep.
+// ascending returns a set of the backends in list, which must be ascending and without duplicates.
+// It copies the list.
 func ascending(list []Backend) Backends {
 	b := Backends{count: len(list)}
 	switch {
@@ -52,12 +58,12 @@ func ascending(list []Backend) Backends {
 	return b
 }
 
-// add adds a part that is like a list.
+// add adds a part with a copy of list.
 func (b *Backends) add(list []Backend) {
 	b.parts = append(b.parts, append(make([]Backend, 0, len(list)), list...))
 }
 
-// addEnded adds the parts of a list that have an end, and gives what is left.
+// addEnded adds the parts of list whose end is in list, and returns the rest.
 func (b *Backends) addEnded(list []Backend) (rest []Backend) {
 	begin := 0
 	for i, one := range list {
@@ -71,16 +77,16 @@ func (b *Backends) addEnded(list []Backend) (rest []Backend) {
 
 func (b Backend) endsPart() bool {
 	a := b.Address.Addr().As16()
-	const golden = 0x9E3779B97F4A7C15 // spreads neighbours evenly
+	const golden = 0x9E3779B97F4A7C15 // multiplying by it spreads neighbouring addresses evenly
 	return (binary.BigEndian.Uint64(a[8:])^uint64(b.Address.Port())<<48)*golden>>(64-partBits) == 0
 }
 
 func compareBackends(a, b Backend) int { return a.Address.Compare(b.Address) }
 
-// Len is how many there are.
+// Len returns the number of backends.
 func (b Backends) Len() int { return b.count }
 
-// All gives them in their order.
+// All returns the backends in order.
 func (b Backends) All() iter.Seq[Backend] {
 	return func(yield func(Backend) bool) {
 		for _, part := range b.parts {
@@ -93,7 +99,7 @@ func (b Backends) All() iter.Seq[Backend] {
 	}
 }
 
-// List gives them in their order, as a list that is not to be changed.
+// List returns the backends in order. The caller must not change the list.
 func (b Backends) List() []Backend {
 	if len(b.parts) == 1 {
 		return b.parts[0]
@@ -101,7 +107,7 @@ func (b Backends) List() []Backend {
 	return slices.Concat(b.parts...)
 }
 
-// Contains tells whether a backend is at an address and port.
+// Contains reports whether the set has a backend with this address and port.
 func (b Backends) Contains(address netip.AddrPort) bool {
 	i, found := slices.BinarySearchFunc(b.parts, address, func(part []Backend, a netip.AddrPort) int { return part[0].Address.Compare(a) })
 	if found || i == 0 {
@@ -111,7 +117,7 @@ func (b Backends) Contains(address netip.AddrPort) bool {
 	return found
 }
 
-// is tells whether the set is that of a list in the order of sets.
+// is reports whether the set has the same backends as list, which must be ascending.
 func (b Backends) is(list []Backend) bool {
 	if b.count != len(list) {
 		return false
@@ -125,18 +131,19 @@ func (b Backends) is(list []Backend) bool {
 	return true
 }
 
-// Equal tells whether both have the same backends.
+// Equal reports whether both sets have the same backends.
 func (b Backends) Equal(o Backends) bool {
 	return b.count == o.count && slices.EqualFunc(b.parts, o.parts, slices.Equal[[]Backend])
 }
 
-// Same tells whether both are one set, which equal sets need not be.
+// Same reports whether both are one set in memory. Equal sets need not be.
 func (b Backends) Same(o Backends) bool {
 	return len(b.parts) == len(o.parts) && (len(b.parts) == 0 || &b.parts[0] == &o.parts[0])
 }
 
-// Differences gives what differs from an earlier set, ascending: the backend that was at an address and port, and the one that is there now.
-// One of both may be missing, and has no address then.
+// Differences returns what differs from an earlier set, ascending: for each address and port, the
+// backend that was there and the backend that is there now. A backend that is missing on one side
+// is the zero Backend.
 func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 	return func(yield func(was, is Backend) bool) {
 		if b.Same(before) {
@@ -178,7 +185,8 @@ func (b Backends) Differences(before Backends) iter.Seq2[Backend, Backend] {
 	}
 }
 
-// cursor is a place in a set: in the first of the parts that are left, if there is any.
+// cursor is a position in a set: index at of the first of the parts that are left. If no parts are
+// left, the cursor is at the end.
 type cursor struct {
 	parts [][]Backend
 	at    int
@@ -194,13 +202,14 @@ func (c *cursor) take() Backend {
 	return b
 }
 
-// atSamePart tells whether both begin a part that they share.
+// atSamePart reports whether both cursors are at the beginning of a part that their sets share.
 func (c *cursor) atSamePart(o cursor) bool {
 	return c.at == 0 && o.at == 0 && len(c.parts) > 0 && len(o.parts) > 0 && &c.parts[0][0] == &o.parts[0][0]
 }
 
-// with gives the set with some of its backends removed and others inserted, both ascending; the set itself, if these are the same. One may
-// be inserted at the address of one that is removed.
+// with returns the set without the removed and with the inserted backends, both ascending. If the
+// two lists are equal, it returns b itself. A backend may be inserted at the address of a removed
+// one.
 func (b Backends) with(removed, inserted []Backend) Backends {
 	if slices.Equal(removed, inserted) {
 		return b
@@ -210,7 +219,7 @@ func (b Backends) with(removed, inserted []Backend) Backends {
 		return ascending(patch(nil, slices.Concat(b.parts...), removed, inserted))
 	}
 	out.parts = make([][]Backend, 0, len(b.parts)+len(inserted))
-	var open []Backend // what is between the last part and the next one
+	var open []Backend // backends after the last part, whose end has not been reached
 	for rest := b.parts; len(rest) > 0; {
 		if len(open) == 0 {
 			same := untouched(rest, removed, inserted)
@@ -232,7 +241,7 @@ func (b Backends) with(removed, inserted []Backend) Backends {
 	return out
 }
 
-// untouched counts the first parts in which nothing is removed or inserted.
+// untouched returns how many parts at the beginning have nothing removed or inserted.
 func untouched(parts [][]Backend, removed, inserted []Backend) int {
 	count := len(parts)
 	for _, list := range [][]Backend{removed, inserted} {
@@ -248,13 +257,14 @@ func untouched(parts [][]Backend, removed, inserted []Backend) int {
 	return count
 }
 
-// before counts the first of a list that come before a backend.
+// before returns how many backends at the beginning of list sort before next.
 func before(list []Backend, next Backend) int {
 	i, _ := slices.BinarySearchFunc(list, next, compareBackends)
 	return i
 }
 
-// patch appends an ascending list to a copy of another one, with some of its elements removed and others inserted.
+// patch appends to a copy of the list to another list, from which some elements are removed and
+// into which others are inserted. All lists are ascending.
 func patch(to, list, removed, inserted []Backend) []Backend {
 	out := append(make([]Backend, 0, len(to)+len(list)-len(removed)+len(inserted)), to...)
 	for len(removed) > 0 || len(inserted) > 0 {

@@ -16,8 +16,9 @@ func numbered(i int) Backend {
 	return Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte(a)), uint16(8080+i%2)), Local: i%7 == 0}
 }
 
-// TestBackends holds that a set that was made of others is the one that would be made of its list, whatever came and went, that what
-// was made earlier stays as it was, and that differences are told.
+// TestBackends asserts that a set derived from others equals the set built from its list, whatever
+// joined and left before. It also asserts that derived sets leave earlier ones unchanged, and that
+// Differences reports exactly what differs.
 func TestBackends(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -87,7 +88,7 @@ func TestBackends(t *testing.T) {
 	})
 }
 
-// TestBackendsShare: of many backends one comes or goes, and nearly all parts are those that there were.
+// TestBackendsShare asserts that nearly all parts are shared when one of many backends leaves.
 func TestBackendsShare(t *testing.T) {
 	t.Parallel()
 	var list []Backend
@@ -116,7 +117,8 @@ func TestBackendsShare(t *testing.T) {
 	}
 }
 
-// TestNewBackends: the order does not matter, and of several at an address and port the first one counts.
+// TestNewBackends asserts that the order of the list does not matter, and that the first of several
+// backends with the same address and port counts.
 func TestNewBackends(t *testing.T) {
 	t.Parallel()
 	a, b := numbered(1), numbered(2)

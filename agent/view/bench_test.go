@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// largeService makes the number-th Service and its slices of a hundred endpoints.
+// largeService returns the Service with this number and its slices of a hundred endpoints each.
 func largeService(number, endpoints int) (*model.Service, []*model.Slice) {
 	key := model.ServiceKey{Namespace: "default", Name: fmt.Sprintf("service-%d", number)}
 	s := service(key, clusterIP(netip.AddrFrom4([4]byte{10, 96, byte(number >> 8), byte(number)}).String()))
@@ -21,7 +21,7 @@ func largeService(number, endpoints int) (*model.Service, []*model.Slice) {
 		of := model.Slice{Namespace: key.Namespace, Name: fmt.Sprintf("%s-%d", key.Name, first), Service: key.Name, Family: model.IPv4, Ports: []model.SlicePort{http8080}}
 		for i := first; i < min(first+100, endpoints); i++ {
 			e := endpoint("10.0.0.0")
-			// Slices overlap in addresses, as pods come and go.
+			// Some addresses are in several slices, as happens when pods come and go.
 			e.Address = netip.AddrFrom4([4]byte{10, byte(number), byte(i % 251), byte(i % 241)})
 			e.NodeName = fmt.Sprintf("node-%d", i)
 			of.Endpoints = append(of.Endpoints, e)
@@ -31,7 +31,8 @@ func largeService(number, endpoints int) (*model.Service, []*model.Slice) {
 	return s, out
 }
 
-// BenchmarkChange is one endpoint of a Service that turns unready and ready again, with 1000 other Services of 50 endpoints.
+// BenchmarkChange turns one endpoint of a Service unready and ready again, beside 1000 other
+// Services of 50 endpoints.
 func BenchmarkChange(b *testing.B) {
 	for _, endpoints := range []int{50, 5000} {
 		b.Run(fmt.Sprintf("endpoints=%d", endpoints), func(b *testing.B) {
@@ -58,8 +59,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkLarge is a Service with many ports or addresses that comes, changes, and goes. The µs of one port or address are to be much
-// the same for any count.
+// BenchmarkLarge adds, changes and removes a Service with many ports or addresses. The µs of one
+// port or address should be about the same for every count.
 func BenchmarkLarge(b *testing.B) {
 	for _, count := range []int{500, 1000, 2000, 4000} {
 		for _, large := range []struct {
@@ -85,7 +86,8 @@ func BenchmarkLarge(b *testing.B) {
 	}
 }
 
-// TestMemory bounds what the view keeps of 1000 Services of 50 endpoints and one of 5000, beside the objects.
+// TestMemory bounds the memory that the view needs, in addition to the objects, for 1000 Services
+// of 50 endpoints and one Service of 5000.
 func TestMemory(t *testing.T) {
 	var services []*model.Service
 	var of [][]*model.Slice
@@ -99,7 +101,7 @@ func TestMemory(t *testing.T) {
 	}
 	heap := func() int64 {
 		runtime.GC()
-		runtime.GC() // pools give up what they hold with the second
+		runtime.GC() // a sync.Pool frees its content only in the second collection
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)

@@ -9,15 +9,16 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// claim is what only one Service port can have: an address and port, or a NodePort of a family.
+// claim is what only one Service port can have: an address and port, or a NodePort of an IP family.
 type claim struct {
-	address  netip.Addr // not set: a NodePort
+	address  netip.Addr // not set for a NodePort
 	port     uint16
 	protocol model.Protocol
 	family   model.Family
 }
 
-// String is for Problems: "10.96.0.1 port 80/TCP", "node port 30080/TCP over IPv4".
+// String returns the claim as Problems describe it: "10.96.0.1 port 80/TCP" or "node port 30080/TCP
+// over IPv4".
 func (c claim) String() string {
 	if c.address.IsValid() {
 		return fmt.Sprintf("%s port %d/%s", c.address, c.port, c.protocol)
@@ -25,16 +26,25 @@ func (c claim) String() string {
 	return fmt.Sprintf("node port %d/%s over %s", c.port, c.protocol, c.family)
 }
 
-// claimant is a Service that wants something, and as what: what of a claim's address it is of the Service's.
+// claimant is a Service that wants a claim. Its field as is the kind of frontend that it wants the
+// claim for.
 type claimant struct {
 	*service
 	as FrontendKind
 }
 
-// claims tells which Service has what several may want.
+// claims records which Service owns each claim, and which others want it.
+//
+// Invariants:
+//
+//  1. A claim that at least one Service wants has an owner. A claim that no Service wants has no
+//     entry.
+//  2. rivals has an entry exactly for the claims that several Services want. The entry contains all
+//     of them, sorted by claimant.compare, and the first one is the owner.
 type claims struct {
 	owners map[claim]claimant
-	// rivals are, for what several Services want, all of them: the owner, and then in the order in which they will get it.
+	// rivals contains, for each claim that several Services want, all these Services: the owner first,
+	// and then the others in the order in which they will get the claim.
 	rivals map[claim][]claimant
 }
 
@@ -42,18 +52,19 @@ func newClaims() claims {
 	return claims{owners: make(map[claim]claimant), rivals: make(map[claim][]claimant)}
 }
 
-// ranks are the kinds of addresses by who decides on them: the API server gives a cluster IP to one Service only, the cluster's
-// load balancer has its addresses, and anybody who may write a Service writes an external IP.
+// ranks orders the kinds of addresses by who decides on them. The API server assigns a cluster IP
+// to one Service only, the cluster's load balancer assigns its addresses, and anybody who may write
+// a Service may write any external IP.
 var ranks = map[FrontendKind]int{NodePort: 0, ClusterIP: 1, LoadBalancer: 2, ExternalIP: 3}
 
-// compare tells who comes first where both want the same: the one with the better kind of address, then the older one, then the
-// first by name.
+// compare returns a negative number if c comes before o when both want the same claim. The better
+// kind of address comes first, then the older Service, then the first by namespace and name.
 func (c claimant) compare(o claimant) int {
 	return cmp.Or(cmp.Compare(ranks[c.as], ranks[o.as]), cmp.Compare(c.claimed.CreationTimeSeconds, o.claimed.CreationTimeSeconds),
 		cmp.Compare(c.key.Namespace, o.key.Namespace), cmp.Compare(c.key.Name, o.key.Name))
 }
 
-// before says, in Problems, that a claim is c's and why it is not o's.
+// before returns the part of a Problem that says that c owns a claim, and why o does not.
 func (c claimant) before(o claimant) string {
 	if c.as != o.as {
 		return fmt.Sprintf("%s's as its %s, which comes before %s", c.key, c.as, o.as)
@@ -61,7 +72,8 @@ func (c claimant) before(o claimant) string {
 	return fmt.Sprintf("%s's, which is older or comes first by name", c.key)
 }
 
-// take has s want c, which it does not yet. Those for whom that makes a difference are touched.
+// take records that s wants c; s must not want it yet. If the owner of a contested claim changes,
+// take touches all Services that want it.
 func (cs *claims) take(c claim, s claimant, touch func(*service)) {
 	owner, ok := cs.owners[c]
 	if !ok {
@@ -79,7 +91,8 @@ func (cs *claims) take(c claim, s claimant, touch func(*service)) {
 	}
 }
 
-// release has s want c no longer.
+// release records that s does not want c any more. If another Service becomes the owner, release
+// touches all Services that want c.
 func (cs *claims) release(c claim, s *service, touch func(*service)) {
 	rivals := cs.rivals[c]
 	if rivals == nil {
@@ -96,7 +109,8 @@ func (cs *claims) release(c claim, s *service, touch func(*service)) {
 	}
 }
 
-// own gives c, which others want too, to s. They all have to be looked at: what they are told names the owner.
+// own makes s the owner of the contested claim c. It touches all Services that want c, because
+// their problems name the owner.
 func (cs *claims) own(c claim, s claimant, touch func(*service)) {
 	cs.owners[c] = s
 	for _, r := range cs.rivals[c] {

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// fight is a view in which Services want the same.
+// fight is a view whose Services compete for addresses and ports.
 type fight struct {
 	*view.View
 	t *testing.T
@@ -25,7 +25,7 @@ func newFight(t *testing.T) *fight {
 	return &fight{v, t}
 }
 
-// set sets a Service; edit may be nil for none.
+// set sets a Service with these edits. Without any, it removes the Service.
 func (f *fight) set(key model.ServiceKey, edit ...func(*model.Service)) {
 	if len(edit) == 0 {
 		f.Set(key, nil, nil)
@@ -34,7 +34,7 @@ func (f *fight) set(key model.ServiceKey, edit ...func(*model.Service)) {
 	f.Set(key, service(key, edit...), nil)
 }
 
-// has tells which frontends a Service has, as "clusterIP 10.96.0.1:80".
+// has returns the frontends of a Service, sorted, in the form "clusterIP 10.96.0.1:80/TCP".
 func (f *fight) has(key model.ServiceKey) []string {
 	out := []string{}
 	for id, p := range f.State().Ports {
@@ -53,7 +53,8 @@ func (f *fight) has(key model.ServiceKey) []string {
 	return out
 }
 
-// change takes the changes and tells which Services they are of.
+// change calls Changes and returns the names of the Services that changed, sorted. A name appears
+// once for each Change.
 func (f *fight) change() []string {
 	changes, node := f.Changes()
 	require.False(f.t, node)
@@ -81,14 +82,14 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	f.set(web, created(2), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"web"}, f.change())
 
-	// A younger one does not get it.
+	// A younger Service does not get the address.
 	f.set(api, created(3), clusterIP("10.96.0.2"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"api"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(api))
 	f.requireProblems(map[string]string{"api": "203.0.113.1 port 80/TCP is default/web's, which is older or comes first by name"})
 
-	// An older one takes it, and both hear of the new owner.
+	// An older Service gets the address, and the problems of both others name the new owner.
 	f.set(old, created(1), clusterIP("10.96.0.3"), externalIP("203.0.113.1"))
 	require.Equal(t, []string{"old", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.3:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(old))
@@ -96,7 +97,7 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	problem := "203.0.113.1 port 80/TCP is kube-system/old's, which is older or comes first by name"
 	f.requireProblems(map[string]string{"api": problem, "web": problem})
 
-	// It goes to the next, whichever way the owner gives it up.
+	// Whether the owner drops the address or is deleted, the address passes to the next Service.
 	f.set(old, created(1), clusterIP("10.96.0.3"))
 	require.Equal(t, []string{"old", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(web))
@@ -105,7 +106,8 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "externalIP 203.0.113.1:80/TCP"}, f.has(api))
 	f.requireProblems(map[string]string{})
 
-	// One that was made anew is young; nothing is left of one that loses all.
+	// A Service that is deleted and created again counts as young. A Service that loses everything has
+	// no ports left.
 	f.set(web, created(4), clusterIP("10.96.0.2"))
 	require.Empty(t, f.change())
 	require.Empty(t, f.has(web))
@@ -114,7 +116,8 @@ func TestTheOldestHasAnAddress(t *testing.T) {
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP"}, f.has(web))
 }
 
-// TestKindsOfAddressesHaveRanks: an external IP, which anybody may write, takes nothing of another Service, however old it is.
+// TestKindsOfAddressesHaveRanks asserts that an external IP, which anybody may write, takes no
+// address from another Service, however old its Service is.
 func TestKindsOfAddressesHaveRanks(t *testing.T) {
 	f := newFight(t)
 	old, balanced := model.ServiceKey{Namespace: "default", Name: "old"}, model.ServiceKey{Namespace: "default", Name: "balanced"}
@@ -136,7 +139,8 @@ func TestKindsOfAddressesHaveRanks(t *testing.T) {
 		"balanced": "10.96.0.1 port 80/TCP is default/web's as its clusterIP, which comes before loadBalancer",
 	})
 
-	// Who has it as something else now, has it in another turn.
+	// A Service that wants the address as another kind than before competes with the rank of the new
+	// kind.
 	f.set(web, created(3), clusterIP("10.96.0.4"), externalIP("10.96.0.1"))
 	require.Equal(t, []string{"balanced", "web"}, f.change())
 	require.Equal(t, []string{"clusterIP 10.96.0.2:80/TCP", "loadBalancer 10.96.0.1:80/TCP"}, f.has(balanced))
@@ -168,13 +172,14 @@ func TestNodePortsAreOnce(t *testing.T) {
 		"families are apart")
 	f.requireProblems(map[string]string{"api": "node port 30080/TCP over IPv4 is default/web's, which is older or comes first by name"})
 
-	// Protocols are apart too.
+	// The same port number of two protocols is no conflict either.
 	f.set(web, loadBalancer(), created(1), ports(model.ServicePort{Protocol: model.UDP, Port: 80, NodePort: 30080}))
 	require.Equal(t, []string{"api", "web", "web"}, f.change())
 	f.requireProblems(map[string]string{})
 }
 
-// TestNodePortsComeFirstOnTheNode: nobody takes another's NodePort by asking for the node's address, as whatever.
+// TestNodePortsComeFirstOnTheNode asserts that a Service cannot take another's NodePort by asking
+// for an address of the node, whether as an external IP or as a load balancer's address.
 func TestNodePortsComeFirstOnTheNode(t *testing.T) {
 	f := newFight(t)
 	at30080 := ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080})
@@ -194,7 +199,7 @@ func TestNodePortsComeFirstOnTheNode(t *testing.T) {
 	f.requireProblems(map[string]string{"api": "192.168.0.2 port 30080/TCP is on an address of the node itself, where it is default/web's node port; " +
 		"2001:db8::2 port 30080/TCP is on an address of the node itself, where it is default/web's node port"})
 
-	// It is no NodePort elsewhere than on addresses that NodePorts are on.
+	// The NodePort comes first only on the addresses on which NodePorts are open.
 	moved := *thisNode
 	moved.InternalIPs = addrs("192.168.0.3", "192.168.0.2", "2001:db8::3")
 	f.SetNode(&moved)
@@ -209,13 +214,14 @@ func TestNodePortsComeFirstOnTheNode(t *testing.T) {
 	require.Equal(t, has, f.has(api))
 	f.requireProblems(map[string]string{})
 
-	// A Service's own NodePort is no other's.
+	// A Service's own NodePort does not compete with its external addresses.
 	f.set(api, loadBalancer("192.168.0.2"), ports(model.ServicePort{Name: "http", Protocol: model.TCP, Port: 30080, NodePort: 30080}))
 	f.change()
 	require.Equal(t, []string{"clusterIP 10.96.0.1:30080/TCP", "loadBalancer 192.168.0.2:30080/TCP", "nodePort 30080/TCP/IPv4"}, f.has(api))
 }
 
-// TestOneServiceAgainstItself: what the API server does not take, and manifests may hold.
+// TestOneServiceAgainstItself covers conflicts within one Service. The API server rejects such
+// Services, but manifests may contain them.
 func TestOneServiceAgainstItself(t *testing.T) {
 	f := newFight(t)
 	f.set(web, loadBalancer("192.0.2.1", "10.96.0.1"), externalIP("192.0.2.1"), func(s *model.Service) {
@@ -245,7 +251,8 @@ func TestOneServiceAgainstItself(t *testing.T) {
 	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
 
-// TestSwaps: Services that exchange what they have in one batch are one change each, whatever the order.
+// TestSwaps asserts that two Services that swap addresses in one batch have one Change each, in
+// either order.
 func TestSwaps(t *testing.T) {
 	for _, order := range [][]model.ServiceKey{{web, api}, {api, web}} {
 		f := newFight(t)
@@ -261,7 +268,7 @@ func TestSwaps(t *testing.T) {
 		require.Equal(t, []string{"clusterIP 10.96.0.1:80/TCP"}, f.has(api))
 		f.requireProblems(map[string]string{})
 
-		// The address of one that goes is another's at once.
+		// If a Service is deleted, another one gets its address in the same batch.
 		f.set(order[0])
 		f.set(order[1], clusterIP(now[order[0]]), created(3))
 		require.Equal(t, []string{"api", "web"}, f.change())
@@ -269,7 +276,7 @@ func TestSwaps(t *testing.T) {
 	}
 }
 
-// TestPortsOfOneServiceSwap: numbers exchanged between ports of one Service.
+// TestPortsOfOneServiceSwap covers ports of one Service that swap their numbers.
 func TestPortsOfOneServiceSwap(t *testing.T) {
 	f := newFight(t)
 	port := func(name string, number uint16) model.ServicePort {

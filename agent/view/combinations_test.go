@@ -11,7 +11,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// kinds makes one endpoint for each combination.
+// kinds returns one endpoint for each combination.
 func kinds(conditions []model.Conditions, nodeNames []string, hints [][2]string) []model.Endpoint {
 	var out []model.Endpoint
 	for _, c := range conditions {
@@ -31,8 +31,9 @@ func kinds(conditions []model.Conditions, nodeNames []string, hints [][2]string)
 	return out
 }
 
-// TestCombinations holds the view to the oracle for traffic policies × conditions × nodes × hints × zones: all pairs of endpoints
-// of all kinds, and all triples of those kinds that kube-proxy tells apart.
+// TestCombinations compares the view with the oracle for traffic policies × conditions × nodes ×
+// hints × zones. It covers all pairs of endpoints of all kinds, and all triples of the kinds that
+// kube-proxy distinguishes.
 func TestCombinations(t *testing.T) {
 	var all []model.Conditions
 	for i := range 8 {
@@ -62,7 +63,7 @@ func TestCombinations(t *testing.T) {
 	}
 }
 
-// combinations is a view, and Services with all policies, without external addresses and with one.
+// combinations is a view with Services of all policies, with and without an external address.
 type combinations struct {
 	t     *testing.T
 	view  *view.View
@@ -70,7 +71,7 @@ type combinations struct {
 	cases []combination
 }
 
-// combination is a Service and the connections that are asked about.
+// combination is a Service and the connections whose fate is compared.
 type combination struct {
 	service *model.Service
 	asked   []connection

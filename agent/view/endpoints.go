@@ -15,26 +15,29 @@ type endpoint struct {
 	*model.Endpoint
 	port  uint16
 	local bool
-	slice uint32 // which of the Service's slices it is in
+	slice uint32 // index of its slice among those of the Service
 }
 
 func (e endpoint) ready() bool { return e.Conditions.Ready }
 
-// stillServing tells whether e is one that is used when there is no ready one.
+// stillServing reports whether e terminates but still serves. Such endpoints are used if none is
+// ready.
 func (e endpoint) stillServing() bool { return e.Conditions.Serving && e.Conditions.Terminating }
 
 func (e endpoint) backend() Backend {
 	return Backend{Address: netip.AddrPortFrom(e.Address, e.port), Local: e.local}
 }
 
-// endpoints gives the endpoints that a Service port has, ascending, each address and port once; with an address, only those that have
-// it. The list is good until the next call.
+// endpoints returns the endpoints of a Service port, ascending, each pair of address and port once.
+// If address is valid, it returns only the endpoints with that address. The list is valid until the
+// next call.
 //
-// An endpoint may be in several slices: it moves from one to another, or its address was given to a new pod before the old
-// one's object was gone. Then the first by model.Conditions.Compare counts.
+// An endpoint may be in several slices. It may be moving from one to another, or its address may
+// have passed to a new pod before the old pod's object was deleted. Then the first one by
+// model.Conditions.Compare counts.
 func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr) []endpoint {
 	v.several = v.several[:0]
-	v.forgetEndpoints() // where they are longer than what follows they would keep slices that are gone
+	v.forgetEndpoints() // a shorter new list would leave pointers to deleted slices behind it
 	out, ends := v.endpointSpace, v.endSpace[:0]
 	for i, s := range of {
 		if s.Family != id.Family {
@@ -61,7 +64,7 @@ func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr
 	}
 	v.endpointSpace, v.endSpace = out, ends
 	if len(ends) < 2 {
-		return out // a slice is in order
+		return out // a single slice is already sorted
 	}
 	sorted := v.sortedSpace
 	keys := v.mergedKeys()
@@ -77,7 +80,8 @@ func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr
 	return sorted
 }
 
-// endpointKey is an endpoint's address and port, and where in a list it is: quick to compare, and to move.
+// endpointKey is an endpoint's address and port, with its index in a list. It is small, so that
+// comparing and moving keys is fast.
 type endpointKey struct {
 	high, low uint64
 	port      uint16
@@ -88,7 +92,8 @@ func (k endpointKey) same(o endpointKey) bool {
 	return k.high == o.high && k.low == o.low && k.port == o.port
 }
 
-// mergedKeys gives the keys of the list of endpoints in their order. A slice's are in order, so lists are merged, two at a time.
+// mergedKeys returns the keys of all endpoints in endpointSpace, sorted. Each slice is sorted
+// already, so the lists are merged, two at a time.
 func (v *View) mergedKeys() []endpointKey {
 	from, to, ends := v.keySpace[0][:0], v.keySpace[1][:0], v.endSpace
 	for i, e := range v.endpointSpace {
@@ -108,7 +113,7 @@ func (v *View) mergedKeys() []endpointKey {
 	return from
 }
 
-// mergeKeys appends two ascending lists to a third, in order.
+// mergeKeys merges two ascending lists and appends the result to another list.
 func (v *View) mergeKeys(to, a, b []endpointKey) []endpointKey {
 	for len(a) > 0 && len(b) > 0 {
 		if v.before(a[0], b[0]) {
@@ -120,7 +125,8 @@ func (v *View) mergeKeys(to, a, b []endpointKey) []endpointKey {
 	return append(append(to, a...), b...)
 }
 
-// before tells which of two endpoints comes first: among those with the same address and port the one that counts.
+// before reports whether endpoint a sorts before b. Among endpoints with the same address and port,
+// the one that counts comes first.
 func (v *View) before(a, b endpointKey) bool {
 	switch {
 	case a.high != b.high:
@@ -146,7 +152,7 @@ func (v *View) forgetEndpoints() {
 	v.endpointSpace, v.sortedSpace = v.endpointSpace[:0], v.sortedSpace[:0]
 }
 
-// slicePorts gives the names and protocols of ports that slices of a family have, each once.
+// slicePorts returns the names and protocols of the ports that slices of a family have, each once.
 func slicePorts(of []*model.Slice, family model.Family) iter.Seq2[string, model.Protocol] {
 	return func(yield func(string, model.Protocol) bool) {
 		var seen []model.SlicePort

@@ -11,10 +11,11 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// sets are where a Service's traffic may go.
+// sets are the backends of a Service port.
 type sets struct{ Cluster, Local view.Backends }
 
-// TestSets covers which endpoints get new connections, by a Service with both sets: externalTrafficPolicy Local.
+// TestSets covers which endpoints receive new connections. externalTrafficPolicy Local makes the
+// Service use both sets.
 func TestSets(t *testing.T) {
 	published := func(e *model.Endpoint) {
 		e.Conditions = model.Conditions{Ready: true, Serving: true, Terminating: true}
@@ -67,7 +68,7 @@ func TestSets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := service(web, loadBalancer("192.0.2.1"), externalLocal)
-			for range 2 { // whatever the order of the slices
+			for range 2 { // the order of the slices does not matter
 				got := see(t, options, s, c.slices...)[id(http, model.IPv4)]
 				require.Equal(t, c.want, sets{got.Cluster, got.Local})
 				slices.Reverse(c.slices)
@@ -75,12 +76,13 @@ func TestSets(t *testing.T) {
 		})
 	}
 
-	// A node without a name has no local endpoints, not even those without a node.
+	// A node without a name has no local endpoints. Endpoints without a node name are not local
+	// either.
 	got := see(t, view.Options{}, service(web, internalLocal), slice("s", endpoint("10.180.1.1", func(e *model.Endpoint) { e.NodeName = "" })))
 	require.Zero(t, got[id(http, model.IPv4)].Local)
 }
 
-// TestOneOfTwoCopiesGoes: an endpoint that is in two slices stays when it leaves one.
+// TestOneOfTwoCopiesGoes asserts that an endpoint in two slices stays when it leaves one of them.
 func TestOneOfTwoCopiesGoes(t *testing.T) {
 	v := view.New(options)
 	a, b := slice("a", endpoint("10.180.1.1")), slice("b", endpoint("10.180.1.1"))
@@ -93,7 +95,7 @@ func TestOneOfTwoCopiesGoes(t *testing.T) {
 	}
 }
 
-// TestPorts covers how the ports of Services and slices meet: by name and protocol.
+// TestPorts covers how the ports of Services and slices are matched, which is by name and protocol.
 func TestPorts(t *testing.T) {
 	metrics := model.ServicePort{Name: "metrics", Protocol: model.TCP, Port: 8080}
 	dnsTCP := model.ServicePort{Name: "dns", Protocol: model.TCP, Port: 53}
@@ -104,9 +106,12 @@ func TestPorts(t *testing.T) {
 	}
 	got := see(t, options, service(web, ports(http, metrics, dns, dnsTCP, sctp)),
 		sliceOf("a", p("http", model.TCP, 8080), endpoint("10.180.1.1")),
-		sliceOf("b", p("http", model.TCP, 9999), endpoint("10.180.1.1")), // a number of its own, and the same address
-		sliceOf("c", p("", model.TCP, 80), endpoint("10.180.1.3")),       // the Service's number, and no name
-		sliceOf("d", p("http", model.TCP, 0), endpoint("10.180.1.4")),    // no number
+		// Another number at the same address.
+		sliceOf("b", p("http", model.TCP, 9999), endpoint("10.180.1.1")),
+		// The Service's number without a name.
+		sliceOf("c", p("", model.TCP, 80), endpoint("10.180.1.3")),
+		// No number.
+		sliceOf("d", p("http", model.TCP, 0), endpoint("10.180.1.4")),
 		sliceOf("e", p("dns", model.UDP, 5353), endpoint("10.180.1.5")),
 		sliceOf("f", append(p("dns", model.TCP, 53), p("dns", model.SCTP, 54)...), endpoint("10.180.1.6")),
 	)
@@ -153,7 +158,7 @@ func TestTopology(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Equal(t, at(c.want), see(t, options, service(web), slice("s", c.endpoints...))[id(http, model.IPv4)].Cluster)
-			// The endpoints of a Service are judged together, whatever slice they are in.
+			// The decision is made over all endpoints of a Service, however they are divided into slices.
 			var each []*model.Slice
 			for _, e := range c.endpoints {
 				each = append(each, slice("s-"+e.Address.String(), e))
@@ -162,7 +167,8 @@ func TestTopology(t *testing.T) {
 		})
 	}
 
-	// Local sets do not care, and what goes anywhere by an address with externalTrafficPolicy Local does.
+	// Hints do not apply to the local set. They do apply to connections that may go to any node, even
+	// on an address with externalTrafficPolicy Local.
 	got := see(t, options, service(web, loadBalancer("192.0.2.1"), externalLocal), slice("s", endpoint("10.180.0.1", local, zones("zone-a")),
 		endpoint("10.180.0.2", local, zones("zone-b")), endpoint("10.180.1.1", zones("zone-a")), endpoint("10.180.1.2", zones("zone-b"))))
 	require.Equal(t, at("10.180.0.1* 10.180.1.1"), got[id(http, model.IPv4)].Cluster)
@@ -174,7 +180,7 @@ func TestTopology(t *testing.T) {
 
 func inZone(zone string) func(*model.Endpoint) { return func(e *model.Endpoint) { e.Zone = zone } }
 
-// TestZoneOfTheNodeChanges: the label comes, changes, is empty and goes.
+// TestZoneOfTheNodeChanges covers a zone label that is added, changed, empty and removed.
 func TestZoneOfTheNodeChanges(t *testing.T) {
 	v := view.New(options)
 	v.Set(web, service(web), []*model.Slice{slice("s", endpoint("10.180.1.1", zones("zone-a")), endpoint("10.180.1.2", zones("zone-b")))})

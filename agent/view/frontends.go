@@ -8,7 +8,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// families gives the IP families that a Service is served in: those of its cluster IPs.
+// families returns the IP families in which a Service is served, with the cluster IP of each. They
+// are the families of its cluster IPs.
 func families(s *model.Service) iter.Seq2[model.Family, netip.Addr] {
 	return func(yield func(model.Family, netip.Addr) bool) {
 		var seen model.Family
@@ -24,16 +25,19 @@ func families(s *model.Service) iter.Seq2[model.Family, netip.Addr] {
 	}
 }
 
-// maxFrontends bounds how many ports times addresses a Service has in a family: the largest ones in use have some hundreds.
+// maxFrontends bounds the number of ports times addresses that a Service has in a family. The
+// largest Services in use have some hundreds.
 const maxFrontends = model.MaxFrontends
 
-// servedPort is a port of a Service, and the first ports of it that have its numbers: itself, or ones before it.
+// servedPort is a port of a Service. sameNumber and sameNodePort are the first ports of the Service
+// with the same number and with the same NodePort, which may be the port itself.
 type servedPort struct {
 	*model.ServicePort
 	sameNumber, sameNodePort *model.ServicePort
 }
 
-// servedPorts gives the ports of a Service; of several with one name and protocol, which are side by side, the first.
+// servedPorts returns the ports of a Service. If several have the same name and protocol, which
+// makes them neighbours, it returns only the first.
 func servedPorts(s *model.Service) []servedPort {
 	type number struct {
 		number   uint16
@@ -58,22 +62,23 @@ func servedPorts(s *model.Service) []servedPort {
 	return out
 }
 
-// wanted is what a Service asks for in a family.
+// wanted is what a Service asks for in one IP family.
 type wanted struct {
 	family model.Family
-	// addresses are what each port asks for beside its NodePort, as Frontends without Port, Routes and Sources, in the order of
-	// ServicePort.Frontends. Each address is there once.
+	// addresses are what each port asks for besides its NodePort, in the order of
+	// ServicePort.Frontends. They are Frontends without Port, Sources and Routes. No address appears
+	// twice.
 	addresses []Frontend
-	nodePorts bool // ports may have NodePorts
+	nodePorts bool // whether the Service's ports may have NodePorts
 	ports     []servedPort
-	// again are external addresses that are the cluster IP too; left is how many there are of addresses and ports beyond
-	// maxFrontends.
+	// again contains the external addresses that equal the cluster IP. leftAddresses and leftPorts are
+	// the numbers of addresses and ports left out because of maxFrontends.
 	again                    []netip.Addr
 	leftAddresses, leftPorts int
 }
 
-// want gives what a Service asks for in a family with this cluster IP. A cost of ports times addresses is for those who go on from
-// there.
+// want returns what a Service asks for in a family with this cluster IP. Its cost is that of ports
+// plus addresses; only callers that combine the two pay for the product.
 func (o *Options) want(s *model.Service, family model.Family, clusterIP netip.Addr) wanted {
 	w := wanted{
 		family: family, addresses: []Frontend{{Kind: ClusterIP, Address: clusterIP}},
@@ -89,7 +94,8 @@ func (o *Options) want(s *model.Service, family model.Family, clusterIP netip.Ad
 	}
 	balanced := slices.Compact(slices.Collect(vips(s, family)))
 	for i, ip := range s.ExternalIPs {
-		// One that is the load balancer's too has its filter, and leads to the same.
+		// An external IP that is also a load balancer's address is covered by the latter, which has the
+		// source ranges and leads to the same backends.
 		_, too := slices.BinarySearchFunc(balanced, ip, netip.Addr.Compare)
 		switch {
 		case model.FamilyOf(ip) != family || too || i > 0 && s.ExternalIPs[i-1] == ip || o.RefuseExternalIPs:
@@ -100,7 +106,7 @@ func (o *Options) want(s *model.Service, family model.Family, clusterIP netip.Ad
 	for _, ip := range balanced {
 		add(LoadBalancer, ip)
 	}
-	// Each port keeps the cluster IP, as far as that goes.
+	// Addresses are left out before ports, so that as many ports as possible keep the cluster IP.
 	w.leftPorts = max(len(w.ports)-maxFrontends, 0)
 	w.ports = w.ports[:len(w.ports)-w.leftPorts]
 	w.leftAddresses = max(len(w.addresses)-maxFrontends/max(len(w.ports), 1), 0)
@@ -108,7 +114,7 @@ func (o *Options) want(s *model.Service, family model.Family, clusterIP netip.Ad
 	return w
 }
 
-// vips gives the load balancer's addresses of a family that nodes capture.
+// vips returns the load balancer's addresses of a family whose traffic nodes capture.
 func vips(s *model.Service, family model.Family) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, i := range s.LoadBalancerIngress {
@@ -119,7 +125,8 @@ func vips(s *model.Service, family model.Family) iter.Seq[netip.Addr] {
 	}
 }
 
-// claimed gives all that a Service asks for, and as what, each once; nothing for nil.
+// claimed returns everything that a Service claims, each claim once, with the kind of its frontend.
+// A nil Service claims nothing.
 func (o *Options) claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
 	return func(yield func(claim, FrontendKind) bool) {
 		if s == nil {
@@ -138,7 +145,8 @@ func (o *Options) claimed(s *model.Service) iter.Seq2[claim, FrontendKind] {
 	}
 }
 
-// frontends gives those that a port asks for and no port before it does.
+// frontends returns the frontends that a port asks for, without those that an earlier port of the
+// Service asks for.
 func (w *wanted) frontends(p servedPort) iter.Seq[Frontend] {
 	return func(yield func(Frontend) bool) {
 		if p.sameNumber == p.ServicePort {
@@ -157,7 +165,7 @@ func (w *wanted) frontends(p servedPort) iter.Seq[Frontend] {
 
 func (w *wanted) hasNodePort(p servedPort) bool { return w.nodePorts && p.NodePort != 0 }
 
-// problems tells of what is left out, whoever else wants it.
+// problems records what is left out of a Service, no matter which other Services exist.
 func (w *wanted) problems(s *service) {
 	for _, ip := range w.again {
 		s.problem("%s is the cluster IP and nothing else", ip)
@@ -176,8 +184,9 @@ func (w *wanted) problems(s *service) {
 	}
 }
 
-// frontends gives the frontends that a port of a Service has, without Routes: those of the wanted ones that neither another
-// Service has nor another port. What another Service has is a problem.
+// frontends returns the frontends of a port of a Service, without their routes. It leaves out those
+// that an earlier port or another Service has. It records a problem for each that another Service
+// has.
 func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip.Prefix) []Frontend {
 	var out []Frontend
 	for f := range w.frontends(port) {
@@ -200,7 +209,8 @@ func (v *View) frontends(s *service, w *wanted, port servedPort, sources []netip
 	return out
 }
 
-// nodePort gives who has the NodePort that c is too, if the node has it on that address; nobody: it is none.
+// nodePort returns the owner of the NodePort with c's port, if the node has NodePorts on c's
+// address. Otherwise, or if nobody owns that NodePort, it returns the zero claimant.
 func (v *View) nodePort(c claim) claimant {
 	if !slices.Contains(v.node.ips, c.address) ||
 		!slices.ContainsFunc(v.node.programmed.NodePorts, func(p netip.Prefix) bool { return p.Contains(c.address) }) {
@@ -210,9 +220,9 @@ func (v *View) nodePort(c claim) claimant {
 	return v.claims.owners[c]
 }
 
-// sources gives who may use the load balancer's addresses of a family; nothing: all may. Where the node is among them, what
-// comes from the addresses themselves is too: a node that has them on one of its interfaces uses them as the source of its own
-// connections to them.
+// sources returns the sources that may use the load balancer's addresses of a family; nil means
+// that all may. If the node is among them, so are the load balancer's addresses themselves. A node
+// that has these on one of its interfaces uses them as the source of its own connections to them.
 func (v *View) sources(s *model.Service, family model.Family) []netip.Prefix {
 	ranges := ofFamily(s.LoadBalancerSourceRanges, family)
 	if slices.ContainsFunc(ranges, isZero) {
@@ -228,7 +238,7 @@ func (v *View) sources(s *model.Service, family model.Family) []netip.Prefix {
 	return canonical(ranges)
 }
 
-// route fills in where the frontends of a port lead.
+// route sets the routes of a port's frontends.
 func (v *View) route(p *ServicePort, s *model.Service, anyUsable bool) {
 	to := func(t Target, masquerade bool) Route {
 		switch {
@@ -249,13 +259,13 @@ func (v *View) route(p *ServicePort, s *model.Service, anyUsable bool) {
 			f.Node = to(target, v.options.MasqueradeAll || podsTold)
 			f.Others = f.Node
 		case s.ExternalTrafficPolicy != model.TrafficLocal:
-			// What goes to another node must come back this way.
+			// A connection may go to another node, and its replies must come back through this one.
 			f.Others = to(Cluster, true)
 			f.Pods, f.Node = f.Others, f.Others
 		default:
 			f.Others = to(Local, false)
-			// As if it had gone to the load balancer and come back to any node. A connection of the node itself may have the
-			// address it goes to as its source.
+			// Connections of this node behave as if they had gone to the load balancer and come back to any
+			// node. They need masquerading, because their source may be the address that they go to.
 			f.Pods, f.Node = to(Cluster, false), to(Cluster, true)
 			if !podsTold {
 				f.Pods = f.Others
@@ -271,7 +281,7 @@ func policyTarget(p model.TrafficPolicy) Target {
 	return Cluster
 }
 
-// uses tells which sets a Service's frontends lead to, if there is anything in them.
+// uses reports which sets a Service's frontends lead to, provided that these are not empty.
 func uses(s *model.Service, frontends []Frontend) (cluster, local bool) {
 	for i := range frontends {
 		policy := s.ExternalTrafficPolicy
@@ -279,7 +289,8 @@ func uses(s *model.Service, frontends []Frontend) (cluster, local bool) {
 			policy = s.InternalTrafficPolicy
 		}
 		local = local || policy == model.TrafficLocal
-		// Whatever the external policy, connections of the node itself go anywhere.
+		// Whatever the external policy is, connections of the node and its pods to an external frontend
+		// go to any backend.
 		cluster = cluster || policy != model.TrafficLocal || frontends[i].Kind != ClusterIP
 	}
 	return cluster, local

@@ -14,8 +14,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// text says what frontends are, one in a line: "clusterIP 10.96.0.1:80 pods cluster, node cluster+, others cluster+", + for
-// masqueraded.
+// text formats frontends, one a line, in the form "clusterIP 10.96.0.1:80 pods cluster, node
+// cluster+, others cluster+". A + means masqueraded.
 func text(frontends []view.Frontend) string {
 	route := func(r view.Route) string {
 		if r.Masquerade {
@@ -38,7 +38,8 @@ func text(frontends []view.Frontend) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRoutes covers where connections lead and whether they are masqueraded, by Services with all kinds of addresses.
+// TestRoutes covers where connections lead and whether they are masqueraded, for Services with all
+// kinds of addresses.
 func TestRoutes(t *testing.T) {
 	all := func(s *model.Service) { loadBalancer("192.0.2.1")(s); externalIP("203.0.113.1")(s) }
 	masqueradeAll := options
@@ -93,7 +94,8 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// TestPodsAreToldByFamily: a family without prefixes has no detection; interfaces serve both.
+// TestPodsAreToldByFamily asserts that pods are recognised by prefixes only in the families that
+// have one, and by interfaces in both families.
 func TestPodsAreToldByFamily(t *testing.T) {
 	for _, c := range []struct {
 		options   view.Options
@@ -130,7 +132,7 @@ func TestFrontends(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		service   *model.Service
-		four, six string // empty: nothing
+		four, six string // empty means no frontends
 	}{
 		"ClusterIP":                  {service(web), "clusterIP 10.96.0.1:80" + cluster, ""},
 		"IPv6":                       {service(web, clusterIP("fd00:96::1")), "", "clusterIP [fd00:96::1]:80" + cluster},
@@ -169,8 +171,8 @@ func TestFrontends(t *testing.T) {
 	}
 }
 
-// TestExternalPolicyWithoutAnyExternalAddress: externalTrafficPolicy is a no-op then, and matters for external IPs of a ClusterIP
-// Service.
+// TestExternalPolicyWithoutAnyExternalAddress asserts that externalTrafficPolicy has no effect on a
+// ClusterIP Service, unless the Service has external IPs.
 func TestExternalPolicyWithoutAnyExternalAddress(t *testing.T) {
 	endpoints := slice("s", endpoint("10.180.0.1", local), endpoint("10.180.1.1"))
 	got := see(t, options, service(web, externalLocal), endpoints)[id(http, model.IPv4)]
@@ -185,7 +187,7 @@ func TestExternalPolicyWithoutAnyExternalAddress(t *testing.T) {
 func TestSourceRanges(t *testing.T) {
 	for name, c := range map[string]struct {
 		ranges    []string
-		four, six []netip.Prefix // of the load balancer's addresses
+		four, six []netip.Prefix // Sources of the load balancer's addresses
 	}{
 		"none":                       {nil, nil, nil},
 		"in their order, masked":     {[]string{"198.51.100.7/24", "10.0.0.0/8", "198.51.100.0/24"}, prefixes("10.0.0.0/8", "198.51.100.0/24"), nil},
@@ -260,7 +262,8 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// TestAddressesOutliveTheNode: NodePorts neither close nor open everywhere where the Node goes.
+// TestAddressesOutliveTheNode asserts that the addresses of NodePorts stay the same when the Node
+// is deleted: NodePorts neither close nor open on all addresses.
 func TestAddressesOutliveTheNode(t *testing.T) {
 	v := view.New(options)
 	for _, n := range []*model.Node{thisNode, nil, nil} {
@@ -273,7 +276,8 @@ func TestAddressesOutliveTheNode(t *testing.T) {
 	require.Equal(t, prefixes("192.168.0.4/32"), v.State().Node.NodePorts, "a known Node without an IPv6 address")
 }
 
-// TestHealthCheckPorts: programmers hear of them as of all else of a Service, by one of its ports.
+// TestHealthCheckPorts asserts that exactly one of a Service's ports in a family carries its health
+// check port, so that programmers learn it.
 func TestHealthCheckPorts(t *testing.T) {
 	f := newFight(t)
 	check := func(s *model.Service) { s.HealthCheckNodePort = 31000 }
@@ -308,7 +312,7 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "unknown", view.Target(0).String())
 }
 
-// TestExternalIPsRefused: they are neither served nor taken from others.
+// TestExternalIPsRefused asserts that refused external IPs are not served and not claimed.
 func TestExternalIPsRefused(t *testing.T) {
 	o := options
 	o.RefuseExternalIPs = true

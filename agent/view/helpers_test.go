@@ -19,7 +19,7 @@ var (
 	api = model.ServiceKey{Namespace: "default", Name: "api"}
 
 	clusterCIDRs = prefixes("10.180.0.0/16", "fd00:180::/48")
-	// thisNode is the Node of most tests.
+	// thisNode is the Node that most tests use.
 	thisNode = &model.Node{
 		Name: here, Labels: map[string]string{"topology.kubernetes.io/zone": "zone-a"},
 		InternalIPs: addrs("192.168.0.2", "2001:db8::2"), PodCIDRs: prefixes("10.180.0.0/24", "fd00:180::/64"),
@@ -46,7 +46,8 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-// service makes a Service with a cluster IP and a TCP port 80 named http, and then what edit makes of it.
+// service returns a Service with a cluster IP and the TCP port 80 named http, with these edits
+// applied.
 func service(key model.ServiceKey, edit ...func(*model.Service)) *model.Service {
 	s := model.Service{
 		Namespace: key.Namespace, Name: key.Name, Type: model.ClusterIP, ClusterIPs: addrs("10.96.0.1"), Ports: []model.ServicePort{http},
@@ -57,7 +58,8 @@ func service(key model.ServiceKey, edit ...func(*model.Service)) *model.Service 
 	return model.NewService(s)
 }
 
-// loadBalancer makes it a Service of type LoadBalancer with this address, and a NodePort for the first port.
+// loadBalancer returns an edit that makes a Service a LoadBalancer with these addresses, and sets a
+// NodePort on its first port.
 func loadBalancer(vips ...string) func(*model.Service) {
 	return func(s *model.Service) {
 		s.Type = model.LoadBalancer
@@ -101,7 +103,7 @@ var (
 	dns5353  = model.SlicePort{Name: "dns", Protocol: model.UDP, Port: 5353}
 )
 
-// slice makes a slice of web with port http8080; its family is that of the first endpoint.
+// slice returns a slice of web with the port http8080. Its family is that of the first endpoint.
 func slice(name string, endpoints ...model.Endpoint) *model.Slice {
 	return sliceOf(name, []model.SlicePort{http8080}, endpoints...)
 }
@@ -116,7 +118,7 @@ func sliceOf(name string, ports []model.SlicePort, endpoints ...model.Endpoint) 
 	})
 }
 
-// endpoint makes a ready endpoint elsewhere, and then what edit makes of it.
+// endpoint returns a ready endpoint on another node, with these edits applied.
 func endpoint(address string, edit ...func(*model.Endpoint)) model.Endpoint {
 	e := model.Endpoint{Address: addr(address), NodeName: elsewhere, Conditions: model.Conditions{Ready: true, Serving: true}}
 	for _, f := range edit {
@@ -144,7 +146,7 @@ func id(port model.ServicePort, family model.Family) view.ServicePortID {
 	return view.ServicePortID{Service: web, Port: port.Name, Protocol: port.Protocol, Family: family}
 }
 
-// see gives what a view with these options, of thisNode, makes of web.
+// see returns the Service ports that a view with these options computes for web on thisNode.
 func see(t *testing.T, o view.Options, s *model.Service, endpointSlices ...*model.Slice) map[view.ServicePortID]*view.ServicePort {
 	t.Helper()
 	v := view.New(o)
@@ -155,7 +157,8 @@ func see(t *testing.T, o view.Options, s *model.Service, endpointSlices ...*mode
 	return v.State().Ports
 }
 
-// at gives backends at port 8080, local ones with a star: "10.180.0.1* 10.180.1.1".
+// at returns backends at port 8080. list contains their addresses, with a star after those on this
+// node: "10.180.0.1* 10.180.1.1".
 func at(list string) view.Backends {
 	var out []view.Backend
 	for _, s := range strings.Fields(list) {

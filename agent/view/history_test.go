@@ -15,7 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// The pools of what Services of histories ask for are so small that they fight over nearly everything.
+// Services of histories draw addresses and ports from pools so small that they conflict over nearly
+// everything.
 var (
 	poolAddresses = addrs("10.96.0.1", "10.96.0.2", "10.96.0.3", "fd00:96::1", "fd00:96::2")
 	poolPorts     = []uint16{80, 30080}
@@ -62,7 +63,8 @@ func drawNode(t *rapid.T) *model.Node {
 	}).Draw(t, "node")
 }
 
-// history is a view that things happen to, all that there is, and what the view's changes alone lead to.
+// history is a view under random changes, with the objects that exist (world) and the state that
+// follows from the view's Changes alone (followed).
 type history struct {
 	world
 
@@ -90,7 +92,7 @@ func (h *history) set(keys ...model.ServiceKey) {
 	}
 }
 
-// change follows the changes, and holds them to what Changes promises.
+// change applies the Changes to followed, and asserts what Changes promises about them.
 func (h *history) change(t *rapid.T) {
 	changes, node := h.view.Changes()
 	seen := map[view.ServicePortID]bool{}
@@ -115,7 +117,8 @@ func (h *history) change(t *rapid.T) {
 	}
 }
 
-// check holds what there is to a view that sees the end only, to the types' promises and to the oracle.
+// check compares the state with that of a new view that sees only the present objects, with the
+// promises of the types, and with the oracle.
 func (h *history) check(t *rapid.T) {
 	fresh := view.New(h.options)
 	fresh.SetNode(h.world.node)
@@ -183,7 +186,7 @@ func (h *history) check(t *rapid.T) {
 	}
 }
 
-// requirePromises holds a state to what its types promise.
+// requirePromises asserts what the doc comments of State's types promise.
 func requirePromises(t *rapid.T, state view.State) {
 	type listener struct {
 		address  netip.AddrPort
@@ -223,8 +226,8 @@ func requirePromises(t *rapid.T, state view.State) {
 	}
 }
 
-// TestHistories: whatever happens in whatever batches, the changes lead to what a view would give that sees the end only, and
-// that is what the oracle says.
+// TestHistories asserts that a sequence of changes, in any batches, leads to the state that a new
+// view computes from the last objects, and that the oracle agrees with this state.
 func TestHistories(t *testing.T) {
 	yes := true
 	rapid.Check(t, func(t *rapid.T) {

@@ -11,7 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// manyPorts makes so many ports with NodePorts; of each four, two have the same number.
+// manyPorts returns an edit that sets count ports with NodePorts. Of every four ports, two have the
+// same number.
 func manyPorts(count int) func(*model.Service) {
 	return func(s *model.Service) {
 		s.Type, s.Ports = model.NodePort, nil
@@ -38,8 +39,9 @@ func frontendCount(state view.State) (count int) {
 	return count
 }
 
-// TestOneServiceHasBounds: a Service that asks for ports times addresses without end gets so many, the cluster IP and the NodePort
-// of each port among them, and the others are as they were.
+// TestOneServiceHasBounds asserts that a Service gets a bounded number of frontends, however many
+// ports and addresses it has. Each port keeps its cluster IP and NodePort, and other Services are
+// not affected.
 func TestOneServiceHasBounds(t *testing.T) {
 	f := newFight(t)
 	f.set(api, clusterIP("10.96.0.2"))
@@ -53,7 +55,7 @@ func TestOneServiceHasBounds(t *testing.T) {
 	require.Contains(t, f.Problems()[0].Reason,
 		"its ports times its addresses are more than 10000 over IPv4: the last 0 ports and the last 1976 of the external addresses are left out")
 
-	// What is left out is free for others.
+	// Other Services can have what is left out.
 	f.set(api, clusterIP("10.96.0.2"), externalIP("203.0.0.24"), ports(model.ServicePort{Protocol: model.TCP, Port: 1}))
 	f.change()
 	require.Contains(t, f.has(api), "externalIP 203.0.0.24:1/TCP")

@@ -10,50 +10,65 @@ import (
 // zoneLabel is the label of a Node that names its zone.
 const zoneLabel = "topology.kubernetes.io/zone"
 
-// DetectLocalMode tells how connections of pods are told from others; the names are kube-proxy's.
+// DetectLocalMode is how connections from pods are distinguished from others. The names are
+// kube-proxy's.
 type DetectLocalMode string
 
-// The modes. The zero value is ByClusterCIDR, and that without ClusterCIDRs means that pods are not told.
+// The modes. The zero value means ByClusterCIDR. Without any ClusterCIDRs, that mode recognises no
+// pods.
 const (
-	ByClusterCIDR         DetectLocalMode = "ClusterCIDR"         // pods have addresses in Options.ClusterCIDRs
-	ByNodeCIDR            DetectLocalMode = "NodeCIDR"            // the node's pods have addresses in the Node's podCIDRs
-	ByBridgeInterface     DetectLocalMode = "BridgeInterface"     // pods' traffic comes in by Options.BridgeInterface
-	ByInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix" // or by interfaces whose names begin with Options.InterfaceNamePrefix
+	// ByClusterCIDR recognises pods by an address in Options.ClusterCIDRs.
+	ByClusterCIDR DetectLocalMode = "ClusterCIDR"
+	// ByNodeCIDR recognises this node's pods by an address in the Node's podCIDRs.
+	ByNodeCIDR DetectLocalMode = "NodeCIDR"
+	// ByBridgeInterface recognises pods by traffic that arrives through Options.BridgeInterface.
+	ByBridgeInterface DetectLocalMode = "BridgeInterface"
+	// ByInterfaceNamePrefix recognises pods by traffic that arrives through an interface whose name
+	// begins with Options.InterfaceNamePrefix.
+	ByInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
 )
 
-// Options are the node's settings that decide how Services look from it.
+// Options are the settings of the node that decide what it does for Services.
 type Options struct {
-	// NodeName tells which endpoints are local, and which node hints are for this node. Empty: none are.
+	// NodeName decides which endpoints are local, and which node hints are for this node. If it is
+	// empty, none are.
 	NodeName string
-	// DetectLocal selects which of the three below counts.
+	// DetectLocal selects which of the next three fields applies.
 	DetectLocal         DetectLocalMode
 	ClusterCIDRs        []netip.Prefix
 	BridgeInterface     string
 	InterfaceNamePrefix string
-	// MasqueradeAll masquerades all connections to cluster IPs, those of pods too.
+	// MasqueradeAll masquerades all connections to cluster IPs, including those from pods.
 	MasqueradeAll bool
-	// RefuseExternalIPs leaves out the external IPs of all Services, as kube-proxy does without AllowServiceExternalIPs.
+	// RefuseExternalIPs ignores the external IPs of all Services, as kube-proxy does without the
+	// feature gate AllowServiceExternalIPs.
 	RefuseExternalIPs bool
-	// NodePortAddresses are where NodePorts are; a family without any is not restricted. NodePortPrimary puts them on the
-	// Node's first InternalIP of each family, too, and restricts both families: in one of which the Node has no InternalIP, and
-	// NodePortAddresses has nothing, there are none. Neither of both is the same as NodePortPrimary, unless LocalhostNodePorts is given.
+	// NodePortAddresses are the prefixes of the addresses on which NodePorts are open. A family
+	// without any prefix is not restricted. NodePortPrimary adds the Node's first InternalIP of each
+	// family, and restricts both families: a family in which the Node has no InternalIP and
+	// NodePortAddresses has no prefix gets no NodePorts. If neither is set, NodePortPrimary is
+	// implied, unless LocalhostNodePorts is set.
 	//
-	// kube-proxy has NodePorts on all addresses of a family in which the Node has none. That is not what "primary" promises, and
-	// opens to everybody what is to be open on one address, also as long as the Node has not been given its addresses.
+	// In a family in which the Node has no InternalIP, kube-proxy opens NodePorts on all addresses.
+	// "primary" does not promise that. It would open to everybody what is meant for one address, and
+	// it would do so until the Node has been assigned its addresses.
 	NodePortAddresses []netip.Prefix
 	NodePortPrimary   bool
-	// LocalhostNodePorts asks for NodePorts as kube-proxy has them in iptables mode: on all addresses unless restricted,
-	// and if true on IPv4 loopback addresses too. nil: not given.
+	// LocalhostNodePorts asks for NodePorts as kube-proxy has them in iptables mode: on all addresses
+	// unless restricted and, if it is true, also on IPv4 loopback addresses. nil means that the
+	// setting was not given.
 	LocalhostNodePorts *bool
-	// Schedulers are those that the programmer has and that a Service may choose from by its annotation slicecast.io/ipvs-scheduler.
-	// Any other name is a Problem, and the Service is served as without it. Empty: the annotation means nothing.
+	// Schedulers are the programmer's schedulers that a Service may choose from with its annotation
+	// slicecast.io/ipvs-scheduler. For any other name, the Service has a Problem and is served as if
+	// it had no annotation. Empty means that the annotation is ignored.
 	Schedulers []string
 }
 
-// node is what the view needs to know of the Node.
+// node is what the view needs to know about the Node.
 type node struct {
 	zone string
-	// ips are the Node's InternalIPs: whoever may come from one of them may come from the node.
+	// ips are the Node's InternalIPs. A client that may use one of them as its source address may be
+	// the node itself.
 	ips []netip.Addr
 	// programmed is what programmers need to know.
 	programmed Node
@@ -70,7 +85,7 @@ func (n Node) equal(o Node) bool {
 		n.Primary == o.Primary
 }
 
-// node returns what the options and the Node come to.
+// node returns what follows from the options and the Node.
 func (o *Options) node(n *model.Node) node {
 	out := node{zone: n.Labels[zoneLabel], ips: n.InternalIPs}
 	out.programmed.ServiceCIDRs = disjoint(n.ServiceCIDRs)
@@ -110,7 +125,7 @@ func (o *Options) node(n *model.Node) node {
 	return out
 }
 
-// canonical gives prefixes in their order, each once and without the host's bits.
+// canonical returns the prefixes sorted, each once, with their host bits cleared.
 func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range prefixes {
@@ -120,11 +135,11 @@ func canonical(prefixes []netip.Prefix) []netip.Prefix {
 	return slices.Compact(out)
 }
 
-// disjoint gives prefixes as canonical does, without those within another.
+// disjoint returns the prefixes as canonical does, but without those inside another prefix.
 func disjoint(prefixes []netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range canonical(prefixes) {
-		// A prefix comes before those within it.
+		// A prefix sorts before the prefixes inside it.
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
 			out = append(out, p)
 		}
@@ -132,7 +147,7 @@ func disjoint(prefixes []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// ofFamily gives the prefixes of a family, as canonical does.
+// ofFamily returns the prefixes of one family, as canonical does.
 func ofFamily(prefixes []netip.Prefix, family model.Family) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range prefixes {

@@ -9,26 +9,27 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// The oracle says what becomes of one connection, by looking through all objects each time: kube-proxy's semantics put down as
-// plainly as can be, for one question at a time. The view gives sets, routes and frontends for all of them instead.
+// The oracle determines what happens to one connection, by looking through all objects each time.
+// It states kube-proxy's semantics as plainly as possible, for one question at a time. The view
+// computes sets, routes and frontends for all connections instead.
 
-// world is all that there is.
+// world contains all objects that exist.
 type world struct {
 	options view.Options
-	// node is what the Node said last.
+	// node is the last Node that the world has seen.
 	node     *model.Node
 	services map[model.ServiceKey]*model.Service
 	slices   []*model.Slice
 }
 
-// see has the world know of a Node; nil means that it is gone, which says nothing new.
+// see sets the Node. nil means that the Node was deleted, which changes nothing.
 func (w *world) see(n *model.Node) {
 	if n != nil {
 		w.node = n
 	}
 }
 
-// addresses are the Node's InternalIPs.
+// addresses returns the Node's InternalIPs.
 func (w *world) addresses() []netip.Addr {
 	if w.node == nil {
 		return nil
@@ -40,27 +41,27 @@ func (w *world) addresses() []netip.Addr {
 type origin int
 
 const (
-	fromPod  origin = iota // as the options tell pods
+	fromPod  origin = iota // as the options recognise pods
 	fromNode               // from this node itself
 	fromElsewhere
 )
 
 var origins = []origin{fromPod, fromNode, fromElsewhere}
 
-// connection is a new one to an address, or to a NodePort on one of the node's addresses.
+// connection is a new connection to an address, or to a NodePort on one of the node's addresses.
 type connection struct {
 	from     origin
 	source   netip.Addr
-	to       netip.Addr // not set: a NodePort
+	to       netip.Addr // not set for a NodePort
 	port     uint16
 	protocol model.Protocol
 	family   model.Family
 }
 
-// fate is what becomes of a connection: a verdict, or with none, one of the endpoints.
+// fate is what happens to a connection: it gets a verdict, or else goes to one of the endpoints.
 type fate struct {
-	verdict    string   // "untouched", "reject", "drop", or "" for endpoints
-	endpoints  []string // "address:port", with a star on this node, ascending
+	verdict    string   // "untouched", "reject" or "drop"; empty if there are endpoints
+	endpoints  []string // "address:port", with a star if on this node, ascending
 	masquerade bool
 	affinity   uint32
 	scheduler  string
@@ -70,7 +71,7 @@ func (f fate) equal(o fate) bool {
 	return f.verdict == o.verdict && slices.Equal(f.endpoints, o.endpoints) && f.masquerade == o.masquerade && f.affinity == o.affinity && f.scheduler == o.scheduler
 }
 
-// fate gives what becomes of a connection.
+// fate returns what happens to a connection.
 func (w *world) fate(c connection) fate {
 	s, port, kind := w.whose(c)
 	if s == nil {
@@ -85,7 +86,7 @@ func (w *world) fate(c connection) fate {
 		usable = filter(all, stillServing)
 	}
 	if len(usable) == 0 && len(filter(all, stillServing)) == 0 {
-		return fate{verdict: "reject"} // nothing in the whole cluster
+		return fate{verdict: "reject"} // the whole cluster has no endpoint
 	}
 
 	podsTold := w.podsTold(c.family)
@@ -110,7 +111,7 @@ func (w *world) fate(c connection) fate {
 		}
 	}
 	if len(chosen) == 0 {
-		return fate{verdict: "drop"} // there are some, and none here
+		return fate{verdict: "drop"} // the cluster has endpoints, but this node has none
 	}
 	out := fate{masquerade: masquerade, affinity: s.ClientIPAffinitySeconds}
 	if slices.Contains(w.options.Schedulers, s.IPVSScheduler) {
@@ -123,7 +124,8 @@ func (w *world) fate(c connection) fate {
 	return out
 }
 
-// whose finds the Service, its port and the kind of address that a connection is for; nil: nobody's.
+// whose returns the Service, the port and the kind of address that a connection is for. The Service
+// is nil if the connection is for none.
 func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.FrontendKind) {
 	var candidates []*model.Service
 	for _, s := range w.services {
@@ -145,7 +147,8 @@ func (w *world) whose(c connection) (*model.Service, model.ServicePort, view.Fro
 	return first, port, kind
 }
 
-// isNodePort tells whether a connection to an external address of a Service is one to the NodePort of another on the node.
+// isNodePort reports whether a connection to an external address of s belongs to another Service,
+// because it is to that Service's NodePort on the node itself.
 func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connection) bool {
 	if kind != view.ExternalIP && kind != view.LoadBalancer || !slices.Contains(w.addresses(), c.to) {
 		return false
@@ -159,7 +162,8 @@ func (w *world) isNodePort(s *model.Service, kind view.FrontendKind, c connectio
 	return owner != nil && owner != s
 }
 
-// wants tells whether a Service asks for what a connection goes to, and as what.
+// wants reports whether a Service asks for the address that a connection goes to, for which port,
+// and as which kind.
 func (w *world) wants(s *model.Service, c connection) (port model.ServicePort, kind view.FrontendKind, ok bool) {
 	i := slices.IndexFunc(s.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == c.family })
 	if i < 0 {
@@ -169,7 +173,7 @@ func (w *world) wants(s *model.Service, c connection) (port model.ServicePort, k
 	for i, port := range s.Ports {
 		sameName := func(p model.ServicePort) bool { return p.Name == port.Name && p.Protocol == port.Protocol }
 		if slices.ContainsFunc(s.Ports[:i], sameName) {
-			continue // of those there is only the first
+			continue // only the first port with a name and protocol exists
 		}
 		if port.Protocol != c.protocol {
 			continue
@@ -198,7 +202,7 @@ func (w *world) wants(s *model.Service, c connection) (port model.ServicePort, k
 	return port, 0, false
 }
 
-// admitted tells whether the source ranges let a connection to a load balancer's address through.
+// admitted reports whether the source ranges admit a connection to a load balancer's address.
 func (w *world) admitted(s *model.Service, c connection) bool {
 	var of []netip.Prefix
 	for _, r := range s.LoadBalancerSourceRanges {
@@ -246,7 +250,7 @@ func (w *world) podsTold(family model.Family) bool {
 	return false
 }
 
-// heldEndpoint is an endpoint of a Service port.
+// heldEndpoint is an endpoint of one Service port.
 type heldEndpoint struct {
 	model.Endpoint
 	port  uint16
@@ -277,7 +281,7 @@ func filter(list []heldEndpoint, f func(heldEndpoint) bool) []heldEndpoint {
 	return out
 }
 
-// endpointsOf gives one copy of each endpoint that a port of a Service has in a family.
+// endpointsOf returns one copy of each endpoint that a port of a Service has in a family.
 func (w *world) endpointsOf(s *model.Service, port model.ServicePort, family model.Family) []heldEndpoint {
 	copies := map[netip.AddrPort][]heldEndpoint{}
 	sorted := slices.SortedFunc(slices.Values(w.slices), func(a, b *model.Slice) int { return cmp.Compare(a.Name, b.Name) })
@@ -307,7 +311,7 @@ func (w *world) endpointsOf(s *model.Service, port model.ServicePort, family mod
 	return out
 }
 
-// clusterWide gives where connections go that may go to any node.
+// clusterWide returns the endpoints of connections that may go to any node.
 func (w *world) clusterWide(all []heldEndpoint) []heldEndpoint {
 	readyOnes := filter(all, ready)
 	if len(readyOnes) == 0 {
@@ -333,7 +337,7 @@ func (w *world) clusterWide(all []heldEndpoint) []heldEndpoint {
 	return readyOnes
 }
 
-// onThisNode gives where connections go that stay on this node.
+// onThisNode returns the endpoints of connections that stay on this node.
 func (w *world) onThisNode(all []heldEndpoint) []heldEndpoint {
 	here := filter(all, isLocal)
 	if readyOnes := filter(here, ready); len(readyOnes) > 0 {
@@ -342,7 +346,7 @@ func (w *world) onThisNode(all []heldEndpoint) []heldEndpoint {
 	return filter(here, stillServing)
 }
 
-// observed is what the state that the view gives makes of a connection.
+// observed returns what happens to a connection according to the view's state.
 func observed(state view.State, c connection) fate {
 	for id, p := range state.Ports {
 		if id.Protocol != c.protocol || id.Family != c.family {
@@ -377,7 +381,7 @@ func observed(state view.State, c connection) fate {
 	return fate{verdict: "untouched"}
 }
 
-// localEndpoints gives what a Service's health check in a family counts.
+// localEndpoints returns the number of endpoints that a Service's health check in a family counts.
 func (w *world) localEndpoints(s *model.Service, family model.Family) int {
 	counted := map[netip.Addr]bool{}
 	for _, slice := range w.slices {

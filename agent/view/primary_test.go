@@ -9,8 +9,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// TestPrimaryFamily holds that the primary family is that of the Node's first InternalIP, as in kube-proxy,
-// and IPv4 as long as none is known.
+// TestPrimaryFamily asserts that the primary family is that of the Node's first InternalIP, as in
+// kube-proxy, and IPv4 while none is known.
 func TestPrimaryFamily(t *testing.T) {
 	v := view.New(view.Options{NodeName: here, NodePortAddresses: prefixes("10.0.0.0/8", "fd00::/8")})
 	require.Equal(t, model.IPv4, v.State().Node.Primary)

@@ -7,16 +7,18 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// tally counts the endpoints of a Service port by what decides which of them get connections: all that must be known of the others when
-// some change.
+// tally counts the endpoints of a Service port by the properties that decide which endpoints
+// receive connections. If some endpoints change, the tally is all that must be known about the
+// others.
 type tally struct {
 	ready, stillServing           uint32
-	readyLocal, stillServingLocal uint32 // of these, the ones on this node
-	// Of the ready ones, those with hints of either kind, and those that are hinted for this node and its zone.
+	readyLocal, stillServingLocal uint32 // those of the above that are on this node
+	// The counters below are of ready endpoints: those with hints of each kind, and those hinted for
+	// this node or its zone.
 	nodeHints, forNode, zoneHints, forZone uint32
 }
 
-// count adds endpoints to a tally; by -1 it takes them away.
+// count adds endpoints to a tally if by is 1, and subtracts them if by is -1.
 func (v *View) count(t *tally, of []endpoint, by int32) {
 	add := func(n *uint32, is bool) {
 		if is {
@@ -42,24 +44,25 @@ func (v *View) count(t *tally, of []endpoint, by int32) {
 	}
 }
 
-// usable tells whether any endpoint of the cluster takes connections.
+// usable reports whether any endpoint of the cluster accepts connections.
 func (t *tally) usable() bool { return t.ready > 0 || t.stillServing > 0 }
 
-// choice tells which endpoints are in a set of backends.
+// choice is the criterion that selects the endpoints of a set of backends.
 type choice uint8
 
 const (
 	ready choice = iota
 	readyForNode
 	readyForZone
-	stillServing // and not ready, as none is then
+	stillServing // terminating endpoints that still serve, used when none is ready
 	readyLocal
 	stillServingLocal
 )
 
-// cluster tells where connections go that may go to any node: the ready endpoints that are for this node, or, where none is ready,
-// those that still serve. For this node are those hinted for it, else those hinted for its zone, else all. A kind of hints counts only
-// if every ready endpoint has one of it, and one names this node or its zone.
+// cluster returns which endpoints receive the connections that may go to any node. If no endpoint
+// is ready, these are the terminating endpoints that still serve. Otherwise they are the ready
+// endpoints hinted for this node, or else those hinted for its zone, or else all ready ones. A kind
+// of hint counts only if every ready endpoint has one, and one of them names this node or its zone.
 func (t *tally) cluster() choice {
 	switch {
 	case t.ready == 0:
@@ -72,7 +75,8 @@ func (t *tally) cluster() choice {
 	return ready
 }
 
-// local tells where connections go that stay on this node, by its own endpoints alone; hints do not matter for it.
+// local returns which endpoints receive the connections that stay on this node. It considers only
+// this node's endpoints, and ignores hints.
 func (t *tally) local() choice {
 	if t.readyLocal > 0 {
 		return readyLocal
@@ -96,7 +100,7 @@ func (v *View) chooses(c choice, e endpoint) bool {
 	return e.local && e.stillServing()
 }
 
-// appendChosen appends the backends of the chosen endpoints.
+// appendChosen appends the backends of the endpoints that c selects.
 func (v *View) appendChosen(out []Backend, of []endpoint, c choice) []Backend {
 	for _, e := range of {
 		if v.chooses(c, e) {
@@ -106,7 +110,7 @@ func (v *View) appendChosen(out []Backend, of []endpoint, c choice) []Backend {
 	return out
 }
 
-// keep gives before if it is the same as now, else a copy of now that is no larger than it must be.
+// keep returns before if it equals now, and otherwise a copy of now without spare capacity.
 func keep[T comparable](before, now []T) []T {
 	switch {
 	case len(now) == 0:
@@ -117,7 +121,8 @@ func keep[T comparable](before, now []T) []T {
 	return append(make([]T, 0, len(now)), now...)
 }
 
-// keepBackends gives before if it is the same as now, an ascending list, else a set of it.
+// keepBackends returns before if it has the backends of now, and otherwise a new set of them. now
+// has to be ascending.
 func keepBackends(before Backends, now []Backend) Backends {
 	if before.is(now) {
 		return before
@@ -125,7 +130,8 @@ func keepBackends(before Backends, now []Backend) Backends {
 	return ascending(now)
 }
 
-// appendServing appends the backends of endpoints that serve, whether they get new connections or not.
+// appendServing appends the backends of the endpoints that serve, whether they receive new
+// connections or not.
 func appendServing(out []Backend, of []endpoint) []Backend {
 	for _, e := range of {
 		if e.Conditions.Serving {
@@ -135,33 +141,35 @@ func appendServing(out []Backend, of []endpoint) []Backend {
 	return out
 }
 
-// seen is what is remembered of a Service with many slices, so that a change of a few endpoints costs no look at all of them: what its
-// ports in View.ports are made of. They are of its present object and of the present Node.
+// seen is what the view remembers about a Service with many slices: what its ports in View.ports
+// were computed from. With it, a change of a few endpoints can be applied without reading all of
+// them. It is valid for the present object of the Service and the present Node only.
 type seen struct {
 	slices []*model.Slice
 	ports  map[ServicePortID]seenPort
 }
 
-// seenPort is what is remembered of a Service port's endpoints: how many there are, and at which addresses there are some in several slices.
+// seenPort is what the view remembers about a Service port's endpoints: their tally, and the
+// addresses that several slices have.
 type seenPort struct {
 	tally
 	shared map[netip.Addr]struct{}
 }
 
 const (
-	// manySlices is from how many slices on a Service has its seen.
+	// manySlices is the number of slices from which on a Service has a seen.
 	manySlices = 4
-	// fewChanges is up to how many addresses are looked up one by one.
+	// fewChanges is the largest number of changed addresses that are looked up one by one.
 	fewChanges = 16
 )
 
-// sets fills in the sets of a Service port with these frontends, which are those in before where they are the same, and tells whether any
-// endpoint of the cluster takes connections.
+// sets computes the sets of a Service port from its frontends. Where a set has not changed, it is
+// that of before. usable reports whether any endpoint of the cluster accepts connections.
 func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 	cluster, local := uses(s.object, p.Frontends)
 	old := &ServicePort{}
 	var d difference
-	known := false // d is what differs from old
+	known := false // d is the difference from the endpoints of old
 	if before != nil {
 		old = before
 		if wasCluster, wasLocal := uses(s.object, old.Frontends); wasCluster == cluster && wasLocal == local {
@@ -212,12 +220,14 @@ func (v *View) sets(s *service, p, before *ServicePort) (usable bool) {
 	return now.usable()
 }
 
-// difference is what has changed of a Service port's endpoints: those that there were, and those that there are, at some addresses.
+// difference is what has changed in a Service port's endpoints: the endpoints at the changed
+// addresses, before and after the change.
 type difference struct {
 	before, after []endpoint
 }
 
-// difference gives what differs in a Service port's endpoints from what was seen; ok is false if that may be too much, or is not known.
+// difference returns what has changed in a Service port's endpoints since s.seen. ok is false if
+// that is not known, or may be too much to look up.
 func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) {
 	if s.seen == nil || len(s.seen.slices) != len(s.slices) {
 		return difference{}, false
@@ -245,7 +255,8 @@ func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) 
 		}
 		was, is := s.seen.slices, s.slices
 		_, several := shared[a]
-		// To look in many slices is most of the work. An endpoint that stays in one is in no other, unless it was before.
+		// Searching many slices is most of the work. An endpoint that stays in one slice is in no other
+		// slice, unless its address was in several before.
 		if i := changed[0].slice; same == 1 && changed[0].stays && !several {
 			was, is = was[i:i+1], is[i:i+1]
 		}
@@ -264,10 +275,11 @@ func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) 
 type changedAddress struct {
 	netip.Addr
 	slice int
-	stays bool // both have an endpoint there
+	stays bool // both versions have an endpoint at the address
 }
 
-// appendChanged appends the addresses at which the endpoints of two versions of a slice differ, a few more than fewChanges at most.
+// appendChanged appends the addresses at which the endpoints of two versions of a slice differ. It
+// stops as soon as there are more than fewChanges.
 func appendChanged(to []changedAddress, slice int, before, after []model.Endpoint) []changedAddress {
 	for len(to) <= fewChanges && (len(before) > 0 || len(after) > 0) {
 		switch {

@@ -13,8 +13,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model/modeltest"
 )
 
-// TestHistoriesOfManySlices is TestHistories for one Service with many slices, which have the same few addresses, and of whose endpoints
-// few change at a time.
+// TestHistoriesOfManySlices is TestHistories for one Service with many slices, which share a few
+// addresses. Only a few endpoints change at a time.
 func TestHistoriesOfManySlices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := rapid.SampledFrom([]view.Options{options, {}, {NodeName: here, Schedulers: []string{"lc"}}}).Draw(t, "options")
@@ -23,7 +23,7 @@ func TestHistoriesOfManySlices(t *testing.T) {
 			followed: map[view.ServicePortID]*view.ServicePort{}, slices: map[model.Key]*model.Slice{},
 		}
 		h.node = h.view.State().Node
-		// Hints count only where all endpoints have them.
+		// The view uses hints only if all endpoints have them, so all endpoints of a run are drawn alike.
 		hints := rapid.SampledFrom([]string{"none", "zones", "nodes", "any"}).Draw(t, "hints")
 		anEndpoint := func(t *rapid.T, family model.Family) model.Endpoint {
 			e := modeltest.Endpoint(t, family)
@@ -43,7 +43,8 @@ func TestHistoriesOfManySlices(t *testing.T) {
 			h.services[web] = model.NewService(s)
 			h.set(web)
 		}
-		// change replaces a slice, some of whose endpoints are others then.
+		// change replaces a slice by one without the endpoints that remove selects, and with those in
+		// add.
 		change := func(s *model.Slice, remove func(model.Endpoint) bool, add ...model.Endpoint) {
 			n := *s
 			n.Endpoints = append(slices.DeleteFunc(slices.Clone(s.Endpoints), func(e model.Endpoint) bool {
@@ -155,7 +156,8 @@ func TestHistoriesOfManySlices(t *testing.T) {
 	})
 }
 
-// TestFlipOfOneOfMany: the set of backends loses it and gets it back, also with many others, and what does not show in it is no change.
+// TestFlipOfOneOfMany asserts that a large set loses an endpoint that turns unready, and gets it
+// back afterwards. A change that does not affect the set causes no Change.
 func TestFlipOfOneOfMany(t *testing.T) {
 	v := view.New(options)
 	s, of := largeService(0, 5000)
@@ -187,7 +189,7 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	require.Len(t, changes, 1)
 	require.Equal(t, before.Cluster, changes[0].After.Cluster)
 
-	// Many at once come to the same.
+	// A change of more endpoints than are looked up one by one has the same result.
 	n := *of[7]
 	n.Endpoints = n.Endpoints[30:]
 	fewer := slices.Clone(of)
@@ -198,8 +200,9 @@ func TestFlipOfOneOfMany(t *testing.T) {
 	require.Equal(t, 4970, changes[0].After.Cluster.Len())
 }
 
-// TestSetComesIntoUse: a Service that gets an address from another has a set of backends that it had no use for, though it is as it was,
-// and so are its many slices.
+// TestSetComesIntoUse covers a Service that gets an address from another one, and therefore needs a
+// set that it did not use before. The set is computed, although the Service and its many slices are
+// unchanged.
 func TestSetComesIntoUse(t *testing.T) {
 	f := newFight(t)
 	f.set(api, clusterIP("10.96.0.2"), externalIP("203.0.113.1"))

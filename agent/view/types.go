@@ -8,7 +8,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// ServicePortID names one port of one Service in one IP family: the unit that programmers work on.
+// ServicePortID names one port of one Service in one IP family, which is the unit that programmers
+// work on.
 type ServicePortID struct {
 	Service  model.ServiceKey
 	Port     string // the port's name; may be empty
@@ -16,36 +17,39 @@ type ServicePortID struct {
 	Family   model.Family
 }
 
-// String gives "namespace/name:port/TCP/IPv4", for logs and rule comments.
+// String returns "namespace/name:port/TCP/IPv4", for logs and for the comments of rules.
 func (id ServicePortID) String() string {
 	return id.Service.String() + ":" + id.Port + "/" + id.Protocol.String() + "/" + id.Family.String()
 }
 
-// ServicePort is what the node does for one Service port: where it listens and where that leads. It is immutable. A set that
-// a change leaves as it was is the same one Before and After, so that comparing both costs nothing.
+// ServicePort is what the node does for one Service port: its addresses and the backends that they
+// lead to. It is immutable. If a change leaves a set of backends as it was, Before and After share
+// that set, so that comparing the two costs nothing.
 type ServicePort struct {
 	ID ServicePortID
-	// Frontends are the addresses that traffic comes to, in a fixed order, each (address, port) once. No other Service
-	// port has one of them.
+	// Frontends are the addresses that traffic comes to, in a fixed order. Each pair of address and
+	// port appears once, and no other Service port has it.
 	Frontends []Frontend
-	// Cluster and Local are the sets of backends that Routes lead to; within each, every backend gets a new connection with
-	// the same probability. A set that no Route leads to is empty.
+	// Cluster and Local are the sets of backends that routes lead to. Within a set, every backend
+	// receives a new connection with the same probability. A set that no route leads to is empty.
 	Cluster, Local Backends
-	// Affinity is how long new connections of a client's address go to the backend that its last one went to, over all
-	// Frontends, as long as the set that its Route leads to holds that backend; 0: no affinity.
+	// Affinity is how long new connections from a client's address go to the backend of its last
+	// connection, across all Frontends. It applies only while that backend is in the set that the
+	// route leads to. 0 means no affinity.
 	Affinity time.Duration
-	// Serving are, for UDP, all endpoints that serve, whether they get new connections or not: flows that lead elsewhere
-	// are stale (conntrack).
+	// Serving contains, for UDP, every endpoint that serves, whether it receives new connections or
+	// not. conntrack treats UDP flows to any other endpoint as stale. It is empty for other protocols.
 	Serving Backends
-	// Scheduler chooses a backend for each new connection in IPVS, in the place of the programmer's own; one of Options.Schedulers,
-	// or empty: the programmer's own.
+	// Scheduler is the IPVS scheduler that chooses a backend for each new connection. It is one of
+	// Options.Schedulers, or empty for the programmer's default.
 	Scheduler string
-	// HealthCheckPort is the Service's healthCheckNodePort, 0: none. The agent answers there over TCP on the addresses of NodePorts
-	// (Node.NodePorts), so a node that lets in only what is named has to let it in. Of a Service's ports in a family one has it.
+	// HealthCheckPort is the Service's healthCheckNodePort, or 0 if it has none. The agent answers
+	// there over TCP on the addresses that have NodePorts (Node.NodePorts), so a node that accepts
+	// only known ports has to accept this one. Only one of a Service's ports in a family has it.
 	HealthCheckPort uint16
 }
 
-// FrontendKind tells what kind of address a frontend is.
+// FrontendKind is the kind of address that a frontend has.
 type FrontendKind uint8
 
 // The kinds of frontends.
@@ -53,10 +57,10 @@ const (
 	ClusterIP FrontendKind = iota + 1
 	ExternalIP
 	LoadBalancer // an ingress IP of the Service's load balancer
-	NodePort     // Port is matched on the node's own addresses, see Node.NodePorts; Address is not set
+	NodePort     // Port is matched on the node's own addresses (Node.NodePorts); Address is not set
 )
 
-// String gives the name for rule comments: "clusterIP", "externalIP", "loadBalancer", "nodePort".
+// String returns the kind's name: "clusterIP", "externalIP", "loadBalancer" or "nodePort".
 func (k FrontendKind) String() string {
 	switch k {
 	case ClusterIP:
@@ -71,18 +75,23 @@ func (k FrontendKind) String() string {
 	return "unknown"
 }
 
-// Target tells what becomes of a new connection.
+// Target is what happens to a new connection.
 type Target uint8
 
 // The targets.
 const (
-	Reject  Target = iota + 1 // refused at once: ICMP port unreachable, or a TCP reset where that does better
-	Drop                      // not answered
-	Cluster                   // to one of ServicePort.Cluster, which is not empty then
-	Local                     // to one of ServicePort.Local, which is not empty then
+	// Reject refuses the connection at once, by ICMP port unreachable or by a TCP reset where that is
+	// better.
+	Reject Target = iota + 1
+	// Drop drops the connection without an answer.
+	Drop
+	// Cluster sends the connection to a backend of ServicePort.Cluster, which is not empty.
+	Cluster
+	// Local sends the connection to a backend of ServicePort.Local, which is not empty.
+	Local
 )
 
-// String gives the name: "reject", "drop", "cluster", "local".
+// String returns the target's name: "reject", "drop", "cluster" or "local".
 func (t Target) String() string {
 	switch t {
 	case Reject:
@@ -100,8 +109,8 @@ func (t Target) String() string {
 // Route is where new connections lead, and how.
 type Route struct {
 	To Target
-	// Masquerade gives them the node's address as their source. Whatever it says, a connection that a backend on this node
-	// makes to itself (hairpin) is masqueraded.
+	// Masquerade makes the node's address the source of the connections. Even if it is false, a
+	// connection that a backend on this node makes to itself (hairpin) is masqueraded.
 	Masquerade bool
 }
 
@@ -110,72 +119,82 @@ type Frontend struct {
 	Kind    FrontendKind
 	Address netip.Addr // not set for NodePort
 	Port    uint16
-	// Sources are the addresses that may use it; new connections of others are dropped before all else. Empty: all may.
+	// Sources are the source addresses that may use the frontend. New connections from other addresses
+	// are dropped before anything else applies. Empty means that every address may use it.
 	Sources []netip.Prefix
-	// Pods is for what comes from pods, as Node.Pods tells them; Node for what else comes from this node itself, from
-	// whichever of its addresses; Others for the rest. Where Node.Pods tells no pods, Pods is as Others.
+	// Pods is the route for connections from pods, as Node.Pods recognises them. Node is the route for
+	// other connections from this node, whatever their source address. Others is the route for
+	// everything else. If Node.Pods recognises no pods of the family, Pods equals Others.
 	Pods, Node, Others Route
 }
 
-// Equal tells whether both are the same in everything.
+// Equal reports whether the frontends are the same in every field.
 func (f Frontend) Equal(o Frontend) bool {
 	return f.Kind == o.Kind && f.Address == o.Address && f.Port == o.Port && slices.Equal(f.Sources, o.Sources) &&
 		f.Pods == o.Pods && f.Node == o.Node && f.Others == o.Others
 }
 
-// Backend is one endpoint that traffic goes to.
+// Backend is one endpoint's address and port, to which traffic goes.
 type Backend struct {
 	Address netip.AddrPort
-	// Local: on this node. Only local backends can be their own clients, so only they need hairpin masquerading.
+	// Local reports that the backend is on this node. Only a local backend can be its own client, so
+	// only a local backend needs hairpin masquerading.
 	Local bool
 }
 
-// State is everything a programmer programs.
+// State is everything that a programmer programs.
 type State struct {
 	Node  Node
 	Ports map[ServicePortID]*ServicePort
 }
 
-// Node is what programmers need to know of the node; it changes seldom, and then the whole state is programmed anew.
+// Node is what programmers need to know about the node. It seldom changes; when it does, the whole
+// state is programmed anew.
 type Node struct {
 	Pods PodDetector
-	// NodePorts tells on which of the node's own addresses NodePorts are: those in one of the prefixes of their family. A
-	// zero-length prefix means all. Without any of a family there are none in it.
+	// NodePorts are prefixes that select the node's own addresses on which NodePorts are open. A
+	// prefix of length 0 selects all addresses of its family. A family without a prefix has no
+	// NodePorts.
 	NodePorts []netip.Prefix
-	// LocalhostNodePorts has IPv4 NodePorts on loopback addresses too, where NodePorts (the prefixes) holds them. It needs
-	// the sysctl route_localnet, and a guard against packets from outside that claim to be from loopback.
+	// LocalhostNodePorts opens IPv4 NodePorts on loopback addresses, too, as far as the prefixes in
+	// NodePorts include them. This needs the sysctl route_localnet, and a guard against packets from
+	// outside with a loopback source address.
 	LocalhostNodePorts bool
-	// ServiceCIDRs are the ranges that cluster IPs come from, ascending, none within another. Their addresses that no frontend has are
-	// unused, or of Services that another proxy serves. Empty: not known.
+	// ServiceCIDRs are the ranges of cluster IPs, ascending, none inside another. An address of theirs
+	// that no frontend has is unused, or belongs to a Service that another proxy serves. Empty means
+	// that the ranges are not known.
 	ServiceCIDRs []netip.Prefix
-	// Primary is the IP family of the Node's first InternalIP, or IPv4 as long as none is known. Zero means
-	// that there is none.
+	// Primary is the IP family of the Node's first InternalIP, or IPv4 while none is known. The zero
+	// value means that the node has no primary family.
 	Primary model.Family
 }
 
-// PodDetector tells new connections of pods from others, by one of its fields: kube-proxy's detect-local. With none set
-// (or no prefix of a family) nothing counts as from pods.
+// PodDetector recognises new connections from pods, by whichever of its fields is set. It
+// corresponds to kube-proxy's detect-local mode. If no field is set, or Prefixes has none of a
+// family, no connection counts as from a pod.
 type PodDetector struct {
-	// Prefixes are the addresses that pods have.
+	// Prefixes contain the addresses of pods.
 	Prefixes []netip.Prefix
-	// Interface is the bridge that pods' traffic comes in by.
+	// Interface is the name of the bridge through which traffic from pods arrives.
 	Interface string
-	// InterfacePrefix is what the names of the interfaces begin with that pods' traffic comes in by.
+	// InterfacePrefix is the prefix of the names of the interfaces through which traffic from pods
+	// arrives.
 	InterfacePrefix string
 }
 
-// Of tells whether any pod can be told in this family.
+// Of reports whether connections from pods can be recognised in this family.
 func (d PodDetector) Of(family model.Family) bool {
 	return d.Interface != "" || d.InterfacePrefix != "" ||
 		slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family })
 }
 
-// Change is the difference in one Service port. Before is nil for a new one, After for one that is gone.
+// Change is the difference in one Service port. Before is nil if the port is new, and After is nil
+// if it was removed.
 type Change struct {
 	Before, After *ServicePort
 }
 
-// ID names the Service port.
+// ID returns the name of the Service port.
 func (c Change) ID() ServicePortID {
 	if c.After != nil {
 		return c.After.ID
@@ -183,23 +202,26 @@ func (c Change) ID() ServicePortID {
 	return c.Before.ID
 }
 
-// HealthCheckID names what answers on a Service's healthCheckNodePort in one IP family. The families of a Service are
-// counted by themselves, as in kube-proxy: a pod with two addresses has the weight of one.
+// HealthCheckID names the health check on a Service's healthCheckNodePort in one IP family. As in
+// kube-proxy, the families of a Service are counted separately: a pod with two addresses counts
+// once in each.
 type HealthCheckID struct {
 	Service model.ServiceKey
 	Family  model.Family
 }
 
-// HealthCheck is what a Service's healthCheckNodePort tells load balancers (KEP-27, externalTrafficPolicy Local).
+// HealthCheck is what a Service's healthCheckNodePort reports to load balancers, for Services with
+// externalTrafficPolicy Local (KEP-27).
 type HealthCheck struct {
 	Port uint16
-	// LocalEndpoints counts the ready endpoints on this node, by address, whichever of the Service's ports they serve.
+	// LocalEndpoints is the number of ready endpoints on this node. An address counts once, whichever
+	// of the Service's ports it serves.
 	LocalEndpoints int
 }
 
-// Problem is what of a Service this node cannot serve as it is written.
+// Problem describes what this node cannot serve of a Service as it is written.
 type Problem struct {
 	Service model.ServiceKey
-	// Reason says what, and why; it is the same as long as nothing about that changes.
+	// Reason says what is not served, and why. It is the same text as long as the cause is the same.
 	Reason string
 }

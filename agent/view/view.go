@@ -1,14 +1,17 @@
-// Package view decides what this node does for each Service. It is the only place with Service semantics: programmers
-// get virtual addresses, backends and policies already decided. It is pure: objects in, Service ports out.
+// Package view decides what this node does for each Service. It is the only package with Service
+// semantics: programmers receive frontends, backends and policies that are already decided. The
+// package is pure. Objects go in, and Service ports come out.
 //
-// What it decides is what kube-proxy 1.37 does, and where kube-proxy's modes differ, the better of them. Beyond that, no two
-// Service ports ever have the same address and port: of several Services that ask for it, one has it as its cluster IP before one has it as its
-// load balancer's and that before an external IP, of these the oldest, and the others get it in their turn. On the node's
-// own addresses NodePorts come first.
+// The decisions are those of kube-proxy 1.37. Where kube-proxy's modes differ, the view follows the
+// better one. Unlike kube-proxy, the view never gives two Service ports the same address and port.
+// If several Services ask for one, the Service whose cluster IP it is comes first, then a Service
+// that has it as its load balancer's address, then one that lists it as an external IP. Among
+// equals the oldest wins. The others get the address in their turn. On the node's own addresses, a
+// NodePort comes before the external addresses of other Services.
 //
-// It is incremental: a Service that is set costs as much as that Service is large, however many there are, and where a few endpoints of
-// many change, little more than looking at the slices that they are in. What becomes of a sequence of calls of Set is what
-// a new view would make of the last of them.
+// The view is incremental. Setting a Service costs as much as that Service is large, however many
+// Services there are. If a few of many endpoints change, it costs little more than reading the
+// slices that contain them.
 package view
 
 import (
@@ -22,7 +25,17 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// View holds the Service ports of this node. It is for one goroutine.
+// View holds the Service ports of this node. Only one goroutine may use a View.
+//
+// Invariants, from the end of one Changes to the next call of SetNode or Set:
+//
+//  1. ports, health and problematic depend only on the options, the Node, and the last object and
+//     slices of each Service. The history of calls makes no difference.
+//  2. The claims in claims are those of the present objects: service.claimed is service.object.
+//  3. No two entries of ports have a frontend in common.
+//  4. A non-nil service.seen describes the Service's entries in ports.
+//
+// Outside Changes, dirty contains exactly the services whose field dirty is set, each once.
 type View struct {
 	options  Options
 	object   *model.Node
@@ -31,44 +44,46 @@ type View struct {
 	claims   claims
 	ports    map[ServicePortID]*ServicePort
 	health   map[HealthCheckID]HealthCheck
-	// dirty are the Services to look at in the next Changes, each once.
+	// dirty contains the Services that the next Changes computes anew.
 	dirty []*service
-	// problematic are the Services with problems.
+	// problematic contains the Services that have problems.
 	problematic map[model.ServiceKey]*service
-	// told is State().Node as of the last Changes.
+	// told is the Node that State returned as of the last Changes.
 	told Node
-	// healthChanged: HealthChecks has something new to tell.
+	// healthChanged reports that something has changed since HealthChecks last returned the checks.
 	healthChanged bool
 
-	// Space for what is under way.
+	// The fields below are scratch space, kept to save allocations.
 	endpointSpace, sortedSpace []endpoint
-	endSpace                   []int // of the lists in endpointSpace
+	endSpace                   []int // where each list in endpointSpace ends
 	keySpace                   [2][]endpointKey
-	// several are the addresses that several slices have of what endpoints gave last.
+	// several contains the addresses that more than one slice has, as of the last call of endpoints.
 	several      []netip.Addr
 	backendSpace []Backend
 	idSpace      []ServicePortID
 }
 
-// service is a Service that there is, or was when Changes was last called.
+// service is a Service that exists, or that existed when Changes was last called.
 type service struct {
 	key model.ServiceKey
-	// object and slices are as they were last set; no object: there is none.
+	// object and slices are the arguments of the last Set. A nil object means that the Service does
+	// not exist.
 	object *model.Service
 	slices []*model.Slice
-	// claimed is the object whose claims are in View.claims.
+	// claimed is the object whose claims are in View.claims; nil means that it has none there.
 	claimed *model.Service
 	dirty   bool
-	// reconsider: more may be new than slices.
+	// reconsider reports that more than the slices may have changed.
 	reconsider bool
-	// ids are its ports in View.ports.
+	// ids are the keys of the Service's ports in View.ports.
 	ids      []ServicePortID
 	problems []string
-	// seen is nil where all endpoints are to be looked at.
+	// seen is nil if all endpoints have to be read.
 	seen *seen
 }
 
-// maxProblems bounds what is told of one Service: a hundred ports may each have one.
+// maxProblems bounds how many problems of one Service are reported. Each of a hundred ports may
+// have one.
 const maxProblems = 5
 
 func (s *service) problem(format string, args ...any) {
@@ -85,7 +100,7 @@ func (s *service) problem(format string, args ...any) {
 	s.problems = append(s.problems, text)
 }
 
-// New makes a view without Services, on a node without a Node object.
+// New returns a view without Services, for a node whose Node object is not known.
 func New(o Options) *View {
 	nodeless := o.node(&model.Node{})
 	return &View{
@@ -100,8 +115,8 @@ func New(o Options) *View {
 	}
 }
 
-// SetNode sets the Node. What a Node has said holds until one says otherwise: nil, for a Node that is
-// gone or has never been, changes nothing.
+// SetNode sets the Node. A nil Node, for one that was deleted or has not been received, changes
+// nothing: the last known Node stays valid until another one replaces it.
 func (v *View) SetNode(n *model.Node) {
 	if n == nil || n == v.object {
 		return
@@ -118,8 +133,8 @@ func (v *View) SetNode(n *model.Node) {
 	}
 }
 
-// Set takes a Service, nil: there is none, and the slices that name it, of any family. It keeps both. They count with the next
-// Changes.
+// Set sets a Service and the slices that name it, of any IP family. A nil object means that the
+// Service does not exist. The view keeps both. They take effect in the next Changes.
 func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices []*model.Slice) {
 	s := v.services[key]
 	if s == nil {
@@ -136,7 +151,7 @@ func (v *View) Set(key model.ServiceKey, object *model.Service, endpointSlices [
 	v.look(s)
 }
 
-// touch has a Service looked at for whatever may be new.
+// touch has the next Changes recompute everything about a Service.
 func (v *View) touch(s *service) {
 	s.reconsider = true
 	v.look(s)
@@ -149,7 +164,8 @@ func (v *View) look(s *service) {
 	}
 }
 
-// touchNode touches those for whom a NodePort that comes or goes makes a difference: who wants it on one of the node's addresses.
+// touchNode touches the Services that a NodePort affects when it is claimed or released: those that
+// claim its port on one of the node's own addresses. It ignores claims of addresses.
 func (v *View) touchNode(c claim) {
 	if c.address.IsValid() {
 		return
@@ -167,11 +183,12 @@ func (v *View) touchNode(c claim) {
 	}
 }
 
-// Changes gives the difference that SetNode and Set have made since the last call, one Change for each Service port that
-// differs. An address that goes from one Service to another is a Change of both. node tells that State().Node differs: then
-// everything is to be programmed anew.
+// Changes applies what SetNode and Set have changed since the last call. It returns one Change for
+// each Service port that differs. If an address passes from one Service to another, both have a
+// Change. node reports whether State().Node differs, in which case the caller has to program
+// everything anew.
 func (v *View) Changes() (changes []Change, node bool) {
-	// First who has what: that may touch others, which are looked at too.
+	// Claims are settled first. This may touch further Services, which this loop then reaches, too.
 	for i := 0; i < len(v.dirty); i++ {
 		s := v.dirty[i]
 		if s.claimed == s.object {
@@ -196,18 +213,18 @@ func (v *View) Changes() (changes []Change, node bool) {
 	}
 	clear(v.dirty)
 	v.dirty = v.dirty[:0]
-	v.forgetEndpoints() // they would keep slices that are gone
+	v.forgetEndpoints() // otherwise it would keep deleted slices in memory
 	node = !v.told.equal(v.node.programmed)
 	v.told, v.healthChanged = v.node.programmed, v.healthChanged || node
 	return changes, node
 }
 
-// State is what a programmer should hold, as of the last Changes. The map is the view's own: it is to be read before the next
-// Changes.
+// State returns what a programmer should hold, as of the last Changes. The map belongs to the view,
+// and the caller has to read it before the next Changes.
 func (v *View) State() State { return State{Node: v.node.programmed, Ports: v.ports} }
 
-// PortsOf returns the Service ports that this node would have if there were these Services and nothing
-// else, so none with a backend. The View stays as it is.
+// PortsOf returns the Service ports that this node would have if only these Services existed,
+// without any endpoints. It does not change the View.
 func (v *View) PortsOf(services []*model.Service) map[ServicePortID]*ServicePort {
 	alone := New(v.options)
 	alone.node = v.node
@@ -218,8 +235,8 @@ func (v *View) PortsOf(services []*model.Service) map[ServicePortID]*ServicePort
 	return alone.ports
 }
 
-// HealthChecks gives all health checks as of the last Changes, and whether any of them, or State().Node, has changed since the last
-// call; if none has, it gives nothing.
+// HealthChecks returns all health checks as of the last Changes. changed reports whether a check or
+// State().Node has changed since the last call; if not, checks is nil.
 func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed bool) {
 	if !v.healthChanged {
 		return nil, false
@@ -228,7 +245,8 @@ func (v *View) HealthChecks() (checks map[HealthCheckID]HealthCheck, changed boo
 	return maps.Clone(v.health), true
 }
 
-// Problems gives the Services with problems as of the last Changes, in no order, each once.
+// Problems returns the Services with problems as of the last Changes, each once and in no
+// particular order.
 func (v *View) Problems() []Problem {
 	out := make([]Problem, 0, len(v.problematic))
 	for key, s := range v.problematic {
@@ -237,7 +255,7 @@ func (v *View) Problems() []Problem {
 	return out
 }
 
-// update brings what there is of a Service up to date, and appends what differs.
+// update recomputes the ports and health checks of a Service, and appends what differs to changes.
 func (v *View) update(s *service, changes []Change) []Change {
 	switch {
 	case len(s.slices) < manySlices:
@@ -257,7 +275,8 @@ func (v *View) update(s *service, changes []Change) []Change {
 	return changes
 }
 
-// updateSets is for a Service of which nothing is new but its slices: it has the ports and frontends that it had.
+// updateSets updates a Service of which only the slices are new. Its ports and frontends stay the
+// same.
 func (v *View) updateSets(s *service, changes []Change) []Change {
 	for _, id := range s.ids {
 		before := v.ports[id]
@@ -269,7 +288,7 @@ func (v *View) updateSets(s *service, changes []Change) []Change {
 	return changes
 }
 
-// updateAll looks at everything.
+// updateAll recomputes everything about a Service.
 func (v *View) updateAll(s *service, changes []Change) []Change {
 	ids := v.idSpace[:0]
 	s.problems = nil
@@ -287,7 +306,7 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 				if p == nil {
 					continue
 				}
-				checkPort = 0 // the first one has it
+				checkPort = 0 // only the first port of a family has it
 				ids = append(ids, id)
 				if p != before {
 					v.ports[id] = p
@@ -321,7 +340,9 @@ func (v *View) updateAll(s *service, changes []Change) []Change {
 	return changes
 }
 
-// port gives a Service port with these frontends, whose Routes it sets, as it is now, before if that is the same; nil: it is nowhere to be reached.
+// port returns a Service port with these frontends, and sets their routes. If nothing differs from
+// before, it returns before. It returns nil if there are no frontends, because such a port cannot
+// be reached.
 func (v *View) port(s *service, id ServicePortID, frontends []Frontend, scheduler string, checkPort uint16, before *ServicePort) *ServicePort {
 	if len(frontends) == 0 {
 		return nil
@@ -346,7 +367,8 @@ func (v *View) port(s *service, id ServicePortID, frontends []Frontend, schedule
 	return p
 }
 
-// scheduler gives the IPVS scheduler that a Service asks for, empty: none that there is.
+// scheduler returns the IPVS scheduler that a Service asks for. It returns the empty string if the
+// Service asks for none or for one that is not among Options.Schedulers.
 func (v *View) scheduler(s *service) string {
 	name := s.object.IPVSScheduler
 	switch {
@@ -358,7 +380,7 @@ func (v *View) scheduler(s *service) string {
 	return ""
 }
 
-// check brings the health checks of a Service up to date.
+// check updates the health checks of a Service.
 func (v *View) check(s *service) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		id := HealthCheckID{s.key, family}
@@ -376,7 +398,8 @@ func (v *View) check(s *service) {
 	}
 }
 
-// healthCheckPort gives where a Service's health check in a family is; 0: it has none.
+// healthCheckPort returns the port of a Service's health check in an IP family, or 0 if it has
+// none.
 func healthCheckPort(o *model.Service, family model.Family) uint16 {
 	if o == nil || o.Type != model.LoadBalancer || o.ExternalTrafficPolicy != model.TrafficLocal ||
 		!slices.ContainsFunc(o.ClusterIPs, func(a netip.Addr) bool { return model.FamilyOf(a) == family }) {

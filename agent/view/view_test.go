@@ -44,7 +44,7 @@ func TestOnlyWhatDiffersChanges(t *testing.T) {
 	none()
 	require.Same(t, first, v.State().Ports[id(http, model.IPv4)])
 
-	// What a change leaves as it was is shared.
+	// Before and After share what a change leaves as it was.
 	v.Set(web, s, []*model.Slice{sliceOf("4", both, endpoint("10.180.0.1", local), endpoint("10.180.1.2"))})
 	changes, _ = v.Changes()
 	require.Len(t, changes, 2)
@@ -90,7 +90,7 @@ func TestServiceChanges(t *testing.T) {
 	}
 }
 
-// TestNodeChanges covers what the Node's addresses and pod CIDRs decide.
+// TestNodeChanges covers what depends on the Node's addresses and pod CIDRs.
 func TestNodeChanges(t *testing.T) {
 	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
 	v.Set(web, service(web, loadBalancer("192.0.2.1"), ranges("192.168.0.0/24"), externalLocal), []*model.Slice{slice("s", endpoint("10.180.1.1"))})
@@ -113,7 +113,7 @@ func TestNodeChanges(t *testing.T) {
 	require.Equal(t, prefixes("192.0.2.1/32", "192.168.0.0/24"), vip().Sources)
 	require.Equal(t, thisNode.PodCIDRs, v.State().Node.Pods.Prefixes)
 
-	// Another address that is not primary may be the node's source.
+	// A second address of the Node may be the source of its own connections.
 	changed, node = change(&model.Node{InternalIPs: addrs("192.168.0.2", "192.168.7.7", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
@@ -121,15 +121,16 @@ func TestNodeChanges(t *testing.T) {
 	require.False(t, changed)
 	require.True(t, node, "NodePorts are elsewhere")
 
-	// There and back again is no change.
+	// A change that is undone before the next call of Changes is none.
 	v.SetNode(thisNode)
 	changed, node = change(&model.Node{InternalIPs: addrs("192.168.7.7", "192.168.0.2", "2001:db8::2"), PodCIDRs: thisNode.PodCIDRs})
 	require.False(t, changed)
 	require.False(t, node)
 }
 
-// TestWhatTheNodeSaidHolds holds that pods are still told, hints of the node's zone count and nothing is
-// programmed anew when the Node is gone. What a new one says counts.
+// TestWhatTheNodeSaidHolds asserts that nothing changes when the Node is deleted: pods are still
+// recognised, hints for the node's zone still count, and nothing is programmed anew. A new Node
+// replaces the old one.
 func TestWhatTheNodeSaidHolds(t *testing.T) {
 	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
 	n := *thisNode
@@ -233,7 +234,7 @@ func TestHealthChecks(t *testing.T) {
 	_, changed = set(lb, endpoints, other)
 	require.False(t, changed)
 
-	// Ready ones only, though terminating ones get traffic.
+	// Only ready endpoints count, although terminating ones receive traffic.
 	checks, _ = set(lb, slice("s", endpoint("10.180.0.3", local, terminating), endpoint("10.180.1.1")))
 	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 0)}, checks)
 	checks, _ = set(lb)
@@ -242,7 +243,7 @@ func TestHealthChecks(t *testing.T) {
 	require.Equal(t, map[view.HealthCheckID]view.HealthCheck{four: is(31000, 2), six: is(31000, 1)}, checks)
 	given := checks
 
-	// Only for LoadBalancers with externalTrafficPolicy Local.
+	// Only a LoadBalancer with externalTrafficPolicy Local has a health check.
 	for _, s := range []*model.Service{
 		service(web, loadBalancer("192.0.2.1"), healthCheck), service(web, externalLocal, healthCheck),
 		service(web, externalLocal, healthCheck, loadBalancer(), func(s *model.Service) { s.Type = model.NodePort }), service(web, loadBalancer("192.0.2.1"), externalLocal), nil,
@@ -255,7 +256,8 @@ func TestHealthChecks(t *testing.T) {
 	}
 	require.Len(t, given, 2, "what was given out stays as it was")
 
-	// They are on the addresses that NodePorts are on, so that a change of these counts too.
+	// Health checks listen on the addresses of NodePorts, so a change of these addresses counts as a
+	// change of the checks.
 	v.SetNode(thisNode)
 	_, changed = set(lb, endpoints)
 	require.True(t, changed)
@@ -264,7 +266,7 @@ func TestHealthChecks(t *testing.T) {
 	require.False(t, changed)
 }
 
-// TestManyProblems: what is told of a Service is bounded.
+// TestManyProblems asserts that the problems reported for one Service are bounded.
 func TestManyProblems(t *testing.T) {
 	f := newFight(t)
 	many := func(s *model.Service) {
@@ -281,8 +283,8 @@ func TestManyProblems(t *testing.T) {
 	require.Contains(t, f.Problems()[0].Reason, "; and more")
 }
 
-// TestPortsOf holds that a view tells which Service ports given Services come to on its node, also if it
-// has the same addresses itself, and stays as it is.
+// TestPortsOf asserts that PortsOf returns the ports of the given Services, even if the view has
+// their addresses itself, and that it does not change the view.
 func TestPortsOf(t *testing.T) {
 	v := view.New(view.Options{})
 	v.SetNode(thisNode)
