@@ -20,7 +20,7 @@ import (
 
 var errLocked = errors.New("another program holds the lock")
 
-// leave has the kernel take nothing of these families any more.
+// leave makes the kernel refuse everything of exactly these families from now on.
 func (n *node) leave(families ...model.Family) {
 	n.kernel.out = map[model.Family]error{}
 	for _, f := range families {
@@ -41,7 +41,8 @@ func (n *node) dual(name string) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		service.ClusterIPs = append(service.ClusterIPs, netip.MustParseAddr(addresses[family][0]))
 	}
-	n.store.Upsert(model.NewService(service), 0) // first: slices without it are nothing to program, and acked
+	// The Service comes first: slices without a Service need no programming and would be acked.
+	n.store.Upsert(model.NewService(service), 0)
 	for family, a := range addresses {
 		n.store.Upsert(model.NewSlice(model.Slice{
 			Namespace: "default", Name: name + family.String(), Service: name, Family: family, Ports: []model.SlicePort{{Protocol: model.TCP, Port: 80}},
@@ -51,9 +52,9 @@ func (n *node) dual(name string) {
 	synctest.Wait()
 }
 
-// TestFamilyThatFailsAsAWhole holds that what a family lacks is one log line and one nack, however many
-// Services there are and however long it lasts, that nothing of it is acked, and that the other family,
-// though it is empty, does not make the node look programmed.
+// TestFamilyThatFailsAsAWhole asserts that a failed family causes one log line and one nack,
+// however many Services it has and however long the failure lasts. Nothing of the family is acked.
+// The other family is empty, but it does not make the node count as programmed.
 func TestFamilyThatFailsAsAWhole(t *testing.T) {
 	var log bytes.Buffer
 	run(t, func(t *testing.T, n *node) {
@@ -64,7 +65,8 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 		reason := "nothing of IPv4 is programmed: another program holds the lock"
 		for i := range 5 {
 			require.Equal(t, []string{"the node: " + reason}, n.reports.nacks)
-			require.Equal(t, 1, strings.Count(log.String(), "level=ERROR")+strings.Count(log.String(), "level=WARN")-1, // one of the Node
+			// One warning is about the missing Node.
+			require.Equal(t, 1, strings.Count(log.String(), "level=ERROR")+strings.Count(log.String(), "level=WARN")-1,
 				log.String())
 			require.Empty(t, n.reports.acked)
 			require.False(t, n.isProgrammed())
@@ -92,7 +94,7 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 		require.Empty(t, n.Status().Err)
 		require.Zero(t, testutil.ToFloat64(n.failing.WithLabelValues("IPv4")))
 
-		// The same of a family that worked: what it lacks since then is not acked.
+		// A family that worked fails: what has changed in it since then is not acked.
 		acked := n.reports.acked[0]
 		n.pass(time.Minute)
 		n.leave(model.IPv4)
@@ -111,8 +113,8 @@ func TestFamilyThatFailsAsAWhole(t *testing.T) {
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
-// TestPrimaryFamilyMissing holds that a node without its primary family is neither ready nor healthy, and
-// that a family which it lacks otherwise is no fault.
+// TestPrimaryFamilyMissing asserts that a node without its primary family is neither ready nor
+// healthy, and that it is no fault to lack the other family.
 func TestPrimaryFamilyMissing(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		node := func(ips ...string) {
@@ -154,8 +156,8 @@ func TestPrimaryFamilyMissing(t *testing.T) {
 	}, func(o *Options) { o.Programmer.(*kernel).families = []model.Family{model.IPv6} })
 }
 
-// TestOtherFamilyGoesOn holds that one family's failure keeps nothing of the other from being programmed
-// and acked, and that what is in both is acked when both have it.
+// TestOtherFamilyGoesOn asserts that the failure of one family does not prevent the other from
+// being programmed and acked. What concerns both families is acked once both have it.
 func TestOtherFamilyGoesOn(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.leave(model.IPv6)
@@ -183,7 +185,8 @@ func TestOtherFamilyGoesOn(t *testing.T) {
 		require.True(t, n.isProgrammed())
 		require.Len(t, n.reports.nacks, 2)
 
-		// A Service port that fails in a family that then fails as a whole is not taken for programmed.
+		// A Service port fails, and then its family fails as a whole. The port does not count as
+		// programmed.
 		n.kernel.broken["e"] = true
 		n.dual("e")
 		require.Len(t, n.reports.nacks, 3)
@@ -199,7 +202,8 @@ func TestOtherFamilyGoesOn(t *testing.T) {
 	})
 }
 
-// TestShardsOfAFamilyThatIsOut holds that only shards with something of the family are not acked.
+// TestShardsOfAFamilyThatIsOut asserts that only shards with something of the failed family are not
+// acked.
 func TestShardsOfAFamilyThatIsOut(t *testing.T) {
 	const shards = 16
 	runSharded(t, shards, func(t *testing.T, n *node) {
@@ -220,7 +224,8 @@ func TestShardsOfAFamilyThatIsOut(t *testing.T) {
 	})
 }
 
-// TestHealthChecksOfAFamilyThatIsOut holds that load balancers are told of nothing that is not programmed.
+// TestHealthChecksOfAFamilyThatIsOut asserts that load balancers learn nothing that is not
+// programmed.
 func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
 	f := &follower{}
 	run(t, func(t *testing.T, n *node) {
@@ -249,8 +254,9 @@ func TestHealthChecksOfAFamilyThatIsOut(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestHealthCheckOfAServiceThatFails holds that load balancers are led to no node whose kernel has
-// not got the Service, whichever operation it was that failed, and to it as soon as the kernel has.
+// TestHealthCheckOfAServiceThatFails asserts that no load balancer is led to a node whose kernel
+// lacks the Service, whichever operation failed, and that it is led there once the kernel has the
+// Service.
 func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 	f := &follower{}
 	run(t, func(t *testing.T, n *node) {
@@ -262,7 +268,7 @@ func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 		n.dual("d")
 		n.dual("e")
 		n.kernel.broken["d"] = true
-		n.sync() // a Replace
+		n.sync() // by a Replace
 		local(0)
 		n.pass(time.Hour)
 		local(0)
@@ -281,7 +287,7 @@ func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 			synctest.Wait()
 		}
 		n.kernel.broken["d"], n.kernel.lasting = true, true
-		endpoint("10.0.1.2") // an Apply, after which the count is the same
+		endpoint("10.0.1.2") // by an Apply, which leaves the count of endpoints as it was
 		local(0)
 		delete(n.kernel.broken, "d")
 		endpoint("10.0.1.3")
@@ -292,7 +298,8 @@ func TestHealthCheckOfAServiceThatFails(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestServicePortsThatFail holds that what the kernel has not got is not counted as served.
+// TestServicePortsThatFail asserts that a Service port that the kernel lacks does not count as
+// served.
 func TestServicePortsThatFail(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken = map[string]bool{"a": true, "b": true}

@@ -20,7 +20,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// follower is Flows and Health, and keeps what it hears.
+// follower implements Flows and Health, and records its calls.
 type follower struct {
 	heard   []string
 	earlier map[view.ServicePortID]*view.ServicePort
@@ -66,8 +66,9 @@ func TestFlowsFollowTheKernel(t *testing.T) {
 	}, func(o *Options) { o.Flows = f })
 }
 
-// TestFlowsHearOfEarlierPorts holds that an agent that starts with a checkpoint says once, when the kernel
-// has the present state, which UDP Service ports the kernel may have had before, with all their frontends.
+// TestFlowsHearOfEarlierPorts asserts that an agent that starts with a checkpoint calls Earlier
+// once, when the kernel has the present state. The call has all UDP Service ports that the kernel
+// may have held before, with all their frontends.
 func TestFlowsHearOfEarlierPorts(t *testing.T) {
 	f := &follower{}
 	var checkpoint *client.Checkpoint
@@ -137,7 +138,8 @@ func TestHealthChecksFollowTheKernel(t *testing.T) {
 		id := view.HealthCheckID{Service: lb.ServiceKey(), Family: model.IPv4}
 		require.Equal(t, map[view.HealthCheckID]view.HealthCheck{id: {Port: 31000}}, f.checks)
 
-		// Also where the kernel has nothing to do: a local endpoint of a port that the Service has not.
+		// A local endpoint counts even if the kernel has nothing to do for it, because its port is not
+		// one of the Service's.
 		applies := n.kernel.applies
 		n.store.Upsert(model.NewSlice(model.Slice{
 			Namespace: "default", Name: "lb", Service: "lb", Family: model.IPv4, Ports: []model.SlicePort{{Name: "other", Protocol: model.TCP, Port: 80}},
@@ -158,7 +160,8 @@ func TestHealthChecksFollowTheKernel(t *testing.T) {
 	}, func(o *Options) { o.Health = f })
 }
 
-// TestNodeDecides: what of the Node matters to the kernel is programmed at once; the rest changes Service ports only.
+// TestNodeDecides asserts that a change of the Node that matters to the kernel causes a Replace at
+// once. Other changes of the Node only change Service ports.
 func TestNodeDecides(t *testing.T) {
 	var log bytes.Buffer
 	run(t, func(t *testing.T, n *node) {
@@ -190,14 +193,14 @@ func TestNodeDecides(t *testing.T) {
 		require.Equal(t, 2, n.kernel.replaces, "nothing that it programs")
 		require.Equal(t, applies, n.kernel.applies)
 
-		// A Replace that fails is made up for.
+		// A Replace that fails is tried again.
 		n.kernel.failures = 1
 		set(model.Node{InternalIPs: []netip.Addr{netip.MustParseAddr("192.168.0.3")}})
 		nodePorts("192.168.0.2/32")
 		n.pass(minRetry)
 		nodePorts("192.168.0.3/32")
 
-		// A Node that goes leaves its addresses.
+		// The addresses of a deleted Node stay in use.
 		n.store.Remove(model.Key{Kind: model.KindNode, Name: "node-1"}, 0)
 		synctest.Wait()
 		nodePorts("192.168.0.3/32")
@@ -206,7 +209,8 @@ func TestNodeDecides(t *testing.T) {
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
-// TestNodePortsThatAreNowhere are logged once for each IP family that Services have them in, and again when they have been somewhere.
+// TestNodePortsThatAreNowhere asserts that NodePorts without an address are logged once for each IP
+// family in which Services have them, and again after they had an address in between.
 func TestNodePortsThatAreNowhere(t *testing.T) {
 	var log bytes.Buffer
 	told := func(n *node, four, six int) {
@@ -258,7 +262,7 @@ func TestNodeThatIsThereFromTheBeginning(t *testing.T) {
 	}, func(o *Options) { o.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 }
 
-// TestProblems: what the view can't serve is told as what the kernel does not take is.
+// TestProblems asserts that what the view cannot serve is reported like what the kernel refuses.
 func TestProblems(t *testing.T) {
 	var log bytes.Buffer
 	run(t, func(t *testing.T, n *node) {
@@ -329,7 +333,8 @@ func TestEverythingIsProgrammedAnewNowAndThen(t *testing.T) {
 	}, func(o *Options) { o.SyncPeriod = time.Hour })
 }
 
-// TestWhatOthersRemoveIsRepaired: a few times at once, but not more than once a second where somebody goes on removing it.
+// TestWhatOthersRemoveIsRepaired asserts that what others remove is repaired at once a few times,
+// but at most once a second if they keep removing it.
 func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		require.Nil(t, n.kernel.lost, "nothing is programmed yet")
@@ -361,7 +366,7 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 			n.pass(1)
 			requireRepairs(1)
 		}
-		// What else programs everything meanwhile is no repair that others wait for.
+		// A Replace for another reason repairs the loss, too, and later repairs need not wait for it.
 		for range 10 {
 			remove()
 			n.kernel.failures = 1
@@ -385,7 +390,7 @@ func TestWhatOthersRemoveIsRepaired(t *testing.T) {
 	})
 }
 
-// TestWhatIsRepairedAlready: what was lost before everything is programmed is not lost any more.
+// TestWhatIsRepairedAlready asserts that a loss reported before a Replace needs no repair after it.
 func TestWhatIsRepairedAlready(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
@@ -422,7 +427,7 @@ func TestPending(t *testing.T) {
 		require.False(t, pending)
 		require.Equal(t, time.Now(), n.LastProgrammed(model.IPv4))
 
-		// A step that hangs leaves what it is to program pending.
+		// While a step hangs, the changes that it should program are pending.
 		n.kernel.busy = make(chan struct{})
 		begin = time.Now()
 		n.write(map[string]int{"a": 2})
@@ -434,8 +439,8 @@ func TestPending(t *testing.T) {
 	})
 }
 
-// TestOperationThatHangs holds that whatever the kernel is asked to do is pending until it has
-// ended, as the changes that come meanwhile wait for it.
+// TestOperationThatHangs asserts that every operation counts as pending until it has ended, because
+// the changes that arrive meanwhile wait for it.
 func TestOperationThatHangs(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.write(map[string]int{"a": 1})
@@ -462,7 +467,8 @@ func TestOperationThatHangs(t *testing.T) {
 	}, func(o *Options) { o.SyncPeriod = time.Minute })
 }
 
-// TestWhatCantBeRepairedIsPending: until a Replace succeeds, whatever else does.
+// TestWhatCantBeRepairedIsPending asserts that a loss is pending until a Replace succeeds, whatever
+// else is programmed.
 func TestWhatCantBeRepairedIsPending(t *testing.T) {
 	requirePending := func(n *node, since time.Time) {
 		t.Helper()
@@ -483,7 +489,8 @@ func TestWhatCantBeRepairedIsPending(t *testing.T) {
 		n.pass(maxRetry)
 		requirePending(n, time.Time{})
 
-		// A repair waits for its second, in which a change is programmed.
+		// The repair has to wait for its second. A change that is programmed meanwhile does not end what
+		// is pending.
 		for range repairsAtOnce {
 			n.kernel.lost("somebody flushed the table")
 			synctest.Wait()
@@ -499,7 +506,7 @@ func TestWhatCantBeRepairedIsPending(t *testing.T) {
 		n.pass(repairPause)
 		requirePending(n, time.Time{})
 
-		// The one that is due from time to time counts as well.
+		// A failed Replace counts as pending, too, if SyncPeriod was its reason.
 		n.kernel.failures = 1
 		n.pass(time.Hour - minRetry/2)
 		require.Equal(t, 0, n.kernel.failures)

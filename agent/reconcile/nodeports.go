@@ -9,9 +9,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// noteNodePorts logs, once for each IP family, that Services have NodePorts in it and that the node has no address for them: with
-// primary, when the Node has no InternalIP of the family. It logs again if that ends and comes back. A single-stack cluster, in which
-// nobody asks for the other family, is not told of it.
+// noteNodePorts logs, once for each IP family, that Services have NodePorts for which the node has
+// no address. With NodePorts on the primary addresses, this happens if the Node has no InternalIP
+// of the family. It logs again if the node gains such an address and loses it. Nothing is logged
+// about a family in which no Service asks for a NodePort, as in a single-stack cluster.
 func (r *Reconciler) noteNodePorts(changes []view.Change, node bool) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		if slices.ContainsFunc(r.View.State().Node.NodePorts, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family }) {

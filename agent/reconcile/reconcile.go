@@ -1,10 +1,11 @@
-// Package reconcile makes the kernel follow the cache: what changed goes through the view to the programmer, and what is
-// programmed is acknowledged.
+// Package reconcile makes the kernel follow the cache. Changes go through the view to the
+// programmer, and what has been programmed is acknowledged.
 //
-// Nothing is programmed before the cache has been in sync once, so an agent that starts leaves what an earlier one
-// programmed in place until it knows better; without any server it goes by the checkpoint after a while, see
-// client.Checkpoint, and acknowledges nothing of that. While the kernel is being programmed, further changes wait in the cache
-// and go together in the next step.
+// Nothing is programmed before the cache has been in sync once. An agent that starts therefore
+// leaves what an earlier agent programmed until it knows the present state. If no server can be
+// reached, it uses the checkpoint after a while (see client.Checkpoint), and acknowledges nothing
+// of it. While the kernel is being programmed, further changes wait in the cache and are programmed
+// together in the next step.
 package reconcile
 
 import (
@@ -27,110 +28,131 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// stepTimeout bounds one programming of the kernel: some minutes more than the slowest kernel interface takes for the
-// largest clusters.
+// stepTimeout bounds one step. It is some minutes longer than the slowest kernel interface needs
+// for the largest clusters.
 const stepTimeout = 5 * time.Minute
 
-// Pauses before a failed programming is tried again.
+// minRetry and maxRetry bound the back-off before a failed step is tried again.
 const (
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
 )
 
-// Repairs of what others removed are repairPause apart where they go on, but repairsAtOnce of them wait for nothing: who restarts a
-// firewall removes everything twice, when it stops and when it starts.
+// repairPause is the time between repairs of what others removed, if they keep removing it.
+// repairsAtOnce repairs may follow each other without that pause, because restarting a firewall
+// removes everything twice: when the firewall stops and when it starts.
 const (
 	repairPause   = time.Second
 	repairsAtOnce = 3
 )
 
-// Reporter hears what became of the changes. client.Client and client.Local are Reporters.
+// Reporter receives the results of programming. client.Client and client.Local implement it.
 type Reporter interface {
-	// Ack tells that the kernel holds these positions of the epoch.
+	// Ack reports that the kernel holds everything up to these positions of the epoch.
 	Ack(epoch uint64, positions map[uint32]uint64)
-	// Nack tells that something of this Service is not programmed; once for each reason.
+	// Nack reports that something of this Service is not programmed. It is called once for each
+	// reason.
 	Nack(service model.ServiceKey, reason string)
-	// Resolve tells that all of a Service that was nacked is programmed, or that it is gone.
+	// Resolve reports that a nacked Service is programmed completely, or was removed.
 	Resolve(service model.ServiceKey)
-	// NackNode tells that nothing of one or both IP families is programmed; once for each reason.
+	// NackNode reports that nothing of one or both IP families is programmed. It is called once for
+	// each reason.
 	NackNode(reason string)
-	// ResolveNode takes the last NackNode back: every IP family is programmed.
+	// ResolveNode withdraws the last NackNode, because every IP family is programmed.
 	ResolveNode()
 }
 
-// Flows hears what the kernel holds now, so that flows which lead elsewhere can be removed. It returns at once. A Service port
-// that could not be programmed counts as if it were.
+// Flows receives what the kernel holds, so that it can remove flows that lead elsewhere. Its
+// methods return at once. A Service port that could not be programmed is treated as if it had been.
 type Flows interface {
-	// Changed follows a programmed difference.
+	// Changed reports a difference that was programmed.
 	Changed(changes []view.Change)
-	// Replaced follows a programming of everything. The map of Service ports is to be read before it returns.
+	// Replaced reports the state after a Replace. The callee has to read the map of Service ports
+	// before it returns.
 	Replaced(state view.State)
-	// Earlier follows the first Replaced, if a checkpoint was restored: with the UDP Service ports that
-	// an earlier agent may have programmed, without backends. The map is to be read before it returns.
+	// Earlier reports, after the first Replaced, the UDP Service ports that an earlier agent may have
+	// programmed, without backends. It is called only if a checkpoint was restored. The callee has to
+	// read the map before it returns.
 	Earlier(ports map[view.ServicePortID]*view.ServicePort)
 }
 
-// Health hears what health checks are to answer.
+// Health receives what health checks should answer.
 type Health interface {
-	// Sync gives all of them, and the node that they are on, whenever one or the node has changed and what it tells of is
-	// programmed. It returns at once.
+	// Sync reports all health checks, and the node that they are on. It is called when a check or the
+	// node has changed, once the change is programmed. It returns at once.
 	Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node)
 }
 
-// Options set up a Reconciler. The first four are required.
+// Options configure a Reconciler. Cache, View, Programmer and Reporter are required.
 type Options struct {
 	Cache      *client.Cache
 	View       *view.View
 	Programmer programmer.Programmer
 	Reporter   Reporter
-	// MinSyncPeriod is the least time from the beginning of one programming to that of the next; changes gather meanwhile.
+	// MinSyncPeriod is the least time between the beginnings of two steps for changes, which are
+	// collected meanwhile. 0 means that changes are programmed at once.
 	MinSyncPeriod time.Duration
-	// SyncPeriod is the time after which everything is programmed anew, whatever else there was; 0: never.
+	// SyncPeriod is the time after a Replace at which everything is programmed anew; 0 means never.
 	SyncPeriod time.Duration
-	Flows      Flows                 // nil: nobody hears of flows
-	Health     Health                // nil: nobody hears of health checks
-	Logger     *slog.Logger          // nil: slog's default
-	Registerer prometheus.Registerer // nil: no metrics
+	Flows      Flows                 // nil means that nobody follows flows
+	Health     Health                // nil means that nobody follows health checks
+	Logger     *slog.Logger          // nil means slog's default logger
+	Registerer prometheus.Registerer // nil means that metrics are not registered
 }
 
-// Reconciler is the loop.
+// Reconciler is the loop that makes the kernel follow the cache. Except for Programmed and the
+// methods in status.go, only the goroutine of Run uses it.
+//
+// Invariants, between two steps:
+//
+//  1. For each IP family not in out, the kernel holds what the View's State says, except for the
+//     Service ports in failed.
+//  2. A position that the cache has handed out is in unacked until it is acknowledged or the epoch
+//     changes.
+//  3. lacking has an entry for exactly the IP families in out. Every Service with something of such
+//     a family that the kernel lacks is in it, so its shard is not acknowledged.
+//  4. outReason, nacked and toldChecks are what the Reporter and Health were last told.
 type Reconciler struct {
 	Options
-	// replace: the kernel's state is not known, so the next step is a Replace.
+	// replace means that the next step is a Replace, because the kernel's state is not known.
 	replace bool
-	// began is when the last step began, replaced when the last Replace did.
+	// began is when the last step with changes began, and replaced when the last Replace began.
 	began, replaced time.Time
-	// retryAt is when what has failed is tried again, repairAt when what others removed is programmed anew; zero: never.
+	// retryAt is when what has failed is tried again, and repairAt when what others removed is
+	// programmed anew. Zero means never.
 	retryAt, repairAt time.Time
 	retry             time.Duration
-	// nextRepair is when the next repair were to be if none came sooner than repairPause after the one before.
+	// nextRepair is the time of the next repair if all repairs were repairPause apart. A repair may
+	// come up to repairsAtOnce-1 pauses before it.
 	nextRepair time.Time
-	// families are those of the programmer.
+	// families are the programmer's IP families.
 	families []model.Family
-	// out are the IP families of which nothing is known to be programmed since the last Replace, and why.
+	// out contains the IP families of which nothing is known to have been programmed since the last
+	// Replace, with the reasons.
 	out map[model.Family]error
-	// outReason is what the Reporter was told of out; "" means nothing.
+	// outReason is what the Reporter was last told about out; "" means nothing.
 	outReason string
-	// lacking are the Services with something that the kernel lacks because their IP family is out: also
-	// those that are gone, as the kernel may still have them.
+	// lacking contains, for each IP family in out, the Services of which the kernel lacks something.
+	// Removed Services are included, because the kernel may still have them.
 	lacking map[model.Family]map[model.ServiceKey]struct{}
-	// unacked are the positions that were taken from the cache and are not programmed yet.
+	// unacked contains the positions that were taken from the cache and are not programmed yet, by
+	// shard.
 	unacked map[uint32]uint64
 	epoch   uint64
-	// checks are the view's health checks, and toldChecks what Health was told of them. checksDue
-	// means that Health may have to be told something else, as IP families or Service ports fail or
-	// no longer do.
+	// checks are the view's health checks, and toldChecks are those that Health was last told.
+	// checksDue means that what to tell Health may have changed because IP families or Service ports
+	// have failed or recovered.
 	checks, toldChecks map[view.HealthCheckID]view.HealthCheck
 	checksDue          bool
-	// failed are the Service ports that the kernel does not hold as it should, and why; nacked is what the Reporter was told
-	// of them, and of what the view can't serve.
+	// failed contains the Service ports that the kernel does not hold as it should, with the reasons.
+	// nacked contains what the Reporter was told about them, and about what the view cannot serve.
 	failed map[view.ServicePortID]*programmer.PortError
 	nacked map[model.ServiceKey]string
-	// nowhere are the IP families of which noteNodePorts has told.
+	// nowhere contains the IP families about which noteNodePorts has logged.
 	nowhere map[model.Family]bool
-	// lost gets a reason when others have removed something.
+	// lost receives a reason when others have removed something.
 	lost chan string
-	// begun is closed when an IP family has first been programmed, programmed when every one has.
+	// begun is closed once an IP family has been programmed, and programmed once all have been.
 	begun, programmed chan struct{}
 	status            status
 
@@ -142,7 +164,7 @@ type Reconciler struct {
 	failing *prometheus.GaugeVec
 }
 
-// New makes a Reconciler.
+// New returns a Reconciler.
 func New(o Options) *Reconciler {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -175,10 +197,11 @@ func New(o Options) *Reconciler {
 	return r
 }
 
-// Programmed is closed once the kernel has held the whole state of every IP family.
+// Programmed returns a channel that is closed once the kernel has held the whole state of every IP
+// family.
 func (r *Reconciler) Programmed() <-chan struct{} { return r.programmed }
 
-// Run programs until the context ends. What is programmed stays.
+// Run programs the kernel until ctx ends. What is programmed then stays.
 func (r *Reconciler) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -191,7 +214,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		var due <-chan time.Time
 		if at, ok := r.due(); ok {
 			now := time.Now()
-			if !at.After(now) && ctx.Err() == nil { // without the way through the scheduler that a timer takes
+			if !at.After(now) && ctx.Err() == nil { // a timer would add a pass through the scheduler
 				r.run(ctx, now)
 				continue
 			}
@@ -215,7 +238,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// watch has a monitor watch once there is something to watch. The monitor tells of what was changed in the meantime, too.
+// watch starts the programmer's monitor once something is programmed. The monitor also reports
+// changes that others made before it started.
 func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	select {
 	case <-ctx.Done():
@@ -225,12 +249,12 @@ func (r *Reconciler) watch(ctx context.Context, m programmer.Monitor) {
 	m.Watch(ctx, func(reason string) {
 		select {
 		case r.lost <- reason:
-		default: // one reason to program everything is enough
+		default: // one pending reason is enough to program everything anew
 		}
 	})
 }
 
-// due tells when the next step is to begin, if there is anything to do.
+// due returns when the next step should begin. ok is false if there is nothing to do.
 func (r *Reconciler) due() (at time.Time, ok bool) {
 	consider := func(t time.Time) {
 		if !ok || t.Before(at) {
@@ -240,7 +264,7 @@ func (r *Reconciler) due() (at time.Time, ok bool) {
 	if !r.retryAt.IsZero() {
 		consider(r.retryAt)
 		if r.replace {
-			return at, ok // a Replace has failed: all else waits for the next one
+			return at, ok // after a failed Replace, everything else waits for the retry
 		}
 	}
 	if !r.repairAt.IsZero() {
@@ -255,7 +279,7 @@ func (r *Reconciler) due() (at time.Time, ok bool) {
 	return at, ok
 }
 
-// run makes a step, and plans the next one where this one failed.
+// run makes a step, and schedules a retry if something failed.
 func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	reached := func(t time.Time) bool { return !t.IsZero() && !t.After(now) }
 	if reached(r.retryAt) {
@@ -275,13 +299,13 @@ func (r *Reconciler) run(ctx context.Context, now time.Time) {
 	switch {
 	case len(r.out) == 0 && !r.hopeful():
 		r.retry, r.retryAt = 0, time.Time{}
-	case r.retryAt.IsZero(): // else what failed earlier still waits for its time
+	case r.retryAt.IsZero(): // otherwise an earlier failure already has its time for a retry
 		r.retry = min(max(2*r.retry, minRetry), maxRetry)
 		r.retryAt = time.Now().Add(r.retry)
 	}
 }
 
-// hopeful tells whether there are Service ports that the kernel may take when they are tried again.
+// hopeful reports whether there are failed Service ports that the kernel may accept in a retry.
 func (r *Reconciler) hopeful() bool {
 	for _, f := range r.failed {
 		if !f.Lasting {
@@ -291,8 +315,9 @@ func (r *Reconciler) hopeful() bool {
 	return false
 }
 
-// step brings the kernel to what the cache holds now, as far as it takes it: r.out and r.failed have the
-// rest. It ends what it has begun: an agent that stops leaves no half-done change behind.
+// step makes the kernel hold what the cache holds now. What the kernel refuses is in r.out and
+// r.failed afterwards. A step that has begun runs to its end even if ctx ends, so that an agent
+// that stops leaves no half-done change behind.
 func (r *Reconciler) step(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepTimeout)
 	defer cancel()
@@ -340,7 +365,7 @@ func (r *Reconciler) step(ctx context.Context) {
 		return ok
 	})
 	if replaced {
-		debug.FreeOSMemory() // it takes as much again as what is kept, and is seldom
+		debug.FreeOSMemory() // a Replace needs as much memory again as is kept, and is rare
 	}
 }
 
@@ -349,7 +374,7 @@ func (r *Reconciler) nothing() bool {
 	return !slices.ContainsFunc(r.families, func(f model.Family) bool { return r.out[f] == nil })
 }
 
-// announce closes begun and programmed when it is time.
+// announce closes begun, and also programmed if no IP family is out.
 func (r *Reconciler) announce(served int) {
 	once := func(c chan struct{}) bool {
 		select {
@@ -366,8 +391,7 @@ func (r *Reconciler) announce(served int) {
 	}
 }
 
-// served returns how many Service ports there are that have not failed, of IP families that are not
-// out.
+// served returns the number of Service ports that have not failed, in IP families that are not out.
 func (r *Reconciler) served() int {
 	ports := r.View.State().Ports
 	if len(r.out) == 0 && len(r.failed) == 0 {
@@ -382,7 +406,8 @@ func (r *Reconciler) served() int {
 	return n
 }
 
-// noteLacking notes the Services that the kernel lacks something of because their IP family is out.
+// noteLacking updates r.lacking after changes were programmed, or could not be because their IP
+// family is out.
 func (r *Reconciler) noteLacking(changes []view.Change) {
 	for family := range r.lacking {
 		if r.out[family] == nil {
@@ -406,8 +431,8 @@ func (r *Reconciler) noteLacking(changes []view.Change) {
 	}
 }
 
-// ackable returns the unacked positions of shards, of so many, without a Service that the kernel lacks
-// something of because its IP family is out.
+// ackable returns the unacked positions without those of shards in r.lacking. shards is the
+// cluster's number of shards.
 func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
 	acked := maps.Clone(r.unacked)
 	for _, services := range r.lacking {
@@ -418,8 +443,8 @@ func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
 	return acked
 }
 
-// setNode gives the view the Node. A server sends it before it lets a cache be in sync, so if there is none at first, the cluster
-// has none.
+// setNode passes the Node to the view. A server sends the Node before it declares a cache in sync,
+// so if there is none at first, the cluster has none.
 func (r *Reconciler) setNode() {
 	n := r.Cache.Node()
 	r.View.SetNode(n)
@@ -431,7 +456,7 @@ func (r *Reconciler) setNode() {
 	}
 }
 
-// tell tells those who follow the kernel's state what it is now.
+// tell reports the kernel's present state to Flows and Health.
 func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	if r.Flows != nil {
 		if replaced {
@@ -451,9 +476,9 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	}
 }
 
-// tellHealth tells Health what health checks are to answer. Those of an IP family that is out stay
-// as they were told last. A Service of which something is not programmed has no endpoints here that
-// traffic would come to.
+// tellHealth tells Health what health checks should answer. The checks of an IP family that is out
+// stay as they were last told. A Service of which something is not programmed reports no local
+// endpoints, because the node may not be able to reach them.
 func (r *Reconciler) tellHealth() {
 	r.checksDue = false
 	if r.Health == nil {
@@ -489,7 +514,7 @@ func (r *Reconciler) programmable(changes []view.Change) []view.Change {
 	return slices.DeleteFunc(slices.Clone(changes), func(c view.Change) bool { return r.out[c.ID().Family] != nil })
 }
 
-// reportFamilies logs, and tells the Reporter, what is news about IP families that are out.
+// reportFamilies logs and reports changes in which IP families are out, and why.
 func (r *Reconciler) reportFamilies() {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		failed := 0.0
@@ -513,7 +538,7 @@ func (r *Reconciler) reportFamilies() {
 	r.Reporter.NackNode(reason)
 }
 
-// familiesReason says which IP families are out and why; "" if none is.
+// familiesReason says which IP families are out, and why. It returns "" if none is.
 func familiesReason(out map[model.Family]error) string {
 	var reasons []string
 	byReason := make(map[string][]string)
@@ -530,7 +555,7 @@ func familiesReason(out map[model.Family]error) string {
 	return strings.Join(reasons, "; ")
 }
 
-// report logs, and tells the Reporter, what is news about Services of which something is not programmed.
+// report logs and reports changes in which Services are not programmed completely, and why.
 func (r *Reconciler) report() {
 	reasons := make(map[model.ServiceKey][]string)
 	for _, p := range r.View.Problems() {
@@ -559,8 +584,8 @@ func (r *Reconciler) report() {
 	r.nacks.Set(float64(len(r.nacked)))
 }
 
-// program applies the changes, or replaces everything where the kernel's state is not known, and tells
-// which. It sets r.out, and returns the Service ports that failed.
+// program applies the changes, or replaces everything if the kernel's state is not known. replaced
+// reports which of the two it did last. It sets r.out, and returns the Service ports that failed.
 func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replaced bool, failed []*programmer.PortError) {
 	var applied error
 	if !r.replace {
@@ -581,7 +606,7 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 	}
 	r.replaced, r.repairAt = time.Now(), time.Time{}
 	select {
-	case <-r.lost: // one flush is told of many times
+	case <-r.lost: // others may report the same loss several times
 	default:
 	}
 	r.checksDue = r.checksDue || len(r.out) > 0 || len(r.failed) > 0
@@ -590,9 +615,9 @@ func (r *Reconciler) program(ctx context.Context, changes []view.Change) (replac
 	if applied != nil && len(r.out) == 0 {
 		r.Logger.Warn("A change could not be applied; everything was programmed anew", "err", applied)
 	}
-	// While nothing is programmed, nothing but a Replace can help.
+	// While nothing is programmed, only a Replace can help.
 	r.replace = r.nothing()
-	// Of a family that is out it is not known whether its Service ports still fail.
+	// If a family is out, it is not known whether its Service ports would still fail.
 	maps.DeleteFunc(r.failed, func(id view.ServicePortID, _ *programmer.PortError) bool { return r.out[id.Family] == nil })
 	return true, failed
 }

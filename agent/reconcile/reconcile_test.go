@@ -27,32 +27,32 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kernel is a programmer with the semantics of one: it holds Service ports, changes them in one step or not at all, and
-// holds a test to the contract.
+// kernel is a programmer that keeps its Service ports in memory. It changes them in one step or not
+// at all, and asserts that its caller keeps the contract of programmer.Programmer.
 type kernel struct {
 	t        *testing.T
-	mu       sync.Mutex // orders operations with what the test does before it lets time pass
+	mu       sync.Mutex // guards all other fields
 	ports    map[view.ServicePortID]*view.ServicePort
-	unknown  bool // an Apply has failed and no Replace has succeeded since
+	unknown  bool // an Apply has failed, and no Replace has succeeded since
 	replaces int
 	applies  int
 	// failures is how many of the next operations fail as a whole.
 	failures int
-	// out are the families of which nothing can be programmed.
+	// out contains the families of which nothing can be programmed.
 	out map[model.Family]error
-	// families are those that the machine has; nil means both.
+	// families are the families that the machine has; nil means both.
 	families []model.Family
-	// leftOut are those that the last Replace left out.
+	// leftOut contains the families that the last Replace left out.
 	leftOut map[model.Family]error
-	// broken Services can't be programmed.
+	// broken contains the names of Services that cannot be programmed.
 	broken map[string]bool
-	// lasting: it would be in vain to try them again.
+	// lasting means that it would be in vain to try them again.
 	lasting bool
-	// busy, if set, is waited for by each operation.
+	// busy, if not nil, blocks each operation until it is closed.
 	busy chan struct{}
-	// lost is what Watch was given.
+	// lost is the function that Watch was called with.
 	lost func(string)
-	// node is what the last Replace was given.
+	// node is the Node of the last Replace.
 	node view.Node
 }
 
@@ -150,7 +150,7 @@ func (k *kernel) Apply(_ context.Context, changes []view.Change) error {
 
 func (k *kernel) Cleanup(context.Context) error { return nil }
 
-// Watch lets tests tell that something is lost.
+// Watch keeps lost, so that tests can report a loss.
 func (k *kernel) Watch(ctx context.Context, lost func(string)) {
 	k.mu.Lock()
 	k.lost = lost
@@ -158,7 +158,8 @@ func (k *kernel) Watch(ctx context.Context, lost func(string)) {
 	<-ctx.Done()
 }
 
-// names gives the Services that the kernel holds, as "name" or, with backends, "name=n".
+// names returns the Services that the kernel holds with their numbers of backends, as "name=n",
+// sorted.
 func (k *kernel) names() []string {
 	var out []string
 	for id, p := range k.ports {
@@ -168,7 +169,7 @@ func (k *kernel) names() []string {
 	return out
 }
 
-// reports keeps what it hears, and how the kernel was then.
+// reports implements Reporter and records its calls.
 type reports struct {
 	mu    sync.Mutex
 	acked map[uint32]uint64
@@ -227,12 +228,12 @@ func (idle) Run(ctx context.Context, _ source.Sink) error {
 	return nil
 }
 
-// run runs a test in a bubble of its own time, with a node whose store has one shard and has not synced.
+// run runs a test in a synctest bubble, with a node whose store has one shard and has not synced.
 func run(t *testing.T, test func(t *testing.T, n *node), edit ...func(*Options)) {
 	runSharded(t, 1, test, edit...)
 }
 
-// runSharded is run with so many shards.
+// runSharded is like run, but the store has this many shards.
 func runSharded(t *testing.T, shards uint32, test func(t *testing.T, n *node), edit ...func(*Options)) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := store.New(store.Options{Shards: shards})
@@ -265,10 +266,11 @@ func runSharded(t *testing.T, shards uint32, test func(t *testing.T, n *node), e
 	})
 }
 
-// clusterIP gives each Service its own, by the first letter of its name.
+// clusterIP returns the cluster IP of a Service, which depends on the first letter of its name.
 func clusterIP(name string) netip.Addr { return netip.AddrFrom4([4]byte{10, 96, 0, name[0]}) }
 
-// write writes Services with so many backends, -1: removed, in one publish, and waits until all is still.
+// write writes Services with these numbers of backends in one publish, and waits until nothing
+// moves. -1 removes the Service.
 func (n *node) write(backends map[string]int) {
 	n.t.Helper()
 	for name, count := range backends {
@@ -295,7 +297,7 @@ func (n *node) write(backends map[string]int) {
 	synctest.Wait()
 }
 
-// pass lets time pass, and waits until all is still.
+// pass lets time pass, and waits until nothing moves.
 func (n *node) pass(d time.Duration) {
 	n.kernel.mu.Lock()
 	n.kernel.mu.Unlock() //nolint:staticcheck // for the order only
@@ -303,7 +305,7 @@ func (n *node) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// sync lets the store serve.
+// sync tells the store that its source has synced, so that it serves.
 func (n *node) sync() {
 	n.store.Synced()
 	synctest.Wait()
@@ -318,7 +320,8 @@ func (n *node) isProgrammed() bool {
 	}
 }
 
-// requireAcked: everything that the store has published is programmed, and the server knows.
+// requireAcked asserts that everything that the store has published was programmed and
+// acknowledged.
 func (n *node) requireAcked() {
 	n.t.Helper()
 	require.Equal(n.t, map[uint32]uint64{0: n.store.Snapshot(0).Sequence()}, n.reports.acked)
@@ -415,7 +418,7 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 			since, pending := n.Pending(model.IPv4)
 			require.True(t, pending)
 			require.Equal(t, begin, since, "the first try")
-			n.write(map[string]int{"a": 2 + i}) // changes bring no tries before their time
+			n.write(map[string]int{"a": 2 + i}) // changes do not bring the retry forward
 			n.pass(pause - 1)
 			require.Equal(t, i+1, n.kernel.replaces)
 			n.pass(1)
@@ -427,7 +430,7 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 		n.requireAcked()
 		require.Equal(t, []string{"the node: nothing of IPv4 and IPv6 is programmed: no more memory", "the node: resolved"}, n.reports.nacks)
 
-		// The back-off has a bound, and starts anew after a success.
+		// The back-off is bounded, and starts anew after a success.
 		n.kernel.failures = 3
 		n.write(map[string]int{"a": 9}) // an Apply, and the Replace that follows
 		require.Equal(t, 6, n.kernel.replaces)
@@ -444,7 +447,8 @@ func TestFailedReplaceIsTriedAgainWithBackoff(t *testing.T) {
 	})
 }
 
-// One Service port that the kernel does not take: it is told, the rest is programmed and acked, and it is tried again.
+// TestPortThatFails covers a Service port that the kernel refuses. The port is nacked and tried
+// again, while everything else is programmed and acked.
 func TestPortThatFails(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken["bad"] = true
@@ -454,7 +458,8 @@ func TestPortThatFails(t *testing.T) {
 		require.Equal(t, []string{"bad: default/bad:/TCP/IPv4: no such port"}, n.reports.nacks)
 		n.requireAcked()
 
-		// Changes of others go on meanwhile, by Apply, and do not make it forgotten.
+		// Meanwhile, changes of other Services are programmed by Apply, and the failed port is not
+		// forgotten.
 		n.pass(minRetry / 2)
 		n.write(map[string]int{"good": 2})
 		require.Equal(t, 1, n.kernel.replaces)
@@ -469,7 +474,7 @@ func TestPortThatFails(t *testing.T) {
 		require.Equal(t, []string{"bad=1", "good=2"}, n.kernel.names())
 		require.Equal(t, []string{"bad: resolved"}, n.reports.nacks[1:])
 
-		// The same by an Apply: what was there stays.
+		// If an Apply fails for the port, the kernel keeps what it had.
 		n.kernel.broken["bad"] = true
 		n.write(map[string]int{"good": 3, "bad": 3})
 		require.Equal(t, []string{"bad=1", "good=3"}, n.kernel.names())
@@ -485,7 +490,8 @@ func TestPortThatFails(t *testing.T) {
 	})
 }
 
-// A Service port that it would be in vain to try again is told, and not tried again until it changes or something else has all programmed.
+// TestPortThatFailsForLong covers a Service port that it would be in vain to try again. It is
+// nacked, and tried again only when it changes or when something else causes a Replace.
 func TestPortThatFailsForLong(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.kernel.broken["bad"], n.kernel.lasting = true, true
@@ -495,7 +501,7 @@ func TestPortThatFailsForLong(t *testing.T) {
 		n.pass(10 * maxRetry)
 		require.Equal(t, 1, n.kernel.replaces)
 		n.kernel.lasting = false
-		n.write(map[string]int{"bad": 2}) // otherwise broken
+		n.write(map[string]int{"bad": 2}) // broken in another way
 		n.pass(minRetry)
 		require.Equal(t, 2, n.kernel.replaces)
 		n.kernel.lasting = true
@@ -507,7 +513,8 @@ func TestPortThatFailsForLong(t *testing.T) {
 	})
 }
 
-// A Service of several ports that fail is told of as one, again when the reasons change, and as resolved when it is gone.
+// TestServiceWithSeveralPortsThatFail asserts that a Service with several failed ports is nacked as
+// one, nacked again when the reasons change, and resolved when it is removed.
 func TestServiceWithSeveralPortsThatFail(t *testing.T) {
 	run(t, func(t *testing.T, n *node) {
 		n.sync()
@@ -522,7 +529,7 @@ func TestServiceWithSeveralPortsThatFail(t *testing.T) {
 		n.pass(10 * maxRetry)
 		require.Equal(t, []string{"bad: default/bad:a/TCP/IPv4: no such port; default/bad:b/TCP/IPv4: no such port"}, n.reports.nacks)
 		n.kernel.broken["bad"] = false
-		n.store.Upsert(service(b), 0) // by an Apply, which says nothing of port b
+		n.store.Upsert(service(b), 0) // by an Apply, which does not mention port b
 		synctest.Wait()
 		require.Equal(t, []string{"bad: default/bad:b/TCP/IPv4: no such port"}, n.reports.nacks[1:])
 		n.write(map[string]int{"bad": -1})

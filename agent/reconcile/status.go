@@ -10,30 +10,32 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Status is how the kernel stands.
+// Status describes what the kernel holds, and what of the wanted state it lacks.
 type Status struct {
-	// Positions that the kernel has, by shard, in the epoch Epoch.
+	// Positions are what the kernel has programmed, by shard, in the epoch Epoch.
 	Epoch     uint64
 	Positions map[uint32]uint64
-	// ServicePorts that it serves, one for each port and IP family.
+	// ServicePorts is the number of Service ports that the node serves, counted once for each port and
+	// IP family.
 	ServicePorts int
-	// Time and Duration of the last programming, be it one that failed; zero: there was none.
+	// Time and Duration are those of the programmer's last operation, even if it failed. They are zero
+	// if there was none.
 	Time     time.Time
 	Duration time.Duration
 	// Err says which IP families are not programmed as a whole, and why; "" means that all are.
 	Err string
-	// Failures are the Services of which something can't be programmed, by name.
+	// Failures are the Services of which something cannot be programmed, sorted by namespace and name.
 	Failures []Failure
 }
 
-// Failure is a Service of which something can't be programmed.
+// Failure describes a Service of which something cannot be programmed.
 type Failure struct {
 	Service model.ServiceKey
 	Reason  string
 	Since   time.Time
 }
 
-// Status tells how the kernel stands.
+// Status returns the present status.
 func (r *Reconciler) Status() Status {
 	s := &r.status
 	s.mu.Lock()
@@ -46,17 +48,17 @@ func (r *Reconciler) Status() Status {
 	return out
 }
 
-// Families returns the IP families that the node is to have, ascending.
+// Families returns the IP families that the node should have, ascending.
 func (r *Reconciler) Families() []model.Family {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.status.families))
 }
 
-// Pending reports whether the kernel lacks anything of an IP family, and since when: changes that
-// wait to be programmed, what others have removed, or, if the family could not be programmed, all
-// of it. While a step is made it may lack something, whatever the step is for, as changes that come
-// meanwhile are not noticed.
+// Pending reports whether the kernel lacks anything of an IP family, and since when. It may lack
+// changes that wait to be programmed, what others have removed, or, if the family could not be
+// programmed, everything. A step in progress counts as pending, whatever it is for, because changes
+// that arrive during a step are not noticed until it ends.
 func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool) {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
@@ -67,7 +69,7 @@ func (r *Reconciler) Pending(family model.Family) (since time.Time, pending bool
 	return since, !since.IsZero()
 }
 
-// earlier returns the earlier of two times, of which a zero one is none.
+// earlier returns the earlier of two times. A zero time does not count.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -75,8 +77,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// LastProgrammed returns when the kernel last had everything that there was of an IP family; zero means
-// never.
+// LastProgrammed returns when the kernel last held everything of an IP family; zero means never.
 func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 	r.status.mu.Lock()
 	defer r.status.mu.Unlock()
@@ -86,35 +87,37 @@ func (r *Reconciler) LastProgrammed(family model.Family) time.Time {
 	return time.Time{}
 }
 
-// status takes note of what the loop does.
+// status records what the loop does, for other goroutines to read.
 type status struct {
+	// mu guards all other fields.
 	mu       sync.Mutex
 	now      Status // without Failures
 	failures map[model.ServiceKey]Failure
-	// pending is since when changes wait; zero means that none do.
+	// pending is when the oldest of the waiting changes arrived; zero means that none waits.
 	pending time.Time
-	// stepping is since when the step has been made that is made now; zero means that none is.
+	// stepping is when the present step began; zero means that no step is in progress.
 	stepping time.Time
-	// families are the IP families that the node is to have.
+	// families are the IP families that the node should have.
 	families map[model.Family]*familyStatus
 }
 
-// familyStatus is how the kernel stands in an IP family.
+// familyStatus is the status of one IP family.
 type familyStatus struct {
-	// broken is since when a Replace is needed, whatever changes there are; zero means that none is.
+	// broken is since when the family needs a Replace, whether there are changes or not; zero means
+	// that it needs none.
 	broken time.Time
-	// programmed is when the kernel last had everything.
+	// programmed is when the kernel last held everything of the family; zero means never.
 	programmed time.Time
 }
 
-// changesPending tells whether changes wait.
+// changesPending reports whether changes wait to be programmed.
 func (s *status) changesPending() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return !s.pending.IsZero()
 }
 
-// lost takes note that the kernel does not hold what it was given.
+// lost records that the kernel no longer holds what was programmed.
 func (s *status) lost() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +128,7 @@ func (s *status) lost() {
 	}
 }
 
-// queued takes note that there is something to program.
+// queued records that there is something to program.
 func (s *status) queued() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,8 +137,7 @@ func (s *status) queued() {
 	}
 }
 
-// step takes note of a step that begins. The function that it returns does so when the step has
-// ended.
+// step records that a step begins. The function that it returns records that the step has ended.
 func (s *status) step() (end func()) {
 	set := func(t time.Time) {
 		s.mu.Lock()
@@ -146,24 +148,24 @@ func (s *status) step() (end func()) {
 	return func() { set(time.Time{}) }
 }
 
-// idle takes note that there is nothing to program after all.
+// idle records that there is nothing to program after all.
 func (s *status) idle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pending = time.Time{}
 }
 
-// ran takes note of an operation of the programmer.
+// ran records an operation of the programmer that began at this time and has just ended.
 func (s *status) ran(begin time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.now.Time, s.now.Duration = begin, time.Since(begin)
 }
 
-// failed takes note of the IP families that are out. They are since the changes that wait came, or
-// since the last programming began, whatever was first. A family that is not among the programmer's
-// is to be there for as long as it is out: it is the primary one, or another programmer has served
-// it.
+// failed records the IP families that are out. They count as broken since the oldest waiting change
+// arrived or since the last operation began, whichever was earlier. A family that the programmer
+// does not have is recorded only while it is out. It is then the node's primary family, or another
+// programmer has served it.
 func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,9 +182,9 @@ func (s *status) failed(families []model.Family, out map[model.Family]error) {
 	}
 }
 
-// reached takes note of positions that the kernel has from now on, and of how many Service ports it
-// serves. replaced means that everything was programmed anew. Nothing is reached of the IP families that
-// are out.
+// reached records positions that the kernel has programmed, and how many Service ports it serves.
+// replaced means that everything was programmed anew. IP families that are out have not reached
+// anything.
 func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, replaced bool, out map[model.Family]error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +203,7 @@ func (s *status) reached(epoch uint64, positions map[uint32]uint64, ports int, r
 	}
 }
 
-// fails takes note of a Service that fails, for a reason that may be new.
+// fails records that a Service fails, for a reason that may have changed.
 func (s *status) fails(service model.ServiceKey, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,7 +218,7 @@ func (s *status) fails(service model.ServiceKey, reason string) {
 	s.failures[service] = f
 }
 
-// resolved takes note of a Service that fails no more.
+// resolved records that a Service no longer fails.
 func (s *status) resolved(service model.ServiceKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
