@@ -1,23 +1,31 @@
-// Package conntrack removes stale UDP flows. The kernel translates a flow's packets as it did the first one, as long as
-// there are any: a UDP client that never pauses would go on sending to an endpoint that is gone, or to a Service's address that
-// was not one yet. TCP and SCTP connections end by themselves.
+// Package conntrack removes stale UDP flows. The kernel translates all packets of a flow as it
+// translated the first one, for as long as packets keep coming. A UDP client that never pauses
+// would otherwise go on sending to an endpoint that is gone, or untranslated to an address that has
+// become a Service's since. TCP and SCTP connections end by themselves.
 //
-// A flow to an address of a Service port is stale if it does not lead to one of the port's endpoints that serve: it leads to another one,
-// or is not translated. That goes by kube-proxy (pkg/proxy/conntrack), but for three things that kube-proxy 1.36 does not do:
+// A flow to an address of a Service port is stale if it does not lead to one of the port's serving
+// endpoints: it leads elsewhere, or is not translated. This is what kube-proxy does
+// (pkg/proxy/conntrack), with three additions that kube-proxy 1.36 lacks:
 //
-//   - Flows of a Service port without endpoints that serve are stale, too (kubernetes/kubernetes#139628): its clients are refused rather than left
-//     to send to an endpoint that is gone. If new connections are led to endpoints that do not serve, flows to those stay.
-//   - If a Service port, or one of its addresses, is gone, translated flows to it are stale
-//     (kubernetes/kubernetes#141371): nothing else would end those to an endpoint that goes later. This
-//     holds also for what went while the agent was away, as far as a checkpoint has it (Cleaner.Earlier).
-//   - This holds from the first programming on, so that flows from before it, which are not translated, do not last (kubernetes/kubernetes#126532).
+//   - Flows of a Service port without serving endpoints are stale, too
+//     (kubernetes/kubernetes#139628). Its clients are refused, rather than left sending to an
+//     endpoint that is gone. If new connections go to endpoints that do not serve, flows to these
+//     endpoints stay.
+//   - If a Service port or one of its addresses is gone, translated flows to it are stale
+//     (kubernetes/kubernetes#141371). Otherwise, nothing would end such a flow when its endpoint is
+//     removed later. This includes what was removed while the agent was away, as far as a
+//     checkpoint knows it (Cleaner.Earlier).
+//   - These rules apply from the first programming on, so that untranslated flows from before it
+//     end (kubernetes/kubernetes#126532).
 //
-// NodePorts count on all addresses of the node, also those that they are not on: kube-proxy's iptables mode may have led flows there. Unlike in kube-proxy they
-// count on no others, so that the flows of programs to the same port number elsewhere stay.
+// A NodePort counts on all addresses of the node, even on those where it is not open, because
+// kube-proxy's iptables mode may have led flows there. Unlike in kube-proxy, it counts on no other
+// addresses, so that flows of other programs to the same port number elsewhere stay.
 //
-// When UDP Service ports have changed, all of them are looked at after the kernel has been programmed, in a goroutine of its own: one pass over the
-// table for each IP family, however many have changed until then. Between passes there is a pause as long as the
-// last one, so that a huge table costs half a CPU at most.
+// After the kernel has been programmed, a goroutine looks for stale flows of all Service ports if a
+// UDP Service port has changed. It makes one pass over the table for each IP family, however many
+// ports have changed until then. After a pass it pauses for as long as the pass took, so that a
+// huge table costs at most half a CPU.
 package conntrack
 
 import (
@@ -36,22 +44,30 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// batch is how many stale flows are kept in memory until they are removed.
+// batch is the number of stale flows that are collected before they are removed.
 const batch = 4096
 
-// Pauses before a pass that failed is tried again.
+// minRetry and maxRetry bound the back-off before a failed pass is tried again.
 const (
 	minRetry = time.Second
 	maxRetry = time.Minute
 )
 
-// Options set up a Cleaner.
+// Options configure a Cleaner.
 type Options struct {
-	Logger     *slog.Logger          // nil: slog's default
-	Registerer prometheus.Registerer // nil: no metrics
+	Logger     *slog.Logger          // nil means slog's default logger
+	Registerer prometheus.Registerer // nil means that metrics are not registered
 }
 
-// Cleaner removes stale flows. It must be told of every change, and be run.
+// Cleaner removes stale flows. Its Changed and Replaced have to be called for every change of the
+// kernel's state, and Run has to be running.
+//
+// Invariants, while mu is not held:
+//
+//  1. frontends contains exactly the frontends of the entries of ports.
+//  2. A frontend in frontends is not in gone.
+//  3. If ports or gone have changed since a family's last successful pass began, the family is in
+//     pending, or a pass over it is in progress.
 type Cleaner struct {
 	logger   *slog.Logger
 	open     func() (flows, error)
@@ -59,28 +75,28 @@ type Cleaner struct {
 	failures prometheus.Counter
 	seconds  prometheus.Histogram
 
-	// wake holds a value when there is work.
+	// wake holds a value if there is work.
 	wake chan struct{}
 
-	mu sync.Mutex // guards what is below
-	// ports are the UDP Service ports that the kernel has.
+	mu sync.Mutex // guards the fields below
+	// ports are the UDP Service ports that the kernel holds.
 	ports map[view.ServicePortID]*view.ServicePort
-	// frontends are theirs.
+	// frontends are the frontends of ports, with the Service port that has each.
 	frontends map[frontend]*view.ServicePort
-	// gone are the frontends that are no Service port's since the last pass.
+	// gone contains the frontends that have ceased to be a Service port's since the last pass.
 	gone map[frontend]struct{}
-	// pending are the families of which ports have changed.
+	// pending contains the families whose flows have to be looked at.
 	pending map[model.Family]bool
 }
 
-// flows is a table.
+// flows is a connection tracking table.
 type flows interface {
 	dump(family model.Family, f func(flow)) error
 	remove(family model.Family, entry flow) error
 	close()
 }
 
-// New makes a Cleaner.
+// New returns a Cleaner.
 func New(o Options) *Cleaner {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -100,7 +116,7 @@ func New(o Options) *Cleaner {
 	}
 }
 
-// Changed tells that the kernel has these changes. It does not wait.
+// Changed records that the kernel holds these changes. It does not block.
 func (c *Cleaner) Changed(changes []view.Change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +125,7 @@ func (c *Cleaner) Changed(changes []view.Change) {
 	}
 }
 
-// Replaced tells that the kernel has this state, and nothing else. It does not wait.
+// Replaced records that the kernel holds this state and nothing else. It does not block.
 func (c *Cleaner) Replaced(state view.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,8 +139,9 @@ func (c *Cleaner) Replaced(state view.State) {
 	}
 }
 
-// Earlier tells of Service ports that an earlier agent may have programmed. Of their frontends, those
-// that no Service port has by now are gone. It follows the first Replaced, and does not wait.
+// Earlier records Service ports that an earlier agent may have programmed. Those of their frontends
+// that no Service port has now count as gone. It has to follow the first Replaced, and does not
+// block.
 func (c *Cleaner) Earlier(ports map[view.ServicePortID]*view.ServicePort) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +164,7 @@ func (c *Cleaner) alarm() {
 	}
 }
 
-// Run removes stale flows until the context ends.
+// Run removes stale flows until ctx ends.
 func (c *Cleaner) Run(ctx context.Context) {
 	var retry time.Duration
 	for {
@@ -182,7 +199,8 @@ func (c *Cleaner) Run(ctx context.Context) {
 	}
 }
 
-// pass removes what is stale of a family if any of its Service ports have changed. After an error it is as if they had again.
+// pass removes the stale flows of a family if the family is pending. If that fails, the family is
+// pending again.
 func (c *Cleaner) pass(family model.Family) error {
 	c.mu.Lock()
 	due := c.pending[family]
@@ -225,7 +243,8 @@ func (c *Cleaner) clean(family model.Family, gone map[frontend]struct{}) error {
 	var failed error
 	remove := func() {
 		for _, f := range found {
-			if failed == nil && stale(f) { // still: the kernel may have been programmed anew meanwhile, and have made flows in accordance with that
+			// The flow may have been made by rules that were programmed since it was found.
+			if failed == nil && stale(f) {
 				if failed = removed.remove(family, f); failed == nil {
 					c.removed.Inc()
 				}

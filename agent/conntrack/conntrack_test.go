@@ -38,7 +38,7 @@ func (f kernelFlow) entry() *netlink.ConntrackFlow {
 			DstIP: source.Addr().AsSlice(), DstPort: source.Port()},
 	}
 	if f.protocol == unix.IPPROTO_TCP {
-		e.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // established
+		e.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // TCP_CONNTRACK_ESTABLISHED
 	}
 	return e
 }
@@ -50,7 +50,7 @@ func familyOf(a netip.AddrPort) uint8 {
 	return unix.AF_INET
 }
 
-// inject makes connections, and has the test end without any.
+// inject creates connections in the kernel's table, and flushes the table when the test ends.
 func inject(t *testing.T, list map[string]kernelFlow) {
 	t.Helper()
 	t.Cleanup(func() { require.NoError(t, netlink.ConntrackTableFlush(netlink.ConntrackTable)) })
@@ -59,7 +59,7 @@ func inject(t *testing.T, list map[string]kernelFlow) {
 	}
 }
 
-// left gives the names of those that the kernel still has.
+// left returns the names of those connections that the kernel still has.
 func left(t *testing.T, list map[string]kernelFlow) []string {
 	t.Helper()
 	type identity struct {
@@ -73,7 +73,7 @@ func left(t *testing.T, list map[string]kernelFlow) []string {
 		for _, e := range entries {
 			source, _ := netip.AddrFromSlice(e.Forward.SrcIP)
 			destination, _ := netip.AddrFromSlice(e.Forward.DstIP)
-			if e.Forward.Protocol == unix.IPPROTO_SCTP { // whose ports the library does not read
+			if e.Forward.Protocol == unix.IPPROTO_SCTP { // the library does not read the ports of SCTP
 				have[identity{e.Forward.Protocol, netip.AddrPortFrom(source, 0), netip.AddrPortFrom(destination, 0)}] = true
 				continue
 			}
@@ -111,7 +111,7 @@ func backends(addresses ...string) view.Backends {
 	return view.NewBackends(list...)
 }
 
-// port makes a Service port; an address that is only a port is a NodePort.
+// port returns a Service port with these frontends and these serving endpoints.
 func port(id view.ServicePortID, frontends []view.Frontend, serving ...string) *view.ServicePort {
 	p := &view.ServicePort{ID: id, Frontends: frontends}
 	p.Serving = backends(serving...)
@@ -133,7 +133,7 @@ func state(ports ...*view.ServicePort) view.State {
 	return s
 }
 
-// giveAddresses gives this namespace addresses.
+// giveAddresses adds addresses to this network namespace.
 func giveAddresses(t *testing.T, addresses ...string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -147,14 +147,14 @@ func giveAddresses(t *testing.T, addresses ...string) {
 	}
 }
 
-// running is a Cleaner that runs until the test ends.
+// running is a Cleaner whose passes the test makes, and which counts its dumps.
 type running struct {
 	*Cleaner
 	t     *testing.T
 	dumps map[model.Family]int
 }
 
-// counted counts dumps.
+// counted is a table that counts its dumps.
 type counted struct {
 	flows
 	dumps map[model.Family]int
@@ -175,7 +175,7 @@ func newCleaner(t *testing.T) *running {
 	return r
 }
 
-// clean does what a running Cleaner does when it is told of something.
+// clean does what a running Cleaner does when it is woken.
 func (r *running) clean() {
 	r.t.Helper()
 	require.NoError(r.t, r.pass(model.IPv4))
@@ -230,8 +230,9 @@ func TestOnlyStaleFlowsGo(t *testing.T) {
 	require.Equal(t, map[model.Family]int{model.IPv4: 1, model.IPv6: 1}, r.dumps, "nothing has changed")
 }
 
-// TestLastEndpoint holds that a Service port that loses its last endpoint that serves loses its flows, but for those to endpoints that
-// get new ones nevertheless; and that it gets new ones when there is an endpoint again.
+// TestLastEndpoint asserts that a Service port that loses its last serving endpoint loses its
+// flows, except for those to endpoints that receive new connections nevertheless. It also asserts
+// that flows to an endpoint that serves again stay.
 func TestLastEndpoint(t *testing.T) {
 	list := map[string]kernelFlow{
 		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),
@@ -263,7 +264,8 @@ func TestLastEndpoint(t *testing.T) {
 	}
 }
 
-// TestFlowsFromBeforeTheFirstProgramming are not translated, or as somebody else has left them.
+// TestFlowsFromBeforeTheFirstProgramming covers flows that are not translated, or that another
+// proxy has translated.
 func TestFlowsFromBeforeTheFirstProgramming(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	list := map[string]kernelFlow{
@@ -286,8 +288,8 @@ func TestFlowsFromBeforeTheFirstProgramming(t *testing.T) {
 	require.Equal(t, []string{"no Service's", "served"}, left(t, list))
 }
 
-// TestFrontendsThatWentWhileTheAgentWasAway holds that their translated flows go, but for those to
-// frontends that a Service port has now, the same one or another one.
+// TestFrontendsThatWentWhileTheAgentWasAway asserts that translated flows to such frontends are
+// removed, unless a Service port has the frontend now, whether it is the same port or another one.
 func TestFrontendsThatWentWhileTheAgentWasAway(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	list := map[string]kernelFlow{
@@ -340,7 +342,8 @@ func TestFirstEndpoint(t *testing.T) {
 	require.Equal(t, []string{"new"}, left(t, list))
 }
 
-// TestEndpointsThatDoNotServe lose their flows where another serves, even if they get new ones as publishNotReadyAddresses wants it.
+// TestEndpointsThatDoNotServe asserts that such endpoints lose their flows if another endpoint
+// serves, even if they receive new connections because of publishNotReadyAddresses.
 func TestEndpointsThatDoNotServe(t *testing.T) {
 	list := map[string]kernelFlow{
 		"serves":        udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.4:53"),
@@ -355,7 +358,7 @@ func TestEndpointsThatDoNotServe(t *testing.T) {
 	require.Equal(t, []string{"serves"}, left(t, list))
 }
 
-// TestFrontendsThatCome: a client has sent to an address before it was a Service's.
+// TestFrontendsThatCome covers a client that sent to an address before a Service had it.
 func TestFrontendsThatCome(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	list := map[string]kernelFlow{
@@ -375,7 +378,8 @@ func TestFrontendsThatCome(t *testing.T) {
 	require.Equal(t, []string{"to the new"}, left(t, list))
 }
 
-// TestFrontendsThatGo lose their translated flows, and those that another Service port has then keep those to its endpoints.
+// TestFrontendsThatGo asserts that translated flows to frontends that are gone are removed. If
+// another Service port has the frontend by then, flows to that port's endpoints stay.
 func TestFrontendsThatGo(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	cluster, external := at(view.ClusterIP, "10.96.16.1:53"), at(view.ExternalIP, "192.168.99.100:53")
@@ -435,7 +439,8 @@ func TestFrontendsThatGo(t *testing.T) {
 	})
 }
 
-// TestManyFrontendsThatGo holds the bound on what is remembered while the table can't be cleaned; what it has room for is cleaned later.
+// TestManyFrontendsThatGo asserts that there is a bound on what is remembered while passes fail,
+// and that what is remembered is cleaned later.
 func TestManyFrontendsThatGo(t *testing.T) {
 	m := newMemory("10.180.0.4:53")
 	c := New(Options{})
@@ -458,7 +463,8 @@ func TestManyFrontendsThatGo(t *testing.T) {
 	require.Empty(t, c.gone)
 }
 
-// TestNodePorts: they count on all addresses of the node, but for those that are a Service port's with the same number.
+// TestNodePorts asserts that NodePorts count on all addresses of the node, except where another
+// Service port has that address and port.
 func TestNodePorts(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32", "198.51.100.4/32")
 	list := map[string]kernelFlow{
@@ -479,7 +485,8 @@ func TestNodePorts(t *testing.T) {
 	require.Equal(t, []string{"VIP", "not ours"}, left(t, list))
 }
 
-// TestOthersAreLookedAtToo: a change of one Service port has the stale flows of all removed.
+// TestOthersAreLookedAtToo asserts that a change of one Service port causes a search for stale
+// flows of all of them.
 func TestOthersAreLookedAtToo(t *testing.T) {
 	list := map[string]kernelFlow{"stale": udp("10.180.0.9:40001", "10.96.16.1:53", "10.180.0.9:53")}
 	r := newCleaner(t)
@@ -495,7 +502,8 @@ func TestOthersAreLookedAtToo(t *testing.T) {
 	require.Empty(t, left(t, list))
 }
 
-// TestManyInOnePass: a hundred Service ports with a hundred stale flows each, in one pass over the table, by a Cleaner that runs.
+// TestManyInOnePass covers a hundred Service ports with a hundred stale flows each. A running
+// Cleaner removes them in one pass over the table.
 func TestManyInOnePass(t *testing.T) {
 	list := map[string]kernelFlow{}
 	s := state()

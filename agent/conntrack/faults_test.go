@@ -24,17 +24,19 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// memory is a table of flows to one frontend, that fails as told.
+// memory is a table of flows to one frontend, kept in memory, which fails on request.
 type memory struct {
-	mu sync.Mutex // orders what the Cleaner does with what the test does before it lets time pass
-	// replies are where the flows lead.
+	// mu guards the fields below. It also orders the Cleaner's operations after what the test does
+	// before it lets time pass.
+	mu sync.Mutex
+	// replies are the addresses that the flows lead to.
 	replies map[netip.AddrPort]bool
 	dumps   int
-	// dumping, if set, is called in the middle of a dump.
+	// dumping, if not nil, is called in the middle of a dump.
 	dumping func()
 	// takes is how long a dump takes.
 	takes time.Duration
-	// dumpErrors and removeErrors are the errors of the next ones.
+	// dumpErrors and removeErrors are the errors of the next dumps and removals.
 	dumpErrors, removeErrors []error
 	log                      bytes.Buffer
 }
@@ -89,14 +91,14 @@ func (m *memory) remove(_ model.Family, entry flow) error {
 
 func (m *memory) close() {}
 
-// Write is the Cleaner's log.
+// Write appends to the Cleaner's log.
 func (m *memory) Write(b []byte) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.log.Write(b)
 }
 
-// pass lets time pass, and waits until all is still.
+// pass lets time pass, and waits until nothing moves.
 func (m *memory) pass(d time.Duration) {
 	m.mu.Lock()
 	m.mu.Unlock() //nolint:staticcheck // for the order only
@@ -113,7 +115,7 @@ func (m *memory) left() []string {
 	return out
 }
 
-// bubble runs a test in a bubble of its own time, with a Cleaner that runs on the table.
+// bubble runs a test in a synctest bubble, with a Cleaner that runs on the table.
 func bubble(t *testing.T, m *memory, test func(c *Cleaner)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(Options{Logger: slog.New(slog.NewTextHandler(m, nil))})
@@ -137,7 +139,8 @@ func TestFailuresAreTriedAgainWithBackoff(t *testing.T) {
 		for i, pause := range []time.Duration{minRetry, 2 * minRetry, 4 * minRetry} {
 			require.Equal(t, i+1, m.dumps)
 			require.EqualValues(t, i+1, testutil.ToFloat64(c.failures))
-			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}}) // changes bring no tries before their time
+			// Changes do not bring the retry forward.
+			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 			m.pass(pause - 1)
 			require.Equal(t, i+1, m.dumps)
 			m.pass(1)
@@ -165,7 +168,8 @@ func TestTheTableCantBeOpened(t *testing.T) {
 	})
 }
 
-// TestChangesDuringAPass: flows that are in accordance with what the kernel holds by now stay.
+// TestChangesDuringAPass asserts that flows stay if they agree with what the kernel holds by the
+// time of their removal.
 func TestChangesDuringAPass(t *testing.T) {
 	m := newMemory("10.180.0.5:53", "10.180.0.6:53")
 	bubble(t, m, func(c *Cleaner) {
@@ -180,12 +184,13 @@ func TestChangesDuringAPass(t *testing.T) {
 	})
 }
 
-// TestChangesComeTogether while a pass is under way, and in the pause after it.
+// TestChangesComeTogether asserts that changes during a pass, and in the pause after it, are
+// handled in one pass.
 func TestChangesComeTogether(t *testing.T) {
 	m := newMemory()
 	m.takes = time.Second
 	bubble(t, m, func(c *Cleaner) {
-		for range 20 { // in the next two seconds
+		for range 20 { // during the next two seconds
 			c.Changed([]view.Change{{After: port(dns4, frontends, "10.180.0.4:53")}})
 			m.pass(100 * time.Millisecond)
 		}
@@ -194,7 +199,7 @@ func TestChangesComeTogether(t *testing.T) {
 	})
 }
 
-// TestManyStaleFlows are removed in batches.
+// TestManyStaleFlows asserts that stale flows are removed in batches.
 func TestManyStaleFlows(t *testing.T) {
 	m := newMemory()
 	for i := range 3*batch + 1 {
@@ -207,7 +212,7 @@ func TestManyStaleFlows(t *testing.T) {
 	require.Empty(t, m.left())
 }
 
-// FuzzParseFlow: whatever the kernel sends, nothing is read beyond it.
+// FuzzParseFlow asserts that parseFlow reads nothing beyond the message, whatever the kernel sends.
 func FuzzParseFlow(f *testing.F) {
 	tuple := func(kind int) *nl.RtAttr {
 		a := nl.NewRtAttr(unix.NLA_F_NESTED|kind, nil)

@@ -8,7 +8,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// frontend is where flows are to. NodePorts have no address.
+// frontend is a destination of flows. A NodePort's address is only a port.
 type frontend struct {
 	family  model.Family
 	address netip.AddrPort
@@ -18,10 +18,11 @@ func frontendOf(id view.ServicePortID, f view.Frontend) frontend {
 	return frontend{id.Family, netip.AddrPortFrom(f.Address, f.Port)}
 }
 
-// maxGone bounds how many frontends that are gone are remembered until a pass: only a table that can't be cleaned leads to so many.
+// maxGone bounds how many frontends that are gone are remembered until the next pass. There are so
+// many only if passes keep failing.
 const maxGone = 1 << 16
 
-// set notes a Service port; nil means that it is gone. c.mu is held.
+// set records a Service port; nil means that it is gone. The caller holds c.mu.
 func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	if id.Protocol != model.UDP {
 		return
@@ -29,7 +30,8 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	if before := c.ports[id]; before != nil {
 		delete(c.ports, id)
 		for _, f := range before.Frontends {
-			if at := frontendOf(id, f); c.frontends[at] == before { // else another Service port has it already
+			// Otherwise, another Service port has the frontend already.
+			if at := frontendOf(id, f); c.frontends[at] == before {
 				delete(c.frontends, at)
 				c.lose(at)
 			}
@@ -47,14 +49,14 @@ func (c *Cleaner) set(id view.ServicePortID, after *view.ServicePort) {
 	c.alarm()
 }
 
-// lose notes that a frontend is gone, unless a Service port has it. c.mu is held.
+// lose records that a frontend is gone, unless a Service port has it. The caller holds c.mu.
 func (c *Cleaner) lose(at frontend) {
 	if c.frontends[at] == nil && len(c.gone) < maxGone {
 		c.gone[at] = struct{}{}
 	}
 }
 
-// takeGone removes a family's frontends from those that are gone, and returns them. c.mu is held.
+// takeGone removes a family's frontends from c.gone and returns them. The caller holds c.mu.
 func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 	taken := map[frontend]struct{}{}
 	for at := range c.gone {
@@ -66,7 +68,7 @@ func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 	return taken
 }
 
-// putBack has a pass that failed be made again. c.mu is held.
+// putBack makes a family whose pass has failed pending again. The caller holds c.mu.
 func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 	c.pending[family] = true
 	for at := range gone {
@@ -74,8 +76,8 @@ func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 	}
 }
 
-// stale reports whether a flow is. gone are the frontends that are gone since the last pass, and addresses, ascending, the node's.
-// c.mu is held.
+// stale reports whether a flow is stale. gone contains the frontends that have gone since the last
+// pass, and addresses are the node's, ascending. The caller holds c.mu.
 func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, addresses []netip.Addr, f flow) bool {
 	at, nodePort := frontend{family, f.original}, frontend{family, netip.AddrPortFrom(netip.Addr{}, f.original.Port())}
 	if port := c.frontends[at]; port != nil {
@@ -92,12 +94,14 @@ func (c *Cleaner) stale(family model.Family, gone map[frontend]struct{}, address
 			atGone = true
 		}
 	}
-	// What is not translated is not to a Service: the address may be somebody else's by now.
+	// An untranslated flow to a frontend that is gone does not go to a Service: the address may belong
+	// to somebody else by now.
 	return atGone && f.reply != f.original
 }
 
-// leadsElsewhere reports whether a flow to a Service port does not lead to one of its endpoints that serve. If none does, it may lead
-// to one of those that get new connections nevertheless, as publishNotReadyAddresses has it.
+// leadsElsewhere reports whether a flow to a Service port leads to none of its serving endpoints.
+// If the port has none, the flow may also lead to an endpoint that receives new connections without
+// serving, as happens with publishNotReadyAddresses.
 func leadsElsewhere(port *view.ServicePort, f flow) bool {
 	if port.Serving.Len() == 0 {
 		return !port.Cluster.Contains(f.reply) && !port.Local.Contains(f.reply)

@@ -15,21 +15,25 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// maxFlows bounds what Settings.MaxPerCore leads to, as in kube-proxy.
+// maxFlows bounds the size of the table that follows from Settings.MaxPerCore, as in kube-proxy.
 const maxFlows = 1 << 20
 
-// Settings are settings of the kernel's connection tracking, with kube-proxy's meanings. What is zero is left as it is.
+// Settings are settings of the kernel's connection tracking, with the meanings that they have in
+// kube-proxy. A setting whose value is zero is left as it is.
 type Settings struct {
-	// MaxPerCore is how many flows the table may hold for each CPU of the machine, and Min how many at least (not without MaxPerCore).
+	// MaxPerCore is the number of flows that the table may hold for each CPU of the machine, and Min
+	// the least number in total. Min is ignored without MaxPerCore.
 	MaxPerCore, Min int
-	// Idle times, in whole seconds, until flows are forgotten.
+	// The timeouts are how long a flow may be idle until it is forgotten. They are applied in whole
+	// seconds.
 	TCPEstablishedTimeout, TCPCloseWaitTimeout, UDPTimeout, UDPStreamTimeout time.Duration
-	// TCPBeLiberal has TCP packets out of the window not count as invalid.
+	// TCPBeLiberal prevents TCP packets outside of the window from counting as invalid.
 	TCPBeLiberal bool
 }
 
-// Apply makes the settings where they differ, and logs what it changes. The size of the table is the machine's: in a network
-// namespace that is not the machine's first it is left as it is. The error names all settings that could not be made.
+// Apply makes the settings that differ from the kernel's, and logs what it changes. The size of the
+// table belongs to the machine: in a network namespace other than the machine's initial one, it is
+// left as it is. The error names all settings that could not be made.
 func (s Settings) Apply(logger *slog.Logger) error {
 	return s.apply(sysctls{procfs: "/proc/sys/net/netfilter", log: logger}, cpus())
 }
@@ -68,13 +72,14 @@ func (s Settings) max(cpus int) int {
 	return min(max(s.MaxPerCore*cpus, s.Min), max(maxFlows, s.Min))
 }
 
-// sysctls are the kernel's settings.
+// sysctls is a directory of the kernel's settings.
 type sysctls struct {
 	procfs string
 	log    *slog.Logger
 }
 
-// set sets one where it differs or, if it is a least value, is less.
+// set sets one setting if it differs from value. If least is true, it sets only one that is less
+// than value.
 func (k sysctls) set(name string, value int, least bool) error {
 	path := filepath.Join(k.procfs, name)
 	now, err := read(path)
@@ -116,17 +121,17 @@ func read(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(b)))
 }
 
-// loadModule has the kernel load its connection tracking: it does when it is asked about it.
+// loadModule makes the kernel load its connection tracking, which happens when the table is read.
 func loadModule() {
 	t, err := openTable()
 	if err != nil {
-		return // the caller has an error of its own
+		return // the caller reports an error of its own
 	}
 	defer t.close()
 	_ = t.dump(model.IPv4, func(flow) {})
 }
 
-// cpus counts the machine's CPUs, which may be more than this process may use.
+// cpus returns the number of the machine's CPUs, which may be more than this process may use.
 func cpus() int {
 	b, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if n, ok := countCPUs(strings.TrimSpace(string(b))); err == nil && ok {
@@ -135,7 +140,7 @@ func cpus() int {
 	return runtime.NumCPU()
 }
 
-// countCPUs counts a list of the kernel's, such as 0-3,8.
+// countCPUs returns the number of CPUs in a list of the kernel's, such as "0-3,8".
 func countCPUs(list string) (count int, ok bool) {
 	for part := range strings.SplitSeq(list, ",") {
 		from, to, isRange := strings.Cut(part, "-")

@@ -46,14 +46,16 @@ var settings = Settings{
 	UDPTimeout: 40 * time.Second, UDPStreamTimeout: 200 * time.Second, TCPBeLiberal: true,
 }
 
-// TestSettingsOfTheKernel sets those that a network namespace has of its own, and leaves the machine's.
+// TestSettingsOfTheKernel asserts that Apply sets what a network namespace has of its own, and
+// leaves what belongs to the machine.
 func TestSettingsOfTheKernel(t *testing.T) {
 	var log bytes.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	const procfs = "/proc/sys/net/netfilter/"
 	size, err := read(procfs + "nf_conntrack_max")
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(procfs+"nf_conntrack_tcp_timeout_established", []byte("432000\n"), 0o600)) // the kernel's default
+	// This is the kernel's default.
+	require.NoError(t, os.WriteFile(procfs+"nf_conntrack_tcp_timeout_established", []byte("432000\n"), 0o600))
 	require.NoError(t, settings.Apply(logger))
 	for name, want := range map[string]int{
 		"nf_conntrack_tcp_timeout_established": 86400, "nf_conntrack_tcp_timeout_close_wait": 3600, "nf_conntrack_udp_timeout": 40,

@@ -14,23 +14,26 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// What linux/netfilter/nfnetlink_conntrack.h has and netlink's package has not.
+// These constants of linux/netfilter/nfnetlink_conntrack.h are missing from netlink's package.
 const (
 	ctaFilter          = 25
 	ctaFilterOrigFlags = 1
-	filterProtocol     = 1 << 3 // nf_internals.h: CTA_FILTER_F_CTA_PROTO_NUM
+	filterProtocol     = 1 << 3 // CTA_FILTER_F_CTA_PROTO_NUM in nf_internals.h
 )
 
 // flow is an entry of the connection tracking table.
 type flow struct {
-	// original is where the client sends to, reply is who answers: the same where nothing is translated.
+	// original is the address that the client sends to, and reply the address that answers. They are
+	// equal if the flow is not translated.
 	original, reply netip.AddrPort
-	// message is the entry as the kernel has sent it. With its id, it names this entry and no later one of the same client.
+	// message is the entry as the kernel sent it. It contains the entry's id, so it names this entry
+	// and no later one of the same client.
 	message []byte
 }
 
-// table is the kernel's connection tracking table of this network namespace. The library's own functions keep the whole
-// table in memory, TCP included, and open a socket for each deletion.
+// table is the kernel's connection tracking table in this network namespace. The netlink library's
+// own functions are not used, because they hold the whole table in memory, including TCP, and open
+// a socket for each deletion.
 type table struct{ sockets map[int]*nl.SocketHandle }
 
 func openTable() (*table, error) {
@@ -58,11 +61,11 @@ func (t *table) request(family model.Family, operation, flags int) *nl.NetlinkRe
 	return r
 }
 
-// dump calls f with each UDP flow of the family; f may keep nothing of it. The error is netlink.ErrDumpInterrupted if some
-// may be missing.
+// dump calls f for each UDP flow of the family. f must not keep the flow's message. The error is
+// netlink.ErrDumpInterrupted if some flows may be missing.
 func (t *table) dump(family model.Family, f func(flow)) error {
 	r := t.request(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
-	// The kernel leaves other protocols out, since Linux 5.8; an older one ignores this.
+	// The kernel leaves out other protocols since Linux 5.8. An older one ignores the filter.
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil).AddRtAttr(nl.CTA_PROTO_NUM, []byte{unix.IPPROTO_UDP})
 	r.AddData(tuple)
@@ -81,7 +84,7 @@ func (t *table) dump(family model.Family, f func(flow)) error {
 	return nil
 }
 
-// remove removes a flow; one that has gone is no error.
+// remove removes a flow. It is no error if the flow no longer exists.
 func (t *table) remove(family model.Family, entry flow) error {
 	r := t.request(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 	r.AddRawData(entry.message[nl.SizeofNfgenmsg:])
@@ -91,7 +94,7 @@ func (t *table) remove(family model.Family, entry flow) error {
 	return nil
 }
 
-// parseFlow reads an entry of a dump. It is false for what is not UDP.
+// parseFlow parses an entry of a dump. ok is false if the entry is not a complete UDP flow.
 func parseFlow(message []byte) (entry flow, ok bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return flow{}, false
@@ -115,7 +118,7 @@ func parseFlow(message []byte) (entry flow, ok bool) {
 	return entry, protocols == 2 && entry.original.IsValid() && entry.reply.IsValid()
 }
 
-// parseTuple reads one direction of an entry.
+// parseTuple parses one direction of an entry. Missing parts are zero.
 func parseTuple(b []byte) (source, destination netip.AddrPort, protocol uint8) {
 	var addresses [2]netip.Addr
 	var ports [2]uint16
@@ -138,7 +141,7 @@ func parseTuple(b []byte) (source, destination netip.AddrPort, protocol uint8) {
 	return netip.AddrPortFrom(addresses[0], ports[0]), netip.AddrPortFrom(addresses[1], ports[1]), protocol
 }
 
-// attributes are the netlink attributes in b, as far as it holds any.
+// attributes returns the netlink attributes in b, up to the first malformed one.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= nl.SizeofNfattr {
