@@ -1,17 +1,24 @@
-// Package health answers load balancers and kubelets as kube-proxy 1.37 does: /healthz and /livez for the node, and for each
-// Service with a healthCheckNodePort (type LoadBalancer, externalTrafficPolicy Local) whether it has endpoints on this node.
-// All of it is open to whoever can reach the port, as what asks has no credentials.
+// Package health answers health checks as kube-proxy 1.37 does. /healthz and /livez are about the
+// node. The healthCheckNodePort of a Service (type LoadBalancer, externalTrafficPolicy Local) says
+// whether the Service has endpoints on this node. All ports are open to everybody who can reach
+// them, because load balancers and kubelets have no credentials.
 //
-// The node is healthy if each of its IP families is. A family is healthy unless a change has been
-// waiting to be programmed, one programming of the kernel has lasted, or the kernel has lacked what
-// others removed or could not be programmed at all, for longer than a minute: twice kube-proxy's
-// default sync period, as there; or for longer than twice the time that changes are let gather, if
-// that is more. /livez says that and no more. /healthz also asks load balancers to leave a node
-// that is about to be deleted, is being deleted or is deleted (KEP-3458). /readyz is ours: whether
-// every IP family has been programmed since the agent started.
+// The node is healthy if each of its IP families is. A family is unhealthy if, for longer than a
+// minute, one of these holds:
 //
-// Ports are opened and closed as Services come and go, on the addresses that NodePorts are on. A port that is taken is tried
-// again until it is free: kube-proxy may still be there and have it.
+//   - A change waits to be programmed.
+//   - One operation of the programmer is in progress.
+//   - The kernel lacks what others have removed, or the family could not be programmed at all.
+//
+// The minute is twice kube-proxy's default sync period, as in kube-proxy. If Options.MinSyncPeriod
+// is more than half a minute, the limit is twice that period.
+//
+// /livez reports only this. /healthz also fails for a node that is deleted, is being deleted, or is
+// about to be, so that load balancers leave it (KEP-3458). /readyz does not exist in kube-proxy. It
+// reports whether every IP family has been programmed since the agent started.
+//
+// Ports are opened and closed as Services come and go, on the addresses that have NodePorts. If a
+// port is in use, the server retries until it is free, because kube-proxy may still run and use it.
 package health
 
 import (
@@ -32,50 +39,53 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// minPending is the least time that a change may wait to be programmed until the node counts as unhealthy.
+// minPending is the least time after which a waiting change makes the node unhealthy.
 const minPending = time.Minute
 
-// Programming is how the kernel stands. reconcile.Reconciler is one.
+// Programming is what health checks need to know about the kernel. reconcile.Reconciler implements
+// it.
 type Programming interface {
-	// Families returns the IP families that the node is to have, ascending.
+	// Families returns the IP families that the node should have, ascending.
 	Families() []model.Family
-	// Pending reports whether a change of the family has been waiting to be programmed, and since when.
+	// Pending reports whether the kernel lacks anything of the family, and since when.
 	Pending(family model.Family) (since time.Time, pending bool)
-	// LastProgrammed returns when the kernel last got all there was of the family; zero means not yet.
+	// LastProgrammed returns when the kernel last held everything of the family; zero means never.
 	LastProgrammed(family model.Family) time.Time
 }
 
-// Options set up a Server.
+// Options configure a Server. Programming and Node are required.
 type Options struct {
 	Programming Programming
-	// Node returns this machine's Node, which is Deleting if it is gone; nil means that none is known.
+	// Node returns this machine's Node, with Deleting set if it was deleted; nil means that no Node is
+	// known.
 	Node func() *model.Node
-	// MinSyncPeriod is how long changes gather at most before they are programmed.
+	// MinSyncPeriod is the longest time for which changes are collected before they are programmed.
 	MinSyncPeriod time.Duration
-	// Addresses, each host:port, are where /healthz, /livez and /readyz are.
+	// Addresses are where /healthz, /livez and /readyz are served, as "host:port".
 	Addresses  []string
-	Logger     *slog.Logger          // nil: slog's default
-	Registerer prometheus.Registerer // nil: no metrics
-	// Displaced is what bounded.NewDisplaced returns; nil means that it is not registered.
+	Logger     *slog.Logger          // nil means slog's default logger
+	Registerer prometheus.Registerer // nil means that metrics are not registered
+	// Displaced is the result of bounded.NewDisplaced; nil means that this metric is not registered.
 	Displaced *prometheus.CounterVec
 }
 
-// Server answers. It must be run.
+// Server answers health checks while Run runs.
 type Server struct {
 	Options
-	// wake holds a value when checks or node have changed.
+	// wake holds a value if checks or node have changed.
 	wake     chan struct{}
 	retry    time.Duration
 	failures prometheus.Counter
-	// nodePort bounds the connections for the node, servicePort those for all Services.
+	// nodePort bounds the connections to the node's port, and servicePort those to the ports of all
+	// Services together.
 	nodePort, servicePort *bounded.Port
 
-	mu     sync.Mutex // guards what is below
+	mu     sync.Mutex // guards the fields below
 	checks map[view.HealthCheckID]view.HealthCheck
 	node   view.Node
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -92,7 +102,8 @@ func New(o Options) *Server {
 	}
 }
 
-// Sync tells which Services have a healthCheckNodePort, and what is to be answered there. It does not wait.
+// Sync sets the health checks of Services, and the node whose addresses they are on. It does not
+// block.
 func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +114,7 @@ func (s *Server) Sync(checks map[view.HealthCheckID]view.HealthCheck, node view.
 	}
 }
 
-// Run answers until the context ends.
+// Run answers health checks until ctx ends.
 func (s *Server) Run(ctx context.Context) {
 	l := listeners{Server: s, open: make(map[listenerKey]*http.Server), failed: make(map[listenerKey]bool)}
 	defer l.close()
@@ -115,12 +126,12 @@ func (s *Server) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-s.wake:
-		case <-tick.C: // addresses come and go, and so do other programs
+		case <-tick.C: // addresses and other programs come and go
 		}
 	}
 }
 
-// nodeHealth is kube-proxy's answer, key by key.
+// nodeHealth is the body of kube-proxy's answer, key by key.
 type nodeHealth struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
@@ -134,8 +145,9 @@ type familyHealth struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// health tells how the node is. As with kube-proxy, it is healthy while there is nothing to program yet: what an earlier agent
-// programmed is still there. From the first try on the time counts.
+// health returns the node's health. As with kube-proxy, a node is healthy while there is nothing to
+// program yet, because what an earlier agent programmed is still there. After the first change, the
+// time limit applies.
 func (s *Server) health() nodeHealth {
 	maxPending := max(minPending, 2*s.MinSyncPeriod)
 	h := nodeHealth{CurrentTime: time.Now(), Healthy: true, Status: make(map[string]familyHealth)}
@@ -152,7 +164,7 @@ func (s *Server) health() nodeHealth {
 	return h
 }
 
-// nodeHandler answers for the node.
+// nodeHandler returns the handler for /healthz, /livez and /readyz.
 func (s *Server) nodeHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -172,20 +184,21 @@ func (s *Server) nodeHandler() http.Handler {
 				return
 			}
 		}
-		_, _ = fmt.Fprintln(w, "ok") // an error is the client's
+		_, _ = fmt.Fprintln(w, "ok") // an error concerns only the client
 	})
 	return mux
 }
 
 func (h *nodeHealth) answer(w http.ResponseWriter, ok bool) {
-	if ok { // what load balancers read is how old the answer is
+	// Load balancers read from LastUpdated how old the answer is.
+	if ok {
 		h.LastUpdated = h.CurrentTime
 	}
-	body, _ := json.Marshal(h) // can't fail on these types
+	body, _ := json.Marshal(h) // cannot fail for these types
 	answer(w, ok, body)
 }
 
-// serviceHealth is kube-proxy's answer.
+// serviceHealth is the body of kube-proxy's answer for a Service.
 type serviceHealth struct {
 	Service struct {
 		Namespace string `json:"namespace"`
@@ -195,7 +208,7 @@ type serviceHealth struct {
 	ServiceProxyHealthy bool `json:"serviceProxyHealthy"`
 }
 
-// serviceHandler answers for a Service in one family, whatever the path is.
+// serviceHandler returns the handler for a Service in one family. It ignores the path.
 func (s *Server) serviceHandler(id view.HealthCheckID) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
@@ -204,7 +217,7 @@ func (s *Server) serviceHandler(id view.HealthCheckID) http.HandlerFunc {
 		h := serviceHealth{LocalEndpoints: count, ServiceProxyHealthy: s.health().Healthy}
 		h.Service.Namespace, h.Service.Name = id.Service.Namespace, id.Service.Name
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(count))
-		body, _ := json.MarshalIndent(h, "", "\t") // can't fail on these types
+		body, _ := json.MarshalIndent(h, "", "\t") // cannot fail for these types
 		answer(w, count > 0 && h.ServiceProxyHealthy, body)
 	}
 }
@@ -215,5 +228,5 @@ func answer(w http.ResponseWriter, ok bool, body []byte) {
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_, _ = w.Write(body) // an error is the client's
+	_, _ = w.Write(body) // an error concerns only the client
 }

@@ -34,8 +34,9 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// kernel is how the kernel stands, as the test says.
+// kernel is a Programming whose answers the test sets.
 type kernel struct {
+	// mu guards the fields below.
 	mu          sync.Mutex
 	since, last time.Time // of IPv4
 	// since6 and last6 are those of IPv6.
@@ -76,14 +77,14 @@ func (k *kernel) set(since, last time.Time, node *model.Node) {
 	k.since, k.last, k.since6, k.last6, k.node = since, last, since, last, node
 }
 
-// setIPv6 says how it stands in IPv6 only.
+// setIPv6 sets the answers for IPv6 only.
 func (k *kernel) setIPv6(since, last time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.since6, k.last6 = since, last
 }
 
-// log keeps what is logged.
+// log is a log in memory.
 type log struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -117,9 +118,11 @@ func start(t *testing.T, addresses ...string) (*Server, *kernel, *log) {
 	return s, k, l
 }
 
-// answered is what a health check got.
+// answered is the answer to a health check.
 type answered struct {
-	status int // refused: nobody listens there; 0: nobody does any more, or there was no answer
+	// status is the HTTP status. refused means that nobody listens, and 0 that there was no answer,
+	// for example because the listener was just closed.
+	status int
 	header http.Header
 	body   string
 }
@@ -142,7 +145,7 @@ func get(t *testing.T, url string) answered {
 	return answered{r.StatusCode, r.Header, string(body)}
 }
 
-// eventually waits for a status.
+// eventually waits until the answer has this status.
 func eventually(t *testing.T, url string, status int) answered {
 	t.Helper()
 	var a answered
@@ -153,7 +156,7 @@ func eventually(t *testing.T, url string, status int) answered {
 	return a
 }
 
-// giveAddresses gives this namespace addresses.
+// giveAddresses adds addresses to this network namespace.
 func giveAddresses(t *testing.T, addresses ...string) {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -240,7 +243,7 @@ func TestNodeHealth(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, r.status)
 }
 
-// idle is a source in whose place the test writes to the store.
+// idle is a source that does nothing: the test writes to the store instead.
 type idle struct{}
 
 func (idle) Run(ctx context.Context, _ source.Sink) error {
@@ -248,8 +251,9 @@ func (idle) Run(ctx context.Context, _ source.Sink) error {
 	return nil
 }
 
-// TestNodeThatIsDeleted holds that load balancers leave a node whose Node is deleted, also if nobody has seen it being deleted, and come
-// back to one that is registered anew. The kubelet leaves the agent alone.
+// TestNodeThatIsDeleted asserts that load balancers leave a node whose Node is deleted, even if
+// nobody has seen it being deleted, and come back when the Node is created again. The kubelet does
+// not restart the agent.
 func TestNodeThatIsDeleted(t *testing.T) {
 	st, err := store.New(store.Options{})
 	require.NoError(t, err)
@@ -284,7 +288,7 @@ func TestNodeThatIsDeleted(t *testing.T) {
 	becomes(http.StatusOK)
 }
 
-// TestHealthOfEachFamily holds that a node is healthy and ready only if both IP families are.
+// TestHealthOfEachFamily asserts that a node is healthy and ready only if both IP families are.
 func TestHealthOfEachFamily(t *testing.T) {
 	s, k, _ := start(t, "127.0.0.1:10256")
 	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801, LocalEndpoints: 1}},
@@ -346,12 +350,13 @@ func TestServiceHealth(t *testing.T) {
 	require.Contains(t, r.body, `"serviceProxyHealthy": false`)
 	require.Equal(t, "2", r.header.Get("X-Load-Balancing-Endpoint-Weight"))
 	k.set(time.Time{}, time.Now(), nil)
-	eventually(t, "http://127.0.0.1:31801/", http.StatusOK) // that the node is going is not the Service's business
+	// A deleted Node does not matter for Services.
+	eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
 
 	s.Sync(map[view.HealthCheckID]view.HealthCheck{web: {Port: 31801}, api: {Port: 31802, LocalEndpoints: 1}}, everywhere)
 	eventually(t, "http://127.0.0.1:31801/", http.StatusServiceUnavailable)
 	eventually(t, "http://127.0.0.1:31802/", http.StatusOK)
-	// One goes, and the other takes its port.
+	// One Service is removed, and the other one gets its port.
 	s.Sync(map[view.HealthCheckID]view.HealthCheck{api: {Port: 31801, LocalEndpoints: 1}}, everywhere)
 	r = eventually(t, "http://127.0.0.1:31801/", http.StatusOK)
 	require.Contains(t, r.body, `"name": "api"`)
@@ -360,7 +365,7 @@ func TestServiceHealth(t *testing.T) {
 	eventually(t, "http://127.0.0.1:31801/", refused)
 }
 
-// TestAddresses: health checks are where NodePorts are.
+// TestAddresses asserts that health checks of Services listen where NodePorts are.
 func TestAddresses(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32", "192.168.1.2/32", "2001:db8::1/128")
 	all := []string{"127.0.0.1", "192.168.0.2", "192.168.1.2", "[::1]", "[2001:db8::1]"}
@@ -395,7 +400,7 @@ func TestAddresses(t *testing.T) {
 	eventually(t, "http://192.168.5.2:31801/", http.StatusOK)
 }
 
-// TestFamilies: each family of a Service is counted by itself.
+// TestFamilies asserts that each family of a Service is counted separately.
 func TestFamilies(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32", "2001:db8::1/128")
 	s, _, _ := start(t)
@@ -408,9 +413,9 @@ func TestFamilies(t *testing.T) {
 	eventually(t, "http://[2001:db8::1]:31802/", refused)
 }
 
-// The node's port, and all of the Services' ports together, keep few connections of clients that
-// ask for nothing. Probes are answered meanwhile, and a crowd at one of the two does not concern
-// the other.
+// TestPortsAreBounded asserts that the node's port, and the ports of all Services together, keep
+// only few connections of clients that ask for nothing. Probes are answered meanwhile, and a crowd
+// at one of the two does not affect the other.
 func TestPortsAreBounded(t *testing.T) {
 	giveAddresses(t, "192.168.0.2/32")
 	s, _, _ := start(t, "127.0.0.1:10256")
@@ -443,7 +448,7 @@ func TestPortsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPortsThatAreTaken are logged once and tried again.
+// TestPortsThatAreTaken asserts that a port in use is logged once and tried again.
 func TestPortsThatAreTaken(t *testing.T) {
 	other, err := net.Listen("tcp4", "127.0.0.1:10256")
 	require.NoError(t, err)
@@ -465,7 +470,8 @@ func TestPortsThatAreTaken(t *testing.T) {
 	require.Equal(t, 2, log.count("level=INFO"))
 }
 
-// TestChangesThatGatherAreNoFault: a node that is told to wait longer than a minute is healthy while it does.
+// TestChangesThatGatherAreNoFault asserts that a node that collects changes for longer than a
+// minute is healthy while it does.
 func TestChangesThatGatherAreNoFault(t *testing.T) {
 	for _, c := range []struct {
 		minSync, waited time.Duration

@@ -15,25 +15,26 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// retryInterval is how often ports are tried again that could not be opened, and the machine's addresses are looked at.
+// retryInterval is how often the server retries ports that it could not open, and reads the
+// machine's addresses again.
 const retryInterval = 5 * time.Second
 
-// listenerKey is something to listen on, and for whom.
+// listenerKey identifies an address to listen on, and the health check to answer there.
 type listenerKey struct {
 	network, address string
-	check            view.HealthCheckID // zero: the node
+	check            view.HealthCheckID // zero means the node's
 }
 
-// listeners are what is listened on now.
+// listeners are the listeners that are open now. Only the goroutine of Server.Run uses them.
 type listeners struct {
 	*Server
 	open    map[listenerKey]*http.Server
-	failed  map[listenerKey]bool // logged already
-	lost    bool                 // the addresses could not be read, which is logged already
+	failed  map[listenerKey]bool // for these, a failure was logged already
+	lost    bool                 // the addresses could not be read, which was logged already
 	serving sync.WaitGroup
 }
 
-// update closes what is not wanted any more and opens what is.
+// update closes the listeners that are no longer wanted, and opens those that are missing.
 func (l *listeners) update(ctx context.Context) {
 	wanted, err := l.wanted()
 	if err != nil {
@@ -47,7 +48,7 @@ func (l *listeners) update(ctx context.Context) {
 	l.lost = false
 	for key, server := range l.open {
 		if _, ok := wanted[key]; !ok {
-			_ = server.Close() // its error is the listener's, which can't be closed better
+			_ = server.Close() // the error is the listener's, and nothing can be done about it
 			delete(l.open, key)
 		}
 	}
@@ -62,7 +63,7 @@ func (l *listeners) update(ctx context.Context) {
 	}
 }
 
-// wanted is all that is to be listened on.
+// wanted returns all that should be listened on, with the handlers.
 func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
 	l.mu.Lock()
 	checks, node := l.checks, l.node
@@ -92,8 +93,8 @@ func (l *listeners) wanted() (map[listenerKey]http.Handler, error) {
 	return wanted, nil
 }
 
-// listenAddresses are the addresses to listen on so as to answer on those given: one for all of a family where NodePorts are
-// on all of it.
+// listenAddresses returns the addresses to listen on so as to answer on the given ones. In a family
+// in which NodePorts are on all addresses, it is the unspecified address.
 func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range addresses {
@@ -104,7 +105,7 @@ func listenAddresses(node view.Node, addresses []netip.Addr) []netip.Addr {
 		switch {
 		case slices.Contains(node.NodePorts, netip.PrefixFrom(all, 0)):
 			a = all
-		case a.IsLinkLocalUnicast(): // has no meaning without an interface
+		case a.IsLinkLocalUnicast(): // it has no meaning without an interface
 			continue
 		}
 		if !slices.Contains(out, a) {
@@ -138,10 +139,11 @@ func (l *listeners) listen(ctx context.Context, key listenerKey, handler http.Ha
 	}
 	server := port.Server(handler)
 	l.open[key] = server
-	l.serving.Go(func() { _ = server.Serve(port.Listener(listener)) }) // ends with Close; Accept itself only fails for a time
+	// Serve ends with Close. The listener's Accept returns only temporary errors before.
+	l.serving.Go(func() { _ = server.Serve(port.Listener(listener)) })
 }
 
-// subject says for whom, in logs.
+// subject names the node or the Service that k's health check is about, for logs.
 func (k listenerKey) subject() string {
 	if k.check == (view.HealthCheckID{}) {
 		return "the node"
@@ -149,10 +151,10 @@ func (k listenerKey) subject() string {
 	return k.check.Service.String()
 }
 
-// close closes all, and waits until nothing is answered any more.
+// close closes all listeners, and waits until no request is being answered.
 func (l *listeners) close() {
 	for _, server := range l.open {
-		_ = server.Close() // its error is the listener's, which can't be closed better
+		_ = server.Close() // the error is the listener's, and nothing can be done about it
 	}
 	l.serving.Wait()
 }

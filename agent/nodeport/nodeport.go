@@ -1,5 +1,5 @@
-// Package nodeport tells which of this machine's addresses NodePorts are on, for what is no programmer's: programmers let the
-// kernel decide for each packet.
+// Package nodeport determines on which of this machine's addresses NodePorts are open. It is for
+// code other than programmers, which let the kernel decide for each packet.
 package nodeport
 
 import (
@@ -12,13 +12,14 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Addresses gives the addresses that this machine has now and NodePorts are on, see view.Node, ascending, each once.
+// Addresses returns the addresses that this machine has now and on which NodePorts are open (see
+// view.Node), ascending, each once.
 func Addresses(node view.Node) ([]netip.Addr, error) {
 	all, err := Local()
 	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !on(node, a) }), err
 }
 
-// Local gives all addresses that this machine has now, ascending, each once.
+// Local returns all addresses that this machine has now, ascending, each once.
 func Local() ([]netip.Addr, error) {
 	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
