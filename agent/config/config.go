@@ -1,5 +1,6 @@
-// Package config is the agent's configuration file: a versioned kind whose every field is one of the agent's flags, with
-// kube-proxy's names where the meaning is the same. What a flag means, and its default, is the flag's to say.
+// Package config reads the agent's configuration file. The file has a versioned kind, and each of
+// its fields sets one of the agent's flags. A field has kube-proxy's name where the meaning is the
+// same. The flag defines what the field means, and its default.
 package config
 
 import (
@@ -19,19 +20,20 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What a file begins with.
+// APIVersion and Kind are what a file has to begin with.
 const (
 	APIVersion = "slicecast.io/v1alpha1"
 	Kind       = "AgentConfiguration"
 )
 
-// DefaultSyncPeriod is the default of the flag of iptables.syncPeriod.
+// DefaultSyncPeriod is the default of the flag for iptables.syncPeriod.
 const DefaultSyncPeriod = time.Hour
 
-// maxFile bounds a file before it is decoded: a thousand times what all fields take.
+// maxFile bounds the size of a file, in bytes. It is a thousand times what all fields need.
 const maxFile = 4 << 20
 
-// Agent is the content of a file. Fields that are not given leave the flag as it is. The tag "flag" names the flag.
+// Agent is the content of a file. A field that is not given leaves its flag as it is. The struct
+// tag "flag" names the flag.
 type Agent struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -68,12 +70,12 @@ type Agent struct {
 	Logging             *Logging `json:"logging,omitempty"`
 }
 
-// ClientConnection is how to reach the API server.
+// ClientConnection configures the connection to the API server.
 type ClientConnection struct {
 	Kubeconfig *string `json:"kubeconfig,omitempty" flag:"kubeconfig"`
 }
 
-// TLS is how to reach the servers.
+// TLS configures the connections to the servers.
 type TLS struct {
 	CAFile            *string `json:"caFile,omitempty" flag:"ca-file"`
 	ServerName        *string `json:"serverName,omitempty" flag:"server-name"`
@@ -83,7 +85,8 @@ type TLS struct {
 	InsecurePlaintext *bool   `json:"insecurePlaintext,omitempty" flag:"insecure-plaintext"`
 }
 
-// IPTables has, beside what is about iptables, what kube-proxy has there and has in mind for all of its modes.
+// IPTables contains the fields about iptables. As in kube-proxy's file, some of them apply to every
+// programmer.
 type IPTables struct {
 	Variant            *string          `json:"variant,omitempty" flag:"iptables-variant"`
 	MasqueradeBit      *int32           `json:"masqueradeBit,omitempty" flag:"iptables-masquerade-bit"`
@@ -93,7 +96,7 @@ type IPTables struct {
 	MinSyncPeriod      *metav1.Duration `json:"minSyncPeriod,omitempty" flag:"iptables-min-sync-period"`
 }
 
-// IPVS is about the programmer for IPVS.
+// IPVS contains the fields about the IPVS programmer.
 type IPVS struct {
 	Scheduler     *string          `json:"scheduler,omitempty" flag:"ipvs-scheduler"`
 	StrictARP     *bool            `json:"strictARP,omitempty" flag:"ipvs-strict-arp"`
@@ -104,13 +107,13 @@ type IPVS struct {
 	DrainLimit    *metav1.Duration `json:"drainLimit,omitempty" flag:"ipvs-drain-limit"`
 }
 
-// DetectLocal is what some detectLocalModes need.
+// DetectLocal contains what some values of detectLocalMode need.
 type DetectLocal struct {
 	BridgeInterface     *string `json:"bridgeInterface,omitempty" flag:"pod-bridge-interface"`
 	InterfaceNamePrefix *string `json:"interfaceNamePrefix,omitempty" flag:"pod-interface-name-prefix"`
 }
 
-// Conntrack are settings of the kernel's connection tracking.
+// Conntrack contains settings of the kernel's connection tracking.
 type Conntrack struct {
 	MaxPerCore            *int32           `json:"maxPerCore,omitempty" flag:"conntrack-max-per-core"`
 	Min                   *int32           `json:"min,omitempty" flag:"conntrack-min"`
@@ -121,13 +124,13 @@ type Conntrack struct {
 	UDPStreamTimeout      *metav1.Duration `json:"udpStreamTimeout,omitempty" flag:"conntrack-udp-timeout-stream"`
 }
 
-// Logging is how to log.
+// Logging configures the agent's log.
 type Logging struct {
 	Level  *string `json:"level,omitempty" flag:"log-level"`
 	Format *string `json:"format,omitempty" flag:"log-format"`
 }
 
-// Parse reads a file's content. Unknown and repeated fields are errors that name the field.
+// Parse parses a file's content. An unknown or repeated field is an error that names the field.
 func Parse(content []byte) (*Agent, error) {
 	var a Agent
 	strict, err := decode(content, &a, APIVersion, Kind)
@@ -137,7 +140,8 @@ func Parse(content []byte) (*Agent, error) {
 	return &a, nil
 }
 
-// decode reads a YAML document of a kind. strict are the fields that out has no place for, or that are there twice.
+// decode decodes a YAML document of the given kind. strict contains an error for each field that is
+// unknown or repeated.
 func decode(content []byte, out any, apiVersion, kind string) (strict []error, err error) {
 	if len(content) > maxFile {
 		return nil, fmt.Errorf("it has %d bytes, more than %d: is it the right file?", len(content), maxFile)
@@ -166,7 +170,7 @@ func decode(content []byte, out any, apiVersion, kind string) (strict []error, e
 	return append(strict, more...), readable(err)
 }
 
-// readable says in the file's terms what is wrong with a value's type.
+// readable rewrites an error about a value's type in the terms of the file.
 func readable(err error) error {
 	wrong, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	if !ok {
@@ -182,7 +186,8 @@ func readable(err error) error {
 	return fmt.Errorf("%s: have %s, want %s%s", wrong.Field, wrong.Value, wrong.Type, hint)
 }
 
-// single refuses more than one YAML document: what decodes takes the first and is silent about the others.
+// single returns an error if there is more than one YAML document. The decoder would read the first
+// and silently ignore the others.
 func single(content []byte) error {
 	d := yamlv3.NewDecoder(bytes.NewReader(content))
 	for said := 0; ; {
@@ -193,7 +198,7 @@ func single(content []byte) error {
 			return err
 		}
 		if len(document.Content) == 1 && document.Content[0].Tag == "!!null" {
-			continue // nothing, or comments, before or after a separator
+			continue // nothing, or only comments, beside a separator
 		}
 		if said++; said > 1 {
 			return errors.New("it has more than one YAML document: put all into the first, and leave out what begins with ---")
@@ -201,13 +206,14 @@ func single(content []byte) error {
 	}
 }
 
-// Setting is a field that is given, as the value of its flag: one text, or for flags that are lists any number.
+// Setting is a field that is given, as the values of its flag. There is one value, or any number
+// for a flag that is a list.
 type Setting struct {
 	Field, Flag string
 	Values      []string
 }
 
-// Settings gives the fields that are given, in their order.
+// Settings returns the fields that are given, in the order of their declaration.
 func (a *Agent) Settings() []Setting { return settings("", reflect.ValueOf(*a)) }
 
 func settings(prefix string, v reflect.Value) []Setting {

@@ -64,7 +64,8 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is in a file, it is taken or refused, and what is taken are settings.
+// FuzzParse asserts that every content is either accepted or refused, and that what is accepted can
+// be read as settings.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(head + "servers: [a:1]\niptables: {masqueradeBit: 3}"))
 	f.Add([]byte("{}"))

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// given are values for fields whose type alone does not say what is valid.
+// given contains values for fields whose valid values do not follow from their type.
 var given = map[string][]any{
 	"mode":               {modeIPVS, modeNFTables},
 	"detectLocalMode":    {"NodeCIDR", "BridgeInterface"},
@@ -28,7 +28,8 @@ var given = map[string][]any{
 	"nodePortAddresses":  {[]string{"10.0.0.0/8"}, []string{"127.0.0.0/8"}},
 	"logging.format":     {"json"},
 	"ipvs.scheduler":     {"lc", "ovf"},
-	// On Linux, kube-proxy 1.36 and 1.37 serve Services in another way with the first three. The others stand for those that don't matter.
+	// On Linux, the first three gates change how kube-proxy 1.36 and 1.37 serve Services. The others
+	// stand for gates that do not.
 	"featureGates": {
 		map[string]bool{"AllowServiceExternalIPs": false}, map[string]bool{"PreferSameTrafficDistribution": false},
 		map[string]bool{"MultiCIDRServiceAllocator": false}, map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true},
@@ -36,10 +37,11 @@ var given = map[string][]any{
 	},
 }
 
-// kubeProxyDefaults are explicit values that mean the same as none.
+// kubeProxyDefaults contains explicit values that mean the same as no value.
 var kubeProxyDefaults = map[string]any{"iptables.localhostNodePorts": true}
 
-// fieldValues returns values other than kube-proxy's default for each field of a type, by its path.
+// fieldValues adds to out, for each field of a type by its path, values other than kube-proxy's
+// default.
 func fieldValues(t *testing.T, path string, of reflect.Type, out map[string][]any) {
 	t.Helper()
 	if values, ok := given[path]; ok {
@@ -76,7 +78,8 @@ func fieldValues(t *testing.T, path string, of reflect.Type, out map[string][]an
 		}
 	case reflect.Pointer:
 		fieldValues(t, path, of.Elem(), out)
-		out[path] = append(out[path], reflect.Zero(of.Elem()).Interface()) // explicit, and not the default
+		// An explicit zero is not the default.
+		out[path] = append(out[path], reflect.Zero(of.Elem()).Interface())
 	case reflect.String:
 		out[path] = []any{"x"}
 	case reflect.Bool:
@@ -91,7 +94,7 @@ func fieldValues(t *testing.T, path string, of reflect.Type, out map[string][]an
 	}
 }
 
-// document returns kube-proxy's file with one field in a mode.
+// document returns kube-proxy's file for a mode, with one field.
 func document(t *testing.T, mode, path string, value any) string {
 	t.Helper()
 	content := map[string]any{}
@@ -109,8 +112,8 @@ func document(t *testing.T, mode, path string, value any) string {
 	return proxy + string(b)
 }
 
-// TestNothingIsLostInSilence gives each field of kube-proxy's configuration a value that is not its default: it is carried over, or
-// named.
+// TestNothingIsLostInSilence asserts that a value other than the default, for any field of
+// kube-proxy's configuration, is either carried over or reported.
 func TestNothingIsLostInSilence(t *testing.T) {
 	fields := map[string][]any{}
 	fieldValues(t, "", reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), fields)
@@ -167,7 +170,8 @@ func TestNothingIsLostInSilence(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreNotLost: a file that has all fields, without saying anything by them, loses nothing.
+// TestDefaultsAreNotLost asserts that a file that contains every field with its empty value loses
+// nothing.
 func TestDefaultsAreNotLost(t *testing.T) {
 	for _, mode := range []v1alpha1.ProxyMode{"", modeIPTables, modeIPVS, modeNFTables} {
 		c := v1alpha1.KubeProxyConfiguration{TypeMeta: metav1.TypeMeta{APIVersion: kubeProxyAPIVersion, Kind: kubeProxyKind}, Mode: mode}

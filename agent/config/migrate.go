@@ -17,24 +17,24 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// What kube-proxy's file begins with.
+// kubeProxyAPIVersion and kubeProxyKind are what kube-proxy's file begins with.
 const (
 	kubeProxyAPIVersion = "kubeproxy.config.k8s.io/v1alpha1"
 	kubeProxyKind       = "KubeProxyConfiguration"
 )
 
-// kubeProxyHealthPort is where kube-proxy's /healthz is, if its file does not say otherwise.
+// kubeProxyHealthPort is the default port of kube-proxy's /healthz.
 const kubeProxyHealthPort = "10256"
 
-// kube-proxy's modes on Linux.
+// These are kube-proxy's modes on Linux.
 const (
 	modeIPTables = "iptables"
 	modeIPVS     = "ipvs"
 	modeNFTables = "nftables"
 )
 
-// kubeProxy are the fields of k8s.io/kube-proxy/config/v1alpha1 (1.37) that have an equal here. That package itself would bring
-// half of Kubernetes' component base along.
+// kubeProxy contains the fields of k8s.io/kube-proxy/config/v1alpha1 (1.37) that have an equivalent
+// here. Importing that package would add half of Kubernetes' component base as dependencies.
 type kubeProxy struct {
 	metav1.TypeMeta    `json:",inline"`
 	FeatureGates       map[string]bool  `json:"featureGates"`
@@ -53,12 +53,13 @@ type kubeProxy struct {
 	Logging            kubeProxyLogging `json:"logging"`
 }
 
-// kubeProxyLogging is how kube-proxy logs.
+// kubeProxyLogging configures kube-proxy's log.
 type kubeProxyLogging struct {
 	Format string `json:"format"`
 }
 
-// kubeProxyMode has what of the sections of kube-proxy's modes has an equal here; each mode has some of it.
+// kubeProxyMode contains the fields of the sections of kube-proxy's modes that have an equivalent
+// here. Each section has some of them.
 type kubeProxyMode struct {
 	MasqueradeBit      *int32          `json:"masqueradeBit"`
 	MasqueradeAll      bool            `json:"masqueradeAll"`
@@ -72,20 +73,21 @@ type kubeProxyMode struct {
 	UDPTimeout         metav1.Duration `json:"udpTimeout"`
 }
 
-// Note is what is to be known of a field of kube-proxy's file.
+// Note is a remark about a field of kube-proxy's file.
 type Note struct{ Field, Text string }
 
-// String gives it in one line.
+// String returns the note as one line.
 func (n Note) String() string { return strings.Join(strings.Fields(n.Field+": "+n.Text), " ") }
 
-// Migrated is what became of kube-proxy's file.
+// Migrated is the result of migrating kube-proxy's file.
 type Migrated struct {
 	Agent *Agent
-	// Lost are the fields that could not be carried over, and why; Notes is what differs where a field is not given.
+	// Lost contains the fields that could not be carried over, with the reasons. Notes contains what
+	// differs because of a field, or because a field is missing.
 	Lost, Notes []Note
 }
 
-// reasons tell of fields, or of sections, why they are not carried over.
+// reasons says why fields, or all fields of a section, are not carried over.
 var reasons = map[string]string{
 	"bindAddress":                 "the node's addresses are those of its Node object",
 	"bindAddressHardFail":         "a port that is taken is logged, counted and tried again, and stops nothing",
@@ -102,11 +104,11 @@ var reasons = map[string]string{
 	"winkernel":                   "there is no agent for Windows",
 }
 
-// gateAllowServiceExternalIPs is kube-proxy's feature gate that is a setting here.
+// gateAllowServiceExternalIPs is a feature gate of kube-proxy's that is a setting here.
 const gateAllowServiceExternalIPs = "AllowServiceExternalIPs"
 
-// gateReasons tell of kube-proxy's feature gates that change how Services are served on Linux (1.33 to 1.37) why they are not carried
-// over.
+// gateReasons says why the other feature gates that change how kube-proxy serves Services on Linux
+// (1.33 to 1.37) are not carried over.
 var gateReasons = map[string]string{
 	"PreferSameTrafficDistribution": "hints for nodes are always followed, as in kube-proxy 1.35 and later, which lock this gate",
 	"MultiCIDRServiceAllocator":     "the cluster's ServiceCIDRs are followed wherever they can be seen, as in kube-proxy 1.34 and later, which lock this gate",
@@ -114,8 +116,8 @@ var gateReasons = map[string]string{
 		"the programmer",
 }
 
-// zeroIsDefault are kube-proxy's fields in which 0 or false is the same as nothing. Where it is not, or where nobody knows, a zero is
-// lost as any other value is.
+// zeroIsDefault contains kube-proxy's fields for which 0 or false means the same as no value. A
+// zero of any other field is reported as lost, like any other value.
 var zeroIsDefault = map[string]bool{
 	"bindAddressHardFail": true, "configSyncPeriod": true, "enableProfiling": true, "windowsRunAsService": true,
 	"clientConnection.burst": true, "clientConnection.qps": true,
@@ -127,11 +129,13 @@ var zeroIsDefault = map[string]bool{
 	"winkernel.enableDSR": true, "winkernel.forwardHealthCheckVip": true,
 }
 
-// syncPeriodReason is about a period that kube-proxy has other uses for.
+// syncPeriodReason says why syncPeriod is not carried over. In kube-proxy, it serves other
+// purposes.
 const syncPeriodReason = "a change is programmed once, and what others remove is noticed; iptables.syncPeriod here is how often everything is " +
 	"compared with the kernel nonetheless"
 
-// Migrate makes a configuration of kube-proxy's, that has Services behave the same. It says nothing of where they come from.
+// Migrate converts kube-proxy's configuration to one with which Services behave the same. The
+// result does not say where Services come from.
 func Migrate(content []byte) (*Migrated, error) {
 	var in kubeProxy
 	if _, err := decode(content, &in, kubeProxyAPIVersion, kubeProxyKind); err != nil {
@@ -154,14 +158,15 @@ func Migrate(content []byte) (*Migrated, error) {
 	return &m.out, nil
 }
 
-// migration is under way: what is taken from given is carried over, and the rest is lost.
+// migration is a migration in progress. A field that is carried over is deleted from given; in the
+// end, the rest of given is lost.
 type migration struct {
 	in    kubeProxy
 	given map[string]any
 	out   Migrated
 }
 
-// take takes fields, or single ones of sections: "section.field".
+// take deletes fields from m.given. "section.field" names a single field of a section.
 func (m *migration) take(fields ...string) {
 	for _, f := range fields {
 		name, inner, ok := strings.Cut(f, ".")
@@ -180,7 +185,7 @@ func (m *migration) lose(field, reason string) {
 
 func (m *migration) note(field, text string) { m.out.Notes = append(m.out.Notes, Note{field, text}) }
 
-// mode carries over what the sections of the modes say, as far as kube-proxy uses it in its mode.
+// mode carries over the sections of the modes, as far as kube-proxy uses them in its mode.
 func (m *migration) mode() error {
 	m.take("mode")
 	if m.in.Mode == "" {
@@ -189,7 +194,8 @@ func (m *migration) mode() error {
 	} else {
 		m.out.Agent.Programmer = &m.in.Mode
 	}
-	// Where kube-proxy has what it uses: about masquerading, and about time.
+	// used is the section with kube-proxy's settings of masquerading, and timed the one with its
+	// periods.
 	used, timed := &m.in.IPTables, &m.in.IPTables
 	section := modeIPTables
 	switch m.in.Mode {
@@ -225,7 +231,7 @@ func (m *migration) mode() error {
 	return nil
 }
 
-// ipvs carries over what is particular to that mode.
+// ipvs carries over the fields that only mode ipvs has.
 func (m *migration) ipvs() {
 	in, out := &m.in.IPVS, &IPVS{}
 	m.take("ipvs.strictARP", "ipvs.excludeCIDRs", "ipvs.tcpTimeout", "ipvs.tcpFinTimeout", "ipvs.udpTimeout")
@@ -252,7 +258,7 @@ func (m *migration) ipvs() {
 		{"tcpTimeout", &in.TCPTimeout, &out.TCPTimeout}, {"tcpFinTimeout", &in.TCPFinTimeout, &out.TCPFinTimeout},
 		{"udpTimeout", &in.UDPTimeout, &out.UDPTimeout},
 	} {
-		if timeout.in.Duration == 0 { // as it is
+		if timeout.in.Duration == 0 { // the kernel's setting stays as it is
 			continue
 		}
 		*timeout.out = m.wholeSeconds("ipvs."+timeout.name, timeout.in)
@@ -262,7 +268,7 @@ func (m *migration) ipvs() {
 	}
 }
 
-// wholeSeconds leaves out what the kernel has no place for.
+// wholeSeconds truncates a duration to whole seconds, which are all that the kernel can store.
 func (m *migration) wholeSeconds(field string, d *metav1.Duration) *metav1.Duration {
 	if d.Duration%time.Second == 0 {
 		return d
@@ -272,7 +278,8 @@ func (m *migration) wholeSeconds(field string, d *metav1.Duration) *metav1.Durat
 	return whole
 }
 
-// nodePorts says where NodePorts are. Slicecast's default is that of kube-proxy's mode nftables.
+// nodePorts carries over where NodePorts are. Slicecast's default is that of kube-proxy's mode
+// nftables.
 func (m *migration) nodePorts() {
 	m.take("nodePortAddresses")
 	addresses := m.in.NodePortAddresses
@@ -318,8 +325,8 @@ func (m *migration) detectLocal() {
 	}
 }
 
-// featureGates carries over the one gate that is a setting here. A gate that is given its default is lost, too: it says what its user
-// counts on.
+// featureGates carries over the one gate that is a setting here. All other gates are lost, even one
+// that is set to its default: setting it says what the user relies on.
 func (m *migration) featureGates() {
 	for _, gate := range slices.Sorted(maps.Keys(m.in.FeatureGates)) {
 		on := m.in.FeatureGates[gate]
@@ -381,7 +388,7 @@ func (m *migration) others() {
 	}
 }
 
-// healthz gives kube-proxy's address, with its defaults.
+// healthz returns the address of kube-proxy's /healthz, after applying kube-proxy's defaults.
 func (m *migration) healthz() string {
 	address := m.in.HealthzBindAddress
 	if address == "" {
@@ -396,7 +403,7 @@ func (m *migration) healthz() string {
 	return address
 }
 
-// rest loses all that was not taken and says something.
+// rest reports everything that was not taken as lost, unless it says nothing.
 func (m *migration) rest() {
 	sections := []string{"clientConnection", "logging", "iptables", "ipvs", "nftables", "winkernel", "detectLocal", "conntrack"}
 	for _, name := range slices.Sorted(maps.Keys(m.given)) {
@@ -427,7 +434,8 @@ func (m *migration) reason(section, field string) string {
 	return "it is not known here"
 }
 
-// saysNothing reports whether a value is empty, or 0 or false where that is the same: files that kubeadm writes are full of these.
+// saysNothing reports whether a value is empty, or is 0 or false if zeroToo is set. Files that
+// kubeadm writes are full of such values.
 func saysNothing(v any, zeroToo bool) bool {
 	switch v := v.(type) {
 	case nil:
@@ -440,7 +448,7 @@ func saysNothing(v any, zeroToo bool) bool {
 	return v == "" || zeroToo && slices.Contains([]any{"0", "0s", float64(0), int64(0), false}, v)
 }
 
-// YAML is the file, with what is to be known of it as comments.
+// YAML returns the configuration as a file, with the lost fields and the notes as comments.
 func (m *Migrated) YAML() ([]byte, error) {
 	body, err := yaml.Marshal(m.Agent)
 	if err != nil {

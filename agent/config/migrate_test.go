@@ -10,7 +10,8 @@ import (
 
 const proxy = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// migrated gives what a file becomes, as "field=value ...", and what is said of it, by field.
+// migrated returns the fields that a file becomes, as "field=value ...", and the lost fields and
+// notes, by field.
 func migrated(t *testing.T, content string) (fields string, lost, notes map[string]string) {
 	t.Helper()
 	m, err := Migrate([]byte(content))
@@ -49,7 +50,7 @@ func TestMigrate(t *testing.T) {
 	const localhost, all, health = "iptables.localhostNodePorts=true", "nodePortAddresses=0.0.0.0/0,::/0", "healthzBindAddress=0.0.0.0:10256"
 	for name, c := range map[string]struct {
 		content, fields string
-		lost            string // the fields
+		lost            string // the names of the lost fields
 	}{
 		"defaults":             {"", localhost + " " + all + " " + health, ""},
 		"nothing on loopback":  {"iptables: {localhostNodePorts: false}", "iptables.localhostNodePorts=false " + all + " " + health, ""},
@@ -132,7 +133,7 @@ func TestPrimaryNodePortsAreNoted(t *testing.T) {
 		_, _, notes := migrated(t, proxy+content)
 		require.NotContains(t, notes["nodePortAddresses"], "in which the Node has none", content)
 	}
-	// As of Kubernetes 1.37.
+	// This syntax exists since Kubernetes 1.37.
 	fields, lost, _ := migrated(t, proxy+"nodePortAddresses: [primary, localhost, 10.0.0.0/8]")
 	require.Contains(t, fields, "nodePortAddresses=primary,localhost,10.0.0.0/8")
 	require.Empty(t, lost)
@@ -147,7 +148,7 @@ func TestChangesOfTimesAreNoted(t *testing.T) {
 	require.Contains(t, notes["iptables.syncPeriod"], "2h0m0s")
 }
 
-// TestMigratedNotes: what is said is on one line, whatever a file has.
+// TestMigratedNotes asserts that a note is one line, whatever the file contains.
 func TestMigratedNotes(t *testing.T) {
 	_, lost, _ := migrated(t, proxy+"? \"a\\nb: c\"\n: 1")
 	require.Len(t, lost, 1)
