@@ -1,7 +1,10 @@
-// Package kubeproxy removes what kube-proxy has left on a node, in any of its modes, when Slicecast has taken its place. It removes
-// nothing else: what is Slicecast's, the kubelet's (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or
-// anybody else's is as before, and connections, which conntrack has the translations of, go on. Only those end that kube-proxy's IPVS
-// leads, and those of the node's own that come from an address of its device.
+// Package kubeproxy removes what kube-proxy has left on a node, in any of its modes, once Slicecast
+// has taken its place. It removes nothing else: what belongs to Slicecast, to the kubelet
+// (KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT) or to others stays as it was.
+//
+// Connections go on, because conntrack has their translations. There are two exceptions:
+// connections that kube-proxy's IPVS forwards end, and so do the node's own connections from an
+// address of kube-proxy's device.
 package kubeproxy
 
 import (
@@ -17,8 +20,9 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// Cleanup removes what kube-proxy has left on this node. It is refused while a kube-proxy runs, which would make it anew. Nothing
-// there is no error; what can't be removed does not keep the rest.
+// Cleanup removes what kube-proxy has left on this node. It returns an error if kube-proxy is
+// running, because kube-proxy would create everything again. It is no error if there is nothing to
+// remove. If something cannot be removed, Cleanup still removes the rest.
 func Cleanup(ctx context.Context) error {
 	if where := running(ctx); where != "" {
 		return fmt.Errorf("kube-proxy runs on this node (%s) and would put back what is removed: end it first, e.g. with "+
@@ -28,11 +32,11 @@ func Cleanup(ctx context.Context) error {
 		ipvs.CleanupKubeProxy(ctx),
 		cleanupIPTables(ctx),
 		cleanupNFTables(),
-		ipvs.CleanupKubeProxySets(), // which the rules of iptables refer to
+		ipvs.CleanupKubeProxySets(), // the rules of iptables refer to them, so they go last
 	)
 }
 
-// nftablesTable is kube-proxy's table in mode nftables.
+// nftablesTable is the name of kube-proxy's tables in mode nftables.
 const nftablesTable = "kube-proxy"
 
 func cleanupNFTables() error {
@@ -53,7 +57,8 @@ func cleanupNFTables() error {
 	if len(tables) == 0 {
 		return nil
 	}
-	// First the rules, which would refuse what they do not find in the maps when these go.
+	// The rules go first. If the maps went first, the rules would refuse what they no longer find in
+	// them.
 	remove := func(of func(*nftables.Table)) error {
 		for _, t := range tables {
 			of(t)

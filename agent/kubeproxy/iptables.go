@@ -11,8 +11,9 @@ import (
 	"strings"
 )
 
-// chains are those of kube-proxy's modes iptables and ipvs (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.37), serviceChain matches the names
-// of those that it makes for each Service, with the beginning of a SHA-256 sum in base 32.
+// chains contains the names of the chains that kube-proxy has in its modes iptables and ipvs
+// (k8s.io/kubernetes/pkg/proxy, 1.32 to 1.37). serviceChain matches the names of the chains for
+// single Services, which end with the beginning of a SHA-256 sum in base 32.
 var (
 	chains = []string{
 		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD",
@@ -26,15 +27,16 @@ func isKubeProxys(chain string) bool {
 	return slices.Contains(chains, chain) || serviceChain.MatchString(chain)
 }
 
-// lockSeconds is how long a program waits for the xtables lock.
+// lockSeconds is how many seconds a program waits for the xtables lock.
 const lockSeconds = "10"
 
-// cleanupIPTables removes kube-proxy's chains and the rules that lead there, in both variants, as far as the machine has their
-// programs: a variant without was not used.
+// cleanupIPTables removes kube-proxy's chains, and the rules that lead to them, in both variants.
+// It skips a variant whose programs the machine lacks, because kube-proxy cannot have used it.
 func cleanupIPTables(ctx context.Context) error {
 	var errs []error
 	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, variant := range []string{"-nft", "-legacy", ""} { // the last is mostly one of the others, which has nothing left then
+		// The name without a variant is mostly one of the other two, for which nothing is left then.
+		for _, variant := range []string{"-nft", "-legacy", ""} {
 			name := family + variant
 			if _, err := exec.LookPath(name + "-save"); err != nil {
 				continue
@@ -48,7 +50,8 @@ func cleanupIPTables(ctx context.Context) error {
 }
 
 func cleanupVariant(ctx context.Context, name string) error {
-	rules, err := run(ctx, nil, name+"-save") // asking for a table by name would make the legacy variant load it
+	// Asking for a table by its name would make the legacy variant load that table.
+	rules, err := run(ctx, nil, name+"-save")
 	if err != nil || !bytes.Contains(rules, []byte("KUBE-")) {
 		return err
 	}
@@ -69,13 +72,13 @@ func run(ctx context.Context, stdin []byte, name string, args ...string) ([]byte
 	case err == nil:
 		return stdout.Bytes(), nil
 	case strings.Contains(said, "not supported") || strings.Contains(said, "do you need to insmod?"):
-		return nil, nil // the kernel has not got the variant, so there is nothing of it
+		return nil, nil // the kernel lacks the variant, so there is nothing to remove
 	}
 	return nil, fmt.Errorf("%s: %w: %s", name, err, said)
 }
 
-// removal makes of the output of iptables-save the input for iptables-restore --noflush that removes kube-proxy's chains. Each table
-// changes at once.
+// removal converts the output of iptables-save to the input of iptables-restore --noflush that
+// removes kube-proxy's chains. Each table changes in one step.
 func removal(saved []byte) []byte {
 	var out, declare, unhook, remove bytes.Buffer
 	table := ""
@@ -86,7 +89,7 @@ func removal(saved []byte) []byte {
 			table = line
 		case strings.HasPrefix(line, ":"):
 			if chain, _, _ := strings.Cut(line[1:], " "); isKubeProxys(chain) {
-				// Declaring a chain empties it; so no chain that is removed is referred to by another of them.
+				// Declaring a chain empties it, so none of the removed chains refers to another.
 				fmt.Fprintf(&declare, ":%s - [0:0]\n", chain)
 				fmt.Fprintf(&remove, "-X %s\n", chain)
 			}
@@ -108,9 +111,9 @@ func removal(saved []byte) []byte {
 
 var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 
-// target gives the chain that a rule leads to.
+// target returns the chain that a rule leads to, or "" if there is none.
 func target(rule string) string {
-	words := strings.Fields(quoted.ReplaceAllString(rule, `""`)) // a comment may say anything
+	words := strings.Fields(quoted.ReplaceAllString(rule, `""`)) // a comment may contain anything
 	for i, word := range words[:len(words)-1] {
 		if word == "-j" || word == "-g" {
 			return words[i+1]

@@ -16,7 +16,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// cleanupVariable has the test binary be a cleanup, in the namespace that it is started in.
+// cleanupVariable makes the test binary run Cleanup in the namespace that it is started in.
 const cleanupVariable = "SLICECAST_TEST_CLEANUP"
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ func cleanup(t *testing.T, host *testenv.Host) error {
 	return nil
 }
 
-// mixed are rules of kube-proxy, of a kubelet and of others.
+// mixed contains rules of kube-proxy, of a kubelet and of others.
 const mixed = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -91,7 +91,7 @@ COMMIT
 COMMIT
 `
 
-// saved gives the rules without comments and the kernel's own chains.
+// saved returns the rules, without comments and the kernel's built-in chains.
 func saved(t *testing.T, host *testenv.Host, variant string) string {
 	t.Helper()
 	var b strings.Builder
@@ -126,7 +126,7 @@ func TestOthersStay(t *testing.T) {
 				_, err := host.Run(t.Context(), "nft", append([]string{"add", "table"}, strings.Fields(table)...)...)
 				require.NoError(t, err)
 			}
-			for range 2 { // the second time there is nothing to do
+			for range 2 { // the second time, there is nothing to do
 				require.NoError(t, cleanup(t, host))
 				require.Equal(t, kept, saved(t, host, variant))
 				tables, err := host.Run(t.Context(), "nft", "list", "tables")
@@ -145,7 +145,7 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	a, b := network.AddNode("a").Host, network.AddNode("b").Host
 	sleep, err := exec.LookPath("sleep")
 	require.NoError(t, err)
-	// A process is named by its file.
+	// A process has the name of its executable.
 	program := filepath.Join(t.TempDir(), "kube-proxy")
 	content, err := os.ReadFile(sleep)
 	require.NoError(t, err)
@@ -158,14 +158,14 @@ func TestRefusedWhileKubeProxyRuns(t *testing.T) {
 	require.Error(t, proxy.Wait())
 	require.NoError(t, cleanup(t, a))
 
-	// In another container it is not seen among the processes, but answers.
+	// A kube-proxy in another container is not visible as a process, but it answers requests.
 	answers := func(address, path, answer string) (stop func()) {
 		listener, err := a.Listen(t.Context(), "tcp4", address)
 		require.NoError(t, err)
 		mux := http.NewServeMux()
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusServiceUnavailable)
-			_, _ = io.WriteString(w, answer) // the client would tell
+			_, _ = io.WriteString(w, answer) // the client would notice an error
 		})
 		server := &http.Server{Handler: mux}
 		served := make(chan error, 1)

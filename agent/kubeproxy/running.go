@@ -14,22 +14,25 @@ import (
 	"github.com/slicecast/slicecast/internal/daemon"
 )
 
-// modeURL is where kube-proxy tells its mode and healthURL where it tells load balancers of its health, unless its configuration says
-// otherwise: a container does not see the processes of others, but has the node's network. Our agent may tell its health there, too, and in
-// the same words; readyURL is where only it answers.
+// These URLs are where kube-proxy runs by default: modeURL returns its mode, and healthURL its
+// health. They are needed because a container does not see the processes of others, but shares the
+// node's network. Slicecast's agent may serve its health at healthURL, too, in the same format.
+// Only the agent answers at readyURL.
 const (
 	modeURL   = "http://127.0.0.1:10249/proxyMode"
 	healthURL = "http://127.0.0.1:10256/healthz"
 	readyURL  = "http://127.0.0.1:10256/readyz"
 )
 
-// answerTimeout is for an answer of the same machine, and answerLimit how much is read of it, in bytes.
+// answerTimeout bounds the time to wait for an answer from this machine, and answerLimit how many
+// bytes of it are read.
 const (
 	answerTimeout = 2 * time.Second
 	answerLimit   = 1 << 10
 )
 
-// running tells where a kube-proxy runs that programs this network namespace; "": none was found.
+// running describes a kube-proxy that programs this network namespace, or returns "" if it finds
+// none.
 func running(ctx context.Context) string {
 	if processes := daemon.InNetwork("kube-proxy"); len(processes) > 0 {
 		return "process " + filepath.Base(processes[0])
@@ -45,13 +48,14 @@ func running(ctx context.Context) string {
 	return ""
 }
 
-// isHealth tells whether this is what kube-proxy says of its health.
+// isHealth reports whether body has the format of kube-proxy's health.
 func isHealth(body string) bool {
 	var health struct{ LastUpdated, CurrentTime time.Time }
 	return json.Unmarshal([]byte(body), &health) == nil && !health.CurrentTime.IsZero()
 }
 
-// ask gives what an URL of this machine answers; 0: there is no answer. Health that is bad has a status of its own.
+// ask returns what a URL of this machine answers. status is 0 if there is no answer. An unhealthy
+// kube-proxy answers with another status than a healthy one, but with the same format.
 func ask(ctx context.Context, url string) (status int, body string) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
