@@ -1,5 +1,5 @@
-// Package status answers what operators ask an agent: the slicecast.v1.AgentDebugService, which an agent serves on a unix
-// socket for its own user.
+// Package status answers what operators ask an agent. It implements slicecast.v1.AgentDebugService,
+// which an agent serves on a unix socket that only its own user may open.
 package status
 
 import (
@@ -21,21 +21,22 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Options are what an agent is made of.
+// Options are the parts of an agent whose status is reported.
 type Options struct {
 	NodeName, Version string
-	// Programmer is what programs the kernel, ProgrammerReason why it is that.
+	// Programmer names what programs the kernel, and ProgrammerReason says why it was chosen.
 	Programmer, ProgrammerReason string
-	// Source of an agent without servers, as --source has it; else empty.
+	// Source is the value of --source if the agent has no servers, and empty otherwise.
 	Source string
-	// Client is nil without servers, Checkpoint if there is to be none. The others are required.
+	// Client is nil if the agent has no servers, and Checkpoint is nil if it keeps none. Cache and
+	// Reconciler are required.
 	Client     *client.Client
 	Checkpoint *client.Checkpoint
 	Cache      *client.Cache
 	Reconciler *reconcile.Reconciler
 }
 
-// Service is the AgentDebugService.
+// Service implements the AgentDebugService.
 type Service struct {
 	pb.UnimplementedAgentDebugServiceServer
 
@@ -44,11 +45,11 @@ type Service struct {
 	started time.Time
 }
 
-// New makes a Service, for an agent that starts now.
+// New returns a Service for an agent that starts now.
 func New(o Options) *Service { return &Service{Options: o, started: time.Now()} }
 
-// Serve answers on the listener until the context ends. With the service come reflection and channelz, which shows the agent's
-// own connections.
+// Serve answers on the listener until ctx ends. It also serves reflection and channelz, which shows
+// the agent's own connections.
 func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	server := grpc.NewServer()
 	pb.RegisterAgentDebugServiceServer(server, s)
@@ -61,9 +62,9 @@ func (s *Service) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// GetStatus implements the API.
+// GetStatus implements pb.AgentDebugServiceServer.
 func (s *Service) GetStatus(context.Context, *pb.AgentDebugServiceGetStatusRequest) (*pb.AgentDebugServiceGetStatusResponse, error) {
-	// The kernel's positions first: they must not be ahead of the cache's.
+	// The kernel's positions are read first, so that they are not ahead of the cache's.
 	kernel, cache := s.Reconciler.Status(), s.Cache.Status()
 	out := &pb.AgentDebugServiceGetStatusResponse{
 		Time: timestamppb.Now(), NodeName: s.NodeName, Version: s.Version, Programmer: s.Programmer, ProgrammerReason: s.ProgrammerReason, Source: s.Source,

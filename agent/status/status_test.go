@@ -34,11 +34,12 @@ const (
 	tick     = 5 * time.Millisecond
 )
 
-// kernel is a programmer that fails as it is told to.
+// kernel is a programmer that fails on request.
 type kernel struct {
+	// mu guards the fields below.
 	mu     sync.Mutex
-	whole  error  // nothing can be programmed
-	broken string // Service that can't be programmed
+	whole  error  // if not nil, nothing can be programmed
+	broken string // name of a Service that cannot be programmed
 }
 
 func (k *kernel) set(whole error, broken string) {
@@ -61,12 +62,12 @@ func (k *kernel) Replace(_ context.Context, state view.State) error {
 	return errors.Join(errs...)
 }
 
-// Apply always needs a Replace, which is where failures are.
+// Apply always fails, so that the reconciler calls Replace, which decides what fails.
 func (k *kernel) Apply(context.Context, []view.Change) error { return errors.New("not now") }
 
 func (k *kernel) Cleanup(context.Context) error { return nil }
 
-// node is an agent with its status.
+// node is an agent with its status service.
 type node struct {
 	pb.AgentDebugServiceClient
 	t      *testing.T
@@ -99,7 +100,7 @@ func startNode(t *testing.T, server string, checkpoint string) *node {
 	var running sync.WaitGroup
 	served := make(chan error, 1)
 	running.Go(func() { served <- s.Serve(ctx, l) })
-	running.Go(func() { _ = o.Client.Run(ctx) }) // ends with the context, which is no error
+	running.Go(func() { _ = o.Client.Run(ctx) }) // it ends with the context, which is no error
 	running.Go(func() { o.Reconciler.Run(ctx) })
 	if o.Checkpoint != nil {
 		running.Go(func() { o.Checkpoint.Run(ctx) })
@@ -124,7 +125,7 @@ func (n *node) status() *pb.AgentDebugServiceGetStatusResponse {
 	return s
 }
 
-// await waits for a status, and gives it.
+// await waits until is returns true for the status, and returns that status.
 func (n *node) await(is func(*pb.AgentDebugServiceGetStatusResponse) bool) (s *pb.AgentDebugServiceGetStatusResponse) {
 	n.t.Helper()
 	require.Eventually(n.t, func() bool {
@@ -134,7 +135,8 @@ func (n *node) await(is func(*pb.AgentDebugServiceGetStatusResponse) bool) (s *p
 	return s
 }
 
-// serve serves a store, on an address of before or a new one, until stop.
+// serve serves a store on an address, whose port may be 0, until stop is called. It returns the
+// address that it listens on.
 func serve(t *testing.T, s *store.Store, address string) (at string, stop func()) {
 	t.Helper()
 	hub := fanout.New(fanout.Options{
@@ -219,7 +221,7 @@ func TestStatus(t *testing.T) {
 	n.kernel.set(nil, "")
 	n.await(func(s *pb.AgentDebugServiceGetStatusResponse) bool { return len(s.GetFailures()) == 0 })
 
-	// All of it fails.
+	// The kernel refuses everything.
 	n.kernel.set(errors.New("out of memory"), "")
 	s.Upsert(model.NewSlice(modeltest.WebSlice(1)), 8)
 	got = n.await(func(s *pb.AgentDebugServiceGetStatusResponse) bool { return s.GetProgrammingError() != "" })
@@ -230,7 +232,7 @@ func TestStatus(t *testing.T) {
 		return s.GetProgrammingError() == "" && s.GetLagSequences() == 0
 	})
 
-	// The server goes; what is there stays.
+	// The server goes away. The agent keeps what it has.
 	lost := time.Now()
 	stop()
 	got = n.await(func(s *pb.AgentDebugServiceGetStatusResponse) bool { return s.GetServer() == nil })
@@ -240,7 +242,7 @@ func TestStatus(t *testing.T) {
 	require.Equal(t, uint32(1), got.GetServicePorts())
 	require.Zero(t, got.GetLagSequences())
 
-	// Another one, which has another epoch, takes its place.
+	// Another server, which has another epoch, takes its place.
 	serve(t, filled(t), address)
 	got = n.await(func(s *pb.AgentDebugServiceGetStatusResponse) bool {
 		return s.GetServer() != nil && s.GetLagSequences() == 0
