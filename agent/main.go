@@ -1,5 +1,5 @@
-// Command slicecast-agent programs a node's kernel with where Services lead, as a slicecast-server tells it or, standalone,
-// as it reads from a Kubernetes API server or a directory of manifests itself.
+// Command slicecast-agent programs a node's kernel with where Services lead. It follows a
+// slicecast-server or, standalone, a Kubernetes API server or a directory of manifests.
 package main
 
 import (

@@ -29,16 +29,17 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// UseOneCPU has this process's Go code run on one CPU at a time, unless the environment's GOMAXPROCS says otherwise. A change passes from
-// goroutine to goroutine on its way to the kernel; each time the runtime would wake up another CPU for the next one, which costs CPU time and
-// gains none.
+// UseOneCPU limits this process's Go code to one CPU at a time, unless the environment variable
+// GOMAXPROCS is set. A change passes from goroutine to goroutine on its way to the kernel. With
+// more CPUs, the runtime would wake another CPU for each of these steps, which costs CPU time and
+// saves none.
 func UseOneCPU() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
 }
 
-// NewCommand is slicecast-agent.
+// NewCommand returns the command slicecast-agent.
 func NewCommand() *cobra.Command {
 	o := &Options{}
 	c := &cobra.Command{
@@ -51,7 +52,7 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 		Version:           daemon.Version(),
 		Args:              cobra.NoArgs,
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints it
+		SilenceErrors:     true, // main prints errors
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		RunE: func(c *cobra.Command, _ []string) error {
 			if o.MigrateFile != "" {
@@ -75,13 +76,13 @@ What it has programmed stays when it ends, so that an update or a crash interrup
 	return c
 }
 
-// feed is where state comes from: client.Client or client.Local.
+// feed is where the agent's state comes from: client.Client or client.Local.
 type feed interface {
 	reconcile.Reporter
 	Run(ctx context.Context) error
 }
 
-// Run runs an agent until the context ends. out is for the printer.
+// Run runs an agent until ctx ends. The printer writes to out.
 func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -122,7 +123,8 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	}
 	displaced := bounded.NewDisplaced(registry, "agent")
 	flows := conntrack.New(conntrack.Options{Logger: logger, Registerer: registry})
-	// The health server asks the reconciler, which tells it what to answer.
+	// The health server queries the reconciler, and the reconciler tells it what to answer. So its
+	// field Programming is set later.
 	healthServer := health.New(health.Options{
 		Node: cache.Node, MinSyncPeriod: o.Node.MinSyncPeriod, Addresses: o.HealthzAddresses, Logger: logger, Registerer: registry,
 		Displaced: displaced,
@@ -131,7 +133,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 		Cache: cache, View: view.New(viewOptions), Programmer: p.Programmer, Reporter: f, MinSyncPeriod: o.Node.MinSyncPeriod, SyncPeriod: o.Node.SyncPeriod,
 		Logger: logger, Registerer: registry,
 	}
-	if p.name != programmerPrinter { // which leaves the machine alone
+	if p.name != programmerPrinter { // the printer leaves the machine alone
 		o.Node.tune(logger)
 		options.Flows, options.Health = flows, healthServer
 	}
@@ -142,7 +144,7 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	if err := o.serveMetrics(ctx, g, registry, displaced, logger); err != nil {
 		return err
 	}
-	servers, _ := f.(*client.Client) // nil: standalone
+	servers, _ := f.(*client.Client) // nil if standalone
 	err = o.serveStatus(ctx, g, status.Options{
 		Programmer: p.name, ProgrammerReason: p.reason, Client: servers, Checkpoint: checkpoint, Cache: cache, Reconciler: r,
 	})
@@ -167,7 +169,8 @@ func Run(ctx context.Context, o Options, logger *slog.Logger, out io.Writer) err
 	return nil
 }
 
-// openCheckpoint restores the cache; nil: there is to be no checkpoint.
+// openCheckpoint opens the checkpoint and restores the cache from it. It returns nil if the agent
+// keeps no checkpoint.
 func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, registry daemon.Registry) (*client.Checkpoint, error) {
 	if o.Checkpoint == "" {
 		return nil, nil
@@ -181,7 +184,7 @@ func (o *Options) openCheckpoint(cache *client.Cache, logger *slog.Logger, regis
 	return checkpoint, nil
 }
 
-// newFeed makes the feed. programmer is what the servers are told.
+// newFeed returns the feed. programmer is the name that is reported to the servers.
 func (o *Options) newFeed(cache *client.Cache, programmer string, logger *slog.Logger, registry daemon.Registry) (feed, error) {
 	if o.standalone() {
 		src, err := o.newSource(logger, registry)
@@ -219,7 +222,7 @@ func (o *Options) newSource(logger *slog.Logger, registry daemon.Registry) (sour
 	return kube.New(kube.Options{Config: config, ServiceProxyName: o.ProxyName, Log: logger, Metrics: registry})
 }
 
-// serveMetrics serves metrics, where asked for.
+// serveMetrics serves metrics if --metrics-bind-address is given.
 func (o *Options) serveMetrics(
 	ctx context.Context, g *errgroup.Group, registry daemon.Registry, displaced *prometheus.CounterVec, logger *slog.Logger,
 ) error {
@@ -241,8 +244,9 @@ func (o *Options) serveMetrics(
 	return nil
 }
 
-// observer logs what comes, at level debug: each update, and each delta with its size beside that of the slice that a
-// delta spares the network.
+// observer returns a function that logs, at level debug, each update and each delta that arrives. A
+// delta is logged with its size and the size of the whole slice, which would otherwise have been
+// sent.
 func observer(logger *slog.Logger, cache *client.Cache) func(*wire.Response, int) {
 	return func(r *wire.Response, size int) {
 		u := r.Update
@@ -254,7 +258,7 @@ func observer(logger *slog.Logger, cache *client.Cache) func(*wire.Response, int
 		for _, d := range u.Deltas {
 			slice := cache.Slice(u.Shard, d.Key())
 			if slice == nil {
-				continue // asked for again
+				continue // the client has requested the slice again
 			}
 			whole, err := wire.EncodeUpdate(&model.Update{Shard: u.Shard, From: u.From, To: u.To, Slices: []*model.Slice{slice}})
 			if err != nil {

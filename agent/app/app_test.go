@@ -31,6 +31,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 // output collects what an agent prints.
 type output struct {
+	// mu guards b.
 	mu sync.Mutex
 	b  bytes.Buffer
 }
@@ -61,7 +62,7 @@ func start(t *testing.T, args ...string) *output {
 	return out
 }
 
-// freeAddress gives a loopback address that nobody listens on.
+// freeAddress returns a loopback address on which nobody listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,7 +125,8 @@ func TestUseOneCPU(t *testing.T) {
 	require.Equal(t, 1, runtime.GOMAXPROCS(0))
 }
 
-// TestNotReadyWithoutServer: an agent that has never been told anything is alive and not ready.
+// TestNotReadyWithoutServer asserts that an agent that has never reached a server is alive but not
+// ready.
 func TestNotReadyWithoutServer(t *testing.T) {
 	health := freeAddress(t)
 	out := start(t, "--servers="+freeAddress(t), "--insecure-plaintext", "--programmer=printer", "--healthz-bind-address="+health)
@@ -132,8 +134,8 @@ func TestNotReadyWithoutServer(t *testing.T) {
 	require.Empty(t, out.String(), "nothing is programmed before the agent knows something")
 }
 
-// startMetrics starts an agent with metrics, and returns their address and what a client with these
-// certificates gets there.
+// startMetrics starts an agent with metrics. It returns their address, a function that requests
+// them with the given client certificates, and a certificate that the agent accepts.
 func startMetrics(t *testing.T) (address string, get func(certs ...tls.Certificate) (string, error), scraper tls.Certificate) {
 	t.Helper()
 	dir := t.TempDir()
@@ -165,7 +167,8 @@ func TestMetricsWantACertificate(t *testing.T) {
 	require.ErrorContains(t, err, "certificate required")
 }
 
-// Metrics keep few connections of clients that ask for nothing, and are scraped meanwhile.
+// TestMetricsPortIsBounded asserts that the metrics port keeps only few connections of clients that
+// ask for nothing, and that metrics can be scraped meanwhile.
 func TestMetricsPortIsBounded(t *testing.T) {
 	address, get, scraper := startMetrics(t)
 	crowd := boundedtest.NewCrowd(t, address)

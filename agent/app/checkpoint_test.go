@@ -20,7 +20,8 @@ import (
 	serverapp "github.com/slicecast/slicecast/server/app"
 )
 
-// serveManifests runs a server of a directory, and returns its address and what ends it.
+// serveManifests runs a server for a directory of manifests. It returns the server's address, and a
+// function that stops the server.
 func serveManifests(t *testing.T, dir string) (address string, stop func()) {
 	t.Helper()
 	registry, logger := daemon.NewRegistry(), slog.New(slog.DiscardHandler)
@@ -39,14 +40,14 @@ func serveManifests(t *testing.T, dir string) (address string, stop func()) {
 	}
 }
 
-// TestWithoutServersTheCheckpointIsProgrammed: an agent that no server answers knows what the one before it knew, and says that
-// this is old.
+// TestWithoutServersTheCheckpointIsProgrammed asserts that an agent that reaches no server programs
+// what the previous agent knew, and reports that this is old.
 func TestWithoutServersTheCheckpointIsProgrammed(t *testing.T) {
 	dir, checkpoint := t.TempDir(), filepath.Join(t.TempDir(), "checkpoint")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "web.yaml"), fmt.Appendf(nil, manifest, 8080), 0o600))
 	address, stopServer := serveManifests(t, dir)
 	args := []string{"--servers=" + address, "--insecure-plaintext", "--programmer=printer", "--checkpoint=" + checkpoint}
-	t.Run("first", func(t *testing.T) { // ends the agent when it ends
+	t.Run("first", func(t *testing.T) { // the end of the subtest ends the agent
 		out := start(t, args...)
 		require.Eventually(t, func() bool { return strings.Contains(out.String(), "10.180.0.1:8080") }, 10*time.Second, 10*time.Millisecond)
 	})

@@ -58,9 +58,10 @@ node it is refused.`,
 	return c
 }
 
-// runningAgent gives the id of a process that is an agent and programs this network namespace; "": none is seen.
+// runningAgent returns the id of a process that is an agent and programs this network namespace. It
+// returns "" if it sees none.
 func runningAgent() string {
-	name, err := os.ReadFile("/proc/self/comm") // whatever the program is called on this node
+	name, err := os.ReadFile("/proc/self/comm") // the name that the program has on this node
 	if err != nil {
 		return ""
 	}

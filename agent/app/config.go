@@ -11,7 +11,8 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 )
 
-// readConfig has flags that are not given take their values from the configuration file, if there is one.
+// readConfig sets the flags that were not given to their values in the configuration file, if there
+// is one.
 func (o *Options) readConfig(fs *pflag.FlagSet) error {
 	if o.ConfigFile == "" {
 		return nil
@@ -45,7 +46,8 @@ func (o *Options) readConfig(fs *pflag.FlagSet) error {
 
 var flagInText = regexp.MustCompile(`--[a-z-]*[a-z]`)
 
-// named names the fields of the configuration file, instead of flags, in an error about what they say.
+// named rewrites an error about flags: flags that were set in the configuration file are called by
+// their field's name.
 func (o *Options) named(err error) error {
 	if err == nil || len(o.fields) == 0 {
 		return err
@@ -64,7 +66,8 @@ func (o *Options) named(err error) error {
 	return fmt.Errorf("--config=%s: %s", o.ConfigFile, text)
 }
 
-// migrateConfig writes a configuration made of kube-proxy's, and names to its user what that lacks.
+// migrateConfig converts kube-proxy's configuration and writes the result to out. It lists for the
+// user what was not carried over or differs.
 func (o *Options) migrateConfig(in io.Reader, out, user io.Writer) error {
 	var content []byte
 	var err error

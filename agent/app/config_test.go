@@ -20,7 +20,7 @@ import (
 
 const configHead = "apiVersion: slicecast.io/v1alpha1\nkind: AgentConfiguration\n"
 
-// writeConfig gives the path of a configuration file.
+// writeConfig writes a configuration file and returns its path.
 func writeConfig(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent.yaml")
@@ -99,7 +99,8 @@ func TestConfigFileErrors(t *testing.T) {
 	require.EqualError(t, o.named(o.validate()), "--iptables-masquerade-bit is 33: use 0 to 31", "the file is not to blame")
 }
 
-// TestEveryFlagIsInTheFile but those about the file itself, and every field is a flag's.
+// TestEveryFlagIsInTheFile asserts that each flag has a field in the configuration file, except for
+// the flags about files and --init-only, and that each field belongs to a flag.
 func TestEveryFlagIsInTheFile(t *testing.T) {
 	fields := map[string]string{}
 	var walk func(prefix string, of reflect.Type)

@@ -13,7 +13,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// dialOptions gives the credentials for the server.
+// dialOptions returns the options for connections to servers, which contain the credentials.
 func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	if o.InsecurePlaintext {
 		return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, nil
@@ -22,7 +22,7 @@ func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--ca-file, --client-cert-file, --client-key-file: %w", err)
 	}
-	// The name to expect comes with each server; see client.Server.
+	// Each client.Server has the name that its certificate is checked against.
 	out := []grpc.DialOption{grpc.WithTransportCredentials(files.ClientCredentials(wire.Protocol))}
 	if o.TokenFile != "" {
 		out = append(out, grpc.WithPerRPCCredentials(client.TokenFile(o.TokenFile)))
@@ -30,7 +30,7 @@ func (o *Options) dialOptions(logger *slog.Logger) ([]grpc.DialOption, error) {
 	return out, nil
 }
 
-// metricsTLS gives the TLS settings of /metrics: clients must have a certificate.
+// metricsTLS returns the TLS settings of /metrics, which require a client certificate.
 func (o *Options) metricsTLS(logger *slog.Logger) (*tls.Config, error) {
 	files, err := tlsfiles.Follow(tlsfiles.Files{
 		Certificate: o.MetricsCertFile, PrivateKey: o.MetricsKeyFile, CA: o.MetricsClientCAFile,

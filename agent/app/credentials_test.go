@@ -18,7 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// serveHealth serves gRPC health checks on loopback, with a certificate for a name, and returns its address.
+// serveHealth serves gRPC health checks on loopback, with a certificate for this name, and returns
+// its address.
 func serveHealth(t *testing.T, ca *testca.CA, name string) string {
 	t.Helper()
 	certificate, err := ca.Server(name)
@@ -39,7 +40,8 @@ func serveHealth(t *testing.T, ca *testca.CA, name string) string {
 	return listener.Addr().String()
 }
 
-// TestServersAreKnownByNameAndCA: --server-name and --ca-file decide, and the latter counts as it is when a connection is made.
+// TestServersAreKnownByNameAndCA asserts that --server-name and --ca-file decide which servers are
+// accepted, and that the CA file is read again for each connection.
 func TestServersAreKnownByNameAndCA(t *testing.T) {
 	const name = "slicecast-server.test"
 	dir := t.TempDir()
@@ -59,7 +61,7 @@ func TestServersAreKnownByNameAndCA(t *testing.T) {
 			"--client-cert-file="+cert, "--client-key-file="+key)
 		dial, err := o.dialOptions(slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
-		if serverName != "" { // as the client does for the server's name
+		if serverName != "" { // the client does the same
 			dial = append(dial, grpc.WithAuthority(serverName))
 		}
 		return dial

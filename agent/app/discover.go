@@ -16,13 +16,15 @@ import (
 	"github.com/slicecast/slicecast/internal/source/kube"
 )
 
-// serverPortName is the name of the server's port in its EndpointSlices; a slice with one port only needs no name.
+// serverPortName is the name of the server's port in its EndpointSlices. If a slice has only one
+// port, its name does not matter.
 const serverPortName = "grpc"
 
-// lookupTimeout bounds one look at the API server.
+// lookupTimeout bounds one lookup through the API server.
 const lookupTimeout = 10 * time.Second
 
-// discovery gives the servers to begin with: those of --servers or of --server-service.
+// discovery returns a function that finds the servers to begin with: those of --servers or of
+// --server-service.
 func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.Server, error), error) {
 	if o.ServerService == "" {
 		return client.Resolve(o.Servers, log), nil
@@ -31,7 +33,7 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	if err != nil {
 		return nil, err
 	}
-	service, _ := model.ParseServiceKey(o.ServerService) // it is valid
+	service, _ := model.ParseServiceKey(o.ServerService) // validate has checked it
 	list, err := kube.Slices(config, service)
 	if err != nil {
 		return nil, err
@@ -39,8 +41,8 @@ func (o *Options) discovery(log *slog.Logger) (func(context.Context) ([]client.S
 	return (&finder{list: list, service: service, log: log}).servers, nil
 }
 
-// finder finds servers by their own EndpointSlices, with one GET each time it is asked. An agent cannot use their
-// Service's virtual IP: it is the one who programs it.
+// finder finds servers by their own EndpointSlices, with one GET for each lookup. It does not use
+// the virtual IP of their Service, because the agent itself has to program that IP first.
 type finder struct {
 	list    func(context.Context) ([]discoveryv1.EndpointSlice, error)
 	service model.ServiceKey
@@ -48,7 +50,8 @@ type finder struct {
 	known   []client.Server
 }
 
-// servers gives the servers that are ready. Where the API server can't tell, it gives the last ones.
+// servers returns the servers that are ready. If the lookup fails, it returns those of the last
+// lookup that succeeded.
 func (f *finder) servers(ctx context.Context) ([]client.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()

@@ -11,7 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestInitOnly: the kernel is ready for NodePorts on loopback addresses if there will be any, and is left alone if not.
+// TestInitOnly asserts that --init-only prepares the kernel for NodePorts on loopback addresses if
+// there will be any, and leaves the kernel alone otherwise.
 func TestInitOnly(t *testing.T) {
 	for args, ready := range map[string]bool{
 		"--iptables-localhost-nodeports": true,

@@ -16,7 +16,8 @@ import (
 	"github.com/slicecast/slicecast/agent/config"
 )
 
-// TestWhatIsMigratedIsTaken: whatever kube-proxy takes becomes a file that the agent takes.
+// TestWhatIsMigratedIsTaken asserts that every configuration that kube-proxy accepts is migrated to
+// one that the agent accepts.
 func TestWhatIsMigratedIsTaken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.yaml")
 	some := func(list ...any) *rapid.Generator[any] { return rapid.SampledFrom(list) }
@@ -53,7 +54,7 @@ func TestWhatIsMigratedIsTaken(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		in := drawSome(rt, fields)
 		in["apiVersion"], in["kind"] = "kubeproxy.config.k8s.io/v1alpha1", "KubeProxyConfiguration"
-		// kube-proxy takes none without what they need.
+		// kube-proxy requires these fields with some values of detectLocalMode.
 		in["detectLocal"] = map[string]any{"bridgeInterface": "cni0", "interfaceNamePrefix": "veth"}
 		content, err := json.Marshal(in)
 		require.NoError(rt, err)

@@ -24,7 +24,8 @@ const primary = "primary"
 // nodePortKeywords are the keywords in --nodeport-addresses that stand for CIDRs.
 var nodePortKeywords = map[string][]string{"all": {"0.0.0.0/0", "::/0"}, "localhost": {"127.0.0.0/8", "::1/128"}}
 
-// NodeOptions are the flags about how the node serves Services. Those that kube-proxy has too have its names.
+// NodeOptions are the flags about how the node serves Services. Flags that kube-proxy has, too,
+// have the same names.
 type NodeOptions struct {
 	DetectLocalMode        string
 	ClusterCIDRs           []string
@@ -36,7 +37,7 @@ type NodeOptions struct {
 	MasqueradeAll      bool
 	MasqueradeBit      int
 	NodePortAddresses  []string
-	LocalhostNodePorts *bool // nil: not given
+	LocalhostNodePorts *bool // nil if not given
 
 	SyncPeriod    time.Duration
 	MinSyncPeriod time.Duration
@@ -79,7 +80,7 @@ func (o *NodeOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.UDPStreamTimeout, "conntrack-udp-timeout-stream", 0, "after how long an idle UDP flow with answers is forgotten; 0: as it is")
 }
 
-// validate names the first flag that is wrong, and what to do.
+// validate returns an error that names the flags that are wrong, and says what to do.
 func (o *NodeOptions) validate() error {
 	_, err := o.view("")
 	return errors.Join(err, o.validateDetection(), o.validateTimes())
@@ -132,7 +133,7 @@ func (o *NodeOptions) validateTimes() error {
 	return nil
 }
 
-// view gives the options for the view.
+// view returns the options for the view.
 func (o *NodeOptions) view(nodeName string) (view.Options, error) {
 	v := view.Options{
 		NodeName: nodeName, DetectLocal: view.DetectLocalMode(o.DetectLocalMode), BridgeInterface: o.PodBridgeInterface,
@@ -175,7 +176,8 @@ func parsePrefixes(list []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// tune makes the settings of the kernel. A node without Services would be worse than one with the settings that it had.
+// tune applies the settings of the kernel's connection tracking. An error is only logged, because a
+// node without Services would be worse than one with its old settings.
 func (o *NodeOptions) tune(logger *slog.Logger) {
 	if err := o.Conntrack.Apply(logger); err != nil {
 		logger.Error("Settings of connection tracking can't be made; they stay as they are. Run the agent once with --init-only in a privileged "+
@@ -183,7 +185,7 @@ func (o *NodeOptions) tune(logger *slog.Logger) {
 	}
 }
 
-// optional is the pflag.Value of an *bool that stays nil unless it is given.
+// optional is the pflag.Value of a *bool that stays nil unless the flag is given.
 type optional struct{ p **bool }
 
 func (v optional) String() string {

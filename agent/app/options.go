@@ -1,4 +1,5 @@
-// Package app is the agent as a command: its flags, and the wiring of feed, cache, view and programmer.
+// Package app is the agent as a command. It defines the flags, and connects feed, cache, view and
+// programmer.
 package app
 
 import (
@@ -16,7 +17,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// Options are the agent's flags. The zero value is not usable: AddFlags sets the defaults.
+// Options are the agent's flags. The zero value is not usable, because AddFlags sets the defaults.
 type Options struct {
 	ConfigFile  string
 	MigrateFile string
@@ -24,7 +25,8 @@ type Options struct {
 
 	NodeName string
 
-	// Servers, or ServerService, is where the agent gets its state from; without both it is standalone and reads Source.
+	// Servers or ServerService is where the agent gets its state from. If both are empty, the agent is
+	// standalone and reads Source.
 	Servers       []string
 	ServerService string
 	Source        string
@@ -55,10 +57,10 @@ type Options struct {
 
 	Log daemon.LogOptions
 
-	// Registry is no flag. nil: a new one.
+	// Registry is not a flag; nil means a new registry.
 	Registry daemon.Registry
 
-	// fields are those of ConfigFile that flags have their values from, by flag.
+	// fields maps the flags whose values come from ConfigFile to the names of their fields.
 	fields map[string]string
 }
 
@@ -114,7 +116,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Log.AddFlags(fs)
 }
 
-// complete fills in what depends on the machine.
+// complete sets what depends on the machine.
 func (o *Options) complete() error {
 	if o.NodeName == "" {
 		name, err := os.Hostname()
@@ -126,7 +128,7 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// validate names the first flag that is wrong, and what to do.
+// validate returns an error that names the flags that are wrong, and says what to do.
 func (o *Options) validate() error {
 	return errors.Join(o.validateFeed(), o.validateCredentials(), o.validateProgrammer(), o.validateHealthz(), o.validateMetrics())
 }

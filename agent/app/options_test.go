@@ -15,7 +15,7 @@ func parse(t *testing.T, args ...string) Options {
 	return o
 }
 
-// parseWithConfig gives an error of the configuration file.
+// parseWithConfig parses flags, and the configuration file that they name.
 func parseWithConfig(t *testing.T, args ...string) (Options, error) {
 	t.Helper()
 	t.Setenv("NODE_NAME", "node-1")
@@ -75,7 +75,7 @@ func TestNodePortKeywords(t *testing.T) {
 	}
 }
 
-// TestRangesAreReadAsKubeProxyReadsThem covers what a migrated configuration may have.
+// TestRangesAreReadAsKubeProxyReadsThem covers spellings that a migrated configuration may contain.
 func TestRangesAreReadAsKubeProxyReadsThem(t *testing.T) {
 	o := parse(t, "--source=kube", "--cluster-cidr=::ffff:10.0.0.0/104,fd00::1/48", "--nodeport-addresses=192.168.000.07/24")
 	v, err := o.Node.view("node-1")

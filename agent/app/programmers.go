@@ -23,7 +23,7 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Values of --programmer.
+// These are the values of --programmer.
 const (
 	programmerAuto     = "auto"
 	programmerNFTables = "nftables"
@@ -32,7 +32,7 @@ const (
 	programmerPrinter  = "printer"
 )
 
-// candidates are the programmers that are tried for a value of --programmer, in this order.
+// candidates contains, for each value of --programmer, the programmers to try, in order.
 var candidates = map[string][]string{
 	programmerAuto:     {programmerNFTables, programmerIPTables},
 	programmerNFTables: {programmerNFTables, programmerIPTables},
@@ -41,12 +41,12 @@ var candidates = map[string][]string{
 	programmerPrinter:  {programmerPrinter},
 }
 
-// iptablesVariants are the values of --iptables-variant.
+// iptablesVariants contains the values of --iptables-variant.
 var iptablesVariants = map[string]iptables.Variant{
 	"auto": iptables.DefaultVariant, "nft": iptables.NFT, "legacy": iptables.Legacy,
 }
 
-// IPVSOptions are the flags for --programmer=ipvs, with kube-proxy's names.
+// IPVSOptions are the flags for --programmer=ipvs. They have kube-proxy's names.
 type IPVSOptions struct {
 	Scheduler                             string
 	StrictARP                             bool
@@ -85,23 +85,24 @@ func (o *IPVSOptions) validate() error {
 	return nil
 }
 
-// chosen is the programmer that a node gets.
+// chosen is the programmer that a node uses.
 type chosen struct {
 	programmer.Programmer
 	name string
-	// reason says why it is this one, for operators.
+	// reason says to operators why this programmer was chosen.
 	reason string
 }
 
-// choose makes the first of the programmers that may be used and that this machine has all for. Each is asked by doing, in
-// the kernel, what it will do, without effect; an agent without the rights for it gets none.
+// choose returns the first of the allowed programmers that works on this machine. Each is probed by
+// doing in the kernel, without effect, what it will have to do later. Without the privileges for
+// that, no programmer works.
 func (o *Options) choose(logger *slog.Logger, out io.Writer) (*chosen, error) {
 	return choose(o.Programmer, o.ProgrammerFallback, logger, func(name string) (programmer.Programmer, error) {
 		return o.newProgrammer(name, logger, out)
 	})
 }
 
-// choose makes the first of the candidates that can be made.
+// choose returns the first of the candidates for which newProgrammer succeeds.
 func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer func(name string) (programmer.Programmer, error)) (*chosen, error) {
 	names, asked := candidates[wanted], "--programmer="+wanted
 	if !fallback && wanted != programmerAuto {
@@ -134,7 +135,7 @@ func choose(wanted string, fallback bool, logger *slog.Logger, newProgrammer fun
 	return nil, fmt.Errorf("%s: %w", asked, err)
 }
 
-// oneLine has what errors.Join puts on lines of their own on one.
+// oneLine formats an error on one line, although errors.Join puts each error on its own.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer) (programmer.Programmer, error) {
@@ -154,16 +155,16 @@ func (o *Options) newProgrammer(name string, logger *slog.Logger, out io.Writer)
 	})
 }
 
-// takeOver has a programmer remove what the others have left, when it has done its work. more are
-// others that only this one has.
+// takeOver returns p, extended to remove what the other programmers have left once p has completed
+// its work. more are others that only p has. If err is not nil, takeOver returns it.
 func (o *Options) takeOver(name string, p programmer.Monitor, err error, logger *slog.Logger, more ...takeover.Other) (programmer.Programmer, error) {
 	if err != nil {
 		return nil, err
 	}
 	others := []takeover.Other{
 		{Name: programmerNFTables, Cleanup: nftables.Cleanup, Serves: nftables.Serves},
-		// Where the others lack an IP family the kernel does, so that iptables has not served it
-		// either.
+		// If the other programmers lack an IP family, the kernel lacks it. So iptables cannot have served
+		// it either.
 		{Name: programmerIPTables, Cleanup: func(ctx context.Context) error { return iptables.Retire(ctx, o.iptables(logger)) }},
 		{Name: programmerIPVS, Cleanup: (&ipvs.Retirement{Limit: o.IPVS.DrainLimit}).Step, Serves: ipvs.Serves},
 	}
@@ -182,7 +183,7 @@ func (o *Options) iptables(logger *slog.Logger) iptables.Options {
 }
 
 func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
-	excluded, _ := parsePrefixes(o.IPVS.ExcludeCIDRs) // validated
+	excluded, _ := parsePrefixes(o.IPVS.ExcludeCIDRs) // validate has checked them
 	return ipvs.Options{
 		Scheduler: o.IPVS.Scheduler, StrictARP: o.IPVS.StrictARP, ExcludeCIDRs: excluded, DrainLimit: o.IPVS.DrainLimit,
 		TCPTimeout: o.IPVS.TCPTimeout, TCPFinTimeout: o.IPVS.TCPFinTimeout, UDPTimeout: o.IPVS.UDPTimeout,
@@ -190,7 +191,7 @@ func (o *Options) ipvs(logger *slog.Logger) ipvs.Options {
 	}
 }
 
-// schedulers gives those that a Service may choose from by its annotation.
+// schedulers returns the schedulers that a Service may choose from by its annotation.
 func (c *chosen) schedulers() []string {
 	if c.name == programmerIPVS {
 		return ipvs.Schedulers()
@@ -198,17 +199,18 @@ func (c *chosen) schedulers() []string {
 	return nil
 }
 
-// observe has metrics tell of the choice.
+// observe exports the choice as a metric.
 func (c *chosen) observe(registerer prometheus.Registerer) {
 	promauto.With(registerer).NewGaugeVec(prometheus.GaugeOpts{Namespace: "slicecast", Subsystem: "agent", Name: "programmer_info",
 		Help: "1 for what programs the kernel, and why it is that."}, []string{"programmer", "reason"}).WithLabelValues(c.name, c.reason).Set(1)
 }
 
-// prepareKernel makes the settings of the kernel that the programmer needs and that take a privileged container. All but what
-// needs them works without.
+// prepareKernel applies the settings of the kernel that the programmer needs and that only a
+// privileged container can make. If that fails, everything works that does not need them.
 func (o *Options) prepareKernel(ctx context.Context, logger *slog.Logger) {
 	v, err := o.Node.view(o.NodeName)
-	// Without the Node object a view has no primary addresses, but loopback ones are never primary.
+	// Without a Node, the view has no primary addresses. That does not matter here, because loopback
+	// addresses are never primary.
 	localhost := err == nil && view.New(v).State().Node.LocalhostNodePorts
 	if o.Programmer == programmerPrinter || !localhost && o.Programmer != programmerIPVS {
 		return

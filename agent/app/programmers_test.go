@@ -19,13 +19,14 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestChoice holds which programmer a node gets, by what it has, and that it is said why.
+// TestChoice asserts which programmer a node uses, depending on what works there, and that the
+// reason is given.
 func TestChoice(t *testing.T) {
 	for _, c := range []struct {
 		wanted   string
 		fallback bool
 		has      string
-		gets     string // empty: an error
+		gets     string // empty means an error
 		reason   string
 		warns    bool
 	}{
@@ -69,7 +70,8 @@ func TestChoice(t *testing.T) {
 	}
 }
 
-// TestProbesLeaveNothing holds that what is asked of the kernel to choose a programmer leaves nothing there.
+// TestProbesLeaveNothing asserts that the probes that choose a programmer leave nothing in the
+// kernel.
 func TestProbesLeaveNothing(t *testing.T) {
 	node := testenv.NewNetwork(t).AddNode("a")
 	state := func() (all string) {
@@ -89,7 +91,7 @@ func TestProbesLeaveNothing(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if wanted == programmerIPVS && got.name != wanted { // this machine may lack it
+			if wanted == programmerIPVS && got.name != wanted { // this machine may lack IPVS
 				require.Contains(t, got.reason, "--programmer=ipvs, but ipvs can't be used: this node has no IPVS (kernel module ip_vs)")
 				wanted = programmerNFTables
 			}
@@ -100,7 +102,8 @@ func TestProbesLeaveNothing(t *testing.T) {
 	require.Equal(t, before, state())
 }
 
-// TestForwardDrops holds that a node on which FORWARD drops what iptables' rules do not accept gets rules that do, whatever programs it.
+// TestForwardDrops covers a node whose FORWARD chain drops what iptables rules do not accept. Every
+// programmer has to add rules that accept the traffic.
 func TestForwardDrops(t *testing.T) {
 	node := testenv.NewNetwork(t).AddNode("a")
 	run := func(words ...string) string {

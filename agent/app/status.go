@@ -20,10 +20,11 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// defaultStatusSocket is where the status command looks, and where the manifests in deploy/ have the agent listen.
+// defaultStatusSocket is where the status command looks for the agent. The manifests in deploy/
+// make the agent listen there.
 const defaultStatusSocket = "/run/slicecast/agent.sock"
 
-// serveStatus answers the status command, where asked for.
+// serveStatus answers the status command if --status-socket is given.
 func (o *Options) serveStatus(ctx context.Context, g *errgroup.Group, what status.Options) error {
 	if o.StatusSocket == "" {
 		return nil
@@ -49,7 +50,7 @@ func newStatusCommand() *cobra.Command {
   slicecast-agent status --status-socket=/run/slicecast/agent.sock -o json`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
-		SilenceErrors: true, // main prints it
+		SilenceErrors: true, // main prints errors
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
 				return err
@@ -78,7 +79,7 @@ func newStatusCommand() *cobra.Command {
 	return c
 }
 
-// statusReport is what the status command shows.
+// statusReport is the report that the status command prints.
 type statusReport struct {
 	*pb.AgentDebugServiceGetStatusResponse
 	shards bool
@@ -89,7 +90,7 @@ func (r *statusReport) Fields() []show.Field {
 	return []show.Field{{Name: "status", Message: r.AgentDebugServiceGetStatusResponse}}
 }
 
-// since gives the age of a time, by the agent's clock.
+// since returns the age of a time, by the agent's clock.
 func (r *statusReport) since(t *timestamppb.Timestamp) string {
 	return show.Age(r.GetTime().AsTime().Sub(t.AsTime()))
 }

@@ -23,7 +23,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// runStatus runs the status command.
+// runStatus runs the status command and returns its output.
 func runStatus(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -97,7 +97,7 @@ func TestStatusErrorsSayWhatToDo(t *testing.T) {
 	require.ErrorContains(t, Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard), "--status-socket: ")
 }
 
-// TestStatusTables shows what the tables look like.
+// TestStatusTables compares the tables with what they should look like.
 func TestStatusTables(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
