@@ -1,5 +1,6 @@
-// Package proxytest is a proxy for tests, between a client and whatever server they choose: it cuts connections in the middle of a
-// message, stops what they carry, or lets them go silent.
+// Package proxytest is a proxy for tests. It connects a client with a server that can be exchanged.
+// It cuts connections in the middle of a message, holds back what a server sends, or silently
+// swallows all data.
 package proxytest
 
 import (
@@ -11,24 +12,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// unlimited is more than ever passes.
+// unlimited is a number of bytes that is never reached.
 const unlimited = 1 << 60
 
 // Nowhere is an address at which nobody listens.
 const Nowhere = "127.0.0.1:1"
 
-// Proxy stands between one client and whatever server is its target.
+// Proxy forwards one client's connections to a target that can be exchanged.
 type Proxy struct {
 	listener net.Listener
-	// left is how many more bytes may come from the server before all connections are cut.
+	// left is the number of bytes that may still come from the server before all connections are cut.
 	left atomic.Int64
-	// gate is locked while nothing passes from the server to the client; the connections stay.
+	// gate is locked while nothing may pass from the server to the client. Connections stay open.
 	gate sync.RWMutex
-	// dead: what comes from either side is swallowed, and nobody hears of anything.
+	// dead means that all data is swallowed in both directions, while connections stay open.
 	dead    atomic.Bool
 	running sync.WaitGroup
 
-	// mu is held for as long as a connection is made: Cut closes all that lead to what was the target before a Lead.
+	// mu guards target and conns. It is held while a connection is made, so that after a Lead, Cut
+	// closes all connections to the previous target.
 	mu     sync.Mutex
 	target string
 	conns  map[net.Conn]struct{}
@@ -54,7 +56,7 @@ func New(t T, target string) *Proxy {
 		p.Cut()
 		if p.gate.TryRLock() {
 			p.gate.RUnlock()
-		} else { // the test has ended meanwhile
+		} else { // the test has ended during a Hold
 			p.gate.Unlock()
 		}
 		p.running.Wait()
@@ -62,10 +64,10 @@ func New(t T, target string) *Proxy {
 	return p
 }
 
-// Address that the client connects to.
+// Address returns the address that the client should connect to.
 func (p *Proxy) Address() string { return p.listener.Addr().String() }
 
-// Lead makes connections go to another server from now on.
+// Lead makes new connections go to another server.
 func (p *Proxy) Lead(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +96,7 @@ func (p *Proxy) accept() {
 	}
 }
 
-// connect makes the connection to the target that belongs to a client's.
+// connect connects to the target on behalf of client, and records both connections.
 func (p *Proxy) connect(client net.Conn) (net.Conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +108,8 @@ func (p *Proxy) connect(client net.Conn) (net.Conn, error) {
 	return server, nil
 }
 
-// fromServer waits for the gate, and gives how many of n bytes may pass.
+// fromServer waits for the gate, and returns how many of n bytes may pass. The result may be
+// negative.
 func (p *Proxy) fromServer(n int) int {
 	p.gate.RLock()
 	defer p.gate.RUnlock()
@@ -114,7 +117,8 @@ func (p *Proxy) fromServer(n int) int {
 	return min(n, n+int(left))
 }
 
-// pass copies as much as may gives, which ends it where that is not all.
+// pass copies data. may returns how many of n bytes may pass; if it is not all of them, pass cuts
+// all connections and returns.
 func (p *Proxy) pass(to io.Writer, from io.Reader, may func(int) int) {
 	buf := make([]byte, 4096)
 	for {
@@ -146,16 +150,16 @@ func (p *Proxy) close(conns ...net.Conn) {
 	}
 }
 
-// CutAfter closes all connections when so many bytes more have come from the server.
+// CutAfter closes all connections once this many more bytes have come from the server.
 func (p *Proxy) CutAfter(bytes int) { p.left.Store(int64(bytes)) }
 
-// Hold keeps what the server sends from the client, until Release.
+// Hold keeps back what the server sends, until Release.
 func (p *Proxy) Hold() { p.gate.Lock() }
 
 // Release ends a Hold.
 func (p *Proxy) Release() { p.gate.Unlock() }
 
-// Die swallows what comes from either side from now on; nobody hears of anything.
+// Die swallows all data in both directions from now on, while connections stay open.
 func (p *Proxy) Die() { p.dead.Store(true) }
 
 // Cut closes all connections.
