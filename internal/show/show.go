@@ -1,5 +1,5 @@
-// Package show is what the status commands have in common: they ask for a report once or every two seconds, and print it as
-// tables for people or as JSON for programs.
+// Package show contains what the status commands have in common. They request a report once or
+// every two seconds, and print it as tables for people or as JSON for programs.
 package show
 
 import (
@@ -28,10 +28,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// interval is how often --watch asks.
+// interval is the time between two requests with --watch.
 const interval = 2 * time.Second
 
-// askTimeout bounds one asking, connecting included.
+// askTimeout bounds one request, including the connection.
 const askTimeout = 10 * time.Second
 
 // Options are the flags about output.
@@ -47,7 +47,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVarP(&o.Watch, "watch", "w", false, "print again every 2 s, until interrupted")
 }
 
-// Validate says what is wrong with the flags.
+// Validate returns an error if a flag is wrong.
 func (o *Options) Validate() error {
 	if o.Output != "table" && o.Output != "json" {
 		return fmt.Errorf("--output is %q: use table or json", o.Output)
@@ -55,31 +55,33 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Dial connects to what is to be asked. With --watch it is found again soon after it was away.
+// Dial returns a connection to the process whose status is requested. If that process was away, the
+// connection is made again soon after it is back, which --watch needs.
 func Dial(target string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	retry := backoff.DefaultConfig
 	retry.MaxDelay = interval
 	return grpc.NewClient(target, append(options, grpc.WithNoProxy(), grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry}))...)
 }
 
-// Report is what is printed.
+// Report is what a status command prints.
 type Report interface {
-	// Fields are the report as JSON: one object with these fields.
+	// Fields returns the fields of the JSON object that represents the report.
 	Fields() []Field
-	// Print prints it for people.
+	// Print prints the report for people.
 	Print(out *Page)
 }
 
-// Field is a message, or a list of them, in a JSON object.
+// Field is a message, or a list of messages, in a JSON object.
 type Field struct {
 	Name string
-	// Message is the value. If it is nil, List is.
+	// Message is the value. If it is nil, List is the value.
 	Message proto.Message
 	List    []proto.Message
 }
 
-// Run asks for the report and prints it; with Watch again and again, until the context ends. If the first asking fails,
-// that is the error; later ones are printed in the report's place, as what is asked may be on its way back.
+// Run requests the report and prints it. With Watch, it repeats that until ctx ends. If the first
+// request fails, Run returns the error. Later errors are printed instead of the report, because the
+// process may come back.
 func (o *Options) Run(ctx context.Context, out io.Writer, ask func(context.Context) (Report, error)) error {
 	screen := terminal(out)
 	for first := true; ; first = false {
@@ -125,7 +127,7 @@ func (o *Options) render(ctx context.Context, ask func(context.Context) (Report,
 	return p.text.Bytes(), p.err
 }
 
-// plain gives an error without gRPC's prefix, which repeats what people don't need.
+// plain returns an error without gRPC's prefix, which people do not need.
 func plain(err error) error {
 	if s, ok := status.FromError(err); ok && s.Code() != codes.Unknown {
 		return errors.New(s.Message())
@@ -133,7 +135,7 @@ func plain(err error) error {
 	return err
 }
 
-// terminal gives the number of lines of the terminal that out is; 0: it is none.
+// terminal returns the number of lines of the terminal that out is, or 0 if it is no terminal.
 func terminal(out io.Writer) int {
 	f, ok := out.(*os.File)
 	if !ok {
@@ -146,7 +148,8 @@ func terminal(out io.Writer) int {
 	return max(int(size.Row), 1)
 }
 
-// frame makes one picture of --watch: on a terminal it replaces the one before, and what does not fit is cut off.
+// frame returns one frame of --watch. On a terminal it replaces the previous frame, and lines that
+// do not fit are cut off.
 func frame(text []byte, lines int, first bool) []byte {
 	if lines == 0 {
 		if !first {
@@ -163,7 +166,8 @@ func frame(text []byte, lines int, first bool) []byte {
 	return []byte(home + strings.Join(all, "\n") + "\n")
 }
 
-// encode makes one JSON object. Fields at their zero value are in it, so that programs need not know what is left out.
+// encode returns one JSON object. It contains fields that are zero, so that programs need not know
+// which fields are omitted.
 func encode(fields []Field) ([]byte, error) {
 	marshal := protojson.MarshalOptions{EmitDefaultValues: true}
 	var b bytes.Buffer
@@ -196,21 +200,22 @@ func encode(fields []Field) ([]byte, error) {
 	}
 	b.WriteByte('}')
 	var out bytes.Buffer
-	if err := json.Indent(&out, b.Bytes(), "", "  "); err != nil { // which also undoes protojson's random spaces
+	// Indenting also removes the random spaces that protojson inserts.
+	if err := json.Indent(&out, b.Bytes(), "", "  "); err != nil {
 		return nil, fmt.Errorf("JSON: %w", err)
 	}
 	out.WriteByte('\n')
 	return out.Bytes(), nil
 }
 
-// Page is a text of tables.
+// Page is a text that consists of tables.
 type Page struct {
 	text bytes.Buffer
 	tabs *tabwriter.Writer
 	err  error
 }
 
-// Title ends the table before and begins a new one, with a line of its own above it.
+// Title ends the previous table and begins a new one, with a heading line.
 func (p *Page) Title(format string, args ...any) {
 	p.end()
 	if p.text.Len() > 0 {
@@ -233,7 +238,8 @@ func (p *Page) Row(cells ...string) {
 	p.err = errors.Join(p.err, err)
 }
 
-// printable makes blanks of control characters: what clients say of themselves must not break a table, or a terminal.
+// printable replaces control characters by blanks. Names that clients choose must not break a table
+// or a terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -250,7 +256,8 @@ func (p *Page) end() {
 	}
 }
 
-// Age prints a duration so that it can be read, with three digits at least: 812µs, 12.3ms, 4.57s, 3m12s, 5d3h2m1s.
+// Age formats a duration for people, with at least three digits: 812µs, 12.3ms, 4.57s, 3m12s,
+// 5d3h2m1s.
 func Age(d time.Duration) string {
 	abs := d.Abs()
 	switch {
@@ -267,7 +274,7 @@ func Age(d time.Duration) string {
 	return fmt.Sprintf("%dd%v", d/(24*time.Hour), d%(24*time.Hour))
 }
 
-// Bytes prints a number of bytes: 812 B, 12.3 KB, 4.57 MB, in powers of 1000.
+// Bytes formats a number of bytes in powers of 1000: 812 B, 12.3 KB, 4.57 MB.
 func Bytes(n uint64) string {
 	if n < 1000 {
 		return fmt.Sprintf("%d B", n)
@@ -281,5 +288,6 @@ func Bytes(n uint64) string {
 	return fmt.Sprintf("%.3g %s", value, unit)
 }
 
-// Hash returns the first 16 hexadecimal digits of a version or digest: enough to tell it from others by eye. "-" stands for none.
+// Hash returns the first 16 hexadecimal digits of a version or digest, which are enough to
+// distinguish it from others by eye. It returns "-" if b is empty.
 func Hash(b []byte) string { return cmp.Or(hex.EncodeToString(b[:min(len(b), 8)]), "-") }

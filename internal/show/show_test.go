@@ -20,7 +20,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// report has a message and a list.
+// report is a report with a list of keys.
 type report struct{ keys []*pb.ObjectKey }
 
 func (r report) Fields() []Field {
