@@ -1,24 +1,35 @@
-// Package intern keeps one copy of each string that many objects have in common: names of nodes, zones and ports. A state
-// of a hundred thousand endpoints has a few thousand of them.
+// Package intern keeps one copy of each string that many objects have in common, such as the names
+// of nodes, zones and ports. A state of a hundred thousand endpoints has a few thousand such
+// strings.
 package intern
 
 import "sync"
 
-// generation is how many strings Strings holds before it starts to forget those no longer seen.
+// generation is the number of new strings after which Strings forgets those that it has not seen
+// meanwhile.
 const generation = 1 << 16
 
-// longest is how long a string is at most, in bytes, to be kept: the keys of labels are the longest that objects have in common. Others
-// may come from a decoder that refuses them later.
+// longest is the length in bytes up to which a string is kept. The longest strings that objects
+// have in common are the keys of labels. Longer ones may come from a decoder that refuses them
+// later.
 const longest = 253 + 1 + 63
 
-// Strings is a set of strings that are in use, for any number of goroutines; the zero value is ready. Package unique would
-// forget them at each garbage collection, as the model holds plain strings and no handles.
+// Strings is a set of strings in use. Any number of goroutines may use it, and the zero value is
+// ready to use. Package unique is no replacement: it would forget a string at each garbage
+// collection, because the model holds plain strings and no handles.
+//
+// Invariants, while mu is not held:
+//
+//  1. young contains the strings seen since the last rotation, at most generation of them.
+//  2. old contains the strings seen between the last two rotations. At a rotation, old is dropped
+//     and young becomes old.
 type Strings struct {
-	mu         sync.Mutex
+	mu         sync.Mutex // guards young and old
 	young, old map[string]string
 }
 
-// Get gives the copy that all callers share; of a very long string, the string itself.
+// Get returns the copy of s that all callers share. It returns s itself if s is too long to be
+// kept.
 func (i *Strings) Get(s string) string {
 	if s == "" || len(s) > longest {
 		return s

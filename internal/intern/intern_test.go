@@ -23,7 +23,8 @@ func TestStringsKeepsOneCopyAndForgets(t *testing.T) {
 	require.LessOrEqual(t, len(i.young)+len(i.old), 2*generation)
 }
 
-// A string that no object has in common with others is not kept, however often it comes.
+// TestStringsKeepsNoLongOnes asserts that a string longer than longest is not kept, however often
+// it is seen.
 func TestStringsKeepsNoLongOnes(t *testing.T) {
 	var i Strings
 	for _, size := range []int{longest, longest + 1} {
