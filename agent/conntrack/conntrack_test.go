@@ -231,8 +231,7 @@ func TestOnlyStaleFlowsGo(t *testing.T) {
 }
 
 // TestLastEndpoint asserts that a Service port that loses its last serving endpoint loses its
-// flows, except for those to endpoints that receive new connections nevertheless. It also asserts
-// that flows to an endpoint that serves again stay.
+// flows, except for those to endpoints that receive new connections nevertheless.
 func TestLastEndpoint(t *testing.T) {
 	list := map[string]kernelFlow{
 		"untranslated": udp("10.180.0.9:40001", "10.96.16.1:53", "10.96.16.1:53"),

@@ -68,7 +68,8 @@ func (c *Cleaner) takeGone(family model.Family) map[frontend]struct{} {
 	return taken
 }
 
-// putBack makes a family whose pass has failed pending again. The caller holds c.mu.
+// putBack makes a family whose pass has failed pending again, with the frontends that the pass had
+// taken (invariant 3 of Cleaner). The caller holds c.mu.
 func (c *Cleaner) putBack(family model.Family, gone map[frontend]struct{}) {
 	c.pending[family] = true
 	for at := range gone {

@@ -106,11 +106,12 @@ type Options struct {
 // Invariants, between two steps:
 //
 //  1. For each IP family not in out, the kernel holds what the View's State says, except for the
-//     Service ports in failed.
+//     Service ports in failed and for what others have changed since.
 //  2. A position that the cache has handed out is in unacked until it is acknowledged or the epoch
 //     changes.
-//  3. lacking has an entry for exactly the IP families in out. Every Service with something of such
-//     a family that the kernel lacks is in it, so its shard is not acknowledged.
+//  3. lacking has an entry for exactly the IP families in out. The entry contains every Service of
+//     which the kernel lacks something in that family. The positions of these Services' shards are
+//     not acknowledged.
 //  4. outReason, nacked and toldChecks are what the Reporter and Health were last told.
 type Reconciler struct {
 	Options
@@ -431,8 +432,8 @@ func (r *Reconciler) noteLacking(changes []view.Change) {
 	}
 }
 
-// ackable returns the unacked positions without those of shards in r.lacking. shards is the
-// cluster's number of shards.
+// ackable returns the unacked positions, without those of shards that have a Service in r.lacking
+// (invariant 3). shards is the cluster's number of shards.
 func (r *Reconciler) ackable(shards uint32) map[uint32]uint64 {
 	acked := maps.Clone(r.unacked)
 	for _, services := range r.lacking {
@@ -476,9 +477,9 @@ func (r *Reconciler) tell(changes []view.Change, replaced bool) {
 	}
 }
 
-// tellHealth tells Health what health checks should answer. The checks of an IP family that is out
-// stay as they were last told. A Service of which something is not programmed reports no local
-// endpoints, because the node may not be able to reach them.
+// tellHealth reports to Health what health checks should answer. The checks of an IP family that is
+// out stay as they were last reported. A Service of which something is not programmed reports no
+// local endpoints, because traffic to this node might not reach them.
 func (r *Reconciler) tellHealth() {
 	r.checksDue = false
 	if r.Health == nil {

@@ -14,7 +14,7 @@ import (
 // the other, and comparing the two, therefore costs little more than the difference. Equal sets are
 // deeply equal, however they were made.
 type Backends struct {
-	// parts contains the backends in order, no part empty. In a large set, only a backend's own
+	// parts contains the backends in order. No part is empty. In a large set, only a backend's own
 	// address and port decide whether a part ends with it. A backend that joins or leaves therefore
 	// changes the part that it is in, and at most one neighbour.
 	parts [][]Backend
@@ -207,9 +207,9 @@ func (c *cursor) atSamePart(o cursor) bool {
 	return c.at == 0 && o.at == 0 && len(c.parts) > 0 && len(o.parts) > 0 && &c.parts[0][0] == &o.parts[0][0]
 }
 
-// with returns the set without the removed and with the inserted backends, both ascending. If the
-// two lists are equal, it returns b itself. A backend may be inserted at the address of a removed
-// one.
+// with returns a set in which some backends of b are removed and others inserted. Both lists are
+// ascending. If they are equal, with returns b itself. A backend may be inserted at the address of
+// a removed one.
 func (b Backends) with(removed, inserted []Backend) Backends {
 	if slices.Equal(removed, inserted) {
 		return b
@@ -263,8 +263,8 @@ func before(list []Backend, next Backend) int {
 	return i
 }
 
-// patch appends to a copy of the list to another list, from which some elements are removed and
-// into which others are inserted. All lists are ascending.
+// patch returns a copy of to, followed by the elements of list, of which some are removed and to
+// which others are inserted. All lists are ascending.
 func patch(to, list, removed, inserted []Backend) []Backend {
 	out := append(make([]Backend, 0, len(to)+len(list)-len(removed)+len(inserted)), to...)
 	for len(removed) > 0 || len(inserted) > 0 {

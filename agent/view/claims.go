@@ -91,8 +91,8 @@ func (cs *claims) take(c claim, s claimant, touch func(*service)) {
 	}
 }
 
-// release records that s does not want c any more. If another Service becomes the owner, release
-// touches all Services that want c.
+// release records that s does not want c any more. If another Service becomes the owner, which is
+// the next of the rivals (invariant 2), release touches all Services that want c.
 func (cs *claims) release(c claim, s *service, touch func(*service)) {
 	rivals := cs.rivals[c]
 	if rivals == nil {

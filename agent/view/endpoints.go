@@ -33,7 +33,7 @@ func (e endpoint) backend() Backend {
 // next call.
 //
 // An endpoint may be in several slices. It may be moving from one to another, or its address may
-// have passed to a new pod before the old pod's object was deleted. Then the first one by
+// have passed to a new pod before the old pod's object was deleted. The copy that sorts first by
 // model.Conditions.Compare counts.
 func (v *View) endpoints(of []*model.Slice, id ServicePortID, address netip.Addr) []endpoint {
 	v.several = v.several[:0]

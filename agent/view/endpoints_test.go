@@ -106,11 +106,11 @@ func TestPorts(t *testing.T) {
 	}
 	got := see(t, options, service(web, ports(http, metrics, dns, dnsTCP, sctp)),
 		sliceOf("a", p("http", model.TCP, 8080), endpoint("10.180.1.1")),
-		// Another number at the same address.
+		// This slice has another number at the same address.
 		sliceOf("b", p("http", model.TCP, 9999), endpoint("10.180.1.1")),
-		// The Service's number without a name.
+		// This port has the number of the Service's port, but no name.
 		sliceOf("c", p("", model.TCP, 80), endpoint("10.180.1.3")),
-		// No number.
+		// This port has no number.
 		sliceOf("d", p("http", model.TCP, 0), endpoint("10.180.1.4")),
 		sliceOf("e", p("dns", model.UDP, 5353), endpoint("10.180.1.5")),
 		sliceOf("f", append(p("dns", model.TCP, 53), p("dns", model.SCTP, 54)...), endpoint("10.180.1.6")),

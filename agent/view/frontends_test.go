@@ -94,7 +94,7 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// TestPodsAreToldByFamily asserts that pods are recognised by prefixes only in the families that
+// TestPodsAreToldByFamily asserts that pods are recognized by prefixes only in the families that
 // have one, and by interfaces in both families.
 func TestPodsAreToldByFamily(t *testing.T) {
 	for _, c := range []struct {

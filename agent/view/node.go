@@ -14,16 +14,16 @@ const zoneLabel = "topology.kubernetes.io/zone"
 // kube-proxy's.
 type DetectLocalMode string
 
-// The modes. The zero value means ByClusterCIDR. Without any ClusterCIDRs, that mode recognises no
-// pods.
+// These are the modes. The zero value means ByClusterCIDR. Without any ClusterCIDRs, that mode
+// recognizes no pods.
 const (
-	// ByClusterCIDR recognises pods by an address in Options.ClusterCIDRs.
+	// ByClusterCIDR recognizes pods by an address in Options.ClusterCIDRs.
 	ByClusterCIDR DetectLocalMode = "ClusterCIDR"
-	// ByNodeCIDR recognises this node's pods by an address in the Node's podCIDRs.
+	// ByNodeCIDR recognizes this node's pods by an address in the Node's podCIDRs.
 	ByNodeCIDR DetectLocalMode = "NodeCIDR"
-	// ByBridgeInterface recognises pods by traffic that arrives through Options.BridgeInterface.
+	// ByBridgeInterface recognizes pods by traffic that arrives through Options.BridgeInterface.
 	ByBridgeInterface DetectLocalMode = "BridgeInterface"
-	// ByInterfaceNamePrefix recognises pods by traffic that arrives through an interface whose name
+	// ByInterfaceNamePrefix recognizes pods by traffic that arrives through an interface whose name
 	// begins with Options.InterfaceNamePrefix.
 	ByInterfaceNamePrefix DetectLocalMode = "InterfaceNamePrefix"
 )

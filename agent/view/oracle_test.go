@@ -41,7 +41,7 @@ func (w *world) addresses() []netip.Addr {
 type origin int
 
 const (
-	fromPod  origin = iota // as the options recognise pods
+	fromPod  origin = iota // as the options recognize pods
 	fromNode               // from this node itself
 	fromElsewhere
 )

@@ -226,8 +226,9 @@ type difference struct {
 	before, after []endpoint
 }
 
-// difference returns what has changed in a Service port's endpoints since s.seen. ok is false if
-// that is not known, or may be too much to look up.
+// difference returns what has changed in a Service port's endpoints since s.seen, which describes
+// the port in View.ports (View's invariant 4). ok is false if s.seen is nil, or if too much has
+// changed to look it up address by address.
 func (v *View) difference(s *service, id ServicePortID) (d difference, ok bool) {
 	if s.seen == nil || len(s.seen.slices) != len(s.slices) {
 		return difference{}, false

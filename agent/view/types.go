@@ -52,7 +52,7 @@ type ServicePort struct {
 // FrontendKind is the kind of address that a frontend has.
 type FrontendKind uint8
 
-// The kinds of frontends.
+// These are the kinds of frontends.
 const (
 	ClusterIP FrontendKind = iota + 1
 	ExternalIP
@@ -78,7 +78,7 @@ func (k FrontendKind) String() string {
 // Target is what happens to a new connection.
 type Target uint8
 
-// The targets.
+// These are the targets.
 const (
 	// Reject refuses the connection at once, by ICMP port unreachable or by a TCP reset where that is
 	// better.
@@ -122,9 +122,9 @@ type Frontend struct {
 	// Sources are the source addresses that may use the frontend. New connections from other addresses
 	// are dropped before anything else applies. Empty means that every address may use it.
 	Sources []netip.Prefix
-	// Pods is the route for connections from pods, as Node.Pods recognises them. Node is the route for
+	// Pods is the route for connections from pods, as Node.Pods recognizes them. Node is the route for
 	// other connections from this node, whatever their source address. Others is the route for
-	// everything else. If Node.Pods recognises no pods of the family, Pods equals Others.
+	// everything else. If Node.Pods recognizes no pods of the family, Pods equals Others.
 	Pods, Node, Others Route
 }
 
@@ -169,7 +169,7 @@ type Node struct {
 	Primary model.Family
 }
 
-// PodDetector recognises new connections from pods, by whichever of its fields is set. It
+// PodDetector recognizes new connections from pods, by whichever of its fields is set. It
 // corresponds to kube-proxy's detect-local mode. If no field is set, or Prefixes has none of a
 // family, no connection counts as from a pod.
 type PodDetector struct {
@@ -182,7 +182,7 @@ type PodDetector struct {
 	InterfacePrefix string
 }
 
-// Of reports whether connections from pods can be recognised in this family.
+// Of reports whether connections from pods can be recognized in this family.
 func (d PodDetector) Of(family model.Family) bool {
 	return d.Interface != "" || d.InterfacePrefix != "" ||
 		slices.ContainsFunc(d.Prefixes, func(p netip.Prefix) bool { return model.FamilyOf(p.Addr()) == family })

@@ -32,8 +32,10 @@ import (
 //  1. ports, health and problematic depend only on the options, the Node, and the last object and
 //     slices of each Service. The history of calls makes no difference.
 //  2. The claims in claims are those of the present objects: service.claimed is service.object.
-//  3. No two entries of ports have a frontend in common.
-//  4. A non-nil service.seen describes the Service's entries in ports.
+//  3. No two entries of ports have a frontend in common, because each frontend is a claim with one
+//     owner.
+//  4. A non-nil service.seen describes the endpoints that the Service's entries in ports were
+//     computed from.
 //
 // Outside Changes, dirty contains exactly the services whose field dirty is set, each once.
 type View struct {

@@ -129,7 +129,7 @@ func TestNodeChanges(t *testing.T) {
 }
 
 // TestWhatTheNodeSaidHolds asserts that nothing changes when the Node is deleted: pods are still
-// recognised, hints for the node's zone still count, and nothing is programmed anew. A new Node
+// recognized, hints for the node's zone still count, and nothing is programmed anew. A new Node
 // replaces the old one.
 func TestWhatTheNodeSaidHolds(t *testing.T) {
 	v := view.New(view.Options{NodeName: here, DetectLocal: view.ByNodeCIDR})
