@@ -270,7 +270,7 @@ func checkExtreme(t *testing.T, id identity, good *instance, holds func(*Cache) 
 			}
 			return asServers(bad.address), nil
 		},
-	})
+	}, func(x *times) { x.minBackoff, x.maxBackoff = 10*time.Millisecond, 20*time.Millisecond })
 	most := patience
 	begin := time.Now()
 	peak := before

@@ -265,6 +265,9 @@ func (p *Checkpoint) write() (size int, err error) {
 	if err == nil {
 		position, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(position, c.servers)
 	}
+	if err == nil {
+		position, err = proto.MarshalOptions{Deterministic: true}.MarshalAppend(position, c.names)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("encode: %w", err)
 	}

@@ -15,8 +15,9 @@ type contents struct {
 	// revisions are those of the shards; they grow with each change.
 	revisions []uint64
 	node      *model.Node
-	// servers are those that the last stream told of.
-	servers *pb.Servers
+	// servers are those that the last stream told of, and names, in their order, those that their
+	// certificates must have.
+	servers, names *pb.Servers
 	// shards are those that were asked for, whole and without sequences.
 	shards map[uint32]*model.Update
 }
@@ -33,10 +34,12 @@ func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *cont
 		hello:   &pb.Hello{Epoch: c.epoch, ResourceVersions: wire.ResourceVersionsToProto(c.seen), Subscription: c.subscription},
 		node:    c.node,
 		servers: &pb.Servers{},
+		names:   &pb.Servers{},
 		shards:  make(map[uint32]*model.Update),
 	}
 	for _, s := range c.servers {
 		out.servers.Servers = append(out.servers.Servers, &pb.Server{Address: s.Address})
+		out.names.Servers = append(out.names.Servers, &pb.Server{Address: s.Name})
 	}
 	for i := range c.shards {
 		s, shard := &c.shards[i], uint32(i)

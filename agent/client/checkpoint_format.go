@@ -29,12 +29,14 @@ import (
 //	              the content, compressed with zstd
 //	checksum    uint64, xxhash64 of all that is before
 //
-// The contents speak the wire API: a Hello that says whose cache it is and which positions it has; Servers; a frame with the
-// Node; and for each shard, in their order, the frames of an update with the whole of it, one a section. The frames of shards
-// have no sequences, which are in the Hello, so that they stay the same while their objects do.
+// The contents speak the wire API: a Hello that says whose cache it is and which positions it has;
+// Servers; Servers whose addresses are the names that the certificates of these servers must have,
+// in their order; a frame with the Node; and for each shard, in their order, the frames of an
+// update with the whole of it, one a section. The frames of shards have no sequences, which are in
+// the Hello, so that they stay the same while their objects do.
 const (
 	checkpointMagic  = "slicekpt"
-	checkpointFormat = 2
+	checkpointFormat = 3
 	checkpointHeader = len(checkpointMagic) + 4 + 8 + 4
 	sectionHeader    = 4 + 4
 	checksumSize     = 8
@@ -44,6 +46,7 @@ const (
 const (
 	sectionHello = iota
 	sectionServers
+	sectionNames
 	sectionNode
 	sectionShards
 )
@@ -101,11 +104,15 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the servers: %w", err)
 	}
+	names, err := proto.Marshal(c.names)
+	if err != nil {
+		return nil, fmt.Errorf("encode the names of servers: %w", err)
+	}
 	node, err := wire.EncodeNode(c.hello.GetNodeName(), c.node)
 	if err != nil {
 		return nil, err
 	}
-	sections := [][]byte{e.section(hello), e.section(list), e.section(node)}
+	sections := [][]byte{e.section(hello), e.section(list), e.section(names), e.section(node)}
 	shards := make([]encodedShard, len(c.revisions))
 	copy(shards, e.shards)
 	e.shards = shards
@@ -182,8 +189,15 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 	if n := len(servers.GetServers()); n > maxServers {
 		return nil, fmt.Errorf("it has %d servers", n)
 	}
-	for _, s := range servers.GetServers() {
-		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress()})
+	names := &pb.Servers{}
+	if err := r.next(names); err != nil {
+		return nil, fmt.Errorf("names of servers: %w", err)
+	}
+	if n := len(names.GetServers()); n != len(servers.GetServers()) {
+		return nil, fmt.Errorf("it has %d servers and %d names of them", len(servers.GetServers()), n)
+	}
+	for i, s := range servers.GetServers() {
+		out.cache.servers = append(out.cache.servers, Server{Address: s.GetAddress(), Name: names.GetServers()[i].GetAddress()})
 	}
 	update, err := r.response()
 	switch {

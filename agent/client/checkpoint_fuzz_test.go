@@ -31,7 +31,7 @@ func FuzzCheckpoint(f *testing.F) {
 	f.Add(encoded(f, small(f)), hello, servers, []byte(node), frame(f, &model.Update{Full: true, Services: []*model.Service{service}}))
 	f.Fuzz(func(t *testing.T, file, hello, servers, node, shard []byte) {
 		for _, file := range [][]byte{
-			file, binary.BigEndian.AppendUint64(file, xxhash.Sum64(file)), seal(hello, servers, node, shard),
+			file, binary.BigEndian.AppendUint64(file, xxhash.Sum64(file)), seal(hello, servers, servers, node, shard),
 		} {
 			d, err := decodeCheckpoint(file, "node-1")
 			if err != nil {

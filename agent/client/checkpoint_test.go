@@ -95,6 +95,7 @@ func requireSame(t require.TestingT, want, got *contents) {
 	require.True(t, proto.Equal(want.hello, got.hello), "%v\n%v", want.hello, got.hello)
 	require.True(t, want.node.Equal(got.node))
 	require.True(t, proto.Equal(want.servers, got.servers), "%v\n%v", want.servers, got.servers)
+	require.True(t, proto.Equal(want.names, got.names), "%v\n%v", want.names, got.names)
 	require.Empty(t, modeltest.Diff(want.shards, got.shards))
 }
 
@@ -199,7 +200,7 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 	file := func(change func(*pb.Hello), rest ...[]byte) []byte {
 		h := good()
 		change(h)
-		return seal(append([][]byte{marshal(t, h), nil}, rest...)...)
+		return seal(append([][]byte{marshal(t, h), nil, nil}, rest...)...)
 	}
 	same := func(*pb.Hello) {}
 	_, err = decodeCheckpoint(file(same, node, whole), "node-1")
@@ -228,14 +229,16 @@ func TestWhatIsInACheckpointIsChecked(t *testing.T) {
 		"no shards":        {file(func(h *pb.Hello) { h.Sequences = nil }, node), "0 sequences"},
 		"three shards":     {file(func(h *pb.Hello) { h.Sequences = make([]uint64, 3) }, node), "3 sequences"},
 		"no sections":      {seal(), "hello"},
-		"a shard less":     {file(same, node), "3 sections"},
-		"a shard more":     {file(same, node, whole, whole), "5 sections"},
+		"a shard less":     {file(same, node), "4 sections"},
+		"a shard more":     {file(same, node, whole, whole), "6 sections"},
 		"bytes at the end": {reseal(append(file(same, node, whole), make([]byte, 8)...), func(b []byte) {}), "follow its last section"},
-		"many servers":     {seal(marshal(t, good()), marshal(t, manyServers), node, whole), "1025 servers"},
-		"no node":          {file(same, whole, whole), "no Node"},
-		"no shard":         {file(same, node, node), "not all of a shard"},
-		"another shard":    {file(same, node, frame(t, &model.Update{Shard: 1, Full: true})), "not all of a shard"},
-		"part of a shard":  {file(same, node, frame(t, &model.Update{Services: []*model.Service{service}})), "not all of a shard"},
+		"many servers":     {seal(marshal(t, good()), marshal(t, manyServers), nil, node, whole), "1025 servers"},
+		"servers without names": {seal(marshal(t, good()), marshal(t, &pb.Servers{Servers: []*pb.Server{{Address: "10.0.0.1:1"}}}), nil, node, whole),
+			"1 servers and 0 names"},
+		"no node":         {file(same, whole, whole), "no Node"},
+		"no shard":        {file(same, node, node), "not all of a shard"},
+		"another shard":   {file(same, node, frame(t, &model.Update{Shard: 1, Full: true})), "not all of a shard"},
+		"part of a shard": {file(same, node, frame(t, &model.Update{Services: []*model.Service{service}})), "not all of a shard"},
 		"one object twice": {file(same, node, frame(t, &model.Update{Full: true, Services: []*model.Service{service, service}})),
 			"1 objects more than once"},
 		"an object that is not whole": {file(same, node, broken), "no version"},

@@ -38,7 +38,7 @@ type prepared struct {
 
 // learn takes the servers that the stream tells of.
 func (s *stream) learn(m *pb.Servers) {
-	changed := s.options.Cache.setServers(serversFromProto(m, s.server.Name))
+	changed := s.options.Cache.setServers(serversFromProto(m, s.names(s.server)))
 	s.serversChanged = s.serversChanged || changed
 	if s.synced && changed {
 		s.considerMove()

@@ -49,9 +49,49 @@ func preference(servers []Server, node string) []Server {
 // maxKnown bounds how many servers a client learns of.
 const maxKnown = 1024
 
-// serversFromProto translates what a server says of others. Their certificates must have its own
-// name, which it cannot change.
-func serversFromProto(m *pb.Servers, name string) []Server {
+// certificateName returns the name that the server's certificate must have where no name is
+// configured for all.
+func (s Server) certificateName() string {
+	if s.Name != "" {
+		return s.Name
+	}
+	host, _, err := net.SplitHostPort(s.Address)
+	switch {
+	case err != nil || strings.HasPrefix(s.Address, "unix:"):
+		return "localhost" // as gRPC has it for unix sockets
+	case strings.Contains(host, ":"):
+		return "[" + host + "]"
+	}
+	return host
+}
+
+// names returns a function that says which name the certificate of a server must have that a stream
+// tells of. That is always a name which the client has from its configuration, so that no server
+// can lead it to one of another name:
+//
+//  1. the configured one, if there is one for all servers,
+//  2. that of the address, where Options.Servers has given a server of that address, or a server is
+//     known by that very name,
+//  3. or else that of the server which tells.
+func (c *Client) names(teller Server) func(Server) string {
+	if c.options.ServerName != "" {
+		return func(Server) string { return c.options.ServerName }
+	}
+	host := func(s Server) string { return Server{Address: s.Address}.certificateName() }
+	own := make(map[string]string)
+	for _, s := range c.options.Cache.knownServers() {
+		if s.Name == host(s) {
+			own[s.Name] = s.Name
+		}
+	}
+	for _, s := range c.choice.given {
+		own[host(s)] = s.certificateName()
+	}
+	return func(s Server) string { return cmp.Or(own[host(s)], teller.certificateName()) }
+}
+
+// serversFromProto translates what a server says of others.
+func serversFromProto(m *pb.Servers, name func(Server) string) []Server {
 	var out []Server
 	for _, s := range m.GetServers() {
 		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
@@ -59,7 +99,9 @@ func serversFromProto(m *pb.Servers, name string) []Server {
 		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(s.GetAddress()) > maxAddress || len(out) == maxKnown {
 			continue
 		}
-		out = append(out, Server{Address: s.GetAddress(), Name: name})
+		server := Server{Address: s.GetAddress()}
+		server.Name = name(server)
+		out = append(out, server)
 	}
 	slices.SortFunc(out, func(a, b Server) int { return cmp.Compare(a.Address, b.Address) })
 	return slices.CompactFunc(out, func(a, b Server) bool { return a.Address == b.Address })

@@ -89,16 +89,17 @@ func TestChoice(t *testing.T) {
 }
 
 func TestServersFromProto(t *testing.T) {
+	own := func(Server) string { return "own" }
 	said := &pb.Servers{}
 	for _, address := range []string{"10.0.0.2:1", "[fd00::1]:1", "a.example:1", "10.0.0.2:1", "", "10.0.0.3", ":1", "unix:///run/x:1",
 		"dns://8.8.8.8/x:1", "/run/x:1", "x:", strings.Repeat("n", 300) + ":1"} {
 		said.Servers = append(said.Servers, &pb.Server{Address: address})
 	}
-	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "own"}, {"a.example:1", "own"}}, serversFromProto(said, "own"))
+	require.Equal(t, []Server{{"10.0.0.2:1", "own"}, {"[fd00::1]:1", "own"}, {"a.example:1", "own"}}, serversFromProto(said, own))
 	for i := range 2 * maxKnown {
 		said.Servers = append(said.Servers, &pb.Server{Address: fmt.Sprint("many:", i)})
 	}
-	require.LessOrEqual(t, len(serversFromProto(said, "own")), maxKnown)
+	require.LessOrEqual(t, len(serversFromProto(said, own)), maxKnown)
 }
 
 func hint(code codes.Code, d time.Duration) error {
@@ -443,7 +444,7 @@ func TestServerNameIsPinned(t *testing.T) {
 			k.save()
 
 			k = open(t, path, NewCache())
-			require.Equal(t, []Server{{Address: at}}, k.cache.knownServers())
+			require.Equal(t, []Server{{Address: at, Name: configured}}, k.cache.knownServers())
 			honest := &scripted{play: oneShard(1)}
 			_, stop = run(t, k.cache, quiet(id, Options{ServerName: test.pinned, Servers: bootstrap(serve(t, id, honest).address)}))
 			honest.waitStreams(t, 1)
@@ -451,6 +452,70 @@ func TestServerNameIsPinned(t *testing.T) {
 			require.Zero(t, target.streams())
 		})
 	}
+}
+
+// TestNamesOfServers holds that the name which a server's certificate must have is one that the
+// configuration has given, whatever addresses servers tell of.
+func TestNamesOfServers(t *testing.T) {
+	for name, test := range map[string]struct {
+		configured   string
+		given, known []Server
+		teller       Server
+		want         map[string]string
+	}{
+		"one name for all": {configured: "s.example", teller: Server{Address: "10.0.0.1:1", Name: "a.example"}, given: asServers("10.0.0.1:1"),
+			want: map[string]string{"10.0.0.1:1": "s.example", "evil.example:1": "s.example"}},
+		"names": {given: []Server{{"10.0.0.1:1", "a.example"}, {"10.0.0.2:1", "b.example"}}, teller: Server{Address: "10.0.0.1:1", Name: "a.example"},
+			want: map[string]string{"10.0.0.1:1": "a.example", "10.0.0.2:1": "b.example", "10.0.0.3:1": "a.example", "evil.example:1": "a.example"}},
+		"addresses": {given: asServers("10.0.0.1:1", "[fd00::2]:1"), teller: Server{Address: "10.0.0.1:1"},
+			want: map[string]string{"10.0.0.1:2": "10.0.0.1", "[fd00::2]:1": "[fd00::2]", "10.0.0.3:1": "10.0.0.1", "evil.example:1": "10.0.0.1"}},
+		"addresses of a checkpoint": {known: []Server{{"10.0.0.2:1", "10.0.0.2"}, {"10.0.0.3:1", "x.example"}}, teller: Server{"10.0.0.1:1", "10.0.0.1"},
+			want: map[string]string{"10.0.0.1:1": "10.0.0.1", "10.0.0.2:1": "10.0.0.2", "10.0.0.3:1": "10.0.0.1"}},
+		"a name and a port": {given: asServers("a.example:1"), teller: Server{Address: "a.example:1"},
+			want: map[string]string{"10.0.0.1:1": "a.example", "evil.example:1": "a.example"}},
+		"a socket": {given: asServers("unix:///run/x"), teller: Server{Address: "unix:///run/x"}, want: map[string]string{"10.0.0.1:1": "localhost"}},
+	} {
+		cache := NewCache()
+		cache.setServers(test.known)
+		c := New(Options{Cache: cache, ServerName: test.configured})
+		c.choice.given = test.given
+		of := c.names(test.teller)
+		for address, want := range test.want {
+			require.Equal(t, want, of(Server{Address: address}), "%s: %s", name, address)
+		}
+	}
+}
+
+// TestNameInACheckpoint: where no name is configured for all servers, a rogue server tells of one
+// by its host name, for which that one has a certificate. An agent that starts from its checkpoint
+// still wants the name that its configuration gave.
+func TestNameInACheckpoint(t *testing.T) {
+	ca, err := testca.New()
+	require.NoError(t, err)
+	id := identityOf(t, ca, "server.example")
+	target := &scripted{play: oneShard(1)}
+	_, port, err := net.SplitHostPort(serve(t, identityOf(t, ca, "localhost"), target).address)
+	require.NoError(t, err)
+	rogue := &scripted{play: oneShard(1, tells("localhost:"+port), status.Error(codes.Unavailable, "gone"))}
+	bootstrap := func(address string) func(context.Context) ([]Server, error) {
+		return func(context.Context) ([]Server, error) {
+			return []Server{{Address: address, Name: "server.example"}}, nil
+		}
+	}
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	k := open(t, path, NewCache())
+	_, stop := run(t, k.cache, quiet(id, Options{Servers: bootstrap(serve(t, id, rogue).address)}))
+	rogue.waitStreams(t, 2)
+	stop()
+	require.Zero(t, target.streams())
+	k.save()
+	k = open(t, path, NewCache())
+	require.Len(t, k.cache.knownServers(), 1)
+	honest := &scripted{play: oneShard(1)}
+	_, stop = run(t, k.cache, quiet(id, Options{Servers: bootstrap(serve(t, id, honest).address)}))
+	honest.waitStreams(t, 1)
+	stop()
+	require.Zero(t, target.streams(), "the agent went where the rogue server once said")
 }
 
 // TestInventedServers holds that a list of servers that swallow packets does not keep a client from
