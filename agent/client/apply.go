@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 
 	"github.com/slicecast/slicecast/internal/model"
 )
@@ -47,6 +48,8 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 			return out, fmt.Errorf("%w: an update of %d buckets of %d", errProtocol, n, model.Buckets)
 		}
 		u = join(part, u)
+	} else if more {
+		u = clipped(u)
 	}
 	if more {
 		c.partial[u.Shard] = u
@@ -141,7 +144,21 @@ func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
 	return nil
 }
 
-// join returns two parts of an Update as one. It appends to the lists of a, so that many parts cost no more than one.
+// clipped returns a copy of the first part of an Update, whose lists have no room: the part may be
+// shared with other caches, so join must not append to its lists in place.
+func clipped(u *model.Update) *model.Update {
+	c := *u
+	c.FullBuckets = slices.Clip(c.FullBuckets)
+	c.Services = slices.Clip(c.Services)
+	c.Slices = slices.Clip(c.Slices)
+	c.Deltas = slices.Clip(c.Deltas)
+	c.Removed = slices.Clip(c.Removed)
+	c.Unreadable = slices.Clip(c.Unreadable)
+	return &c
+}
+
+// join returns two parts of an Update as one. It appends to the lists of a, which is clipped or came
+// from join, so that many parts cost no more than one.
 func join(a, b *model.Update) *model.Update {
 	j := *a
 	j.ResourceVersions = j.ResourceVersions.Max(b.ResourceVersions)

@@ -94,3 +94,19 @@ func TestCheckpointOfALargeShard(t *testing.T) {
 	require.Equal(t, k.cache.shards[0].digest, restored.cache.shards[0].digest)
 	require.Len(t, restored.cache.shards[0].slices, len(objects))
 }
+
+// TestPartsMayBeShared applies the same first part of an update to several caches, as simulated nodes
+// in one process do, and leaves the part as it was.
+func TestPartsMayBeShared(t *testing.T) {
+	u := &model.Update{From: 100, To: 101, Removed: make([]model.Key, 1, 8)}
+	u.Removed[0] = named("old", "web", 3).Key()
+	rest := &model.Update{From: 100, To: 101, Removed: []model.Key{named("older", "web", 3).Key()}}
+	for range 2 {
+		c := inSyncWith(t, 7, 1, nil, named("old", "web", 3), named("older", "web", 3))
+		_, err := c.apply(u, true)
+		require.NoError(t, err)
+		_, err = c.apply(rest, true)
+		require.NoError(t, err)
+		require.Zero(t, u.Removed[:2][1])
+	}
+}

@@ -259,7 +259,7 @@ func TestInvalidOptions(t *testing.T) {
 func TestOwnNeedsBinaries(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for dir, message := range map[string]string{
-		"":          "run there, after make setup, or set $SLICECAST_BINARIES to a folder that has etcd and kube-apiserver",
+		"":          "run there, after make setup, or set $SLICECAST_BINARIES to a folder that contains etcd and kube-apiserver",
 		t.TempDir(): "$SLICECAST_BINARIES: ",
 	} {
 		t.Setenv(controlplane.BinariesVariable, dir)

@@ -311,7 +311,7 @@ func TestReload(t *testing.T) {
 	cert, key := next.Server()
 	f.copy(cert, f.files.Certificate)
 	require.NoError(t, f.hello(f.dial(old.ClientTLS(old.Node("a"))), "", "a"))
-	require.Contains(t, f.logs.String(), "TLS files can't be used")
+	require.Contains(t, f.logs.String(), "TLS files are unusable")
 
 	f.copy(key, f.files.PrivateKey)
 	f.copy(next.File, f.files.CA)
