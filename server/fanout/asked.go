@@ -14,15 +14,16 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// pending is what a client has asked for of a shard and has not been sent yet.
+// pending is what a client has requested of a shard and has not been sent yet.
 type pending struct {
+	// whole is set if the client has asked for the whole shard.
 	whole bool
-	// buckets is the latest Resync with digests; nil means none.
+	// buckets is the latest Resync with digests; nil if there is none.
 	buckets *pb.Resync
 	keys    []*pb.ObjectKey
 }
 
-// add adds a Resync.
+// add merges a Resync into the requests.
 func (r *pending) add(m *pb.Resync) {
 	switch {
 	case len(m.GetKeys()) > 0:
@@ -34,9 +35,10 @@ func (r *pending) add(m *pb.Resync) {
 	}
 }
 
-// Starts of an identity's streams, a second and at once. A start costs more than a message: the scan of
-// a subscription, a relay's Nodes, catch-ups. A node needs one each time that its agent restarts or its
-// network fails. As many observers or relays as may share an identity can all come at once, and come back.
+// These are the limits on starts of streams by one identity: the rate per second, and the burst. A
+// start costs more than a message, as it may scan for a subscription, send a relay all Nodes, or
+// send catch-ups. A node needs a start each time its agent restarts or its network fails. All
+// observers or relays that share an identity may start at once, and once more shortly after.
 const (
 	startsPerSecond, startsBurst             = 1, 16
 	othersStartsPerSecond, othersStartsBurst = 16, 2 * maxOthers
@@ -44,22 +46,24 @@ const (
 	startWait = 4 * time.Second
 )
 
-// allowance is what an identity may do on all of its streams together, or one after the other.
+// allowance is what an identity may do on all of its streams, concurrent or consecutive.
 type allowance struct {
 	starts *rate.Limiter
-	// What the identity's clients report is logged a few times a minute at most; metrics count all.
+	// What the identity's clients report is logged a few times a minute at most. Metrics count all
+	// reports.
 	nacksLogged, resyncsLogged rate.Sometimes
 
-	// shared is set for an agent, whose new stream ends the one before: all have the same limiters.
-	// Streams of others have limiters of their own while they are open, as clients may share an identity
-	// and must not use up what each other may ask for.
+	// shared is set for an agent. Its new stream ends the previous one, so all of its streams use
+	// the same limiters. Otherwise, clients may share the identity and must not use up each other's
+	// limits, so each open stream has limiters of its own.
 	shared bool
-	mu     sync.Mutex
-	// free are the limiters that no stream has, or that all share; guarded by mu.
+	mu     sync.Mutex // guards free
+	// free has the limiters that no stream uses, or the one that all streams share.
 	free []limiters
 }
 
-// limiters bound what a client says on a stream, and on those that come after it.
+// limiters bound the messages and the resyncs of a stream, and of the streams that reuse them after
+// it.
 type limiters struct{ messages, resyncs *rate.Limiter }
 
 func newLimiters() limiters {
@@ -77,8 +81,8 @@ func newAllowance(of identity) *allowance {
 	return a
 }
 
-// take returns limiters for a stream, if possible those of one that has ended, so that a new stream does
-// not begin with new ones.
+// take returns the limiters of a stream that has ended, if there are any, and new ones otherwise. A
+// client therefore does not reset its limits with a new stream.
 func (a *allowance) take() limiters {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +97,7 @@ func (a *allowance) take() limiters {
 	return l
 }
 
-// put takes back the limiters of a stream that has ended.
+// put returns the limiters of a stream that has ended, for the next one.
 func (a *allowance) put(l limiters) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,7 +106,8 @@ func (a *allowance) put(l limiters) {
 	}
 }
 
-// begin takes one start, or returns the status of a stream that comes too soon after others.
+// begin counts a start. It returns nil if the start is within the limit, and the status of the
+// stream otherwise.
 func (a *allowance) begin() error {
 	if a.starts.Allow() {
 		return nil
@@ -111,15 +116,16 @@ func (a *allowance) begin() error {
 		a.starts.Limit()), startWait/2+rand.N(startWait))
 }
 
-// allowances remembers those of identities, so that they outlive their streams.
+// allowances keeps the allowances of identities, so that they outlive their streams.
 type allowances struct {
-	mu  sync.Mutex
+	mu  sync.Mutex // guards lru
 	lru *simplelru.LRU[identity, *allowance]
 }
 
 func newAllowances() *allowances {
 	a := &allowances{}
-	a.lru, _ = simplelru.NewLRU[identity, *allowance](maxIdentities, nil) // an error is for sizes below 1
+	// An error is returned only for sizes below 1.
+	a.lru, _ = simplelru.NewLRU[identity, *allowance](maxIdentities, nil)
 	return a
 }
 

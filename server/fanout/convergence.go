@@ -8,117 +8,126 @@ import (
 	"time"
 )
 
-// shares are the shares of the nodes whose time is known, in percent, as they are labelled.
+// shares are the shares of nodes whose times are measured, in percent, and their values of the
+// metric's label.
 var shares = [...]struct {
 	label   string
 	percent int
 }{{"0.5", 50}, {"0.99", 99}, {"1", 100}}
 
-// shareOf returns how many nodes are a share of so many.
+// shareOf returns how many of the given number of nodes make up a share, rounded up.
 func shareOf(percent, nodes int) int { return (percent*nodes + 99) / 100 }
 
-// Bounds on what is kept of publishes.
+// These constants bound what is kept of Updates.
 const (
-	// maxOpen is how many publishes of a shard may wait for nodes to have them programmed, and maxAllOpen how many of all
-	// shards together; of older ones no time is taken.
+	// maxOpen bounds the open Updates of a shard, and maxAllOpen those of all shards together. An
+	// older Update is closed without its times.
 	maxOpen, maxAllOpen = 256, 8192
-	// keptResults is how many publishes that all nodes have are remembered.
+	// keptResults is how many Updates that all nodes have are remembered.
 	keptResults = 64
-	// keptNodes is how many of the nodes that were last are named.
+	// keptNodes is how many of an Update's last nodes are named.
 	keptNodes = 3
 )
 
-// lateAcks is how long after a publish an ack may still come of a node that was among the first: agents and relays keep an ack
-// back for 4 s at most.
+// lateAcks is how long after a publish an ack may still arrive from one of the first nodes. Agents
+// and relays hold an ack back for 4 s at most.
 const lateAcks = 10 * time.Second
 
-// convergence knows how far the nodes' kernels have come with what was published.
+// convergence measures how long nodes' kernels take to hold each published Update.
 //
-// Acks are coalesced, and come in any order of the times that they carry. So an Update keeps a sketch of its nodes' own times,
-// and the time of a share is an order statistic of these, whichever ack was the last.
+// Acks are coalesced, and do not arrive in the order of the times that they carry. So each Update
+// keeps a sketch of its nodes' own times. The time of a share is an order statistic of the sketch,
+// whatever the order of the acks was.
 //
-// What holds:
+// Invariants:
 //
-//  1. A time is never less than the true one, and more by no more than the error of sketch. As long as nodes have not
-//     reported, it is an upper bound: what they report can only make it less.
-//  2. The times of the shares do not fall from one share to the next, in an Update and among its samples in the histograms.
-//  3. The nodes of an Update are those that were connected when it was published, without those that left before they had it.
-//     For each shard, Nodes less Programmed is the sum of the weights of those members that have not acknowledged it.
-//  4. The nodes of a relay count as having an Update when the last of them has it. Of its nodes as many take part as it has
-//     had at the least from the publish until its ack.
+//  1. A time is never less than the true one, and exceeds it by at most the error of sketch. Until
+//     all nodes have reported it is an upper bound, which later reports can only lower.
+//  2. Within an Update, and within its samples in the histograms, the time of a larger share is not
+//     less than that of a smaller one.
+//  3. The nodes of an Update are those that were connected when it was published, without those
+//     that left before they had it. For each shard, Nodes less Programmed is the sum of the weights
+//     of the members that have not acknowledged the Update.
+//  4. The nodes of a relay have an Update when the last of them has it. The relay's weight in an
+//     Update is the lowest number of nodes that it has had from the publish until its ack.
 type convergence struct {
 	metrics *metrics
-	// done is told when all nodes have a shard's Updates up to one.
+	// done is called when all nodes have the Updates of a shard up to a sequence.
 	done   func(shard uint32, c completed)
 	shards []shardConvergence
-	most   int // how many Updates of a shard may be open
+	most   int // bounds the open Updates of a shard
 
-	mu      sync.Mutex
-	results []Convergence // of the latest publishes, oldest first; guarded by mu
-	// members are those with nodes; guarded by mu.
+	mu      sync.Mutex    // guards results and members; a shard's mu is locked before it
+	results []Convergence // the latest closed Updates, oldest first
+	// members are the members with at least one node.
 	members map[*member]struct{}
 }
 
-// completed is an Update that all nodes have.
+// completed identifies the latest of the Updates that all nodes have.
 type completed struct {
 	sequence uint64
-	// at is when the last node had it, last that node's name.
+	// at is when the last node had the Update, and last is that node's name.
 	at   time.Time
 	last string
 }
 
-// Convergence is how long it took until nodes had an Update programmed.
+// Convergence describes how long nodes took to have an Update programmed.
 type Convergence struct {
 	Shard     uint32
 	Sequence  uint64
 	Published time.Time
-	// Nodes that were connected when it was published, but for those that left without it, and how many of them have it.
+	// Nodes is the number of nodes that were connected when the Update was published, without those
+	// that left before they had it. Programmed is how many of them have it.
 	Nodes, Programmed int
-	// Times until half, 99 % and all of them had it; 0 means not yet.
+	// Times are how long it took until 50 %, 99 % and all of the nodes had it; 0 means not yet.
 	Times [len(shares)]time.Duration
-	// Last are nodes that lack it, by name, and then those that took longest, slowest first; keptNodes at most. A relay of
-	// which nodes lack it counts as one.
+	// Last names nodes that lack the Update, by name, and then the slowest of those that have it,
+	// slowest first. It has keptNodes entries at most. A relay whose nodes lack the Update is one
+	// entry.
 	Last []NodeTime
 }
 
-// NodeTime is how long a node took; 0 means that it does not have the Update yet.
+// NodeTime is how long a node took to have an Update programmed; 0 means that it lacks the Update.
 type NodeTime struct {
 	Node string
 	Time time.Duration
 }
 
+// shardConvergence has the open Updates of one shard.
 type shardConvergence struct {
-	mu    sync.Mutex
-	nodes int    // that are connected
-	last  uint64 // sequence of the latest Update
-	// open are the Updates that some node does not have, oldest first.
+	mu    sync.Mutex // guards the fields below and the members' entries for the shard
+	nodes int        // connected nodes
+	last  uint64     // sequence of the latest Update
+	// open are the Updates that some node lacks, oldest first.
 	open []*openUpdate
 }
 
-// openUpdate is an Update that some node does not have.
+// openUpdate is an Update that some node lacks.
 type openUpdate struct {
 	sequence          uint64
 	published         time.Time
 	nodes, programmed int
 	times             sketch
-	slowest           []NodeTime // of those that have it, slowest first
-	// observed is how many of the shares are in the histograms, and longest the longest time there.
+	slowest           []NodeTime // nodes that have the Update, slowest first
+	// observed is how many of the shares are in the histograms, and longest is the longest time
+	// among these.
 	observed int
 	longest  time.Duration
 }
 
-// member is a stream's part in it. A relay stands for all of its nodes.
+// member is the part of one stream in the convergence. A relay's member stands for all nodes of the
+// relay. The shard's lock guards the entries of each slice.
 type member struct {
 	name  string
 	nodes int
-	acked []uint64 // by shard; what was published before the stream joined counts as acked
-	told  []uint64 // by shard; what the stream has acknowledged itself
-	// weights are a relay's, by shard; nil means that the member is one node. Guarded by the shard's lock.
+	acked []uint64 // by shard; Updates from before the stream joined count as acked
+	told  []uint64 // by shard; the sequence of the stream's own latest ack
+	// weights are those of a relay, by shard, and nil for an agent. An agent's weight is 1.
 	weights [][]weight
 }
 
-// weight is how many nodes of a relay take part in the Updates after a sequence: no more than it has had since. The weights of a
-// shard ascend in both.
+// weight is the number of a relay's nodes in the Updates after a sequence; see invariant 4 of
+// convergence. The weights of a shard ascend in both fields.
 type weight struct {
 	after uint64
 	nodes int
@@ -131,7 +140,7 @@ func newConvergence(shards uint32, m *metrics) *convergence {
 	}
 }
 
-// published notes an Update, before any client can have it.
+// published adds an Update. It must be called before any client can have the Update.
 func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
 	s := &c.shards[shard]
 	s.mu.Lock()
@@ -151,12 +160,12 @@ func (c *convergence) published(shard uint32, sequence uint64, at time.Time) {
 	}
 }
 
-// joinAgent makes a node count for what is published from now on.
+// joinAgent adds a node, which counts for Updates that are published from now on.
 func (c *convergence) joinAgent(name string) *member {
 	return c.join(&member{name: name, nodes: 1})
 }
 
-// joinRelay does the same for a relay, which has no nodes before it is resized.
+// joinRelay adds a relay. It has no nodes until resize sets their number.
 func (c *convergence) joinRelay(name string) *member {
 	return c.join(&member{name: name, weights: make([][]weight, len(c.shards))})
 }
@@ -174,7 +183,7 @@ func (c *convergence) join(m *member) *member {
 	return m
 }
 
-// list keeps the members that have nodes.
+// list adds the member to members if it has nodes, and removes it otherwise.
 func (c *convergence) list(m *member) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,7 +194,8 @@ func (c *convergence) list(m *member) {
 	}
 }
 
-// resize changes the number of nodes that a stream stands for; to 0 when it ends, so that nobody waits for them any more.
+// resize sets the number of nodes that a stream stands for. When the stream ends it is set to 0, so
+// that no Update waits for these nodes any more.
 func (c *convergence) resize(m *member, nodes int) {
 	by := nodes - m.nodes
 	if by == 0 {
@@ -211,7 +221,7 @@ func (c *convergence) resize(m *member, nodes int) {
 	c.list(m)
 }
 
-// weight returns how many of the member's nodes take part in an Update that it has not acknowledged.
+// weight returns how many of the member's nodes count in an Update that it has not acknowledged.
 func (m *member) weight(shard int, sequence uint64) int {
 	if m.weights == nil {
 		return 1
@@ -226,7 +236,8 @@ func (m *member) weight(shard int, sequence uint64) int {
 	return nodes
 }
 
-// reweigh notes a relay's number of nodes: more of them take part in what comes, fewer also in what is open.
+// reweigh sets a relay's number of nodes. A higher number only counts in later Updates. A lower
+// number also counts in open ones.
 func (m *member) reweigh(shard, nodes int, s *shardConvergence) {
 	if m.weights == nil {
 		return
@@ -243,8 +254,8 @@ func (m *member) reweigh(shard, nodes int, s *shardConvergence) {
 	m.forgetWeights(shard, s)
 }
 
-// forgetWeights forgets the weights of Updates that are not open any more, so that there is at most one for each that is, and
-// one for what comes.
+// forgetWeights drops the weights that only closed Updates used. At most one weight for each open
+// Update remains, and one for later Updates.
 func (m *member) forgetWeights(shard int, s *shardConvergence) {
 	if m.weights == nil {
 		return
@@ -260,7 +271,8 @@ func (m *member) forgetWeights(shard int, s *shardConvergence) {
 	}
 }
 
-// ack notes that a stream's nodes have had a shard programmed up to a sequence since a time. A relay's last node may be named.
+// ack records that a stream's nodes have had a shard programmed up to a sequence since at. last may
+// name the last node of a relay.
 func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time, last string) {
 	s := &c.shards[shard]
 	s.mu.Lock()
@@ -269,7 +281,7 @@ func (c *convergence) ack(m *member, shard uint32, sequence uint64, at time.Time
 		s.mu.Unlock()
 		return
 	}
-	// A node that is stuck keeps many open, of which the acks of all others touch few.
+	// A stuck node keeps many Updates open. The acks of the other nodes only visit few of them.
 	from, to := s.after(m.acked[shard]), s.after(sequence)
 	for _, p := range s.open[from:to] {
 		if nodes := m.weight(int(shard), p.sequence); nodes > 0 {
@@ -292,9 +304,9 @@ func (s *shardConvergence) after(sequence uint64) int {
 	return i
 }
 
-// took notes nodes that have the Update since a time. One that is named stands for all of them.
+// took records that this many nodes have had the Update since at. One name stands for all of them.
 func (p *openUpdate) took(at time.Time, nodes int, name string) {
-	t := max(at.Sub(p.published), 1) // 0 means not yet
+	t := max(at.Sub(p.published), 1) // 0 would mean not yet
 	p.times.add(t, nodes)
 	i := len(p.slowest)
 	for i > 0 && p.slowest[i-1].Time < t {
@@ -309,7 +321,7 @@ func (p *openUpdate) took(at time.Time, nodes int, name string) {
 	p.slowest = slices.Insert(p.slowest[:min(len(p.slowest), keptNodes-1)], i, NodeTime{Node: name, Time: t})
 }
 
-// time returns when a share of the nodes had the Update, as far as they have reported; 0 means not yet.
+// time returns how long a share of the nodes took, as far as they have reported; 0 means not yet.
 func (p *openUpdate) time(share int) time.Duration {
 	if n := shareOf(shares[share].percent, p.nodes); n > 0 && p.programmed >= n {
 		return p.times.rank(n)
@@ -326,20 +338,21 @@ func (p *openUpdate) result(shard uint32) Convergence {
 	return r
 }
 
-// observe puts the times that are known into the histograms, each once.
+// observe adds the known times to the histograms, each of them once.
 func (c *convergence) observe(p *openUpdate) {
 	for ; p.observed < len(shares); p.observed++ {
 		t := p.time(p.observed)
 		if t == 0 {
 			return
 		}
-		p.longest = max(p.longest, t) // some nodes may have left since a smaller share was observed
+		// Some nodes may have left since a smaller share was observed; see invariant 2.
+		p.longest = max(p.longest, t)
 		c.metrics.convergence[p.observed].Observe(p.longest.Seconds())
 	}
 }
 
-// observeOld does so for Updates that some node does not have, once acks of those that were faster have come: a node that is stuck
-// does not keep the others out of the histograms.
+// observeOld observes open Updates whose acks from fast nodes must have arrived. So a stuck node
+// does not keep the times of the others out of the histograms.
 func (c *convergence) observeOld(now time.Time) {
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -354,8 +367,8 @@ func (c *convergence) observeOld(now time.Time) {
 	}
 }
 
-// settle closes those of some open Updates that all nodes have, and returns the latest of them. If no nodes are left, they have it
-// now.
+// settle closes the Updates of s.open[from:to] that all of their nodes have, and returns the latest
+// of them. If an Update has no nodes left, it is complete at now.
 func (c *convergence) settle(s *shardConvergence, from, to int, shard uint32, now time.Time) (done completed) {
 	left := slices.DeleteFunc(s.open[from:to], func(p *openUpdate) bool {
 		if p.programmed < p.nodes {
@@ -386,7 +399,7 @@ func (c *convergence) remember(p Convergence) {
 	c.results = append(c.results, p)
 }
 
-// latest returns the publishes that wait for nodes and those that were closed last, newest first.
+// latest returns the open Updates and those that were closed last, newest first.
 func (c *convergence) latest() []Convergence {
 	c.mu.Lock()
 	out := slices.Clone(c.results)
@@ -411,7 +424,9 @@ func (c *convergence) latest() []Convergence {
 // lacking returns, for each open Update, the first keptNodes members that lack it.
 func (s *shardConvergence) lacking(shard int, members []*member) [][]NodeTime {
 	out := make([][]NodeTime, len(s.open))
-	full := len(s.open) // the Updates from here on have as many as are kept: a node that lacks one lacks all later ones
+	// The Updates from index full on have keptNodes entries already. A node that lacks one Update
+	// lacks all later ones, so full only decreases.
+	full := len(s.open)
 	for _, m := range members {
 		for i := s.after(m.acked[shard]); i < full; i++ {
 			if m.weight(shard, s.open[i].sequence) > 0 {
@@ -428,7 +443,8 @@ func (s *shardConvergence) lacking(shard int, members []*member) [][]NodeTime {
 	return out
 }
 
-// lag gives how far a stream's nodes are behind: in sequences, over all shards, and since when.
+// lag returns how many sequences a stream's nodes are behind, summed over all shards, and for how
+// long the oldest Update that they lack has been published.
 func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind time.Duration) {
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -447,7 +463,7 @@ func (c *convergence) lag(m *member, now time.Time) (sequences uint64, behind ti
 	return sequences, behind
 }
 
-// has tells whether a stream's nodes have a shard programmed up to a sequence, as far as they have said.
+// has reports whether a stream's nodes have acknowledged a shard up to a sequence.
 func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 	s := &c.shards[shard]
 	s.mu.Lock()
@@ -455,7 +471,8 @@ func (c *convergence) has(m *member, shard uint32, sequence uint64) bool {
 	return m.told[shard] >= sequence
 }
 
-// caughtUp tells whether a stream's nodes have said that they have what was published before the stream joined.
+// caughtUp reports whether a stream's nodes have acknowledged everything that was published before
+// the stream joined.
 func (c *convergence) caughtUp(m *member) bool {
 	for i := range c.shards {
 		s := &c.shards[i]

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// fanChunk is how many streams a goroutine of the fan-out takes at a time.
+// fanChunk is how many streams a goroutine of the fan-out claims at a time.
 const fanChunk = 16
 
-// fan sends what is added to the ring to the streams that keep up, and wakes the others. After each pass over the streams it
-// leaves the CPUs to others for half as long as that took, so that under load more goes with each pass, and clients on the same
-// machine, or behind the same network, get on.
+// fan sends new entries of the ring to the streams that keep up, and wakes the goroutines of the
+// others. After each pass over the streams it pauses for half as long as the pass took. Under load,
+// the pauses let more entries share a pass, and leave CPU time to clients on the same machine.
 func (h *Hub) fan(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -48,17 +48,17 @@ func (h *Hub) fan(ctx context.Context) {
 	}
 }
 
-// restLocked notes that the streams that keep up have got everything, and how long that took.
+// restLocked records that the streams that keep up have everything. took is how long that lasted.
 func (h *Hub) restLocked(took time.Duration) {
 	h.rested = time.Now().Add(took)
 	select {
-	case <-h.idle: // it was noted before
+	case <-h.idle: // it is noted already
 	default:
 		close(h.idle)
 	}
 }
 
-// pass offers to each stream once what the ring has for it.
+// pass offers the ring's new entries to each stream once.
 func (h *Hub) pass() {
 	streams := h.list()
 	var next atomic.Int64
@@ -81,8 +81,9 @@ func (h *Hub) pass() {
 	workers.Wait()
 }
 
-// offer sends the stream what it lacks, if it is in step and takes it at once; else its goroutine does. b may already be what
-// it lacks: most streams lack the same.
+// offer sends the stream what it lacks, if the fan-out owns the stream and its transport accepts
+// the frames at once. Otherwise it hands the stream to its own goroutine. Most streams lack the
+// same entries, so b may already hold them; offer returns the batch for the next stream.
 func (s *stream) offer(b batch) batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +113,7 @@ func (s *stream) offer(b batch) batch {
 	return b
 }
 
-// outOfStep takes back what inStep did.
+// outOfStep undoes inStep.
 func (s *stream) outOfStep(updates []published) {
 	for i := len(updates) - 1; i >= 0; i-- {
 		s.sequences[updates[i].shard] = updates[i].from

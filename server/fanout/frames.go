@@ -13,53 +13,61 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// frameKey names an Update that many streams may want: it leads a shard from one sequence to another, from 0 the whole shard; or it
-// holds one of the shard's buckets as of a sequence. There is one for each bucket, not for each set of buckets that a client may say it
-// lacks: so there are no more than the shard has buckets.
+// frameKey identifies an Update that many streams may want. The Update leads a shard from one
+// sequence to another, where from 0 means the whole shard, or it holds one of the shard's buckets
+// as of a sequence. Keys name single buckets and not sets of them, so a snapshot has at most
+// model.Buckets such frames whatever clients say they lack.
 type frameKey struct {
 	shard      uint32
 	from, to   uint64
-	bucket     uint32 // its number + 1; 0 means all of the shard
-	more       bool   // further buckets follow
-	exact      bool   // there may be deltas, which lead from no position but from
+	bucket     uint32 // the bucket's number + 1; 0 means the whole shard
+	more       bool   // whether further buckets follow
+	exact      bool   // whether it may contain deltas, which apply at no position but from
 	compressed bool
 }
 
-// frameCache holds snapshot, catch-up and bucket frames, least recently used ones out first, bounded by their bytes. A frame
-// that many streams want at once is made once.
+// frameCache holds snapshot, catch-up and bucket frames. It evicts the least recently used frames
+// once their bytes exceed limit. A frame that many streams want at once is built once.
+//
+// Invariants, under mu:
+//
+//  1. bytes is the sum of the sizes of the entries in lru that are built.
+//  2. bytes is at most limit, unless a single entry exceeds it.
 type frameCache struct {
 	limit int
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below
 	bytes int
 	lru   *simplelru.LRU[frameKey, *cachedFrame]
 }
 
-// cachedFrame is an Update, in as many frames as it needs.
+// cachedFrame is an Update in one or more frames.
 type cachedFrame struct {
 	once   sync.Once
 	frames []wire.Frame
 	err    error
 }
 
-// entryBytes is what an entry of the cache takes beside its frame's bytes: its key, twice, and what links it.
+// entryBytes is about what an entry takes in addition to its frames: its key, twice, and its links.
 const entryBytes = 300
 
-// size is what an entry counts as.
+// size returns the bytes that the entry counts for.
 func (f *cachedFrame) size() int { return entryBytes + wire.Bytes(f.frames) }
 
 func newFrameCache(limit int) *frameCache {
 	c := &frameCache{limit: limit}
-	// The number of entries is bounded by their bytes, not by the list: any frame has some.
+	// The bytes bound the number of entries, as any frame has some. The list's own bound is never
+	// reached.
 	c.lru, _ = simplelru.NewLRU(1<<20, func(_ frameKey, f *cachedFrame) {
-		if f.frames != nil { // or else it does not count yet
+		if f.frames != nil { // an entry that is not built yet counts for nothing
 			c.bytes -= f.size()
 		}
 	})
 	return c
 }
 
-// get gives the frames, made by build if they are not there. Errors are not kept.
+// get returns the frames of a key. If they are not cached, it builds them with build. An error is
+// returned to all callers that wait for the build, and is not cached.
 func (c *frameCache) get(key frameKey, build func() ([]wire.Frame, error)) ([]wire.Frame, error) {
 	c.mu.Lock()
 	f, ok := c.lru.Get(key)
@@ -76,7 +84,7 @@ func (c *frameCache) get(key frameKey, build func() ([]wire.Frame, error)) ([]wi
 		current, ok := c.lru.Peek(key)
 		f.frames, f.err = frames, err
 		switch {
-		case !ok || current != f: // evicted meanwhile
+		case !ok || current != f: // it was evicted during the build
 		case err != nil:
 			f.frames = nil
 			c.lru.Remove(key)
@@ -90,14 +98,15 @@ func (c *frameCache) get(key frameKey, build func() ([]wire.Frame, error)) ([]wi
 	return f.frames, f.err
 }
 
-// size gives the bytes that the cache holds.
+// size returns the bytes that the cache holds.
 func (c *frameCache) size() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.bytes
 }
 
-// catchUp gives the frames that lead from a sequence to a snapshot; 0: the whole shard.
+// catchUp returns frames that lead from a sequence to a snapshot. A sequence of 0, or one whose
+// changes are no longer known, gets the whole shard.
 func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([]wire.Frame, error) {
 	exact := false
 	switch {
@@ -116,12 +125,13 @@ func (h *Hub) catchUp(snapshot *store.Snapshot, from uint64, compressed bool) ([
 	})
 }
 
-// exactPositions is from how many positions before a snapshot there are frames with deltas. A delta leads
-// from one position only, so these are not rounded.
+// exactPositions is how many positions before a snapshot have catch-up frames of their own, with
+// deltas. A delta applies at one position only, so these positions are not rounded.
 const exactPositions = 16
 
-// rounded returns a position at or before another one, of few that there are for a snapshot: clients may say that they are anywhere, and
-// each position is a frame. A frame leads from any position between its two, and with this has at most twice as many changes.
+// rounded returns a position at or before from, out of few for each snapshot. Clients may claim any
+// position, and each distinct position would cost a frame. A frame applies at any position between
+// its two, and rounding at most doubles the positions that it spans.
 func rounded(snapshot *store.Snapshot, from uint64) uint64 {
 	behind := uint64(1)
 	for behind < snapshot.Sequence()-from {
@@ -133,8 +143,8 @@ func rounded(snapshot *store.Snapshot, from uint64) uint64 {
 	return max(snapshot.Sequence()-behind, snapshot.Oldest())
 }
 
-// since gives what leads from a sequence to a snapshot: each object once, and as a delta where the ring still has what the
-// client holds.
+// since returns the changes from a sequence to a snapshot, each object once. A slice is sent as a
+// delta if the ring still has the version that the client holds.
 func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
 	u := snapshot.Since(from)
 	if u.Full {
@@ -150,12 +160,12 @@ func (h *Hub) since(snapshot *store.Snapshot, from uint64) *model.Update {
 		if d != nil && d.Len() > 0 {
 			u.Deltas = append(u.Deltas, d)
 		}
-		return d != nil // without a change it has become what it was
+		return d != nil // without a difference, the slice is what it was at from
 	})
 	return u
 }
 
-// inBuckets gives the frames that hold some of a snapshot's buckets, as one Update.
+// inBuckets returns the frames of some of a snapshot's buckets. Together they are one Update.
 func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed bool) (frames []wire.Frame, err error) {
 	for i, b := range buckets {
 		key := frameKey{shard: snapshot.Shard(), to: snapshot.Sequence(), bucket: b + 1, more: i < len(buckets)-1, compressed: compressed}
@@ -168,7 +178,7 @@ func (h *Hub) inBuckets(snapshot *store.Snapshot, buckets []uint32, compressed b
 	return frames, nil
 }
 
-// shared gives the frames of an Update that many may want.
+// shared returns the cached frames of an Update that many streams may want.
 func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, error) {
 	return h.frames.get(key, func() ([]wire.Frame, error) {
 		if key.compressed {
@@ -187,12 +197,12 @@ func (h *Hub) shared(key frameKey, update func() *model.Update) ([]wire.Frame, e
 	})
 }
 
-// encodeParts returns the frames of an Update, or the status of a stream that can't have them.
+// encodeParts returns the frames of an Update, or an error that is the status of the stream.
 func encodeParts(u *model.Update) ([]wire.Frame, error) {
 	return orInternal(u.Shard)(wire.EncodeParts(u))
 }
 
-// orInternal makes an error the status of a stream.
+// orInternal converts an error of encoding into the status of a stream.
 func orInternal(shard uint32) func([]wire.Frame, error) ([]wire.Frame, error) {
 	return func(frames []wire.Frame, err error) ([]wire.Frame, error) {
 		if err != nil {

@@ -10,17 +10,17 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxShards is the largest number of shards of any server.
+// maxShards is the largest number of shards that any server has.
 const maxShards = 4096
 
-// held is what a client holds when its stream begins, as its Hello says.
+// held is what a client holds when its stream begins, according to its Hello.
 type held struct {
 	epoch uint64
-	// sequences are the positions in the client's shards, by number; 0 means none.
+	// sequences has the client's position in each shard, by shard number; 0 means none.
 	sequences []uint64
-	digest    model.Digest // of all of it
+	digest    model.Digest // of the whole state
 	versions  model.ResourceVersions
-	nodes     model.Digest // a relay's
+	nodes     model.Digest // the Nodes that a relay holds
 }
 
 func heldBy(hello *pb.Hello) (held, error) {
@@ -49,11 +49,12 @@ func heldBy(hello *pb.Hello) (held, error) {
 // nothing reports whether the client holds no object.
 func (h held) nothing() bool { return h.digest == model.Digest{} }
 
-// in reports whether the client holds as many shards as a store has.
+// in reports whether the client has as many shards as the store.
 func (h held) in(s *store.Store) bool { return uint32(len(h.sequences)) == s.Shards() }
 
-// position returns the client's position in a shard, if it is in the store's history, so that the changes since are known.
-// Position 0 is that of a client which was cut off before this epoch's state came: it may hold anything.
+// position returns the client's position in a shard. ok reports whether the changes since then are
+// known. Position 0 means that the client was cut off before it received the shard in this epoch,
+// so it may hold any state.
 func (h held) position(s *store.Store, snapshot *store.Snapshot) (at uint64, ok bool) {
 	if !h.in(s) || h.epoch != s.Epoch() {
 		return 0, false

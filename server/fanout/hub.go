@@ -2,20 +2,25 @@
 //
 // # Guarantees
 //
-//   - Nobody is served before the store's source has synced, and what it gave is published.
-//   - A stream's client gets every Update of every shard in the order of its sequences, or, where it is too slow for that,
-//     each changed key once in its newest state. It is never dropped for being slow.
-//   - An Update is encoded once; the same bytes go to all streams.
-//   - A stream costs a position in each shard and its buffers, however large the state is and however slow its client.
-//   - The publisher never waits for a stream, nor does one stream for another: those that keep up are sent to from a few
-//     goroutines, those that don't have their own.
-//   - A client that knows more than this server is not sent back in time (see Options.MaxBehindWait).
+//   - No stream is served before the store's source has synced and its state is published.
+//   - A client receives every Update of every shard in the order of the shard's sequences. A client
+//     that is too slow for that receives each changed key once, in its newest state. A client is
+//     never dropped for being slow.
+//   - An Update is encoded once, and all streams send the same bytes. Only streams with a
+//     subscription get a part of it.
+//   - A stream costs one position per shard and its buffers, however large the state is and however
+//     slow its client is.
+//   - The publisher never waits for a stream, and no stream waits for another. A few goroutines
+//     send to the streams that keep up; each of the others has a goroutine of its own.
+//   - A client that has seen newer state than this server is not sent back in time (see
+//     Options.MaxBehindWait).
 //
 // # Publishing
 //
-// What the source writes is published at once, as long as the streams have got what was published before. While that is
-// under way changes wait for it to end, and for as long again as it took, maxCoalesce at most in all: under load, they share
-// sends, and half of the time is left for other work. Changes that take traffic from an endpoint do not wait.
+// An idle hub publishes a change at once. While streams still receive the previous publish, a
+// change waits until they have it, and then for as long again as sending it took. The wait is at
+// most maxCoalesce in all. Under load, changes therefore share sends, and half of the time is left
+// for other work. Changes that take traffic away from an endpoint do not wait.
 package fanout
 
 import (
@@ -44,68 +49,80 @@ const (
 	DefaultHeartbeat = 30 * time.Second
 	// DefaultDrainWindow spreads the reconnections of thousands of nodes.
 	DefaultDrainWindow = 5 * time.Second
-	// DefaultMaxBehindWait is longer than a watch is behind another one unless something is wrong.
+	// DefaultMaxBehindWait is longer than one watch lags behind another unless something is wrong.
 	DefaultMaxBehindWait = 10 * time.Second
-	// DefaultColdBytes is a hundred snapshots of 55,000 endpoints at a time: as many as some cores can send.
+	// DefaultColdBytes is about a hundred snapshots of 55,000 endpoints, which a few cores can send
+	// at a time.
 	DefaultColdBytes = 32 << 20
 )
 
-// frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its catch-ups.
+// frameCacheBytes is enough for the snapshot of a large cluster (250,000 endpoints) and its
+// catch-ups.
 const frameCacheBytes = 64 << 20
 
-// maxCoalesce bounds how long a change waits for those before it to be sent.
+// maxCoalesce bounds how long a change waits until earlier changes are sent.
 const maxCoalesce = 50 * time.Millisecond
 
-// Options set up a Hub.
+// Options configures a Hub.
 type Options struct {
-	// Store is what is served.
+	// Store holds the state that the hub serves.
 	Store *store.Store
-	// Authorize tells whether the caller behind the context may be a client of that kind, for that Node, as
-	// whom it has its share of the server where it is no agent, and until when its credentials hold, zero
-	// for ever: then its stream ends, so that it has to show others. Its error goes to the client as it is,
-	// so it is a gRPC status. Required.
+	// Authorize checks whether the caller behind ctx may be a client of this kind, for this Node.
+	// It returns the user that the caller's share of the server is counted for, unless the client
+	// is an agent, and when the caller's credentials expire. The hub ends the stream then, so that
+	// the client has to present new ones. A zero time means that the credentials never expire. The
+	// client receives the error unchanged, so it must be a gRPC status. Authorize is required.
 	Authorize func(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error)
-	// ServerName and ServerVersion are told to clients.
+	// ServerName and ServerVersion are sent to clients in Welcome.
 	ServerName, ServerVersion string
-	// Heartbeat is the interval between heartbeats; 0: DefaultHeartbeat.
+	// Heartbeat is the interval between heartbeats; 0 means DefaultHeartbeat.
 	Heartbeat time.Duration
-	// DrainWindow is the time within which clients are asked to reconnect when the server stops; 0: DefaultDrainWindow.
+	// DrainWindow is the time within which clients are asked to reconnect when the server stops; 0
+	// means DefaultDrainWindow.
 	DrainWindow time.Duration
-	// MaxBehindWait is how long a client that has seen newer resource versions than this server waits for it to catch up,
-	// before it is served nonetheless; 0: DefaultMaxBehindWait.
+	// MaxBehindWait is how long a client that has seen newer resource versions than this server
+	// waits for the server to catch up. After that the client is served nonetheless. 0 means
+	// DefaultMaxBehindWait.
 	MaxBehindWait time.Duration
-	// ColdBytes bounds the bytes that are on their way to clients that need whole shards to begin with; 0: DefaultColdBytes.
+	// ColdBytes bounds the bytes in flight to clients that need whole shards at their start; 0
+	// means DefaultColdBytes.
 	ColdBytes int64
-	// Servers are told to clients as where else to connect; with a ServerService they are that Service's ready endpoints, as
-	// the store has them.
+	// Servers is the initial list of servers that clients are told they may connect to. With a
+	// ServerService, that Service's ready endpoints in the store replace the list.
 	Servers       []*pb.Server
 	ServerService model.ServiceKey
-	// Upstream is set on a relay.
+	// Upstream is the stream that feeds this server; nil unless it is a relay.
 	Upstream Upstream
-	// Logger; nil: slog's default.
+	// Logger is slog's default logger if nil.
 	Logger *slog.Logger
-	// Registerer for metrics; nil: none.
+	// Registerer registers the hub's metrics; nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
-// Upstream is the stream that feeds a relay.
+// Upstream is the stream that feeds a relay. Programmed, Nodes and Nack must not wait.
 type Upstream interface {
-	// Path is what Welcome.path said; ok is false while there is no stream, or not all has come on it. Hub.UpstreamEnded must
-	// be called after it has become false.
+	// Path returns the epochs in Welcome.path. ok is false while there is no stream or its initial
+	// state is incomplete. Hub.UpstreamEnded must be called after ok has become false.
 	Path() (path []uint64, ok bool)
-	// Mark gives how much of one of upstream's shards has been written to the store.
+	// Mark returns the position up to which one of upstream's shards is written to the store.
 	Mark(shard uint32) model.Position
-	// Programmed tells that all nodes have had a shard programmed up to a Mark since a time, which is that of the last of them;
-	// its name may be empty. It must not wait.
+	// Programmed reports that all nodes have had a shard programmed up to a Mark since at, which is
+	// when the last of them had it. last is the name of that node, or empty.
 	Programmed(shard uint32, mark model.Position, at time.Time, last string)
-	// Nodes tells how many nodes the relay serves that hold what Programmed has told. It must not wait.
+	// Nodes reports how many of the relay's nodes hold what Programmed has reported.
 	Nodes(count int)
-	// Nack passes on what a node can't program, or what it can again, or has taken with it. It is false where too much stands
-	// already, and is tried again with each heartbeat. It must not wait.
+	// Nack passes on that a node cannot program an object, or that an earlier nack is resolved. It
+	// returns false if too many nacks are open already; the hub then tries again with each
+	// heartbeat.
 	Nack(*pb.Nack) bool
 }
 
-// Hub publishes the store's changes and serves them to streams.
+// Hub publishes the store's changes and serves them to streams. Its invariants, under mu:
+//
+//  1. streams holds every registered stream s at index s.index.
+//  2. byNode holds the same streams by node name, which is empty for clients without a node.
+//  3. agents holds each node's latest agent. An older stream of the node is about to end.
+//  4. others counts the streams of each user that are not agents'; it is at most maxOthers.
 type Hub struct {
 	pb.UnimplementedDistributionServiceServer
 
@@ -116,50 +133,52 @@ type Hub struct {
 	frames      *frameCache
 	cold        *turns
 	allowances  *allowances
-	nodes       atomic.Int64 // that are served, those of relays included
+	nodes       atomic.Int64 // served nodes, including those behind relays
 	convergence *convergence
 	started     time.Time
 
-	// marks is nil but on a relay.
+	// marks is nil unless the server is a relay.
 	marks *marks
-	// programmed is how many nodes Upstream knows of.
+	// programmed.nodes is the number of nodes last reported to Upstream. Its mutex guards it.
 	programmed struct {
 		sync.Mutex
 		nodes int
 	}
-	// untold: Upstream had no room for some nack.
+	// untold is set when Upstream had no room for a nack; see retell.
 	untold atomic.Bool
 
 	ring ring
-	// work tells the fan-out that the ring has grown.
+	// work wakes the fan-out when the ring has grown.
 	work chan struct{}
 
-	// mu guards what follows. It is held for moments: no encoding, no sending.
+	// mu guards the fields below. Nothing is encoded or sent while it is held.
 	mu sync.Mutex
-	// idle is closed as long as the streams that keep up have got everything; rested is when as much time has passed since
-	// then as that took.
+	// idle is closed while the streams that keep up have everything. rested is the end of the pause
+	// after that: as long again as the sending took.
 	idle   chan struct{}
 	rested time.Time
-	// streams, all of them; replaced, not changed, when listed is set.
+	// streams are all streams. If listed is set, list has handed out the slice, so it must be
+	// copied before a change.
 	streams []*stream
 	listed  bool
 	byNode  map[string]map[*stream]struct{}
 	agents  map[string]*stream
-	others  map[string]int // streams that are no agents', by who is on them
-	// reached is closed, and made anew, with each publish.
+	// others is the number of streams that are not agents', by user.
+	others map[string]int
+	// reached is closed and replaced by each publish.
 	reached chan struct{}
-	// servers are what clients are told, replicas what it says.
+	// servers is the frame that names servers to clients, and replicas its decoded content.
 	servers  wire.Frame
 	replicas []*pb.Server
 
-	// drainBegun ends when the hub begins to drain.
+	// drainBegun is done once the hub begins to drain.
 	drainBegun context.Context
 	drain      context.CancelFunc
 
 	replacedLogged, behindLogged, tooManyLogged, tooOftenLogged, lateLogged rate.Sometimes
 }
 
-// New makes a hub. Run must be running for streams to be served.
+// New returns a hub. It accepts streams while Run is running.
 func New(o Options) *Hub {
 	setDefault(&o.Heartbeat, DefaultHeartbeat)
 	setDefault(&o.DrainWindow, DefaultDrainWindow)
@@ -208,7 +227,7 @@ func (h *Hub) Run(ctx context.Context) {
 	beat := time.NewTicker(h.options.Heartbeat)
 	defer beat.Stop()
 	digested := make(chan struct{})
-	var digesting <-chan struct{} // nil: no heartbeat is on its way
+	var digesting <-chan struct{} // nil means that no heartbeat is being computed
 	for {
 		select {
 		case <-ctx.Done():
@@ -219,7 +238,8 @@ func (h *Hub) Run(ctx context.Context) {
 			h.coalesce(ctx)
 			h.publish()
 		case <-beat.C:
-			// In a large cluster digests take milliseconds. What changes meanwhile is all that the publisher computes itself.
+			// In a large cluster, digests take milliseconds. Another goroutine computes them first,
+			// so that the publisher only adds what changed in the meantime.
 			if digesting == nil {
 				digesting = digested
 				fanning.Go(func() {
@@ -237,7 +257,8 @@ func (h *Hub) Run(ctx context.Context) {
 	}
 }
 
-// coalesce waits for what was published before to be sent, but not for long, and not if it is urgent.
+// coalesce waits until the previous publish is sent and the pause after it is over. It returns
+// earlier after maxCoalesce, or if the store holds an urgent change.
 func (h *Hub) coalesce(ctx context.Context) {
 	latest := time.Now().Add(maxCoalesce)
 	wait := func(until time.Time, or <-chan struct{}) (goOn bool) {
@@ -276,7 +297,8 @@ func (h *Hub) publish() {
 	if h.marks != nil {
 		positions = h.marks.before()
 	}
-	p := h.store.Publish(func(u *model.Update) { // before any client can acknowledge it
+	// Convergence must know the Update before a client can acknowledge it.
+	p := h.store.Publish(func(u *model.Update) {
 		if h.marks != nil {
 			h.marks.updated(u.Shard, u.To, positions[u.Shard])
 		}
@@ -288,7 +310,8 @@ func (h *Hub) publish() {
 	e := entry{}
 	for _, u := range p.Updates {
 		frames, err := wire.EncodeParts(u)
-		if err != nil { // strings that are no UTF-8: sources let none through
+		// Sources reject strings that are not UTF-8, so this is not expected.
+		if err != nil {
 			h.log.Error("An update can't be encoded; clients will be caught up from snapshots", "shard", u.Shard, "err", err)
 			h.metrics.encodeErrors.Inc()
 			continue
@@ -312,13 +335,14 @@ func (h *Hub) publish() {
 		h.nodeChanged(name)
 	}
 	h.mu.Lock()
-	close(h.reached) // the last, so that who waits for it finds all of the publish
+	// This comes last: whoever waits for reached finds everything that was published.
+	close(h.reached)
 	h.reached = make(chan struct{})
 	h.mu.Unlock()
 	h.metrics.publishSeconds.Observe(time.Since(start).Seconds())
 }
 
-// add appends to the ring, and has the streams get it.
+// add appends an entry to the ring and wakes the fan-out.
 func (h *Hub) add(e entry) {
 	h.ring.add(e)
 	h.mu.Lock()
@@ -338,7 +362,8 @@ func notify(c chan struct{}) {
 	}
 }
 
-// beat makes a new heartbeat for all streams. In the ring it comes after the Updates that its digest includes.
+// beat sends a new heartbeat to all streams. In the ring, it follows the Updates that its digest
+// includes.
 func (h *Hub) beat() {
 	h.retell()
 	h.convergence.observeOld(time.Now())
@@ -350,12 +375,13 @@ func (h *Hub) beat() {
 	h.broadcast(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: m}}), lifeSign)
 }
 
-// broadcast sends a frame that is no Update to all streams, and another one to those with a subscription.
+// broadcast sends f, which is not an Update, to all streams; streams with a subscription get
+// narrowed.
 func (h *Hub) broadcast(f, narrowed wire.Frame) {
 	h.add(entry{frames: []wire.Frame{f}, narrowed: []wire.Frame{narrowed}, bytes: len(f), held: len(f)})
 }
 
-// mustEncode encodes what has no strings from outside.
+// mustEncode encodes a message that contains no strings from outside. It panics on an error.
 func mustEncode(r *pb.StreamResponse) wire.Frame {
 	f, err := wire.Encode(r)
 	if err != nil {
@@ -364,7 +390,7 @@ func mustEncode(r *pb.StreamResponse) wire.Frame {
 	return f
 }
 
-// list gives all streams. The list must not be changed.
+// list returns all streams. The caller must not change the slice.
 func (h *Hub) list() []*stream {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -372,17 +398,18 @@ func (h *Hub) list() []*stream {
 	return h.streams
 }
 
-// ownStreamsLocked makes the list one that may be changed.
+// ownStreamsLocked copies the list of streams if list has handed it out, so that it may be changed.
 func (h *Hub) ownStreamsLocked() {
 	if h.listed {
 		h.streams, h.listed = slices.Clone(h.streams), false
 	}
 }
 
-// maxOthers bounds the streams of one identity that are no agents': observers', operators' and relays'. A node's agent has one.
+// maxOthers bounds the open streams of one identity that are not agents': those of observers,
+// operators and relays. A node has one agent.
 const maxOthers = 256
 
-// register adds a stream. If it is a Node's agent, it takes the place of an older one.
+// register adds a stream. A Node's agent replaces the node's older stream.
 func (h *Hub) register(s *stream) error {
 	h.mu.Lock()
 	if s.kind != pb.ClientKind_CLIENT_KIND_AGENT && h.others[s.user] == maxOthers {
@@ -410,7 +437,7 @@ func (h *Hub) register(s *stream) error {
 		h.others[s.user]++
 	}
 	h.mu.Unlock()
-	// Between the stream's admission and now UpstreamEnded did not find it.
+	// UpstreamEnded cannot have ended this stream between its admission and its registration.
 	if up := h.options.Upstream; up != nil && s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
 		if _, ok := up.Path(); !ok {
 			s.end(errNoUpstream)
@@ -450,7 +477,7 @@ func (h *Hub) unregister(s *stream) {
 	}
 }
 
-// nodeChanged has those get a Node who follow it.
+// nodeChanged makes the streams that follow a Node send it again.
 func (h *Hub) nodeChanged(name string) {
 	h.mu.Lock()
 	var to []*stream
@@ -478,9 +505,10 @@ func (h *Hub) relaysLocked() (relays []*stream) {
 	return relays
 }
 
-// Drain tells all clients to go elsewhere and ends their streams, spread over the first half of the drain window. New
-// streams are refused. It returns at once; the transports' graceful stop waits for the streams.
+// Drain asks all clients to reconnect elsewhere and ends their streams, spread over the first half
+// of the drain window. New streams are refused. Drain returns at once; the transports' graceful
+// stop waits for the streams.
 func (h *Hub) Drain() { h.drain() }
 
-// drainDelay is a random part of the first half of the window.
+// drainDelay returns a random duration within the first half of the drain window.
 func (h *Hub) drainDelay() time.Duration { return rand.N(h.options.DrainWindow/2 + 1) }

@@ -90,7 +90,7 @@ func newMetrics(r prometheus.Registerer, h *Hub) *metrics {
 	return m
 }
 
-// sent counts frames that go to a stream.
+// sent counts frames that are sent to a stream, and returns their bytes.
 func (m *metrics) sent(frames []wire.Frame) (bytes int) {
 	for _, f := range frames {
 		bytes += len(f)

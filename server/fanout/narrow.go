@@ -12,13 +12,14 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxSubscription bounds the names in a subscription: who wants more wants everything. maxName bounds each name, as Kubernetes does.
+// maxSubscription bounds the names in a subscription; a client that wants more subscribes to
+// everything. maxName bounds each name in bytes, as Kubernetes does.
 const maxSubscription, maxName = 1024, 253
 
-// wantedAtOnce is how much of what a narrowed stream wants, in bytes, is sent without waiting for a turn.
+// wantedAtOnce is how many bytes a narrowed stream may be sent without waiting for a turn.
 const wantedAtOnce = 64 << 10
 
-// subscription is what a narrowed stream wants.
+// subscription is the set of Services that a narrowed stream gets. A nil subscription has all.
 type subscription struct {
 	namespaces map[string]struct{}
 	services   map[model.ServiceKey]struct{}
@@ -26,7 +27,7 @@ type subscription struct {
 
 var errLongName = status.Errorf(codes.InvalidArgument, "a subscription with a name of more than %d bytes, which Kubernetes does not allow", maxName)
 
-// newSubscription gives nil, which wants everything, for nil and where it says so.
+// newSubscription returns nil, which means everything, if p is nil or asks for everything.
 func newSubscription(p *pb.Subscription) (*subscription, error) {
 	if p == nil || p.GetEverything() {
 		return nil, nil
@@ -51,7 +52,7 @@ func newSubscription(p *pb.Subscription) (*subscription, error) {
 	return s, nil
 }
 
-// wants tells whether a Service is in the subscription; nil wants all.
+// wants reports whether a Service is in the subscription.
 func (s *subscription) wants(key model.ServiceKey) bool {
 	if s == nil {
 		return true
@@ -63,7 +64,7 @@ func (s *subscription) wants(key model.ServiceKey) bool {
 	return ok
 }
 
-// shards gives those that may hold something wanted.
+// shards returns the shards that may hold a Service of the subscription.
 func (s *subscription) shards(count uint32) map[uint32]struct{} {
 	out := make(map[uint32]struct{})
 	if s == nil || len(s.namespaces) > 0 {
@@ -78,8 +79,8 @@ func (s *subscription) shards(count uint32) map[uint32]struct{} {
 	return out
 }
 
-// startWanted sends a narrowed stream's initial state. It is sent whole, but for shards where the client is at the present position,
-// or where there is nothing on either side.
+// startWanted sends a narrowed stream's initial state. Each shard is sent whole, except for shards
+// where the client is at the snapshot's position, and shards where neither side has anything.
 func (s *stream) startWanted(client held) error {
 	h := s.hub
 	count := h.store.Shards()
@@ -91,7 +92,7 @@ func (s *stream) startWanted(client held) error {
 		snapshot := h.store.Snapshot(shard)
 		_, may := wanted[shard]
 		holds := !client.nothing()
-		// Position 0 says nothing of what the client holds; see follows.
+		// Position 0 does not say what the client holds; see held.position.
 		at := same && client.epoch == h.store.Epoch() && client.sequences[shard] > 0 &&
 			client.sequences[shard] == snapshot.Sequence()
 		if at || !may && !holds {
@@ -103,7 +104,8 @@ func (s *stream) startWanted(client held) error {
 	return s.sendAllWanted(shards)
 }
 
-// sendAllWanted sends what the stream wants of some shards, in its turn if that is much: a subscription may want nearly everything.
+// sendAllWanted sends the Services of the subscription in some shards. If they are large, it waits
+// for the client's turn, as a subscription may include nearly everything.
 func (s *stream) sendAllWanted(shards []uint32) error {
 	send := func() error {
 		for _, shard := range shards {
@@ -123,7 +125,7 @@ func (s *stream) sendAllWanted(shards []uint32) error {
 	return s.inTurn(size, send)
 }
 
-// roughBytes returns about what an Update of whole objects takes on the wire.
+// roughBytes returns the approximate size of an Update of whole objects on the wire.
 func roughBytes(u *model.Update) (size int64) {
 	for _, s := range u.Services {
 		size += objectBytes + addressBytes*int64(len(s.ExternalIPs)+len(s.LoadBalancerIngress)+len(s.LoadBalancerSourceRanges)+len(s.Ports))
@@ -134,10 +136,11 @@ func roughBytes(u *model.Update) (size int64) {
 	return size
 }
 
-// objectBytes and addressBytes are about what an object takes beside its lists, and an entry of one that has an address or a port.
+// objectBytes is about the size of an object without its lists, and addressBytes that of a list
+// entry with an address or a port.
 const objectBytes, addressBytes = 128, 24
 
-// sendWanted sends what the stream wants of a shard, as a full update.
+// sendWanted sends the Services of the subscription in a shard, as a full update.
 func (s *stream) sendWanted(snapshot *store.Snapshot) error {
 	frames, err := encodeParts(snapshot.Where(s.wanted.wants))
 	if err != nil {
@@ -148,15 +151,17 @@ func (s *stream) sendWanted(snapshot *store.Snapshot) error {
 	return s.send(frames...)
 }
 
-// forwardWanted sends what the stream wants of a batch. Its sequences are those of the updates it was sent: that it is not
-// sent others does not leave it behind, and only passed tells of them.
+// forwardWanted sends the part of a batch that is in the subscription. The stream's sequences are
+// those of the updates it was sent. Updates that are not sent do not leave the client behind; only
+// passed advances over them.
 func (s *stream) forwardWanted(b batch) error {
 	for _, u := range b.updates {
 		if s.sequences[u.shard] >= u.to {
 			continue
 		}
 		s.passed[u.shard] = max(s.passed[u.shard], u.to)
-		if s.sequences[u.shard] == 0 { // there was nothing: an update can't lead from there
+		// The client holds nothing of the shard, so no update can lead on from there.
+		if s.sequences[u.shard] == 0 {
 			if err := s.sendWanted(s.hub.store.Snapshot(u.shard)); err != nil {
 				return err
 			}
@@ -187,9 +192,10 @@ func (s *stream) forwardWanted(b batch) error {
 // lifeSign is the heartbeat of a narrowed stream, which has no digests to compare.
 var lifeSign = mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{}}})
 
-// resubscribe replaces the subscription. Shards in which that makes a difference are sent as they are wanted now: what has
-// fallen out of the subscription is not in them any more. So are shards of which an update is still to come, as it may take
-// away what only the old subscription wanted: nobody would tell the client.
+// resubscribe replaces the subscription. It sends each shard in which the subscriptions differ as a
+// full update, which removes what is no longer subscribed to. It also sends shards with an update
+// still to come: the update may remove an object that only the old subscription has, and would then
+// not be sent to the client.
 func (s *stream) resubscribe(p *pb.Subscription) error {
 	now, err := newSubscription(p)
 	if err != nil {
@@ -212,7 +218,8 @@ func (s *stream) resubscribe(p *pb.Subscription) error {
 			shards = append(shards, shard)
 		}
 	}
-	s.beats = time.NewTicker(s.hub.options.Heartbeat) // while it waits for its turn
+	// The stream waits for its turn like a new one.
+	s.beats = time.NewTicker(s.hub.options.Heartbeat)
 	defer s.beats.Stop()
 	if err := s.sendAllWanted(shards); err != nil {
 		return err

@@ -12,12 +12,13 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// errNoUpstream is what a relay that has no stream, or has lost it, tells other relays.
+// errNoUpstream ends the streams of other relays while a relay has no stream from its own server.
 var errNoUpstream = status.Error(codes.Unavailable,
 	"this relay has no stream from its own server, and does not feed others until it has one: use another server, or try again later")
 
-// UpstreamEnded ends the streams of other relays, after Upstream.Path has changed: they check the path that a stream begins
-// with, and a path that is no longer true hides a circle of relays that feed each other.
+// UpstreamEnded ends the streams of other relays after Upstream.Path has changed. A relay checks
+// the path when its stream begins. A path that is no longer true would hide a circle of relays that
+// feed each other.
 func (h *Hub) UpstreamEnded() {
 	for _, s := range h.list() {
 		if s.kind == pb.ClientKind_CLIENT_KIND_RELAY {
@@ -26,8 +27,8 @@ func (h *Hub) UpstreamEnded() {
 	}
 }
 
-// tellReached tells a relay how far the cluster's changes have come with all that it was sent: updates are of one shard each, and
-// say nothing of the others.
+// tellReached sends a relay the resource versions that everything sent so far includes. The relay
+// cannot derive them: an update describes one shard and says nothing about the others.
 func (s *stream) tellReached() error {
 	head, reached := s.hub.ring.now()
 	if s.position != head {
@@ -46,29 +47,31 @@ func (s *stream) sendReached(v model.ResourceVersions) error {
 	}}}))
 }
 
-// marks are a relay's memory of which of its Updates brought which upstream positions, so that it can tell upstream when all
-// of its nodes have them.
+// marks records which of a relay's Updates include which upstream positions, so that the relay can
+// acknowledge a position once all of its nodes have it.
 type marks struct {
 	upstream Upstream
-	mu       sync.Mutex
+	mu       sync.Mutex // guards shards
 	shards   []shardMarks
 }
 
 type shardMarks struct {
-	// open are Updates that some node does not have, oldest first.
+	// open are the Updates that some node lacks, oldest first; maxOpen at most.
 	open []mark
+	// told is the position last reported to upstream.
 	told model.Position
 }
 
-// mark is an Update, and the upstream position that is reached with it.
+// mark is an Update and the upstream position that its state includes.
 type mark struct {
 	sequence uint64
 	upstream model.Position
-	// since is when the publish was that brought the position, if that was later than the Update's.
+	// since is when the position was published, if that was later than the Update; otherwise it is
+	// zero.
 	since time.Time
 }
 
-// before reads, ahead of a publish, the upstream positions that it will include.
+// before returns the upstream positions that the publish about to begin will include at least.
 func (m *marks) before() []model.Position {
 	out := make([]model.Position, len(m.shards))
 	for i := range out {
@@ -77,7 +80,7 @@ func (m *marks) before() []model.Position {
 	return out
 }
 
-// updated takes an Update of the publish.
+// updated records an Update of the publish and the upstream position that it includes.
 func (m *marks) updated(shard uint32, sequence uint64, position model.Position) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -88,7 +91,8 @@ func (m *marks) updated(shard uint32, sequence uint64, position model.Position) 
 	s.open = append(s.open, mark{sequence: sequence, upstream: position})
 }
 
-// after takes the positions of shards to which the publish brought nothing new: they come after what did.
+// after records the positions of shards in which the publish changed nothing. Nodes have such a
+// position as soon as they have the shard's latest Update.
 func (m *marks) after(positions []model.Position) {
 	now := time.Now()
 	m.mu.Lock()
@@ -104,7 +108,8 @@ func (m *marks) after(positions []model.Position) {
 	}
 }
 
-// programmed tells upstream what all nodes have, now that they have a shard up to an Update, and since when the last of them has it.
+// programmed reports to upstream that all nodes have a shard up to an Update, and since when the
+// last of them has it.
 func (m *marks) programmed(shard uint32, c completed) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -112,7 +117,7 @@ func (m *marks) programmed(shard uint32, c completed) {
 	position := s.told
 	for len(s.open) > 0 && s.open[0].sequence <= c.sequence {
 		position = s.open[0].upstream
-		if since := s.open[0].since; since.After(c.at) { // nobody can have had it before it came
+		if since := s.open[0].since; since.After(c.at) { // no node can have had it before it came
 			c.at = since
 		}
 		s.open = s.open[1:]

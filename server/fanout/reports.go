@@ -16,59 +16,64 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNacks bounds the open nacks that are remembered of a stream that is no relay's; see wire.MaxRelayedNacks. maxNackKey bounds the
-// names in each: Kubernetes' are not longer.
+// maxNacks bounds the open nacks that are remembered of a stream, unless it is a relay's; see
+// wire.MaxRelayedNacks. maxNackKey bounds the names in each nack, in bytes, as Kubernetes does.
 const maxNacks, maxNackKey = 256, 63 + 253
 
-// Messages of a client beside its hello, a second and at once: many more than acks, nacks and the answers to a question for
-// all shards' buckets are; and requests for state that are no such answers, which cost more. An Ack counts as one more for each
-// positionsPerMessage that it has.
+// These are the limits on a client's messages after its Hello, as the rate per second and the
+// burst. They are far above what acks, nacks and the answers to a query for all shards' buckets
+// need. Requests for state that are not such answers cost more and have limits of their own. An Ack
+// counts as one message, and one more for each positionsPerMessage positions.
 const (
 	messagesPerSecond, messagesBurst = 200, 8192
 	resyncsPerSecond, resyncsBurst   = 10, 256
 	positionsPerMessage              = 64
 )
 
-// maxRelayNodes bounds how many nodes a relay may stand for: many more than a cluster has, and few enough to be added up.
+// maxRelayNodes bounds how many nodes a relay may stand for. It is far above the size of any
+// cluster, and low enough that sums do not overflow.
 const maxRelayNodes = 1 << 20
 
-// maxPositions bounds the positions in an Ack: clients do not send more.
+// maxPositions bounds the positions in an Ack. Clients send fewer.
 const maxPositions = 4096
 
-// reports are what a client tells of itself.
+// reports is what a client has reported about itself and its nodes.
 type reports struct {
-	// greeted is for the receiving side only.
+	// greeted is set once a Hello has arrived. Only the receiving goroutine uses it.
 	greeted bool
-	// allowance is the identity's, and limiters are the stream's own; set before the client is admitted.
+	// allowance is that of the client's identity, and limiters are lent to the stream. Both are set
+	// before the client is admitted.
 	allowance *allowance
 	limiters
 
 	sentBytes atomic.Uint64
 
-	mu sync.Mutex
-	// member is nil before the client is in sync, and for clients whose acks do not count.
+	mu sync.Mutex // guards the fields below
+	// member is nil until the client is in sync, and for clients whose acks do not count.
 	member *member
-	// told is how many of its nodes upstream knows of, on a relay.
+	// told is how many of the stream's nodes were reported to Upstream, on a relay.
 	told int
-	// left: the stream does not count any more, whatever it still says.
+	// left is set when the stream no longer counts, whatever its client still reports.
 	left bool
-	// reported: an Ack has come, so that what the client had in sync is programmed too.
+	// reported is set once an Ack has arrived. The client then has programmed the state it had when
+	// it was in sync.
 	reported bool
 	nacks    map[string]openNack // by object and node
 	lastNack Nack
-	// dropped: there were too many nacks to remember them all.
+	// dropped is set if there were too many nacks to remember them all.
 	dropped bool
 }
 
-// openNack is a nack that stands.
+// openNack is a nack that is not resolved.
 type openNack struct {
 	Nack
-	key model.Key // without a name where the client's makes no sense
-	// untold: upstream had no room for it.
+	key model.Key // without a name if the client's key is invalid
+	// untold is set while Upstream has no room for the nack.
 	untold bool
 }
 
-// of tells whether it is of a Service, or of one of its slices in a snapshot, or of all that there is.
+// of reports whether the nack concerns a Service: the Service itself, one of its slices in a
+// snapshot, or everything on the node.
 func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
 	if n.key.Kind == model.KindNode {
 		return true
@@ -80,17 +85,18 @@ func (n openNack) of(service model.ServiceKey, in *store.Snapshot) bool {
 	return slice != nil && slice.ServiceKey() == service
 }
 
-// Nack is an object that a node could not program.
+// Nack is an object that a node cannot program.
 type Nack struct {
-	// Object as logs have it: "Service default/web".
+	// Object is the object as in logs: "Service default/web".
 	Object string
 	Reason string
-	// Node behind a relay; else empty.
+	// Node is the node behind a relay that sent the nack; empty for the stream's own node.
 	Node string
 	At   time.Time
 }
 
-// join makes the stream's node count. Of a relay's nodes it is not known yet how many there are.
+// join makes the stream's nodes count for convergence. A relay has none until its first Ack says
+// how many.
 func (s *stream) join() {
 	r := &s.reports
 	r.mu.Lock()
@@ -110,7 +116,8 @@ func (s *stream) join() {
 	s.tellNodesLocked(r.member.nodes)
 }
 
-// leave takes the stream's nodes out. Whether they can program something is not for this server to say any more.
+// leave stops counting the stream's nodes. It withdraws their nacks from upstream, as this server
+// no longer hears from the nodes.
 func (s *stream) leave() {
 	r := &s.reports
 	r.mu.Lock()
@@ -134,9 +141,10 @@ func (s *stream) resizeLocked(nodes int) {
 	}
 }
 
-// tellNodesLocked tells upstream, on a relay, how many nodes hold what the relay acknowledges. An agent that has come waits
-// with nobody until it has what was published before; other relays count their nodes likewise. Upstream hears of nodes that
-// leave before it hears of what the others have without them.
+// tellNodesLocked reports to upstream, on a relay, how many nodes hold what the relay acknowledges.
+// An agent counts once it has acknowledged everything from before it joined; until then no server
+// waits for it. Nodes behind other relays are counted by those relays in the same way. Upstream
+// hears that nodes have left before it hears what the remaining nodes have.
 func (s *stream) tellNodesLocked(nodes int) {
 	r, h := &s.reports, s.hub
 	if h.options.Upstream == nil || nodes == r.told {
@@ -152,7 +160,7 @@ func (s *stream) tellNodesLocked(nodes int) {
 	h.options.Upstream.Nodes(h.programmed.nodes)
 }
 
-// ack takes an Ack.
+// ack processes an Ack.
 func (s *stream) ack(a *pb.Ack) error {
 	shards := s.hub.store.Shards()
 	for _, p := range a.GetPositions() {
@@ -189,7 +197,7 @@ func (s *stream) ack(a *pb.Ack) error {
 	return nil
 }
 
-// nack takes a Nack.
+// nack processes a Nack.
 func (s *stream) nack(m *pb.Nack) {
 	h := s.hub
 	key, err := wire.NackedFromProto(m.GetKey())
@@ -202,7 +210,7 @@ func (s *stream) nack(m *pb.Nack) {
 		n.Node = clip(m.GetNodeName())
 		most = wire.MaxRelayedNacks
 	}
-	if key.Kind == model.KindNode { // nobody speaks for another node
+	if key.Kind == model.KindNode { // no client speaks for another node
 		n.key.Name = cmp.Or(n.Node, s.node, s.peer)
 		n.Object = n.key.String()
 	}
@@ -242,15 +250,16 @@ func (s *stream) nack(m *pb.Nack) {
 	})
 }
 
-// passOnLocked tells upstream, on a relay, of a nack that stands or does not stand any more. An observer programs nothing that
-// would count there. It is false where upstream has no room; Hub.retell tries again.
+// passOnLocked reports to upstream, on a relay, that a nack is open or resolved. An observer's
+// nacks are not passed on, as it programs nothing. It returns false if upstream has no room;
+// Hub.retell then tries again.
 func (s *stream) passOnLocked(n openNack, resolved bool) bool {
 	up := s.hub.options.Upstream
 	if up == nil || s.reports.left || s.kind == pb.ClientKind_CLIENT_KIND_OBSERVER || n.key.Name == "" {
 		return true
 	}
 	told := up.Nack(&pb.Nack{
-		// What a relay itself can't make sense of has its address.
+		// A relay that cannot decode an object itself names no node; its address stands in.
 		Key: wire.KeyToProto(n.key), Reason: n.Reason, NodeName: cmp.Or(n.Node, s.node, s.peer), Resolved: resolved,
 	})
 	if !told {
@@ -259,7 +268,7 @@ func (s *stream) passOnLocked(n openNack, resolved bool) bool {
 	return told
 }
 
-// retell tells upstream of nacks that it had no room for.
+// retell reports nacks to upstream that it had no room for.
 func (h *Hub) retell() {
 	if !h.untold.Swap(false) {
 		return
@@ -271,7 +280,7 @@ func (h *Hub) retell() {
 	}
 }
 
-// retell is false once upstream has no room.
+// retell returns false if upstream has no room.
 func (s *stream) retell() bool {
 	r := &s.reports
 	r.mu.Lock()
@@ -287,7 +296,7 @@ func (s *stream) retell() bool {
 	return true
 }
 
-// clip bounds what a client says.
+// clip bounds the length of a client's text.
 func clip(s string) string {
 	const most = 512
 	if len(s) > most {

@@ -16,13 +16,15 @@ import (
 )
 
 const (
-	// bucketTimeout is how long a client may take to tell its buckets' digests.
+	// bucketTimeout is how long a client may take to answer a query for digests.
 	bucketTimeout = 30 * time.Second
-	// admissionWait is how long a client that needs whole shards waits for its turn before it is asked to come back later.
+	// admissionWait is how long a client that needs whole shards waits for its turn. After that it
+	// is asked to come back later.
 	admissionWait = 30 * time.Second
 )
 
-// start sends the initial state: what differs from what the client holds. What was reached when it began is in it.
+// start sends the initial state, which is the difference to what the client holds. reached has the
+// resource versions that the state includes at least.
 func (s *stream) start(client held, reached model.ResourceVersions) error {
 	h := s.hub
 	s.beats = time.NewTicker(h.options.Heartbeat)
@@ -45,8 +47,9 @@ func (s *stream) start(client held, reached model.ResourceVersions) error {
 		how, begin = "cold", s.startCold
 	}
 	h.metrics.starts.WithLabelValues(how).Inc()
-	// ahead reports that the client holds what the store does and has seen newer versions. It is in sync, but
-	// what the store gets until it is there may be of the client's past: a change, and the one that undid it.
+	// ahead reports that the client holds the same content as the store and has seen newer resource
+	// versions. The client is in sync. But until the store has reached those versions, its changes
+	// may lie in the client's past, such as a change that the client has already seen undone.
 	ahead := false
 	if err := s.awaitVersions(client.versions, func(model.ResourceVersions) (bool, error) {
 		ahead = s.wanted == nil && s.confirm(client)
@@ -103,7 +106,7 @@ func (s *stream) inSync(seen model.ResourceVersions, allNodes bool) error {
 	}}}))
 }
 
-// startNodes sends the client's Node, or to a relay all of them, if it does not have them.
+// startNodes sends an agent its Node, and a relay all Nodes unless it holds the same ones.
 func (s *stream) startNodes(client held) (all bool, err error) {
 	if s.kind != pb.ClientKind_CLIENT_KIND_RELAY {
 		if s.node == "" {
@@ -127,7 +130,7 @@ func (s *stream) startNodes(client held) (all bool, err error) {
 	return true, nil
 }
 
-// startCold has everything sent.
+// startCold marks all shards to be sent whole.
 func (s *stream) startCold(held) error {
 	for shard := range s.hub.store.Shards() {
 		snapshot := s.hub.store.Snapshot(shard)
@@ -140,7 +143,7 @@ func (s *stream) startCold(held) error {
 	return nil
 }
 
-// sendWhole sends the shards that the client is to get whole, when it is its turn.
+// sendWhole sends the shards that the client gets whole, in its turn.
 func (s *stream) sendWhole() error {
 	h := s.hub
 	if len(s.whole) == 0 {
@@ -165,8 +168,9 @@ func (s *stream) sendWhole() error {
 	})
 }
 
-// inTurn has send send so many bytes when it is the client's turn. A client that waits too long is asked to come back later. One that
-// does not take its bytes loses its turn, and is sent them nonetheless.
+// inTurn calls send when it is the client's turn to be sent that many bytes. A client that waits
+// too long is asked to come back later. A client that does not accept its bytes loses its turn, but
+// send goes on.
 func (s *stream) inTurn(size int64, send func() error) error {
 	h := s.hub
 	turn := h.cold.ask(s.identity(), size)
@@ -198,8 +202,9 @@ func (s *stream) awaitTurn(turn *turn) error {
 		admissionWait/2+rand.N(admissionWait))
 }
 
-// resume brings a client that holds something to the present. Within one epoch sequences decide. Of other shards digests do:
-// that of the state, and, if that is another one, those of the client's shards and then of its buckets.
+// resume sends a client that holds something what it lacks. Sequences decide for shards whose
+// position is of this epoch and known. For the others digests decide: first the digest of the
+// state; if it differs, those of the shards; if these differ, those of the shard's buckets.
 func (s *stream) resume(client held) error {
 	h := s.hub
 	var unknown []uint32
@@ -250,12 +255,15 @@ func (s *stream) resume(client held) error {
 	return s.askBuckets(ask)
 }
 
-// awaitVersions waits, for a while, until the store has come as far as the client has seen. Meanwhile it
-// calls progress with the versions that the store has reached, after each publish, and returns early if
-// that is enough. That the client was here before says nothing: it may have been cut off while it waited.
+// awaitVersions waits until the store has reached the resource versions that the client has seen,
+// for MaxBehindWait at most. Initially and after each publish, it calls progress with the versions
+// that the store has reached, and returns early if progress returns true. It waits even for a
+// client that has waited on an earlier stream, as that stream may have been cut off during the
+// wait.
 func (s *stream) awaitVersions(seen model.ResourceVersions, progress func(reached model.ResourceVersions) (enough bool, err error)) error {
 	h := s.hub
-	if h.store.Reached() == (model.ResourceVersions{}) { // the source has none
+	// The source has no versions.
+	if h.store.Reached() == (model.ResourceVersions{}) {
 		return nil
 	}
 	timeout := time.NewTimer(h.options.MaxBehindWait)
@@ -297,14 +305,14 @@ func (s *stream) awaitVersions(seen model.ResourceVersions, progress func(reache
 	}
 }
 
-// sendNewer sends a client that has seen newer versions what is new to it for certain: Nodes, and of the
-// shards those in which no object has changed of a kind that the store is behind in. Objects of other
-// kinds are at least as new here as what the client has seen.
+// sendNewer sends a client that has seen newer resource versions what is certainly new to it:
+// Nodes, and shards without a change of a kind that the store is behind in. Objects of other kinds
+// are at least as new in the store as what the client has seen.
 //
-// Kinds have to be told apart because the versions that a client has seen are those of its servers'
-// lists. A server that has just listed a quiet kind says so at once, while others hear from their watches
-// once a minute how far the kind has come. A client can't say less than the list: the last change
-// before the list may have been a removal, of which the list says nothing.
+// Kinds are told apart because the versions that a client has seen come from its servers' lists. A
+// server that has just listed a quiet kind knows its newest version at once. A watch learns only
+// once a minute how far a quiet kind has come. A client cannot claim less than the list's version:
+// the last change before the list may have been a removal, which a list does not show.
 func (s *stream) sendNewer(seen, reached model.ResourceVersions) error {
 	if err := s.sendNodes(); err != nil {
 		return err
@@ -321,8 +329,8 @@ func (s *stream) sendNewer(seen, reached model.ResourceVersions) error {
 	return nil
 }
 
-// mayBeOld reports whether an update changes an object of a kind that a store, whose state has reached
-// these versions, is behind in, compared with what a client has seen.
+// mayBeOld reports whether an update changes an object of a kind that the store is behind in.
+// reached has the store's resource versions, and seen those of the client.
 func mayBeOld(u *model.Update, seen, reached model.ResourceVersions) bool {
 	behind := map[model.Kind]bool{
 		model.KindService: seen.Services > reached.Services,
@@ -332,7 +340,8 @@ func mayBeOld(u *model.Update, seen, reached model.ResourceVersions) bool {
 		slices.ContainsFunc(u.Removed, func(key model.Key) bool { return behind[key.Kind] })
 }
 
-// confirm tells whether the client holds exactly what the store does, and if so takes note of it.
+// confirm reports whether the client holds the same content as the store. If so, it sets the
+// stream's sequences to the store's.
 func (s *stream) confirm(client held) bool {
 	digest, sequences := s.hub.store.Digest()
 	if !client.in(s.hub.store) || client.digest != digest {
@@ -342,7 +351,7 @@ func (s *stream) confirm(client held) bool {
 	return true
 }
 
-// atPresent tells whether the client has been sent everything.
+// atPresent reports whether the client has been sent everything.
 func (s *stream) atPresent() bool {
 	for shard, sequence := range s.sequences {
 		if s.hub.store.Snapshot(uint32(shard)).Sequence() != sequence {
@@ -352,7 +361,7 @@ func (s *stream) atPresent() bool {
 	return true
 }
 
-// askDigests asks for the digests of the client's shards.
+// askDigests asks the client for the digests of its shards and waits for them.
 func (s *stream) askDigests() ([]model.Digest, error) {
 	s.ask(func() { s.digestsAsked = true })
 	if err := s.send(mustEncode(&pb.StreamResponse{Message: &pb.StreamResponse_DigestQuery{DigestQuery: &pb.DigestQuery{}}})); err != nil {
@@ -378,7 +387,8 @@ func (s *stream) askDigests() ([]model.Digest, error) {
 	}
 }
 
-// askBuckets asks for the digests of the client's buckets of some shards, and sends those that differ.
+// askBuckets asks for the digests of the client's buckets in some shards, and sends the buckets
+// that differ.
 func (s *stream) askBuckets(shards []uint32) error {
 	if len(shards) == 0 {
 		return nil
@@ -410,7 +420,7 @@ func (s *stream) askBuckets(shards []uint32) error {
 		s.resyncs, s.waiting = nil, 0
 		s.mu.Unlock()
 		for shard, r := range answers {
-			if r.whole || r.buckets != nil { // objects may be asked for too
+			if r.whole || r.buckets != nil { // the client may ask for objects, too
 				delete(waiting, shard)
 			}
 		}
@@ -430,7 +440,8 @@ func (s *stream) sendUpTo(snapshot *store.Snapshot, from uint64) error {
 	return s.send(frames...)
 }
 
-// resyncAll answers requests, each shard's once, however often it was asked for.
+// resyncAll answers requests. Each shard has one request, into which all of the client's are
+// merged.
 func (s *stream) resyncAll(requests map[uint32]*pending) error {
 	for _, shard := range slices.Sorted(maps.Keys(requests)) {
 		if err := s.resync(shard, requests[shard]); err != nil {
@@ -440,7 +451,8 @@ func (s *stream) resyncAll(requests map[uint32]*pending) error {
 	return nil
 }
 
-// resync sends what the client asks for again, as of a snapshot: the named objects, the buckets that differ, or the shard.
+// resync sends what the client asks for again, as of a snapshot: named objects, buckets that
+// differ, or the whole shard.
 func (s *stream) resync(shard uint32, r *pending) error {
 	snapshot := s.hub.store.Snapshot(shard)
 	switch {
@@ -452,13 +464,15 @@ func (s *stream) resync(shard uint32, r *pending) error {
 	case r.whole:
 		return s.sendUpTo(snapshot, 0)
 	}
-	// A shard of which nothing is sent yet is still to come.
+	// If nothing of the shard has been sent yet, its initial state is still to come and includes
+	// the objects.
 	if len(r.keys) > 0 && (s.synced.Load() || s.sequences[shard] > 0) {
 		frames, err := s.selected(snapshot, r.keys)
 		if err != nil {
 			return err
 		}
-		// The answer is as of the snapshot, so the client comes to it first.
+		// The answer has the objects as of the snapshot, so the client must reach the snapshot
+		// first.
 		if err := s.bring(snapshot); err != nil {
 			return err
 		}
@@ -476,7 +490,7 @@ func (s *stream) resync(shard uint32, r *pending) error {
 	return nil
 }
 
-// sendBuckets sends the buckets of a snapshot that differ from the client's.
+// sendBuckets sends the buckets of a snapshot whose digests differ from the client's.
 func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []model.Digest) error {
 	var differ []uint32
 	for i, digest := range snapshot.Buckets() {
@@ -491,7 +505,8 @@ func (s *stream) sendBuckets(snapshot *store.Snapshot, digests []model.Digest) e
 		}
 		return s.sendUpTo(snapshot, 0)
 	}
-	// The client may have been sent what was undone since: it has then moved on from digests that are the snapshot's again.
+	// The client's digests may be older than its position. If a change sent since then is undone in
+	// the snapshot, the digests match although the client has the change.
 	if s.synced.Load() {
 		if err := s.bring(snapshot); err != nil {
 			return err

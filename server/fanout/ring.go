@@ -8,26 +8,26 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// What the ring holds at most; a stream that is further behind is caught up from snapshots.
+// These constants bound the ring. A stream that is further behind is caught up from snapshots.
 const (
 	ringEntries = 1024
 	ringBytes   = 32 << 20
 )
 
-// endpointBytes is about what an endpoint takes in a slice that only the ring keeps alive.
+// endpointBytes is about the memory of an endpoint in a slice that only the ring keeps alive.
 const endpointBytes = 128
 
-// batchBytes is how much of the ring a stream takes at a time, a single larger entry aside: what a stream that does not get
-// on keeps alive.
+// batchBytes bounds the bytes of the ring that a stream sends at a time, and thus what a stalled
+// stream keeps alive. A single entry may be larger.
 const batchBytes = 64 << 10
 
-// published is one shard's Update, encoded.
+// published is the encoded Update of one shard.
 type published struct {
 	shard    uint32
 	from, to uint64
 	frames   []wire.Frame
 	update   *model.Update
-	// parts are for streams that want some of it; made when the first of them asks.
+	// parts splits the Update for streams with a subscription. The first call computes the result.
 	parts func() (*wire.Parts, error)
 }
 
@@ -38,19 +38,21 @@ func newPublished(u *model.Update, frames []wire.Frame) published {
 	}
 }
 
-// entry is what all streams are sent at one time: a publish's Updates, or a single frame that is no Update.
+// entry is what all streams are sent together: the Updates of one publish, or a single frame that
+// is not an Update.
 type entry struct {
 	updates []published
-	// frames are those of the updates, or the single one.
+	// frames are the frames of the updates, or the single frame.
 	frames []wire.Frame
-	// narrowed is what streams with a subscription get beside their part of the updates.
+	// narrowed are frames for streams with a subscription, in addition to their part of the
+	// updates.
 	narrowed []wire.Frame
 	bytes    int
-	// held are the bytes of the frames, and of the slices that deltas were made from.
+	// held counts the bytes of the frames and of the slices that the deltas were computed from.
 	held int
 }
 
-// add adds an Update.
+// add appends an Update.
 func (e *entry) add(u *model.Update, frames []wire.Frame) {
 	e.updates = append(e.updates, newPublished(u, frames))
 	e.frames = append(e.frames, frames...)
@@ -62,33 +64,39 @@ func (e *entry) add(u *model.Update, frames []wire.Frame) {
 	}
 }
 
-// ring is the latest entries. It has one writer.
+// ring holds the latest entries. It has one writer, the publisher, and any number of readers. Its
+// invariants, under mu:
+//
+//  1. The entries at the positions from tail to head, without head, are held; all others are zero.
+//  2. held is the sum of these entries' held. There are at most ringEntries of them, and unless
+//     there is just one, at most ringBytes.
+//  3. Positions never repeat, and head - tail never exceeds ringEntries.
 type ring struct {
 	mu      sync.RWMutex
 	entries [ringEntries]entry
 	tail    uint64 // position of the oldest entry
 	held    int
-	// head is the position of the next entry.
+	// head is the position of the next entry. It only changes under mu; reads need no lock.
 	head atomic.Uint64
-	// reached are the resource versions up to which everything is before the head.
+	// reached has the resource versions that the entries before head include.
 	reached model.ResourceVersions
 }
 
-// reach notes what the entries so far come to.
+// reach sets the resource versions that the entries so far include.
 func (r *ring) reach(v model.ResourceVersions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.reached = v
 }
 
-// now gives the head, and the resource versions that are reached there.
+// now returns the head and the resource versions that the entries before it include.
 func (r *ring) now() (head uint64, reached model.ResourceVersions) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.head.Load(), r.reached
 }
 
-// add appends an entry, and drops the oldest ones beyond the bounds.
+// add appends an entry, and drops the oldest entries while a bound is exceeded.
 func (r *ring) add(e entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -104,17 +112,19 @@ func (r *ring) add(e entry) {
 	r.head.Store(head + 1)
 }
 
-// batch is what follows a position in the ring.
+// batch is a run of entries that follows a position in the ring.
 type batch struct {
 	from, to uint64 // positions
-	lapped   bool   // entries are missing: to is the ring's head, and there are no updates
+	// lapped reports that the ring has dropped entries after from. Then to is the ring's head, and
+	// there are no updates.
+	lapped   bool
 	updates  []published
 	frames   []wire.Frame
 	narrowed []wire.Frame
 	bytes    int
 }
 
-// after gives what follows a position. It uses the memory of b.
+// after returns the entries that follow a position. It reuses the memory of b.
 func (r *ring) after(position uint64, b batch) batch {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -138,9 +148,10 @@ func (r *ring) after(position uint64, b batch) batch {
 	return next
 }
 
-// bases gives, of a shard, the slices as they were at a sequence, of those that have been there ever since and whose
-// endpoints changed first. It gives none where the ring does not go back that far. A slice that has been away meanwhile may
-// have been in another shard, so that a client has to be told that it is back.
+// bases returns slices of a shard as they were at a sequence. It includes slices that have existed
+// ever since and whose first change was a delta. It returns nil if the ring does not go back that
+// far. A slice that was removed meanwhile is left out: it may have been in another shard, and the
+// client has to receive it whole.
 func (r *ring) bases(shard uint32, from uint64) map[model.Key]*model.Slice {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -174,7 +185,7 @@ func (r *ring) bases(shard uint32, from uint64) map[model.Key]*model.Slice {
 	return bases
 }
 
-// reaches reports whether the ring has all that was published of a shard since a sequence.
+// reaches reports whether the ring has every Update of a shard since a sequence.
 func (r *ring) reaches(shard uint32, from uint64) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -188,7 +199,7 @@ func (r *ring) reaches(shard uint32, from uint64) bool {
 	return false
 }
 
-// repeats tells of shards whether the batch holds more than one Update of them.
+// repeats returns the batch's shards, and for each whether the batch holds several Updates of it.
 func (b *batch) repeats() map[uint32]bool {
 	seen := make(map[uint32]bool, len(b.updates))
 	for _, u := range b.updates {
@@ -198,7 +209,7 @@ func (b *batch) repeats() map[uint32]bool {
 	return seen
 }
 
-// drop lets go of what a batch refers to, but not of its memory.
+// drop clears the batch's references, so that they can be collected, and keeps its memory.
 func (b *batch) drop() {
 	clear(b.updates[:cap(b.updates)])
 	clear(b.frames[:cap(b.frames)])

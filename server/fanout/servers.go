@@ -9,11 +9,12 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// serverPortName is the name of the port that agents connect to; a slice with one port only needs no name.
+// serverPortName is the name of the port that agents connect to. If a slice has a single port, the
+// port may have any name.
 const serverPortName = "grpc"
 
-// announce tells all clients where else they may connect, if that has changed. Nothing is told of no servers at all: the
-// client has one, after all.
+// announce sends all clients the list of servers, if it has changed. An empty list is not sent: the
+// client is connected to at least one server.
 func (h *Hub) announce(servers []*pb.Server) {
 	if len(servers) == 0 {
 		return
@@ -28,7 +29,8 @@ func (h *Hub) announce(servers []*pb.Server) {
 	}
 }
 
-// announceReplicas announces the ready endpoints of the servers' own Service, if updates have changed them.
+// announceReplicas announces the ready endpoints of the ServerService, if updates may have changed
+// them.
 func (h *Hub) announceReplicas(updates []*model.Update) {
 	service := h.options.ServerService
 	if service == (model.ServiceKey{}) {
@@ -60,7 +62,7 @@ func (h *Hub) announceReplicas(updates []*model.Update) {
 	h.announce(servers)
 }
 
-// sendServers tells one client.
+// sendServers sends the list of servers to one client.
 func (s *stream) sendServers() error {
 	s.hub.mu.Lock()
 	f := s.hub.servers

@@ -6,23 +6,24 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Status is a hub at a glance.
+// Status summarizes a hub.
 type Status struct {
 	ServerName, ServerVersion string
 	Started                   time.Time
 	Draining                  bool
-	// Streams that are open, by kind of client.
+	// Streams counts the open streams by kind of client.
 	Streams map[pb.ClientKind]int
-	// Nodes that are served, those of relays included.
+	// Nodes counts the served nodes, including those behind relays.
 	Nodes int
-	// Servers that clients are told of.
+	// Servers is the list of servers that clients are sent.
 	Servers []*pb.Server
-	// Relay: the hub has an upstream. Connected and Path are what that says of itself.
+	// Relay reports whether the hub has an upstream. Connected and Path are the results of its Path
+	// method.
 	Relay, Connected bool
 	Path             []uint64
 }
 
-// Status costs little, however many streams there are.
+// Status returns the hub's status. It is cheap, however many streams there are.
 func (h *Hub) Status() Status {
 	s := Status{
 		ServerName: h.options.ServerName, ServerVersion: h.options.ServerVersion, Started: h.started,

@@ -18,70 +18,86 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxNodeName is the length of the longest name of a Node.
+// maxNodeName is the length of the longest valid name of a Node, in bytes.
 const maxNodeName = 253
 
 // helloTimeout is how long a new stream may be silent.
 const helloTimeout = 10 * time.Second
 
 const (
-	// maxKeys is how many objects a request may name; who lacks more asks for buckets, or the shard.
+	// maxKeys bounds the objects that a Resync may name. A client that lacks more asks for buckets
+	// or for the shard.
 	maxKeys = 1024
-	// maxWaiting bounds the bytes of a stream's requests that wait to be answered, beside one for each shard.
+	// maxWaiting bounds the bytes of a stream's unanswered requests, in addition to one request for
+	// each shard.
 	maxWaiting = 64 << 10
-	// resyncBytes is about what a request for a shard takes, with the digests of its buckets.
+	// resyncBytes is about the size of a Resync of one shard with the digests of its buckets.
 	resyncBytes = 2 * model.HashSize * model.Buckets
 )
 
-// stream is one client. Frames are sent to it by its own goroutine, or, while it keeps up, by the fan-out.
+// stream serves one client. Its invariants:
+//
+//  1. While live is set, only the fan-out sends frames and changes position and sequences, and it
+//     holds mu. Otherwise only the stream's own goroutine does.
+//  2. Only the goroutine sets live, and only when it has nothing left to send. A relay's stream and
+//     a stream with a subscription are never live.
+//  3. sequences is the client's position in each shard once the client has applied everything sent.
 type stream struct {
 	hub       *Hub
 	transport Transport
-	pokes     chan struct{} // wakes the goroutine
-	hello     chan held     // what the client holds
-	ending    chan error    // why the stream must end
-	index     int           // in the hub's list; the hub's
+	pokes     chan struct{} // wakes the stream's goroutine
+	hello     chan held     // receives what the client holds, once
+	ending    chan error    // receives the status that ends the stream
+	index     int           // in hub.streams; guarded by hub.mu
 
-	// What the hello said; set when it comes.
+	// introduce sets these fields from the client's Hello.
 	node, peer          string
-	user                string // as whom it is admitted
+	user                string // the user that the client was admitted as
 	kind                pb.ClientKind
 	version, programmer string
 	since               time.Time
 	compressed, buckets bool
-	// admitted: the client is who it says, so that what it says counts.
+	// admitted is set once the client is authorized. Until then, it may send nothing but its Hello.
 	admitted atomic.Bool
 
-	// mu orders the goroutine and the fan-out.
+	// mu guards live and the fields below that say so. While live is set, it also guards position
+	// and sequences.
 	mu sync.Mutex
-	// live: the stream is the fan-out's to send to. Else it is the goroutine's.
+	// live reports that the fan-out owns the stream; see invariant 1. Guarded by mu.
 	live bool
-	// position of the next entry of the ring, sequences the client's position in each shard; for whose the stream is.
+	// position is the position of the ring's next entry to send, and sequences has the client's
+	// position in each shard. They belong to the owner of the stream; see invariant 1.
 	position  uint64
 	sequences []uint64
-	synced    atomic.Bool // the client has had an InSync
-	// wanted are the Services that a narrowed stream wants; nil: all. The goroutine's.
+	synced    atomic.Bool // set once the client has been sent InSync
+	// wanted is the set of Services the client subscribed to; nil means all. Only the goroutine
+	// uses it.
 	wanted *subscription
-	// passed is how far a narrowed stream has come in each shard, be it that it was sent nothing of that. The goroutine's.
+	// passed is the sequence up to which a narrowed stream has processed each shard, whether or not
+	// anything was sent for it. Only the goroutine uses it.
 	passed []uint64
-	// reached is what a relay was told last; see tellReached. The goroutine's.
+	// reached is the last value that a relay's client was sent; see tellReached. Only the goroutine
+	// uses it.
 	reached model.ResourceVersions
 
-	// whole are the shards that the client gets whole before it is in sync. The goroutine's.
+	// whole has the shards that the client gets whole before it is in sync. Only the goroutine uses
+	// it.
 	whole map[uint32]struct{}
-	// beats tell when a client that waits for its initial state is due a sign of life. The goroutine's.
+	// beats ticks when a client that waits for its initial state is due a heartbeat. Only the
+	// goroutine uses it.
 	beats *time.Ticker
 
-	// What waits for the goroutine.
-	nodes     map[string]struct{} // that have changed
+	// The fields below are requests to the goroutine; guarded by mu.
+	nodes     map[string]struct{} // the names of Nodes that have changed
 	resyncs   map[uint32]*pending // by shard
 	waiting   int                 // bytes of resyncs
 	subscribe *pb.Subscription
-	compare   bool // the client asks for digests
-	// digestsAsked is set while the client is to tell the digests of its shards; digests is its answer.
+	compare   bool // whether the client asks for digests
+	// digestsAsked is set while the server waits for the digests of the client's shards; digests is
+	// the client's answer.
 	digestsAsked bool
 	digests      []model.Digest
-	// asked are the shards of a BucketQuery that the client has not answered yet.
+	// asked has the shards of a BucketQuery that the client has not answered yet.
 	asked map[uint32]struct{}
 
 	reports reports
@@ -94,7 +110,7 @@ func (h *Hub) newStream(t Transport) *stream {
 	}
 }
 
-// identity is who the client is; see identity.
+// identity returns the identity whose share of the server the stream uses.
 func (s *stream) identity() identity {
 	if s.kind == pb.ClientKind_CLIENT_KIND_AGENT {
 		return identity{node: s.node}
@@ -102,7 +118,8 @@ func (s *stream) identity() identity {
 	return identity{user: s.user}
 }
 
-// end ends the stream with a status, from any goroutine and whatever it waits for. The first one counts.
+// end ends the stream with a status. Any goroutine may call it, whatever the stream waits for. Only
+// the first status counts.
 func (s *stream) end(err error) {
 	select {
 	case s.ending <- err:
@@ -111,7 +128,7 @@ func (s *stream) end(err error) {
 	s.transport.End(err)
 }
 
-// gone gives the status of a stream whose context is done.
+// gone returns the status of a stream whose context is done.
 func (s *stream) gone() error {
 	select {
 	case err := <-s.ending:
@@ -121,7 +138,7 @@ func (s *stream) gone() error {
 	}
 }
 
-// ask leaves something for the goroutine, and wakes it.
+// ask calls what under mu, to leave a request for the goroutine, and wakes the goroutine.
 func (s *stream) ask(what func()) {
 	s.mu.Lock()
 	what()
@@ -129,7 +146,7 @@ func (s *stream) ask(what func()) {
 	notify(s.pokes)
 }
 
-// serve runs the stream to its end.
+// serve runs the stream to its end and returns its status.
 func (s *stream) serve() error {
 	h := s.hub
 	if err := h.ready(); err != nil {
@@ -167,7 +184,8 @@ func (s *stream) serve() error {
 	return err
 }
 
-// lend gives the stream what it may do of what its identity may, until giveBack is called.
+// lend lends the stream its share of what its identity may do. The caller calls giveBack when the
+// stream has ended.
 func (s *stream) lend() (giveBack func()) {
 	r := &s.reports
 	r.allowance = s.hub.allowances.of(s.identity())
@@ -175,7 +193,7 @@ func (s *stream) lend() (giveBack func()) {
 	return func() { r.allowance.put(r.limiters) }
 }
 
-// ready tells whether the hub takes streams.
+// ready returns nil if the hub accepts streams, and the status to end the stream with otherwise.
 func (h *Hub) ready() error {
 	select {
 	case <-h.drainBegun.Done():
@@ -190,7 +208,8 @@ func (h *Hub) ready() error {
 	}
 }
 
-// greeted waits for the hello, for a while: a client that says nothing may not hold a stream, nor the server's end.
+// greeted waits for the client's Hello, for helloTimeout at most, so that a silent client cannot
+// hold a stream or delay the server's shutdown.
 func (s *stream) greeted() (held, error) {
 	timeout := time.NewTimer(helloTimeout)
 	defer timeout.Stop()
@@ -208,10 +227,11 @@ func (s *stream) greeted() (held, error) {
 	}
 }
 
-// errExpired ends a stream that has lasted as long as what its client has shown of itself.
+// errExpired ends a stream when the client's credentials expire.
 var errExpired = status.Error(codes.Unauthenticated, "the credentials that this stream began with have expired: open another one with fresh ones")
 
-// admit tells whether the client may be what it says, and until when.
+// admit authorizes the client for the kind and the Node that its Hello claims, and returns when its
+// credentials expire.
 func (s *stream) admit() (until time.Time, err error) {
 	o := s.hub.options
 	if s.user, until, err = o.Authorize(s.transport.Context(), s.kind, s.node); err != nil {
@@ -225,7 +245,7 @@ func (s *stream) admit() (until time.Time, err error) {
 	return until, nil
 }
 
-// introduce takes what the hello says of the client.
+// introduce validates the Hello and stores what it says of the client.
 func (s *stream) introduce(hello *pb.Hello) error {
 	kind := hello.GetKind()
 	node := hello.GetNodeName()
@@ -252,15 +272,16 @@ func (s *stream) introduce(hello *pb.Hello) error {
 	return err
 }
 
-// run serves the client from its hello on.
+// run serves the client after its admission, until the stream ends.
 func (s *stream) run(client held) error {
-	// The position in the ring comes before the snapshots: what is published between is skipped by its sequence.
+	// The position in the ring is read before any snapshot. Updates published between the two are
+	// recognized by their sequences and skipped.
 	position, reached := s.hub.ring.now()
 	s.position = position
 	s.sequences = make([]uint64, s.hub.store.Shards())
 	if err := s.start(client, reached); err != nil {
 		if errors.Is(err, errDraining) {
-			_ = s.sendDrain() // the status says it too
+			_ = s.sendDrain() // the stream's status says it too
 		}
 		return err
 	}
@@ -311,20 +332,21 @@ func (s *stream) sendDrain() error {
 	}}}))
 }
 
-// closed is a channel that always has something.
+// closed is a closed channel: receiving from it never blocks.
 var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // errDraining ends a stream when the server stops.
 var errDraining = status.Error(codes.Unavailable, "the server is draining: resume on another one")
 
-// own takes the stream back from the fan-out.
+// own makes the goroutine the stream's owner.
 func (s *stream) own() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.live = false
 }
 
-// rest gives the stream to the fan-out, unless something is left to do.
+// rest makes the fan-out the stream's owner, if it may send to the stream. It returns false if the
+// goroutine has something left to do.
 func (s *stream) rest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -335,7 +357,8 @@ func (s *stream) rest() bool {
 	return true
 }
 
-// follow sends some of what the ring has after the stream's position. It uses b's memory.
+// follow sends a batch of the ring's entries after the stream's position. It reuses the memory of b
+// and returns it.
 func (s *stream) follow(b batch) (batch, error) {
 	if s.position == s.hub.ring.head.Load() {
 		return b, nil
@@ -352,12 +375,13 @@ func (s *stream) follow(b batch) (batch, error) {
 		err = s.forward(b)
 	}
 	s.position = b.to
-	b.drop() // an idle stream keeps no frames alive
+	b.drop() // an idle stream must keep no frames alive
 	return b, err
 }
 
-// forward sends a batch. Of shards that have several updates in it, or that the stream is not in step with, it sends what they
-// come to, and skips what the client has.
+// forward sends a batch. If a shard has several updates in the batch, or the batch does not follow
+// the stream's sequence in the shard, forward sends their combined effect from the snapshot. It
+// skips updates that the client already has.
 func (s *stream) forward(b batch) error {
 	repeats := b.repeats()
 	if len(repeats) == len(b.updates) && s.inStep(b.updates) {
@@ -378,10 +402,11 @@ func (s *stream) forward(b batch) error {
 			return err
 		}
 	}
-	return s.send(b.narrowed...) // what is no update
+	return s.send(b.narrowed...) // these are not updates
 }
 
-// inStep tells whether all of the updates follow the stream's sequences, and if so moves these.
+// inStep advances the stream's sequences by the updates and returns true, if all updates follow
+// them. Otherwise it changes nothing and returns false.
 func (s *stream) inStep(updates []published) bool {
 	for i, u := range updates {
 		if s.sequences[u.shard] != u.from {
@@ -393,7 +418,8 @@ func (s *stream) inStep(updates []published) bool {
 	return true
 }
 
-// overtaken brings a stream that the ring has lapped to the present, each object once.
+// overtaken brings a stream that the ring has lapped up to date from snapshots, with each changed
+// object once.
 func (s *stream) overtaken() error {
 	for shard := range s.hub.store.Shards() {
 		if err := s.bring(s.hub.store.Snapshot(shard)); err != nil {
@@ -403,7 +429,7 @@ func (s *stream) overtaken() error {
 	return s.sendServers()
 }
 
-// bring sends what leads the client from its position to a snapshot.
+// bring sends the changes between the client's position and a snapshot.
 func (s *stream) bring(snapshot *store.Snapshot) error {
 	from := s.sequences[snapshot.Shard()]
 	if from >= snapshot.Sequence() {
@@ -420,7 +446,8 @@ func (s *stream) bring(snapshot *store.Snapshot) error {
 	return s.send(frames...)
 }
 
-// send sends frames and counts them. Where the stream ends meanwhile, why is what counts, not that nothing could be sent any more.
+// send sends frames and counts them. If the stream ends meanwhile, send returns the status that
+// ended it instead of the error of the failed write.
 func (s *stream) send(frames ...wire.Frame) error {
 	s.reports.sentBytes.Add(uint64(s.hub.metrics.sent(frames)))
 	err := s.transport.Send(frames...)
@@ -430,7 +457,7 @@ func (s *stream) send(frames ...wire.Frame) error {
 	return err
 }
 
-// answer sends what the client asked for, and Nodes that have changed.
+// answer sends changed Nodes and answers the client's requests.
 func (s *stream) answer() error {
 	if err := s.sendNodes(); err != nil {
 		return err
@@ -450,8 +477,8 @@ func (s *stream) answer() error {
 	return s.sendDigests()
 }
 
-// sendDigests sends the digests of all shards, to whose positions it brings the client first. A narrowed stream has nothing to
-// compare.
+// sendDigests sends the digests of all shards, after bringing the client to the positions that they
+// describe. A narrowed stream has no digests to compare, so it gets none.
 func (s *stream) sendDigests() error {
 	if s.wanted != nil {
 		return nil
@@ -491,7 +518,7 @@ func (s *stream) sendNode(name string) error {
 	return s.send(f)
 }
 
-// take takes a message of the client. It does not wait.
+// take processes a message from the client. It does not wait.
 func (s *stream) take(r *pb.StreamRequest) error {
 	hello := r.GetHello()
 	if !s.reports.greeted {
@@ -548,7 +575,7 @@ func (s *stream) take(r *pb.StreamRequest) error {
 	return nil
 }
 
-// takeDigests accepts the answer to a DigestQuery, of which there is one.
+// takeDigests accepts the answer to a DigestQuery. Each query has one answer.
 func (s *stream) takeDigests(m *pb.Digests) error {
 	digests, err := model.SplitDigests(m.GetDigests())
 	if shards := s.hub.store.Shards(); err != nil || uint32(len(digests)) != shards {
@@ -566,14 +593,15 @@ func (s *stream) takeDigests(m *pb.Digests) error {
 	return nil
 }
 
-// closeSend takes note that the client says no more; without a hello there is nothing to serve.
+// closeSend records that the client will send no more. A stream that has not sent its Hello by then
+// cannot be served, so it ends.
 func (s *stream) closeSend() {
 	if !s.reports.greeted {
 		s.end(status.Error(codes.InvalidArgument, "the stream ended before its hello"))
 	}
 }
 
-// request takes a Resync.
+// request validates a Resync and leaves it for the goroutine.
 func (s *stream) request(r *pb.Resync) error {
 	shards := s.hub.store.Shards()
 	switch n := len(r.GetBucketDigests()); {
@@ -585,7 +613,8 @@ func (s *stream) request(r *pb.Resync) error {
 	case len(r.GetKeys()) > maxKeys:
 		return status.Errorf(codes.InvalidArgument, "resync of %d objects: name at most %d, or ask for the shard", len(r.GetKeys()), maxKeys)
 	}
-	// The answer to a BucketQuery is a Resync too, and no sign of trouble.
+	// The answer to a BucketQuery is a Resync too. It is neither counted nor limited, as it is no
+	// sign of trouble.
 	if !s.answers(r) {
 		if len(r.GetKeys()) == 0 && !s.synced.Load() {
 			return status.Errorf(codes.InvalidArgument, "resync of shard %d before in_sync, which no bucket_query asks for: "+
@@ -620,7 +649,8 @@ func (s *stream) request(r *pb.Resync) error {
 	return nil
 }
 
-// answers reports whether a Resync is the first answer to what a BucketQuery asks of its shard.
+// answers reports whether a Resync is the first answer to a BucketQuery for its shard. Later ones
+// for the shard are requests of the client's own.
 func (s *stream) answers(r *pb.Resync) bool {
 	if len(r.GetKeys()) > 0 {
 		return false
@@ -632,8 +662,8 @@ func (s *stream) answers(r *pb.Resync) bool {
 	return asked
 }
 
-// wait waits, at the beginning of a stream, for a channel. It gives false if the timeout comes first. The client gets signs of life
-// meanwhile, as it goes elsewhere when it hears nothing.
+// wait waits for a channel while the stream starts. It returns false if the timeout comes first.
+// Meanwhile it sends heartbeats, as a client that hears nothing connects to another server.
 func (s *stream) wait(on <-chan struct{}, timeout <-chan time.Time) (bool, error) {
 	ctx := s.transport.Context()
 	for {

@@ -10,28 +10,31 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Stream is what is known of one client.
+// Stream describes one client.
 type Stream struct {
 	Node, Peer          string
 	Kind                pb.ClientKind
 	Version, Programmer string
 	Since               time.Time
-	// Synced: the client has been sent everything. Reported: it has acknowledged what it was sent then.
+	// Synced reports whether the client has been sent its initial state, and Reported whether it
+	// has acknowledged it.
 	Synced, Reported bool
-	// Nodes it stands for: 1 for an agent, any number for a relay.
+	// Nodes is how many nodes the client stands for: 1 for an agent, any number for a relay.
 	Nodes int
-	// LagSequences and Lag are how far it is behind, over all shards, and since when something it lacks was published.
+	// LagSequences is how many sequences the client is behind, summed over all shards. Lag is how
+	// long ago the oldest Update that it lacks was published.
 	LagSequences uint64
 	Lag          time.Duration
 	SentBytes    uint64
-	// Nacks are open, oldest first; LastNack may be one that was resolved since.
+	// Nacks are the open nacks, oldest first. LastNack may have been resolved since.
 	Nacks    []Nack
 	LastNack Nack
-	// Lacks: it does not have the Service asked for as the server does, or something of it is nacked.
+	// Lacks reports whether the client lacks the server's latest state of the requested Service, or
+	// has an open nack that concerns it.
 	Lacks bool
 }
 
-// Streams gives all clients, by node name. With a service they say whether they lack its latest state.
+// Streams returns all clients, sorted by node name. With a service, it sets Lacks for each of them.
 func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 	var snapshot *store.Snapshot
 	var changed uint64
@@ -49,7 +52,7 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 		r := &s.reports
 		r.mu.Lock()
 		i.Reported, i.LastNack = r.reported, r.lastNack
-		nacked := r.dropped // it may be of this Service
+		nacked := r.dropped // a dropped nack may concern this Service
 		for _, n := range r.nacks {
 			i.Nacks = append(i.Nacks, n.Nack)
 			nacked = nacked || service != nil && n.of(*service, snapshot)
@@ -58,7 +61,7 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 			i.Nodes = r.member.nodes
 			i.LagSequences, i.Lag = h.convergence.lag(r.member, now)
 			i.Lacks = service != nil && (!r.reported || nacked || !h.convergence.has(r.member, snapshot.Shard(), changed))
-		} else { // it has not been sent everything yet, or programs nothing
+		} else { // it has no initial state yet, or programs nothing
 			i.Lacks = service != nil && s.kind != pb.ClientKind_CLIENT_KIND_OBSERVER
 		}
 		r.mu.Unlock()
@@ -69,5 +72,5 @@ func (h *Hub) Streams(service *model.ServiceKey) []Stream {
 	return out
 }
 
-// Convergences gives how long nodes took for the latest Updates, newest first.
+// Convergences returns how long nodes took to program the latest Updates, newest first.
 func (h *Hub) Convergences() []Convergence { return h.convergence.latest() }

@@ -19,30 +19,36 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Transport carries one stream to its client. All methods but Taken and End are called by one goroutine at a time.
+// Transport carries one stream to its client. All methods except Taken and End are called by one
+// goroutine at a time.
 type Transport interface {
-	// Context ends with the stream, and says who the client is.
+	// Context returns a context that ends with the stream and carries the client's credentials.
 	Context() context.Context
-	// Send sends the frames in their order. It waits as long as the client, or the network, takes no more.
+	// Send sends the frames in order. It blocks while the client or the network accepts no more.
 	Send(frames ...wire.Frame) error
-	// Taken returns how many bytes of frames the client, or the network, has taken so far. It may be called by any goroutine.
+	// Taken returns how many bytes of frames the client or the network has accepted so far. Any
+	// goroutine may call it.
 	Taken() uint64
-	// End ends the stream with a status, whatever it waits for. It may be called by any goroutine, more than once.
+	// End ends the stream with a status, whatever it waits for. Any goroutine may call it, more
+	// than once.
 	End(err error)
-	// TrySend sends all of the frames without waiting, or none and gives false.
+	// TrySend sends all of the frames without waiting and returns true, or sends none and returns
+	// false.
 	TrySend(frames ...wire.Frame) (bool, error)
 }
 
-// Session is a stream as its transport drives it.
+// Session is a stream as its transport sees it.
 type Session struct{ s *stream }
 
-// Open begins a stream. Serve must be called; Message may be before.
+// Open begins a stream. The caller must call Serve, and may call Message before or during it.
 func (h *Hub) Open(t Transport) *Session { return &Session{h.newStream(t)} }
 
-// Serve runs the stream until the client leaves, breaks the protocol or the server drains; the error is its status.
+// Serve runs the stream until the client leaves or breaks the protocol, or until the server drains.
+// It returns the stream's status.
 func (s *Session) Serve() error { return s.s.serve() }
 
-// Message takes an encoded StreamRequest. It does not wait, nor keep b. An error is the stream's status: it must end.
+// Message processes an encoded StreamRequest. It does not wait and does not keep b. If it returns
+// an error, the transport must end the stream with that status.
 func (s *Session) Message(b []byte) error {
 	var r pb.StreamRequest
 	if err := proto.Unmarshal(b, &r); err != nil {
@@ -51,13 +57,13 @@ func (s *Session) Message(b []byte) error {
 	return s.s.take(&r)
 }
 
-// CloseSend tells that the client says no more. It may go on listening.
+// CloseSend reports that the client will send no more. The client may go on receiving.
 func (s *Session) CloseSend() { s.s.closeSend() }
 
 // Stream implements the wire API over gRPC.
 func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
-	// This handler may return while SendMsg is called. If the headers had not been sent by then, grpc-go would at times leave them
-	// out, and the client would not take the messages that its status comes after.
+	// This handler may return during a call of SendMsg. Without headers sent before, grpc-go would
+	// at times omit them, and the client would then ignore the messages before its status.
 	if err := g.SendHeader(nil); err != nil {
 		return err
 	}
@@ -80,14 +86,15 @@ func (h *Hub) Stream(g pb.DistributionService_StreamServer) error {
 		}
 	}()
 	go func() { s.transport.End(s.serve()) }()
-	// A call that waits in SendMsg ends only when this handler does.
+	// A call that blocks in SendMsg only ends when this handler returns.
 	return <-ended
 }
 
-// grpcTransport is for those whom no leaner transport serves: a frame costs it some goroutine switches.
+// grpcTransport is the transport of clients that do not use server/h2. Each frame costs it some
+// switches between goroutines.
 type grpcTransport struct {
 	pb.DistributionService_StreamServer
-	ended chan<- error // takes the first one
+	ended chan<- error // receives the first status
 	taken atomic.Uint64
 }
 
@@ -110,16 +117,18 @@ func (t *grpcTransport) Send(frames ...wire.Frame) error {
 	return nil
 }
 
-// Taken implements Transport. gRPC waits with a frame until it has sent those before it, but for a few KiB.
+// Taken implements Transport. grpc-go buffers only a few KiB: it accepts a frame once it has sent
+// most of the frames before it.
 func (t *grpcTransport) Taken() uint64 { return t.taken.Load() }
 
-// TrySend implements Transport: gRPC has no way to send without waiting.
+// TrySend implements Transport. It never sends, as gRPC cannot send without waiting.
 func (*grpcTransport) TrySend(...wire.Frame) (bool, error) { return false, nil }
 
-// codec sends frames as they are, and everything else as gRPC's own codec does.
+// codec encodes frames unchanged, and all other messages with gRPC's own codec.
 type codec struct{ encoding.CodecV2 }
 
-// ServerOption makes a gRPC server able to send frames; a Hub needs it.
+// ServerOption returns the option that lets a gRPC server send frames. A server with a Hub needs
+// it.
 func ServerOption() grpc.ServerOption {
 	return grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(grpcproto.Name)})
 }

@@ -9,59 +9,67 @@ import (
 )
 
 const (
-	// coldShares is how many identities can hold all of the budget for whole shards: one alone gets that part of it at most.
+	// coldShares is the number of identities that can use up the budget for whole shards. One
+	// identity gets at most this fraction of it.
 	coldShares = 8
-	// turnTime is how long a turn lasts at most. It ends before that when the client takes its bytes more slowly than would fill the time,
-	// which is looked at every turnCheck.
+	// turnTime is the longest duration of a turn. A turn ends early if the client accepts its bytes
+	// more slowly than would fill turnTime. That is checked every turnCheck.
 	turnTime  = 30 * time.Second
 	turnCheck = 2 * time.Second
-	// turnMemory is how long an identity that has had a turn comes after those that have not had one. maxIdentities bounds how many
-	// identities are remembered, for this and for what they ask.
+	// turnMemory is how long an identity that has had a turn comes after identities that have not.
+	// maxIdentities bounds the identities that are remembered, here and for their allowances.
 	turnMemory    = 5 * time.Minute
 	maxIdentities = 16 << 10
 )
 
-// identity is whom a share of what the server can do belongs to: an agent's node, as the agents of a
-// cluster may all be the same user and one may have several credentials, or else a user.
+// identity is what a share of the server's capacity is assigned to. An agent's identity is its
+// node, as all agents of a cluster may be the same user, and one agent may have several
+// credentials. Any other client's identity is its user.
 type identity struct{ user, node string }
 
-// turns divides a budget of bytes among clients that need whole shards. What holds, under mu:
+// turns divides a budget of bytes among clients that need whole shards. Its invariants, under mu:
 //
-//  1. The sizes of the turns that are held are budget - free, and for each identity held, which is at most share.
-//  2. The queue has first the turns of identities that have not had one lately, each group in the order in which they came.
-//  3. The first turn in the queue of an identity with room in its share is larger than free. So one that waits for its identity's own
-//     share holds up nobody, and a large one is not overtaken by small ones for ever.
+//  1. The sizes of the current turns add up to budget - free. Those of one identity add up to held,
+//     and to share at most.
+//  2. In the queue, turns of identities that have not had one lately come first. Each of the two
+//     groups is in the order of arrival.
+//  3. The first turn in the queue whose identity has room in its share is larger than free. So a
+//     turn that waits for its identity's own share blocks no other turn, and small turns cannot
+//     overtake a large one for ever.
 type turns struct {
 	budget, share int64
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards the fields below
 	free   int64
 	held   map[identity]int64
 	queue  []*turn
 	lately *simplelru.LRU[identity, time.Time]
 }
 
-// turn is one client's.
+// turn is one client's permission to be sent whole shards, or its place in the queue for it.
 type turn struct {
 	of *turns
 	id identity
-	// bytes are all that the client is to be sent; size is what of the budget the turn holds, which is a share at most.
+	// bytes is the total that the client is to be sent. size is the part of the budget that the
+	// turn holds, which is a share at most.
 	bytes, size int64
 	// begun is closed when the turn begins.
 	begun chan struct{}
 
-	// of.mu guards what follows.
-	again bool // the identity has had one lately
-	held  bool
+	// of.mu guards the fields below.
+	again bool // the identity has had a turn lately
+	held  bool // the turn has begun and has not ended
 }
 
 func newTurns(budget int64) *turns {
 	t := &turns{budget: budget, share: max(1, budget/coldShares), free: budget, held: make(map[identity]int64)}
-	t.lately, _ = simplelru.NewLRU[identity, time.Time](maxIdentities, nil) // an error is for sizes below 1
+	// An error is returned only for sizes below 1.
+	t.lately, _ = simplelru.NewLRU[identity, time.Time](maxIdentities, nil)
 	return t
 }
 
-// ask queues for a turn of so many bytes, or of a share if that is less.
+// ask queues a turn for a client that is to be sent that many bytes. The turn's size is a share at
+// most.
 func (t *turns) ask(id identity, bytes int64) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,7 +87,7 @@ func (t *turns) ask(id identity, bytes int64) *turn {
 	return n
 }
 
-// advanceLocked begins the turns that may begin.
+// advanceLocked begins the turns that may begin now; see invariant 3.
 func (t *turns) advanceLocked() {
 	for i := 0; i < len(t.queue); {
 		n := t.queue[i]
@@ -99,7 +107,8 @@ func (t *turns) advanceLocked() {
 	}
 }
 
-// end gives back what is held of the turn, or leaves the queue. It reports whether the turn was held until now.
+// end returns the turn's bytes to the budget, or removes the turn from the queue. It reports
+// whether the turn was held until now.
 func (n *turn) end() (held bool) {
 	t := n.of
 	t.mu.Lock()
@@ -117,11 +126,12 @@ func (n *turn) end() (held bool) {
 	return held
 }
 
-// watch ends a turn that has begun when the client takes too little, and then calls stalled; taken returns how many bytes the client
-// has taken of all that it was ever sent. The caller calls stop when the turn's bytes are sent.
+// watch ends a turn that has begun if the client accepts bytes too slowly, and then calls stalled.
+// taken returns how many bytes the client has ever accepted. The caller calls stop when the turn's
+// bytes are sent.
 func (n *turn) watch(taken func() uint64, stalled func()) (stop func()) {
 	began, before := time.Now(), taken()
-	var mu sync.Mutex // guards timer, and stopped
+	var mu sync.Mutex // guards timer and stopped
 	var timer *time.Timer
 	stopped := false
 	check := func() {
