@@ -23,7 +23,8 @@ func resyncOf(r *pb.Resync) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: r}}
 }
 
-// An object comes once, however often it is asked for.
+// TestAnObjectIsSentOnceHoweverOftenItIsNamed checks that a Resync that names an object several
+// times is answered with the object once.
 func TestAnObjectIsSentOnceHoweverOftenItIsNamed(t *testing.T) {
 	s := filled(t, 4)
 	f := start(t, s)
@@ -42,7 +43,8 @@ func TestAnObjectIsSentOnceHoweverOftenItIsNamed(t *testing.T) {
 	require.Contains(t, end.Message(), "ask for the shard")
 }
 
-// What a client asks for and does not read waits within bounds, and so does how much it says.
+// TestRequestsThatWaitAreBounded checks that the number of a client's messages is bounded, and the
+// size of its requests that wait while it reads nothing.
 func TestRequestsThatWaitAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 4)})
 	for name, c := range map[string]struct {
@@ -65,7 +67,7 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 		}, 2 * messagesBurst, "messages a second"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// A node's limits are on all its streams together.
+			// A node's limits apply to all of its streams together.
 			p := connect(t, h, &pb.Hello{NodeName: name, Kind: pb.ClientKind_CLIENT_KIND_AGENT})
 			defer p.cancel()
 			eventually(t, p.session.s.synced.Load)
@@ -88,7 +90,8 @@ func TestRequestsThatWaitAreBounded(t *testing.T) {
 	}
 }
 
-// What a client says before it is known to be who it says is not taken, whether it comes with the hello or while it is looked into.
+// TestOnlyAHelloIsTakenOfStrangers checks that messages before the client's authorization are
+// refused, whether they arrive together with the Hello or while it is being checked.
 func TestOnlyAHelloIsTakenOfStrangers(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	up := &told{}
@@ -114,8 +117,9 @@ func TestOnlyAHelloIsTakenOfStrangers(t *testing.T) {
 	require.Empty(t, up.nacks)
 }
 
-// A stream has its headers before anything else. Otherwise a status that comes while grpc-go sends the first message could leave
-// the client without headers, behind messages that fill its window.
+// TestHeadersComeFirst checks that a stream sends its headers first. Otherwise, a status that
+// arrives while grpc-go sends the first message could leave the client without headers, behind
+// messages that fill its window.
 func TestHeadersComeFirst(t *testing.T) {
 	f := start(t, filled(t, 1))
 	headers, err := f.open().Header()
@@ -123,7 +127,8 @@ func TestHeadersComeFirst(t *testing.T) {
 	require.NotEmpty(t, headers)
 }
 
-// A stream whose client reads nothing ends too when its node opens another one, and does not count any more.
+// TestAReplacedStreamEndsWhateverItWaitsFor checks that a stream whose client reads nothing ends
+// when its node opens another one, and no longer counts.
 func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	s := filled(t, 4)
 	f := start(t, s)
@@ -132,7 +137,7 @@ func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	for range 5 {
 		c := f.hello(agent)
 		require.NotNil(t, c.recv().GetWelcome())
-		// More than the windows take: the server waits in Send.
+		// This is more than the windows allow, so the server blocks in Send.
 		for n := range 60 {
 			s.Upsert(slice(1, 100+n%2*3000), 0)
 			f.publish()
@@ -148,7 +153,8 @@ func TestAReplacedStreamEndsWhateverItWaitsFor(t *testing.T) {
 	}
 }
 
-// What clients say of themselves is cut where it is too long, but not into something that can't be sent on.
+// TestWhatClientsSayStaysText checks that texts from clients are cut if they are too long, and stay
+// valid UTF-8.
 func TestWhatClientsSayStaysText(t *testing.T) {
 	for _, in := range []string{strings.Repeat("a", 511) + "é", strings.Repeat("é", 512), strings.Repeat("世", 400)} {
 		out := clip(in)
@@ -163,7 +169,7 @@ func TestWhatClientsSayStaysText(t *testing.T) {
 	require.Less(t, len(f.Streams(nil)[0].Version), 520)
 }
 
-// However long the names in nacks are: little is kept of each.
+// TestNamesInNacksAreBounded checks that a nack takes little memory, however long its names are.
 func TestNamesInNacksAreBounded(t *testing.T) {
 	up := &told{}
 	h := running(t, Options{Store: filled(t, 1), Upstream: up})
@@ -193,7 +199,8 @@ func TestNamesInNacksAreBounded(t *testing.T) {
 	}
 }
 
-// A narrowed client that holds something of a shard which is empty here is told so, also at position 0.
+// TestANarrowedClientAtNoPosition checks a narrowed client that holds something of a shard that is
+// empty here. It is sent the empty shard, even at position 0.
 func TestANarrowedClientAtNoPosition(t *testing.T) {
 	s := filled(t, 0)
 	f := start(t, s)
@@ -206,7 +213,8 @@ func TestANarrowedClientAtNoPosition(t *testing.T) {
 	}
 }
 
-// A node that has not said that it has something lacks it, even if it was published just before the stream came.
+// TestANodeLacksWhatItHasNotAcknowledged checks that a node lacks what it has not acknowledged,
+// even if that was published just before its stream began.
 func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 	s := filled(t, 10)
 	h := running(t, Options{Store: s})
@@ -226,7 +234,7 @@ func TestANodeLacksWhatItHasNotAcknowledged(t *testing.T) {
 	}}}))
 	require.False(t, lacks())
 
-	// What was nacked is not programmed, though its shard's position is acknowledged.
+	// A nacked object is not programmed, although the position of its shard is acknowledged.
 	for _, key := range []model.Key{service(1).Key(), slice(1, 3).Key()} {
 		nack := func(key model.Key, resolved bool) {
 			t.Helper()

@@ -16,8 +16,9 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// A client that has seen more than the server waits for it, whatever it holds, whatever it wants and however often it comes: it gets
-// nothing until the server has come as far.
+// TestWhoHasSeenMoreWaits checks that a client that has seen newer versions waits for the server,
+// whatever it holds or wants and however often it connects. It is sent no state until the server
+// has caught up.
 func TestWhoHasSeenMoreWaits(t *testing.T) {
 	seen := &pb.ResourceVersions{Services: 9, Slices: 9}
 	for name, hello := range map[string]*pb.Hello{
@@ -32,7 +33,8 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 			s := filled(t, 1)
 			h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Millisecond})
 			hello.ResourceVersions = seen
-			for _, epoch := range []uint64{s.Epoch() + 1, s.Epoch()} { // the second time it was cut off while it waited
+			// The second time, it was cut off while it waited.
+			for _, epoch := range []uint64{s.Epoch() + 1, s.Epoch()} {
 				hello.Epoch = epoch
 				p := connect(t, h, hello)
 				eventually(t, func() bool { // it waits
@@ -68,10 +70,10 @@ func TestWhoHasSeenMoreWaits(t *testing.T) {
 	}
 }
 
-// TestAQuietKindHoldsUpNobody has a client that comes from a server whose list of Services is newer than
-// the last that this server has heard of them. Both hold the same. Changes of slices, in which this
-// server is not behind, and the client's Node come at once; a change of a Service does not, as the
-// client may have seen it undone, nor does what comes after that in its shard.
+// TestAQuietKindHoldsUpNobody checks a client from a server whose list of Services is newer than
+// the last that this server has heard of them. Both hold the same state. Changes of slices, in
+// which this server is not behind, and the client's Node are sent at once. A change of a Service
+// waits, as the client may have seen it undone, and so does everything after it in its shard.
 func TestAQuietKindHoldsUpNobody(t *testing.T) {
 	for name, after := range map[string]func(*testing.T, *store.Store, *pipe){
 		"until the server has heard more": func(_ *testing.T, s *store.Store, _ *pipe) {
@@ -82,7 +84,7 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := filled(t, 8) // Services at 1, slices at 2
+			s := filled(t, 8) // Services at version 1, slices at version 2
 			s.Upsert(slice(0, 3), 900)
 			s.Publish()
 			h := running(t, Options{Store: s, MaxBehindWait: time.Hour, Heartbeat: time.Hour})
@@ -124,7 +126,7 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 			comes(func(r *wire.Response) bool { return r.Node != nil })
 
 			shardOf := func(i int) uint32 { return service(i).ServiceKey().Shard(2) }
-			other, same := 0, 0 // Services of another shard and of the same one as service 1
+			other, same := 0, 0 // Services of another shard, and of the same one as service 1
 			for i := 2; i < 8; i++ {
 				if shardOf(i) == shardOf(1) {
 					same = i
@@ -151,8 +153,8 @@ func TestAQuietKindHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// TestChangesThatAreHeldBackComeAfterAWait holds that a client waits no longer than MaxBehindWait for a
-// server that does not catch up, which is counted, and that nothing is counted where nothing was held back.
+// TestChangesThatAreHeldBackComeAfterAWait checks that a client waits no longer than MaxBehindWait
+// for a server that does not catch up. The wait is counted, unless nothing was held back.
 func TestChangesThatAreHeldBackComeAfterAWait(t *testing.T) {
 	for _, changes := range []bool{true, false} {
 		s := filled(t, 4)

@@ -15,7 +15,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// bucketsOf makes the Resync of a client that holds what a snapshot does, but for what is wrong in one bucket.
+// bucketsOf returns the Resync of a client that holds the same as a snapshot, except for the
+// buckets in wrong.
 func bucketsOf(s *store.Snapshot, wrong ...uint32) *pb.StreamRequest {
 	digests := slices.Clone(s.Buckets())
 	for _, bucket := range wrong {
@@ -24,7 +25,7 @@ func bucketsOf(s *store.Snapshot, wrong ...uint32) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: &pb.Resync{Shard: s.Shard(), BucketDigests: model.JoinDigests(digests)}}}
 }
 
-// resuming is the Hello of a client that holds something else.
+// resuming returns the Hello of a client that holds other content, from another epoch.
 func resuming(s *store.Store) *pb.Hello {
 	h := holding(s)
 	h.Epoch++
@@ -33,7 +34,7 @@ func resuming(s *store.Store) *pb.Hello {
 	return h
 }
 
-// tellDigests answers the question for digests, which comes next.
+// tellDigests receives the DigestQuery, which must come next, and answers it.
 func (c *call) tellDigests(digests []byte) {
 	c.t.Helper()
 	require.NotNil(c.t, c.recv().GetDigestQuery())
@@ -57,7 +58,7 @@ func TestResumeByBuckets(t *testing.T) {
 		require.Equal(t, wrong, model.Key{Kind: model.KindSlice, Namespace: "default", Name: o.GetName()}.Bucket())
 	}
 
-	// The cluster has become again what the other shard's part of the client is.
+	// The store has meanwhile become equal to the client's part of the other shard.
 	c.send(bucketsOf(s.Snapshot(1 - shard)))
 	require.NotNil(t, c.recv().GetInSync(), "nothing differs")
 	_, updates, _ := f.hello(&pb.Hello{}).inSync()
@@ -68,7 +69,8 @@ func TestResumeByBuckets(t *testing.T) {
 	}
 }
 
-// What a client says of its buckets may be older than what it has been sent since.
+// TestBucketsOfAClientThatHasMovedOn checks that a client's bucket digests may be older than what
+// it has been sent since.
 func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	s := filled(t, 2)
 	h := running(t, Options{Store: s})
@@ -96,7 +98,8 @@ func TestBucketsOfAClientThatHasMovedOn(t *testing.T) {
 	require.True(t, c.equals(s))
 }
 
-// A server with another number of shards asks for buckets too: what the client holds is the same, elsewhere.
+// TestOtherShardsAreComparedByBuckets checks that a server with another number of shards asks for
+// buckets. The client holds the same objects in other shards.
 func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 	s := filled(t, 40)
 	f := start(t, s)
@@ -112,7 +115,8 @@ func TestOtherShardsAreComparedByBuckets(t *testing.T) {
 	require.NotNil(t, c.recv().GetInSync())
 }
 
-// Whoever needs whole shards waits for its turn, though it holds something; who does not does not.
+// TestWholeShardsAreSentInTurn checks that a client that needs whole shards waits for its turn,
+// even if it holds something, and that other clients do not wait.
 func TestWholeShardsAreSentInTurn(t *testing.T) {
 	s := filled(t, 40)
 	h := running(t, Options{Store: s, Heartbeat: time.Millisecond, ColdBytes: 1})

@@ -13,7 +13,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// sluggish is a pipe whose frames take time to send, and that notes when they were.
+// sluggish is a pipe whose TrySend takes time.
 type sluggish struct {
 	*pipe
 	takes time.Duration
@@ -24,12 +24,13 @@ func (s *sluggish) TrySend(frames ...wire.Frame) (bool, error) {
 	return s.pipe.TrySend(frames...)
 }
 
-// While what was published before is being sent, and for as long again, changes wait for each other; those that take traffic
-// from an endpoint do not.
+// TestChangesWaitForThoseBefore checks that changes wait while the previous publish is sent, and as
+// long again. Changes that take traffic from an endpoint do not wait.
 func TestChangesWaitForThoseBefore(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		// sending takes so long; a change comes after so much of it, and is published at.
+		// takes is how long a send takes. The change is made at after and published at at, all in
+		// milliseconds since the previous publish.
 		takes, after time.Duration
 		urgent       bool
 		at           time.Duration

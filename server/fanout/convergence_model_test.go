@@ -15,26 +15,27 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// fleetModel is a root and its relays with what they keep of publishes, nodes that program them in their own time and acknowledge
-// them later, and a plain computation of what the root should know.
+// fleetModel has a root and its relays with their convergence, and nodes that program and
+// acknowledge in their own time. It also has a plain computation of what the root should report.
 type fleetModel struct {
 	registry *prometheus.Registry
 	root     *convergence
 	relays   []*relayModel
 	direct   []*nodeModel
-	joined   int // nodes, of all times
+	joined   int // all nodes that ever joined
 	all      []*publishModel
 }
 
-// publishModel is a publish of the root, and what is known of its nodes by plain means.
+// publishModel is a publish of the root, and the plain computation of its nodes' state.
 type publishModel struct {
 	sequence uint64
 	at       time.Time
-	// of are its nodes: the direct ones and the relays.
+	// of has its members: the direct nodes and the relays.
 	of map[*member]*partModel
 }
 
-// partModel is how many nodes of a member take part, and, if they have it, the time of the last of them.
+// partModel is how many nodes of a member count. If they have the publish, time is how long the
+// last of them took.
 type partModel struct {
 	nodes int
 	has   bool
@@ -44,10 +45,11 @@ type partModel struct {
 // nodeModel is an agent.
 type nodeModel struct {
 	member *member
-	// programmed are what its kernel has, since when; sent is how many of them it has acknowledged.
+	// programmed has the sequences that its kernel has, with their times. sent is how many of them
+	// it has acknowledged.
 	programmed []positionModel
 	sent       int
-	begun      uint64 // what was published before it came
+	begun      uint64 // the last sequence published before it joined
 }
 
 type positionModel struct {
@@ -56,17 +58,17 @@ type positionModel struct {
 	last     string
 }
 
-// relayModel is a relay, and what it has told the root that has not arrived yet.
+// relayModel is a relay, and the messages to the root that have not arrived yet.
 type relayModel struct {
 	member   *member
 	own      *convergence
 	marks    *marks
-	mark     uint64   // of the root's sequences, what its store has
-	sequence uint64   // its own
-	reached  []uint64 // of the root's sequences, with each of its own from 0 on
+	mark     uint64   // the root's sequence that its store has
+	sequence uint64   // its own sequence
+	reached  []uint64 // the root's sequence for each of its own, from 0 on
 	nodes    []*nodeModel
-	queue    []any // int: how many nodes it has; positionModel
-	// early is what it has told with a time at which one of its nodes did not have it.
+	queue    []any // int is its number of nodes; positionModel is an ack
+	// early lists reports whose time is before one of the relay's nodes had the position.
 	early []string
 }
 
@@ -78,7 +80,7 @@ func (r *relayModel) Programmed(_ uint32, p model.Position, at time.Time, last s
 	r.queue = append(r.queue, positionModel{p.Sequence, at, last})
 	for _, n := range r.nodes {
 		if r.reached[n.begun] >= p.Sequence {
-			continue // it came with that
+			continue // it joined with that
 		}
 		i := slices.IndexFunc(n.programmed, func(own positionModel) bool { return r.reached[own.sequence] >= p.Sequence })
 		if i < 0 || n.programmed[i].at.After(at) {
@@ -101,7 +103,7 @@ func (f *fleetModel) publish() {
 	f.root.published(0, p.sequence, p.at)
 }
 
-// program has a node's kernel catch up with so many publishes.
+// program lets a node's kernel catch up to a sequence.
 func (n *nodeModel) program(to uint64) {
 	from := n.begun
 	if len(n.programmed) > 0 {
@@ -112,7 +114,7 @@ func (n *nodeModel) program(to uint64) {
 	}
 }
 
-// ack has a node acknowledge so many of the positions that it has programmed.
+// ack acknowledges the next count of the positions that the node has programmed.
 func (n *nodeModel) ack(c *convergence, count int) (acked []positionModel) {
 	acked = n.programmed[n.sent:min(n.sent+count, len(n.programmed))]
 	n.sent += len(acked)
@@ -122,7 +124,7 @@ func (n *nodeModel) ack(c *convergence, count int) (acked []positionModel) {
 	return acked
 }
 
-// acked notes it in the plain computation.
+// acked records an ack in the plain computation.
 func (f *fleetModel) acked(m *member, upTo positionModel) {
 	for _, p := range f.all[:upTo.sequence] {
 		if part := p.of[m]; part != nil && !part.has {
@@ -131,7 +133,7 @@ func (f *fleetModel) acked(m *member, upTo positionModel) {
 	}
 }
 
-// shrunk notes that a member has no more than so many nodes.
+// shrunk records in the plain computation that a member has at most this many nodes.
 func (f *fleetModel) shrunk(m *member, nodes int) {
 	for _, p := range f.all {
 		if part := p.of[m]; part != nil && !part.has {
@@ -142,7 +144,7 @@ func (f *fleetModel) shrunk(m *member, nodes int) {
 	}
 }
 
-// arrive has the root hear of so much that a relay has said.
+// arrive delivers the next count of a relay's messages to the root.
 func (f *fleetModel) arrive(r *relayModel, count int) {
 	for range min(count, len(r.queue)) {
 		next := r.queue[0]
@@ -158,8 +160,8 @@ func (f *fleetModel) arrive(r *relayModel, count int) {
 	}
 }
 
-// feed has a relay publish what the root has published up to a sequence, as one Update of its own. Where nothing changes, it has
-// none.
+// feed lets a relay publish the root's publishes up to a sequence, as one Update of its own. If
+// nothing changes, it has no Update.
 func (r *relayModel) feed(to uint64, changes bool) {
 	if to <= r.mark {
 		return
@@ -179,7 +181,7 @@ func (r *relayModel) feed(to uint64, changes bool) {
 
 func (r *relayModel) tellNodes() { r.Nodes(len(r.nodes)) }
 
-// check compares what the root knows with the plain computation.
+// check compares what the root reports with the plain computation.
 func (f *fleetModel) check(t *rapid.T) {
 	for _, r := range f.relays {
 		require.Empty(t, r.early)
@@ -226,11 +228,12 @@ func (f *fleetModel) check(t *rapid.T) {
 	}
 }
 
-// TestConvergenceIsThatOfTheNodesOwnTimes plays with acks in any order of the times that they carry, while nodes come and go, and
-// the relays' as well.
+// TestConvergenceIsThatOfTheNodesOwnTimes plays acks in any order of the times that they carry,
+// while nodes join and leave, those of relays too.
 func TestConvergenceIsThatOfTheNodesOwnTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rapid.Check(struct{ testing.TB }{t}, playConvergence) // without T.Deadline, which is not to be asked in here
+		// This hides T.Deadline, which must not be called in the bubble.
+		rapid.Check(struct{ testing.TB }{t}, playConvergence)
 	})
 }
 
@@ -331,7 +334,7 @@ func (n *nodeModel) latest() uint64 {
 	return n.begun
 }
 
-// settle lets all nodes have and acknowledge everything, in their own order.
+// settle lets all nodes program and acknowledge everything, each in its own order.
 func (f *fleetModel) settle() {
 	for _, r := range f.relays {
 		r.feed(uint64(len(f.all)), true)
@@ -359,8 +362,8 @@ func (f *fleetModel) settle() {
 	}
 }
 
-// checkHistograms checks that each publish that nodes had is in each histogram, and that no share's times are below those of a
-// smaller share.
+// checkHistograms checks that each publish with nodes is in each histogram, and that the times of a
+// share are not below those of a smaller share.
 func (f *fleetModel) checkHistograms(t *rapid.T) {
 	publishes := uint64(0)
 	for _, p := range f.all {

@@ -16,8 +16,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// A stream that catches up from a snapshot may be sent an Update, and its node program it, before the publisher comes to send it:
-// it counts nevertheless.
+// TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen checks an Update that a stream gets from a
+// snapshot. The node may program it before the publisher sends it, and its ack counts nevertheless.
 func TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen(t *testing.T) {
 	const publishes = 1000
 	s := filled(t, 1)
@@ -51,7 +51,8 @@ func TestAnUpdateIsAcknowledgedAsSoonAsItCanBeSeen(t *testing.T) {
 	}
 }
 
-// BenchmarkAck is the cost of one node's ack of one position, also while another node acknowledges nothing.
+// BenchmarkAck measures one node's ack of one position, with and without another node that
+// acknowledges nothing.
 func BenchmarkAck(b *testing.B) {
 	for name, stuck := range map[string]int{"all follow": 0, "one is stuck": 1} {
 		b.Run(name, func(b *testing.B) {
@@ -85,7 +86,8 @@ func BenchmarkAck(b *testing.B) {
 	}
 }
 
-// Nodes that come after a publish and go again do not take part in it: the numbers of it are those of the nodes that were there.
+// TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore checks that nodes that join after a
+// publish and leave again do not change its numbers.
 func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
 	var members []*member
@@ -93,7 +95,7 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 		members = append(members, c.joinAgent(fmt.Sprint("node-", len(members))))
 	}
 	c.published(0, 1, time.Now())
-	for range 20 { // agents that reconnect, while all ten wait for their kernels
+	for range 20 { // agents that reconnect, while all ten nodes wait for their kernels
 		c.resize(c.joinAgent("passing"), 0)
 	}
 	open := c.latest()
@@ -108,7 +110,8 @@ func TestNodesThatComeAndGoDoNotCountForWhatWasPublishedBefore(t *testing.T) {
 	require.NotZero(t, results[0].Times[0])
 }
 
-// A relay whose stream broke stands for its nodes anew: that they come back does not mean that they have what was published before.
+// TestARelayThatComesBackHasNotWhatWasPublishedBefore checks that nodes of a relay that reconnects
+// do not count as having what was published before.
 func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
 	direct := c.joinAgent("direct")
@@ -117,7 +120,7 @@ func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 	c.published(0, 1, time.Now())
 	c.resize(relay, 0) // its stream breaks
 	relay = c.joinRelay("relay")
-	c.resize(relay, 100) // its first Ack, of nothing but its nodes
+	c.resize(relay, 100) // its first Ack, with its number of nodes only
 	open := c.latest()
 	require.Len(t, open, 1)
 	require.Zero(t, open[0].Programmed)
@@ -125,7 +128,8 @@ func TestARelayThatComesBackHasNotWhatWasPublishedBefore(t *testing.T) {
 	c.ack(direct, 0, 1, time.Now(), "")
 }
 
-// Acks are coalesced: the ack that comes last may carry the earliest time.
+// TestTimesDoNotDependOnWhichAckIsTheLast checks coalesced acks: the ack that arrives last may
+// carry the earliest time.
 func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
 	c := newConvergence(1, newMetrics(nil, &Hub{}))
 	slow, quick := c.joinAgent("slow"), c.joinAgent("quick")
@@ -141,7 +145,8 @@ func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
 	require.Equal(t, []NodeTime{{"slow", 3300 * time.Microsecond}, {"quick", 1500 * time.Microsecond}}, done.Last)
 }
 
-// A node that is stuck keeps neither the others' times out of the histograms, nor its own name out of the status.
+// TestAStuckNode checks that a stuck node keeps the others' times out of neither the histograms nor
+// the status, which names the stuck node.
 func TestAStuckNode(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	h := New(Options{Store: filled(t, 1), Registerer: registry})
@@ -203,8 +208,8 @@ func TestAStuckNode(t *testing.T) {
 	require.Equal(t, []uint64{3, 3, 1}, observed(), "the others lack the rest")
 }
 
-// Of many nodes that lack something, some are named; of a relay some of whose nodes lack it, the relay; of one that has it, the node
-// that was the last.
+// TestNodesThatWereLast checks which nodes are named: some of the nodes that lack an Update, a
+// relay if some of its nodes lack it, and otherwise the relay's last node.
 func TestNodesThatWereLast(t *testing.T) {
 	c := newConvergence(2, newMetrics(nil, &Hub{}))
 	var nodes []*member
@@ -213,7 +218,7 @@ func TestNodesThatWereLast(t *testing.T) {
 	}
 	relay := c.joinRelay("relay")
 	at := time.Now()
-	c.published(1, 1, at) // for which the relay has no nodes
+	c.published(1, 1, at) // the relay has no nodes for it
 	c.resize(relay, 10)
 	c.published(1, 2, at)
 	latest := func(sequence uint64) Convergence {
@@ -242,7 +247,7 @@ func TestNodesThatWereLast(t *testing.T) {
 	}, latest(2))
 }
 
-// What a relay says of its nodes is bounded.
+// TestWhatARelaySaysOfItsNodesIsBounded checks the bounds on what a relay reports of its nodes.
 func TestWhatARelaySaysOfItsNodesIsBounded(t *testing.T) {
 	s := filled(t, 1)
 	h := start(t, s).Hub

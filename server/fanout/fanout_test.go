@@ -97,7 +97,7 @@ func TestNobodyIsServedBeforeTheSourceHasSynced(t *testing.T) {
 	f := start(t, s)
 	require.Equal(t, codes.Unavailable, f.hello(&pb.Hello{}).ends().Code())
 	s.Synced()
-	// An agent that was told now that there is nothing would remove what it has.
+	// An agent that was served an empty state now would remove what it has.
 	require.Equal(t, codes.Unavailable, f.hello(&pb.Hello{}).ends().Code())
 	f.publish()
 	_, updates, _ := f.hello(&pb.Hello{}).inSync()
@@ -134,17 +134,18 @@ func TestChangesFollow(t *testing.T) {
 	require.Equal(t, digest[:], beat.GetDigest())
 	b.recv()
 	full := &pb.StreamResponse{Message: &pb.StreamResponse_Heartbeat{Heartbeat: &pb.Heartbeat{SequenceSum: 1 << 62, Digest: digest[:]}}}
-	const framed = 5 + 9 + 22 // gRPC's prefix, HTTP/2's header, a record of TLS 1.3
+	const framed = 5 + 9 + 22 // the prefix of gRPC, the header of HTTP/2, and a record of TLS 1.3
 	require.LessOrEqual(t, proto.Size(full)+framed, 100, "bytes of a heartbeat: what an idle node costs")
 
-	// Whoever has another digest asks for those of the shards.
+	// A client with another digest asks for the digests of the shards.
 	b.send(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
 	answer := b.recv().GetDigests()
 	require.Equal(t, holding(s).GetSequences(), answer.GetSequences())
 	require.Equal(t, model.JoinDigests(digestsOf(s)), answer.GetDigests())
 }
 
-// A client that closes its sending side, as grpcurl does, goes on receiving.
+// TestClientThatOnlyListens checks that a client that closes its sending side, as grpcurl does,
+// goes on receiving.
 func TestClientThatOnlyListens(t *testing.T) {
 	s := filled(t, 3)
 	f := start(t, s)
@@ -183,7 +184,7 @@ func TestNodesGetTheirOwnNode(t *testing.T) {
 	s.Remove(model.Key{Kind: model.KindNode, Name: "a"}, 3)
 	f.publish()
 	require.Nil(t, node(a).GetNode())
-	// Nobody else got anything.
+	// The other clients were sent nothing.
 	f.beat()
 	for _, c := range []*call{a, b, observer} {
 		require.NotNil(t, c.recv().GetHeartbeat())
@@ -249,7 +250,8 @@ func TestResume(t *testing.T) {
 	})
 }
 
-// A client that was cut off between Welcome and its state has the new epoch at position 0 and still holds the old state.
+// TestResumeOfAClientThatWasCutOffBeforeItsState checks a client that was cut off between Welcome
+// and its state. It has the new epoch at position 0 and still holds the old state.
 func TestResumeOfAClientThatWasCutOffBeforeItsState(t *testing.T) {
 	s, err := store.New(store.Options{Shards: 2})
 	require.NoError(t, err)
@@ -302,7 +304,7 @@ func TestReportsArrive(t *testing.T) {
 	}}}})
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{Reason: "no room", Key: wire.KeyToProto(service(1).Key())}}})
 	c.send(&pb.StreamRequest{Message: &pb.StreamRequest_Nack{Nack: &pb.Nack{}}})
-	c.send(&pb.StreamRequest{}) // of a newer client
+	c.send(&pb.StreamRequest{}) // from a newer client
 	require.Eventually(t, func() bool { return testutil.ToFloat64(f.metrics.nacks) == 2 }, patience, tick)
 	require.EqualValues(t, 1, testutil.ToFloat64(f.metrics.acks))
 	require.EqualValues(t, 1, float64(len(f.Streams(nil))))
@@ -327,7 +329,8 @@ func TestDrain(t *testing.T) {
 	f.server.GracefulStop()
 }
 
-// A client that stops reading delays nobody, and when it reads again it gets what it missed without every step between.
+// TestSlowReaderIsCaughtUp checks that a client that stops reading delays no other client, and that
+// it is caught up without every intermediate state once it reads again.
 func TestSlowReaderIsCaughtUp(t *testing.T) {
 	s := filled(t, 2)
 	f := start(t, s)
@@ -335,7 +338,8 @@ func TestSlowReaderIsCaughtUp(t *testing.T) {
 	slow.inSync()
 	var published uint64 = 1
 	for n := range 2 * ringEntries {
-		s.Upsert(slice(1, 20+n%2*20), 0) // 20 endpoints come or go: a kilobyte
+		// Adding or removing 20 endpoints takes about a kilobyte.
+		s.Upsert(slice(1, 20+n%2*20), 0)
 		f.publish()
 		published++
 	}
@@ -381,7 +385,8 @@ func TestFrameCache(t *testing.T) {
 	get(2, 40)
 	require.Equal(t, 4, built)
 	require.Equal(t, 80+2*entryBytes, c.bytes)
-	get(4, 5000) // larger than all: it replaces the others, and is itself there for who comes next
+	// A frame larger than the limit evicts all others, and is cached itself.
+	get(4, 5000)
 	get(4, 5000)
 	require.Equal(t, 5, built)
 	require.Equal(t, 5000+entryBytes, c.bytes)
@@ -395,7 +400,8 @@ func TestFrameCache(t *testing.T) {
 	require.Equal(t, 70+2*entryBytes, c.bytes)
 }
 
-// TestSmallFramesAreBounded holds that what the cache takes with many of the frames that catch up with one endpoint stays near its limit.
+// TestSmallFramesAreBounded checks that the memory of a cache with many small frames stays near its
+// limit.
 func TestSmallFramesAreBounded(t *testing.T) {
 	heap := func() int {
 		var m runtime.MemStats
@@ -418,7 +424,7 @@ func TestFrameIsBuiltOnceForManyStreams(t *testing.T) {
 	c := newFrameCache(1 << 20)
 	var wg sync.WaitGroup
 	building := make(chan struct{})
-	built := 0 // by one goroutine only, or the race detector says so
+	built := 0 // by one goroutine only; otherwise the race detector reports it
 	for range 16 {
 		wg.Go(func() {
 			f, err := c.get(frameKey{to: 1}, func() ([]wire.Frame, error) {

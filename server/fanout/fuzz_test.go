@@ -17,7 +17,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// sink is a transport that takes everything, and tells when an InSync came.
+// sink is a transport that accepts everything, and signals when it is sent InSync.
 type sink struct {
 	ctx    context.Context
 	synced chan struct{}
@@ -50,8 +50,8 @@ func request(m *pb.StreamRequest) []byte {
 	return b
 }
 
-// FuzzMessages: whatever clients say after their hello, each message is taken or refused with a status, and when the stream is
-// over nothing of it is left.
+// FuzzMessages checks that each message after the Hello is accepted or refused with a status, and
+// that nothing of the stream is left after its end.
 func FuzzMessages(f *testing.F) {
 	key := &pb.ObjectKey{Kind: pb.ObjectKind_OBJECT_KIND_SERVICE, Namespace: "default", Name: "service-1"}
 	var all []byte
@@ -77,7 +77,7 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind uint8, data []byte) { checkMessages(t, h, kind, data) })
 }
 
-// checkMessages has a client say what is in data: messages with their lengths before them.
+// checkMessages sends the messages in data, each of which has its length before it.
 func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -107,7 +107,8 @@ func checkMessages(t *testing.T, h *Hub, kind uint8, data []byte) {
 		}
 	}
 	session.CloseSend()
-	// It goes on sending to who says no more, unless it was a breach of the protocol that only shows when it is answered.
+	// The stream goes on for a client that has closed its sending side. It ends if a message breaks
+	// the protocol in a way that only its answer shows.
 	select {
 	case err := <-ended:
 		require.Contains(t, []codes.Code{codes.InvalidArgument, codes.ResourceExhausted}, status.Code(err), "%v", err)

@@ -26,14 +26,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is for what takes milliseconds on a machine that has time.
+// patience bounds waits for events that take milliseconds on an idle machine; tick is a poll
+// interval.
 const (
 	patience = 30 * time.Second
 	tick     = 2 * time.Millisecond
 )
 
-// fixture is a hub behind a gRPC server, and a connection to it. Its Run does not run, only the fan-out does: tests publish
-// and beat themselves.
+// fixture is a hub behind a gRPC server, and a connection to it. Of the hub, only the fan-out runs:
+// tests call publish and beat themselves.
 type fixture struct {
 	*Hub
 	t      *testing.T
@@ -41,10 +42,10 @@ type fixture struct {
 	server *grpc.Server
 }
 
-// start serves a store. The node "stranger" may not connect.
+// start serves a store. The hub does not authorize the node "stranger".
 func start(t *testing.T, s *store.Store) *fixture { return startWith(t, Options{Store: s}) }
 
-// startWith serves with options of the test's own.
+// startWith serves with the test's own options.
 func startWith(t *testing.T, o Options) *fixture {
 	t.Helper()
 	h := New(Options{
@@ -80,7 +81,7 @@ func startWith(t *testing.T, o Options) *fixture {
 	return &fixture{h, t, conn, server}
 }
 
-// filled gives a synced store of two shards with n Services of one slice each.
+// filled returns a synced store of two shards, with n Services of one slice each.
 func filled(t testing.TB, n int) *store.Store {
 	t.Helper()
 	s, err := store.New(store.Options{Shards: 2})
@@ -104,7 +105,7 @@ func slice(i, endpoints int) *model.Slice {
 	return model.NewSlice(s)
 }
 
-// call is one stream, from the client's side.
+// call is the client's side of one stream.
 type call struct {
 	pb.DistributionService_StreamClient
 	t *testing.T
@@ -122,7 +123,7 @@ func (f *fixture) open() *call {
 	return &call{DistributionService_StreamClient: g, t: f.t}
 }
 
-// hello opens a stream with a Hello.
+// hello opens a stream and sends a Hello.
 func (f *fixture) hello(h *pb.Hello) *call {
 	f.t.Helper()
 	c := f.open()
@@ -130,7 +131,8 @@ func (f *fixture) hello(h *pb.Hello) *call {
 	return c
 }
 
-// send sends a message; if the server has ended the stream already, the next receive tells why.
+// send sends a message. If the server has ended the stream already, the next receive returns its
+// status.
 func (c *call) send(r *pb.StreamRequest) {
 	c.t.Helper()
 	if err := c.Send(r); !errors.Is(err, io.EOF) {
@@ -145,7 +147,7 @@ func (c *call) recv() *pb.StreamResponse {
 	return r
 }
 
-// update gives the next message, which is a ShardUpdate.
+// update receives the next message, which must be a ShardUpdate.
 func (c *call) update() *pb.ShardUpdate {
 	c.t.Helper()
 	r := c.recv()
@@ -153,7 +155,7 @@ func (c *call) update() *pb.ShardUpdate {
 	return r.GetShardUpdate()
 }
 
-// inSync receives the initial state: the Welcome, what is between, the InSync.
+// inSync receives the initial state: the Welcome, the messages after it, and the InSync.
 func (c *call) inSync() (welcome *pb.Welcome, updates []*pb.ShardUpdate, inSync *pb.InSync) {
 	c.t.Helper()
 	welcome = c.recv().GetWelcome()
@@ -179,7 +181,7 @@ func (c *call) inSync() (welcome *pb.Welcome, updates []*pb.ShardUpdate, inSync 
 	}
 }
 
-// ends tells how the stream ends.
+// ends receives until the stream ends, and returns its status.
 func (c *call) ends() *status.Status {
 	c.t.Helper()
 	for {
@@ -189,7 +191,7 @@ func (c *call) ends() *status.Status {
 	}
 }
 
-// holding makes the Hello of a client that holds what a store has.
+// holding returns the Hello of a client that holds the same state as a store.
 func holding(s *store.Store) *pb.Hello {
 	digest, sequences := s.Digest()
 	return &pb.Hello{Epoch: s.Epoch(), Sequences: sequences, Digest: digest[:]}

@@ -23,7 +23,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// pipe is a transport that takes frames at once as long as it is open, and is read by the test.
+// pipe is a transport that accepts frames at once while it is open. The test reads them.
 type pipe struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -35,8 +35,8 @@ type pipe struct {
 	opened sync.Cond
 	open   bool
 	frames []wire.Frame
-	tried  int  // TrySends that were taken
-	waits  bool // a Send waits until the pipe is open
+	tried  int  // accepted calls of TrySend
+	waits  bool // whether Send blocks until the pipe is open
 }
 
 // connect begins a stream.
@@ -46,7 +46,7 @@ func connect(t require.TestingT, h *Hub, hello *pb.Hello) *pipe {
 	return p
 }
 
-// begin begins the stream on a transport that may do more than the pipe.
+// begin begins the stream on as, a transport that may do more than the pipe.
 func (p *pipe) begin(t require.TestingT, h *Hub, as Transport, hello *pb.Hello) {
 	p.opened.L = &p.mu
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -104,7 +104,7 @@ func (p *pipe) waiting() bool {
 	return p.waits
 }
 
-// read takes what has come.
+// read returns the frames sent since the last call, decoded.
 func (p *pipe) read(t require.TestingT) []*wire.Response {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,13 +119,13 @@ func (p *pipe) read(t require.TestingT) []*wire.Response {
 	return out
 }
 
-// close ends the stream and gives its status.
+// close ends the stream and returns its status.
 func (p *pipe) close() error {
 	p.cancel()
 	return <-p.done
 }
 
-// eventually waits for a condition, which may fail the test.
+// eventually polls a condition, which may fail the test itself, until it holds.
 func eventually(t require.TestingT, condition func() bool) {
 	for deadline := time.Now().Add(patience); !condition(); {
 		require.True(t, time.Now().Before(deadline), "it has not happened within %v", patience)
@@ -133,14 +133,14 @@ func eventually(t require.TestingT, condition func() bool) {
 	}
 }
 
-// running gives a hub that publishes.
+// running returns a hub that publishes.
 func running(t *testing.T, o Options) *Hub {
 	h, stop := run(t, o)
 	t.Cleanup(stop)
 	return h
 }
 
-// anybody may be anything.
+// anybody authorizes every client.
 func anybody(context.Context, pb.ClientKind, string) (string, time.Time, error) {
 	return "", time.Time{}, nil
 }
@@ -157,20 +157,23 @@ func run(t require.TestingT, o Options) (h *Hub, stop func()) {
 	return h, func() { cancel(); wait.Wait() }
 }
 
-// placed is an object in a shard: a slice that is handed to a Service of another one may be in both for a moment.
+// placed is an object in a shard. A slice that moves to a Service of another shard may be in both
+// for a moment.
 type placed struct {
 	shard uint32
 	key   model.Key
 }
 
-// copyOf is a client that holds what it was sent: a plain reading of the wire contract.
+// copyOf is a client that holds what it was sent. It is a plain implementation of the wire
+// contract.
 type copyOf struct {
 	objects   map[placed]model.Object
 	sequences map[uint32]uint64
 	wanted    *subscription
 	shards    uint32
 	inSyncs   int
-	// changing: until the next InSync, what was wanted before may still be on its way.
+	// changing is set from a change of the subscription until the next InSync. Meanwhile, what was
+	// wanted before may still arrive.
 	changing bool
 	before   *subscription
 }
@@ -224,7 +227,7 @@ func (c *copyOf) put(t require.TestingT, o model.Object) {
 	c.objects[placed{o.ServiceKey().Shard(c.shards), o.Key()}] = o
 }
 
-// equals tells whether the copy is what the store holds, of what is wanted.
+// equals reports whether the copy equals the wanted part of the store.
 func (c *copyOf) equals(s *store.Store) bool {
 	n := 0
 	for i := range s.Shards() {
@@ -244,8 +247,9 @@ func (c *copyOf) equals(s *store.Store) bool {
 	return n == len(c.objects)
 }
 
-// Streams that open and shut, join, leave and change their minds at any moment all come to hold what the store does, and
-// nothing that they did not ask for.
+// TestStreamsAgainstTheStore lets streams stall, join, leave and change their subscriptions at any
+// moment. All of them must come to hold the store's state, and nothing that they did not subscribe
+// to.
 func TestStreamsAgainstTheStore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, err := store.New(store.Options{Shards: 4, Tombstones: 4})
@@ -273,7 +277,7 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 		}
 		markers := int64(0)
 		settle := func() {
-			// What is written last is published last.
+			// The change that is written last is published last.
 			markers++
 			marker := model.NewService(model.Service{Namespace: "default", Name: "marker", Type: model.ClusterIP, CreationTimeSeconds: markers})
 			s.Upsert(marker, 0)
@@ -362,8 +366,9 @@ func TestStreamsAgainstTheStore(t *testing.T) {
 	})
 }
 
-// Streams that keep up are sent to without their goroutines; one that does not take a frame holds up none of them, and has
-// everything when it takes frames again.
+// TestAStreamThatKeepsUpIsSentToByTheFanOut checks that the fan-out sends to streams that keep up
+// without their goroutines. A stream that does not accept a frame delays none of them, and is sent
+// everything once it accepts frames again.
 func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	s := filled(t, 3)
 	h := running(t, Options{Store: s})
@@ -402,7 +407,8 @@ func TestAStreamThatKeepsUpIsSentToByTheFanOut(t *testing.T) {
 	require.Equal(t, slice(1, 13).ContentVersion(), copied.objects[at].ContentVersion())
 }
 
-// A stream of a node ends the one before; that of an observer who follows the Node does not.
+// TestANodesNewestStreamCounts checks that a new stream of a node's agent ends the previous one.
+// The stream of an observer that follows the Node goes on.
 func TestANodesNewestStreamCounts(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1)})
 	agent := &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT}
@@ -417,7 +423,8 @@ func TestANodesNewestStreamCounts(t *testing.T) {
 	require.Eventually(t, func() bool { return h.nodes.Load() == 0 && len(h.Streams(nil)) == 0 }, patience, tick)
 }
 
-// A stream lasts as long as the credentials that it began with.
+// TestStreamEndsWithItsCredentials checks that a stream ends when the credentials that it began
+// with expire.
 func TestStreamEndsWithItsCredentials(t *testing.T) {
 	until := time.Now().Add(20 * time.Millisecond)
 	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
@@ -435,7 +442,8 @@ func TestStreamEndsWithItsCredentials(t *testing.T) {
 	_ = lasting.close()
 }
 
-// One observer, or relay, can't take the place of others.
+// TestStreamsOfOneIdentityAreBounded checks that one observer or relay cannot use up the streams of
+// others.
 func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1), Authorize: func(_ context.Context, _ pb.ClientKind, node string) (string, time.Time, error) {
 		return node, time.Time{}, nil
@@ -464,7 +472,8 @@ func TestStreamsOfOneIdentityAreBounded(t *testing.T) {
 	require.Empty(t, h.others)
 }
 
-// What one stream that takes nothing costs does not grow with what it misses.
+// TestWhatAStreamHoldsIsBounded checks that the memory of a stream that accepts nothing does not
+// grow with what it misses.
 func TestWhatAStreamHoldsIsBounded(t *testing.T) {
 	s := filled(t, 2)
 	h := running(t, Options{Store: s})
@@ -511,7 +520,7 @@ func TestConvergence(t *testing.T) {
 	require.True(t, c.has(a, 0, 2))
 	require.False(t, c.has(a, 0, 3))
 
-	late := c.joinAgent("late") // is not waited for
+	late := c.joinAgent("late") // no Update waits for it
 	c.ack(relay, 0, 2, at(20), "")
 	require.Equal(t, []uint64{1, 2}, done)
 	c.ack(relay, 0, 3, at(30), "")
@@ -520,7 +529,7 @@ func TestConvergence(t *testing.T) {
 	require.Equal(t, []uint64{1, 2, 3}, done, "and is gone")
 	require.Len(t, c.latest(), 2)
 	require.Equal(t, 20*time.Millisecond, c.latest()[1].Times[2])
-	c.ack(late, 0, 1, at(40), "") // from before it came
+	c.ack(late, 0, 1, at(40), "") // from before it joined
 	require.Equal(t, []uint64{1, 2, 3}, done)
 
 	for n := range 2 * maxOpen {

@@ -17,8 +17,8 @@ func only(name string) *pb.Subscription {
 	return &pb.Subscription{Services: []*pb.ServiceName{{Namespace: "default", Name: name}}}
 }
 
-// TestResubscribeWhileAnUpdateIsOnItsWay: what the old subscription wanted, and is removed by an update that the stream has not
-// been sent yet, is told to be gone.
+// TestResubscribeWhileAnUpdateIsOnItsWay checks an object of the old subscription that an update
+// removes before the stream is sent that update. The client must be sent the removal.
 func TestResubscribeWhileAnUpdateIsOnItsWay(t *testing.T) {
 	for _, first := range []*pb.Subscription{nil, only("service-0")} {
 		s := filled(t, 1)
@@ -26,7 +26,7 @@ func TestResubscribeWhileAnUpdateIsOnItsWay(t *testing.T) {
 		c := f.hello(&pb.Hello{Subscription: first})
 		_, updates, _ := c.inSync()
 		require.Len(t, updates, 1)
-		// The store has it; the ring does not.
+		// The store has the removal, but the ring does not.
 		s.Remove(service(0).Key(), 3)
 		s.Remove(slice(0, 3).Key(), 4)
 		require.Len(t, s.Publish().Updates, 1)
@@ -39,7 +39,7 @@ func TestResubscribeWhileAnUpdateIsOnItsWay(t *testing.T) {
 	}
 }
 
-// raw takes the frames that have come.
+// raw returns the frames sent since the last call.
 func (p *pipe) raw() []wire.Frame {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -48,16 +48,18 @@ func (p *pipe) raw() []wire.Frame {
 	return frames
 }
 
-// TestANarrowedStreamCostsTheOthersNothing: those that want everything get the same bytes out of the same memory, by the
-// fan-out, whether or not others are narrowed; and nothing is encoded for these, but cut out of the same bytes.
+// TestANarrowedStreamCostsTheOthersNothing checks that streams without a subscription are sent the
+// same bytes from the same memory, by the fan-out, whether or not other streams are narrowed. For
+// narrowed streams, nothing is encoded anew: their frames are cut out of the same bytes.
 func TestANarrowedStreamCostsTheOthersNothing(t *testing.T) {
 	const changes = 20
 	type result struct {
-		sent []wire.Frame // to each that wants everything
-		// frames and bytes were sent in all, shared frames built.
+		sent []wire.Frame // to each stream that wants everything
+		// frames and bytes count what was sent in all, and shared the shared frames that were
+		// built.
 		frames, bytes, shared float64
 	}
-	// stamp marks what is encoded, so that what is cut out can be told from what would be encoded anew.
+	// stamp marks encoded bytes, to tell bytes that are cut out of them from bytes encoded anew.
 	stamp := func(f wire.Frame) wire.Frame {
 		require.True(t, bytes.Contains(f, []byte("10.180.")))
 		return bytes.ReplaceAll(f, []byte("10.180."), []byte("10.181."))
@@ -99,7 +101,7 @@ func TestANarrowedStreamCostsTheOthersNothing(t *testing.T) {
 				var got []wire.Frame
 				want := e.frames
 				if i >= everything {
-					want = want[:1] // one of both Services
+					want = want[:1] // only one of both Services
 				}
 				eventually(t, func() bool { got = append(got, p.raw()...); return len(got) == len(want) })
 				if i >= everything {

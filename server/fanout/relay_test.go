@@ -14,7 +14,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// told is an upstream that remembers what it was told.
+// told is an Upstream that records its calls.
 type told struct {
 	mu    sync.Mutex
 	nacks []string
@@ -45,7 +45,7 @@ func (u *told) Nack(n *pb.Nack) bool {
 	return true
 }
 
-// take waits until so much was told.
+// take waits for n nacks and returns them.
 func (u *told) take(t *testing.T, n int) (nacks []string) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -60,7 +60,8 @@ func (u *told) take(t *testing.T, n int) (nacks []string) {
 	return nacks
 }
 
-// Upstream hears of nacks that stand, once, and when they don't any more: as something is programmed, or its node has gone.
+// TestNacksArePassedOn checks that upstream hears of each open nack once. It also hears when the
+// nack is resolved, because the object was programmed or because the node has left.
 func TestNacksArePassedOn(t *testing.T) {
 	up := &told{}
 	h := running(t, Options{Store: filled(t, 2), Upstream: up})
@@ -98,7 +99,8 @@ func TestNacksArePassedOn(t *testing.T) {
 	require.Equal(t, []string{"a: service-1: no room", "a: service-1: resolved"}, up.take(t, 2))
 }
 
-// A nack of a node is of the client's own node, whatever name it gives, and means that the node may lack any Service.
+// TestNackOfANode checks that a nack of kind Node concerns the client's own node, whatever its name
+// is. The node may then lack any Service.
 func TestNackOfANode(t *testing.T) {
 	up := &told{}
 	h := running(t, Options{Store: filled(t, 2), Upstream: up})
@@ -139,7 +141,8 @@ func TestNackOfANode(t *testing.T) {
 	_ = agent.close()
 }
 
-// A relay does not acknowledge for a node that has come until it has what others have.
+// TestARelaysNodeCountsWhenItHasCaughtUp checks that a relay's acks do not include a new node until
+// it has what the others have.
 func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
 	up := &told{}
 	s := filled(t, 4)
@@ -153,7 +156,8 @@ func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
 		t.Helper()
 		require.NoError(t, p.say(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{Nodes: nodes, Positions: positions}}}))
 	}
-	change := func(endpoints int) { // in both shards
+	// It changes both shards.
+	change := func(endpoints int) {
 		for i := range 4 {
 			s.Upsert(slice(i, endpoints), 3)
 		}
@@ -178,7 +182,8 @@ func TestARelaysNodeCountsWhenItHasCaughtUp(t *testing.T) {
 	require.Zero(t, nodes())
 }
 
-// What upstream had no room for it hears once there is room, if it still stands.
+// TestNacksThatUpstreamHadNoRoomFor checks that upstream hears of such nacks once it has room, if
+// they are still open.
 func TestNacksThatUpstreamHadNoRoomFor(t *testing.T) {
 	up := &told{full: true}
 	h := running(t, Options{Store: filled(t, 3), Upstream: up})
@@ -203,7 +208,8 @@ func TestNacksThatUpstreamHadNoRoomFor(t *testing.T) {
 	require.ElementsMatch(t, []string{"a: service-1: resolved", "a: service-2: resolved"}, up.take(t, 2))
 }
 
-// As many nacks as a relay passes on are remembered of it; what is more is counted, and its nodes may lack anything.
+// TestNacksOfARelayAreRemembered checks that as many nacks of a relay are remembered as a relay
+// passes on. Further ones are counted, and the relay's nodes may then lack any Service.
 func TestNacksOfARelayAreRemembered(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 1)})
 	p := connect(t, h, &pb.Hello{Kind: pb.ClientKind_CLIENT_KIND_RELAY})
@@ -228,7 +234,8 @@ func TestNacksOfARelayAreRemembered(t *testing.T) {
 	require.True(t, at.Lacks)
 }
 
-// A relay hears how far everything has come, after what it comes to, and nobody else does.
+// TestARelayHearsWhatIsReached checks that a relay is sent the resource versions after the updates
+// that they include, and that other clients are not.
 func TestARelayHearsWhatIsReached(t *testing.T) {
 	s := filled(t, 4)
 	h := start(t, s).Hub
@@ -238,7 +245,8 @@ func TestARelayHearsWhatIsReached(t *testing.T) {
 	slices := func(version uint64) model.ResourceVersions {
 		return model.ResourceVersions{Services: 1, Slices: version}
 	}
-	// next gives what comes up to the next word of what is reached: the number of updates.
+	// next reads until the given resource versions arrive, and returns how many updates came
+	// before.
 	var came []*wire.Response
 	next := func(reached model.ResourceVersions) (updates int) {
 		t.Helper()
@@ -297,8 +305,9 @@ func TestARelayHearsWhatIsReached(t *testing.T) {
 	})
 }
 
-// What all of a relay's nodes have, it reports with the time and the name of the last of them, whichever ack comes last; and not
-// with a time before it came.
+// TestARelayReportsTheTimeOfItsLastNode checks that a relay reports a position with the time and
+// the name of the last node to have it, whichever ack comes last. The time is not before the
+// position arrived.
 func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	now := time.Now()
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
@@ -326,7 +335,8 @@ func TestARelayReportsTheTimeOfItsLastNode(t *testing.T) {
 	u.queue = nil
 	publish(4, 40)
 	before := time.Now()
-	m.after([]model.Position{{Epoch: 1, Sequence: 50}}) // a publish of upstream's that has changed nothing here
+	// This is a publish of upstream that has changed nothing here.
+	m.after([]model.Position{{Epoch: 1, Sequence: 50}})
 	c.ack(b, 0, 4, at(0), "")
 	c.ack(a, 0, 4, at(0), "")
 	require.Len(t, u.queue, 1)

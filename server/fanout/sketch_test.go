@@ -12,7 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// requireClose requires that a time is not less than the true one, and not more by more than a sketch's error.
+// requireClose requires that a time is at least the true one, and exceeds it by at most a sketch's
+// error.
 func requireClose(t require.TestingT, truth, got time.Duration, what ...any) {
 	require.GreaterOrEqual(t, got, truth, what...)
 	require.LessOrEqual(t, got, max(truth+truth/sketchError, truth+sketchUnit), what...)
@@ -56,8 +57,9 @@ func TestSketchAtItsEnds(t *testing.T) {
 	require.Equal(t, sketchLimit+time.Hour, s.rank(1), "beyond its limit a time counts as the maximum")
 }
 
-// What is kept of publishes that some node lacks is bounded, however many there are, in however many shards, whenever the other
-// nodes have them, and whatever relays call their nodes.
+// TestMemoryOfOpenUpdates checks the bound on the memory of Updates that some node lacks. It holds
+// for any number of Updates and shards, any times of the other nodes, and any node names that
+// relays report.
 func TestMemoryOfOpenUpdates(t *testing.T) {
 	const worst = 24 << 20
 	var p openUpdate
@@ -77,7 +79,7 @@ func TestMemoryOfOpenUpdates(t *testing.T) {
 			quick := c.joinAgent("quick")
 			relay := c.joinRelay("relay")
 			for sequence := uint64(1); sequence <= maxOpen+1; sequence++ {
-				c.resize(relay, int(sequence)) // whose weights are bounded, too
+				c.resize(relay, int(sequence)) // the relay's weights are bounded, too
 				for shard := range shards {
 					c.published(shard, sequence, now)
 					c.ack(quick, shard, sequence, now, "")

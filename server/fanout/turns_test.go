@@ -31,7 +31,8 @@ func begun(n *turn) bool {
 	}
 }
 
-// An identity has its share and no more, however much it asks for, and what it can't have holds up nobody.
+// TestAnIdentityHasItsShareOfTurns checks that an identity gets its share and no more, however much
+// it asks for, and that its other turns block no one.
 func TestAnIdentityHasItsShareOfTurns(t *testing.T) {
 	turns := newTurns(8 * 100)
 	hostile, honest := identity{"system:node:hostile", "hostile"}, identity{"system:node:honest", "honest"}
@@ -58,7 +59,8 @@ func TestAnIdentityHasItsShareOfTurns(t *testing.T) {
 	require.Empty(t, turns.queue)
 }
 
-// Those that have not had a turn come before those that have, in the order in which they came, and small ones do not overtake large ones.
+// TestTurnsInOrder checks that identities without a recent turn come first, in order of arrival,
+// and that small turns do not overtake large ones.
 func TestTurnsInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := newTurns(1)
@@ -93,7 +95,8 @@ func TestTurnsInOrder(t *testing.T) {
 	})
 }
 
-// A turn lasts as long as bytes are taken fast enough for it to end in time.
+// TestATurnEndsWhenBytesStopMoving checks that a turn lasts while the client accepts bytes fast
+// enough to be done in time.
 func TestATurnEndsWhenBytesStopMoving(t *testing.T) {
 	for name, c := range map[string]struct {
 		taken func(elapsed time.Duration) uint64
@@ -123,7 +126,7 @@ func TestATurnEndsWhenBytesStopMoving(t *testing.T) {
 	}
 }
 
-// Whoever waits too long for a turn is told when to come back.
+// TestWhoWaitsTooLongIsRefused checks that a client that waits too long is told when to come back.
 func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, stop := run(t, Options{Store: filled(t, 4), ColdBytes: 1})
@@ -143,7 +146,8 @@ func TestWhoWaitsTooLongIsRefused(t *testing.T) {
 	})
 }
 
-// A subscription to much waits for its turn, when the stream begins and when it changes; one to little does not.
+// TestNarrowedStreamsTakeTurns checks that a large subscription waits for its turn, at the start of
+// a stream and when it changes, and that a small one does not.
 func TestNarrowedStreamsTakeTurns(t *testing.T) {
 	s := filled(t, 0)
 	for i := range 10 {
@@ -177,7 +181,7 @@ func TestNarrowedStreamsTakeTurns(t *testing.T) {
 	})
 }
 
-// asked begins a stream that is asked for its buckets.
+// asked begins a stream whose client is asked for its buckets.
 func asked(t *testing.T, h *Hub, s *store.Store, kind pb.ClientKind) *pipe {
 	t.Helper()
 	hello := resuming(s)
@@ -189,7 +193,8 @@ func asked(t *testing.T, h *Hub, s *store.Store, kind pb.ClientKind) *pipe {
 	return p
 }
 
-// A question has one answer. What nobody has asked for is refused before the client is in sync, or counts as a request.
+// TestOneAnswerForEachQuestion checks that each query has one answer. Other answers are refused
+// before the client is in sync, and count as requests after that.
 func TestOneAnswerForEachQuestion(t *testing.T) {
 	s := filled(t, 40)
 	h := running(t, Options{Store: s})
@@ -242,7 +247,8 @@ func TestOneAnswerForEachQuestion(t *testing.T) {
 	})
 }
 
-// What a client may ask for is bounded on all of its streams together: a new one does not begin anew.
+// TestANewStreamHasNoNewLimits checks that the limits on a client's requests apply to all of its
+// streams together.
 func TestANewStreamHasNoNewLimits(t *testing.T) {
 	for kind := range pb.ClientKind_name {
 		t.Run(pb.ClientKind(kind).String(), func(t *testing.T) {
@@ -267,7 +273,8 @@ func TestANewStreamHasNoNewLimits(t *testing.T) {
 	}
 }
 
-// Observers, or relays, that share an identity do not use up what each other may ask for.
+// TestStreamsOfOneIdentityHaveLimitsOfTheirOwn checks that observers or relays that share an
+// identity do not use up each other's limits.
 func TestStreamsOfOneIdentityHaveLimitsOfTheirOwn(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 4)})
 	for range 4 {
@@ -276,7 +283,7 @@ func TestStreamsOfOneIdentityHaveLimitsOfTheirOwn(t *testing.T) {
 		eventually(t, p.session.s.synced.Load)
 		for range resyncsBurst {
 			require.NoError(t, p.say(resyncOf(&pb.Resync{Keys: []*pb.ObjectKey{wire.KeyToProto(service(1).Key())}})))
-			eventually(t, func() bool { // it is taken, and none waits
+			eventually(t, func() bool { // the request is processed
 				p.session.s.mu.Lock()
 				defer p.session.s.mu.Unlock()
 				return len(p.session.s.resyncs) == 0
@@ -285,8 +292,8 @@ func TestStreamsOfOneIdentityHaveLimitsOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestStartsAreBounded holds that whoever opens stream after stream is asked to come back later, while
-// others are served, and that as many as may share an identity can all come at once.
+// TestStartsAreBounded checks that a client that opens stream after stream is asked to come back
+// later while others are served. As many clients as may share an identity can all start at once.
 func TestStartsAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 4), Authorize: func(_ context.Context, kind pb.ClientKind, node string) (string, time.Time, error) {
 		if kind == pb.ClientKind_CLIENT_KIND_AGENT {
@@ -332,7 +339,8 @@ func TestStartsAreBounded(t *testing.T) {
 	require.EqualValues(t, 1, tooOften())
 }
 
-// Whoever opens stream after stream does not write to the log as often as it likes.
+// TestLogOfAnIdentityIsBounded checks that a client that opens stream after stream cannot flood the
+// log.
 func TestLogOfAnIdentityIsBounded(t *testing.T) {
 	var log lines
 	h := New(Options{Store: filled(t, 1), Logger: slog.New(&log), Authorize: anybody})
@@ -350,7 +358,7 @@ func TestLogOfAnIdentityIsBounded(t *testing.T) {
 	require.EqualValues(t, 2*5, log.n.Load())
 }
 
-// lines counts what is logged.
+// lines counts log lines.
 type lines struct {
 	slog.Handler
 	n atomic.Int64
@@ -359,7 +367,8 @@ type lines struct {
 func (l *lines) Enabled(context.Context, slog.Level) bool  { return true }
 func (l *lines) Handle(context.Context, slog.Record) error { l.n.Add(1); return nil }
 
-// An agent is its node, with whatever credentials. Others are who they have shown to be.
+// TestIdentities checks that an agent is identified by its node, whatever its credentials are, and
+// other clients by their users.
 func TestIdentities(t *testing.T) {
 	of := func(kind pb.ClientKind, user, node string) identity {
 		return (&stream{kind: kind, user: user, node: node}).identity()
@@ -372,7 +381,8 @@ func TestIdentities(t *testing.T) {
 	require.Equal(t, of(observer, "o", "a"), of(observer, "o", "b"))
 }
 
-// However many sets of buckets, and positions, clients say that they are at: the frames that are built for them are few.
+// TestFramesOfALotOfClientsAreFew checks that few frames are built, whatever positions and sets of
+// buckets clients claim.
 func TestFramesOfALotOfClientsAreFew(t *testing.T) {
 	s := filled(t, 200)
 	ringed := New(Options{Store: s})
@@ -400,7 +410,8 @@ func TestFramesOfALotOfClientsAreFew(t *testing.T) {
 		}
 	}
 	require.LessOrEqual(t, testutil.ToFloat64(h.metrics.catchUps), 2.0*model.Buckets)
-	for _, passed := range []bool{false, false, true} { // the ring has nothing, everything, and everything no more
+	// The ring has nothing at first, then everything, and then everything no longer.
+	for _, passed := range []bool{false, false, true} {
 		if passed {
 			for range ringEntries {
 				h.beat()
@@ -426,7 +437,7 @@ func TestFramesOfALotOfClientsAreFew(t *testing.T) {
 	}
 }
 
-// Positions in acks are bounded, and count as messages.
+// TestPositionsInAcksAreBounded checks that positions in acks are bounded and count as messages.
 func TestPositionsInAcksAreBounded(t *testing.T) {
 	h := running(t, Options{Store: filled(t, 4)})
 	p := connect(t, h, &pb.Hello{NodeName: "a", Kind: pb.ClientKind_CLIENT_KIND_AGENT})
@@ -448,7 +459,7 @@ func TestPositionsInAcksAreBounded(t *testing.T) {
 	require.Less(t, n, 2*messagesBurst*positionsPerMessage/maxPositions)
 }
 
-// Names in subscriptions are no longer than Kubernetes' are.
+// TestNamesInSubscriptionsAreBounded checks that names are at most as long as Kubernetes allows.
 func TestNamesInSubscriptionsAreBounded(t *testing.T) {
 	name := make([]byte, maxName+1)
 	for i := range name {

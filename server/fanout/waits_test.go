@@ -11,7 +11,8 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// hears waits for signs of life, and for what the test looks for beside them; state does not come meanwhile.
+// hears waits for a number of heartbeats, and for a message that other accepts. No state may arrive
+// meanwhile.
 func (p *pipe) hears(t require.TestingT, beats int, other func(*wire.Response) bool) {
 	found := other == nil
 	eventually(t, func() bool {
@@ -28,7 +29,8 @@ func (p *pipe) hears(t require.TestingT, beats int, other func(*wire.Response) b
 	})
 }
 
-// A client that waits for its state hears that the server lives: else it would go elsewhere, and wait there.
+// TestWhoWaitsHearsSignsOfLife checks that a client that waits for its state is sent heartbeats.
+// Without them it would connect to another server, and wait there.
 func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 	options := func(n int) Options {
 		return Options{Store: filled(t, n), Heartbeat: time.Millisecond, MaxBehindWait: time.Hour, ColdBytes: 1}
@@ -39,7 +41,7 @@ func TestWhoWaitsHearsSignsOfLife(t *testing.T) {
 			Sequences: []uint64{1, 1}, Digest: modeltest.Digests(5), ResourceVersions: &pb.ResourceVersions{Services: 9},
 		})
 		defer p.cancel()
-		// Publishes while it waits do not put it off.
+		// Publishes during the wait must not delay the heartbeats.
 		for n := range 3 {
 			o.Store.Upsert(slice(0, 4+n), 0)
 			p.hears(t, 2, nil)
