@@ -23,11 +23,12 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// clientsEnv makes the test's executable one that holds connections, until its standard input ends: <address> <protocol>
-// <number> <CA's certificate> <its key>. So the clients' CPU time and memory are not the server's.
+// clientsEnv makes the test's executable hold connections until its standard input ends. Its value
+// is <address> <protocol> <number> <CA's certificate> <its key>. A separate process keeps the
+// clients' CPU time and memory out of the server's.
 const clientsEnv = "SLICECAST_H2_CLIENTS"
 
-// holdClients is that executable.
+// holdClients is the main function of that process.
 func holdClients(arguments string) error {
 	var address, protocol, certFile, keyFile string
 	var n int
@@ -59,7 +60,7 @@ func holdClients(arguments string) error {
 	return err
 }
 
-// greet opens a stream with the largest windows that there are.
+// greet opens a stream with the largest possible windows.
 func greet(c io.Writer) error {
 	b := bufio.NewWriter(c)
 	if _, err := b.WriteString(http2.ClientPreface); err != nil {
@@ -85,7 +86,7 @@ func requestHeaders(path string, more ...hpack.HeaderField) []byte {
 	}, more...))
 }
 
-// clients starts a process that holds connections to the fixture.
+// clients starts a process that holds n connections to the fixture.
 func (f *fixture) clients(address, protocol string, n int) {
 	f.t.Helper()
 	dir := f.t.TempDir()
@@ -110,7 +111,7 @@ func (f *fixture) clients(address, protocol string, n int) {
 const (
 	benchmarkConns = 500
 	benchmarkSize  = 100
-	// benchmarkRound is long enough for all that a round causes.
+	// benchmarkRound is long enough for everything that a round causes.
 	benchmarkRound = 50 * time.Millisecond
 )
 
@@ -120,12 +121,13 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkFanout sends a message of 100 bytes to 500 TLS connections twenty times a second, and tells the CPU time of the sending
-// process for one of them (cpu-ns/send): what a TLS write of as many bytes costs, what TrySend does, what grpc-go does.
+// BenchmarkFanout sends a message of 100 bytes to 500 TLS connections twenty times a second. It
+// reports the CPU time of the sending process per send (cpu-ns/send) for a plain TLS write, for
+// TrySend and for grpc-go.
 func BenchmarkFanout(b *testing.B) {
 	frame := make(wire.Frame, benchmarkSize)
 	run := func(b *testing.B, send func(i int)) {
-		for i := range benchmarkConns { // whatever happens once
+		for i := range benchmarkConns { // what happens only once
 			send(i)
 		}
 		runtime.GC()
@@ -215,7 +217,8 @@ func BenchmarkFanout(b *testing.B) {
 	})
 }
 
-// What an idle connection costs, with all that crypto/tls and the runtime have for it, and a sent message behind it.
+// TestMemoryOfIdleConnections measures an idle connection after one sent message, including the
+// memory of crypto/tls and of the runtime.
 func TestMemoryOfIdleConnections(t *testing.T) {
 	const n = 500
 	streams := make(chan *Stream, n)
@@ -230,7 +233,7 @@ func TestMemoryOfIdleConnections(t *testing.T) {
 	require.Less(t, each, int64(40<<10))
 }
 
-// memory gives the bytes of heap and stacks that are in use.
+// memory returns the bytes of heap and stacks in use.
 func memory() int64 {
 	for range 4 { // stacks shrink by half each time, and pools empty in two steps
 		runtime.GC()

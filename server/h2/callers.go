@@ -7,33 +7,37 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Caller is who a call comes from, and what it may have at a time on all connections of a Mux. Where the bounds of calls with
-// the same name differ, each goes by its own.
+// Caller identifies whom a call comes from, and bounds what it may have open on all connections of
+// a Mux. If calls with the same name carry different bounds, each call is checked against its own.
 type Caller struct {
-	// Name is unique; "" means that nothing is bounded.
+	// Name is unique. If it is empty, nothing is bounded.
 	Name string
-	// MaxConnections bounds the connections whose first call was the caller's. A call on one more is refused, unless Displace is
-	// set: then the oldest of these connections ends.
+	// MaxConnections bounds the connections whose first call was the caller's. If they are too
+	// many, a call on a further connection is refused. With Displace, the oldest of the connections
+	// is closed instead.
 	MaxConnections int
 	Displace       bool
-	// MaxCalls bounds the calls; 0 means that they are not bounded, and do not count. A call more is refused.
+	// MaxCalls bounds the open calls. A call beyond it is refused. 0 means that calls are neither
+	// bounded nor counted.
 	MaxCalls int
 }
 
-// Reasons for which calls are refused.
+// These are the reasons for which calls are refused.
 const (
 	reasonConnections = "connections"
 	reasonCalls       = "calls"
 )
 
-// holdings are what a caller has. connections.mu guards them. Without any, they are in no map.
+// holdings is what a caller has open. connections.mu guards it. Callers without anything open are
+// not in the map.
 type holdings struct {
 	connections list.List // of *Connection, oldest first
 	calls       int
 }
 
-// holdLocked counts a call for the caller, and its connection if it is its first. It returns the connection that makes room
-// for it, if one must, and a gRPC status if the caller has too much.
+// holdLocked counts a call for its caller, and the connection if this is its first call. If the
+// caller has too much open, it returns a reason and a gRPC status. If another connection has to be
+// closed instead, it returns that connection.
 func (c *Connection) holdLocked(by Caller) (displaced *Connection, reason string, err error) {
 	if by.Name == "" {
 		return nil, "", nil
@@ -64,7 +68,7 @@ func (c *Connection) holdLocked(by Caller) (displaced *Connection, reason string
 	return displaced, "", nil
 }
 
-// dropCallLocked is the end of a call that holdLocked has counted.
+// dropCallLocked ends a call that holdLocked has counted.
 func (a *connections) dropCallLocked(by Caller) {
 	if by.Name == "" || by.MaxCalls == 0 {
 		return
@@ -73,7 +77,7 @@ func (a *connections) dropCallLocked(by Caller) {
 	a.forgetLocked(by.Name)
 }
 
-// disownLocked takes the connection from its owner, if it has one.
+// disownLocked removes the connection from its owner's holdings, if it has an owner.
 func (c *Connection) disownLocked() {
 	if c.owner == "" {
 		return
@@ -83,7 +87,7 @@ func (c *Connection) disownLocked() {
 	c.owner, c.owned = "", nil
 }
 
-// forgetLocked forgets a caller that has nothing.
+// forgetLocked removes a caller that has nothing open.
 func (a *connections) forgetLocked(name string) {
 	if h := a.callers[name]; h.calls == 0 && h.connections.Len() == 0 {
 		delete(a.callers, name)

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A caller has no more connections and calls than it may, and what has ended does not count.
+// TestCallersAreBounded checks the bounds on a caller's connections and calls, and that ended ones
+// do not count.
 func TestCallersAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}
@@ -37,7 +38,7 @@ func TestCallersAreBounded(t *testing.T) {
 		stream.MaxCalls = 0
 		ctx, cancel := context.WithCancel(t.Context())
 
-		// The oldest connection of a node ends.
+		// For a node, the oldest connection is closed.
 		first, there := connect()
 		require.NoError(t, first.Enter(ctx, as(node)))
 		second, _ := connect()
@@ -57,7 +58,7 @@ func TestCallersAreBounded(t *testing.T) {
 		require.Equal(t, 1.0, testutil.ToFloat64(all.closed.count.WithLabelValues(reasonCaller)))
 		require.Equal(t, codes.Unavailable, status.Code(first.Enter(ctx, as(node))))
 
-		// A user's connections stay, and calls on one more are refused.
+		// For a user, connections stay, and calls on a further one are refused.
 		var users [3]*Connection
 		for i := range users {
 			users[i], _ = connect()

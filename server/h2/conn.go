@@ -21,61 +21,72 @@ import (
 )
 
 const (
-	// frameSize is what every peer takes, and all that this one does (RFC 9113, section 4.2).
+	// frameSize is the largest frame that every peer must accept, and the largest that this one
+	// accepts (RFC 9113, section 4.2).
 	frameSize = 16 << 10
-	// initialWindow is that of HTTP/2, for streams and connections. Clients say little, so there is no larger one for them.
+	// initialWindow is HTTP/2's initial window of streams and connections. Clients send little, so
+	// this side does not enlarge it.
 	initialWindow = 64<<10 - 1
-	// headerTableSize is that of the table for a client's headers, from the client's first
-	// acknowledgement of settings on. Until then it is HTTP/2's initial one.
+	// headerTableSize is the size of the table for a client's headers once the client has
+	// acknowledged the settings. Until then it is HTTP/2's initial size.
 	headerTableSize, initialHeaderTableSize = 0, 4096
-	// maxWindow is the largest one that there is.
+	// maxWindow is the largest window that HTTP/2 allows.
 	maxWindow = math.MaxInt32
-	// maxRunning bounds the sessions of a connection that have not returned yet, all but one of them on streams that have ended.
+	// maxRunning bounds the sessions of a connection that have not returned. The streams of all but
+	// one of them have ended.
 	maxRunning = 4
-	// lingerBytes of what a client says after it broke the protocol are read, so that it can read why.
+	// lingerBytes bounds what is read from a client after it broke the protocol. Reading on lets
+	// the client receive the reason.
 	lingerBytes = 1 << 20
 )
 
-// violation is what a client did that ends its connection.
+// violation is a breach of the protocol that ends the client's connection.
 type violation struct {
 	code   http2.ErrCode
-	reason string // the client gets it too
+	reason string // it is also sent to the client
 }
 
 // Error implements error.
 func (v violation) Error() string { return fmt.Sprintf("%s (%s)", v.reason, v.code) }
 
-// errEnded ends the connection of a client that goes on with a stream that it has ended itself.
+// errEnded ends the connection of a client that uses a stream that it has ended itself.
 var errEnded = violation{http2.ErrCodeStreamClosed, "the client has ended the stream before"}
 
-// errDrained ends a connection that has no stream left.
+// errDrained ends a draining connection without a stream.
 var errDrained = errors.New("the connection has no stream left and ends")
 
-// conn is a connection. One goroutine reads it; everybody writes under mu, which is never held while somebody waits.
+// conn is a connection. One goroutine reads it. Any goroutine may write under mu. Its invariants:
+//
+//  1. mu is never held during a wait, except in sync.Cond.Wait, which releases it.
+//  2. Once closed is set, nothing is written.
+//  3. stream is nil or the client's open stream, whose number is at most lastID.
+//  4. running counts the sessions that have not returned. It is at most maxRunning.
 type conn struct {
 	server *Server
 	secure net.Conn // TLS over socket
 	socket *socket
 	peer   *peer.Peer
-	gone   func()        // to be called when the connection has ended
-	guard  guard         // of secure: all is read by it
+	gone   func()        // is called when the connection has ended
+	guard  guard         // reads from secure; all reads go through it
 	framer *http2.Framer // only reads
-	// lastRead is when the client was last heard of, on the clock of now.
+	// lastRead is when a frame of the client last arrived, on the clock of now.
 	lastRead atomic.Int64
 
-	mu      sync.Mutex // guards what follows, the stream's fields and writes
-	changed sync.Cond  // windows, the socket and ends of streams
-	closed  error      // why nothing is written any more
-	stream  *Stream    // nil: none
-	running int        // sessions
-	lastID  uint32     // of the streams that the client has opened
+	mu      sync.Mutex // guards the fields below, the stream's fields, and writes
+	changed sync.Cond  // signals changes of windows, of the socket, and ends of streams
+	closed  error      // why nothing is written any more; nil while the connection is open
+	stream  *Stream    // nil if there is none
+	running int        // sessions that have not returned
+	lastID  uint32     // highest number of a stream that the client has opened
 	ended   bool       // the client has ended its side of stream lastID
-	// window is for what is sent, receive for what is received, on all streams together.
+	// window and receive are the connection's windows of flow control for sending and for
+	// receiving, in bytes.
 	window, receive int64
-	// initial is the window of a new stream; maxHeaders is for headers that are sent.
+	// initial is the send window of a new stream, in bytes. maxHeaders bounds the headers that the
+	// client accepts.
 	initial    int64
 	maxHeaders uint32
-	draining   bool // no new streams
+	draining   bool // no new streams are accepted
 	pings      pings
 }
 
@@ -101,7 +112,7 @@ func newConn(s *Server, secure net.Conn, under *socket, info connectionInfo) *co
 	return c
 }
 
-// start says hello.
+// start makes the socket non-blocking, starts the pings and sends the server's SETTINGS.
 func (c *conn) start() error {
 	if err := c.socket.noWait(&c.server.wait, c.flushed); err != nil {
 		return err
@@ -113,7 +124,7 @@ func (c *conn) start() error {
 		return f.WriteSettings(
 			http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1},
 			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: c.server.options.MaxHeaderBytes},
-			// One stream's headers are not worth a table.
+			// A table is of little use to a connection with one stream.
 			http2.Setting{ID: http2.SettingHeaderTableSize, Val: headerTableSize},
 		)
 	})
@@ -138,8 +149,8 @@ func (c *conn) run() {
 	c.mu.Unlock()
 }
 
-// breakLocked ends the connection of a client that broke the protocol, and reports whether it had
-// not ended before.
+// breakLocked ends the connection of a client that broke the protocol. It returns false if the
+// connection had ended before.
 func (c *conn) breakLocked(v violation) bool {
 	if c.closed != nil {
 		return false
@@ -151,7 +162,8 @@ func (c *conn) breakLocked(v violation) bool {
 	return true
 }
 
-// violation tells whether it is the protocol that the client broke.
+// violation returns the violation behind an error. ok is false for other errors, such as those of
+// I/O.
 func (c *conn) violation(err error) (v violation, ok bool) {
 	var code http2.ConnectionError
 	switch {
@@ -169,7 +181,7 @@ func (c *conn) violation(err error) (v violation, ok bool) {
 	return v, true
 }
 
-// readPreface reads what a client begins with, RFC 9113, section 3.4.
+// readPreface reads the client's connection preface (RFC 9113, section 3.4).
 func (c *conn) readPreface() error {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(&c.guard, preface); err != nil {
@@ -191,7 +203,7 @@ func (c *conn) readPreface() error {
 	return c.settingsLocked(settings)
 }
 
-// readFrame reads a frame and does what it asks for.
+// readFrame reads and handles one frame.
 func (c *conn) readFrame() error {
 	header, err := c.framer.ReadFrameHeader()
 	if err != nil {
@@ -246,8 +258,9 @@ func (c *conn) readFrame() error {
 	return nil
 }
 
-// settingsLocked follows the client's settings. The largest frame that it takes does not matter: none is sent that not all
-// must take. Nor does the size of its table for headers: it is not used.
+// settingsLocked applies the client's settings. Two settings have no effect here. The client's
+// largest frame does not matter, as this side sends no frame larger than every peer must accept.
+// The size of its header table does not matter, as this side does not use the table.
 func (c *conn) settingsLocked(f *http2.SettingsFrame) error {
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		if err := s.Valid(); err != nil {
@@ -301,11 +314,13 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 		return violation{http2.ErrCodeProtocol, "a client's streams have odd numbers"}
 	case c.stream != nil && c.stream.id == id:
 		return c.requestTrailersLocked(f)
-	case c.draining: // it was sent before the client knew that all had ended
+	// The client sent the request before it knew that the connection is draining.
+	case c.draining:
 		return nil
 	case id == c.lastID && c.ended:
 		return errEnded
-	case id == c.lastID: // it was sent before the client knew that the stream had ended
+	// The client sent the trailers before it knew that the stream has ended.
+	case id == c.lastID:
 		return nil
 	case id < c.lastID:
 		return violation{http2.ErrCodeProtocol, "a stream's number is lower than that of one before"}
@@ -350,8 +365,8 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// requestTrailersLocked ends the client's side of the stream. What the trailers say is ignored, as
-// gRPC's requests have none.
+// requestTrailersLocked ends the client's side of the stream. It ignores the trailers' content, as
+// requests of gRPC have none.
 func (c *conn) requestTrailersLocked(f *http2.MetaHeadersFrame) error {
 	s := c.stream
 	switch {
@@ -365,14 +380,14 @@ func (c *conn) requestTrailersLocked(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// readData reads a DATA frame into a buffer that the connection does not keep.
+// readData reads a DATA frame into a pooled buffer.
 func (c *conn) readData(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
 		return violation{http2.ErrCodeProtocol, "DATA without a stream"}
 	}
 	buffer := buffers.Get().(*buffer)
 	defer buffers.Put(buffer)
-	data := buffer[:h.Length] // at most frameSize, the framer says
+	data := buffer[:h.Length] // the framer limits it to frameSize
 	if _, err := io.ReadFull(&c.guard, data); err != nil {
 		return err
 	}
@@ -386,7 +401,9 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	size := int64(h.Length)
-	c.receive -= size // never below zero: half a window is more than a frame, and opens again at once
+	// It cannot fall below zero: a frame is smaller than half a window, and creditLocked reopens
+	// the window at half.
+	c.receive -= size
 	if h.StreamID > c.lastID && !c.draining {
 		return violation{http2.ErrCodeProtocol, "DATA for a stream that was never opened"}
 	}
@@ -414,7 +431,7 @@ func (c *conn) readData(h http2.FrameHeader) error {
 	return c.creditLocked()
 }
 
-// creditLocked opens the windows for what the client sends, half of one at a time.
+// creditLocked reopens the windows for what the client sends, once half of a window is used.
 func (c *conn) creditLocked() error {
 	var ofStream, ofConn int64
 	if c.receive <= initialWindow/2 {
@@ -443,7 +460,7 @@ func (c *conn) creditLocked() error {
 
 // resetLocked ends a stream at once, without a status.
 func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
-	if id == c.lastID {
+	if id == c.lastID { // the client may send more until it receives the reset
 		c.ended = false // the client may send more until it knows
 	}
 	if s := c.stream; s != nil && s.id == id {
@@ -452,14 +469,16 @@ func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
 	return c.controlLocked(func(f *http2.Framer) error { return f.WriteRSTStream(id, code) })
 }
 
-// trailersLocked ends a stream of the client with a status. httpStatus says that there were no headers; 0: there were.
+// trailersLocked ends a stream with a status. httpStatus is sent if no headers were sent before,
+// and is 0 otherwise.
 func (c *conn) trailersLocked(id uint32, httpStatus int, st *status.Status, halfClosed bool) error {
 	return c.controlLocked(func(f *http2.Framer) error {
 		err := f.WriteHeaders(http2.HeadersFrameParam{
 			StreamID: id, BlockFragment: trailers(httpStatus, st, c.maxHeaders), EndStream: true, EndHeaders: true,
 		})
 		if err == nil && !halfClosed {
-			err = f.WriteRSTStream(id, http2.ErrCodeNo) // what the client still sends is for nobody
+			// the server ignores whatever the client still sends
+			err = f.WriteRSTStream(id, http2.ErrCodeNo)
 		}
 		return err
 	})
@@ -474,7 +493,7 @@ func (c *conn) controlLocked(build func(*http2.Framer) error) error {
 	return c.writeLocked(b.Bytes())
 }
 
-// writeLocked writes frames. It never waits. An error is the connection's end.
+// writeLocked writes frames. It never waits. An error ends the connection.
 func (c *conn) writeLocked(b []byte) error {
 	if c.closed == nil {
 		if _, err := c.secure.Write(b); err != nil {
@@ -484,14 +503,14 @@ func (c *conn) writeLocked(b []byte) error {
 	return c.closed
 }
 
-// flushed is called when the socket takes more.
+// flushed is called when the socket can accept more.
 func (c *conn) flushed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changed.Broadcast()
 }
 
-// drainLocked ends the connection when its stream has ended.
+// drainLocked refuses further streams and ends the connection once it has no stream.
 func (c *conn) drainLocked() {
 	if c.draining || c.closed != nil {
 		return
@@ -508,7 +527,8 @@ func (c *conn) endIfDrainedLocked() {
 	}
 }
 
-// closeLocked ends the connection: at once, or once the client has had time to read the last frames.
+// closeLocked ends the connection at once. If linger is set, the client first has time to read the
+// last frames.
 func (c *conn) closeLocked(err error, linger bool) {
 	if c.closed != nil {
 		return
@@ -528,10 +548,10 @@ func (c *conn) closeLocked(err error, linger bool) {
 	c.socket.shutdown()
 }
 
-// buffer holds what is one frame, one TLS record and one system call.
+// buffer has the size of one frame, which makes one TLS record and one system call.
 type buffer [frameSize]byte
 
-// buffers are for the time of one write or read.
+// buffers are used for the duration of one write or read.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 // appendFrame appends the header of a frame.

@@ -17,8 +17,8 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// FuzzServer says anything to a server: it must not panic, and the connection must end. It is without TLS, which has an end
-// of its own for what it does not understand.
+// FuzzServer sends arbitrary bytes to a server. The server must not panic, and the connection must
+// end. TLS is left out, as it would end the connection at the first unexpected byte.
 func FuzzServer(f *testing.F) {
 	for _, s := range conversations(f) {
 		f.Add(true, s)
@@ -28,7 +28,8 @@ func FuzzServer(f *testing.F) {
 		return errors.Join(s.Send(make(wire.Frame, 40<<10)), echo(s))
 	}
 	fixture := start(f, serve, func(o *Options) { o.MaxReceive = 1 << 10 })
-	l, err := net.Listen("unix", filepath.Join(f.TempDir(), "socket")) // there are more of them than of ports
+	// unlike ports, there are enough of them
+	l, err := net.Listen("unix", filepath.Join(f.TempDir(), "socket"))
 	require.NoError(f, err)
 	f.Cleanup(func() { l.Close() })
 	f.Fuzz(func(t *testing.T, greeted bool, said []byte) {
@@ -43,7 +44,8 @@ func FuzzServer(f *testing.F) {
 		require.NoError(t, there.SetDeadline(deadline))
 		go func() {
 			if greeted {
-				_, _ = io.WriteString(there, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00") // the server may have enough
+				// the server may already have closed the connection
+				_, _ = io.WriteString(there, http2.ClientPreface+"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 			}
 			_, _ = there.Write(said)
 			_ = there.(*net.UnixConn).CloseWrite()
@@ -55,7 +57,7 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// conversations are what clients might say, after the preface.
+// conversations returns what clients might send after the preface.
 func conversations(f *testing.F) (all [][]byte) {
 	for _, say := range []func(w *http2.Framer) error{
 		func(w *http2.Framer) error {

@@ -24,7 +24,7 @@ import (
 func TestStreamWithGRPCClient(t *testing.T) {
 	f := start(t, echo)
 	conn := f.dial(ours)
-	for range 3 { // one after the other on one connection
+	for range 3 { // one after the other, on one connection
 		c := open(t.Context(), t, conn)
 		for i := range 10 {
 			m := fmt.Sprint("message ", i)
@@ -67,7 +67,8 @@ func TestBigMessages(t *testing.T) {
 	}
 }
 
-// What a session can know of a client is what it would know in a handler of grpc-go.
+// TestContextIsThatOfGRPC checks that a session's context carries what a handler of grpc-go would
+// see of the client.
 func TestContextIsThatOfGRPC(t *testing.T) {
 	contexts := make(chan context.Context, 1)
 	f := start(t, func(s *session) error { contexts <- s.Context(); return nil })
@@ -196,7 +197,8 @@ func TestOpenRefusesBeforeAnythingIsSent(t *testing.T) {
 	require.Empty(t, header, "the trailers are all that there is")
 }
 
-// Messages that come while Open waits are there when the session is.
+// TestMessagesBeforeTheSessionIsOpen checks that messages that arrive during Open are passed to the
+// session.
 func TestMessagesBeforeTheSessionIsOpen(t *testing.T) {
 	for name, size := range map[string]int{"small": 10, "larger than a window": 100 << 10} {
 		t.Run(name, func(t *testing.T) {
@@ -222,7 +224,7 @@ func TestMessagesBeforeTheSessionIsOpen(t *testing.T) {
 	}
 }
 
-// inbox gives how much of the client's messages waits on all streams together.
+// inbox returns how many bytes of clients' messages wait on all streams together.
 func (f *fixture) inbox() (n int) {
 	f.each(func(c *conn) {
 		if c.stream != nil {
@@ -273,10 +275,11 @@ func TestDeadline(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	require.Equal(t, codes.DeadlineExceeded, status.Code(open(ctx, t, conn).end()))
-	require.Error(t, <-errs) // which of both comes first is open
+	require.Error(t, <-errs) // either of the two may come first
 }
 
-// A stream goes on after GOAWAY; the next one is on another connection.
+// TestGracefulStop checks that a stream goes on after GOAWAY, and that the next stream uses another
+// connection.
 func TestGracefulStop(t *testing.T) {
 	finish := make(chan struct{})
 	f := start(t, func(s *session) error {
@@ -328,7 +331,8 @@ func TestConnectionWithoutAStreamEnds(t *testing.T) {
 	}
 }
 
-// A connection on which nobody is let in is idle, however often that is tried.
+// TestRefusedStreamsKeepNoConnection checks that a connection without an admitted call counts as
+// idle, however many calls are tried.
 func TestRefusedStreamsKeepNoConnection(t *testing.T) {
 	f := start(t, echo, func(o *Options) {
 		o.Open = func(*Stream) (Session, error) { return nil, status.Error(codes.Unauthenticated, "who are you?") }

@@ -9,11 +9,11 @@ import (
 )
 
 const (
-	// maxFrames is how many frames a client may send within a second, beside those that are paid
-	// for.
+	// maxFrames is how many frames a client may send within a second, in addition to those that
+	// messages pay for.
 	maxFrames = 1000
-	// maxStrangerFrames is how many frames a client may send in all before a call of it is let in:
-	// enough for the calls that a connection to the grpc.Server may begin with.
+	// maxStrangerFrames is how many frames a client may send in all before a call is admitted. It
+	// is enough for the calls that a connection to the grpc.Server may begin with.
 	maxStrangerFrames = 100
 	// bytesPerFrame is how many bytes of messages pay for one more frame.
 	bytesPerFrame = 512
@@ -21,8 +21,8 @@ const (
 	maxBlockFrames = 10
 	// maxBlockTime is how long a client may take to send one header block.
 	maxBlockTime = 10 * time.Second
-	// maxWriteTime is how long a client of the grpc.Server may take to read what is written to it.
-	// Meanwhile, grpc-go keeps what it reads of the client's WINDOW_UPDATEs.
+	// maxWriteTime is how long a client of the grpc.Server may take to read a write. Meanwhile,
+	// grpc-go queues the client's WINDOW_UPDATEs.
 	maxWriteTime = time.Minute
 	// maxSettings bounds the settings in one SETTINGS frame.
 	maxSettings = 64
@@ -38,14 +38,14 @@ var (
 	errTooManySettings = violation{http2.ErrCodeEnhanceYourCalm, "too many settings in one frame"}
 )
 
-// frameBudget bounds what a client may ask for at no cost of its own. Every frame costs
-// bytesPerFrame, whatever its type is; messages pay with their bytes.
+// frameBudget bounds the work that a client may cause for free. Every frame costs bytesPerFrame,
+// whatever its type is. The bytes of messages pay for frames.
 type frameBudget struct {
-	spent atomic.Int64 // bytes since the time since
+	spent atomic.Int64 // bytes since the time since, less what was paid
 	since time.Duration
 }
 
-// spend counts a frame of the client.
+// spend charges the client for a frame.
 func (b *frameBudget) spend(at time.Duration) error {
 	if at-b.since > time.Second {
 		b.since = at
@@ -57,34 +57,34 @@ func (b *frameBudget) spend(at time.Duration) error {
 	return nil
 }
 
-// pay lets the client send more frames. Any goroutine may call it.
+// pay credits the client with bytes, so that it may send more frames. Any goroutine may call it.
 func (b *frameBudget) pay(bytes int) { b.spent.Add(-int64(bytes)) }
 
-// guard reads what an HTTP/2 client sends and follows its frames on the way to whoever parses them.
-// It bounds the frames that the parser consumes by itself, such as the CONTINUATIONs of a header
-// block, and those that grpc-go does not bound.
+// guard follows the frames of an HTTP/2 client while their bytes pass to the parser. It bounds
+// frames that the parser consumes by itself, such as the CONTINUATIONs of a header block, and
+// frames that grpc-go does not bound.
 type guard struct {
 	reader io.Reader
 	budget frameBudget
-	// maxBlock bounds the bytes of a header block, before they are decompressed.
+	// maxBlock bounds the compressed bytes of a header block.
 	maxBlock int
 	// blockTime is maxBlockTime, except in tests.
 	blockTime time.Duration
-	// slow is called, in a goroutine of its own, when a header block takes longer than blockTime.
+	// slow is called, on a goroutine of its own, if a header block takes longer than blockTime.
 	slow func()
-	// stranger reports whether no call has been let in yet; nil means that one has.
+	// stranger reports whether no call has been admitted yet; nil means that one has.
 	stranger func() bool
 	// dataPays means that the bytes of DATA frames pay for frames.
 	dataPays bool
 
-	// Only the goroutine that reads uses what follows.
-	ofStranger  int   // frames that came before a call was let in
-	broken      error // why nothing is read any more
-	skip        int   // bytes up to the header of the next frame
+	// Only the reading goroutine uses the fields below.
+	ofStranger  int   // frames that came before a call was admitted
+	broken      error // the error that ends all reads; nil while there is none
+	skip        int   // bytes before the header of the next frame
 	header      [frameHeaderSize]byte
-	got         int // bytes of header that have arrived
-	blockFrames int // of the header block that is not complete; 0 means that there is none
-	blockSize   int
+	got         int         // bytes of header that have arrived
+	blockFrames int         // frames of the incomplete header block; 0 means that there is none
+	blockSize   int         // bytes of the incomplete header block
 	timer       *time.Timer // calls slow
 }
 
@@ -94,7 +94,7 @@ func newGuard(reader io.Reader, maxHeaderBytes uint32, slow func()) guard {
 	}
 }
 
-// Read implements io.Reader. After a violation it returns nothing else.
+// Read implements io.Reader. After a violation it only returns the violation.
 func (g *guard) Read(b []byte) (int, error) {
 	if g.broken != nil {
 		return 0, g.broken
@@ -106,7 +106,7 @@ func (g *guard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// follow finds the frames' headers in what was read.
+// follow finds the headers of frames in the bytes that were read.
 func (g *guard) follow(b []byte) error {
 	for len(b) > 0 {
 		if g.skip > 0 {
@@ -155,8 +155,8 @@ func (g *guard) frame(size int, kind http2.FrameType, flags http2.Flags) error {
 	return nil
 }
 
-// block counts a frame of a header block. That CONTINUATION follows only such frames is for the
-// parser to check.
+// block counts a frame of a header block. The parser checks that a CONTINUATION only follows frames
+// of its block.
 func (g *guard) block(size int, last bool) error {
 	g.blockFrames++
 	g.blockSize += size

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// followed passes to a guard what a client says after the preface, and returns the guard and what
-// is wrong with it.
+// followed passes a client's frames to a guard, after the preface. It returns the guard and the
+// guard's error.
 func followed(t *testing.T, say func(w *http2.Framer)) (*guard, error) {
 	t.Helper()
 	b := bytes.NewBufferString(http2.ClientPreface)
@@ -35,7 +35,7 @@ func followed(t *testing.T, say func(w *http2.Framer)) (*guard, error) {
 	return &g, err
 }
 
-// Each bound of the guard holds at its number and not before.
+// TestGuardBounds checks that each bound of the guard holds at its exact number.
 func TestGuardBounds(t *testing.T) {
 	ok := func(err error) { require.NoError(t, err) }
 	block := func(frames, size int) func(*http2.Framer) {
@@ -79,7 +79,8 @@ func TestGuardBounds(t *testing.T) {
 	}
 }
 
-// A client has few frames until a call of it is let in.
+// TestFramesOfStrangersAreBounded checks that a client may send few frames until a call is
+// admitted.
 func TestFramesOfStrangersAreBounded(t *testing.T) {
 	stranger := true
 	g := newGuard(nil, 16<<10, func() {})
@@ -95,7 +96,7 @@ func TestFramesOfStrangersAreBounded(t *testing.T) {
 	require.Equal(t, errTooManyFrames, frame())
 }
 
-// The guard finds frames in whatever pieces they come.
+// TestGuardInPieces checks that the guard finds frames in pieces of any size.
 func TestGuardInPieces(t *testing.T) {
 	said := bytes.NewBufferString(http2.ClientPreface)
 	w := http2.NewFramer(said, nil)
@@ -112,7 +113,7 @@ func TestGuardInPieces(t *testing.T) {
 	}
 }
 
-// What is paid for one second is of no use in the next.
+// TestBudgetIsOfASecond checks that what is paid in one second does not count in the next.
 func TestBudgetIsOfASecond(t *testing.T) {
 	var b frameBudget
 	b.pay(1 << 20)
@@ -127,7 +128,7 @@ func TestBudgetIsOfASecond(t *testing.T) {
 	require.NoError(t, b.spend(at+time.Second+1))
 }
 
-// A block's time begins with its first frame and ends with its last one.
+// TestBlockTime checks that a block's time runs from its first frame to its last one.
 func TestBlockTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := 0
@@ -149,7 +150,8 @@ func TestBlockTime(t *testing.T) {
 	})
 }
 
-// Clients that flood lose their connection, whatever they flood with and when, on both transports.
+// TestFloods checks that clients that flood lose their connection on both transports, whatever they
+// flood with and when.
 func TestFloods(t *testing.T) {
 	waiting := requestHeaders(testPath, hpack.HeaderField{Name: "wait", Value: "yes"})
 	headers := func(c *rawClient, id uint32, last bool) error {
@@ -157,7 +159,7 @@ func TestFloods(t *testing.T) {
 	}
 	type flood struct {
 		name string
-		send func(c *rawClient, i int) error // the i-th time
+		send func(c *rawClient, i int) error // i is the number of earlier calls
 	}
 	always := []flood{
 		{"empty CONTINUATION", func(c *rawClient, i int) error {
@@ -167,7 +169,7 @@ func TestFloods(t *testing.T) {
 			return c.WriteContinuation(101, false, nil)
 		}},
 		{"CONTINUATION of no header", func(c *rawClient, i int) error {
-			updates := bytes.Repeat([]byte{0x20}, 3<<10) // of the table's size, to none
+			updates := bytes.Repeat([]byte{0x20}, 3<<10) // each updates the table's size to zero
 			if i == 0 {
 				return c.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: updates})
 			}
@@ -175,7 +177,8 @@ func TestFloods(t *testing.T) {
 		}},
 		{"CONTINUATION byte by byte", func(c *rawClient, i int) error {
 			if i == 0 {
-				return c.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: []byte("\x00\x7f\xff\x70")}) // a long name begins
+				// a long name begins
+				return c.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: []byte("\x00\x7f\xff\x70")})
 			}
 			return c.WriteContinuation(101, false, []byte("x"))
 		}},
@@ -201,7 +204,7 @@ func TestFloods(t *testing.T) {
 		flood{"RST_STREAM", func(c *rawClient, _ int) error { return c.WriteRSTStream(1, http2.ErrCodeCancel) }},
 		flood{"requests", func(c *rawClient, i int) error { return headers(c, uint32(101+2*i), true) }},
 	)
-	// begun connects and says what every client does first.
+	// begun connects and sends what every client sends first.
 	begun := func(t *testing.T, f *fixture, protocol string) *rawClient {
 		c := f.connect(t, protocol)
 		c.write(io.WriteString(c.conn, http2.ClientPreface))
@@ -232,7 +235,8 @@ func TestFloods(t *testing.T) {
 		}, streams},
 		{"with a stream that is sent messages", Protocol, func(t *testing.T, f *fixture, protocol string) *rawClient {
 			f.server.options.Open = opener(func(s *session) error {
-				publish := time.NewTicker(20 * time.Millisecond) // as fast as updates are published
+				// as often as updates are published
+				publish := time.NewTicker(20 * time.Millisecond)
 				defer publish.Stop()
 				for s.Context().Err() == nil {
 					<-publish.C
@@ -276,7 +280,8 @@ func TestFloods(t *testing.T) {
 				flooding := make(chan struct{})
 				go func() {
 					defer close(flooding)
-					for i := 0; flood.send(c, i) == nil; i++ { // until the server has closed the connection
+					// until the server has closed the connection
+					for i := 0; flood.send(c, i) == nil; i++ {
 					}
 				}()
 				_, err := io.Copy(io.Discard, c.conn)
@@ -289,8 +294,8 @@ func TestFloods(t *testing.T) {
 	}
 }
 
-// A header block that does not end in time ends the connection, on both transports, and one that
-// does is served.
+// TestSlowHeaderBlock checks on both transports that a header block that does not end in time ends
+// the connection, and that another one is served.
 func TestSlowHeaderBlock(t *testing.T) {
 	for _, protocol := range []string{Protocol, http2Protocol} {
 		t.Run(protocol, func(t *testing.T) {
@@ -308,7 +313,8 @@ func TestSlowHeaderBlock(t *testing.T) {
 	}
 }
 
-// A client of grpc-go that does not read what it asks for loses its connection.
+// TestClientOfGRPCThatDoesNotRead checks that a client of grpc-go that does not read what it
+// requested loses its connection.
 func TestClientOfGRPCThatDoesNotRead(t *testing.T) {
 	f := start(t, until)
 	f.server.writeTime = 50 * time.Millisecond

@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// h2specExceptions are the cases of h2spec that do not pass, each with the reason. They are named
-// by their section and title.
+// h2specExceptions has the cases of h2spec that do not pass, by section and title, with the reason
+// for each.
 var h2specExceptions = map[string]string{
 	"generic/5: Sends a dynamic table size update": "it assumes a table of 4,096 bytes; the server has announced that it has none, and " +
 		"hpack/6.3 holds it to that",
@@ -28,9 +28,8 @@ var h2specExceptions = map[string]string{
 	"http2/5.3.1: Sends PRIORITY frame that depend on itself": "as the one before",
 }
 
-// TestH2spec runs the public conformance suite for HTTP/2 servers. Its requests are none of gRPC's,
-// so the server is made to take them for the method that it serves, and answers each with a
-// message.
+// TestH2spec runs the public conformance suite for HTTP/2 servers. Its requests are not those of
+// gRPC. So the server is made to accept them for its method, and answers each with a message.
 func TestH2spec(t *testing.T) {
 	f := start(t, func(s *session) error {
 		if err := s.Send([]byte("hello")); err != nil {
@@ -91,7 +90,7 @@ func TestH2spec(t *testing.T) {
 	require.Greater(t, passed, 100)
 }
 
-// serveHTTP2 serves clients that offer HTTP/2 by its own name, as Mux does for Protocol.
+// serveHTTP2 serves clients that offer HTTP/2 by its own name, as a Mux does for Protocol.
 func (f *fixture) serveHTTP2(t *testing.T) (address string) {
 	l := listen(t)
 	config := f.inner.Clone()
@@ -108,7 +107,7 @@ func (f *fixture) serveHTTP2(t *testing.T) (address string) {
 				return
 			}
 			wait.Go(func() {
-				connection := f.mux.conns.enter(raw) // which ends the handshake too
+				connection := f.mux.conns.enter(raw) // it also ends the handshake
 				under := &socket{Conn: raw}
 				secure := tls.Server(under, config)
 				err := secure.Handshake()

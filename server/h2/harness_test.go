@@ -39,20 +39,20 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// patience is for what takes milliseconds on a machine that has time.
+	// patience bounds waits for events that take milliseconds on an idle machine.
 	patience = 30 * time.Second
 	tick     = 2 * time.Millisecond
 
 	testPath = "/slicecast.v1.DistributionService/Stream"
 )
 
-// session is a Session whose parts are a test's.
+// session is a Session that a test implements.
 type session struct {
 	*Stream
 	serve    func(*session) error
-	message  func(b []byte) error // nil: into received
+	message  func(b []byte) error // nil sends messages to received
 	received chan string
-	closed   chan struct{} // by CloseSend
+	closed   chan struct{} // closed by CloseSend
 }
 
 func (s *session) Serve() error { return s.serve(s) }
@@ -98,14 +98,14 @@ func until(s *session) error {
 	return s.Context().Err()
 }
 
-// opener makes sessions that serve.
+// opener returns an Open function whose sessions run serve.
 func opener(serve func(*session) error) func(*Stream) (Session, error) {
 	return func(s *Stream) (Session, error) {
 		return &session{Stream: s, serve: serve, received: make(chan string, 100), closed: make(chan struct{})}, nil
 	}
 }
 
-// as identifies a caller.
+// as returns an identify function that returns a caller.
 func as(c Caller) func() (Caller, error) { return func() (Caller, error) { return c, nil } }
 
 // fixture is a Server and a grpc.Server behind one Mux.
@@ -115,15 +115,15 @@ type fixture struct {
 	mux     *Mux
 	address string
 	ca      *testca.CA
-	inner   *tls.Config  // of the server, but for its protocols
-	other   atomic.Value // the context of the last stream of the grpc.Server
+	inner   *tls.Config  // the server's configuration, except for its protocols
+	other   atomic.Value // the context of the grpc.Server's last stream
 	// refuse makes both servers refuse calls.
 	refuse atomic.Bool
-	// anonymous clients have no certificate.
+	// anonymous means that clients present no certificate.
 	anonymous bool
 }
 
-// start serves sessions with serve; adjust may change the options.
+// start serves sessions with serve. adjust may change the options.
 func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *fixture {
 	t.Helper()
 	f := &fixture{t: t}
@@ -159,9 +159,9 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 		Certificates: []tls.Certificate{certificate}, ClientCAs: f.ca.Pool(), ClientAuth: tls.VerifyClientCertIfGiven,
 		MinVersion: tls.VersionTLS13,
 	}
-	// No test of this server takes the end of a stranger for one that it waits for.
+	// With this timeout, no stranger ends by itself during a test.
 	f.mux = NewMux(f.muxOptions(l, time.Hour))
-	// The other server does the same by grpc-go's means, so far as a test needs it.
+	// The other server does the same with grpc-go, as far as tests need it.
 	other := grpc.NewServer(grpc.Creds(Credentials()), grpc.ForceServerCodecV2(bytesCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			connection, ctx := ConnectionOf(stream.Context())
@@ -195,7 +195,7 @@ func start(t testing.TB, serve func(*session) error, adjust ...func(*Options)) *
 	return f
 }
 
-// muxOptions are for another way into the servers.
+// muxOptions returns options for another Mux in front of the server.
 func (f *fixture) muxOptions(l net.Listener, strangerTimeout time.Duration) MuxOptions {
 	return MuxOptions{
 		Listener: l, Server: f.server, StrangerTimeout: strangerTimeout, MaxIdle: time.Hour, Logger: f.server.options.Logger,
@@ -208,7 +208,7 @@ func (f *fixture) muxOptions(l net.Listener, strangerTimeout time.Duration) MuxO
 	}
 }
 
-// tls gives a client's configuration that offers the protocols.
+// tls returns a client's configuration that offers the protocols.
 func (f *fixture) tls(protocols ...string) *tls.Config {
 	config := &tls.Config{RootCAs: f.ca.Pool(), NextProtos: protocols, ServerName: "127.0.0.1", MinVersion: tls.VersionTLS13}
 	if !f.anonymous {
@@ -219,7 +219,7 @@ func (f *fixture) tls(protocols ...string) *tls.Config {
 	return config
 }
 
-// dial gives a grpc-go client that offers the protocols.
+// dial returns a grpc-go client that offers the protocols.
 func (f *fixture) dial(protocols []string, options ...grpc.DialOption) *grpc.ClientConn {
 	f.t.Helper()
 	options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(f.tls(protocols...))),
@@ -232,7 +232,7 @@ func (f *fixture) dial(protocols []string, options ...grpc.DialOption) *grpc.Cli
 
 var ours = []string{Protocol, "h2"}
 
-// call is a stream, from the client's side.
+// call is the client's side of a stream.
 type call struct {
 	grpc.ClientStream
 	t      testing.TB
@@ -261,7 +261,7 @@ func (c *call) receive() string {
 	return string(b)
 }
 
-// end gives what ends the stream.
+// end returns the error that ends the stream.
 func (c *call) end() error {
 	c.t.Helper()
 	var b []byte
@@ -270,7 +270,7 @@ func (c *call) end() error {
 	return err
 }
 
-// bytesCodec takes messages as they are.
+// bytesCodec passes messages unchanged.
 type bytesCodec struct{}
 
 var _ encoding.CodecV2 = bytesCodec{}

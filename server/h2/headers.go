@@ -20,37 +20,39 @@ import (
 
 const (
 	httpOK = http.StatusOK
-	// maxMessage is how much of a status' message is sent, in bytes, when all of it is more than the client takes.
+	// maxMessage bounds a status' message, in bytes, if the whole trailers are larger than the
+	// client accepts.
 	maxMessage = 512
 )
 
-// contentType is gRPC's; a format may follow.
+// contentType is gRPC's content-type. The name of a message format may follow it.
 const contentType = "application/grpc"
 
-// responseHeaders begin a response that has messages.
+// responseHeaders is the header block of every response with messages.
 var responseHeaders = encodeHeaders([]hpack.HeaderField{
 	{Name: ":status", Value: strconv.Itoa(httpOK)}, {Name: "content-type", Value: contentType},
 })
 
-// encodeHeaders gives a block of headers that uses no table, so that it depends on nothing before it (RFC 7541).
+// encodeHeaders returns a header block that does not use the dynamic table (RFC 7541), so that it
+// does not depend on earlier blocks.
 func encodeHeaders(fields []hpack.HeaderField) []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	e.SetMaxDynamicTableSize(0)
 	for _, f := range fields {
-		_ = e.WriteField(f) // a buffer takes all
+		_ = e.WriteField(f) // a buffer accepts everything
 	}
 	return b.Bytes()
 }
 
-// request is what a client asks for with a stream's headers.
+// request is what gRPC uses of a stream's headers.
 type request struct {
 	metadata   metadata.MD
 	timeout    time.Duration
 	hasTimeout bool
 }
 
-// refusal is the answer to a request that makes no sense.
+// refusal is the answer to an invalid request.
 type refusal struct {
 	httpStatus int
 	status     *status.Status
@@ -60,8 +62,8 @@ func refuse(httpStatus int, code codes.Code, format string, args ...any) *refusa
 	return &refusal{httpStatus, status.Newf(code, format, args...)}
 }
 
-// checkRequest reports whether a request is what RFC 9113, section 8.1.1, calls well-formed, as far
-// as the framer has not checked that. length is its content-length, or negative.
+// checkRequest reports whether a request is well-formed according to RFC 9113, section 8.1.1, as
+// far as the framer has not checked that. length is its content-length, or negative if it has none.
 func checkRequest(f *http2.MetaHeadersFrame) (length int64, ok bool) {
 	length = -1
 	for _, h := range f.RegularFields() {
@@ -88,7 +90,8 @@ func checkRequest(f *http2.MetaHeadersFrame) (length int64, ok bool) {
 	return length, !f.StreamEnded() || length <= 0
 }
 
-// parseRequest understands a stream's headers as gRPC's protocol over HTTP/2 and, where that is silent, grpc-go do.
+// parseRequest parses a stream's headers according to gRPC's protocol over HTTP/2. Where the
+// protocol leaves a case open, it does as grpc-go does.
 func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal) {
 	if f.Truncated {
 		return r, refuse(http.StatusRequestHeaderFieldsTooLarge, codes.ResourceExhausted, "the request's headers are too large")
@@ -106,7 +109,8 @@ func parseRequest(f *http2.MetaHeadersFrame, path string) (r request, _ *refusal
 				return r, refuse(http.StatusBadRequest, codes.Internal, "%v", err)
 			}
 			r.hasTimeout = true
-		case "te", "grpc-encoding", "grpc-message", "grpc-message-type", "grpc-status": // gRPC's own
+		// reserved by gRPC
+		case "te", "grpc-encoding", "grpc-message", "grpc-message-type", "grpc-status":
 		default:
 			v := h.Value
 			if strings.HasSuffix(h.Name, "-bin") {
@@ -144,7 +148,7 @@ var timeoutUnits = map[byte]time.Duration{
 	'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
 }
 
-// parseTimeout reads the header grpc-timeout: at most eight digits and a unit.
+// parseTimeout parses the header grpc-timeout: at most eight digits and a unit.
 func parseTimeout(v string) (time.Duration, error) {
 	if n := len(v) - 1; n >= 1 && n <= 8 {
 		count, err := strconv.ParseUint(v[:n], 10, 32)
@@ -158,7 +162,7 @@ func parseTimeout(v string) (time.Duration, error) {
 	return 0, fmt.Errorf("the header grpc-timeout is %q: use up to eight digits and one of H, M, S, m, u, n", v)
 }
 
-// statusOf gives the status of what a session returned.
+// statusOf returns the status for the result of a session.
 func statusOf(err error) *status.Status {
 	if s, ok := status.FromError(err); ok {
 		return s
@@ -166,8 +170,9 @@ func statusOf(err error) *status.Status {
 	return status.FromContextError(err)
 }
 
-// trailers gives the block of headers that ends a stream, of at most a frame and what the client takes. httpStatus is that
-// of a response which begins with it; 0: there were headers.
+// trailers returns the header block that ends a stream. It fits into a frame, and its size is at
+// most limit if truncating the message suffices. httpStatus is sent if the response has no headers
+// yet, and is 0 otherwise.
 func trailers(httpStatus int, st *status.Status, limit uint32) []byte {
 	fields := trailerFields(httpStatus, st)
 	size := uint32(0)
@@ -200,7 +205,7 @@ func trailerFields(httpStatus int, st *status.Status) (fields []hpack.HeaderFiel
 	return fields
 }
 
-// encodeMessage makes a header's value of a status' message, percent-encoded.
+// encodeMessage percent-encodes a status' message for a header.
 func encodeMessage(m string) string {
 	var b strings.Builder
 	for _, c := range []byte(m) {

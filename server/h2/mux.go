@@ -19,59 +19,63 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// Protocol is what a client offers in TLS (ALPN, RFC 7301), before "h2", to be served by a Server. What is then spoken is
-// HTTP/2 and gRPC as ever: the name only tells who serves it.
+// Protocol is what a client offers in TLS (ALPN, RFC 7301), before "h2", to be served by a Server.
+// The connection then carries standard HTTP/2 and gRPC; the name only selects the server.
 const Protocol = wire.Protocol
 
 // http2Protocol is the registered name of HTTP/2.
 const http2Protocol = "h2"
 
 const (
-	// Waits after an error of accept that may pass, such as too many open files.
+	// These bound the wait after a temporary error of Accept, such as too many open files.
 	minAcceptDelay, maxAcceptDelay = 5 * time.Millisecond, time.Second
-	// logInterval is how often one kind of trouble that strangers can cause is logged.
+	// logInterval is how often trouble of one kind that strangers can cause is logged.
 	logInterval = time.Minute
 )
 
-// MuxOptions are what a Mux is made of. All are required.
+// MuxOptions configures a Mux. All fields are required.
 type MuxOptions struct {
 	Listener net.Listener
-	// TLS is the server's configuration. Its protocols (NextProtos) are replaced, also in what GetConfigForClient gives.
+	// TLS is the server's configuration. The Mux replaces its NextProtos, and those of the
+	// configurations that GetConfigForClient returns.
 	TLS *tls.Config
-	// Server serves connections of clients that offer Protocol.
+	// Server serves the connections of clients that offer Protocol.
 	Server *Server
-	// A connection is a stranger until Connection.Enter has let a call in. StrangerTimeout is how long it may be one, counted
-	// from accept: for TLS, HTTP/2 and the call together. MaxIdle is how long it may then be without such a call.
+	// A connection is a stranger until Connection.Enter has admitted a call. StrangerTimeout bounds
+	// the time from accept until then, for TLS, HTTP/2 and the call together. MaxIdle is how long
+	// the connection may be without an admitted call after that.
 	StrangerTimeout, MaxIdle time.Duration
-	// MaxStrangersOfNodes bounds the strangers whose address is a Node's, MaxStrangers the others, MaxStrangersPerAddress those of
-	// one address, which is a /64 in IPv6 unless it is a Node's. The oldest ones make room for more.
+	// MaxStrangersOfNodes bounds the strangers whose address is a Node's, and MaxStrangers the
+	// others. MaxStrangersPerAddress bounds those of one address. In IPv6 a /64 counts as one
+	// address, unless the address is a Node's. Newcomers displace the oldest strangers.
 	MaxStrangersOfNodes, MaxStrangers, MaxStrangersPerAddress int
-	// NodeAddress reports whether a Node has the address. It must not wait.
+	// NodeAddress reports whether an address is a Node's. It must not wait.
 	NodeAddress func(netip.Addr) bool
 	Logger      *slog.Logger
 	Registerer  prometheus.Registerer
 }
 
-// Mux accepts TLS connections for two servers on one listener: those that speak Protocol are served by a Server, others go
-// to a grpc.Server, which serves GRPC() with Credentials().
+// Mux accepts TLS connections for two servers on one listener. A Server serves connections that
+// speak Protocol. A grpc.Server, which serves GRPC() with Credentials(), serves the others.
 //
-// Handshakes run beside each other, but only a few compute at the same time, so that a thousand clients that come at once
-// do not hold up those that are there; a client that is slow to answer holds up nobody.
+// Handshakes run concurrently, but only a few compute at a time. So a thousand clients that connect
+// at once do not delay those that are connected, and a client that answers slowly delays no other.
 type Mux struct {
 	options MuxOptions
 	tls     credentials.TransportCredentials
-	slots   chan struct{}
-	grpc    handover
-	ctx     context.Context // of all handshakes
-	cancel  context.CancelFunc
-	mu      sync.Mutex     // guards what wait counts, against the cancel
-	wait    sync.WaitGroup // for the handshakes
-	conns   *connections
-	warn    rate.Sometimes
-	errors  prometheus.Counter
+	// slots holds a token for each handshake that may compute; see socket.slots.
+	slots  chan struct{}
+	grpc   handover
+	ctx    context.Context // of all handshakes; ends with Close
+	cancel context.CancelFunc
+	mu     sync.Mutex     // orders the start of handshakes and Close
+	wait   sync.WaitGroup // counts the handshakes
+	conns  *connections
+	warn   rate.Sometimes
+	errors prometheus.Counter
 }
 
-// NewMux makes a Mux; it accepts while Serve runs.
+// NewMux returns a Mux. It accepts connections while Serve runs.
 func NewMux(o MuxOptions) *Mux {
 	m := &Mux{
 		options: o,
@@ -90,11 +94,11 @@ func NewMux(o MuxOptions) *Mux {
 	return m
 }
 
-// withProtocols gives the configuration with the protocols that a Mux serves.
+// withProtocols returns the configuration with the protocols that a Mux serves.
 func withProtocols(c *tls.Config) *tls.Config {
 	c = c.Clone()
 	c.NextProtos = []string{Protocol, http2Protocol}
-	c.DynamicRecordSizingDisabled = true // one write is one record, and one system call
+	c.DynamicRecordSizingDisabled = true // one write is one record and one system call
 	if choose := c.GetConfigForClient; choose != nil {
 		c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			chosen, err := choose(hello)
@@ -107,7 +111,7 @@ func withProtocols(c *tls.Config) *tls.Config {
 	return c
 }
 
-// Serve accepts connections until the listener is closed, which is no error.
+// Serve accepts connections until the listener is closed. It then returns nil.
 func (m *Mux) Serve() error {
 	var delay time.Duration
 	for {
@@ -146,9 +150,10 @@ func (m *Mux) start(conn net.Conn) {
 	m.wait.Go(func() { m.handshake(c) })
 }
 
-// handshake brings one connection to the server that it is for.
+// handshake completes the TLS handshake and hands the connection to its server.
 func (m *Mux) handshake(c *Connection) {
-	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close() }) // ends the handshake, whose error is counted
+	// the handshake then fails, and its error is counted
+	stop := context.AfterFunc(m.ctx, func() { _ = c.raw.Close() })
 	defer stop()
 	s := &socket{Conn: c.raw, slots: m.slots}
 	conn, info, err := m.secure(s)
@@ -182,7 +187,7 @@ func (m *Mux) handshake(c *Connection) {
 	}
 }
 
-// secure does the TLS handshake.
+// secure does the TLS handshake. It holds a slot except while it waits for the client.
 func (m *Mux) secure(s *socket) (net.Conn, credentials.TLSInfo, error) {
 	m.slots <- struct{}{}
 	defer func() { <-m.slots }()
@@ -193,8 +198,8 @@ func (m *Mux) secure(s *socket) (net.Conn, credentials.TLSInfo, error) {
 	return conn, info.(credentials.TLSInfo), nil
 }
 
-// Close closes the listener and ends the handshakes. Connections that are with a server stay; GRPC() is that server's to
-// close.
+// Close closes the listener and ends the handshakes. Connections that a server has accepted stay
+// open. The grpc.Server closes GRPC().
 func (m *Mux) Close() error {
 	err := m.options.Listener.Close()
 	m.mu.Lock()
@@ -204,10 +209,10 @@ func (m *Mux) Close() error {
 	return err
 }
 
-// GRPC gives the connections for a grpc.Server with Credentials.
+// GRPC returns the listener for a grpc.Server with Credentials.
 func (m *Mux) GRPC() net.Listener { return &m.grpc }
 
-// handover is a listener for connections that another one accepted.
+// handover is a listener of connections that a Mux has accepted.
 type handover struct {
 	address net.Addr
 	conns   chan net.Conn
@@ -234,14 +239,14 @@ func (h *handover) Close() error {
 // Addr implements net.Listener.
 func (h *handover) Addr() net.Addr { return h.address }
 
-// handedOver is a connection whose TLS handshake is done. It bounds what grpc-go does not bound by
-// itself: frames of a client, and the time that it does not read.
+// handedOver is a connection with a completed TLS handshake that grpc-go serves. It adds bounds
+// that grpc-go lacks: on the client's frames, and on how long the client may not read.
 type handedOver struct {
 	net.Conn
 	info   connectionInfo
 	server *Server
 	guard  guard
-	over   sync.Once // Close or a violation, whichever comes first
+	over   sync.Once // done by Close or a violation, whichever comes first
 }
 
 func newHandedOver(conn net.Conn, under *socket, info connectionInfo, s *Server) *handedOver {
@@ -253,7 +258,7 @@ func newHandedOver(conn net.Conn, under *socket, info connectionInfo, s *Server)
 	return h
 }
 
-// broken ends the connection of a client that broke the protocol.
+// broken closes the connection of a client that broke the protocol.
 func (h *handedOver) broken(v violation) {
 	h.over.Do(func() {
 		h.server.violations.Inc()
@@ -280,7 +285,7 @@ func (h *handedOver) Write(b []byte) (int, error) {
 	n, err := h.Conn.Write(b)
 	h.guard.budget.pay(n)
 	if err != nil {
-		_ = h.Close() // grpc-go leaves it to its reader to find that the client is gone
+		_ = h.Close() // grpc-go would only notice at its next read that the client is gone
 	}
 	return n, err
 }
@@ -292,11 +297,11 @@ func (h *handedOver) Close() error {
 	return h.Conn.Close()
 }
 
-// handedOverCredentials takes what a handover gives.
+// handedOverCredentials accepts the connections of a handover, whose handshake is done.
 type handedOverCredentials struct{}
 
-// Credentials are for the grpc.Server that serves Mux.GRPC: what it learns of a client is what credentials.NewTLS tells, and
-// what ConnectionOf returns.
+// Credentials returns the credentials for the grpc.Server that serves Mux.GRPC. Handlers see the
+// same peer as with credentials.NewTLS; ConnectionOf returns what the Mux adds.
 func Credentials() credentials.TransportCredentials { return handedOverCredentials{} }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -321,5 +326,5 @@ func (handedOverCredentials) Info() credentials.ProtocolInfo {
 // Clone implements credentials.TransportCredentials.
 func (c handedOverCredentials) Clone() credentials.TransportCredentials { return c }
 
-// OverrideServerName implements credentials.TransportCredentials. It is for clients.
+// OverrideServerName implements credentials.TransportCredentials. Only clients use it.
 func (handedOverCredentials) OverrideServerName(string) error { return nil }

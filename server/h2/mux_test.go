@@ -15,7 +15,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testca"
 )
 
-// listen gives a listener on the loopback interface.
+// listen returns a listener on the loopback interface.
 func listen(t testing.TB) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -34,7 +34,8 @@ func run(t *testing.T, m *Mux) {
 	})
 }
 
-// Clients that connect and say nothing hold up nobody, however many they are, and no end of the server.
+// TestSilentClients checks that clients that connect and send nothing delay neither other clients
+// nor the end of the server, however many they are.
 func TestSilentClients(t *testing.T) {
 	f := start(t, echo)
 	for range 8 * runtime.GOMAXPROCS(0) {
@@ -72,7 +73,7 @@ func TestProtocolsOfTLS(t *testing.T) {
 	require.Eventually(t, func() bool { return testutil.ToFloat64(f.mux.errors) == 2 }, patience, tick)
 }
 
-// A client certificate of another CA is counted as what it is.
+// TestCertificateOfAnotherCA checks that a client certificate of another CA is counted as such.
 func TestCertificateOfAnotherCA(t *testing.T) {
 	f := start(t, echo)
 	another, err := testca.New()
@@ -93,7 +94,7 @@ func TestCertificateOfAnotherCA(t *testing.T) {
 	}, patience, tick)
 }
 
-// failing is a listener that has trouble before it works.
+// failing is a listener whose first calls of Accept fail.
 type failing struct {
 	net.Listener
 	errs chan error
@@ -127,7 +128,8 @@ func TestAcceptErrors(t *testing.T) {
 	require.NoError(t, other.Close())
 }
 
-// After GracefulStop or Stop, who connects is not served.
+// TestConnectionToAStoppedServer checks that clients that connect after GracefulStop or Stop are
+// not served.
 func TestConnectionToAStoppedServer(t *testing.T) {
 	f := start(t, echo)
 	f.server.Stop()

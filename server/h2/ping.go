@@ -7,7 +7,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// maxStrikes is how many pings in a row may come too early, as grpc-go's servers have it.
+// maxStrikes is how many pings in a row may come too early; grpc-go's servers allow as many.
 const maxStrikes = 2
 
 var (
@@ -18,18 +18,18 @@ var (
 
 var started = time.Now()
 
-// now is a clock for what is kept in few bytes.
+// now returns the time since the process started, which fits into fewer bytes than a time.Time.
 func now() time.Duration { return time.Since(started) }
 
-// pings are those of both sides. conn.mu guards them.
+// pings is the state of the pings of both sides. conn.mu guards it.
 type pings struct {
 	timer *time.Timer
-	sent  time.Duration // when a ping was sent that has no answer; 0: there is none
-	idle  time.Duration // since when there has been no stream, if there is none
+	sent  time.Duration // when the unanswered ping was sent; 0 if there is none
+	idle  time.Duration // when the last stream ended, if there is none now
 
-	last    time.Duration // when the client pinged
+	last    time.Duration // when the client last pinged
 	strikes int
-	pardon  bool // something was sent since, so that a ping is in order
+	pardon  bool // something was sent since the last ping, so the next ping is allowed
 }
 
 func (c *conn) startPingsLocked() {
@@ -38,7 +38,8 @@ func (c *conn) startPingsLocked() {
 	c.pings.timer = time.AfterFunc(c.server.options.PingInterval, c.keepAlive)
 }
 
-// keepAlive finds clients that are gone.
+// keepAlive closes the connection of a client that does not answer pings or has had no stream for
+// MaxIdle, and pings a client that is silent.
 func (c *conn) keepAlive() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +66,7 @@ func (c *conn) keepAlive() {
 	}
 }
 
-// pingLocked answers a ping.
+// pingLocked answers a client's ping, and refuses pings that come too often.
 func (c *conn) pingLocked(f *http2.PingFrame, at time.Duration) error {
 	p := &c.pings
 	switch {

@@ -21,7 +21,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// rawClient speaks HTTP/2 by the frame.
+// rawClient sends and receives single frames of HTTP/2.
 type rawClient struct {
 	*http2.Framer
 	t    *testing.T
@@ -67,7 +67,7 @@ func (c *rawClient) expectSettings() {
 	require.True(c.t, expect[*http2.SettingsFrame](c).IsAck())
 }
 
-// expect reads a frame of that kind.
+// expect reads a frame, which must be of type F.
 func expect[F http2.Frame](c *rawClient) F {
 	c.t.Helper()
 	frame, err := c.ReadFrame()
@@ -99,12 +99,13 @@ func (c *rawClient) data(id uint32, data string) {
 	require.NoError(c.t, c.WriteData(id, false, []byte(data)))
 }
 
-// message gives a message with its prefix.
+// message returns a message with its prefix.
 func message(m string) string {
 	return "\x00" + string(binary.BigEndian.AppendUint32(nil, uint32(len(m)))) + m
 }
 
-// expectMessage reads a message with the response's headers, if it is the first.
+// expectMessage reads a message. If it is the stream's first, the response's headers come before
+// it.
 func (c *rawClient) expectMessage(m string, first bool) {
 	c.t.Helper()
 	if first {
@@ -131,7 +132,7 @@ func header(f *http2.MetaHeadersFrame, name string) string {
 	return ""
 }
 
-// expectGoAway reads a GOAWAY, whatever comes before it, and the end of the connection.
+// expectGoAway reads frames up to a GOAWAY with this code, and then the end of the connection.
 func (c *rawClient) expectGoAway(code http2.ErrCode) string {
 	c.t.Helper()
 	for {
@@ -153,7 +154,7 @@ func TestBrokenProtocolEndsTheConnection(t *testing.T) {
 	many := func(do func(c *rawClient) error) func(*rawClient) {
 		return func(c *rawClient) {
 			for range maxFrames + 1 {
-				if do(c) != nil { // it is over already
+				if do(c) != nil { // the connection has ended already
 					return
 				}
 			}
@@ -253,7 +254,8 @@ func TestPreface(t *testing.T) {
 	})
 }
 
-// What a stream may not do ends the stream, and the connection goes on.
+// TestBrokenStream checks that a breach of a stream's rules ends the stream, and that the
+// connection goes on.
 func TestBrokenStream(t *testing.T) {
 	f := start(t, echo)
 	type field = hpack.HeaderField
@@ -332,7 +334,7 @@ func TestDataAfterTheEnd(t *testing.T) {
 	require.Equal(t, "200", c.expectStatus(codes.Unimplemented).PseudoValue("status"))
 }
 
-// A status is cut to what the client takes.
+// TestClientThatTakesSmallHeaders checks that a status is cut to what the client accepts.
 func TestClientThatTakesSmallHeaders(t *testing.T) {
 	f := start(t, func(*session) error { return status.Error(codes.Internal, strings.Repeat("x", 2000)) })
 	c := f.raw(t, http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: 1000})
@@ -354,7 +356,8 @@ func TestSecondStreamIsRefused(t *testing.T) {
 	c.expectMessage("hello", true)
 }
 
-// Sessions that do not return, though their streams have ended, do not add up.
+// TestSessionsThatDoNotReturnAreBounded checks the bound on sessions that have not returned
+// although their streams have ended.
 func TestSessionsThatDoNotReturnAreBounded(t *testing.T) {
 	release := make(chan struct{})
 	f := start(t, func(*session) error { <-release; return nil })
@@ -386,7 +389,8 @@ func TestMessagesInAnyPieces(t *testing.T) {
 	c.expectStatus(codes.OK)
 }
 
-// Windows open again for what is received, seldom.
+// TestWindowsForTheClient checks that windows for received data are reopened, and that this happens
+// seldom.
 func TestWindowsForTheClient(t *testing.T) {
 	f := start(t, until, func(o *Options) {
 		o.Open = func(s *Stream) (Session, error) {
@@ -416,7 +420,8 @@ func TestWindowsForTheClient(t *testing.T) {
 	require.LessOrEqual(t, updates, 2*(1<<20)/(initialWindow/2)+2)
 }
 
-// Messages wait for the client's windows, those that are there and those that come by SETTINGS.
+// TestWindowsOfTheClient checks that messages wait for the client's windows, the initial ones and
+// those changed by SETTINGS.
 func TestWindowsOfTheClient(t *testing.T) {
 	tried := make(chan bool, 3)
 	f := start(t, func(s *session) error {
@@ -437,11 +442,12 @@ func TestWindowsOfTheClient(t *testing.T) {
 	c.expectMessage("12345", true)
 	require.True(t, <-tried)
 	require.False(t, <-tried, "the window has room for 2 bytes")
-	c.ok(c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 5})) // -5 of room
+	// The window now has room for -5 bytes.
+	c.ok(c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 5}))
 	require.True(t, expect[*http2.SettingsFrame](c).IsAck())
 	c.data(1, message("go on"))
 	require.False(t, <-tried)
-	c.ok(c.WriteWindowUpdate(1, 7)) // 2 of room
+	c.ok(c.WriteWindowUpdate(1, 7)) // the window has room for 2 bytes
 	data := expect[*http2.DataFrame](c).Data()
 	require.Equal(t, message("abcdefgh")[:2], string(data))
 	c.ok(c.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000}))
@@ -450,7 +456,7 @@ func TestWindowsOfTheClient(t *testing.T) {
 	c.expectStatus(codes.OK)
 }
 
-// Before the session is open, one window is all that is kept.
+// TestMoreThanAWindowBeforeTheSessionIsOpen checks that at most one window is buffered until then.
 func TestMoreThanAWindowBeforeTheSessionIsOpen(t *testing.T) {
 	f := start(t, nil, func(o *Options) {
 		o.Open = func(s *Stream) (Session, error) { <-s.Context().Done(); return nil, s.Context().Err() }
@@ -472,7 +478,8 @@ func TestMoreThanAWindowBeforeTheSessionIsOpen(t *testing.T) {
 	}
 }
 
-// An error of the client's message while one to the client is half sent can't be told as a status.
+// TestErrorInTheMiddleOfAMessage checks an error that a client's message causes while a message to
+// the client is half sent. A status cannot follow half a message, so the stream is reset.
 func TestErrorInTheMiddleOfAMessage(t *testing.T) {
 	f := start(t, func(s *session) error { return s.Send(make([]byte, 100)) })
 	c := f.raw(t, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 50})
@@ -487,7 +494,7 @@ func TestTooManyPings(t *testing.T) {
 	f := start(t, echo)
 	c := f.raw(t)
 	c.request(1)
-	for i := range 10 { // each message is worth a ping
+	for i := range 10 { // each message allows one ping
 		c.data(1, message("hello"))
 		c.expectMessage("hello", i == 0)
 		c.ok(c.WritePing(false, [8]byte{byte(i)}))
@@ -507,7 +514,7 @@ func TestDeadClientIsFoundByPing(t *testing.T) {
 		func(o *Options) { o.PingInterval, o.PingTimeout = 20*time.Millisecond, 500*time.Millisecond })
 	c := f.raw(t)
 	c.request(1)
-	for range 3 { // it is alive
+	for range 3 { // the client answers pings
 		ping := expect[*http2.PingFrame](c)
 		require.False(t, ping.IsAck())
 		require.Empty(t, ended)
@@ -533,7 +540,8 @@ func TestClientGoesAway(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-// What follows GOAWAY is not answered: the client takes it elsewhere.
+// TestStreamAfterGoAway checks that streams after GOAWAY are not answered. The client opens them on
+// another connection.
 func TestStreamAfterGoAway(t *testing.T) {
 	f := start(t, echo)
 	c := f.raw(t)

@@ -8,10 +8,11 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// refusals counts what a Mux refuses or ends, by reason, and logs the first of each minute.
+// refusals counts what a Mux refuses or closes, by reason. It logs the first of each reason and
+// minute.
 type refusals struct {
 	log      *slog.Logger
-	details  map[string]string // by reason, for the log; all reasons are in it
+	details  map[string]string // by reason, for the log; it has every reason
 	count    *prometheus.CounterVec
 	sometime map[string]*rate.Sometimes
 }
@@ -57,7 +58,7 @@ func newRefusals(o *MuxOptions, details map[string]string, counter prometheus.Co
 	return r
 }
 
-// add counts one.
+// add counts a refusal.
 func (r *refusals) add(reason string, client net.Addr, attributes ...any) {
 	r.count.WithLabelValues(reason).Inc()
 	r.sometime[reason].Do(func() {

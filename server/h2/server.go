@@ -1,21 +1,25 @@
-// Package h2 serves one gRPC method to thousands of clients that mostly listen, for little more than what the TLS records
-// cost that they are sent.
+// Package h2 serves one gRPC method to thousands of clients that mostly receive. Its cost is little
+// more than that of the TLS records that they are sent.
 //
-// grpc-go hands each message from goroutine to goroutine and keeps five of them and their buffers for each connection. A
-// Server writes from the goroutine that has something to say, keeps two goroutines for a connection, and buffers only while
-// something is written. It speaks HTTP/2 (RFC 9113) and gRPC over it as any server does, to grpc-go's client among others.
-// A Mux puts it and a grpc.Server on one port.
+// grpc-go hands each message from goroutine to goroutine, and keeps five goroutines and their
+// buffers for each connection. A Server writes from the goroutine that sends, keeps two goroutines
+// for a connection, and buffers only during a write. It speaks standard HTTP/2 (RFC 9113) and gRPC,
+// so any client can use it, such as grpc-go's. A Mux serves a Server and a grpc.Server on one port.
 //
 // Guarantees:
 //
-//   - A connection has one stream at a time; when it has ended, there may be another.
-//   - What is sent on a stream arrives in order and complete, or the stream ends with an error on both sides.
-//   - Stream.TrySend never waits, and sends all or nothing.
-//   - An idle connection has no buffers but that of its largest request headers. One whose client does not read has, beside
-//     the state of TLS, at most 64 KiB that wait for it: what one write could not get rid of and what the client asked for
-//     itself. Then it is closed.
-//   - The connection is read whatever its writes wait for, so a client that is gone is found by pings at any time.
-//   - A client that breaks the protocol, or keeps the server busy with frames that lead to nothing, loses its connection.
+//   - A connection has one stream at a time. After a stream has ended, the client may open another.
+//   - Messages on a stream arrive complete and in order, or the stream ends with an error on both
+//     sides.
+//   - Stream.TrySend never waits, and sends everything or nothing.
+//   - An idle connection has no buffers except one of the size of its largest request headers.
+//   - If a client does not read, its connection buffers at most 64 KiB in addition to the state of
+//     TLS: the rest of one write, and answers to the client's own frames. Beyond that, the
+//     connection is closed.
+//   - The connection is read even while its writes are blocked, so pings always detect a client
+//     that is gone.
+//   - A client that breaks the protocol, or that keeps the server busy with useless frames, loses
+//     its connection.
 package h2
 
 import (
@@ -33,61 +37,70 @@ import (
 
 // Session is the server's side of a stream.
 type Session interface {
-	// Serve runs the stream, in a goroutine of its own. What it returns becomes the stream's gRPC status, unless the stream has
-	// ended for another reason: then Stream.Context is done, and Serve must return. It is called once, whatever happens.
+	// Serve runs the stream, in a goroutine of its own, and is called exactly once. Its result
+	// becomes the stream's gRPC status. If the stream ends for another reason, Stream.Context is
+	// done, and Serve must return.
 	Serve() error
-	// Message takes one message of the client, which is valid during the call only. Messages come in order, those that were
-	// there before the session was open before Serve, the others beside it, on the goroutine that reads the connection: it must
-	// not wait. An error ends the stream with that status.
+	// Message processes one message of the client. b is valid only during the call. Messages arrive
+	// in order. Those that arrived before the session was open come before Serve is called. Later
+	// ones come concurrently with Serve, on the goroutine that reads the connection, so Message
+	// must not wait. An error ends the stream with that status.
 	Message(b []byte) error
-	// CloseSend says that there are no more messages; the stream goes on. It must not wait either.
+	// CloseSend reports that the client sends no more messages. The stream goes on. CloseSend must
+	// not wait.
 	CloseSend()
 }
 
-// Options are what a Server is made of. All are required.
+// Options configures a Server. All fields are required.
 type Options struct {
-	// Path is the method that is served: /package.Service/Method.
+	// Path is the served method: /package.Service/Method.
 	Path string
-	// Open decides about a stream before anything is sent: its error is the stream's status. It may wait; what the client sends
-	// meanwhile is kept, up to a window of flow control. The Stream's context holds the client's metadata and peer.Peer as
-	// grpc-go gives them. The connection is a stranger to its Mux until Connection.Enter is called; see ConnectionOf.
+	// Open accepts or refuses a stream before anything is sent on it. Its error is the stream's
+	// status. Open may wait; meanwhile, the client's messages are buffered, up to a window of flow
+	// control. The Stream's context carries the client's metadata and peer.Peer as in grpc-go. The
+	// connection is a stranger to its Mux until Connection.Enter is called; see ConnectionOf.
 	Open func(*Stream) (Session, error)
-	// MaxReceive is the size of the largest message of a client, in bytes; a larger one is RESOURCE_EXHAUSTED.
+	// MaxReceive is the size of the largest message from a client, in bytes. A larger message ends
+	// the stream with RESOURCE_EXHAUSTED.
 	MaxReceive int
-	// MaxHeaderBytes bounds a request's headers, counted as RFC 9113, section 6.5.2, does.
+	// MaxHeaderBytes bounds a request's headers, counted as in RFC 9113, section 6.5.2.
 	MaxHeaderBytes uint32
-	// A client that was silent for PingInterval is pinged, and disconnected if it stays silent for PingTimeout.
+	// A client that was silent for PingInterval is pinged. If it stays silent for PingTimeout, it
+	// is disconnected.
 	PingInterval, PingTimeout time.Duration
-	// MinClientPing is how often a client may ping; one that does so more often, while it is sent nothing else, is disconnected.
+	// MinClientPing is the shortest interval between a client's pings. A client that pings more
+	// often while it is sent nothing else is disconnected.
 	MinClientPing time.Duration
-	// MaxIdle is how long a connection may go without a stream.
+	// MaxIdle is how long a connection may be without a stream.
 	MaxIdle    time.Duration
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
 
-// errStopped ends the connections of a server that is stopped.
+// errStopped closes the connections of a stopped server.
 var errStopped = errors.New("the server is stopped")
 
-// Server serves the connections that a Mux brings.
+// Server serves the connections that a Mux hands over.
 type Server struct {
 	options Options
-	// parse is parseRequest, blockTime is maxBlockTime and writeTime is maxWriteTime, except in
+	// parse, blockTime and writeTime are parseRequest, maxBlockTime and maxWriteTime, except in
 	// tests.
 	parse                func(f *http2.MetaHeadersFrame, path string) (request, *refusal)
 	blockTime, writeTime time.Duration
 	violations           prometheus.Counter
-	// extra are streams beside another one of their connection.
+	// extra counts streams that were refused because their connection had one already.
 	extra       prometheus.Counter
 	extraLogged rate.Sometimes
-	wait        sync.WaitGroup // for all goroutines, each of which is started from another or under mu
+	// wait counts all goroutines. Each of them is started by another one, or under mu before the
+	// server has ended.
+	wait sync.WaitGroup
 
-	mu    sync.Mutex // before conn.mu
+	mu    sync.Mutex // guards the fields below; locked before conn.mu
 	conns map[*conn]struct{}
-	ended bool // no more connections
+	ended bool // no more connections are accepted
 }
 
-// New makes a server.
+// New returns a server.
 func New(o Options) *Server {
 	s := &Server{
 		options: o, parse: parseRequest, blockTime: maxBlockTime, writeTime: maxWriteTime,
@@ -106,7 +119,7 @@ func New(o Options) *Server {
 	return s
 }
 
-// serve takes over a connection, which is TLS over the socket.
+// serve starts to serve a connection. secure is TLS over the socket under.
 func (s *Server) serve(secure net.Conn, under *socket, info connectionInfo) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +142,7 @@ func (s *Server) remove(c *conn) {
 	c.gone()
 }
 
-// end is for all connections, and there will be no more of them.
+// end refuses further connections and calls each for every open one, under its lock.
 func (s *Server) end(each func(*conn)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +160,8 @@ func (s *Server) Stop() {
 	s.wait.Wait()
 }
 
-// GracefulStop lets the streams go on until they end by themselves, and no new ones begin. When the context ends, it stops
-// those that are left and gives the context's error.
+// GracefulStop refuses new streams and waits for the open ones to end. When the context ends, it
+// stops the remaining streams and returns the context's error.
 func (s *Server) GracefulStop(ctx context.Context) error {
 	s.end((*conn).drainLocked)
 	done := make(chan struct{})

@@ -15,7 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// A client that does not read makes TrySend refuse, costs bounded memory, and gets everything in order when it wakes.
+// TestClientThatDoesNotRead checks a client that does not read. TrySend refuses, memory is bounded,
+// and the client gets everything in order once it reads.
 func TestClientThatDoesNotRead(t *testing.T) {
 	const size = 10 << 10
 	streams := make(chan *Stream, 1)
@@ -24,14 +25,15 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	c.ok(c.WriteWindowUpdate(0, maxWindow-initialWindow))
 	c.request(1)
 	s := <-streams
-	require.Eventually(t, func() bool { // the window is there
+	require.Eventually(t, func() bool { // the window has arrived
 		s.conn.mu.Lock()
 		defer s.conn.mu.Unlock()
 		return s.conn.window > initialWindow
 	}, patience, tick)
 
 	frame := func(i int) wire.Frame { return binary.BigEndian.AppendUint64(make(wire.Frame, size), uint64(i)) }
-	// The kernel may take more after a refusal, as long as its buffers grow: they are full when it goes on for a while.
+	// The kernel may accept more after a refusal while its buffers grow. They are full once
+	// refusals go on for a while.
 	sent, refused := 0, 0
 	require.Eventually(t, func() bool {
 		ok, err := s.TrySend(frame(sent))
@@ -59,7 +61,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		require.Equal(t, uint64(i), binary.BigEndian.Uint64(b[messagePrefix+size:]))
 	}
 	require.NoError(t, <-blocked)
-	require.Eventually(t, func() bool { // what has arrived may be pending for a moment more
+	require.Eventually(t, func() bool { // what has arrived may be pending for another moment
 		ok, err := s.TrySend(frame(sent))
 		require.NoError(t, err)
 		return ok
@@ -67,7 +69,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	t.Logf("%d messages of %d bytes before TrySend refused", sent-2, size)
 }
 
-// What does not fit into one write is never tried.
+// TestTrySendOfMuch checks that TrySend refuses what does not fit into one write.
 func TestTrySendOfMuch(t *testing.T) {
 	tried := make(chan bool, 2)
 	f := start(t, func(s *session) error {
@@ -88,7 +90,7 @@ func TestTrySendOfMuch(t *testing.T) {
 	require.Len(t, expect[*http2.DataFrame](c).Data(), chunk)
 }
 
-// Sending on a stream that has ended tells why.
+// TestSendAfterTheEnd checks that sends on an ended stream return why it has ended.
 func TestSendAfterTheEnd(t *testing.T) {
 	errs := make(chan error, 2)
 	f := start(t, func(s *session) error {
@@ -105,7 +107,7 @@ func TestSendAfterTheEnd(t *testing.T) {
 	require.Error(t, <-errs)
 }
 
-// pair gives a socket that does not wait, and its other end.
+// pair returns a socket after noWait, and the other end of its connection.
 func pair(t *testing.T) (*socket, net.Conn) {
 	t.Helper()
 	l := listen(t)
@@ -125,7 +127,7 @@ func pair(t *testing.T) (*socket, net.Conn) {
 	return s, there
 }
 
-// fill writes until something is pending.
+// fill writes until bytes are pending.
 func fill(t *testing.T, s *socket) (written int) {
 	t.Helper()
 	for b := make([]byte, 1000); !s.busy(); written += len(b) {
@@ -135,14 +137,14 @@ func fill(t *testing.T, s *socket) (written int) {
 	return written
 }
 
-// kept gives how much of what was written the kernel has not taken.
+// kept returns how many written bytes the kernel has not accepted.
 func (s *socket) kept() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.flight + len(s.pending)
 }
 
-// Frames that the client asks for and does not read are bounded.
+// TestSocketIsBounded checks the bound on frames that the client causes and does not read.
 func TestSocketIsBounded(t *testing.T) {
 	s, _ := pair(t)
 	err, most := error(nil), 0
@@ -156,7 +158,7 @@ func TestSocketIsBounded(t *testing.T) {
 	require.ErrorIs(t, err, errNotRead, "what is lost is not jumped over")
 }
 
-// The socket is closed after what is pending.
+// TestSocketShutdown checks that the socket is closed after everything pending is written.
 func TestSocketShutdown(t *testing.T) {
 	s, there := pair(t)
 	written := fill(t, s)

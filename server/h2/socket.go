@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	// maxPending bounds what waits for a client that does not read: one write of the session and what the client itself
-	// asks for meanwhile, such as answers to its pings.
+	// maxPending bounds the bytes that wait for a client that does not read. They are one write of
+	// the session, and answers to the client's own frames, such as pings.
 	maxPending = 64 << 10
-	// lingerTime is for a client to read the last frames and to close its side before the connection is cut.
+	// lingerTime is how long a client has to read the last frames and to close its side, before the
+	// connection is closed.
 	lingerTime = 5 * time.Second
-	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any: those of
-	// a handshake, and later those of a record or of a handshake message. It is more than the
-	// largest record, and room for a chain of about fifteen certificates.
+	// maxUndelivered bounds the bytes that TLS reads from a client before it delivers any. These
+	// are the bytes of a handshake, and later those of a record or a handshake message. The bound
+	// is above the largest record, and has room for a chain of about fifteen certificates.
 	maxUndelivered = 32 << 10
 )
 
@@ -26,32 +27,41 @@ var (
 	errUndelivered = fmt.Errorf("the client has sent %d bytes of a TLS handshake, and it is not complete", maxUndelivered)
 )
 
-// socket is what lies under a TLS connection. It begins as the net.Conn that it is made of. After noWait, its Write never
-// waits: what the kernel does not take at once is kept, in order, and written by a goroutine that lives until all of it is.
+// socket is the connection under TLS. At first, it behaves like the net.Conn that it wraps. After
+// noWait, Write never waits: bytes that the kernel does not accept at once are kept in order. A
+// goroutine that lives until they are written writes them.
+//
+// Invariants after noWait, under mu:
+//
+//  1. While flushing is set, a flush goroutine runs, and only that goroutine writes to Conn.
+//     Otherwise nothing is pending.
+//  2. flight and pending together have at most maxPending bytes.
+//  3. Once err is set, every Write returns it.
 type socket struct {
 	net.Conn
-	// slots, if not nil, holds one token for each goroutine that may compute a handshake. The goroutine that uses the
-	// socket has one, except while it waits for the client.
+	// slots, if not nil, has one token for each goroutine that may compute a handshake. The
+	// goroutine that uses the socket holds one, except while it waits for the client.
 	slots chan struct{}
-	// undelivered counts the bytes that TLS has read since it last delivered any. Only the
-	// goroutine that reads uses it.
+	// undelivered counts the bytes that TLS has read since it last delivered any. Only the reading
+	// goroutine uses it.
 	undelivered int
 
-	raw      syscall.RawConn // nil: Write waits
+	raw syscall.RawConn // nil before noWait, while Write blocks
+	// attempt writes out to the kernel once, for tryLocked.
 	attempt  func(fd uintptr) bool
-	wait     *sync.WaitGroup // of goroutines
-	onFlush  func()          // called without locks when nothing is pending any more
-	mu       sync.Mutex      // guards what follows
+	wait     *sync.WaitGroup // counts the flush goroutines
+	onFlush  func()          // called without locks once nothing is pending any more
+	mu       sync.Mutex      // guards the fields below
 	out      []byte          // what attempt writes
-	written  int             // by attempt
-	err      error           // of attempt, then of all writes
+	written  int             // bytes that attempt has written
+	err      error           // of the last attempt; once a write has failed, of all writes
 	pending  []byte
-	flight   int // size of what the goroutine writes
+	flight   int // bytes that the flush goroutine is writing
 	flushing bool
-	last     bool // nothing is written any more: close this side after what is pending
+	last     bool // no more writes follow: the sending side closes once nothing is pending
 }
 
-// noWait makes Write one that never waits.
+// noWait makes Write non-blocking.
 func (s *socket) noWait(wait *sync.WaitGroup, onFlush func()) error {
 	conn, ok := s.Conn.(syscall.Conn)
 	if !ok {
@@ -90,7 +100,8 @@ func (s *socket) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// delivery reads what TLS delivers of what it has read from a socket.
+// delivery reads what TLS delivers from a socket, and resets the socket's count of undelivered
+// bytes.
 type delivery struct {
 	secure net.Conn
 	under  *socket
@@ -131,7 +142,7 @@ func (s *socket) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// tryLocked writes what the kernel takes.
+// tryLocked writes the bytes that the kernel accepts at once, and returns their number.
 func (s *socket) tryLocked(b []byte) int {
 	s.out, s.written = b, 0
 	err := s.raw.Write(s.attempt)
@@ -142,10 +153,10 @@ func (s *socket) tryLocked(b []byte) int {
 	case errors.Is(s.err, syscall.EAGAIN):
 		s.err, s.written = nil, 0
 	}
-	return max(s.written, 0) // -1 with an error
+	return max(s.written, 0) // it is -1 with an error
 }
 
-// flush writes what is pending.
+// flush writes pending bytes until there are none.
 func (s *socket) flush() {
 	s.mu.Lock()
 	for len(s.pending) > 0 && s.err == nil {
@@ -166,14 +177,15 @@ func (s *socket) flush() {
 	s.onFlush()
 }
 
-// busy tells whether something is pending.
+// busy reports whether bytes are pending.
 func (s *socket) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.flushing
 }
 
-// shutdown closes this side once all is written. The client has lingerTime for the rest.
+// shutdown closes the sending side once all pending bytes are written. The client has lingerTime to
+// read them and to close its own side.
 func (s *socket) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,18 +193,18 @@ func (s *socket) shutdown() {
 	if !s.flushing {
 		s.closeWrite()
 	}
-	_ = s.SetReadDeadline(time.Now().Add(lingerTime)) // fails when the connection is gone already
+	_ = s.SetReadDeadline(time.Now().Add(lingerTime)) // this fails if the connection is gone
 	_ = s.Conn.SetWriteDeadline(time.Now().Add(lingerTime))
 }
 
 func (s *socket) closeWrite() {
 	if c, ok := s.Conn.(interface{ CloseWrite() error }); ok {
-		_ = c.CloseWrite() // fails when the connection is gone already
+		_ = c.CloseWrite() // this fails if the connection is gone
 	}
 }
 
-// SetWriteDeadline implements net.Conn. crypto/tls sets a deadline around its last record, which is no matter where writes
-// do not wait, and would cut off what is pending.
+// SetWriteDeadline implements net.Conn. After noWait it does nothing: crypto/tls sets a deadline
+// around its last record, which would cut off pending bytes, and writes do not block anyway.
 func (s *socket) SetWriteDeadline(t time.Time) error {
 	if s.raw != nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// heldBack passes so many bytes on, and swallows the others.
+// heldBack passes on the first left bytes and swallows the others.
 type heldBack struct {
 	net.Conn
 	left int
@@ -25,7 +25,8 @@ func (h *heldBack) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// The server keeps no more of a handshake than that of a long chain of certificates has.
+// TestHandshakesAreBounded checks that the server keeps no more of a handshake than a long chain of
+// certificates needs.
 func TestHandshakesAreBounded(t *testing.T) {
 	f := start(t, until)
 	leaf, err := f.ca.Node("a")
@@ -49,7 +50,7 @@ func TestHandshakesAreBounded(t *testing.T) {
 	requireClosed(t, connect(256<<10, 240_000).NetConn())
 }
 
-// swallows is TLS that delivers some of what it reads.
+// swallows stands in for TLS that delivers only some of what it reads.
 type swallows struct {
 	net.Conn
 	deliver bool
@@ -65,8 +66,8 @@ func (s *swallows) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// Nor does it keep more of what comes after the handshake, such as the first part of a message of
-// TLS.
+// TestUndeliveredBytesAreBounded checks the bound on bytes after the handshake, such as the first
+// part of a message of TLS.
 func TestUndeliveredBytesAreBounded(t *testing.T) {
 	under := &socket{Conn: said{all: bytes.NewBuffer(make([]byte, 10*maxUndelivered))}}
 	secure := &swallows{Conn: under, deliver: true}
@@ -78,7 +79,7 @@ func TestUndeliveredBytesAreBounded(t *testing.T) {
 		require.Equal(t, len(b), n)
 	}
 	secure.deliver = false
-	for range maxUndelivered/len(b) + 1 { // the last read is of the rest
+	for range maxUndelivered/len(b) + 1 { // the last read returns the rest
 		_, err := r.Read(b)
 		require.NoError(t, err)
 	}
@@ -86,7 +87,7 @@ func TestUndeliveredBytesAreBounded(t *testing.T) {
 	require.ErrorIs(t, err, errUndelivered)
 }
 
-// said is a connection whose client has said all.
+// said is a connection whose client has sent everything already.
 type said struct {
 	net.Conn
 	all *bytes.Buffer

@@ -16,18 +16,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// sourceBits is the length of the prefix of IPv6 addresses that count as one address: networks hand out no less than a /64.
+// sourceBits is the length of the IPv6 prefix that counts as one address. Networks assign at least
+// a /64.
 const sourceBits = 64
 
-// A connection may have maxRefusedCalls calls refused at once because of their credentials, and
-// another one each refusedCallEvery. Each of them may have the server check a signature. An agent
-// opens a new connection after one.
+// maxRefusedCalls is how many calls of a connection may be refused at once because of their
+// credentials; one more may be refused each refusedCallEvery. Each refused call may cost the server
+// the check of a signature. An agent opens a new connection after a refused call.
 const (
 	maxRefusedCalls  = 2
 	refusedCallEvery = 10 * time.Second
 )
 
-// Reasons for which connections are closed.
+// These are the reasons for which connections are closed.
 const (
 	reasonAddress     = "address"
 	reasonStrangers   = "strangers"
@@ -37,25 +38,29 @@ const (
 	reasonRefused     = "refused"
 )
 
-// connections are a Mux's connections, from accept to their end.
+// connections holds a Mux's connections from accept to their end.
 //
-// A connection is a stranger until a call on it has been let in (see Connection.Enter). What follows holds for strangers:
+// A connection is a stranger until a call on it is admitted (see Connection.Enter). Invariants for
+// strangers:
 //
 //  1. They end MuxOptions.StrangerTimeout after accept, whatever their clients send meanwhile.
-//  2. There are at most MaxStrangersOfNodes whose address is a Node's, at most MaxStrangers whose address is none, and at most
-//     MaxStrangersPerAddress of one source. A newcomer takes the place of the oldest one, so those of Nodes make room only for
-//     each other.
+//  2. At most MaxStrangersOfNodes strangers have the address of a Node, at most MaxStrangers have
+//     another one, and at most MaxStrangersPerAddress come from one source. A newcomer displaces
+//     the oldest stranger, so strangers from Nodes are displaced only by each other.
 //  3. They send at most maxStrangerFrames frames, which the guards count.
 //
-// And for every connection: credentials are refused for at most maxRefusedCalls calls, and one more
-// each refusedCallEvery, beside those that are under way at the same time.
+// Invariant for every connection:
+//
+//  4. Credentials are refused for at most maxRefusedCalls calls, and for one more each
+//     refusedCallEvery, in addition to calls that are checked at the same time.
 type connections struct {
 	options *MuxOptions
-	// closed counts connections, refused calls.
+	// closed counts closed connections, and refused counts refused calls.
 	closed, refused *refusals
 
-	mu sync.Mutex
-	// ofNodes and others hold all strangers, sources those of each source; each oldest first. No list in sources is empty.
+	mu sync.Mutex // guards the fields below and those of Connection that say so
+	// ofNodes and others together hold all strangers, and sources the strangers of each source.
+	// Each list has the oldest first. No list in sources is empty.
 	ofNodes, others list.List
 	sources         map[netip.Prefix]*list.List
 	callers         map[string]*holdings
@@ -68,34 +73,35 @@ func newConnections(o *MuxOptions) *connections {
 	}
 }
 
-// Connection is a connection of a client to a Mux.
+// Connection is a client's connection to a Mux.
 type Connection struct {
 	all *connections
 	raw net.Conn
-	// source is the network that counts as one address, and ofNode whether it is the address of a Node.
+	// source is the network that counts as one address. ofNode reports whether it is the address of
+	// a Node.
 	source netip.Prefix
 	ofNode bool
 	timer  *time.Timer
-	known  atomic.Bool // a call has been let in
+	known  atomic.Bool // set once a call has been admitted
 
-	// all.mu guards what follows.
-	places [2]*list.Element // in the lists of strangers; nil if it is none
-	calls  int              // that have been let in and go on
-	until  time.Time        // when the connection ends, unless there are calls then
-	over   bool
+	// all.mu guards the fields below.
+	places [2]*list.Element // in the two lists of strangers; nil if it is none
+	calls  int              // open calls that were admitted
+	until  time.Time        // when the connection ends, unless it has calls then
+	over   bool             // set once the connection no longer counts
 	// refusals has a token for each call that may still be refused; nil means that none was
 	// refused.
 	refusals *rate.Limiter
-	owner    string // the Caller of the first call that was let in and bounded
+	owner    string // the Caller of the first admitted call with a name; empty if there is none
 	owned    *list.Element
 }
 
-// source returns what counts as one address, and whether it is a Node's. Each address of a Node counts for itself, as many
-// Nodes may share an IPv6 /64.
+// source returns the network that counts as one address, and whether the address is a Node's. Each
+// address of a Node counts for itself, as many Nodes may share an IPv6 /64.
 func (a *connections) source(of net.Addr) (source netip.Prefix, ofNode bool) {
 	parsed, err := netip.ParseAddrPort(of.String())
 	if err != nil {
-		return netip.Prefix{}, false // those without an address share one
+		return netip.Prefix{}, false // all connections without an address share one source
 	}
 	address := parsed.Addr().Unmap().WithZone("")
 	bits := address.BitLen()
@@ -105,7 +111,7 @@ func (a *connections) source(of net.Addr) (source netip.Prefix, ofNode bool) {
 	return netip.PrefixFrom(address, bits).Masked(), ofNode
 }
 
-// enter adds a connection, as a stranger. Another stranger may end for it.
+// enter adds a connection as a stranger. It may close another stranger to make room.
 func (a *connections) enter(raw net.Conn) *Connection {
 	c := &Connection{all: a, raw: raw, until: time.Now().Add(a.options.StrangerTimeout)}
 	c.source, c.ofNode = a.source(raw.RemoteAddr())
@@ -130,13 +136,14 @@ func (a *connections) enter(raw net.Conn) *Connection {
 	return c
 }
 
-// close closes a connection that is over, for a reason. Who serves it notices.
+// close closes a connection that is over. Its server notices by a failed read or write.
 func (c *Connection) close(reason string, attributes ...any) {
 	c.all.closed.add(reason, c.raw.RemoteAddr(), attributes...)
 	_ = c.raw.Close()
 }
 
-// displacedLocked returns the stranger that makes room for a newcomer, and why. It returns nil if there is room.
+// displacedLocked returns the stranger that has to make room for a newcomer, and why. It returns
+// nil if there is room.
 func (a *connections) displacedLocked(newcomer *Connection) (_ *Connection, reason string) {
 	oldest := func(l *list.List) *Connection { return l.Front().Value.(*Connection) }
 	most := a.options.MaxStrangers
@@ -152,7 +159,7 @@ func (a *connections) displacedLocked(newcomer *Connection) (_ *Connection, reas
 	return nil, ""
 }
 
-// classLocked returns the strangers that the connection makes room for, and takes the place of.
+// classLocked returns the list of strangers in which the connection competes for a place.
 func (c *Connection) classLocked() *list.List {
 	if c.ofNode {
 		return &c.all.ofNodes
@@ -160,7 +167,7 @@ func (c *Connection) classLocked() *list.List {
 	return &c.all.others
 }
 
-// knownLocked takes the connection from the strangers, if it is one.
+// knownLocked removes the connection from the strangers, if it is one.
 func (c *Connection) knownLocked() {
 	if c.places[0] == nil {
 		return
@@ -173,7 +180,7 @@ func (c *Connection) knownLocked() {
 	c.places = [2]*list.Element{}
 }
 
-// overLocked makes the connection one that counts no more.
+// overLocked stops counting the connection.
 func (c *Connection) overLocked() {
 	c.over = true
 	c.timer.Stop()
@@ -181,14 +188,14 @@ func (c *Connection) overLocked() {
 	c.disownLocked()
 }
 
-// end is called when the connection has ended, once or more.
+// end must be called when the connection has ended. It may be called more than once.
 func (c *Connection) end() {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.overLocked()
 }
 
-// expire ends a connection that has been without a call for too long.
+// expire closes the connection if it has been without a call for too long.
 func (c *Connection) expire() {
 	a := c.all
 	a.mu.Lock()
@@ -201,13 +208,13 @@ func (c *Connection) expire() {
 	c.close(reasonTimeout)
 }
 
-// stranger reports whether no call on the connection has been let in yet.
+// stranger reports whether no call on the connection has been admitted yet.
 func (c *Connection) stranger() bool { return !c.known.Load() }
 
-// Enter lets a call in, whose context ends with it, if identify tells whose it is: the client has
-// shown who it is. The connection is no stranger any more, and lasts as long as there are such
-// calls, and MuxOptions.MaxIdle longer. The error is a gRPC status. A connection on which identify
-// has refused too many calls ends, and identify is not called.
+// Enter admits a call, if identify returns its caller without an error. ctx must end with the call.
+// The connection is then no longer a stranger. It lasts while it has admitted calls, and
+// MuxOptions.MaxIdle longer. Enter returns a gRPC status as its error. If identify has refused too
+// many calls on the connection, Enter closes the connection without calling identify.
 func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error)) error {
 	if err := c.mayCall(); err != nil {
 		return err
@@ -220,9 +227,9 @@ func (c *Connection) Enter(ctx context.Context, identify func() (Caller, error))
 	return c.letIn(ctx, by)
 }
 
-// mayCall ends the connection if too many calls were refused. Nothing is counted beyond the
-// connection, so a client whose credentials are good loses nothing by the refusals of others at its
-// address.
+// mayCall closes the connection if too many of its calls were refused, and then returns an error.
+// Refusals are only counted per connection, so a client with valid credentials does not suffer from
+// the refusals of others at its address.
 func (c *Connection) mayCall() error {
 	a := c.all
 	a.mu.Lock()
@@ -243,7 +250,7 @@ func (c *Connection) refuse() {
 	if c.refusals == nil {
 		c.refusals = rate.NewLimiter(rate.Every(refusedCallEvery), maxRefusedCalls)
 	}
-	c.refusals.Allow() // those that were under way at the same time may be more
+	c.refusals.Allow() // calls that are checked at the same time may exceed the limit
 }
 
 func (c *Connection) letIn(ctx context.Context, by Caller) error {
@@ -278,7 +285,7 @@ func (c *Connection) enter(ctx context.Context, by Caller) (displaced *Connectio
 	return displaced, "", nil
 }
 
-// leave is the end of a call that was let in.
+// leave ends an admitted call.
 func (c *Connection) leave(by Caller) {
 	a := c.all
 	a.mu.Lock()
@@ -296,8 +303,8 @@ type connectionInfo struct {
 	connection *Connection
 }
 
-// ConnectionOf returns the connection that a call came on, and the call's context with the peer.Peer of a connection that
-// credentials.NewTLS has made.
+// ConnectionOf returns the connection of a call, and the call's context with a peer.Peer as from
+// credentials.NewTLS. For a call that did not come through a Mux, it returns nil and ctx.
 func ConnectionOf(ctx context.Context) (*Connection, context.Context) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

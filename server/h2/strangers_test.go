@@ -50,7 +50,8 @@ func (m *Mux) strangers() int {
 	return n
 }
 
-// Newcomers take the place of the oldest strangers: of those of their address, or of all. Those of Nodes' addresses stay.
+// TestNewcomersDisplaceTheOldestStrangers checks that newcomers displace the oldest strangers of
+// their address, or of all addresses. Strangers from Nodes are not displaced by others.
 func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 	f := start(t, until)
 	l := listen(t)
@@ -90,7 +91,7 @@ func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 	requireClosed(t, n1)
 	require.Equal(t, 2.0, displaced(reasonStrangers))
 
-	// One that was let in is no stranger, however many come.
+	// A connection with an admitted call is not displaced, however many newcomers there are.
 	secure := tls.Client(dialFrom(t, "127.0.0.5", address), f.tls(Protocol))
 	require.NoError(t, secure.SetDeadline(time.Now().Add(patience)))
 	framer := http2.NewFramer(secure, secure)
@@ -111,7 +112,7 @@ func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 		}
 	}
 
-	// A Node's address has its share, too.
+	// A Node's address is bounded, too.
 	from("127.0.1.3", 5)
 	requireClosed(t, n2)
 	n3 := from("127.0.1.3", 5)
@@ -119,7 +120,8 @@ func TestNewcomersDisplaceTheOldestStrangers(t *testing.T) {
 	require.Eventually(t, func() bool { return m.strangers() == 4 }, patience, tick)
 }
 
-// Those who connect count by their address, or by their network, as IPv6 gives a host addresses without end.
+// TestSourcesOfStrangers checks that clients count by their address, or by their network in IPv6,
+// where a host has any number of addresses.
 func TestSourcesOfStrangers(t *testing.T) {
 	a := &connections{options: &MuxOptions{NodeAddress: func(a netip.Addr) bool {
 		return a == netip.MustParseAddr("10.0.0.1") || a == netip.MustParseAddr("2001:db8::1")
@@ -146,7 +148,8 @@ func TestSourcesOfStrangers(t *testing.T) {
 	require.False(t, source.IsValid() || ofNode)
 }
 
-// drip writes b, then its last byte again and again, until the connection is closed. It reads nothing.
+// drip writes b, and then its last byte repeatedly until the connection is closed. It reads
+// nothing.
 func drip(c net.Conn, b []byte) {
 	for i := 0; ; i++ {
 		if _, err := c.Write(b[min(i, len(b)-1):][:1]); err != nil {
@@ -156,11 +159,12 @@ func drip(c net.Conn, b []byte) {
 	}
 }
 
-// A connection ends in time unless a call was let in, whatever else its client does, and however slowly.
+// TestStrangersEnd checks that a connection without an admitted call ends in time, whatever else
+// its client does, and however slowly.
 func TestStrangersEnd(t *testing.T) {
 	f := start(t, until)
 	f.refuse.Store(true)
-	// Both servers have all the time there is for a client: it is the Mux that ends its connection.
+	// Neither server limits a client's time here, so only the Mux ends its connection.
 	l := listen(t)
 	o := f.muxOptions(l, time.Second)
 	m := NewMux(o)
@@ -259,9 +263,9 @@ func (recorder) SetDeadline(time.Time) error      { return nil }
 func (recorder) SetReadDeadline(time.Time) error  { return nil }
 func (recorder) SetWriteDeadline(time.Time) error { return nil }
 
-// A few calls of a connection are refused, and the next one ends it before anybody is asked about
-// it. Others of its address are let in, and so are calls whose credentials are good, however many
-// there are.
+// TestRefusedCallsAreBounded checks that a few calls of a connection are refused, and that the next
+// one closes it without identify being called. Other connections of its address are unaffected, and
+// so is any number of calls with valid credentials.
 func TestRefusedCallsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}
@@ -304,7 +308,7 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 		}
 		require.False(t, c.stranger())
 
-		// What is refused because of its caller's bounds is no reason to end what goes on.
+		// Calls that are refused because of their caller's bounds do not end the connection.
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		one := as(Caller{Name: "a", MaxConnections: 1, MaxCalls: 1})
@@ -315,7 +319,8 @@ func TestRefusedCallsAreBounded(t *testing.T) {
 	})
 }
 
-// A connection whose calls were let in lasts as long as they do, and ends when none was for long, be it that others were refused.
+// TestConnectionsEndWithoutCalls checks that a connection lasts while it has admitted calls, and
+// ends after a long time without any, even if others were refused meanwhile.
 func TestConnectionsEndWithoutCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fixture{server: &Server{options: Options{Logger: slog.New(slog.DiscardHandler)}}}

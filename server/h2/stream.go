@@ -14,50 +14,57 @@ import (
 )
 
 const (
-	// messagePrefix is before each message: whether it is compressed, and its size.
+	// messagePrefix is the size of the prefix of each message: a flag for compression, and its
+	// length.
 	messagePrefix = 5
-	// chunk is how much of messages is sent at once: what is left of a buffer beside the headers of two frames and the block of
-	// the response's headers.
+	// chunk bounds the bytes of messages in one write. A buffer also has to hold the headers of two
+	// frames and the block of the response's headers.
 	chunk = frameSize - 64
 )
 
-// errServed is what sending gives when the session has returned.
+// errServed is returned by sends after the session has returned.
 var errServed = errors.New("the session has returned")
 
-// Stream is a stream of a client. Send and TrySend may be called from different goroutines, but not at the same time.
+// Stream is a stream of a client. Send and TrySend may be called from different goroutines, but not
+// concurrently.
 type Stream struct {
 	conn   *conn
 	id     uint32
 	ctx    context.Context
 	cancel context.CancelFunc
-	taken  atomic.Uint64 // bytes of messages that the connection has taken
+	taken  atomic.Uint64 // bytes of messages written to the connection
 
-	// conn.mu guards what follows.
-	over     error // a status: why nothing is sent any more
-	window   int64 // for what is sent
-	receive  int64 // window for what is received
+	// conn.mu guards the fields below.
+	over     error // the status after which nothing is sent any more; nil while the stream is open
+	window   int64 // bytes that the client's window allows to send
+	receive  int64 // bytes that the client may still send
 	answered bool  // the response's headers are sent
-	sending  bool  // Send has begun
-	partial  bool  // a part of a message is sent
-	// halfClosed: the client sends no more.
+	sending  bool  // Send is running
+	partial  bool  // a message is only partly sent
+	// halfClosed is set once the client has ended its side.
 	halfClosed bool
-	// left is how much DATA the request's content-length leaves; negative if it has none.
+	// left is how many bytes of DATA are missing from the request's content-length; negative if it
+	// has none.
 	left    int64
-	session Session // nil: not open yet
-	// inbox is the part of a message of the client that is there; before the session is open, all that is there. The goroutine
-	// that reads the connection changes it without conn.mu when the session is open.
+	session Session // nil until it is open
+	// inbox holds received bytes. Before the session is open, it has all bytes so far. Afterwards
+	// it has the beginning of an incomplete message, and the goroutine that reads the connection
+	// changes it without conn.mu.
 	inbox []byte
 }
 
-// Context ends with the stream. It holds the client's metadata and peer.Peer.
+// Context returns a context that ends with the stream. It carries the client's metadata and
+// peer.Peer.
 func (s *Stream) Context() context.Context { return s.ctx }
 
-// Taken returns how many bytes of messages have been written to the connection, which takes little that the client does not.
-// Any goroutine may call it.
+// Taken returns how many bytes of messages have been written to the connection. The connection
+// buffers little, so the client or the network has accepted nearly all of them. Any goroutine may
+// call it.
 func (s *Stream) Taken() uint64 { return s.taken.Load() }
 
-// Send sends messages. It waits as long as the client does not take them. With none, it sends the response's headers, if
-// they are not sent yet. The error is a status that tells why the stream has ended.
+// Send sends messages. It blocks while the client does not accept them. Without messages, it sends
+// the response's headers if they are not sent yet. Its error is the status with which the stream
+// has ended.
 func (s *Stream) Send(frames ...wire.Frame) error {
 	c := s.conn
 	c.mu.Lock()
@@ -82,7 +89,8 @@ func (s *Stream) Send(frames ...wire.Frame) error {
 	return s.over
 }
 
-// TrySend sends messages, together at most 16 KiB, if that needs no waiting: otherwise it does nothing, and sent is false.
+// TrySend sends messages of at most 16 KiB in all, if it need not wait. Otherwise it sends nothing
+// and returns false.
 func (s *Stream) TrySend(frames ...wire.Frame) (sent bool, err error) {
 	c := s.conn
 	m := messages{frames: frames}
@@ -101,7 +109,8 @@ func (s *Stream) TrySend(frames ...wire.Frame) (sent bool, err error) {
 	return true, nil
 }
 
-// sendLocked sends the next n bytes, at most chunk, for which there is a window. The error has ended the connection.
+// sendLocked sends the next n bytes, which must be within chunk and the windows. An error has ended
+// the connection.
 func (s *Stream) sendLocked(m *messages, n int) error {
 	c := s.conn
 	buffer := buffers.Get().(*buffer)
@@ -120,11 +129,11 @@ func (s *Stream) sendLocked(m *messages, n int) error {
 	c.window -= int64(n)
 	s.taken.Add(uint64(n))
 	c.pings.pardon = true
-	c.guard.budget.pay(bytesPerFrame + n) // the client acknowledges it, and opens its window
+	c.guard.budget.pay(bytesPerFrame + n) // for the client's acknowledgements and window updates
 	return c.writeLocked(b)
 }
 
-// messages are frames with their prefixes, of which sent bytes of the first are done with.
+// messages are frames with their prefixes. The first sent bytes of the first one are sent already.
 type messages struct {
 	frames []wire.Frame
 	sent   int
@@ -170,7 +179,7 @@ func (s *Stream) run() {
 	s.finish(err)
 }
 
-// begin hands over what came before the session was open.
+// begin passes on the messages that arrived before the session was open, and opens it.
 func (s *Stream) begin(session Session) {
 	c := s.conn
 	c.mu.Lock()
@@ -203,7 +212,8 @@ func (s *Stream) begin(session Session) {
 	}
 }
 
-// takeLocked takes what the client sends, on the goroutine that reads the connection. It lets go of the lock meanwhile.
+// takeLocked processes what the client sends, on the goroutine that reads the connection. It
+// releases the lock during calls to the session.
 func (s *Stream) takeLocked(data []byte, last bool) {
 	s.halfClosed = last
 	if s.session == nil {
@@ -239,7 +249,7 @@ func (s *Stream) takeLocked(data []byte, last bool) {
 	}
 }
 
-// deliver gives the session the messages that are complete. What remains is the beginning of another one.
+// deliver passes complete messages to the session, and returns the incomplete rest.
 func (s *Stream) deliver(session Session, data []byte) (rest []byte, err error) {
 	for len(data) >= messagePrefix {
 		size := binary.BigEndian.Uint32(data[1:])
@@ -260,7 +270,7 @@ func (s *Stream) deliver(session Session, data []byte) (rest []byte, err error) 
 	return data, nil
 }
 
-// closeSend is the end of the client's messages.
+// closeSend reports the end of the client's messages to the session.
 func (s *Stream) closeSend(session Session) {
 	if len(s.inbox) == 0 {
 		session.CloseSend()
@@ -271,7 +281,7 @@ func (s *Stream) closeSend(session Session) {
 	s.failLocked(status.Error(codes.Internal, "the client closed its side in the middle of a message"))
 }
 
-// failLocked ends the stream with a status, once the session returns.
+// failLocked sets the stream's status and ends its context. finish sends the status.
 func (s *Stream) failLocked(err error) {
 	if s.over == nil {
 		s.over = err
@@ -280,13 +290,14 @@ func (s *Stream) failLocked(err error) {
 	}
 }
 
-// dropLocked ends the stream without a word.
+// dropLocked ends the stream without sending a status.
 func (s *Stream) dropLocked(err error) {
 	s.failLocked(err)
 	s.goneLocked()
 }
 
-// goneLocked makes room for another stream. One that was never let in does not make the connection any less idle.
+// goneLocked makes room for another stream. A stream that was never admitted does not reset the
+// connection's idle time.
 func (s *Stream) goneLocked() {
 	s.conn.stream = nil
 	if s.session != nil {
@@ -294,14 +305,15 @@ func (s *Stream) goneLocked() {
 	}
 }
 
-// finish ends the stream when the session has returned.
+// finish ends the stream after the session has returned.
 func (s *Stream) finish(err error) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running--
 	if c.stream == s { // it was not dropped
-		if late := s.ctx.Err(); late != nil { // whether or not the deadline's own call of failLocked has come
+		// The deadline's own call of failLocked may not have run yet.
+		if late := s.ctx.Err(); late != nil {
 			s.failLocked(status.FromContextError(late).Err())
 		}
 		if s.over != nil {
@@ -323,8 +335,8 @@ func (s *Stream) finish(err error) {
 	c.endIfDrainedLocked()
 }
 
-// End ends the stream with a status: what waits in Send returns, the context is done, and so must the session be. It may be
-// called from any goroutine.
+// End ends the stream with a status. A blocked Send returns, and the context is done, so the
+// session must return. Any goroutine may call End.
 func (s *Stream) End(err error) {
 	c := s.conn
 	c.mu.Lock()
