@@ -1,4 +1,5 @@
-// Command slicecast-server watches the Services of a cluster once and streams their changes to the agents on its nodes.
+// Command slicecast-server watches the Services of a cluster once, and streams their changes to the
+// agents on the cluster's nodes.
 package main
 
 import (

@@ -21,13 +21,13 @@ import (
 	"github.com/slicecast/slicecast/server/auth"
 )
 
-// lean makes a client one that the lean server serves.
+// lean makes a client's configuration offer the protocol of the lean server.
 func lean(config *tls.Config) *tls.Config {
 	config.NextProtos = []string{wire.Protocol, "h2"}
 	return config
 }
 
-// watch asks for the server's health again and again.
+// watch opens a call that watches the server's health.
 func watch(ctx context.Context, conn *grpc.ClientConn) (healthpb.Health_WatchClient, error) {
 	stream, err := healthpb.NewHealthClient(conn).Watch(ctx, &healthpb.HealthCheckRequest{})
 	if err == nil {
@@ -36,7 +36,8 @@ func watch(ctx context.Context, conn *grpc.ClientConn) (healthpb.Health_WatchCli
 	return stream, err
 }
 
-// However many connections a node opens, it has a few: the oldest make room. Its agent and others are served nonetheless.
+// TestConnectionsOfANodeAreBounded checks that a node keeps few connections, however many it opens,
+// as the oldest ones are closed. Its agent and others are served nonetheless.
 func TestConnectionsOfANodeAreBounded(t *testing.T) {
 	c, ca := tlsConfig(t)
 	r := start(t, c)
@@ -66,7 +67,7 @@ func TestConnectionsOfANodeAreBounded(t *testing.T) {
 		_, err := pb.NewDistributionServiceClient(dial(t, address, lean(ca.ClientTLS(a)))).Stream(t.Context())
 		require.NoError(t, err)
 	}
-	// Each of them has taken the place of one, those of the other server first.
+	// Each of them has displaced one connection, those of the grpc.Server first.
 	require.Eventually(t, func() bool { return displaced(3 + maxNodeConnections + 3) }, deadline, time.Millisecond)
 	_, err = hello(t, dial(t, address, lean(ca.ClientTLS(a))), "a")
 	require.NoError(t, err)
@@ -74,7 +75,7 @@ func TestConnectionsOfANodeAreBounded(t *testing.T) {
 	require.NoError(t, other.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: &pb.Ack{}}}))
 }
 
-// A node has no more calls than it may beside its agent's stream.
+// TestCallsOfANodeAreBounded checks the bound on a node's calls in addition to its agent's stream.
 func TestCallsOfANodeAreBounded(t *testing.T) {
 	c, ca := tlsConfig(t)
 	r := start(t, c)
@@ -101,7 +102,7 @@ func TestCallsOfANodeAreBounded(t *testing.T) {
 	}, deadline, time.Millisecond)
 }
 
-// What an observer or a relay has is bounded too, whatever it asks.
+// TestConnectionsAndCallsOfAUserAreBounded checks the bounds on observers and relays.
 func TestConnectionsAndCallsOfAUserAreBounded(t *testing.T) {
 	c, ca := tlsConfig(t)
 	r := start(t, c)
@@ -128,7 +129,7 @@ func TestConnectionsAndCallsOfAUserAreBounded(t *testing.T) {
 	_, err = hello(t, dial(t, address, ca.ClientTLS(ca.Client("another", "slicecast:observers"))), "")
 	require.NoError(t, err)
 
-	// A relay, on connections of 16 calls each, of every service there is.
+	// A relay makes 16 calls on each connection, of every service.
 	relay := ca.Client("relay", "slicecast:relays", "slicecast:observers")
 	var conn *grpc.ClientConn
 	for i := range maxUserCalls {
@@ -164,8 +165,8 @@ func TestConnectionsAndCallsOfAUserAreBounded(t *testing.T) {
 	require.Contains(t, page, fmt.Sprintf("slicecast_server_refused_calls_total{reason=%q} 5", "calls"))
 }
 
-// TestCallers holds that the relays of a ServiceAccount have connections and calls of their own each, as
-// agents have those of their nodes.
+// TestCallers checks that each relay of a ServiceAccount has bounds of its own on connections and
+// calls, as each node has.
 func TestCallers(t *testing.T) {
 	relay := func(pod string) string { return caller(auth.Identity{User: "relay", Pod: pod, Relay: true}).Name }
 	require.NotEqual(t, relay("a"), relay("b"))
@@ -174,12 +175,12 @@ func TestCallers(t *testing.T) {
 	require.Empty(t, caller(auth.Identity{User: "admin", Operator: true}).Name)
 }
 
-// reflect leaves a call open that asks what the server has.
+// reflect opens a call of the reflection service and leaves it open.
 func reflect(t *testing.T, conn *grpc.ClientConn) error {
 	t.Helper()
 	stream, err := reflectionpb.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
 	require.NoError(t, err)
-	_ = stream.Send(&reflectionpb.ServerReflectionRequest{ // Recv tells what failed
+	_ = stream.Send(&reflectionpb.ServerReflectionRequest{ // Recv returns what failed
 		MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{},
 	})
 	_, err = stream.Recv()

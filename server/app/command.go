@@ -1,4 +1,5 @@
-// Package app is the slicecast-server command: its flags, and what runs once they are understood.
+// Package app implements the slicecast-server command: its flags, and the server that they
+// configure.
 package app
 
 import (
@@ -12,7 +13,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source/kube"
 )
 
-// NewCommand makes the command.
+// NewCommand returns the command.
 func NewCommand() *cobra.Command {
 	options := &Options{}
 	command := &cobra.Command{
@@ -28,7 +29,7 @@ also tells relays (slicecast:relays), observers (slicecast:observers) and operat
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		Version:           daemon.Version(),
 		SilenceUsage:      true,
-		SilenceErrors:     true, // main prints it
+		SilenceErrors:     true, // main prints the error
 		RunE: func(command *cobra.Command, _ []string) error {
 			logger, err := options.Log.NewLogger(os.Stderr)
 			if err != nil {

@@ -13,31 +13,36 @@ import (
 	"github.com/slicecast/slicecast/server/auth"
 )
 
-// Config is what a Server is made of. Options make it from the command line.
+// Config configures a Server. Options.Config creates it from the command line.
 type Config struct {
-	// Source feeds the server; with Upstream it is a relay, and that does. SourceKind is the source's name, as --source has it.
+	// Source feeds the server. If Upstream is set, the server is a relay, and Source is ignored.
+	// SourceKind is the value of --source.
 	Source     source.Source
 	Upstream   *upstream.Options
 	SourceKind string
-	// Servers and ServerService are fanout.Options'.
+	// Servers and ServerService are passed to fanout.Options.
 	Servers       []*pb.Server
 	ServerService model.ServiceKey
-	// TLS of the gRPC and metrics listeners; nil: they are plaintext, and everybody is an operator.
+	// TLS is for the gRPC and metrics listeners. nil means that they are plaintext, and that
+	// everyone is an operator.
 	TLS *tlsfiles.Files
-	// Tokens is how ServiceAccount tokens are reviewed. nil means that none is accepted. Needs TLS.
+	// Tokens configures the review of ServiceAccount tokens. nil means that no token is accepted.
+	// Tokens requires TLS.
 	Tokens *auth.TokenOptions
 
-	// BindAddress is for gRPC.
+	// BindAddress is the address of the gRPC listener.
 	BindAddress string
-	// DebugSocket, HealthzBindAddress and MetricsBindAddress are for what their names say; "": not served.
+	// DebugSocket, HealthzBindAddress and MetricsBindAddress are the addresses of further
+	// listeners. Empty ones are not served.
 	DebugSocket, HealthzBindAddress, MetricsBindAddress string
 
-	// Shards and Tombstones are store.Options'.
+	// Shards and Tombstones are passed to store.Options.
 	Shards     uint32
 	Tombstones int
-	// HeartbeatInterval and DrainWindow are fanout.Options' Heartbeat and DrainWindow.
+	// HeartbeatInterval and DrainWindow are passed to fanout.Options as Heartbeat and DrainWindow.
 	HeartbeatInterval, DrainWindow time.Duration
-	// MaxBehindWait and MaxColdSyncBytes are fanout.Options' MaxBehindWait and ColdBytes.
+	// MaxBehindWait and MaxColdSyncBytes are passed to fanout.Options as MaxBehindWait and
+	// ColdBytes.
 	MaxBehindWait    time.Duration
 	MaxColdSyncBytes int64
 	// GracePeriod is how long calls may take to end when the server stops.

@@ -15,46 +15,57 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// What the gRPC server allows a client, and spends on it. A client is a node's agent with one stream, thousands at a time,
-// that says little and listens a lot.
+// These bound what a client may do and what the server spends on it. A typical client is a node's
+// agent, of which there are thousands. It has one stream, sends little and receives a lot.
 const (
-	// maxReceived is larger than the largest message: digests of 4096 shards (100 KiB), and an Ack of as many.
+	// maxReceived is more than the largest message, in bytes: digests of 4096 shards (100 KiB), or
+	// an Ack of as many positions.
 	maxReceived = 128 << 10
-	// window is for what clients send. A fixed one also turns off the bandwidth estimator, whose ping after every read
-	// costs more than the reads do.
+	// window is the flow-control window for what clients send, in bytes. A fixed window also turns
+	// off the bandwidth estimator, whose ping after every read costs more than the reads.
 	window = 128 << 10
-	// readBuffer is small, as TLS has a buffer of its own and clients send acks of some bytes.
+	// readBuffer is small, in bytes, as TLS has a buffer of its own and clients send acks of a few
+	// bytes.
 	readBuffer = 4 << 10
-	// maxConcurrentStreams per connection: an agent's, or an operator's few.
+	// maxConcurrentStreams bounds the streams of a connection. An agent has one, and an operator
+	// few.
 	maxConcurrentStreams = 16
 	// maxHeaderBytes leaves room for a ServiceAccount token.
 	maxHeaderBytes = 16 << 10
-	// strangerTimeout is for TCP, TLS, HTTP/2 and the first call that is let in together, with a thousand others at the same
-	// time and an API server that reviews a token.
+	// strangerTimeout covers TCP, TLS, HTTP/2 and the first admitted call together. It leaves time
+	// for a thousand others that connect at once, and for the API server to review a token.
 	strangerTimeout = 20 * time.Second
-	// maxStrangersOfNodes is enough for thousands of nodes that come at once. With maxStrangers, a client from elsewhere has four
-	// seconds to show who it is while 1,000 others come in a second.
+	// maxStrangersOfNodes is enough for thousands of nodes that connect at once. With maxStrangers,
+	// a client from elsewhere has four seconds to authenticate while 1,000 others arrive per
+	// second.
 	maxStrangersOfNodes, maxStrangers = 8192, 4096
-	// maxStrangersPerAddress is a small share, and enough for a load balancer that hides its clients' addresses: its newcomers
-	// have a quarter of a second each when 1,000 come in a second.
+	// maxStrangersPerAddress is a small share of maxStrangers. It is enough for a load balancer
+	// that hides its clients' addresses: if 1,000 clients arrive per second, each of them has a
+	// quarter of a second.
 	maxStrangersPerAddress = 256
-	// maxNodeConnections is for an agent's stream, that to another address of this server which is to take its place, those that
-	// are not known to be dead yet, and tools. The oldest makes room for more, so that none keeps an agent out.
-	// maxNodeCalls bounds what is beside the stream: health checks, and calls that a node may not make.
+	// maxNodeConnections has room for an agent's stream, for a stream to another address of this
+	// server that is to replace it, for dead connections that are not detected yet, and for tools.
+	// The oldest connection is closed for a further one, so none of them keeps an agent out.
+	// maxNodeCalls bounds calls in addition to the stream: health checks, and calls that a node may
+	// not make.
 	maxNodeConnections, maxNodeCalls = 8, 16
-	// maxUserConnections is what fanout has for the streams of an observer or relay: all relays may share a ServiceAccount, and
-	// all observers a certificate. maxUserCalls lets each ask something else beside.
+	// maxUserConnections is the number of streams that fanout allows an observer or relay. All
+	// relays may share a ServiceAccount, and all observers a certificate. maxUserCalls allows one
+	// more call for each stream.
 	maxUserConnections, maxUserCalls = 256, 512
-	// maxIdle closes connections without a stream; of agents, who come for nothing else, maxLeanIdle. maxRefusedIdle closes
-	// those that have had none but refused ones, which keep a connection from being idle.
+	// maxIdle is how long a connection may be without a stream, and maxLeanIdle how long a
+	// connection of an agent may be, which only serves its stream. Refused streams keep a
+	// connection from being idle, so maxRefusedIdle closes connections with only refused ones.
 	maxIdle, maxLeanIdle, maxRefusedIdle = 5 * time.Minute, 30 * time.Second, 6 * time.Minute
-	// pingInterval and pingTimeout find a dead client within half a minute.
+	// pingInterval and pingTimeout detect a dead client within half a minute.
 	pingInterval, pingTimeout = 20 * time.Second, 10 * time.Second
-	// minClientPing is how often clients may ping; one that does so more often is disconnected.
+	// minClientPing is the shortest interval between a client's pings. A client that pings more
+	// often is disconnected.
 	minClientPing = 5 * time.Second
 )
 
-// newGRPC makes a gRPC server with all services for those whom authenticate knows. creds is nil for plaintext.
+// newGRPC returns a gRPC server with all services for callers that authenticate accepts. creds is
+// nil for plaintext.
 func (s *Server) newGRPC(
 	creds credentials.TransportCredentials, authentication *auth.Auth, authenticate auth.Authenticator,
 ) *grpc.Server {

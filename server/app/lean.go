@@ -11,7 +11,8 @@ import (
 	"github.com/slicecast/slicecast/server/h2"
 )
 
-// addTLS serves gRPC over TLS: agents' streams by the lean server, everything else by grpc-go.
+// addTLS serves gRPC over TLS. The lean server serves agents' streams, and grpc-go serves
+// everything else.
 func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth.Auth) net.Addr {
 	c := s.config
 	s.lean = h2.New(h2.Options{
@@ -38,7 +39,8 @@ func (s *Server) addTLS(l net.Listener, config *tls.Config, authentication *auth
 	return l.Addr()
 }
 
-// letIn returns the Authenticator that lets calls of those in whom authenticate knows, within the bounds of what each may have.
+// letIn returns an Authenticator that admits a call if authenticate accepts its caller, and if the
+// caller's bounds allow it.
 func letIn(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller) auth.Authenticator {
 	return func(ctx context.Context) (auth.Identity, error) {
 		connection, ctx := h2.ConnectionOf(ctx)
@@ -51,26 +53,28 @@ func letIn(authenticate auth.Authenticator, caller func(auth.Identity) h2.Caller
 	}
 }
 
-// caller returns for whom a call counts. Operators, who may do anything, may have any number.
+// caller returns whom a call is counted for. Operators are not bounded, as they may do anything.
 func caller(i auth.Identity) h2.Caller {
 	switch {
 	case i.Operator:
 		return h2.Caller{}
-	case i.Node != "": // by certificate or token, and whatever else it may be
+	// This includes callers by certificate or token, whatever other roles they have.
+	case i.Node != "":
 		return h2.Caller{Name: "node " + i.Node, MaxConnections: maxNodeConnections, Displace: true, MaxCalls: maxNodeCalls}
 	default:
 		return h2.Caller{Name: "user " + i.Name(), MaxConnections: maxUserConnections, MaxCalls: maxUserCalls}
 	}
 }
 
-// leanCaller is caller for the lean server, where a connection has one stream: calls of the other server leave it alone.
+// leanCaller is caller for the lean server. It does not count calls, as a connection of the lean
+// server has one stream. Calls on the other server thus do not affect it.
 func leanCaller(i auth.Identity) h2.Caller {
 	c := caller(i)
 	c.MaxCalls = 0
 	return c
 }
 
-// leanTransport is a stream of the lean server whose context says who is behind it.
+// leanTransport is a stream of the lean server whose context carries the caller's identity.
 type leanTransport struct {
 	*h2.Stream
 	ctx context.Context

@@ -25,7 +25,7 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// The values of --source.
+// These are the values of --source.
 const (
 	sourceKube = "kube"
 	sourceFile = "file"
@@ -35,15 +35,16 @@ const (
 
 const (
 	defaultBindAddress = ":8472"
-	// rootAudience and relayAudience are the defaults of --token-audience. They differ so that a
-	// relay can't show its agents' tokens to the servers that feed it.
+	// rootAudience and relayAudience are the defaults of --token-audience. They differ, so that a
+	// relay cannot present its agents' tokens to the servers that feed it.
 	rootAudience  = "slicecast"
 	relayAudience = "slicecast-relay"
-	// defaultGracePeriod leaves streams that are drained late in the window, and other calls, time to end.
+	// defaultGracePeriod leaves time to end for streams that are drained late in the window, and
+	// for other calls.
 	defaultGracePeriod = 2 * fanout.DefaultDrainWindow
 )
 
-// Options are the command line.
+// Options has the values of the command line's flags.
 type Options struct {
 	Source           string
 	Kubeconfig       string
@@ -76,11 +77,11 @@ type Options struct {
 
 	Log daemon.LogOptions
 
-	// Registry is no flag. nil: a new one.
+	// Registry is not a flag. nil means a new one.
 	Registry daemon.Registry
 }
 
-// AddFlags adds the flags, with their defaults.
+// AddFlags adds the flags with their defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Source, "source", sourceKube,
 		"where the state comes from: kube (a Kubernetes API server), file (a directory of manifests) or upstream (another "+
@@ -133,7 +134,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	o.Log.AddFlags(fs)
 }
 
-// validate finds all that is wrong with the options.
+// validate returns everything that is wrong with the options.
 func (o *Options) validate() error {
 	var errs []error
 	wrong := func(is bool, format string, args ...any) {
@@ -167,7 +168,7 @@ func (o *Options) validate() error {
 	errs = append(errs, err)
 	errs = append(errs, o.validateTLS())
 
-	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store refuses what else is wrong with it
+	wrong(o.Shards == 0, "--shards is 0: use a power of two") // the store checks the rest
 	wrong(o.Tombstones <= 0, "--tombstones is %d: use a positive number", o.Tombstones)
 	wrong(o.HeartbeatInterval < time.Second, "--heartbeat-interval is %v: use at least 1s", o.HeartbeatInterval)
 	wrong(o.HeartbeatInterval > 5*time.Minute, "--heartbeat-interval is %v: use at most 5m, which is all that clients wait for", o.HeartbeatInterval)
@@ -213,7 +214,7 @@ func (o *Options) validateTLS() error {
 	return nil
 }
 
-// takesTokens tells whether there is any ServiceAccount whose tokens are accepted.
+// takesTokens reports whether tokens of any ServiceAccount are accepted.
 func (o *Options) takesTokens() bool {
 	return len(o.AgentServiceAccounts)+len(o.RelayServiceAccounts) > 0
 }
@@ -241,7 +242,7 @@ func parseServiceAccounts(flag string, list []string) (accounts []types.Namespac
 	return accounts, err
 }
 
-// Config validates the options and makes what they ask for.
+// Config validates the options and returns the configuration for them.
 func (o *Options) Config(logger *slog.Logger) (Config, error) {
 	if err := o.validate(); err != nil {
 		return Config{}, err
@@ -297,7 +298,7 @@ func (o *Options) Config(logger *slog.Logger) (Config, error) {
 	return c, nil
 }
 
-// serverService gives --server-service; the zero key if there is none.
+// serverService returns --server-service, and the zero key if it is not set.
 func (o *Options) serverService() (model.ServiceKey, error) {
 	if o.ServerService == "" {
 		return model.ServiceKey{}, nil
@@ -318,7 +319,7 @@ func (o *Options) newSource(api *rest.Config, c Config) (source.Source, error) {
 	return kube.New(kube.Options{Config: api, ServiceProxyName: o.ServiceProxyName, Log: c.Logger, Metrics: c.Registry})
 }
 
-// tokens returns how tokens are reviewed.
+// tokens returns the options for the review of tokens.
 func (o *Options) tokens(api *rest.Config) (*auth.TokenOptions, error) {
 	api = rest.CopyConfig(api)
 	api.QPS = -1 // the reviewer has budgets of its own

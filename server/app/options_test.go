@@ -25,8 +25,8 @@ func TestOptionsAreValidated(t *testing.T) {
 	files := []string{"--tls-cert-file=c", "--tls-private-key-file=k"}
 	for _, test := range []struct {
 		name string
-		args [][]string
-		want string // "": valid
+		args [][]string // an empty string means that the arguments are valid
+		want string     // "": valid
 	}{
 		{"plaintext", [][]string{plain}, ""},
 		{"client CA", [][]string{files, {"--client-ca-file=ca"}}, ""},
@@ -120,7 +120,7 @@ func TestWhatNeedsACluster(t *testing.T) {
 	}
 }
 
-// TestPageHasAllFlags holds docs/configuration.md to the flags and their defaults.
+// TestPageHasAllFlags checks that docs/configuration.md has all flags with their defaults.
 func TestPageHasAllFlags(t *testing.T) {
 	page, err := os.ReadFile("../../docs/configuration.md")
 	require.NoError(t, err)

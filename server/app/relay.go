@@ -19,7 +19,8 @@ import (
 
 var _ fanout.Upstream = (*upstream.Source)(nil)
 
-// UpstreamOptions are the flags of the upstream source, which makes the server a relay.
+// UpstreamOptions has the values of the flags of the upstream source, which makes the server a
+// relay.
 type UpstreamOptions struct {
 	Servers           []string
 	CAFile            string
@@ -30,7 +31,7 @@ type UpstreamOptions struct {
 	InsecurePlaintext bool
 }
 
-// AddFlags adds the flags, with their defaults.
+// AddFlags adds the flags with their defaults.
 func (o *UpstreamOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.Servers, "upstream-servers", nil,
 		"addresses (host:port) of the servers for the upstream source; a host name stands for all of its addresses")
@@ -72,7 +73,7 @@ func (o *UpstreamOptions) validate(isSource bool) error {
 	return nil
 }
 
-// config gives what the upstream source is made of.
+// config returns the options of the upstream source.
 func (o *UpstreamOptions) config(c Config) (*upstream.Options, error) {
 	out := &upstream.Options{
 		Servers: client.Resolve(o.Servers, c.Logger), ServerName: client.ServerName(o.ServerName, o.Servers),

@@ -27,7 +27,7 @@ import (
 	"github.com/slicecast/slicecast/server/h2"
 )
 
-// Server is a server that listens already; it serves while Run runs.
+// Server is a server whose addresses are bound. It serves while Run runs.
 type Server struct {
 	config Config
 	store  *store.Store
@@ -35,28 +35,28 @@ type Server struct {
 	debug  *debug.Service
 	health *health.Server
 
-	// parts are what serves, each until the server stops.
+	// parts are the listeners with their servers. Each serves until the Server stops.
 	grpcServers []*grpc.Server
 	mux         *h2.Mux    // nil without TLS
-	lean        *h2.Server // for the agents behind mux
+	lean        *h2.Server // serves agents behind mux; nil without TLS
 	parts       []part
 	addresses   Addresses
 	draining    chan struct{}
 }
 
-// part is a listener with what serves on it until the context ends.
+// part is a listener and what serves on it until ctx ends.
 type part struct {
 	name     string
 	listener net.Listener
 	serve    func(ctx context.Context, l net.Listener) error
 }
 
-// Addresses are where a server listens; nil where it does not.
+// Addresses has the addresses on which a server listens; nil where it does not.
 type Addresses struct {
 	GRPC, Healthz, Metrics, DebugSocket net.Addr
 }
 
-// New makes a server and binds its addresses. The server must then be run.
+// New returns a server with bound addresses. The caller must run it.
 func New(c Config) (_ *Server, err error) {
 	s := &Server{config: c, health: health.NewServer(), draining: make(chan struct{})}
 	defer func() {
@@ -100,7 +100,7 @@ func New(c Config) (_ *Server, err error) {
 	return s, nil
 }
 
-// listen binds all addresses.
+// listen binds all addresses and creates what serves on them.
 func (s *Server) listen(authentication *auth.Auth) (err error) {
 	c := s.config
 	metrics := daemon.MetricsHandler(c.Registry)
@@ -109,7 +109,7 @@ func (s *Server) listen(authentication *auth.Auth) (err error) {
 	clients := tls.NoClientCert
 	if c.TLS != nil {
 		if c.TLS.CA != "" {
-			clients = tls.VerifyClientCertIfGiven // those without one may have a token
+			clients = tls.VerifyClientCertIfGiven // clients without a certificate may have a token
 		}
 		if certificates, err = tlsfiles.Follow(*c.TLS, c.Logger); err != nil {
 			return fmt.Errorf("--tls-cert-file, --tls-private-key-file, --client-ca-file: %w", err)
@@ -175,14 +175,15 @@ func (s *Server) addHTTP(name string, l net.Listener, server *http.Server) net.A
 	return l.Addr()
 }
 
-// Addresses says where the server listens.
+// Addresses returns the addresses on which the server listens.
 func (s *Server) Addresses() Addresses { return s.addresses }
 
-// Run serves until the context ends, which is no error, or a part of the server fails. In both cases it first sends the
-// clients elsewhere, within the grace period.
+// Run serves until ctx ends or a part of the server fails. In both cases it first sends the clients
+// elsewhere, within the grace period. The end of ctx is not an error.
 func (s *Server) Run(ctx context.Context) error {
 	log := s.config.Logger
-	// stopping begins the end. Until the streams have ended, everything that they need goes on.
+	// stopping is done when the server begins to stop. Everything that streams need goes on until
+	// the streams have ended.
 	stopping, stop := context.WithCancel(ctx)
 	defer stop()
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -218,7 +219,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// serveWhenSynced tells those who ask when the server becomes ready.
+// serveWhenSynced reports the server as serving to health checks once it has synced.
 func (s *Server) serveWhenSynced(ctx context.Context) {
 	begin := time.Now()
 	select {
@@ -234,7 +235,7 @@ func (s *Server) setServing(status healthpb.HealthCheckResponse_ServingStatus) {
 	s.health.SetServingStatus(pb.DistributionService_ServiceDesc.ServiceName, status)
 }
 
-// ready is what /readyz says.
+// ready returns what /readyz reports: nil, or why the server is not ready.
 func (s *Server) ready() error {
 	select {
 	case <-s.draining:
@@ -249,8 +250,8 @@ func (s *Server) ready() error {
 	}
 }
 
-// drain makes the server not ready, sends the clients elsewhere and waits for their calls to end, at most for the grace
-// period.
+// drain makes the server not ready, sends the clients elsewhere, and waits for their calls to end,
+// for the grace period at most.
 func (s *Server) drain() {
 	s.config.Logger.Info("Draining", "within", s.config.GracePeriod)
 	close(s.draining)
@@ -259,7 +260,7 @@ func (s *Server) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.config.GracePeriod)
 	defer cancel()
 	if s.mux != nil {
-		_ = s.mux.Close() // what can fail is closing a listener
+		_ = s.mux.Close() // only closing a listener can fail
 	}
 	stop := context.AfterFunc(ctx, func() {
 		s.config.Logger.Warn("Some calls have not ended within the grace period and are cut off")
@@ -270,7 +271,8 @@ func (s *Server) drain() {
 	defer stop()
 	var all errgroup.Group
 	if s.lean != nil {
-		all.Go(func() error { _ = s.lean.GracefulStop(ctx); return nil }) // that it was cut off is logged
+		// The warning above reports calls that were cut off.
+		all.Go(func() error { _ = s.lean.GracefulStop(ctx); return nil })
 	}
 	for _, server := range s.grpcServers {
 		all.Go(func() error { server.GracefulStop(); return nil })

@@ -32,10 +32,10 @@ import (
 	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
-// deadline is far more than anything takes.
+// deadline bounds waits. It is far more than anything takes.
 const deadline = 30 * time.Second
 
-// testSource has nothing, and is synced or fails when it is told to.
+// testSource has no objects. It is synced, or fails, when a test says so.
 type testSource struct {
 	synced chan struct{}
 	fail   chan error
@@ -70,7 +70,8 @@ type running struct {
 	ended  chan error
 }
 
-// testConfig is a plaintext server on free ports of loopback, with all that can be served.
+// testConfig returns the configuration of a plaintext server on free loopback ports, with all
+// listeners.
 func testConfig(t *testing.T) Config {
 	return Config{
 		BindAddress: "127.0.0.1:0", HealthzBindAddress: "127.0.0.1:0", MetricsBindAddress: "127.0.0.1:0",
@@ -89,7 +90,7 @@ func start(t *testing.T, c Config) *running {
 	return r
 }
 
-// startConfig runs a server with its own source.
+// startConfig runs a server with the configuration's own source.
 func startConfig(t *testing.T, c Config) *running {
 	t.Helper()
 	r := &running{t: t, ended: make(chan error, 1)}
@@ -104,7 +105,7 @@ func startConfig(t *testing.T, c Config) *running {
 	}()
 	t.Cleanup(func() {
 		r.cancel()
-		for range r.ended { // the test has looked at it, or has failed
+		for range r.ended { // the test has read it, or has failed
 		}
 	})
 	return r
@@ -116,7 +117,7 @@ func (r *running) sync() {
 	require.Eventually(r.t, func() bool { return r.readyz() == "200 ok" }, deadline, time.Millisecond)
 }
 
-// readyz gives status and body.
+// readyz returns the status and the body.
 func (r *running) readyz() string {
 	return get(r.t, nil, "http://"+r.Addresses().Healthz.String()+"/readyz")
 }
@@ -136,7 +137,7 @@ func get(t *testing.T, config *tls.Config, url string) string {
 	return fmt.Sprintf("%d %s", response.StatusCode, string(body[:max(len(body)-1, 0)]))
 }
 
-// dial connects over TLS, or in plaintext without a configuration.
+// dial connects over TLS, or in plaintext if config is nil.
 func dial(t *testing.T, target string, config *tls.Config) *grpc.ClientConn {
 	t.Helper()
 	creds := insecure.NewCredentials()
@@ -149,7 +150,8 @@ func dial(t *testing.T, target string, config *tls.Config) *grpc.ClientConn {
 	return conn
 }
 
-// hello opens a stream as a node's agent, or as an observer, and waits for the first answer.
+// hello opens a stream as a node's agent, or as an observer if node is empty, and waits for the
+// first answer.
 func hello(t *testing.T, conn *grpc.ClientConn, node string) (pb.DistributionService_StreamClient, error) {
 	t.Helper()
 	return helloIn(t.Context(), t, conn, node)
@@ -166,7 +168,7 @@ func helloIn(ctx context.Context, t *testing.T, conn *grpc.ClientConn, node stri
 		message.Kind = pb.ClientKind_CLIENT_KIND_OBSERVER
 	}
 	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: message}})
-	if !errors.Is(err, io.EOF) { // the server was faster; Recv tells what it said
+	if !errors.Is(err, io.EOF) { // the server has ended the stream already; Recv returns its status
 		require.NoError(t, err)
 	}
 	welcome, err := stream.Recv()
@@ -177,7 +179,7 @@ func helloIn(ctx context.Context, t *testing.T, conn *grpc.ClientConn, node stri
 	return stream, nil
 }
 
-// toEnd reads a stream to its end and tells whether a Drain came, and the status.
+// toEnd reads a stream to its end. It reports whether a Drain came, and returns the status code.
 func toEnd(stream pb.DistributionService_StreamClient) (drained bool, code codes.Code) {
 	for {
 		m, err := stream.Recv()
@@ -336,8 +338,8 @@ func TestMetrics(t *testing.T) {
 	require.Contains(t, get(t, nil, "http://"+plain.Addresses().Metrics.String()+"/metrics"), "slicecast_server_streams 0")
 }
 
-// Ports of health checks and metrics keep few connections of clients that ask for nothing, and
-// answer probes and scrapes meanwhile.
+// TestPortsAreBounded checks that the ports for health checks and metrics keep few connections of
+// clients that send nothing, and answer probes and scrapes meanwhile.
 func TestPortsAreBounded(t *testing.T) {
 	c, ca := tlsConfig(t)
 	r := start(t, c)

@@ -21,7 +21,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// statusOptions are the flags of the status command.
+// statusOptions has the values of the status command's flags.
 type statusOptions struct {
 	show.Options
 
@@ -52,7 +52,7 @@ A server knows of its own clients only: ask each replica.`,
     --ca-file=ca.crt --client-cert-file=operator.crt --client-key-file=operator.key -o json`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
-		SilenceErrors: true, // main prints it
+		SilenceErrors: true, // main prints the error
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.validate(); err != nil {
 				return err
@@ -113,7 +113,7 @@ func (o *statusOptions) validate() (err error) {
 	return o.Validate()
 }
 
-// parseService gives nil for "".
+// parseService parses the value of a flag. It returns nil for an empty one.
 func parseService(flag, s string) (*pb.ServiceName, error) {
 	if s == "" {
 		return nil, nil
@@ -148,7 +148,7 @@ func (o *statusOptions) dial() (*grpc.ClientConn, error) {
 	return show.Dial(target, options...)
 }
 
-// ask gets what is to be shown.
+// ask requests from the server what the flags ask for.
 func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (_ show.Report, err error) {
 	defer func() { err = o.explain(err) }()
 	r := &statusReport{}
@@ -190,7 +190,7 @@ func (o *statusOptions) ask(ctx context.Context, client pb.DebugServiceClient) (
 	}
 }
 
-// explain adds to an error what to do.
+// explain adds to an error what the user can do about it.
 func (o *statusOptions) explain(err error) error {
 	if err == nil {
 		return nil

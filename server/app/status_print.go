@@ -15,13 +15,13 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// statusReport is what the status command has to show.
+// statusReport is what the status command shows.
 type statusReport struct {
 	status  *pb.GetStatusResponse
 	agents  []*pb.AgentStatus
-	shards  *pb.ListShardsResponse // nil: not asked for
-	service *pb.GetServiceResponse // nil: agents were asked for
-	gone    string                 // the Service that agents should lack, if there is none of that name
+	shards  *pb.ListShardsResponse // nil if not requested
+	service *pb.GetServiceResponse // nil if agents were requested
+	gone    string                 // the Service of --lacks, if the server does not have it
 }
 
 // Fields implements show.Report.
@@ -60,7 +60,7 @@ func (r *statusReport) Print(out *show.Page) {
 	r.printAgents(out)
 }
 
-// since gives the age of a time, by the server's clock.
+// since returns the age of a time by the server's clock.
 func (r *statusReport) since(t *timestamppb.Timestamp) string {
 	return show.Age(r.status.GetTime().AsTime().Sub(t.AsTime()))
 }
@@ -103,7 +103,7 @@ func (r *statusReport) printServer(out *show.Page) {
 	}
 }
 
-// upstream tells where a relay gets its state from.
+// upstream describes where a relay gets its state from.
 func (r *statusReport) upstream(up *pb.UpstreamStatus) string {
 	if !up.GetConnected() {
 		text := "not connected for " + r.since(up.GetStaleSince())
@@ -170,7 +170,7 @@ func lastNodes(nodes []*pb.NodeTime) string {
 	return strings.Join(out, ", ")
 }
 
-// span gives "" for a time that has not come.
+// span returns an empty string if the time is not known yet.
 func span(d *durationpb.Duration) string {
 	if d == nil {
 		return ""
@@ -209,11 +209,11 @@ func agentKind(a *pb.AgentStatus) string {
 func agentState(a *pb.AgentStatus) string {
 	switch {
 	case !a.GetSynced():
-		return "syncing" // is being sent the state
+		return "syncing" // the initial state is being sent
 	case a.GetKind() == pb.ClientKind_CLIENT_KIND_OBSERVER:
 		return "synced"
 	case !a.GetProgrammed():
-		return "programming" // has not told yet that it has programmed that
+		return "programming" // it has not acknowledged its initial state
 	case a.GetLagSequences() > 0:
 		return "behind"
 	}
@@ -300,5 +300,5 @@ func portName(name string, port uint32, protocol pb.Protocol) string {
 	return text
 }
 
-// enumName gives the name of an enum's value without its prefix.
+// enumName returns the name of an enum's value without its prefix.
 func enumName(e fmt.Stringer, prefix string) string { return strings.TrimPrefix(e.String(), prefix) }

@@ -42,7 +42,7 @@ func runStatus(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// withWeb gives the server a Service.
+// withWeb adds a Service to the server's store.
 func (r *running) withWeb() {
 	r.store.Upsert(modeltest.Web(), 1)
 	r.store.Upsert(model.NewSlice(modeltest.WebSlice(2)), 2)
@@ -232,7 +232,8 @@ func TestStatusWatch(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- command.ExecuteContext(ctx) }()
 	b := make([]byte, 1<<16)
-	for seen := ""; strings.Count(seen, "Server ") < 2; { // the second comes 2 s after the first
+	// The second report comes 2 s after the first.
+	for seen := ""; strings.Count(seen, "Server ") < 2; {
 		n, err := read.Read(b)
 		require.NoError(t, err)
 		seen += string(b[:n])
@@ -243,7 +244,7 @@ func TestStatusWatch(t *testing.T) {
 	require.NoError(t, read.Close())
 }
 
-// TestStatusTables shows what the tables look like.
+// TestStatusTables compares the tables with their expected text.
 func TestStatusTables(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }

@@ -13,13 +13,14 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// flood opens so many connections, from the addresses in turn, that say nothing until the test has ended.
+// flood opens n connections, from each of the addresses in turn. They send nothing until the test
+// ends.
 func flood(t *testing.T, n int, address string, from func(i int) net.IP) {
 	t.Helper()
 	conns := make([]net.Conn, 0, n)
 	t.Cleanup(func() {
 		for _, c := range conns {
-			_ = c.Close() // the server may have done so before
+			_ = c.Close() // the server may have closed it
 		}
 	})
 	for i := range n {
@@ -30,7 +31,8 @@ func flood(t *testing.T, n int, address string, from func(i int) net.IP) {
 	}
 }
 
-// However many connections strangers hold, nodes get in, on both transports.
+// TestStrangersKeepNobodyOut checks that nodes connect on both transports, however many connections
+// strangers hold.
 func TestStrangersKeepNobodyOut(t *testing.T) {
 	const n = 8192 + 64
 	for name, from := range map[string]func(i int) net.IP{
@@ -56,7 +58,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// Nor do they without TLS.
+// TestPlaintextConnectionsAreBounded checks the same without TLS.
 func TestPlaintextConnectionsAreBounded(t *testing.T) {
 	r := start(t, testConfig(t))
 	r.sync()

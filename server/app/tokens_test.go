@@ -19,7 +19,7 @@ import (
 	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
-// tokens makes ServiceAccounts and their tokens in a real API server.
+// tokens creates ServiceAccounts and their tokens in a real API server.
 type tokens struct {
 	t         *testing.T
 	cluster   *controlplane.ControlPlane
@@ -55,7 +55,7 @@ func (k *tokens) of(account, node, audience string) string {
 	return answer.Status.Token
 }
 
-// helloWith is hello with a token.
+// helloWith is hello with a bearer token.
 func helloWith(t *testing.T, token, address string, ca *authtest.CA, node string) error {
 	t.Helper()
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
@@ -63,7 +63,7 @@ func helloWith(t *testing.T, token, address string, ca *authtest.CA, node string
 	return err
 }
 
-// startOf runs a server that flags describe.
+// startOf runs a server with the given flags.
 func startOf(t *testing.T, args ...string) *running {
 	t.Helper()
 	c, err := parse(t, args...).Config(slog.New(slog.DiscardHandler))
@@ -77,9 +77,9 @@ func startOf(t *testing.T, args ...string) *running {
 	return r
 }
 
-// TestTokensOfARealAPIServer: agents are let in by their tokens, and those of Nodes that the server
-// knows of have a budget of their own. A relay that is compromised has its agents' tokens, which
-// are good for no server but itself.
+// TestTokensOfARealAPIServer checks that agents are admitted by their tokens, and that those of
+// Nodes that the server knows have a budget of their own. A compromised relay holds its agents'
+// tokens, which no other server accepts.
 func TestTokensOfARealAPIServer(t *testing.T) {
 	k := &tokens{t: t, cluster: controlplane.Start(t, controlplane.Options{})}
 	k.namespace = k.cluster.Namespace(t)

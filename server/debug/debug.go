@@ -1,8 +1,9 @@
-// Package debug answers what operators ask a server: the slicecast.v1.DebugService.
+// Package debug answers operators' questions to a server. It implements slicecast.v1.DebugService.
 //
-// It only reads what the hub and the store publish anyway, so that asking disturbs nobody: GetStatus counts objects of those
-// shards only that have changed since it was asked last, and ListAgents takes the streams' states once and sends them at the
-// pace of whoever asks. Who may ask is decided before (see server/auth).
+// The package only reads what the hub and the store publish anyway, so a question disturbs no
+// client. GetStatus counts only the objects of shards that have changed since the previous call.
+// ListAgents reads the states of all streams once, and sends them at the caller's pace. Callers are
+// authorized before they get here (see server/auth).
 package debug
 
 import (
@@ -27,20 +28,20 @@ import (
 	"github.com/slicecast/slicecast/server/fanout"
 )
 
-// maxConvergences is how many publishes GetStatus tells of.
+// maxConvergences is how many Updates GetStatus reports the convergence of.
 const maxConvergences = 16
 
-// Options set up a Service. All are required, but Upstream.
+// Options configures a Service. All fields except Upstream are required.
 type Options struct {
 	Hub   *fanout.Hub
 	Store *store.Store
-	// Source is the kind of the store's source, as --source has it.
+	// Source is the kind of the store's source: the value of --source.
 	Source string
-	// Upstream tells, on a relay, how that stands with its servers.
+	// Upstream returns the state of a relay's connection to its servers.
 	Upstream func() client.Connection
 }
 
-// Service is the DebugService.
+// Service implements the DebugService.
 type Service struct {
 	pb.UnimplementedDebugServiceServer
 
@@ -48,17 +49,17 @@ type Service struct {
 
 	// mu guards sizes.
 	mu sync.Mutex
-	// sizes, by shard, are of the snapshots that were counted last.
+	// sizes has the size of each shard's snapshot that was last counted.
 	sizes []size
 }
 
-// size is how much a snapshot holds.
+// size is what a snapshot holds.
 type size struct {
 	snapshot                    *store.Snapshot
 	services, slices, endpoints int
 }
 
-// New makes a Service.
+// New returns a Service.
 func New(o Options) *Service {
 	return &Service{Options: o, sizes: make([]size, o.Store.Shards())}
 }
@@ -102,7 +103,8 @@ func (s *Service) GetStatus(context.Context, *pb.GetStatusRequest) (*pb.GetStatu
 	return out, nil
 }
 
-// size counts what the store holds, in shards that have changed since the last time.
+// size returns what the store holds. It only counts shards that have changed since the previous
+// call.
 func (s *Service) size() *pb.StateSize {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +141,7 @@ func convergence(c fanout.Convergence) *pb.Convergence {
 	return out
 }
 
-// duration gives nil for 0, which stands for none.
+// duration returns nil for 0, which stands for an unknown duration.
 func duration(d time.Duration) *durationpb.Duration {
 	if d == 0 {
 		return nil
@@ -173,7 +175,7 @@ func (s *Service) ListAgents(r *pb.ListAgentsRequest, to grpc.ServerStreamingSer
 	return nil
 }
 
-// behind tells whether a client does not have everything. Of an observer it is not known what it has.
+// behind reports whether a client lacks something. For an observer, only what it was sent is known.
 func behind(a *pb.AgentStatus) bool {
 	return !a.GetSynced() || a.GetLagSequences() > 0 || a.GetKind() != pb.ClientKind_CLIENT_KIND_OBSERVER && !a.GetProgrammed()
 }

@@ -75,7 +75,8 @@ func start(t *testing.T, o fanout.Options) *fixture {
 	return f
 }
 
-// fill gives the store some Services with a slice each, as kube would have with a resource version of 10.
+// fill adds Services with a slice each to the store, with resource version 10 as kube would have
+// set it.
 func (f *fixture) fill(services int) {
 	for i := range services {
 		s := model.Service{Namespace: "default", Name: fmt.Sprint("service-", i), Type: model.ClusterIP}
@@ -86,14 +87,14 @@ func (f *fixture) fill(services int) {
 	require.Eventually(f.t, func() bool { return f.store.Reached().Services == 10 }, patience, tick)
 }
 
-// put gives the store the slice of a Service, with so many endpoints.
+// put adds the slice of a Service to the store, with this many endpoints.
 func (f *fixture) put(service, endpoints int) {
 	slice := modeltest.WebSlice(endpoints)
 	slice.Name, slice.Service = fmt.Sprint("slice-", service), fmt.Sprint("service-", service)
 	f.store.Upsert(model.NewSlice(slice), 11)
 }
 
-// change gives the store the slice of a Service, waits until it is published and gives where.
+// change adds the slice of a Service, waits until it is published, and returns its position.
 func (f *fixture) change(service, endpoints int) *pb.ShardPosition {
 	f.t.Helper()
 	key := model.ServiceKey{Namespace: "default", Name: fmt.Sprint("service-", service)}
@@ -140,7 +141,7 @@ func (f *fixture) names(r *pb.ListAgentsRequest) []string {
 	return out
 }
 
-// watcher is a stream from the client's side.
+// watcher is the client's side of a stream.
 type watcher struct {
 	pb.DistributionService_StreamClient
 	t      *testing.T
@@ -243,7 +244,8 @@ func TestConvergences(t *testing.T) {
 	first := f.change(0, 1)
 	a.ack(first)
 	half := func() *pb.Convergence { return f.status().GetOldestOpenConvergence() }
-	// The publish before may be open for a moment, if the nodes were there when it was counted.
+	// The publish before may still be open for a moment, if the nodes had joined when it was
+	// counted.
 	require.Eventually(t, func() bool {
 		return half().GetSequence() == first.GetSequence() && half().GetLacking() == 1
 	}, patience, tick)
@@ -331,13 +333,13 @@ func TestAgents(t *testing.T) {
 	require.Nil(t, f.agents(&pb.ListAgentsRequest{NodeName: "a"})[0].GetLastError())
 }
 
-// TestAgentsThatAreNotInSync: what was not sent yet is lacked.
+// TestAgentsThatAreNotInSync checks that a client lacks what it was not sent yet.
 func TestAgentsThatAreNotInSync(t *testing.T) {
 	f := start(t, fanout.Options{MaxBehindWait: patience})
 	f.fill(1)
 	g, err := pb.NewDistributionServiceClient(f.conn).Stream(t.Context())
 	require.NoError(t, err)
-	// It has seen more than this server, which lets it wait.
+	// The client has seen newer state than this server, which therefore lets it wait.
 	require.NoError(t, g.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{
 		Kind: agent, NodeName: "a", Sequences: []uint64{1}, Digest: modeltest.Digests(1), ResourceVersions: &pb.ResourceVersions{Slices: 1000},
 	}}}))
@@ -357,7 +359,7 @@ func TestManyAgents(t *testing.T) {
 	names := f.names(&pb.ListAgentsRequest{})
 	require.Len(t, names, count)
 	require.IsIncreasing(t, names)
-	// Somebody who asks and does not read holds up nobody.
+	// A caller that does not read its answer delays no other.
 	stream, err := f.ListAgents(t.Context(), &pb.ListAgentsRequest{})
 	require.NoError(t, err)
 	require.Len(t, f.names(&pb.ListAgentsRequest{}), count)
@@ -418,7 +420,7 @@ func TestService(t *testing.T) {
 	}
 }
 
-// upstream is that of a relay.
+// upstream is the Upstream of a relay.
 type upstream struct{ connected bool }
 
 func (u *upstream) Path() (path []uint64, ok bool)                       { return []uint64{7, 8}, u.connected }
