@@ -25,23 +25,23 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Options set up an Auth.
+// Options configures an Auth.
 type Options struct {
-	// Tokens reviews bearer tokens; nil: no token is accepted.
+	// Tokens reviews bearer tokens. nil means that no token is accepted.
 	Tokens *TokenReviewer
-	// Logger gets refusals; required.
+	// Logger receives refusals. It is required.
 	Logger *slog.Logger
-	// Registerer for metrics; required.
+	// Registerer registers the metrics. It is required.
 	Registerer prometheus.Registerer
 }
 
-// Auth knows who callers are and what they may do.
+// Auth identifies callers and decides what they may do.
 type Auth struct {
 	tokens   *TokenReviewer
 	refusals *refusals
 }
 
-// New makes an Auth.
+// New returns an Auth.
 func New(o Options) *Auth {
 	reviews := newReviewsCounter(o.Registerer)
 	if o.Tokens != nil {
@@ -50,15 +50,17 @@ func New(o Options) *Auth {
 	return &Auth{tokens: o.Tokens, refusals: newRefusals(o.Registerer, o.Logger)}
 }
 
-// Authenticator tells who is behind a request. Its errors are gRPC statuses.
+// Authenticator returns the identity behind a request. Its errors are gRPC statuses.
 type Authenticator func(ctx context.Context) (Identity, error)
 
-// Operator is the Authenticator for a way in that only operators have, or that asks nobody. It names them all user.
+// Operator returns an Authenticator for a listener that only operators can reach, or that asks for
+// no credentials. It names all callers user.
 func Operator(user string) Authenticator {
 	return func(context.Context) (Identity, error) { return Identity{User: user, Operator: true}, nil }
 }
 
-// Credentials is the Authenticator for gRPC requests over TLS: it goes by the client certificate, else by the bearer token.
+// Credentials is the Authenticator for gRPC requests over TLS. It uses the client certificate if
+// there is one, and the bearer token otherwise.
 func (a *Auth) Credentials(ctx context.Context) (Identity, error) {
 	var chains [][]*x509.Certificate
 	if p, ok := peer.FromContext(ctx); ok {
@@ -69,7 +71,8 @@ func (a *Auth) Credentials(ctx context.Context) (Identity, error) {
 	return a.identify(ctx, chains, metadata.ValueFromIncomingContext(ctx, "authorization"))
 }
 
-// identify tells who a request comes from, by its verified certificate chains and its authorization headers.
+// identify returns the identity behind a request with these verified certificate chains and
+// authorization headers.
 func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, authorization []string) (Identity, error) {
 	if len(chains) > 0 {
 		certificate := chains[0][0]
@@ -103,7 +106,7 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	}
 	if verdict.refusal != "" {
 		err := a.refusals.refuse(ctx, verdict.reason, verdict.code, "%s", verdict.refusal)
-		if verdict.retry > 0 { // not all come at the same time
+		if verdict.retry > 0 { // spreads the retries
 			err = wire.RetryLater(err, verdict.retry/2+rand.N(verdict.retry))
 		}
 		return Identity{}, err
@@ -111,19 +114,21 @@ func (a *Auth) identify(ctx context.Context, chains [][]*x509.Certificate, autho
 	return verdict.identity, nil
 }
 
-// bearerToken gives the token of an authorization header (RFC 6750).
+// bearerToken returns the token of an authorization header (RFC 6750).
 func bearerToken(header string) (string, bool) {
 	scheme, token, ok := strings.Cut(header, " ")
 	token = strings.TrimSpace(token)
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// Authorize tells whether the caller may stream as the agent of that node, as a relay, or else as
-// an observer, be it one that follows a node's Node, who that is, and until when; zero: for ever. A
-// node has one name, whether it has shown a certificate or a token. The error is a gRPC status.
+// Authorize checks whether the caller may stream as the agent of nodeName, as a relay, or as an
+// observer. nodeName may be the Node that an observer follows. Authorize returns the caller's name,
+// which is the same for a node's certificate and its token, and when the caller's credentials
+// expire. The zero time means never. The error is a gRPC status.
 func (a *Auth) Authorize(ctx context.Context, kind pb.ClientKind, nodeName string) (user string, until time.Time, err error) {
 	i, ok := identityOf(ctx)
-	if !ok { // a method that no interceptor guards would be a bug here; refuse rather than serve
+	// Only a bug can leave a method without an interceptor. Refuse rather than serve.
+	if !ok {
 		return "", time.Time{}, a.refusals.refuse(ctx, reasonNoCredentials, codes.Unauthenticated, "no credentials")
 	}
 	user = i.Name()
@@ -157,7 +162,8 @@ func (a *Auth) stream(ctx context.Context, i Identity, kind pb.ClientKind, nodeN
 	}
 }
 
-// observe tells whether a caller may look at everything, for what it says.
+// observe checks whether a caller may see everything. what says in the error what the caller
+// attempted.
 func (a *Auth) observe(ctx context.Context, i Identity, what string) error {
 	if i.Operator || i.Observer {
 		return nil
@@ -166,19 +172,21 @@ func (a *Auth) observe(ctx context.Context, i Identity, what string) error {
 		"%s is not allowed to %s: use a certificate of the organization %s", i.User, what, observersGroup)
 }
 
-// open are the methods for everyone whom the server knows; those of streams ask Authorize when they know what the client
-// wants to be. Prefixes that end with a slash stand for all methods of a service.
+// open are the methods that every identified caller may call. The handlers of streams call
+// Authorize once they know which role the client wants. An entry that ends with a slash stands for
+// all methods of a service.
 var open = []string{
 	pb.DistributionService_Stream_FullMethodName,
 	"/" + healthpb.Health_ServiceDesc.ServiceName + "/",
 }
 
-// Enter gives the context of a stream, for a transport that has no interceptors: it says who is behind it.
+// Enter returns a stream's context with the caller's identity. It is for transports that have no
+// interceptors.
 func (a *Auth) Enter(ctx context.Context, authenticate Authenticator) (context.Context, error) {
 	return a.enter(ctx, authenticate, pb.DistributionService_Stream_FullMethodName)
 }
 
-// enter tells who is behind a call of a method, if it may call it.
+// enter returns ctx with the identity of a caller, if it may call the method.
 func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method string) (context.Context, error) {
 	i, err := authenticate(ctx)
 	if err != nil {
@@ -192,8 +200,8 @@ func (a *Auth) enter(ctx context.Context, authenticate Authenticator, method str
 	return withIdentity(ctx, i), nil
 }
 
-// ServerOptions make a gRPC server that lets in whom authenticate knows: to streams and health checks all of them, to any
-// other method those who may observe.
+// ServerOptions returns options for a gRPC server that admits callers whom authenticate identifies.
+// All of them may call streams and health checks. Other methods are for callers who may observe.
 func (a *Auth) ServerOptions(authenticate Authenticator) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(func(ctx context.Context, request any, call *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -213,7 +221,7 @@ func (a *Auth) ServerOptions(authenticate Authenticator) []grpc.ServerOption {
 	}
 }
 
-// authenticated is a stream whose context holds an identity.
+// authenticated is a stream whose context carries an identity.
 type authenticated struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -222,7 +230,8 @@ type authenticated struct {
 // Context implements grpc.ServerStream.
 func (s authenticated) Context() context.Context { return s.ctx }
 
-// Observers is the HTTP handler next for those who may observe, by the same credentials as on gRPC.
+// Observers wraps an HTTP handler for callers who may observe. It uses the same credentials as
+// gRPC.
 func (a *Auth) Observers(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -238,7 +247,8 @@ func (a *Auth) Observers(next http.Handler) http.Handler {
 			err = a.observe(ctx, i, "look at this page")
 		}
 		if err != nil {
-			w.Header().Set("Connection", "close") // the next try costs its client a handshake
+			// The client's next attempt then costs it a handshake.
+			w.Header().Set("Connection", "close")
 			http.Error(w, status.Convert(err).Message(), httpStatus(err))
 			return
 		}

@@ -35,7 +35,7 @@ import (
 	"github.com/slicecast/slicecast/server/auth/authtest"
 )
 
-// fixture is a gRPC server on loopback that lets in whom an Auth knows.
+// fixture is a gRPC server on loopback that an Auth guards.
 type fixture struct {
 	t        *testing.T
 	ca       *authtest.CA
@@ -46,7 +46,7 @@ type fixture struct {
 	address  string
 }
 
-// syncBuffer is a log that can be read while it is written.
+// syncBuffer is a log that can be read during writes.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -92,7 +92,7 @@ func newFixture(t *testing.T, tokens *TokenReviewer) *fixture {
 	return f
 }
 
-// distribution answers a hello of a caller that may be what it says with a welcome.
+// distribution answers a Hello with a Welcome if the caller is authorized for it.
 type distribution struct {
 	pb.UnimplementedDistributionServiceServer
 	auth *Auth
@@ -117,7 +117,8 @@ func (f *fixture) dial(config *tls.Config, options ...grpc.DialOption) *grpc.Cli
 	return conn
 }
 
-// hello opens a stream as a node's agent, or as an observer, and returns the error it ends with; nil if that is welcome.
+// hello opens a stream as a node's agent, or as an observer if node is empty. It returns the error
+// that ends the stream, or nil if the answer is a Welcome.
 func (f *fixture) hello(conn *grpc.ClientConn, token, node string) error {
 	f.t.Helper()
 	if node == "" {
@@ -137,7 +138,7 @@ func (f *fixture) helloAs(conn *grpc.ClientConn, token string, kind pb.ClientKin
 		return err
 	}
 	err = stream.Send(&pb.StreamRequest{Message: &pb.StreamRequest_Hello{Hello: &pb.Hello{Kind: kind, NodeName: node}}})
-	if !errors.Is(err, io.EOF) { // the server was faster; Recv tells what it said
+	if !errors.Is(err, io.EOF) { // the server has ended the stream already; Recv returns its status
 		require.NoError(f.t, err)
 	}
 	if _, err = stream.Recv(); err != nil {
@@ -260,7 +261,7 @@ func TestKindsOfClients(t *testing.T) {
 		certificate tls.Certificate
 		kind        pb.ClientKind
 		node        string
-		reason      reason // "": welcome
+		reason      reason // an empty reason means that the caller is welcome
 	}{
 		{"a relay", f.ca.Relay("r"), relay, "", ""},
 		{"a node as a relay", f.ca.Node("a"), relay, "", reasonRelay},
@@ -286,7 +287,8 @@ func TestCertificateOfAnotherCAFailsTheHandshake(t *testing.T) {
 	f := newFixture(t, nil)
 	stranger := authtest.NewCA(t).Operator()
 	config := f.ca.ClientTLS()
-	// A client sends no certificate that the server's list of CAs does not ask for, unless it is made to.
+	// A client does not send a certificate of a CA that the server does not ask for, unless it is
+	// forced to.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &stranger, nil }
 	require.Equal(t, codes.Unavailable, status.Code(f.hello(f.dial(config), "", "a")))
 }
@@ -306,7 +308,8 @@ func TestReload(t *testing.T) {
 	old := f.ca
 	require.NoError(t, f.hello(f.dial(old.ClientTLS(old.Node("a"))), "", "a"))
 
-	// Half of a replacement: the key does not match yet, and the old pair stays in use.
+	// Half of a replacement: the key does not match the certificate yet, and the old pair stays in
+	// use.
 	next := authtest.NewCA(t)
 	cert, key := next.Server()
 	f.copy(cert, f.files.Certificate)
@@ -354,7 +357,7 @@ func TestObserversOverHTTP(t *testing.T) {
 	require.Equal(t, http.StatusOK, get(f.ca.Observer()))
 	require.Equal(t, http.StatusOK, get(f.ca.Operator()))
 
-	// Who is refused has to connect again.
+	// A caller that is refused has to connect again.
 	for _, test := range []struct {
 		certificate tls.Certificate
 		closed      bool
@@ -370,7 +373,8 @@ func TestObserversOverHTTP(t *testing.T) {
 	}
 }
 
-// A node is one, whatever it shows: it has one share.
+// TestANodeHasOneName checks that a node has one name, and so one share, whatever its credentials
+// are.
 func TestANodeHasOneName(t *testing.T) {
 	a := New(Options{Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	for _, i := range []Identity{

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Organizations and common names of client certificates. Kubernetes' own are in "Certificates and Certificate Signing
-// Requests" of its documentation.
+// These are the organizations and common names of client certificates. The Kubernetes documentation
+// describes its own under "Certificates and Certificate Signing Requests".
 const (
 	nodesGroup     = "system:nodes"
 	nodeUserPrefix = "system:node:"
@@ -18,26 +18,26 @@ const (
 	observersGroup = "slicecast:observers"
 )
 
-// Identity is who is behind a request, with one role at least.
+// Identity is the caller behind a request. It has at least one role.
 type Identity struct {
 	// User is the name of the certificate or ServiceAccount, for logs.
 	User string
-	// Node is the node that the caller is; "": none.
+	// Node is the node that the caller is; empty if it is none.
 	Node string
-	// Pod is the name of the Pod that a relay's token is bound to; "": none.
+	// Pod is the name of the Pod that a relay's token is bound to; empty if there is none.
 	Pod string
-	// Relay may stream as a relay.
+	// Relay means that the caller may stream as a relay.
 	Relay bool
-	// Observer may look at everything, and be nobody else.
+	// Observer means that the caller may see everything, and act as nobody else.
 	Observer bool
-	// Operator may be any node, a relay and an observer.
+	// Operator means that the caller may act as any node, as a relay and as an observer.
 	Operator bool
-	// Until is when the certificate or token expires; zero: never.
+	// Until is when the certificate or token expires; the zero time means never.
 	Until time.Time
 }
 
-// Name returns whose share of a server the caller has where it is no node: that of its user, and of its
-// Pod where it has one, as all relays of a Deployment have the same ServiceAccount.
+// Name returns whose share of the server a caller that is no node uses. It is the caller's user,
+// with the Pod if there is one, as all relays of a Deployment have the same ServiceAccount.
 func (i Identity) Name() string {
 	if i.Pod == "" {
 		return i.User
@@ -56,7 +56,8 @@ func identityOf(ctx context.Context) (Identity, bool) {
 	return i, ok
 }
 
-// certificateIdentity is who a verified certificate names. It is false if that is nobody whom the server knows.
+// certificateIdentity returns the identity in a verified certificate. It returns false if the
+// certificate has no role.
 func certificateIdentity(c *x509.Certificate) (Identity, bool) {
 	user, groups := c.Subject.CommonName, c.Subject.Organization
 	i := Identity{

@@ -18,34 +18,35 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Where an API server publishes who issues its ServiceAccount tokens and which keys verify them
-// (KEP-1393).
+// These are the paths at which an API server publishes the issuer of its ServiceAccount tokens and
+// the keys that verify them (KEP-1393).
 const (
 	discoveryPath = "/.well-known/openid-configuration"
 	keysPath      = "/openid/v1/jwks"
 )
 
 const (
-	// maxTokenBytes bounds tokens. A ServiceAccount's has about one thousand bytes.
+	// maxTokenBytes bounds tokens. A ServiceAccount's token has about 1,000 bytes.
 	maxTokenBytes = 16 << 10
 	// keysLife is how long keys are used before they are read again, so that a withdrawn key is
-	// forgotten.
+	// dropped.
 	keysLife = 5 * time.Minute
-	// keysInterval is the least time between two reads of the keys, however many tokens name keys
-	// that are not held.
+	// keysInterval is the shortest time between two reads of the keys, however many tokens name
+	// unknown keys.
 	keysInterval = 5 * time.Second
 	// keysTimeout bounds one read of the keys.
 	keysTimeout = 10 * time.Second
-	// maxIssuers is how many issuers are accepted: the one that the API server names now, and those
-	// that it named before.
+	// maxIssuers is how many issuers are accepted: the one that the API server names now, and
+	// earlier ones.
 	maxIssuers = 4
 )
 
-// algorithms are those that Kubernetes signs ServiceAccount tokens with, also with an external
-// signer (KEP-740).
+// algorithms are those with which Kubernetes signs ServiceAccount tokens, including external
+// signers (KEP-740).
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
 
-// claims are what a verified token says: RFC 7519, and Kubernetes' own (KEP-1205, KEP-4193).
+// claims are the claims of a verified token: those of RFC 7519, and Kubernetes' own (KEP-1205,
+// KEP-4193).
 type claims struct {
 	jwt.Claims
 	Kubernetes struct {
@@ -54,12 +55,12 @@ type claims struct {
 	} `json:"kubernetes.io"`
 }
 
-// objectName is the name of an object in a token; "" means that the token names none.
+// objectName is the name of an object in a token, and empty if the token names none.
 type objectName struct {
 	Name string `json:"name"`
 }
 
-// tokenError is the token's fault. It says what is wrong.
+// tokenError describes what is wrong with a token.
 type tokenError string
 
 // Error implements error.
@@ -72,11 +73,11 @@ const (
 	errIssuer     tokenError = "it is not of the API server's issuer"
 )
 
-// errTooSoon means that a token names a key or an issuer that is not held, and that the API server
-// was asked a moment ago.
+// errTooSoon means that a token names an unknown key or issuer, and that the keys were read less
+// than keysInterval ago.
 var errTooSoon = errors.New("the API server's keys were read a moment ago, and the token's was not among them")
 
-// keys verifies tokens with the keys that the API server publishes, which it reads when a token
+// keys verifies tokens with the keys that the API server publishes. It reads the keys when a token
 // needs them.
 type keys struct {
 	get     func(ctx context.Context, path string) ([]byte, error)
@@ -86,12 +87,12 @@ type keys struct {
 	held    atomic.Pointer[published] // never nil
 }
 
-// published is what the API server published when it was last asked. It is never changed.
+// published is what the API server published when it was last read. It is immutable.
 type published struct {
-	issuers []string // the present one last
+	issuers []string // the current one is last
 	keys    map[string]any
-	read    time.Time // zero means never
-	err     error     // why it could not be read since
+	read    time.Time // the zero time means never
+	err     error     // why later reads have failed; nil if they have not
 }
 
 func newKeys(get func(ctx context.Context, path string) ([]byte, error), now func() time.Time) *keys {
@@ -100,9 +101,9 @@ func newKeys(get func(ctx context.Context, path string) ([]byte, error), now fun
 	return k
 }
 
-// verify returns what a token says, once its signature and issuer are checked. Audience, subject
-// and expiry are the caller's to check. An error that is neither a tokenError nor errTooSoon means
-// that the API server could not be asked for its keys.
+// verify checks a token's signature and issuer, and returns its claims. The caller must check
+// audience, subject and expiry. An error that is neither a tokenError nor errTooSoon means that the
+// keys could not be read from the API server.
 func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	if len(token) > maxTokenBytes {
 		return claims{}, errNoToken
@@ -133,15 +134,15 @@ func (k *keys) verify(ctx context.Context, token string) (c claims, err error) {
 	return c, nil
 }
 
-// find returns what the API server has published. It asks again if the key or the issuer is not
-// held, or if what is held is old.
+// find returns what the API server has published. It reads it again if the key or the issuer is
+// unknown, or if the last read is older than keysLife.
 func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) {
 	has := func(p *published) bool { return p.keys[id] != nil && slices.Contains(p.issuers, issuer) }
 	p := k.held.Load()
 	if has(p) && k.now().Before(p.read.Add(keysLife)) {
 		return p, nil
 	}
-	// Those who wait share the answer, so it must not depend on whether the first of them stays.
+	// All callers share one answer, so the request must not end with the first caller's context.
 	answer := k.flights.DoChan("", func() (any, error) {
 		if !k.limit.AllowN(k.now(), 1) {
 			return nil, errTooSoon
@@ -175,7 +176,7 @@ func (k *keys) find(ctx context.Context, id, issuer string) (*published, error) 
 	}
 }
 
-// read asks the API server for its issuer and keys.
+// read reads the issuer and the keys from the API server.
 func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 	var discovery struct {
 		Issuer string `json:"issuer"`
@@ -201,7 +202,7 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 	for _, one := range set.Keys {
 		var key jose.JSONWebKey
 		if json.Unmarshal(one, &key) != nil {
-			continue // a kind of key that a later API server may have
+			continue // a type of key that only later API servers have
 		}
 		switch key.Key.(type) {
 		case *rsa.PublicKey, *ecdsa.PublicKey:
@@ -212,7 +213,7 @@ func (k *keys) read(ctx context.Context, old *published) (*published, error) {
 		return nil, fmt.Errorf("read the API server's keys: %s names the issuer %q, %s has %d RSA and ECDSA keys: one of each is needed",
 			discoveryPath, discovery.Issuer, keysPath, len(next.keys))
 	}
-	// An API server whose issuer changes goes on accepting the tokens of the earlier one.
+	// An API server whose issuer changes still accepts tokens of the earlier issuer.
 	next.issuers = append(slices.DeleteFunc(slices.Clone(old.issuers), func(s string) bool { return s == discovery.Issuer }), discovery.Issuer)
 	next.issuers = next.issuers[max(0, len(next.issuers)-maxIssuers):]
 	return next, nil

@@ -36,11 +36,11 @@ type signer struct {
 	mu      sync.Mutex
 	issuer  string
 	keys    map[string]crypto.Signer // published, by their IDs
-	raw     []json.RawMessage        // published beside them
-	reads   int                      // of the keys
+	raw     []json.RawMessage        // published in addition
+	reads   int                      // reads of the keys
 	reviews int
 	down    error
-	// review answers reviews; nil: yes to all, with what the token says.
+	// review answers reviews. nil confirms every token with its own claims.
 	review func(*authenticationv1.TokenReview) authenticationv1.TokenReviewStatus
 }
 
@@ -50,7 +50,7 @@ func newSigner(t testing.TB) *signer {
 	return s
 }
 
-// add makes a key and publishes it.
+// add creates and publishes a key.
 func (s *signer) add(id string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(s.t, err)
@@ -71,7 +71,7 @@ func (s *signer) get(_ context.Context, path string) ([]byte, error) {
 	for id, key := range s.keys {
 		one, err := json.Marshal(jose.JSONWebKey{Key: key.Public(), KeyID: id, Use: "sig"})
 		if err != nil {
-			return nil, err // a fuzz target may not use the fuzz test's methods
+			return nil, err // a fuzz target must not use the methods of its fuzz test
 		}
 		published = append(published, one)
 	}
@@ -107,7 +107,7 @@ func (s *signer) reviewer() *TokenReviewer {
 	})
 }
 
-// good are the claims of a good token of a node's agent.
+// good returns the claims of a valid token of a node's agent.
 func good(node string) map[string]any {
 	return map[string]any{
 		"iss": issuer, "sub": "system:serviceaccount:ns:agent", "aud": []string{audience}, "exp": time.Now().Add(time.Hour).Unix(),
@@ -117,7 +117,7 @@ func good(node string) map[string]any {
 	}
 }
 
-// changed returns claims with some of them changed; nil removes one.
+// changed returns a copy of claims with changes. A nil value removes a claim.
 func changed(c map[string]any, by map[string]any) map[string]any {
 	c = maps.Clone(c)
 	maps.Copy(c, by)
@@ -125,7 +125,7 @@ func changed(c map[string]any, by map[string]any) map[string]any {
 	return c
 }
 
-// sign makes a token with a key, which it names by an ID.
+// sign returns a token signed with key, which it names by id.
 func sign(t testing.TB, alg jose.SignatureAlgorithm, key any, id string, c map[string]any) string {
 	t.Helper()
 	s, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: jose.JSONWebKey{Key: key, KeyID: id}}, nil)
@@ -143,8 +143,8 @@ func (s *signer) token(c map[string]any) string {
 	return sign(s.t, jose.ES256, s.keys["key-1"], "key-1", c)
 }
 
-// invented returns a token that says what a good one does and names a published key, but is signed
-// with another.
+// invented returns a token with the given claims that names a published key but is signed with
+// another one.
 func invented(t testing.TB, id string, c map[string]any) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -152,7 +152,7 @@ func invented(t testing.TB, id string, c map[string]any) string {
 	return sign(t, jose.ES256, key, id, c)
 }
 
-// unsigned returns a token with a header of choice and a signature of choice.
+// unsigned returns a token with the given header and signature.
 func unsigned(t testing.TB, header, signature string, c map[string]any) string {
 	t.Helper()
 	payload, err := json.Marshal(c)
@@ -161,14 +161,14 @@ func unsigned(t testing.TB, header, signature string, c map[string]any) string {
 	return encode([]byte(header)) + "." + encode(payload) + "." + encode([]byte(signature))
 }
 
-// TestTokensThatCannotBeGoodAreNotReviewed: a token is reviewed only if its signature, issuer,
-// audience, expiry and subject are good.
+// TestTokensThatCannotBeGoodAreNotReviewed checks that only tokens with a valid signature, issuer,
+// audience, expiry and subject are reviewed.
 func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 	s := newSigner(t)
 	r := s.reviewer()
 	c := good("node-1")
-	// A public key is no secret: a token that is "signed" with it by HMAC must not pass (RFC 8725,
-	// 2.1).
+	// A public key is not secret. A token that is "signed" with it by HMAC must not pass (RFC 8725,
+	// section 2.1).
 	public, err := json.Marshal(jose.JSONWebKey{Key: s.keys["key-1"].Public()})
 	require.NoError(t, err)
 	for name, test := range map[string]struct {
@@ -199,7 +199,7 @@ func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 	require.Zero(t, s.reviews)
 	require.Equal(t, 1, s.reads)
 
-	// What is refused above for one thing passes without it.
+	// Each of these is just within a bound that refuses a token above.
 	long := func(n int) string { return s.token(changed(c, map[string]any{"x": strings.Repeat("x", n)})) }
 	longest := long((maxTokenBytes - len(long(0))) / 4 * 3)
 	require.Greater(t, len(longest), maxTokenBytes-4)
@@ -207,8 +207,8 @@ func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 	for name, token := range map[string]string{
 		"good": s.token(c), "one audience": s.token(changed(c, map[string]any{"aud": audience})), "longest": longest,
 		"just over the end": s.token(changed(c, map[string]any{"exp": time.Now().Add(-clockSkew / 2).Unix()})),
-		// This machine's clock may be behind the API server's, which alone decides from when a
-		// token is good.
+		// This machine's clock may be behind the API server's. Only the API server decides from
+		// when on a token is valid.
 		"of a clock that is ahead": s.token(changed(c, map[string]any{
 			"nbf": time.Now().Add(time.Hour).Unix(), "iat": time.Now().Add(time.Hour).Unix(),
 		})),
@@ -222,7 +222,8 @@ func TestTokensThatCannotBeGoodAreNotReviewed(t *testing.T) {
 	}
 }
 
-// TestAlgorithms: all that Kubernetes signs with, whatever else the API server publishes.
+// TestAlgorithms checks every algorithm with which Kubernetes signs, whatever else the API server
+// publishes.
 func TestAlgorithms(t *testing.T) {
 	s := newSigner(t)
 	s.raw = []json.RawMessage{[]byte(`{"kty":"of tomorrow","kid":"x"}`), []byte(`{"kty":"oct","kid":"shared","k":"c2VjcmV0"}`)}
@@ -245,8 +246,8 @@ func TestAlgorithms(t *testing.T) {
 	require.NotContains(t, r.keys.held.Load().keys, "shared")
 }
 
-// TestKeysAreReadAgain: when a token names a key or issuer that is not held, at most once in
-// keysInterval, and after keysLife.
+// TestKeysAreReadAgain checks when keys are read: when a token names an unknown key or issuer, at
+// most once per keysInterval, and after keysLife.
 func TestKeysAreReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
@@ -260,8 +261,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 		require.Empty(t, review(s.token(good("node-1"))).refusal)
 		require.Equal(t, 1, s.reads)
 
-		// However many keys strangers invent, the API server is asked for its own at most once in
-		// keysInterval.
+		// However many keys strangers invent, the keys are read at most once per keysInterval.
 		start := time.Now()
 		const shows = 1000
 		for i := range shows {
@@ -275,7 +275,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 		require.Equal(t, shows/100-1, s.reads-1, "and that often")
 		require.Equal(t, 1, s.reviews)
 
-		// A new key is found while they go on.
+		// A new key is found while strangers go on.
 		s.add("key-2")
 		token := sign(t, jose.ES256, s.keys["key-2"], "key-2", good("node-2"))
 		if v := review(token); v.refusal != "" {
@@ -286,7 +286,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 		require.Empty(t, review(token).refusal)
 		require.Empty(t, review(s.token(good("node-3"))).refusal, "the old one is still published")
 
-		// A key that is no longer published is forgotten.
+		// A key that is no longer published is dropped.
 		withdrawn := s.keys["key-2"]
 		delete(s.keys, "key-2")
 		<-time.After(keysLife)
@@ -296,7 +296,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 	})
 }
 
-// TestIssuer: tokens are of the issuer that the API server names, or named before.
+// TestIssuer checks that tokens of the API server's current and earlier issuers are accepted.
 func TestIssuer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
@@ -323,8 +323,8 @@ func TestIssuer(t *testing.T) {
 	})
 }
 
-// TestAPIServerWithoutKeys: without the keys no token can be checked, which is the server's fault
-// and not the token's.
+// TestAPIServerWithoutKeys checks that tokens cannot be checked without the keys. The error then
+// blames the server and not the token.
 func TestAPIServerWithoutKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
@@ -340,8 +340,8 @@ func TestAPIServerWithoutKeys(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, v.refusal)
 
-		// With keys that are old, tokens are checked until there are new ones. They can't be
-		// reviewed meanwhile.
+		// Old keys still verify tokens until there are new ones. The tokens cannot be reviewed
+		// meanwhile.
 		s.down = errors.New("connection refused")
 		<-time.After(2 * keysLife)
 		_, err = r.review(t.Context(), s.token(good("node-1")))
@@ -357,8 +357,8 @@ func TestAPIServerWithoutKeys(t *testing.T) {
 	})
 }
 
-// TestBudgets: who has many good tokens, such as a compromised node, uses up its own share; nodes
-// that are not known use up theirs.
+// TestBudgets checks that a caller with many valid tokens, such as a compromised node, only uses up
+// its own share, and that unknown nodes only use up their budget.
 func TestBudgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSigner(t)
@@ -407,8 +407,8 @@ func TestBudgets(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, v.refusal)
 
-		// Ten times as many as can be reviewed in time come from nodes that have no Node; some of
-		// those that have one, too.
+		// Ten times as many tokens as can be reviewed in time come from nodes without a Node. A few
+		// come from nodes with one.
 		before := s.reviews
 		var unknown, known sync.Map
 		var all sync.WaitGroup
@@ -451,7 +451,8 @@ func TestBudgets(t *testing.T) {
 	})
 }
 
-// FuzzVerify: whatever becomes of a token, what passes says what was signed.
+// FuzzVerify checks that a token that passes has the claims that were signed, however it was
+// changed.
 func FuzzVerify(f *testing.F) {
 	s := newSigner(f)
 	token := s.token(good("node-1"))
@@ -464,7 +465,7 @@ func FuzzVerify(f *testing.F) {
 	f.Add(-1, []byte(unsigned(f, `{"alg":"none"}`, "", good("node-1"))))
 	f.Add(-1, []byte(invented(f, "key-1", good("node-1"))))
 	f.Fuzz(func(t *testing.T, at int, text []byte) {
-		shown := string(text) // all of it, or in the place of a part of the good one
+		shown := string(text) // all of the token, or a replacement for a part of the valid one
 		if at >= 0 && at < len(token) {
 			shown = token[:at] + string(text) + token[min(len(token), at+len(text)):]
 		}
@@ -474,7 +475,7 @@ func FuzzVerify(f *testing.F) {
 	})
 }
 
-// TestKeysOfTheAPIServer: what may not be read, or is not there, is named.
+// TestKeysOfTheAPIServer checks that errors name what may not be read or does not exist.
 func TestKeysOfTheAPIServer(t *testing.T) {
 	get, err := kube.Paths(cluster.ConfigFor("nobody"))
 	require.NoError(t, err)

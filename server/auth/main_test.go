@@ -8,7 +8,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// cluster reviews the tokens of the tests.
+// cluster is the API server that reviews the tests' tokens.
 var cluster *controlplane.ControlPlane
 
 func TestMain(m *testing.M) {

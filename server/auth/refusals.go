@@ -13,20 +13,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// reason is why a request is refused, as the metric's label has it.
+// reason is why a request is refused. It is the value of the metric's label.
 type reason string
 
 const (
-	reasonNoCredentials  reason = "no_credentials"   // neither certificate nor token
-	reasonCertificate    reason = "certificate"      // a verified certificate of nobody known
-	reasonToken          reason = "token"            // not valid, or not for this audience
-	reasonServiceAccount reason = "service_account"  // a valid token of somebody else
-	reasonUnboundToken   reason = "unbound_token"    // a valid token that names no node
-	reasonReview         reason = "token_review"     // the API server gave no answer
-	reasonTooManyReviews reason = "too_many_reviews" // of valid tokens of one node or relay, or of all
-	reasonOtherNode      reason = "other_node"       // an agent of another node
-	reasonRelay          reason = "relay"            // no relay, and wants to be one
-	reasonObserver       reason = "observer"         // a node or relay that wants to look at everything
+	reasonNoCredentials  reason = "no_credentials"  // neither a certificate nor a token
+	reasonCertificate    reason = "certificate"     // a verified certificate without a role
+	reasonToken          reason = "token"           // not valid, or not for this audience
+	reasonServiceAccount reason = "service_account" // a valid token of another ServiceAccount
+	reasonUnboundToken   reason = "unbound_token"   // a valid token that names no node
+	reasonReview         reason = "token_review"    // the API server did not answer
+	// Too many valid tokens of one node or relay, or of all.
+	reasonTooManyReviews reason = "too_many_reviews"
+	reasonOtherNode      reason = "other_node" // a caller that is not the node of the agent
+	reasonRelay          reason = "relay"      // a caller that wants to be a relay and is none
+	reasonObserver       reason = "observer"   // a caller that wants to see everything and may not
 )
 
 var reasons = []reason{
@@ -34,10 +35,11 @@ var reasons = []reason{
 	reasonTooManyReviews, reasonOtherNode, reasonRelay, reasonObserver,
 }
 
-// logInterval is how often a reason may be logged: a fleet of nodes that retry must not fill the disk.
+// logInterval is how often refusals of one reason may be logged. A fleet of nodes that retry must
+// not fill the disk.
 const logInterval = time.Minute
 
-// refusals counts and logs them.
+// refusals counts and logs refused requests.
 type refusals struct {
 	log      *slog.Logger
 	count    *prometheus.CounterVec
@@ -60,7 +62,7 @@ func newRefusals(r prometheus.Registerer, log *slog.Logger) *refusals {
 	return f
 }
 
-// refuse makes the status that the caller gets.
+// refuse counts a refusal and returns the status for the caller.
 func (f *refusals) refuse(ctx context.Context, why reason, code codes.Code, format string, args ...any) error {
 	s := status.Newf(code, format, args...)
 	f.count.WithLabelValues(string(why)).Inc()

@@ -20,59 +20,62 @@ import (
 )
 
 const (
-	// nodeNameClaim is the key in a reviewed user's extra fields that holds the node of the Pod that the token is bound
-	// to (KEP-4193).
+	// nodeNameClaim is the key in a reviewed user's extra fields for the node of the Pod that the
+	// token is bound to (KEP-4193).
 	nodeNameClaim = "authentication.kubernetes.io/node-name"
-	// serviceAccountPrefix begins the user name of a ServiceAccount: system:serviceaccount:<namespace>:<name>.
+	// serviceAccountPrefix begins the user name of a ServiceAccount, which is
+	// system:serviceaccount:<namespace>:<name>.
 	serviceAccountPrefix = "system:serviceaccount:"
-	// verdictLife is how long an answer holds, good or bad: as long as API server extensions trust a review by default.
+	// verdictLife is how long a verdict is reused, good or bad. API server extensions trust a
+	// review for as long by default.
 	verdictLife = 10 * time.Second
-	// verdicts is how many answers are kept, some for each node of a large cluster.
+	// verdicts is how many verdicts are kept: a few for each node of a large cluster.
 	verdicts = 16384
-	// reviewTimeout bounds one review, with the wait for its turn.
+	// reviewTimeout bounds one review, including the wait for its turn.
 	reviewTimeout = 10 * time.Second
 	// clockSkew is how far this machine's clock may be ahead of the API server's.
 	clockSkew = time.Minute
 )
 
-// Reviews a second, sustained and at once, that the server asks the API server for.
+// These are the limits on TokenReviews that the server requests, per second and at once.
 const (
-	// reviewsOfKnown is the budget of all relays and of all nodes that have a Node: enough for 5000
-	// nodes that reconnect to come back within half a minute.
+	// reviewsOfKnown is the budget of all relays, and of all nodes that have a Node. It lets 5000
+	// reconnecting nodes back within half a minute.
 	reviewsOfKnown      = 200
 	reviewsOfKnownBurst = 400
-	// reviewsOfUnknown is the budget of all nodes that the server knows no Node of: it has not
+	// reviewsOfUnknown is the budget of all nodes without a Node in the store: the server has not
 	// synced yet, or the Node is gone.
 	reviewsOfUnknown      = 50
 	reviewsOfUnknownBurst = 200
-	// reviewsOfOne is the share of one node or relay. A node needs one each time it comes with
-	// another token, or after verdictLife.
+	// reviewsOfOne is the share of one node or relay. A node needs a review for each new token, and
+	// again after verdictLife.
 	reviewsOfOne      = 1
 	reviewsOfOneBurst = 10
-	// shareFills is how long a share takes to be whole again.
+	// shareFills is how long an empty share takes to fill.
 	shareFills = reviewsOfOneBurst * time.Second / reviewsOfOne
-	// shares is for how many nodes and relays shares are kept.
+	// shares is how many nodes' and relays' shares are kept.
 	shares = 16384
 )
 
-// TokenOptions set up a TokenReviewer.
+// TokenOptions configures a TokenReviewer.
 type TokenOptions struct {
 	// Review asks the API server about a token.
 	Review func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
-	// Get reads a path of the API server: those that it publishes its issuer and keys at.
+	// Get reads a path of the API server, such as those of its issuer and its keys.
 	Get func(ctx context.Context, path string) ([]byte, error)
-	// Audience that tokens must be for.
+	// Audience is the audience that tokens must have.
 	Audience string
-	// Agents are the ServiceAccounts whose tokens are their Pods' nodes, Relays those whose tokens are relays.
+	// Agents are the ServiceAccounts whose tokens identify the nodes of their Pods. Relays are
+	// those whose tokens identify relays.
 	Agents, Relays []types.NamespacedName
-	// KnownNode reports whether there is a Node of that name. nil means that no Node is known.
+	// KnownNode reports whether a Node of that name exists. nil means that none does.
 	KnownNode func(name string) bool
 }
 
-// TokenReviewer finds out whose a ServiceAccount token is, and of which node. It first checks the
-// token by itself: signature, issuer, audience, expiry and subject. The API server, which also
-// knows of deleted Pods, is asked about a token that passes, within the budgets of its node. Its
-// answers are remembered for a short time, by the hash of the token.
+// TokenReviewer identifies the ServiceAccount and the node of a token. It first checks the token by
+// itself: signature, issuer, audience, expiry and subject. It then asks the API server, which also
+// knows whether the Pod still exists, within the budgets of the token's node. It caches verdicts
+// for a short time, by the token's hash.
 type TokenReviewer struct {
 	options  TokenOptions
 	now      func() time.Time
@@ -80,12 +83,12 @@ type TokenReviewer struct {
 	verdicts *lru.Cache[[sha256.Size]byte, verdict]
 	flights  singleflight.Group
 	shares   *lru.Cache[string, *rate.Limiter]
-	// known and unknown are the budgets of those with and without a Node.
+	// known and unknown are the budgets of callers with and without a Node.
 	known, unknown *rate.Limiter
 	reviews        *prometheus.CounterVec
 }
 
-// The values of the label of the metric of reviews.
+// These are the values of the label of the metric of reviews.
 const (
 	budgetKnown   = "known"
 	budgetUnknown = "unknown"
@@ -102,36 +105,36 @@ func newReviewsCounter(r prometheus.Registerer) *prometheus.CounterVec {
 	return v
 }
 
-// verdict is what became of a token: an identity, or a refusal with its reason and status code.
+// verdict is the result for a token: an identity, or a refusal with its reason and status code.
 type verdict struct {
 	identity Identity
 	refusal  string
 	reason   reason
 	code     codes.Code
-	// retry is when the caller should come back; 0 means that it is not told.
+	// retry is after how long the caller should come back; 0 means that it is not told.
 	retry   time.Duration
 	expires time.Time
 }
 
-// NewTokenReviewer makes a TokenReviewer.
+// NewTokenReviewer returns a TokenReviewer.
 func NewTokenReviewer(o TokenOptions) *TokenReviewer {
 	r := &TokenReviewer{
 		options: o, now: time.Now,
 		known:   rate.NewLimiter(reviewsOfKnown, reviewsOfKnownBurst),
 		unknown: rate.NewLimiter(reviewsOfUnknown, reviewsOfUnknownBurst),
-		reviews: newReviewsCounter(nil), // until an Auth has the reviewer
+		reviews: newReviewsCounter(nil), // until New of an Auth replaces it
 	}
 	r.keys = newKeys(o.Get, func() time.Time { return r.now() })
 	var errs [2]error
 	r.verdicts, errs[0] = lru.New[[sha256.Size]byte, verdict](verdicts)
 	r.shares, errs[1] = lru.New[string, *rate.Limiter](shares)
 	if err := errors.Join(errs[:]...); err != nil {
-		panic(err) // only for sizes that are not positive
+		panic(err) // an error is returned only for sizes that are not positive
 	}
 	return r
 }
 
-// review judges a token. It returns an error if the API server gave no answer.
+// review returns the verdict on a token. It returns an error if the API server did not answer.
 func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, error) {
 	hash := sha256.Sum256([]byte(token))
 	if v, ok := r.verdicts.Get(hash); ok && r.now().Before(v.expires) {
@@ -141,7 +144,8 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	if err != nil || v.refusal != "" {
 		return v, err
 	}
-	// Those who wait share the answer, so it must not depend on whether the first of them stays.
+	// All callers with the token share one answer, so the request must not end with the first
+	// caller's context.
 	answer := r.flights.DoChan(string(hash[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reviewTimeout)
 		defer cancel()
@@ -161,7 +165,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 			if names := s.User.Extra[nodeNameClaim]; len(names) == 1 {
 				node = names[0]
 			}
-			// An API server that does not name the audience did not check it.
+			// An API server that does not name the audience has not checked it.
 			v = r.judge(s.User.Username, s.Audiences, node, c.Kubernetes.Pod.Name)
 			v.identity.Until = c.Expiry.Time()
 		}
@@ -180,7 +184,7 @@ func (r *TokenReviewer) review(ctx context.Context, token string) (verdict, erro
 	}
 }
 
-// check judges a token by itself. It returns an error if the API server's keys could not be read.
+// check checks a token without the API server. It returns an error if the keys could not be read.
 func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdict, error) {
 	c, err := r.keys.verify(ctx, token)
 	bad, isBad := errors.AsType[tokenError](err)
@@ -197,8 +201,9 @@ func (r *TokenReviewer) check(ctx context.Context, token string) (claims, verdic
 	return c, r.judge(c.Subject, c.Audience, c.Kubernetes.Node.Name, c.Kubernetes.Pod.Name), nil
 }
 
-// mayAsk takes one review from the share of a node or relay, and from the budget that it belongs
-// to. It waits for its turn.
+// mayAsk claims one review of the share of a node or relay and of the budget that it belongs to. It
+// waits for the budget. It returns false if the share is used up, or if the budget does not allow
+// the review before ctx ends.
 func (r *TokenReviewer) mayAsk(ctx context.Context, i Identity) bool {
 	who, budget, name := i.Name(), r.known, budgetKnown
 	if i.Node != "" {
@@ -227,7 +232,7 @@ func (r *TokenReviewer) invalid(why string) verdict {
 		r.options.Audience, why)}
 }
 
-// judge makes a verdict of what is said of a token, by itself or by the API server.
+// judge returns the verdict on the claims of a token, as the token or the API server states them.
 func (r *TokenReviewer) judge(user string, audiences []string, node, pod string) verdict {
 	if !slices.Contains(audiences, r.options.Audience) {
 		return r.invalid("it is for another audience")

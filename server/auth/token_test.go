@@ -31,7 +31,7 @@ import (
 
 const audience = "slicecast"
 
-// account is a ServiceAccount with a Pod that uses it on a node, in the real API server.
+// account is a ServiceAccount with a Pod on a node, in the real API server.
 type account struct {
 	t         *testing.T
 	cluster   *controlplane.ControlPlane
@@ -55,7 +55,7 @@ func newAccountOf(t *testing.T, cluster *controlplane.ControlPlane, namespace, n
 	return a
 }
 
-// podOn makes a Node and a Pod there that uses the ServiceAccount.
+// podOn creates a Node and a Pod on it that uses the ServiceAccount.
 func (a *account) podOn(node, name string) *corev1.Pod {
 	t, ctx, client := a.t, a.t.Context(), a.cluster.Client()
 	_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
@@ -73,7 +73,7 @@ func (a *account) podOn(node, name string) *corev1.Pod {
 	return pod
 }
 
-// token asks for one as a kubelet does, bound to the Pod if it is to be.
+// token requests a token as a kubelet does. If bound is set, it is bound to the Pod.
 func (a *account) token(audience string, bound bool) string {
 	a.t.Helper()
 	if !bound {
@@ -93,12 +93,12 @@ func (a *account) tokenOf(pod *corev1.Pod, audience string) string {
 	return answer.Status.Token
 }
 
-// countingReviews counts the reviews and the reads of keys, and fails both while it is broken.
+// countingReviews counts reviews and reads of keys. It fails both while broken is set.
 type countingReviews struct {
 	ask    func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error)
 	read   func(ctx context.Context, path string) ([]byte, error)
 	count  atomic.Int32
-	reads  atomic.Int32 // of the keys
+	reads  atomic.Int32 // reads of the keys
 	broken atomic.Bool
 }
 
@@ -141,7 +141,7 @@ func reviewerOf(cluster *controlplane.ControlPlane, namespace string) (*TokenRev
 	}), reviews
 }
 
-// An identity holds as long as what shows it.
+// TestIdentityExpires checks that an identity expires with its credentials.
 func TestIdentityExpires(t *testing.T) {
 	namespace := cluster.Namespace(t)
 	reviewer, _ := newReviewer(namespace)
@@ -204,7 +204,8 @@ func TestTokens(t *testing.T) {
 	require.EqualValues(t, 3, reviews.count.Load(), "only of those that pass")
 }
 
-// TestRelayTokens: a relay is a relay and nothing else, on whatever node it runs, and needs to be bound to none.
+// TestRelayTokens checks that a relay's token only allows a relay, whatever node it runs on, and
+// need not be bound to a Pod.
 func TestRelayTokens(t *testing.T) {
 	namespace := cluster.Namespace(t)
 	reviewer, _ := newReviewer(namespace)
@@ -215,7 +216,7 @@ func TestRelayTokens(t *testing.T) {
 		require.NoError(t, f.helloAs(conn, token, pb.ClientKind_CLIENT_KIND_RELAY, ""))
 		v, err := reviewer.review(t.Context(), token)
 		require.NoError(t, err)
-		// The relays of a ServiceAccount are told apart by their Pods.
+		// The relays of a ServiceAccount are distinguished by their Pods.
 		require.Equal(t, bound, strings.HasSuffix(v.identity.Name(), "/"+relay.pod.Name))
 		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "relay-a")))
 		require.Equal(t, codes.PermissionDenied, status.Code(f.hello(conn, token, "")))
@@ -226,21 +227,21 @@ func TestRelayTokens(t *testing.T) {
 	require.Contains(t, status.Convert(err).Message(), "--relay-service-account")
 }
 
-// forged returns a token with a signature of the right form that is of another text.
+// forged returns the token with a signature of the right form that does not match.
 func forged(token string) string {
 	signature := []byte(token[strings.LastIndexByte(token, '.')+1:])
 	slices.Reverse(signature[:len(signature)-2])
 	return token[:len(token)-len(signature)] + string(signature)
 }
 
-// TestStrangersDoNotStarveNodes: strangers at many addresses show invented tokens of all kinds at
-// once. Meanwhile every token of a node is reviewed, and nothing else is.
+// TestStrangersDoNotStarveNodes lets strangers at many addresses present invented tokens of all
+// kinds at once. Meanwhile every token of a node is reviewed, and no other token is.
 func TestStrangersDoNotStarveNodes(t *testing.T) {
 	const (
 		strangers = 40
-		streams   = 100 // of each stranger, with a token each
+		streams   = 100 // per stranger, each with a token of its own
 		nodes     = 4
-		tokens    = 5 // of each node
+		tokens    = 5 // per node
 	)
 	namespace := cluster.Namespace(t)
 	reviewer, reviews := newReviewer(namespace)
@@ -257,7 +258,7 @@ func TestStrangersDoNotStarveNodes(t *testing.T) {
 			honest[i][n] = agent.tokenOf(pod, audience)
 		}
 	}
-	seen := agent.token(audience, true) // anybody may know what a token says, and its key's ID
+	seen := agent.token(audience, true) // the content of a token and its key's ID are no secrets
 	parts := strings.Split(seen, ".")
 	header, err := base64.RawURLEncoding.DecodeString(parts[0])
 	require.NoError(t, err)
@@ -281,7 +282,7 @@ func TestStrangersDoNotStarveNodes(t *testing.T) {
 
 	answered := make(chan struct{}, strangers*streams)
 	for stranger := range strangers {
-		// Each has an address of its own.
+		// Each stranger has its own address.
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(stranger+1))}}
 		conn := f.dial(f.ca.ClientTLS(), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
@@ -312,7 +313,7 @@ func TestStrangersDoNotStarveNodes(t *testing.T) {
 	require.EqualValues(t, nodes*tokens, reviews.count.Load())
 }
 
-// TestDeletedPod: the API server knows what the token does not say.
+// TestDeletedPod checks that the API server's knowledge counts, where a token does not have it.
 func TestDeletedPod(t *testing.T) {
 	namespace := cluster.Namespace(t)
 	reviewer, reviews := newReviewer(namespace)
@@ -328,8 +329,8 @@ func TestDeletedPod(t *testing.T) {
 	require.EqualValues(t, 1, reviews.count.Load())
 }
 
-// TestKeyRotation: an API server that signs with a new key is followed, as is one that no longer
-// knows the old key.
+// TestKeyRotation checks that a new signing key of the API server is accepted, and that a withdrawn
+// key is not.
 func TestKeyRotation(t *testing.T) {
 	cluster := controlplane.Start(t, controlplane.Options{})
 	namespace := cluster.Namespace(t)
@@ -368,7 +369,7 @@ func TestKeyRotation(t *testing.T) {
 	now = now.Add(keysInterval)
 	require.Empty(t, review(agent.token(audience, true)).refusal)
 
-	// While the API server is down no token is good, and none is bad.
+	// While the API server is down, a token is neither accepted nor rejected.
 	another = agent.token(audience, true)
 	require.NoError(t, cluster.APIServer.Kill())
 	_, err := reviewer.review(t.Context(), another)

@@ -1,4 +1,4 @@
-// Package authtest makes certificates for the server's tests.
+// Package authtest creates certificates for the server's tests.
 package authtest
 
 import (
@@ -10,14 +10,14 @@ import (
 // ServerName is the name in server certificates.
 const ServerName = "slicecast-server.test"
 
-// TB is what the package needs of a testing.TB.
+// TB is the part of testing.TB that the package uses.
 type TB interface {
 	Helper()
 	Fatalf(format string, args ...any)
 	TempDir() string
 }
 
-// CA signs certificates. Its files last as long as the test.
+// CA signs certificates. Its files exist until the test ends.
 type CA struct {
 	// File holds the CA's certificate.
 	File string
@@ -26,7 +26,7 @@ type CA struct {
 	ca *testca.CA
 }
 
-// NewCA makes a CA.
+// NewCA returns a new CA.
 func NewCA(t TB) *CA {
 	t.Helper()
 	ca, err := testca.New()
@@ -40,7 +40,7 @@ func NewCA(t TB) *CA {
 	return &CA{File: file, t: t, ca: ca}
 }
 
-// Server makes a server certificate in new files.
+// Server creates a server certificate in new files.
 func (c *CA) Server() (certFile, keyFile string) {
 	c.t.Helper()
 	certificate, err := c.ca.Server(ServerName)
@@ -54,7 +54,7 @@ func (c *CA) Server() (certFile, keyFile string) {
 	return certFile, keyFile
 }
 
-// Client makes the client certificate of a user in these groups.
+// Client returns a client certificate of a user in these groups.
 func (c *CA) Client(user string, groups ...string) tls.Certificate {
 	c.t.Helper()
 	certificate, err := c.ca.Client(user, groups...)
@@ -64,31 +64,32 @@ func (c *CA) Client(user string, groups ...string) tls.Certificate {
 	return certificate
 }
 
-// Node makes the client certificate of a node's kubelet.
+// Node returns the client certificate of a node's kubelet.
 func (c *CA) Node(name string) tls.Certificate {
 	c.t.Helper()
 	return c.Client("system:node:"+name, "system:nodes")
 }
 
-// Relay makes the client certificate of a relay.
+// Relay returns the client certificate of a relay.
 func (c *CA) Relay(name string) tls.Certificate {
 	c.t.Helper()
 	return c.Client(name, "slicecast:relays")
 }
 
-// Observer makes a client certificate of slicecast:observers.
+// Observer returns a client certificate of slicecast:observers.
 func (c *CA) Observer() tls.Certificate {
 	c.t.Helper()
 	return c.Client("observer", "slicecast:observers")
 }
 
-// Operator makes a client certificate of system:masters.
+// Operator returns a client certificate of system:masters.
 func (c *CA) Operator() tls.Certificate {
 	c.t.Helper()
 	return c.Client("admin", "system:masters")
 }
 
-// ClientTLS is for clients of servers whose certificate this CA made, with or without a certificate of their own.
+// ClientTLS returns a configuration for clients of servers with this CA's certificates. The client
+// may have certificates of its own.
 func (c *CA) ClientTLS(certificates ...tls.Certificate) *tls.Config {
 	return &tls.Config{RootCAs: c.ca.Pool(), ServerName: ServerName, Certificates: certificates, MinVersion: tls.VersionTLS13}
 }
