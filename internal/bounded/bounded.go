@@ -3,11 +3,12 @@
 //
 // Guarantees:
 //
-//   - A Port never has more connections than its limits allow, in total and from one address. An IPv6
-//     /64 counts as one address, and an IPv4 address mapped to IPv6 as the IPv4 address.
-//   - No newcomer is refused. If there is no room, a connection of the address that has the most ends:
-//     the one that has been silent for the longest time. A probe of a kubelet or load balancer is
-//     answered however many connections others hold.
+//   - A Port never has more connections than its limits allow, in total and from one address. An
+//     IPv6 /64 counts as one address. An IPv4 address that is mapped to IPv6 counts as the IPv4
+//     address.
+//   - No newcomer is refused. If there is no room, one connection of the address with the most
+//     connections is closed: the one that has been silent for the longest time. So a probe of a
+//     kubelet or load balancer is answered however many connections others hold.
 package bounded
 
 import (
@@ -24,40 +25,41 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// maxHeaderBytes bounds a request's headers. It leaves room for a ServiceAccount token.
+// maxHeaderBytes bounds a request's headers, in bytes. It leaves room for a ServiceAccount token.
 const maxHeaderBytes = 16 << 10
 
-// logInterval is how often it is logged that connections of a port are displaced.
+// logInterval is how often displaced connections of a port are logged.
 const logInterval = time.Minute
 
-// Limits bound the connections to a port.
+// Limits bounds the connections to a port.
 type Limits struct {
-	// Total and PerAddress are how many connections there may be at a time.
+	// Total and PerAddress bound the connections that are open at a time.
 	Total, PerAddress int
-	// Read is how long a TLS handshake, and then a request with its headers, may take to arrive.
+	// Read is how long a TLS handshake may take, and then a request with its headers to arrive.
 	Read time.Duration
-	// Write is how long a request may take to be answered, once its headers have arrived.
+	// Write is how long an answer may take, once the request's headers have arrived.
 	Write time.Duration
 	// Idle is how long a connection may wait for its next request.
 	Idle time.Duration
 }
 
 var (
-	// Health are the limits of health checks. Probes are small, and most have a connection of their
-	// own.
+	// Health has the limits of health checks. Probes are small, and most of them use a new
+	// connection.
 	Health = Limits{Total: 256, PerAddress: 64, Read: 5 * time.Second, Write: 5 * time.Second, Idle: 20 * time.Second}
-	// ServiceHealth are the limits of all health checks of Services together. Load balancers ask for
+	// ServiceHealth has the limits of all health checks of Services together. Load balancers check
 	// many Services from few addresses.
 	ServiceHealth = Limits{Total: 1024, PerAddress: 256, Read: 5 * time.Second, Write: 5 * time.Second, Idle: 20 * time.Second}
-	// Metrics are the limits of metrics. Write leaves time for a slow reader of many, and Idle is
-	// longer than scrapers' intervals.
+	// Metrics has the limits of metrics. Write leaves time for a slow reader of many metrics, and
+	// Idle is longer than the intervals of scrapers.
 	Metrics = Limits{Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute}
-	// Plaintext are the limits of gRPC without TLS. All agents may come from one address: that of a
-	// mesh's proxy, or of a test. The timeouts are the gRPC server's.
+	// Plaintext has the limits of gRPC without TLS. All agents may come from one address, such as
+	// that of a mesh's proxy, or of a test. The gRPC server has the timeouts.
 	Plaintext = Limits{Total: 16384, PerAddress: 8192}
 )
 
-// NewDisplaced returns the metric of displaced connections, by port, of a component: server or agent.
+// NewDisplaced returns the metric of displaced connections by port. component is "server" or
+// "agent".
 func NewDisplaced(r prometheus.Registerer, component string) *prometheus.CounterVec {
 	return promauto.With(r).NewCounterVec(prometheus.CounterOpts{
 		Namespace: "slicecast", Subsystem: component, Name: "displaced_connections_total",
@@ -65,7 +67,13 @@ func NewDisplaced(r prometheus.Registerer, component string) *prometheus.Counter
 	}, []string{"port"})
 }
 
-// Port bounds the connections of one listener, or of several that share the limits.
+// Port bounds the connections of one listener, or of several that share the limits. Its invariants,
+// under mu:
+//
+//  1. conns has every connection that is admitted and not removed, each at its index.
+//  2. addresses has exactly the addresses of these connections, and each address counts its
+//     connections.
+//  3. conns has at most limits.Total connections, and each address at most limits.PerAddress.
 type Port struct {
 	name      string
 	limits    Limits
@@ -73,19 +81,19 @@ type Port struct {
 	displaced prometheus.Counter
 	warn      rate.Sometimes
 
-	clock atomic.Uint64 // counts reads and writes of all connections
+	clock atomic.Uint64 // counts the reads and writes of all connections
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	conns     []*conn    // in no order; each has its index
 	addresses map[netip.Prefix]*address
 }
 
-// address is where connections come from.
+// address is an address that connections come from.
 type address struct {
-	count int // of its connections; guarded by Port.mu
+	count int // number of its connections; guarded by Port.mu
 }
 
-// NewPort returns a Port without listeners. Its name is a label of displaced, which NewDisplaced
+// NewPort returns a Port without listeners. name is its label in displaced, which NewDisplaced
 // returns.
 func NewPort(name string, limits Limits, logger *slog.Logger, displaced *prometheus.CounterVec) *Port {
 	return &Port{
@@ -94,7 +102,7 @@ func NewPort(name string, limits Limits, logger *slog.Logger, displaced *prometh
 	}
 }
 
-// Listener returns a listener that accepts what l does, within the limits.
+// Listener returns a listener that accepts the connections of l within the limits.
 func (p *Port) Listener(l net.Listener) net.Listener { return &listener{l, p} }
 
 // Server returns an HTTP server with the limits' timeouts, for one of the port's listeners.
@@ -120,7 +128,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return l.port.admit(raw), nil
 }
 
-// admit makes room for a connection.
+// admit adds a connection, and closes another one if there is no room.
 func (p *Port) admit(raw net.Conn) *conn {
 	c := &conn{Conn: raw, port: p, close: sync.OnceValue(raw.Close)}
 	c.active()
@@ -151,8 +159,9 @@ func (p *Port) admit(raw net.Conn) *conn {
 	return c
 }
 
-// victimLocked returns the connection to displace: of those from an address or, if that is nil, of
-// those from the addresses that have the most, the one that has been silent for the longest time.
+// victimLocked returns the connection to displace. It is the one that has been silent for the
+// longest time among those from an address, or, if from is nil, among those from the addresses with
+// the most connections.
 func (p *Port) victimLocked(from *address) (victim *conn) {
 	for _, c := range p.conns {
 		switch {
@@ -165,7 +174,7 @@ func (p *Port) victimLocked(from *address) (victim *conn) {
 	return victim
 }
 
-// removeLocked forgets a connection, once.
+// removeLocked removes a connection, if it is not removed yet.
 func (p *Port) removeLocked(c *conn) {
 	if c.index < 0 {
 		return
@@ -180,27 +189,27 @@ func (p *Port) removeLocked(c *conn) {
 	}
 }
 
-// displace closes a connection that is removed.
+// displace closes a removed connection.
 func (p *Port) displace(c *conn) {
 	p.displaced.Inc()
 	p.warn.Do(func() {
 		p.logger.Warn("Connection closed to make room for a new one; more are only counted for a while",
 			"port", p.name, "client", c.RemoteAddr().String(), "interval", logInterval)
 	})
-	_ = c.close() // the client is given up
+	_ = c.close() // the client is not told
 }
 
 // conn is a connection of a Port.
 type conn struct {
 	net.Conn
 	port *Port
-	// close closes Conn. When it returns, the socket is closed, whoever called it first.
+	// close closes Conn. When it returns, the socket is closed, even if another caller was first.
 	close func() error
-	last  atomic.Uint64 // the port's clock when bytes last came or went
+	last  atomic.Uint64 // the port's clock at the last read or write
 
 	prefix netip.Prefix
 	from   *address
-	index  int // in Port.conns, -1 if it is not there; guarded by Port.mu
+	index  int // in Port.conns; -1 if removed; guarded by Port.mu
 }
 
 func (c *conn) active() { c.last.Store(c.port.clock.Add(1)) }
@@ -225,14 +234,15 @@ func (c *conn) Write(b []byte) (int, error) {
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
-	err := c.close() // before it stops counting
+	err := c.close() // the connection counts until its socket is closed
 	c.port.mu.Lock()
 	defer c.port.mu.Unlock()
 	c.port.removeLocked(c)
 	return err
 }
 
-// origin returns what counts as the address of a client. Addresses that are none of IP are one.
+// origin returns the prefix that counts as the address of a client. Addresses other than IP share
+// one.
 func origin(a net.Addr) netip.Prefix {
 	from, err := netip.ParseAddrPort(a.String())
 	if err != nil {

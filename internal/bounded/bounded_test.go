@@ -24,16 +24,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// newPort returns a port of which no timeout ends in a test.
+// newPort returns a port whose timeouts never expire in a test.
 func newPort(limits Limits) *Port {
 	limits.Read, limits.Write, limits.Idle = time.Hour, time.Hour, time.Hour
 	return NewPort("health", limits, slog.New(slog.DiscardHandler), NewDisplaced(nil, "server"))
 }
 
-// serve answers with "ok" and returns the address of each listener.
+// serve serves a handler that answers "ok", and returns the address of each listener.
 func serve(t *testing.T, p *Port, listeners int) (addresses []string) {
 	t.Helper()
-	t.Cleanup(func() { // when all listeners are closed
+	t.Cleanup(func() { // runs once all listeners are closed
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		require.Empty(t, p.conns)
@@ -54,7 +54,7 @@ func serve(t *testing.T, p *Port, listeners int) (addresses []string) {
 	return addresses
 }
 
-// client asks from an address, on connections that it keeps.
+// client returns an HTTP client that connects from an address and keeps its connections.
 func client(t *testing.T, from string) *http.Client {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	transport := &http.Transport{DialContext: dialer.DialContext}
@@ -72,7 +72,7 @@ func ask(t *testing.T, c *http.Client, address string) {
 	require.NoError(t, err)
 }
 
-// probe asks on a connection of its own, as kubelets do.
+// probe sends a request on a new connection, as kubelets do.
 func probe(t *testing.T, from, address string) {
 	t.Helper()
 	c := client(t, from)
@@ -80,7 +80,8 @@ func probe(t *testing.T, from, address string) {
 	ask(t, c, address)
 }
 
-// Whatever a crowd's connections have said, they are bounded, and probes from anywhere are answered.
+// TestOneAddress checks that the connections of one address are bounded, whatever they have sent,
+// and that probes from any address are answered.
 func TestOneAddress(t *testing.T) {
 	for name, test := range map[string]struct {
 		say   string
@@ -122,7 +123,8 @@ func held(p *Port, from string) int {
 	return 0
 }
 
-// Many addresses together are bounded too, over all listeners of a port, and so is the port's memory.
+// TestManyAddresses checks that connections from many addresses are bounded over all listeners of a
+// port, and that the port's memory is, too.
 func TestManyAddresses(t *testing.T) {
 	limits := Limits{Total: 40, PerAddress: 10}
 	p := newPort(limits)
@@ -144,12 +146,13 @@ func TestManyAddresses(t *testing.T) {
 	require.LessOrEqual(t, len(p.addresses), limits.Total)
 }
 
-// Who has few connections does not lose them to who has many.
+// TestAddressWithTheMostLoses checks that a client with few connections does not lose them to one
+// with many.
 func TestAddressWithTheMostLoses(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 10})
 	address := serve(t, p, 1)[0]
 	first := client(t, "127.0.0.1")
-	ask(t, first, address) // nobody is silent for longer
+	ask(t, first, address) // no connection has been silent for longer
 	c := boundedtest.NewCrowd(t, address)
 	for i := range 400 {
 		c.Join(netip.MustParseAddr(fmt.Sprintf("127.0.1.%d", i%20)), "")
@@ -159,7 +162,8 @@ func TestAddressWithTheMostLoses(t *testing.T) {
 	require.Equal(t, 1, held(p, "127.0.0.1"))
 }
 
-// Of one address, who was silent for the longest time loses, not who came first.
+// TestLongestSilenceLoses checks that the connection of an address that was silent for the longest
+// time is closed, and not the oldest one.
 func TestLongestSilenceLoses(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 3})
 	address := serve(t, p, 1)[0]
@@ -177,7 +181,7 @@ func TestLongestSilenceLoses(t *testing.T) {
 	require.NotEqual(t, ports[1], dialledFrom(t, clients[1], address))
 }
 
-// dialledFrom asks, and returns the client's end of the connection that was used.
+// dialledFrom sends a request, and returns the client's address of the connection that it used.
 func dialledFrom(t *testing.T, c *http.Client, address string) (from string) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
@@ -193,7 +197,7 @@ func dialledFrom(t *testing.T, c *http.Client, address string) (from string) {
 	return from
 }
 
-// The timeouts of a port end connections that are not displaced.
+// TestTimeouts checks that a port's timeouts end connections that are not displaced.
 func TestTimeouts(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 40})
 	p.limits.Read, p.limits.Idle = 50*time.Millisecond, 50*time.Millisecond
@@ -206,7 +210,7 @@ func TestTimeouts(t *testing.T) {
 	require.Zero(t, testutil.ToFloat64(p.displaced))
 }
 
-// An answer to a client that does not read it ends.
+// TestWriteTimeout checks that an answer ends if the client does not read it.
 func TestWriteTimeout(t *testing.T) {
 	p := newPort(Limits{Total: 40, PerAddress: 40})
 	p.limits.Write = 50 * time.Millisecond
@@ -263,7 +267,7 @@ func TestOrigin(t *testing.T) {
 	require.Zero(t, origin(&net.UnixAddr{Name: "@x", Net: "unix"}))
 }
 
-// slowConn is a connection whose Close waits.
+// slowConn is a connection whose Close blocks.
 type slowConn struct {
 	net.Conn
 	closing, closed chan struct{}
@@ -277,7 +281,8 @@ func (c *slowConn) Close() error {
 	return nil
 }
 
-// A connection counts until its socket is closed, and a newcomer that displaces it waits for that.
+// TestConnectionCountsUntilItIsClosed checks that a connection counts until its socket is closed,
+// and that a newcomer that displaces it waits for that.
 func TestConnectionCountsUntilItIsClosed(t *testing.T) {
 	p := newPort(Limits{Total: 1, PerAddress: 1})
 	slow := &slowConn{closing: make(chan struct{}), closed: make(chan struct{})}
@@ -295,7 +300,7 @@ func TestConnectionCountsUntilItIsClosed(t *testing.T) {
 	require.Equal(t, 1, held(p, "127.0.0.1"))
 }
 
-// What a listener accepts, it also gives up.
+// TestListenerEnds checks that Accept returns the error of the underlying listener.
 func TestListenerEnds(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
