@@ -37,7 +37,7 @@ func TestParsePrefix(t *testing.T) {
 		"10.0.0.0/8": "10.0.0.0/8", " 10.0.0.0/8\n": "10.0.0.0/8", "010.0.0.0/8": "10.0.0.0/8", "10.1.2.3/8": "10.0.0.0/8", "10.0.0.0/08": "10.0.0.0/8",
 		"::ffff:10.0.0.0/104": "10.0.0.0/8", "::ffff:a01:203/104": "10.0.0.0/8", "::ffff:10.0.0.1/128": "10.0.0.1/32", "::ffff:1.2.3.4/96": "0.0.0.0/0",
 		"fd00::1/64": "fd00::/64", "::/0": "::/0", "::ffff:0:0:0/90": "::ffff:0:0:0/90", "::fffe:10.0.0.0/104": "::fffe:a00:0/104",
-		// An IPv4 address with a length that reaches beyond it.
+		// These are IPv4-mapped addresses whose prefix is shorter than the 96 bits of the mapping.
 		"::ffff:10.0.0.0/8": "", "::ffff:10.0.0.0/95": "", "::ffff:0:0/0": "",
 		"": "", " ": "", "10.0.0.0": "", "10.0.0.0/33": "", "10.0.0.0/-1": "", "10.0.0.0/8/8": "", "fe80::%eth0/64": "", "fd00::/129": "", "10.0.0.0 /8": "", "x/8": "",
 	} {
@@ -49,7 +49,8 @@ func TestParsePrefix(t *testing.T) {
 	}
 }
 
-// FuzzParse compares with what kube-proxy makes of the same text: as a range's members it looks at the IPv4 address of a mapped one.
+// FuzzParse compares the result with what kube-proxy makes of the same text. kube-proxy treats the
+// members of a mapped range as IPv4 addresses.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"10.0.0.1", "010.0.0.0/8", "::ffff:10.0.0.0/104", "::ffff:10.0.0.0/8", "fd00::/64", "::ffff:1.2.3.4", "fe80::1%eth0", "::/0"} {
 		f.Add(s, []byte{10, 0, 0, 1})
@@ -65,7 +66,7 @@ func FuzzParse(f *testing.F) {
 		}
 		p, ok := ParsePrefix(s)
 		_, n, err := netutils.ParseCIDRSloppy(s)
-		if !ok || err != nil { // spaces are trimmed, and what reaches beyond IPv4 is refused
+		if !ok || err != nil { // spaces are trimmed, and mapped ranges larger than IPv4 are refused
 			return
 		}
 		require.Equal(t, n.String(), p.String())

@@ -6,12 +6,13 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Lists are bounded as model.Service.Check and those beside it say. What is beyond that is left out, and reported as TooMany.
+// The bounds on lists are those of model.Service.Check and of the other objects' Check. Entries
+// beyond a bound are left out and reported as TooMany.
 
-// maxDetail bounds what is said of a value that anybody may have written, in bytes.
+// maxDetail bounds the text about a value that anyone may have written, in bytes.
 const maxDetail = 512
 
-// first returns a list up to a bound, and reports what it leaves out.
+// first returns the list up to a bound, and reports what it leaves out.
 func first[T any](list []T, most int, field string, skips *skipList) []T {
 	if len(list) <= most {
 		return list
@@ -20,15 +21,16 @@ func first[T any](list []T, most int, field string, skips *skipList) []T {
 	return list[:most]
 }
 
-// unique keeps the entries of a list of addresses or ranges, each once, and of each family no more than nodes use.
+// unique selects the entries of a list of addresses or ranges: each once, and no more of a family
+// than nodes use.
 type unique[T comparable] struct {
 	field    string
 	skips    *skipList
 	seen     map[T]struct{}
-	families [2]int // entries of IPv4, and of IPv6
+	families [2]int // entries of IPv4 and of IPv6
 }
 
-// add reports whether an entry, which has or begins with an address, is to be kept.
+// add reports whether to keep an entry. address is the entry's address, or its first one.
 func (u *unique[T]) add(entry T, address netip.Addr) bool {
 	if _, ok := u.seen[entry]; ok {
 		return false

@@ -30,7 +30,8 @@ func repeated[T any](n int, entry func(i int) T) (out []T) {
 	return out
 }
 
-// Lists are kept up to their bounds, and what is left out is reported once, by the list's name.
+// TestListsAreBounded checks that lists are kept up to their bounds, and that what is left out is
+// reported once, with the list's name.
 func TestListsAreBounded(t *testing.T) {
 	endpoints := func(change func(*discoveryv1.EndpointSlice, int)) func(int) (Object, []Skip) {
 		return func(n int) (Object, []Skip) {
@@ -151,7 +152,7 @@ func TestListsAreBounded(t *testing.T) {
 	}
 }
 
-// A string that can't be meant is left out.
+// TestStringsAreBounded checks that invalid strings are left out.
 func TestStringsAreBounded(t *testing.T) {
 	slice := func(zone, node string) (Object, []Skip) {
 		_, o, skips := NewConverter("").Convert(&discoveryv1.EndpointSlice{

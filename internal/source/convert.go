@@ -17,44 +17,49 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// LabelServiceProxyName names the proxy that is to serve a Service; without it the cluster's default proxy does.
+// LabelServiceProxyName names the proxy that serves a Service. Without the label, the cluster's
+// default proxy does.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// AnnotationIPVSScheduler names the scheduler that IPVS is to choose a Service's backends with.
+// AnnotationIPVSScheduler names the scheduler with which IPVS chooses among a Service's backends.
 const AnnotationIPVSScheduler = "slicecast.io/ipvs-scheduler"
 
-// taintToBeDeleted is how the cluster autoscaler announces that it will remove a node.
+// taintToBeDeleted is the taint with which the cluster autoscaler announces that it will remove a
+// node.
 const taintToBeDeleted = "ToBeDeletedByClusterAutoscaler"
 
-// Converter makes model objects of Kubernetes ones: trimmed, with Kubernetes' defaults in the place of absent fields. Any
-// number of goroutines may use it. It keeps nothing of what it is given but strings.
+// Converter converts Kubernetes objects to objects of the model. It trims them, and sets absent
+// fields to Kubernetes' defaults. Any number of goroutines may use it. It retains only strings of
+// its input.
 type Converter struct {
 	proxyName string
 	strings   intern.Strings
 }
 
-// NewConverter gives a Converter for the Services whose label service.kubernetes.io/service-proxy-name has this value;
-// empty: for those without the label.
+// NewConverter returns a Converter for the Services whose label
+// service.kubernetes.io/service-proxy-name has this value. If it is empty, the Converter is for
+// Services without the label.
 func NewConverter(serviceProxyName string) *Converter {
 	return &Converter{proxyName: serviceProxyName}
 }
 
-// Convert makes a model object of a Service, an EndpointSlice, a Node or a ServiceCIDR; any other type is a bug and panics. The
-// object is nil where all of it is left out; the skips tell why that is so, or which parts are left out.
+// Convert converts a Service, an EndpointSlice, a Node or a ServiceCIDR. It panics for any other
+// type, which is a bug. The object is nil if all of it is left out. The skips say why, or which
+// parts are left out.
 func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	switch o := o.(type) {
 	case *corev1.Service:
 		key := model.Key{Kind: model.KindService, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromService(o)
 		if s == nil {
-			return key, nil, skips // not s, which would be an Object that holds a nil pointer
+			return key, nil, skips // s would be an Object that holds a nil pointer
 		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *discoveryv1.EndpointSlice:
 		key := model.Key{Kind: model.KindSlice, Namespace: o.Namespace, Name: o.Name}
 		s, skips := c.FromEndpointSlice(o)
 		if s == nil {
-			return key, nil, skips // not s, which would be an Object that holds a nil pointer
+			return key, nil, skips // s would be an Object that holds a nil pointer
 		}
 		return key, canonical(s, (*skipList)(&skips)), skips
 	case *corev1.Node:
@@ -67,8 +72,8 @@ func (c *Converter) Convert(o metav1.Object) (model.Key, Object, []Skip) {
 	panic(fmt.Sprintf("no conversion of %T", o))
 }
 
-// canonical returns the object, or nil if it is not canonical as a whole: decoders would refuse it. That is so for names that the API
-// server does not admit.
+// canonical returns the object if it is canonical, and nil otherwise, as decoders would refuse it.
+// Only names that the API server does not admit make an object non-canonical at this point.
 func canonical(o interface {
 	Object
 	Check() error
@@ -84,7 +89,7 @@ func canonical(o interface {
 	return o
 }
 
-// ResourceVersion parses an object's resourceVersion; 0 if it has none that is a number.
+// ResourceVersion returns an object's resourceVersion as a number, or 0 if it is none.
 func ResourceVersion(o metav1.Object) uint64 {
 	rv, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
 	if err != nil {
@@ -93,8 +98,9 @@ func ResourceVersion(o metav1.Object) uint64 {
 	return rv
 }
 
-// FromService gives nil for a Service that nodes do not serve: headless, ExternalName, another proxy's, or invalid as a
-// whole. Fields that do not apply to the Service's type are left out: the API server clears them.
+// FromService converts a Service. It returns nil if nodes do not serve the Service: if it is
+// headless, of type ExternalName, for another proxy, or invalid as a whole. Fields that do not
+// apply to the Service's type are left out, as the API server clears them.
 func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	var skips skipList
 	s := model.Service{
@@ -160,7 +166,7 @@ func (c *Converter) FromService(o *corev1.Service) (*model.Service, []Skip) {
 	return model.NewService(s), skips
 }
 
-// servesService tells whether this proxy serves the Service, as kube-proxy decides it.
+// servesService reports whether this proxy serves the Service, by kube-proxy's rules.
 func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
 	if name, ok := o.Labels[LabelServiceProxyName]; name != c.proxyName || ok != (c.proxyName != "") {
 		skips.add(OtherProxy, "metadata.labels", "%s is %q", LabelServiceProxyName, name)
@@ -177,7 +183,7 @@ func (c *Converter) servesService(o *corev1.Service, skips *skipList) bool {
 	return true
 }
 
-// clusterIPs gives the valid cluster IPs, at most one of each family.
+// clusterIPs returns the valid cluster IPs, at most one of each family.
 func clusterIPs(o *corev1.Service, skips *skipList) []netip.Addr {
 	given := o.Spec.ClusterIPs
 	if len(given) == 0 && o.Spec.ClusterIP != "" {
@@ -232,7 +238,7 @@ func (c *Converter) servicePorts(o *corev1.Service, t model.ServiceType, skips *
 	return distinctPorts(ports, skips)
 }
 
-// portName reports whether the name of a port is one.
+// portName reports whether a port's name is valid.
 func portName(name, field string, skips *skipList) bool {
 	if name != "" && !model.IsLabel(name) {
 		skips.add(InvalidText, field+".name", "%.80q is no name of a port", name)
@@ -241,7 +247,8 @@ func portName(name, field string, skips *skipList) bool {
 	return true
 }
 
-// distinctPorts leaves out ports with the name, the number or the NodePort of one before, of the same protocol.
+// distinctPorts removes ports that have the name, the number or the NodePort of an earlier port
+// with the same protocol.
 func distinctPorts(ports []model.ServicePort, skips *skipList) []model.ServicePort {
 	type thing struct {
 		kind     string
@@ -260,7 +267,7 @@ func distinctPorts(ports []model.ServicePort, skips *skipList) []model.ServicePo
 			skips.add(Duplicate, "spec.ports", "port %q has the %s of one before, and its protocol", p.Name, things[i].kind)
 			continue
 		}
-		if i < len(ports)-1 { // of a single port there is nothing to remember
+		if i < len(ports)-1 { // the last port is compared with no other
 			for _, t := range things {
 				seen[t] = true
 			}
@@ -286,11 +293,11 @@ func affinitySeconds(o *corev1.Service, skips *skipList) uint32 {
 	return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 }
 
-// loadBalancer fills in what only Services of type LoadBalancer have.
+// loadBalancer sets the fields that only Services of type LoadBalancer have.
 func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 	ranges := unique[netip.Prefix]{field: "spec.loadBalancerSourceRanges", skips: skips}
 	for i, r := range o.Spec.LoadBalancerSourceRanges {
-		let := nobody // an IP family that is left without any range would be open to all
+		let := nobody // a family without any range would be open to all
 		if p, ok := ParsePrefix(r); ok {
 			let = []netip.Prefix{p}
 		} else {
@@ -305,7 +312,7 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 	ingress := unique[netip.Addr]{field: "status.loadBalancer.ingress", skips: skips}
 	for i, ing := range o.Status.LoadBalancer.Ingress {
 		if ing.IP == "" {
-			continue // a host name, which is for DNS
+			continue // a host name, which only DNS uses
 		}
 		a, ok := ParseAddr(ing.IP)
 		if !ok {
@@ -332,8 +339,10 @@ func loadBalancer(o *corev1.Service, s *model.Service, skips *skipList) {
 	}
 }
 
-// FromEndpointSlice gives nil for a slice of FQDNs, of a headless Service or of none. As in kube-proxy the label
-// service.kubernetes.io/service-proxy-name does not matter here: on a slice it may be missing, or late.
+// FromEndpointSlice converts an EndpointSlice. It returns nil for a slice of FQDNs, of a headless
+// Service, or without a Service. As in kube-proxy, the label
+// service.kubernetes.io/service-proxy-name has no effect here: on a slice it may be missing or come
+// late.
 func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slice, []Skip) {
 	var skips skipList
 	s := model.Slice{
@@ -394,7 +403,7 @@ func (c *Converter) FromEndpointSlice(o *discoveryv1.EndpointSlice) (*model.Slic
 	return model.NewSlice(s), skips
 }
 
-// distinctSlicePorts leaves out ports with the name and protocol of one before.
+// distinctSlicePorts removes ports that have the name and protocol of an earlier port.
 func distinctSlicePorts(ports []model.SlicePort, skips *skipList) []model.SlicePort {
 	if len(ports) < 2 {
 		return ports
@@ -441,7 +450,8 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 			Terminating: o.Conditions.Terminating != nil && *o.Conditions.Terminating,
 		},
 	}
-	// What can be no Node's name or zone is left out: nothing is local to it. The API server does not look at the zone.
+	// An invalid name of a Node or zone is left out, so no node treats the endpoint as local. The
+	// API server does not validate the zone.
 	if name := ptr.Deref(o.NodeName, ""); name == "" || model.IsSubdomain(name) {
 		e.NodeName = c.strings.Get(name)
 	} else {
@@ -471,7 +481,8 @@ func (c *Converter) endpoint(o *discoveryv1.Endpoint, i int, family model.Family
 	return e, true
 }
 
-// FromNode never gives nil: every node may have an agent. It leaves out labels, addresses and ranges that a Node can't have, or has twice.
+// FromNode converts a Node. Its result is never nil, as every node may have an agent. It leaves out
+// labels, addresses and ranges that are invalid or duplicates.
 func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	var skips skipList
 	n := &model.Node{
@@ -514,7 +525,7 @@ func (c *Converter) FromNode(o *corev1.Node) (*model.Node, []Skip) {
 	return n, skips
 }
 
-// nodeAddrs gives a Node's addresses of a type.
+// nodeAddrs returns a Node's addresses of one type.
 func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []netip.Addr {
 	var out []netip.Addr
 	for i, address := range first(o.Status.Addresses, model.MaxNodeAddresses, "status.addresses", skips) {
@@ -535,7 +546,7 @@ func nodeAddrs(o *corev1.Node, t corev1.NodeAddressType, skips *skipList) []neti
 	return out
 }
 
-// port checks a port of a Service or a slice.
+// port validates and converts a port of a Service or a slice.
 func (c *Converter) port(protocol corev1.Protocol, number int32, field string, skips *skipList) (model.Protocol, uint16, bool) {
 	var p model.Protocol
 	switch protocol {

@@ -193,7 +193,8 @@ func TestFromService(t *testing.T) {
 			}),
 			skips: []Reason{InvalidRange},
 		},
-		"a mode of an ingress address that is unknown": { // not VIP: as in kube-proxy, it is not the node's
+		// As in kube-proxy, any mode other than VIP is proxy mode.
+		"a mode of an ingress address that is unknown": {
 			in: service(loadBalancer, func(s *corev1.Service) {
 				s.Status.LoadBalancer.Ingress[0].IPMode = ptr.To[corev1.LoadBalancerIPMode]("Tunnel")
 			}),
@@ -385,7 +386,8 @@ func TestConvertGivesNilForWhatIsLeftOut(t *testing.T) {
 	require.True(t, o == nil)
 }
 
-// What the API server does not admit is left out and named: a part where that is what is bad, and else the object. What is left is canonical.
+// TestOnlyCanonicalObjects checks that what the API server does not admit is left out and reported:
+// the invalid part if possible, and otherwise the object. The result is canonical.
 func TestOnlyCanonicalObjects(t *testing.T) {
 	endpoints := func(change func(e *discoveryv1.Endpoint)) metav1.Object {
 		return slice(func(s *discoveryv1.EndpointSlice) { change(&s.Endpoints[0]) })
@@ -411,10 +413,10 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 	long := strings.Repeat("a", 254)
 	for name, c := range map[string]struct {
 		in     metav1.Object
-		reason Reason // none: nothing is left out
+		reason Reason // empty if nothing is left out
 		field  string
-		left   func(o Object) any // of the object
-		want   any                // nil: the object is left out
+		left   func(o Object) any // selects a part of the object
+		want   any                // nil if the object is left out
 	}{
 		"name of a Service":      {service(func(s *corev1.Service) { s.Name = "a.b" }), InvalidText, "metadata.name", nil, nil},
 		"namespace of a Service": {service(func(s *corev1.Service) { s.Namespace = "\xff" }), InvalidText, "metadata.name", nil, nil},
@@ -455,7 +457,8 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 		}), Duplicate, "ports", func(o Object) any { return len(o.(*model.Slice).Ports) }, 2},
 		"metadata service as an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Addresses = []string{"169.254.169.254"} }),
 			InvalidAddress, "endpoints[0].addresses[0]", func(o Object) any { return len(o.(*model.Slice).Endpoints) }, 0},
-		// kube-proxy serves these from objects of before the API server looked at the name, as endpoints that are not local.
+		// Objects from before the API server validated the name may have these. kube-proxy serves
+		// them as endpoints that are not local.
 		"node of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.NodeName = ptr.To("\xff") }), InvalidText, "endpoints[0].nodeName",
 			func(o Object) any { return o.(*model.Slice).Endpoints[0].NodeName }, ""},
 		"zone of an endpoint": {endpoints(func(e *discoveryv1.Endpoint) { e.Zone = ptr.To("\xff") }), InvalidText, "endpoints[0].zone",
@@ -496,7 +499,7 @@ func TestOnlyCanonicalObjects(t *testing.T) {
 	}
 }
 
-// Names are what Kubernetes' own functions make of them.
+// FuzzNames compares the checks of names with Kubernetes' own functions.
 func FuzzNames(f *testing.F) {
 	for _, s := range []string{"", "a", "a-b", "-a", "a-", "a.b", "a..b", ".a", "A_b", "a/b", "/b", "a/", "a/b/c", "a/B_.c", "\xff", "a\n", strings.Repeat("a", 63),
 		strings.Repeat("a", 64), strings.Repeat("a.", 126) + "a", strings.Repeat("a.", 127), strings.Repeat("a", 253) + "/" + strings.Repeat("b", 63)} {

@@ -16,7 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// FuzzConvert: whatever an API server says, a canonical object comes out, which travels, or none.
+// FuzzConvert checks that any object of an API server is converted to a canonical object, which
+// survives encoding, or to none.
 func FuzzConvert(f *testing.F) {
 	f.Add(uint8(0), []byte(`{"metadata": {"name": "web", "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z",
 		"annotations": {"slicecast.io/ipvs-scheduler": "lc"}}, "spec": {
@@ -60,7 +61,7 @@ func checkConvert(t *testing.T, kind uint8, data []byte) {
 	_, again, _ := NewConverter("").Convert(object)
 	require.Empty(t, modeltest.Diff(converted, again))
 	u := &model.Update{}
-	if s, ok := converted.(*ServiceCIDR); ok { // as it travels
+	if s, ok := converted.(*ServiceCIDR); ok { // nodes receive it as part of a Node
 		slices.SortFunc(s.CIDRs, model.ComparePrefix)
 		converted = &model.Node{Name: "n", ServiceCIDRs: slices.Compact(s.CIDRs)}
 	}

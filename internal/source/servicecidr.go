@@ -11,17 +11,17 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// ServiceCIDR is an object that gives the cluster ranges for its cluster IPs (KEP-1880).
+// ServiceCIDR is an object with ranges for the cluster's cluster IPs (KEP-1880).
 type ServiceCIDR struct {
 	Name  string
 	CIDRs []netip.Prefix
 }
 
-// Key names the ServiceCIDR.
+// Key returns the key of the ServiceCIDR.
 func (s *ServiceCIDR) Key() model.Key { return model.Key{Kind: model.KindServiceCIDR, Name: s.Name} }
 
-// FromServiceCIDR never gives nil. As in kube-proxy a ServiceCIDR counts from when it is there until it is gone, whatever its
-// conditions are: Services may keep addresses in it.
+// FromServiceCIDR converts a ServiceCIDR. Its result is never nil. As in kube-proxy, a ServiceCIDR
+// counts while it exists, whatever its conditions are, as Services may keep addresses in it.
 func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, []Skip) {
 	var skips skipList
 	s := &ServiceCIDR{Name: o.Name}
@@ -35,25 +35,27 @@ func (c *Converter) FromServiceCIDR(o *networkingv1.ServiceCIDR) (*ServiceCIDR, 
 	return s, skips
 }
 
-// WithServiceCIDRs gives a Sink that takes ServiceCIDRs too. The given one gets the ranges of all of them with each Node, and
-// all Nodes anew when these change: nodes have no other way to learn of them. Ranges beyond model.MaxServiceCIDRs of a family are left out,
-// and accounted for as the ServiceCIDR allServiceCIDRs.
+// WithServiceCIDRs returns a Sink that also accepts ServiceCIDRs. It passes each Node on to the
+// given sink with the ranges of all ServiceCIDRs. When the ranges change, it passes all Nodes on
+// again, as nodes have no other way to learn of them. Ranges beyond model.MaxServiceCIDRs of a
+// family are left out, and reported for the ServiceCIDR allServiceCIDRs.
 func WithServiceCIDRs(sink Sink, skips *Skips) Sink {
 	return &nodeSink{Sink: sink, skips: skips, nodes: map[model.Key]*model.Node{}, ranges: map[model.Key][]netip.Prefix{}}
 }
 
-// allServiceCIDRs stands for all ServiceCIDRs together. No object can have that name.
+// allServiceCIDRs stands for all ServiceCIDRs together. It is not a valid name of an object.
 const allServiceCIDRs = "*"
 
 type nodeSink struct {
 	Sink
 	skips *Skips
 
-	// mu is held while the Sink is told of Nodes, as Nodes and ServiceCIDRs may come at the same time.
+	// mu guards the fields below. It is held during calls for Nodes, as calls for Nodes and for
+	// ServiceCIDRs may be concurrent and both change Nodes.
 	mu     sync.Mutex
-	nodes  map[model.Key]*model.Node    // as they came
+	nodes  map[model.Key]*model.Node    // by key, without ranges
 	ranges map[model.Key][]netip.Prefix // by ServiceCIDR
-	all    []netip.Prefix               // of all ServiceCIDRs, ascending, each once
+	all    []netip.Prefix               // ranges of all ServiceCIDRs, ascending, each once
 }
 
 func (s *nodeSink) Upsert(o Object, resourceVersion uint64) {
@@ -98,7 +100,7 @@ func (s *nodeSink) Replace(kind model.Kind, objects []Object, resourceVersion ui
 		clear(s.nodes)
 		nodes := make([]Object, 0, len(objects))
 		for _, o := range objects {
-			n := o.(*model.Node) // by the kind
+			n := o.(*model.Node) // kind says so
 			s.nodes[n.Key()] = n
 			nodes = append(nodes, s.withRangesLocked(n))
 		}
@@ -108,7 +110,7 @@ func (s *nodeSink) Replace(kind model.Kind, objects []Object, resourceVersion ui
 		defer s.mu.Unlock()
 		clear(s.ranges)
 		for _, o := range objects {
-			s.ranges[o.Key()] = o.(*ServiceCIDR).CIDRs // by the kind
+			s.ranges[o.Key()] = o.(*ServiceCIDR).CIDRs // kind says so
 		}
 		s.changedLocked(resourceVersion)
 	default:
@@ -122,7 +124,7 @@ func (s *nodeSink) Progress(kind model.Kind, resourceVersion uint64) {
 	}
 }
 
-// changedLocked gives all Nodes anew if the ranges are others now.
+// changedLocked passes all Nodes on again if the ranges have changed.
 func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	var all []netip.Prefix
 	for _, r := range s.ranges {
@@ -140,14 +142,15 @@ func (s *nodeSink) changedLocked(resourceVersion uint64) {
 	}
 }
 
-// withRangesLocked gives a copy, as the Node may be with the Sink's readers without them.
+// withRangesLocked returns a copy of the Node with the ranges. Readers of the Sink may hold the
+// original.
 func (s *nodeSink) withRangesLocked(n *model.Node) *model.Node {
 	out := *n
 	out.ServiceCIDRs = s.all
 	return &out
 }
 
-// bounded returns the ranges that Nodes are given, of those in ascending order.
+// bounded returns the ranges that Nodes are given. all must be ascending.
 func (s *nodeSink) bounded(all []netip.Prefix) []netip.Prefix {
 	counts := map[model.Family]int{}
 	kept := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool {

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// lastNode is a Sink that keeps the Node that it was given last.
+// lastNode is a Sink that keeps the last Node that it was given.
 type lastNode struct {
 	Sink
 	node *model.Node
@@ -20,7 +20,8 @@ type lastNode struct {
 
 func (l *lastNode) Upsert(o Object, _ uint64) { l.node = o.(*model.Node) }
 
-// However many ServiceCIDRs there are: a Node has a bounded number of ranges, and what is left out is accounted for as long as that lasts.
+// TestServiceCIDRsAreBounded checks that a Node has a bounded number of ranges, however many
+// ServiceCIDRs there are, and that ranges are reported while they are left out.
 func TestServiceCIDRsAreBounded(t *testing.T) {
 	skips := NewSkips(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	last := &lastNode{}

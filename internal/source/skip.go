@@ -13,20 +13,20 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Reason says why an object, or a part of it, is left out. It is a metric's label.
+// Reason is why an object, or a part of it, is left out. It is the value of a metric's label.
 type Reason string
 
-// Objects that are well-formed and left out as kube-proxy leaves them out.
+// These are reasons for objects that are valid and left out as in kube-proxy.
 const (
 	Headless          Reason = "headless"
 	ExternalName      Reason = "external_name"
 	OtherProxy        Reason = "other_proxy" // label service.kubernetes.io/service-proxy-name
 	FQDN              Reason = "fqdn"
-	NoService         Reason = "no_service"          // a slice without label kubernetes.io/service-name
-	PortWithoutNumber Reason = "port_without_number" // a slice port that stands for all ports
+	NoService         Reason = "no_service"          // a slice whose labels name no Service
+	PortWithoutNumber Reason = "port_without_number" // a slice's port that stands for all ports
 )
 
-// Objects that the API server would not have accepted; see Skip.Invalid.
+// These are reasons for objects that the API server would not have accepted; see Skip.Invalid.
 const (
 	NoClusterIP     Reason = "no_cluster_ip"
 	InvalidType     Reason = "invalid_type"
@@ -36,27 +36,28 @@ const (
 	InvalidProtocol Reason = "invalid_protocol"
 	InvalidTimeout  Reason = "invalid_timeout"
 	WrongFamily     Reason = "wrong_family"
-	InvalidText     Reason = "invalid_text" // of a name, or something like one
+	InvalidText     Reason = "invalid_text" // of a name or a similar text
 	Duplicate       Reason = "duplicate"
-	Invalid         Reason = "invalid" // as a whole, in another way
-	// InvalidAnnotation: a value of one of Slicecast's own that can't be meant.
+	Invalid         Reason = "invalid" // as a whole, for another reason
+	// InvalidAnnotation is for an invalid value of one of Slicecast's own annotations.
 	InvalidAnnotation Reason = "invalid_annotation"
 )
 
-// TooMany is for lists that are longer than what is kept of them; see the bounds.
+// TooMany is for lists that are longer than their bounds.
 const TooMany Reason = "too_many"
 
-// Skip tells what of an object is left out and why.
+// Skip describes what of an object is left out, and why.
 type Skip struct {
 	Reason Reason
-	Field  string // what it is about, such as "spec.ports[2].port"
+	Field  string // the field, such as "spec.ports[2].port"
 	Detail string // for people
 }
 
-// String gives "field: detail".
+// String returns "field: detail".
 func (s Skip) String() string { return s.Field + ": " + s.Detail }
 
-// Invalid tells whether the object breaks the API's rules. What does not is left out because nodes have no use for it.
+// Invalid reports whether the object breaks the rules of the API. Otherwise it is left out because
+// nodes do not use it.
 func (s Skip) Invalid() bool {
 	switch s.Reason {
 	case Headless, ExternalName, OtherProxy, FQDN, NoService, PortWithoutNumber:
@@ -65,7 +66,8 @@ func (s Skip) Invalid() bool {
 	return true
 }
 
-// skipList collects an object's skips, one for each reason: a thousand bad addresses are one piece of news.
+// skipList collects an object's skips, one for each reason. A thousand bad addresses are reported
+// once.
 type skipList []Skip
 
 func (l *skipList) add(reason Reason, field, format string, args ...any) {
@@ -73,22 +75,23 @@ func (l *skipList) add(reason Reason, field, format string, args ...any) {
 		return
 	}
 	detail := fmt.Sprintf(format, args...)
-	if len(detail) > maxDetail { // of a value that anybody may have written
+	if len(detail) > maxDetail { // it may quote a value that anyone may have written
 		detail = strings.ToValidUTF8(detail[:maxDetail], "") + "…"
 	}
 	*l = append(*l, Skip{reason, field, detail})
 }
 
-// Skips keeps account of what a source leaves out: in a metric, and in the log once for each object and reason.
+// Skips tracks what a source leaves out. It reports this in a metric, and in the log once for each
+// object and reason.
 type Skips struct {
 	log   *slog.Logger
 	gauge *prometheus.GaugeVec
 
-	mu      sync.Mutex
-	objects map[model.Key][]Skip // those with skips only
+	mu      sync.Mutex           // guards objects
+	objects map[model.Key][]Skip // only objects with skips
 }
 
-// NewSkips gives an account with nothing in it.
+// NewSkips returns an empty Skips.
 func NewSkips(log *slog.Logger, metrics prometheus.Registerer) *Skips {
 	return &Skips{
 		log: log,
@@ -100,14 +103,15 @@ func NewSkips(log *slog.Logger, metrics prometheus.Registerer) *Skips {
 	}
 }
 
-// Set tells what is left out of the object now; no skips mean nothing is, or that the object is gone.
+// Set sets what is left out of an object. No skips mean that nothing is left out, or that the
+// object is gone.
 func (s *Skips) Set(key model.Key, skips []Skip) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.set(key, skips)
 }
 
-// Replace tells what is left out of all objects of that kind.
+// Replace sets what is left out of all objects of a kind.
 func (s *Skips) Replace(kind model.Kind, skips map[model.Key][]Skip) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,7 @@
-// Package source turns the state of a cluster into the objects of internal/model. Its sub-packages watch where the state
-// is kept (a Kubernetes API server, a directory of manifests) and feed a Sink, which is the store: there is no second
-// copy of the objects in between.
+// Package source converts the state of a cluster into the objects of internal/model. Its
+// sub-packages watch the place of that state (a Kubernetes API server, a directory of manifests,
+// another server) and feed a Sink. The Sink is the store, so there is no second copy of the objects
+// in between.
 package source
 
 import (
@@ -9,27 +10,31 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Sink takes what a source sees. Calls come from any goroutine, but those for one kind come one after the other.
-// The sink drops what is equal to what it has.
+// Sink receives what a source sees. Calls may come from any goroutine, but calls for one kind are
+// sequential. The sink ignores objects that are equal to its own.
 type Sink interface {
-	// Upsert adds or changes an object. A Slice may come with another Service than before.
+	// Upsert adds or changes an object. A Slice may have moved to another Service.
 	Upsert(o Object, resourceVersion uint64)
-	// Remove removes the object, if it is there.
+	// Remove removes the object, if it exists.
 	Remove(key model.Key, resourceVersion uint64)
-	// Replace makes the objects of that kind exactly these, in one step.
+	// Replace makes objects the only objects of their kind, in one step.
 	Replace(kind model.Kind, objects []Object, resourceVersion uint64)
-	// Progress tells that everything of a kind up to a resourceVersion was given, when nothing else does.
+	// Progress reports that the sink has been given everything of a kind up to a resourceVersion.
+	// It is for changes that no other call reports.
 	Progress(kind model.Kind, resourceVersion uint64)
-	// Synced tells, once, that every kind has been given in full: from now on the sink may serve.
+	// Synced reports, once, that every kind has been given in full. From then on the sink may
+	// serve.
 	Synced()
 }
 
-// Object is a *model.Service, *model.Slice or *model.Node; or a *ServiceCIDR, which only a Sink of WithServiceCIDRs takes.
+// Object is a *model.Service, *model.Slice or *model.Node. A Sink of WithServiceCIDRs also accepts
+// a *ServiceCIDR.
 type Object = model.Keyed
 
-// Source watches one place where state is kept.
+// Source watches one place that holds the state of a cluster.
 type Source interface {
-	// Run feeds the sink until the context ends, which is no error; it survives whatever can be survived (a restarted
-	// API server, a file that does not parse) and returns an error only when going on makes no sense.
+	// Run feeds the sink until ctx ends, and then returns nil. It recovers from any failure that it
+	// can recover from, such as a restarted API server or a file that does not parse. It returns an
+	// error only if it cannot go on.
 	Run(ctx context.Context, sink Sink) error
 }

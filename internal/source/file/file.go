@@ -1,6 +1,7 @@
-// Package file is the source that reads a directory of Kubernetes manifests: for clusters without an API server, for trying
-// Slicecast out, and for tests. It does what an API server and the mirroring controller would do with the same manifests,
-// except that it allocates nothing: cluster IPs and node ports must be given.
+// Package file is the source that reads a directory of Kubernetes manifests. It is for clusters
+// without an API server, for trying Slicecast out, and for tests. It treats the manifests as an API
+// server and its mirroring controller would, but it allocates nothing: manifests must have cluster
+// IPs and node ports.
 package file
 
 import (
@@ -20,27 +21,29 @@ import (
 )
 
 const (
-	// debounce is how long after an event the directory is read: one save of an editor makes several.
+	// debounce is how long after an event the directory is read, as an editor causes several events
+	// when it saves a file.
 	debounce = 10 * time.Millisecond
 	// absence is how often a missing directory is looked for.
 	absence = 250 * time.Millisecond
-	// rescan is how often the directory is read without an event: links may lead to files elsewhere, and network file
-	// systems do not tell of changes made on other machines.
+	// rescan is how often the directory is read without an event. Links may lead to files
+	// elsewhere, and network file systems do not report changes that other machines make.
 	rescan = 10 * time.Second
 )
 
-// Options of a Source. All but ServiceProxyName are required.
+// Options configures a Source. All fields except ServiceProxyName are required.
 type Options struct {
 	Directory string
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve; empty:
-	// those without the label.
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the
+	// Services to serve. If it is empty, Services without the label are served.
 	ServiceProxyName string
 	Log              *slog.Logger
 	Metrics          prometheus.Registerer
 }
 
-// Source reads the *.yaml, *.yml and *.json files of one directory, not of those below it, and follows their changes. Where
-// two files hold the same object, the first by name has it.
+// Source reads the *.yaml, *.yml and *.json files of one directory, without its subdirectories, and
+// follows their changes. If two files contain the same object, the file whose name sorts first
+// counts.
 type Source struct {
 	directory string
 	log       *slog.Logger
@@ -49,13 +52,13 @@ type Source struct {
 	files     files
 	mirrors   mirrors
 
-	held     map[model.Key]source.Object // what the sink was given
+	held     map[model.Key]source.Object // what the sink holds
 	problems []problem                   // as last reported
 }
 
 var _ source.Source = (*Source)(nil)
 
-// New gives a Source, or an error that says what is wrong with the directory.
+// New returns a Source. It returns an error if the directory cannot be read.
 func New(o Options) (*Source, error) {
 	if _, err := os.ReadDir(o.Directory); err != nil {
 		return nil, fmt.Errorf("directory of manifests: %w; create it, or name one that this process may read", err)
@@ -79,7 +82,7 @@ func New(o Options) (*Source, error) {
 	}, nil
 }
 
-// Run implements source.Source. It fails only where the kernel has no file notifications left.
+// Run implements source.Source. It only fails if the kernel has no file notifications left.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	sink = source.WithServiceCIDRs(sink, s.skips)
 	watcher, err := fsnotify.NewWatcher()
@@ -100,7 +103,7 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-watcher.Errors: // such as an overflow: events are missing
+		case err := <-watcher.Errors: // an overflow, for example: events are missing
 			s.log.Debug("file notifications failed, reading the directory", "directory", s.directory, "error", err)
 			wake(debounce)
 		case <-watcher.Events:
@@ -108,7 +111,8 @@ func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 				wake(debounce)
 			}
 		case <-timer.C:
-			// The watch is renewed each time: it does nothing on the same directory, and the path may be another one by now.
+			// The watch is renewed each time. That has no effect on the same directory, but the
+			// path may meanwhile be another one.
 			err := watcher.Add(s.directory)
 			wait, settled := s.files.scan()
 			if err != nil && s.files.problem == nil {

@@ -22,7 +22,7 @@ import (
 
 const deadline = 30 * time.Second
 
-// buffer is a bytes.Buffer for several goroutines.
+// buffer is a bytes.Buffer for concurrent use.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -48,7 +48,7 @@ type running struct {
 	source *Source
 }
 
-// start runs a source on the directory until the test's end, and waits for its first sync.
+// start runs a source on the directory until the test ends, and waits for its first sync.
 func start(t *testing.T, dir string) *running {
 	t.Helper()
 	r := &running{Recorder: sourcetest.New(), t: t, dir: dir, log: &buffer{}}
@@ -117,7 +117,7 @@ func TestFollowsEditsRenamesAndDeletes(t *testing.T) {
 	write(t, web, service("web")+"---\n"+service("db"))
 	r.holds("db", "web")
 
-	write(t, web+".tmp", service("web")) // as editors save
+	write(t, web+".tmp", service("web")) // as some editors save
 	require.NoError(t, os.Rename(web+".tmp", web))
 	r.holds("web")
 
@@ -162,7 +162,7 @@ func TestBadManifestsAreReportedAndTheRestGoesOn(t *testing.T) {
 	write(t, a, service("bad")+"---\nkind: [\n---\n"+service("first"))
 	r := start(t, dir)
 	require.Equal(t, []string{"bad", "first"}, r.services(), "synced in spite of a bad document")
-	r.logged("a.yaml:1") // the line is the parser's, see its tests
+	r.logged("a.yaml:1") // the parser reports the line; its own tests cover that
 	require.Equal(t, 1.0, r.problems())
 
 	write(t, b, service("web"))
@@ -195,7 +195,8 @@ func TestBadManifestsAreReportedAndTheRestGoesOn(t *testing.T) {
 	r.logged("nowhere.yaml:1: Service default/somewhere is already in link.yaml:1")
 }
 
-// TestWhatALinkLedTo goes when the link leads nowhere any more.
+// TestWhatALinkLedTo checks that objects are removed when the link to their file leads nowhere any
+// more.
 func TestWhatALinkLedTo(t *testing.T) {
 	dir, target := t.TempDir(), filepath.Join(t.TempDir(), "web.yaml")
 	write(t, target, service("web"))
@@ -203,12 +204,12 @@ func TestWhatALinkLedTo(t *testing.T) {
 	r := start(t, dir)
 	require.Equal(t, []string{"web"}, r.services())
 	require.NoError(t, os.Remove(target))
-	write(t, filepath.Join(dir, "notes.txt"), "") // or it would be noticed with the next look at all
+	write(t, filepath.Join(dir, "notes.txt"), "") // otherwise only the next rescan would notice
 	r.holds()
 	r.logged("web.yaml: is a link that leads nowhere: ")
 }
 
-// TestKindsOfANewerKubernetes take nothing else with them.
+// TestKindsOfANewerKubernetes checks that unknown kinds do not affect other objects of the file.
 func TestKindsOfANewerKubernetes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "all.yaml")
 	const other = "\n---\napiVersion: v1\nkind: BrandNew\nmetadata: {name: x}\n"
@@ -251,7 +252,8 @@ func TestDirectoryDeletedAndMadeAgain(t *testing.T) {
 	r := start(t, dir)
 	r.Changes()
 	for n := range 3 {
-		require.NoError(t, os.Rename(dir, fmt.Sprintf("%s-old-%d", dir, n))) // at once, where RemoveAll first empties it
+		// Atomically; RemoveAll would first empty it.
+		require.NoError(t, os.Rename(dir, fmt.Sprintf("%s-old-%d", dir, n)))
 		r.eventually("a report", func() bool { return r.problems() == 1 })
 		require.Contains(t, r.services(), "web", "what it held stays")
 		require.NoError(t, os.Mkdir(dir, 0o700))

@@ -11,8 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// FuzzParse: whatever is in a file, and was in it before, what comes out are objects with names and problems with lines, the
-// same ones each time. The objects are canonical.
+// FuzzParse checks any content of a file after any earlier content. The results are objects with
+// names and problems with lines, the same ones each time. The objects are canonical.
 func FuzzParse(f *testing.F) {
 	examples, err := filepath.Glob("../../../examples/*.yaml")
 	require.NoError(f, err)
@@ -43,7 +43,8 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 		text []byte
 	}{{first, before}, {got, now}} {
 		lines := 1
-		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} { // lines also end so for YAML
+		// YAML also ends lines with these.
+		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} {
 			lines += bytes.Count(f.text, []byte(end))
 		}
 		for _, p := range f.problems {
@@ -62,11 +63,11 @@ func checkParse(t *testing.T, isJSON bool, before, now []byte) {
 	require.Equal(t, got.problems, again.problems)
 	require.Len(t, again.objects, len(got.objects))
 
-	// All of it together, with mirrored Endpoints.
+	// Assemble both files, with mirrored Endpoints.
 	s := Source{files: files{known: map[string]*file{"a.yaml": first, name: got}}, mirrors: mirrors{}}
 	for key, o := range s.assemble().objects {
 		require.Equal(t, key, o.Key())
-		if c, ok := o.(interface{ Check() error }); ok { // a ServiceCIDR does not travel
+		if c, ok := o.(interface{ Check() error }); ok { // a ServiceCIDR is not sent to nodes
 			require.NoError(t, c.Check())
 		}
 		require.Implements(t, (*source.Object)(nil), o)

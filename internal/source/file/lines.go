@@ -14,10 +14,10 @@ import (
 type document struct {
 	text []byte
 	line int          // of its beginning in the file, from 1
-	root *yamlv3.Node // parsed when it is needed to find a line
+	root *yamlv3.Node // parsed when a line is first looked up
 }
 
-// splitYAML splits a file at the lines that begin a document, which stay with it.
+// splitYAML splits a file before each line that begins a document.
 func splitYAML(text []byte) []*document {
 	var docs []*document
 	d := &document{line: 1}
@@ -37,7 +37,7 @@ func splitYAML(text []byte) []*document {
 	return append(docs, d)
 }
 
-// first gives the line in the file of the first thing that is no comment; 0: there is none.
+// first returns the line in the file of the document's first content, or 0 if it only has comments.
 func (d *document) first() int {
 	line := d.line
 	for l := range bytes.Lines(d.text) {
@@ -50,18 +50,19 @@ func (d *document) first() int {
 	return 0
 }
 
-// last gives the last line in the file of the document.
+// last returns the line in the file at which the document ends.
 func (d *document) last() int {
 	return d.line + bytes.Count(bytes.TrimSuffix(d.text, []byte("\n")), []byte("\n"))
 }
 
-// padded gives the document with empty lines before it, so that a YAML parser's lines are those of the file.
+// padded returns the document after as many empty lines as precede it in the file, so that a YAML
+// parser reports lines of the file.
 func (d *document) padded() []byte {
 	return append(bytes.Repeat([]byte("\n"), d.line-1), d.text...)
 }
 
-// lineOf gives the line in the file of what is at a path such as "spec.ports[2].port", or of as much of the path as there
-// is. JSON is YAML, too.
+// lineOf returns the line in the file of the value at a path such as "spec.ports[2].port". If the
+// path does not exist, it uses the longest part that does. It parses JSON as YAML.
 func (d *document) lineOf(path string) int {
 	line := d.first()
 	if path == "" {
@@ -109,11 +110,12 @@ func steps(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '.' || r == '[' || r == ']' })
 }
 
-// pathAt gives the path of the value whose end, or whose opening bracket, is at the offset in a JSON text.
+// pathAt returns the path of the value whose end, or whose opening bracket, is at the offset in a
+// JSON text.
 func pathAt(text []byte, offset int64) string {
 	type level struct {
 		array bool
-		key   string // of the present member; unset: a key comes next
+		key   string // of the current member; empty before its key
 		index int
 	}
 	var stack []level

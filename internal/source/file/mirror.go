@@ -16,23 +16,23 @@ import (
 )
 
 const (
-	// maxEndpointsPerSlice is how many addresses a mirrored slice has at most.
+	// maxEndpointsPerSlice bounds the addresses of a mirrored slice.
 	maxEndpointsPerSlice = 100
-	// maxEndpointsPerSubset is how many addresses of a subset are mirrored, the ready ones first: the limit of the
-	// cluster's mirroring controller.
+	// maxEndpointsPerSubset bounds the mirrored addresses of a subset. Ready ones come first. The
+	// cluster's mirroring controller has the same limit.
 	maxEndpointsPerSubset = 1000
-	// leaderAnnotation is on Endpoints that are a lock, as client-go's leader election writes it. Its constant comes with client-go's
-	// whole clientset.
+	// leaderAnnotation marks Endpoints that are a lock of client-go's leader election. Importing
+	// its constant would import client-go's whole clientset.
 	leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 )
 
-// endpoints is an Endpoints object as the mirror needs it.
+// endpoints is what mirroring uses of an Endpoints object.
 type endpoints struct {
-	skip   bool // its labels or annotations ask for no mirror
+	skip   bool // set if its labels or annotations exclude it from mirroring
 	groups []group
 }
 
-// group is a set of addresses of one family with the same ports: what slices are made of.
+// group is a set of addresses of one family with the same ports. Slices are made from groups.
 type group struct {
 	family    model.Family
 	ports     []model.SlicePort
@@ -41,9 +41,9 @@ type group struct {
 
 func (g *group) key() string { return fmt.Sprint(g.family, g.ports) }
 
-// newEndpoints brings the subsets into canonical form as the mirroring controller does: ports with the same addresses
-// belong together, and an address that is ready in one subset and not ready in another is not ready. Where the object is
-// invalid it gives the field and what is wrong with it instead.
+// newEndpoints brings the subsets into canonical form, as the mirroring controller does. Ports with
+// the same addresses are joined. An address that is ready in one subset and not ready in another is
+// not ready. If the object is invalid, newEndpoints returns the field and what is wrong with it.
 func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 	_, electsLeader := o.Annotations[leaderAnnotation]
 	_, headless := o.Labels[corev1.IsHeadlessService]
@@ -85,7 +85,7 @@ func newEndpoints(o *corev1.Endpoints) (_ *endpoints, field, detail string) {
 				}
 				endpoint := model.Endpoint{
 					Address: a,
-					// The mirror has no serving condition: it defaults to true.
+					// Endpoints have no serving condition, and its default is true.
 					Conditions: model.Conditions{Ready: list.ready, Serving: true},
 				}
 				if address.NodeName != nil {
@@ -115,8 +115,8 @@ var protocols = map[corev1.Protocol]model.Protocol{
 	"": model.TCP, corev1.ProtocolTCP: model.TCP, corev1.ProtocolUDP: model.UDP, corev1.ProtocolSCTP: model.SCTP,
 }
 
-// groups joins the ports that have the same addresses, limits and splits them. Ports of one name and protocol are never joined: in a slice,
-// a name has one number.
+// groups joins ports that have the same addresses, limits the addresses, and splits them by family.
+// It never joins ports with the same name and protocol, as a name has one number in a slice.
 func groups(byPort map[model.SlicePort]map[netip.Addr]model.Endpoint) []group {
 	type set struct {
 		ports     []model.SlicePort
@@ -178,25 +178,25 @@ func comparePorts(a, b model.SlicePort) int {
 	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }
 
-// mirrors are the slices made of Endpoints objects, by the Service's name. They remember which address is in which slice,
-// so that a change of one address changes one slice.
+// mirrors has the slices of Endpoints objects, by their Services. It remembers in which slice each
+// address is, so that a change of one address changes one slice.
 type mirrors map[model.ServiceKey]*mirror
 
 type mirror struct {
-	of     *endpoints // that the slices were made of
+	of     *endpoints // the object from which the slices were made
 	parts  []*part
 	slices []*model.Slice
 }
 
-// part says what is in one slice.
+// part describes the content of one slice.
 type part struct {
-	number    int // in its name
+	number    int // the number in the slice's name
 	group     string
 	addresses map[netip.Addr]bool
 	changed   bool
 }
 
-// slices gives the slices for the Service's Endpoints object.
+// slices returns the slices for a Service's Endpoints object.
 func (m mirrors) slices(service model.ServiceKey, e *endpoints) []*model.Slice {
 	if m[service] == nil {
 		m[service] = &mirror{}
@@ -235,8 +235,9 @@ func (m *mirror) update(service model.ServiceKey, e *endpoints) {
 	}
 }
 
-// place leaves the group's addresses in their slices, and puts new ones where others left, then where there is most in
-// already, then into new slices.
+// place distributes a group's addresses over its slices. Addresses stay in their slices. New
+// addresses fill slices that others have left, then the fullest slices with room, and then new
+// slices.
 func (m *mirror) place(g group) {
 	missing := map[netip.Addr]bool{}
 	for _, e := range g.endpoints {
@@ -277,7 +278,7 @@ func (m *mirror) place(g group) {
 	}
 }
 
-// newPart adds a part with the lowest number that is free.
+// newPart adds a part with the lowest free number.
 func (m *mirror) newPart(group string) *part {
 	p := &part{number: 1, group: group, addresses: map[netip.Addr]bool{}}
 	for slices.ContainsFunc(m.parts, func(o *part) bool { return o.number == p.number }) {

@@ -36,7 +36,7 @@ func subset(as []corev1.EndpointAddress) corev1.EndpointSubset {
 	return corev1.EndpointSubset{Addresses: as, Ports: []corev1.EndpointPort{{Port: 80}}}
 }
 
-// sizes gives the slices as "name:endpoints".
+// sizes returns the slices as "name:endpoints".
 func sizes(ss []*model.Slice) []string {
 	var out []string
 	for _, s := range ss {
@@ -45,7 +45,7 @@ func sizes(ss []*model.Slice) []string {
 	return out
 }
 
-// changed counts the slices that two states do not share.
+// changed counts the slices that are not the same in two states.
 func changed(a, b []*model.Slice) int {
 	versions := map[model.Key][2]model.Version{}
 	for i, list := range [][]*model.Slice{a, b} {
@@ -98,7 +98,8 @@ func TestMirrorTakesAThousandOfASubset(t *testing.T) {
 	require.Equal(t, map[bool]int{true: 990, false: 10}, count)
 }
 
-// In a slice, a name has one number. Two of an Endpoints object, which may have that, come in slices of their own.
+// TestMirrorOfPortsOfOneName checks that two ports of an Endpoints object with the same name come
+// in separate slices, as a name has one number in a slice.
 func TestMirrorOfPortsOfOneName(t *testing.T) {
 	port := func(number int32) corev1.EndpointSubset {
 		return corev1.EndpointSubset{Addresses: addresses(0, 2), Ports: []corev1.EndpointPort{{Name: "http", Port: number}}}
@@ -114,7 +115,8 @@ func TestMirrorOfPortsOfOneName(t *testing.T) {
 	require.Equal(t, map[uint16]bool{80: true, 81: true, 82: true}, numbers)
 }
 
-// What no mirror can have makes the Endpoints object bad.
+// TestMirrorOfWhatIsNotCanonical checks that an Endpoints object is bad if its mirror would not be
+// canonical.
 func TestMirrorOfWhatIsNotCanonical(t *testing.T) {
 	for field, change := range map[string]func(s *corev1.EndpointSubset){
 		"subsets[0].ports[0].name":           func(s *corev1.EndpointSubset) { s.Ports[0].Name = "A b" },
@@ -192,8 +194,8 @@ func TestMirrorNotReadyTrumpsReady(t *testing.T) {
 	}
 }
 
-// TestMirrorPlacement checks over random histories that each address is in exactly one slice, no slice is too large, and
-// no more slices change than addresses do.
+// TestMirrorPlacement checks over random histories that each address is in exactly one slice, that
+// no slice is too large, and that no more slices change than addresses do.
 func TestMirrorPlacement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := mirrors{}

@@ -29,10 +29,10 @@ import (
 // object is one object of a file.
 type object struct {
 	id    objectID
-	line  int           // of its beginning in the file
-	model source.Object // nil for Endpoints, and for what nodes have no use for
+	line  int           // of its beginning in the file, from 1
+	model source.Object // nil for Endpoints, and for objects that nodes do not use
 	skips []source.Skip
-	// hasSelector is that of a Service.
+	// hasSelector reports whether the object is a Service with a selector.
 	hasSelector bool
 	endpoints   *endpoints // nil for other kinds
 }
@@ -61,10 +61,10 @@ func compareIDs(a, b objectID) int {
 	return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 }
 
-// problem is something in a file that cannot be used as it is.
+// problem is a part of a file that cannot be used as it is.
 type problem struct {
 	file   string
-	line   int // 0: the whole file
+	line   int // 0 means the whole file
 	detail string
 }
 
@@ -80,8 +80,8 @@ type parser struct {
 	log       *slog.Logger
 }
 
-// parse reads a file's documents. Where one is bad, objects of the file's earlier state that are not in the good ones stay,
-// as the bad one may be theirs.
+// parse parses a file's documents. If one of them is bad, objects of the file's earlier state that
+// are missing in the good documents are kept, as the bad document may contain them.
 func (p parser) parse(name string, raw []byte, before *file) *file {
 	f := &fileParser{parser: p, name: name, file: &file{raw: raw}}
 	text := bytes.TrimPrefix(raw, []byte("\ufeff"))
@@ -104,7 +104,7 @@ type fileParser struct {
 	parser
 	name string
 	file *file
-	lost bool // an object could not be read
+	lost bool // set if an object could not be read
 }
 
 const noObject = "no Kubernetes object: apiVersion and kind are required"
@@ -118,7 +118,7 @@ func (f *fileParser) bad(line int, format string, args ...any) {
 	f.problem(line, format, args...)
 }
 
-// jsonStream reads JSON values, one after the other.
+// jsonStream parses consecutive JSON values.
 func (f *fileParser) jsonStream(text []byte) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	for {
@@ -143,7 +143,7 @@ func (f *fileParser) jsonStream(text []byte) {
 	}
 }
 
-// yamlStream reads YAML documents. They are parsed one by one, so that a bad one does not hide those after it.
+// yamlStream parses YAML documents one by one, so that a bad document does not hide those after it.
 func (f *fileParser) yamlStream(text []byte) {
 	for _, d := range splitYAML(text) {
 		if d.first() == 0 {
@@ -152,7 +152,7 @@ func (f *fileParser) yamlStream(text []byte) {
 		value, err := yaml.YAMLToJSONStrict(d.padded())
 		if err != nil {
 			line, detail := yamlError(err, d.first())
-			line = min(line, d.last()) // the parser may miss something after the end
+			line = min(line, d.last()) // the parser may report a line after the document
 			f.bad(line, "%s: correct the YAML", detail)
 			continue
 		}
@@ -162,7 +162,7 @@ func (f *fileParser) yamlStream(text []byte) {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// yamlError takes the line out of the parser's message.
+// yamlError separates the line from the parser's message.
 func yamlError(err error, fallback int) (int, string) {
 	detail := strings.Join(strings.Fields(err.Error()), " ")
 	detail = strings.TrimPrefix(detail, "error converting YAML to JSON: ")
@@ -179,7 +179,8 @@ func yamlError(err error, fallback int) (int, string) {
 	return max(line, fallback), detail[:m[0]] + detail[m[1]:]
 }
 
-// item takes one object, which is all of the document or what is at the path in it. It is of the implied type if it names none itself.
+// item adds the object at a path in the document, or the whole document if path is empty. implied
+// is the object's type if it names none itself.
 func (f *fileParser) item(value []byte, d *document, path string, implied metav1.TypeMeta) {
 	line := d.lineOf(path)
 	switch value = bytes.TrimSpace(value); {
@@ -246,7 +247,8 @@ func (f *fileParser) item(value []byte, d *document, path string, implied metav1
 	f.file.objects = append(f.file.objects, o)
 }
 
-// used are the types that are read, and others those beside them that an API server knows in their groups and versions.
+// used are the types that are read. others knows all types of an API server in the same groups and
+// versions.
 var (
 	used = map[string]schema.GroupVersion{
 		"List": corev1.SchemeGroupVersion, "Service": corev1.SchemeGroupVersion, "Node": corev1.SchemeGroupVersion, "Endpoints": corev1.SchemeGroupVersion,
@@ -263,8 +265,9 @@ var (
 	}()
 )
 
-// listed tells whether a type is a list, and of what: of a type that is read, as the API server lists it, or of any, as kubectl does, whose
-// objects name their own.
+// listed reports whether a type is a list. For a list of a type that is read, as API servers return
+// it, of is that type. For a List of any types, as kubectl writes it, of is empty, and the items
+// name their own types.
 func listed(t metav1.TypeMeta) (of metav1.TypeMeta, ok bool) {
 	kind, isList := strings.CutSuffix(t.Kind, "List")
 	switch {
@@ -277,8 +280,9 @@ func listed(t metav1.TypeMeta) (of metav1.TypeMeta, ok bool) {
 	return metav1.TypeMeta{APIVersion: t.APIVersion, Kind: kind}, isUsed && t.APIVersion == version.String()
 }
 
-// wrongType reports what is wrong with a type that is not used, and nothing where it is somebody else's: a manifest of a Deployment, or of a Service
-// that is not Kubernetes', may well be in the directory.
+// wrongType reports a problem with the type of an object that is not used. It returns false if
+// there is none: the directory may well contain a manifest of a Deployment, or of another project's
+// Service.
 func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	if t.APIVersion == "" || t.Kind == "" {
 		f.bad(line, noObject)
@@ -295,7 +299,7 @@ func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	case isUsed && v != want && (v.Group == want.Group || !strings.Contains(v.Group, ".")):
 		f.bad(line, "apiVersion %s of %s is not supported: use %s", t.APIVersion, t.Kind, want)
 	case others.IsVersionRegistered(v) && !others.Recognizes(v.WithKind(t.Kind)):
-		// It may as well be of a newer Kubernetes, and then nothing is lost by it.
+		// The kind may be of a newer Kubernetes, and the object is not needed then.
 		f.problem(line, "apiVersion %s has no kind %s: is it misspelt? It has no effect", t.APIVersion, t.Kind)
 	default:
 		return false
@@ -303,7 +307,8 @@ func (f *fileParser) wrongType(line int, t metav1.TypeMeta) bool {
 	return true
 }
 
-// object decodes a value into an object of the API, converts it, and tells whether it is good.
+// object decodes a value into an object of the API and converts it. It reports whether the object
+// is valid.
 func (f *fileParser) object(value []byte, into metav1.Object, o *object, d *document, path string) bool {
 	if !f.decode(value, into, d, path) {
 		return false
@@ -339,7 +344,8 @@ func (f *fileParser) object(value []byte, into metav1.Object, o *object, d *docu
 	return good
 }
 
-// allocated checks that a Service of type NodePort has the ports that an API server would have allocated.
+// allocated reports whether a Service of type NodePort has the ports that an API server would have
+// allocated.
 func (f *fileParser) allocated(s *corev1.Service, o *object, d *document, path string) bool {
 	good := true
 	for i, p := range s.Spec.Ports {
@@ -352,7 +358,8 @@ func (f *fileParser) allocated(s *corev1.Service, o *object, d *document, path s
 	return good
 }
 
-// decode decodes as the API server does. Fields that are unknown, or given twice, are reported and do no harm.
+// decode decodes a value as the API server does. Unknown and repeated fields are reported, and
+// otherwise ignored.
 func (f *fileParser) decode(value []byte, into any, d *document, path string) bool {
 	strict, err := kjson.UnmarshalStrict(value, into)
 	if err != nil {
@@ -366,7 +373,7 @@ func (f *fileParser) decode(value []byte, into any, d *document, path string) bo
 		return false
 	}
 	if _, isHead := into.(metav1.Object); !isHead {
-		return true // only apiVersion and kind were wanted, all the rest is unknown
+		return true // only apiVersion and kind were decoded; all other fields are unknown
 	}
 	for _, s := range strict {
 		line := d.lineOf(path)

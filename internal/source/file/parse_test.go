@@ -15,7 +15,7 @@ import (
 
 func newParser() parser { return parser{source.NewConverter(""), slog.New(slog.DiscardHandler)} }
 
-// parsed gives the objects of a file as "line kind namespace/name" and its problems.
+// parsed returns the objects of a file as "line kind namespace/name", and its problems.
 func parsed(name, text string) (objects, problems []string) {
 	f := newParser().parse(name, []byte(text), nil)
 	for _, o := range f.objects {
@@ -38,7 +38,7 @@ func TestParseReportsTheLine(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, text string
 		problem    string
-		objects    []string // besides the bad one
+		objects    []string // in addition to the bad one
 	}{
 		"syntax": {
 			text:    "# a comment\n---" + good + "---\na: b\nc: d: e\n---" + good,

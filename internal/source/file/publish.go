@@ -9,7 +9,7 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// state is what all files together say.
+// state is the combined content of all files.
 type state struct {
 	objects  map[model.Key]source.Object
 	skips    map[model.Kind]map[model.Key][]source.Skip
@@ -18,7 +18,8 @@ type state struct {
 
 var kinds = []model.Kind{model.KindService, model.KindSlice, model.KindNode, model.KindServiceCIDR}
 
-// assemble puts together what is in the files. Of objects that occur more than once the first counts.
+// assemble combines the content of the files. If an object occurs more than once, the first one
+// counts.
 func (s *Source) assemble() state {
 	st := state{
 		objects: map[model.Key]source.Object{},
@@ -82,7 +83,7 @@ func (s *Source) assemble() state {
 	return st
 }
 
-// fill gives the sink everything.
+// fill passes everything to the sink.
 func (s *Source) fill(sink source.Sink, now state) {
 	for _, kind := range kinds {
 		var objects []source.Object
@@ -97,7 +98,7 @@ func (s *Source) fill(sink source.Sink, now state) {
 	s.held = now.objects
 }
 
-// follow gives the sink what has changed.
+// follow passes what has changed to the sink.
 func (s *Source) follow(sink source.Sink, now state) {
 	for _, kind := range kinds {
 		s.skips.Replace(kind, now.skips[kind])
@@ -115,7 +116,7 @@ func (s *Source) follow(sink source.Sink, now state) {
 	s.held = now.objects
 }
 
-// report logs the problems that are new, and the end of those that are over.
+// report logs new problems, and the end of problems that are over.
 func (s *Source) report(problems []problem) {
 	s.gauge.Set(float64(len(problems)))
 	for _, p := range problems {

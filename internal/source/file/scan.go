@@ -10,23 +10,24 @@ import (
 )
 
 const (
-	// settle is how long a file's content must stay the same, or the file missing, to be believed: it may be half written,
-	// or between an editor's two renames.
+	// settle is how long a file's content or absence must be unchanged before it is accepted. The
+	// file may be half written, or between two renames of an editor.
 	settle = 50 * time.Millisecond
-	// settleEmpty is settle for a file that held something and is empty: it is most likely about to be written.
+	// settleEmpty replaces settle for a file that had objects and is empty, as it is most likely
+	// about to be written.
 	settleEmpty = time.Second
-	// patience is when a file that changes all the time is taken as it is.
+	// patience is after how long a file that keeps changing is accepted as it is.
 	patience = 10 * settle
 )
 
-// files are the manifests of a directory as they were last believed to be.
+// files has the accepted content of a directory's manifests.
 type files struct {
 	directory string
 	parser    parser
 	known     map[string]*file
 	pending   map[string]*pending
 	problem   *problem  // of the directory itself
-	strange   []problem // of what is no file, though its name is a manifest's
+	strange   []problem // entries that are named like manifests and are not files
 }
 
 // file is one file with manifests.
@@ -36,15 +37,15 @@ type file struct {
 	problems []problem
 }
 
-// pending is a change that is not believed yet.
+// pending is a change that is not accepted yet.
 type pending struct {
-	raw   []byte // nil: the file is missing
+	raw   []byte // nil if the file is missing
 	since time.Time
-	first time.Time // of the changes since the file was last settled
+	first time.Time // when the file first differed from its accepted content
 }
 
-// scan reads the directory and tells when to do so again, and whether all that is in it is settled. While the directory
-// cannot be read, everything stays as it was.
+// scan reads the directory. It returns after how long to do so again, and whether all content is
+// accepted. While the directory cannot be read, the accepted content stays.
 func (f *files) scan() (wait time.Duration, settled bool) {
 	entries, err := os.ReadDir(f.directory)
 	if err != nil {
@@ -97,7 +98,7 @@ func (f *files) scan() (wait time.Duration, settled bool) {
 	return wait, len(f.pending) == 0
 }
 
-// fail notes that a file cannot be read; what it held stays.
+// fail records that a file cannot be read. Its objects stay.
 func (f *files) fail(name string, err error) {
 	delete(f.pending, name)
 	if f.known[name] == nil {
@@ -107,7 +108,8 @@ func (f *files) fail(name string, err error) {
 	f.known[name].problems = []problem{{file: name, detail: fmt.Sprintf("cannot be read: %v; make it readable for this process", err)}}
 }
 
-// see takes what a file holds now, nil if it is missing, and tells when to look again.
+// see compares a file's content with the accepted one. raw is nil if the file is missing. see
+// returns after how long to look again.
 func (f *files) see(name string, raw []byte, now time.Time) time.Duration {
 	known := f.known[name]
 	if known != nil && raw != nil && known.raw != nil && bytes.Equal(known.raw, raw) {

@@ -7,12 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestChangesAreBelievedWhenTheyLast looks at one file at made-up times.
+// TestChangesAreBelievedWhenTheyLast looks at one file at chosen times.
 func TestChangesAreBelievedWhenTheyLast(t *testing.T) {
 	old, half, whole := service("old"), service("ne"), service("new")
 	type look struct {
 		at   time.Duration
-		text string // "-": the file is missing
+		text string // "-" means that the file is missing
 		want string // the Service held then
 	}
 	for name, looks := range map[string][]look{

@@ -20,18 +20,18 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// api is an API server that keeps its objects in memory and fails as it is told to: what a real one does too seldom to
-// wait for.
+// api is an API server that keeps its objects in memory. Tests make it fail in ways that a real one
+// fails too seldom.
 type api struct {
 	*httptest.Server
 
 	mu      sync.Mutex
 	rv      uint64
-	oldest  uint64 // watches from before it have expired
+	oldest  uint64 // watches from earlier resourceVersions have expired
 	objects map[string]map[string]runtime.Object
 	events  []event
 	changed chan struct{}
-	// fault, if set, may answer a request in the API server's place.
+	// fault, if set, may answer a request instead of the API server.
 	fault    func(w http.ResponseWriter, r *http.Request) bool
 	requests []*http.Request
 }
@@ -102,7 +102,7 @@ func (a *api) happened(kind string, o runtime.Object) {
 	a.changed = make(chan struct{})
 }
 
-// compact lets all watches from the past expire.
+// compact makes all watches from the past expire.
 func (a *api) compact() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -110,7 +110,7 @@ func (a *api) compact() {
 	a.oldest = a.rv
 }
 
-// restore puts the API server back to a state without objects at an earlier resourceVersion.
+// restore puts the API server back to an earlier resourceVersion, without objects.
 func (a *api) restore(rv uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,7 +123,7 @@ func (a *api) fail(f func(w http.ResponseWriter, r *http.Request) bool) {
 	a.fault = f
 }
 
-// seen gives the requests so far for which want is true.
+// seen returns the requests so far for which want returns true.
 func (a *api) seen(want func(*http.Request) bool) []*http.Request {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -185,7 +185,7 @@ var listKinds = map[string]metav1.TypeMeta{
 
 func lastSegment(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
 
-// list answers in pages where asked to; a page's token is the number of objects before it.
+// list answers in pages if asked to. A page's token is the number of objects before it.
 func (a *api) list(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// codecs know the kinds that Slicecast reads and writes. client-go's clientset knows all that there are, and most of what an agent
-// has in memory would be theirs.
+// codecs knows the kinds that Slicecast reads and writes. client-go's clientset knows all kinds of
+// Kubernetes, which would be most of an agent's memory.
 var codecs = func() serializer.CodecFactory {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, corev1.SchemeGroupVersion)
@@ -33,7 +33,8 @@ var codecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme)
 }()
 
-// newClient gives a client for a group of the API, over an HTTP client if there is one.
+// newClient returns a client for a group of the API. If over is nil, the client gets an HTTP client
+// of its own.
 func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client) (*rest.RESTClient, error) {
 	config = rest.CopyConfig(config)
 	config.GroupVersion, config.APIPath = &group, "/apis"
@@ -54,7 +55,7 @@ func newClient(config *rest.Config, group schema.GroupVersion, over *http.Client
 	return client, nil
 }
 
-// Slices gives a function that lists the EndpointSlices of a Service, by one request.
+// Slices returns a function that lists the EndpointSlices of a Service with one request.
 func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]discoveryv1.EndpointSlice, error), error) {
 	client, err := newClient(config, discoveryv1.SchemeGroupVersion, nil)
 	if err != nil {
@@ -69,7 +70,7 @@ func Slices(config *rest.Config, of model.ServiceKey) (func(context.Context) ([]
 	}, nil
 }
 
-// TokenReviews gives a function that has the API server review a token, by one request.
+// TokenReviews returns a function that lets the API server review a token with one request.
 func TokenReviews(config *rest.Config) (func(context.Context, *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error), error) {
 	client, err := newClient(config, authenticationv1.SchemeGroupVersion, nil)
 	if err != nil {
@@ -81,11 +82,11 @@ func TokenReviews(config *rest.Config) (func(context.Context, *authenticationv1.
 	}, nil
 }
 
-// maxPublished bounds what is read of a path of the API server.
+// maxPublished bounds the size of what is read at a path of the API server, in bytes.
 const maxPublished = 1 << 20
 
-// Paths returns a function that reads a path of the API server that holds no object, such as its
-// keys, by one request.
+// Paths returns a function that reads a path of the API server with one request. It is for paths
+// that are not those of objects, such as the path of the API server's keys.
 func Paths(config *rest.Config) (func(ctx context.Context, path string) ([]byte, error), error) {
 	client, err := newClient(config, authenticationv1.SchemeGroupVersion, nil)
 	if err != nil {

@@ -11,15 +11,16 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Requests a second to the API server, sustained and at once. A source makes a handful of requests at its start and after
-// failures; the limit is what bounds the harm of a loop.
+// These limit the requests to the API server, per second and at once. A source makes a handful of
+// requests at its start and after failures. The limit bounds the damage of a loop.
 const (
 	queriesPerSecond = 20
 	queriesBurst     = 40
 )
 
-// Config gives the configuration for clients of the API server: that of the kubeconfig file's current context, or, with
-// an empty path, of the pod that this process runs in. Clients prefer protobuf.
+// Config returns the configuration for clients of the API server. It uses the current context of
+// the kubeconfig file. If the path is empty, it uses the ServiceAccount of the pod that this
+// process runs in. Clients prefer protobuf.
 func Config(kubeconfig string) (*rest.Config, error) {
 	config, err := load(kubeconfig)
 	if err != nil {
@@ -56,7 +57,7 @@ func load(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %s: the current-context %q is not among its contexts: add it or name another",
 			kubeconfig, file.CurrentContext)
 	}
-	// A loader by path, as relative paths in the file are relative to it.
+	// The file is loaded by its path, as relative paths in it are relative to its directory.
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil).ClientConfig()
 	if err != nil {

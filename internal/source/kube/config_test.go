@@ -61,7 +61,7 @@ func TestClientLogsAreQuiet(t *testing.T) {
 	}
 	for _, c := range []struct {
 		level, shown slog.Level
-		want         string // level in the output; empty: nothing
+		want         string // level in the output; empty if nothing is written
 	}{
 		{slog.LevelError, slog.LevelInfo, "WARN"},
 		{slog.LevelInfo, slog.LevelInfo, ""},

@@ -32,7 +32,7 @@ type running struct {
 	registry *prometheus.Registry
 }
 
-// start runs a source until the test's end.
+// start runs a source until the test ends.
 func start(t *testing.T, config *rest.Config) *running {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -152,7 +152,7 @@ func TestServesTheNamedProxy(t *testing.T) {
 	})[0].FormValue("labelSelector"))
 }
 
-// noStreams makes the API server one that does not stream lists.
+// noStreams is a fault that makes the API server refuse to stream lists.
 func noStreams(w http.ResponseWriter, r *http.Request) bool {
 	return isStream(r) && refuse(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 }
@@ -234,7 +234,7 @@ func TestDroppedConnectionResumesTheWatch(t *testing.T) {
 	require.NotContains(t, r.Changes(), "remove Service default/web")
 }
 
-// TestCutLists has lists that end too early, in every way that HTTP knows.
+// TestCutLists checks lists that end too early, in every way that HTTP allows.
 func TestCutLists(t *testing.T) {
 	for name, cut := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
 		"in a page": func(w http.ResponseWriter, r *http.Request) bool {
@@ -286,10 +286,10 @@ func TestCutLists(t *testing.T) {
 				}
 				if isServices(r) && !isWatch(r) {
 					if r.FormValue("resourceVersion") != "" {
-						// Not from the cache: then the list comes in pages.
+						// The request is not for the cache, so the list comes in pages.
 						return refuse(w, http.StatusGone, metav1.StatusReasonExpired)
 					}
-					cuts.Add(1) // before the answer, as some do not return
+					cuts.Add(1) // before the answer, as some cuts do not return
 					return cut(w, r)
 				}
 				return false
@@ -343,8 +343,9 @@ func TestPartialStreamedList(t *testing.T) {
 	require.Empty(t, r.Changes())
 }
 
-// TestItIsNotKnownHowFarTheServerIs has an API server whose watches go on while it can't say what the present is, as etcd does not answer: with an error,
-// and not at all.
+// TestItIsNotKnownHowFarTheServerIs checks an API server whose watches go on while etcd does not
+// answer, so that it cannot report its resourceVersion. The API server returns an error, or no
+// answer at all.
 func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
 	before := askTime
 	askTime = 500 * time.Millisecond
@@ -359,7 +360,7 @@ func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
 			a := newAPI(t)
 			r := start(t, a.config())
 			r.awaitSynced(t)
-			a.put(service("web")) // a watch that ends early and had nothing is taken for a bad one
+			a.put(service("web")) // a watch that ends early without any event counts as bad
 			eventually(t, "a Service", func() bool { return r.Get(serviceKey("web")) != nil })
 			isAsked := func(r *http.Request) bool { return isServices(r) && r.FormValue("limit") == "1" }
 			a.fail(func(w http.ResponseWriter, r *http.Request) bool {
@@ -374,7 +375,8 @@ func TestItIsNotKnownHowFarTheServerIs(t *testing.T) {
 	}
 }
 
-// TestStateGoesBackInTime has an etcd that was restored from a backup: believed when a second list says so.
+// TestStateGoesBackInTime checks an etcd that was restored from a backup. The source follows it
+// when a second list confirms the first.
 func TestStateGoesBackInTime(t *testing.T) {
 	a := newAPI(t)
 	for i := range 10 {
@@ -444,7 +446,7 @@ func TestStopsWhileTheServerIsDown(t *testing.T) {
 	eventually(t, "failed requests", func() bool { return testutil.ToFloat64(errors) >= 3 })
 	r.stop()
 
-	r = start(t, a.config()) // and where it was down from the start
+	r = start(t, a.config()) // the same if it was down from the start
 	errors = r.metrics().errors.WithLabelValues("Service", "watch")
 	eventually(t, "failed requests", func() bool { return testutil.ToFloat64(errors) >= 4 })
 	r.stop()

@@ -1,5 +1,6 @@
-// Package kube is the source that watches a Kubernetes API server. Each object is converted as it arrives and handed to
-// the sink; nothing but the converted objects stays in memory, not even while a long list comes in.
+// Package kube is the source that watches a Kubernetes API server. It converts each object as it
+// arrives and passes it to the sink. Only converted objects stay in memory, even while a long list
+// arrives.
 package kube
 
 import (
@@ -23,19 +24,19 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// Options of a Source. All but ServiceProxyName are required.
+// Options configures a Source. All fields except ServiceProxyName are required.
 type Options struct {
 	Config *rest.Config // see the function Config
-	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the Services to serve; empty:
-	// those without the label.
+	// ServiceProxyName is the value of the label service.kubernetes.io/service-proxy-name of the
+	// Services to serve. If it is empty, Services without the label are served.
 	ServiceProxyName string
 	Log              *slog.Logger
 	Metrics          prometheus.Registerer
 }
 
-// Source watches the Services, EndpointSlices, Nodes and ServiceCIDRs of a cluster. Its ServiceAccount or user needs to list
-// and watch them in all namespaces. Clusters before Kubernetes 1.33 have no ServiceCIDRs, and who may not see them is served as
-// if there were none.
+// Source watches the Services, EndpointSlices, Nodes and ServiceCIDRs of a cluster. Its user must
+// be allowed to list and watch them in all namespaces. Clusters before Kubernetes 1.33 have no
+// ServiceCIDRs. A Source that may not see them treats the cluster as if it had none.
 type Source struct {
 	client    *http.Client
 	resources []*resource
@@ -44,7 +45,7 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
-// New gives a Source; it sends nothing yet.
+// New returns a Source. It sends no request yet.
 func New(o Options) (*Source, error) {
 	client, err := rest.HTTPClientFor(o.Config)
 	if err != nil {
@@ -79,7 +80,7 @@ func New(o Options) (*Source, error) {
 	}}, nil
 }
 
-// Run implements source.Source. There is no failure that it does not retry.
+// Run implements source.Source. It retries after any failure.
 func (s *Source) Run(ctx context.Context, sink source.Sink) error {
 	defer s.client.CloseIdleConnections()
 	sink = source.WithServiceCIDRs(sink, s.skips)

@@ -20,8 +20,8 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// most returns the highest n below limit with which an object can be created, and creates it with that. The bound is the API server's, or
-// etcd's.
+// most returns the highest n below limit with which an object can be created, and creates the
+// object with it. The bound is that of the API server or of etcd.
 func most(t *testing.T, limit int, create func(n int) error, remove func() error) int {
 	t.Helper()
 	n := sort.Search(limit, func(n int) bool {
@@ -36,7 +36,7 @@ func most(t *testing.T, limit int, create func(n int) error, remove func() error
 	return n
 }
 
-// reported returns how many objects of a kind have lists of which not all is used.
+// reported returns how many objects of a kind have lists of which a part is left out.
 func reported(t *testing.T, r *running, kind string) (n float64) {
 	t.Helper()
 	families, err := r.registry.Gather()
@@ -51,8 +51,8 @@ func reported(t *testing.T, r *running, kind string) (n float64) {
 	return n
 }
 
-// The largest objects that a real API server takes are followed, and what is more than nodes use is left out of them: they are frames of
-// a bounded size.
+// TestTheLargestObjectsOfARealAPIServer checks that the largest objects that a real API server
+// accepts are followed. Parts beyond the bounds are left out, so their frames have a bounded size.
 func TestTheLargestObjectsOfARealAPIServer(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	config, err := Config(cp.Kubeconfig(t, cp.AdminConfig()))
@@ -104,7 +104,7 @@ func TestTheLargestObjectsOfARealAPIServer(t *testing.T) {
 	t.Logf("%d external IPs, %d hints of each of 1000 endpoints, %d ports", ips, hints, ports)
 	require.Greater(t, ips, model.MaxFrontends, "the API server takes what nodes do not use")
 
-	// Those that were tried before may come first.
+	// Objects that most has created before may come first.
 	want, err := directList(ctx, cp.Client())
 	require.NoError(t, err)
 	eventually(t, "all objects", func() bool { return len(sourcetest.Difference(r.Objects(), want)) == 0 })

@@ -7,13 +7,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// RouteLogs sends what client-go logs, by klog, to the logger: errors as warnings, since client-go retries, and the rest
-// for debugging only. It is for a process's start, before any client runs, as klog is one for the whole process.
+// RouteLogs routes what client-go logs through klog to the logger. Errors become warnings, as
+// client-go retries, and all else becomes debug output. RouteLogs must be called at the start of a
+// process, before any client runs, as klog's logger is global.
 func RouteLogs(log *slog.Logger) {
 	klog.SetSlogLogger(slog.New(quietHandler{log.Handler()}))
 }
 
-// leastVerbose is klog's V(4): above it come the headers and bodies of requests.
+// leastVerbose is klog's V(4). More verbose levels have the headers and bodies of requests.
 const leastVerbose = slog.Level(-4)
 
 type quietHandler struct{ slog.Handler }

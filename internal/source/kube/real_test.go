@@ -26,7 +26,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// churn changes objects of every kind at random, until it is told to stop. Those with "stays" in the name stay.
+// churn changes objects of every kind at random until it is stopped. Objects with "stays" in the
+// name stay.
 type churn struct {
 	client kubernetes.Interface
 	random *rand.Rand
@@ -37,7 +38,8 @@ var errStays = errors.New("this one stays")
 
 func (c *churn) run(ctx context.Context) {
 	for ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(ctx, time.Second) // requests fail while things are down
+		// Requests fail while components are down.
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		if c.step(ctx) == nil {
 			c.done.Add(1)
 		}
@@ -133,7 +135,7 @@ func (c *churn) createSlice(ctx context.Context, name string) error {
 	return err
 }
 
-// directList gives what a list of everything converts to.
+// directList returns what a list of everything converts to.
 func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key]source.Object, error) {
 	objects := map[model.Key]source.Object{}
 	converter := source.NewConverter("")
@@ -178,8 +180,9 @@ func directList(ctx context.Context, client kubernetes.Interface) (map[model.Key
 	return objects, nil
 }
 
-// TestRealAPIServer has the source follow a real API server through its failures, in the middle of churn: what it holds in
-// the end is what the API server has, and nothing was ever removed that was there all the time.
+// TestRealAPIServer lets the source follow a real API server through its failures, during churn. In
+// the end, it must hold what the API server has. Objects that existed all the time must never have
+// been removed.
 func TestRealAPIServer(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -238,7 +241,7 @@ func TestRealAPIServer(t *testing.T) {
 	inStep("the same state after the API server was killed")
 
 	require.NoError(t, cp.Etcd.Pause())
-	select { // etcd hangs for a while, that is the point
+	select { // etcd must hang for a while
 	case <-time.After(3 * time.Second):
 	case <-ctx.Done():
 	}

@@ -23,14 +23,15 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// backoff between attempts. Its cap is far below client-go's half a minute, which is for thousands of clients: here a
-// few servers ask, and each speaks for all of its nodes.
+// backoff is the delay between attempts. Its cap is far below client-go's 30 seconds, which is
+// meant for thousands of clients. Here, a few servers ask, and each of them serves many nodes.
 var backoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 5 * time.Second}
 
-// backoffReset is how long after the last failure the back-off starts anew.
+// backoffReset is how long after the last failure the back-off starts at its minimum again.
 const backoffReset = time.Minute
 
-// absence is how often an API server that does not have an optional kind, or does not let it be seen, is asked again.
+// absence is how often an API server that lacks an optional kind, or does not permit access to it,
+// is asked again.
 var absence = time.Minute
 
 type shared struct {
@@ -39,27 +40,27 @@ type shared struct {
 	metrics   *metrics
 }
 
-// resource watches one kind of object: it stands between a client-go reflector and the API server, where it counts and
-// reports, and between the reflector and the sink, where it is the reflector's store.
+// resource watches one kind of object. It is the reflector's client of the API server, where it
+// counts and reports requests. It is also the reflector's store, which passes objects to the sink.
 type resource struct {
 	shared
 	kind    model.Kind
 	example metav1.Object
 	server  *cache.ListWatch
 	log     *slog.Logger
-	// optional: the sync waits for the API server's first answer only, whatever it is.
+	// optional means that the sync only waits for the API server's first answer, whatever it is.
 	optional bool
 
-	failing atomic.Bool // the last request failed, and that was reported
-	absent  atomic.Bool // it was reported that the API server does not have this kind, or does not let it be seen
+	failing atomic.Bool // whether the last request failed and that was reported
+	absent  atomic.Bool // whether it was reported that the kind is absent
 
-	// The rest belongs to the reflector's goroutine.
+	// Only the reflector's goroutine uses the fields below.
 	sink    source.Sink
-	synced  func() // nil once it was called
+	synced  func() // nil once it has been called
 	watch   watch.Interface
-	listed  string // resourceVersion of a list that no watch goes on from yet
-	highest uint64 // resourceVersion seen
-	doubted bool   // the last list was older than that and was not believed
+	listed  string // resourceVersion of a list after which no watch has begun yet
+	highest uint64 // highest resourceVersion seen
+	doubted bool   // the last list was older than highest and was refused
 }
 
 func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
@@ -68,7 +69,7 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 		&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.openWatch},
 		r.example, r, cache.ReflectorOptions{Name: r.kind.String(), Backoff: &backoff})
 	_ = backoff.DelayWithReset(clock.RealClock{}, backoffReset).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
-		// What fails in here are requests and Replace, which have reported it.
+		// Only requests and Replace fail here, and they have reported it.
 		err := reflector.ListAndWatchWithContext(ctx)
 		if answer := apierrors.APIStatus(nil); r.optional && errors.As(err, &answer) {
 			r.done()
@@ -83,7 +84,7 @@ func (r *resource) run(ctx context.Context, sink source.Sink, synced func()) {
 	})
 }
 
-// done tells, once, that the sync need not wait for this kind any longer.
+// done reports, once, that the sync need not wait for this kind any longer.
 func (r *resource) done() {
 	if r.synced != nil {
 		r.synced()
@@ -91,13 +92,14 @@ func (r *resource) done() {
 	}
 }
 
-// isAbsence tells whether an API server does not have the kind asked for, or does not let it be seen.
+// isAbsence reports whether the API server lacks a kind, or does not permit access to it.
 func isAbsence(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 
-// list is the reflector's way to the API server for servers that do not stream lists.
+// list lists objects for the reflector, if the API server does not stream lists.
 func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if o.ResourceVersion == "0" {
-		// The reflector would take the first list from any cache, however old. Nodes may know better: ask for the present.
+		// The reflector would accept the first list from any cache, however old. Nodes may have
+		// seen newer state, so request the present state.
 		o.ResourceVersion = ""
 	}
 	list, err := r.server.ListWithContextFunc(ctx, o)
@@ -108,14 +110,17 @@ func (r *resource) list(ctx context.Context, o metav1.ListOptions) (runtime.Obje
 	return list, err
 }
 
-// askTime is how long the API server is asked how far it has come, and askInterval the pause where it gives an error.
+// askTime bounds how long the API server is asked for its resourceVersion, and askInterval is the
+// pause after an error.
 const askInterval = time.Second
 
 var askTime = 20 * time.Second
 
-// ahead gives an error where the API server has not come as far as a watch is to begin, as after etcd was restored from a backup. It would accept the
-// watch, and then be silent until it has come there, whatever becomes of its objects meanwhile. One that is away, or does
-// not let the kind be seen, gives the error that the watch would. If it does not say how far it has come, nil.
+// ahead returns an error if the API server has not reached the resourceVersion at which a watch is
+// to begin, as after a restore of etcd. The API server would accept such a watch, and be silent
+// until it has reached that version, whatever happens to its objects meanwhile. If the API server
+// is down or does not permit access to the kind, ahead returns the error that the watch would
+// return. If its resourceVersion cannot be determined, ahead returns nil.
 func (r *resource) ahead(ctx context.Context, known string) error {
 	asking, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -132,12 +137,12 @@ func (r *resource) ahead(ctx context.Context, known string) error {
 			r.log.Debug("it is not known how far the API server has come; going on from what is known", "error", err)
 			return nil
 		case <-time.After(askInterval): // it may be starting
-		}
+		} // it may be starting
 	}
 }
 
 func (r *resource) isAhead(known, of string) error {
-	number := func(resourceVersion string) uint64 { // 0: it is none
+	number := func(resourceVersion string) uint64 { // 0 if it is not a number
 		n, _ := strconv.ParseUint(resourceVersion, 10, 64)
 		return n
 	}
@@ -145,11 +150,11 @@ func (r *resource) isAhead(known, of string) error {
 	if have == 0 || have >= want {
 		return nil
 	}
-	r.doubted = true // the list that follows is the second that says so
+	r.doubted = true // the list that follows will be the second one that is older
 	return apierrors.NewResourceExpired(fmt.Sprintf("the API server is at resourceVersion %d, and %d was seen", have, want))
 }
 
-// resourceVersion gives that of a list; "": it has none.
+// resourceVersion returns the resourceVersion of a list, or an empty string if it has none.
 func resourceVersion(list runtime.Object) string {
 	m, err := meta.ListAccessor(list)
 	if err != nil {
@@ -158,7 +163,7 @@ func resourceVersion(list runtime.Object) string {
 	return m.GetResourceVersion()
 }
 
-// openWatch is the reflector's way to the API server for watches, those that begin with a list included.
+// openWatch opens watches for the reflector, including those that begin with a list.
 func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	if o.SendInitialEvents == nil && o.ResourceVersion != r.listed {
 		if err := r.ahead(ctx, o.ResourceVersion); err != nil {
@@ -172,7 +177,8 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	r.report(ctx, "watch", o, err)
 	if err != nil {
 		if o.SendInitialEvents != nil && net.IsConnectionRefused(err) {
-			// The reflector would sleep on this one without an eye on the context; run's back-off has one.
+			// The reflector would sleep on this error without watching ctx. run's back-off watches
+			// it.
 			return nil, errors.New(err.Error())
 		}
 		return nil, err
@@ -181,7 +187,7 @@ func (r *resource) openWatch(ctx context.Context, o metav1.ListOptions) (watch.I
 	return w, nil
 }
 
-// report counts a failure and logs the first of several in a row, and what ends them.
+// report counts a failure. It logs the first of consecutive failures, and the success after them.
 func (r *resource) report(ctx context.Context, operation string, o metav1.ListOptions, err error) {
 	switch {
 	case err == nil:

@@ -15,8 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv/controlplane"
 )
 
-// TestEtcdRestoredFromABackup has a real etcd go back to a copy of its data: the cluster has what was in that then, and an API server takes watches from
-// resourceVersions that are lost without a word.
+// TestEtcdRestoredFromABackup puts a real etcd back to a copy of its data. The cluster then has the
+// objects of the copy. Its API server silently accepts watches from resourceVersions that are lost.
 func TestEtcdRestoredFromABackup(t *testing.T) {
 	cp := controlplane.Start(t, controlplane.Options{})
 	ctx := context.Background()

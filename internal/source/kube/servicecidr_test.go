@@ -27,7 +27,7 @@ func serviceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
 
 func node(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
 
-// ranges gives the service CIDRs that a Node has with the sink.
+// ranges returns the service CIDRs that the sink's Node has.
 func ranges(r *sourcetest.Recorder, name string) string {
 	n, ok := r.Get(model.Key{Kind: model.KindNode, Name: name}).(*model.Node)
 	if !ok {
@@ -57,7 +57,7 @@ func TestNodesHaveTheServiceCIDRs(t *testing.T) {
 	is("another ServiceCIDR", "[10.64.0.0/16 10.96.0.0/16 fd00:10:96::/112]")
 	require.ElementsMatch(t, []string{"add Node n2", "change Node n1", "change Node n2"}, r.Changes())
 
-	// One that is being deleted, or not ready yet, counts as in kube-proxy.
+	// A ServiceCIDR that is being deleted or not ready counts, as in kube-proxy.
 	leaving := serviceCIDR("more", "10.64.0.0/16")
 	now := metav1.Now()
 	leaving.DeletionTimestamp = &now
@@ -73,7 +73,7 @@ func TestNodesHaveTheServiceCIDRs(t *testing.T) {
 	a.delete(serviceCIDR("same"))
 	is("one that is gone", "[10.96.0.0/16 fd00:10:96::/112]")
 
-	// What happens while watches have expired is seen in the lists.
+	// Lists show what happens while watches have expired.
 	a.fail(func(w http.ResponseWriter, r *http.Request) bool {
 		return refuse(w, 503, metav1.StatusReasonServiceUnavailable)
 	})
@@ -93,7 +93,7 @@ func TestSyncsWithoutServiceCIDRs(t *testing.T) {
 	for name, c := range map[string]struct {
 		code   int
 		reason metav1.StatusReason
-		log    string // once
+		log    string // must be logged once
 		errors float64
 	}{
 		"before Kubernetes 1.33": {404, metav1.StatusReasonNotFound, "level=INFO msg=\"the API server has no ServiceCIDRs", 0},
@@ -112,7 +112,9 @@ func TestSyncsWithoutServiceCIDRs(t *testing.T) {
 				asked.Add(1)
 				return refuse(w, c.code, c.reason)
 			})
-			var log bytes.Buffer // the handler writes one record at a time, and it is read when the source has ended
+			// The handler writes one record at a time, and the test reads it after the source has
+			// ended.
+			var log bytes.Buffer
 			s, err := New(Options{Config: a.config(), Log: slog.New(slog.NewTextHandler(&log, nil)), Metrics: prometheus.NewRegistry()})
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(context.Background())
@@ -135,7 +137,9 @@ func TestSyncsWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
-// A server that is not answered at all does not know whether there are ServiceCIDRs: with a guess nodes would be programmed twice.
+// TestSyncWaitsForAnAnswerAboutServiceCIDRs checks that a server does not sync before the API
+// server has answered whether there are ServiceCIDRs. With a guess, nodes might be programmed
+// twice.
 func TestSyncWaitsForAnAnswerAboutServiceCIDRs(t *testing.T) {
 	a := newAPI(t)
 	a.put(node("n1"))

@@ -16,10 +16,10 @@ var (
 	_ cache.ReflectorBookmarkStore = (*resource)(nil)
 )
 
-// converted is an object as the reflector holds it while a streamed list is incomplete.
+// converted is an object as the reflector stores it while a streamed list is incomplete.
 type converted struct {
 	key    model.Key
-	object source.Object // nil: left out
+	object source.Object // nil if it is left out
 	skips  []source.Skip
 }
 
@@ -39,7 +39,8 @@ func (r *resource) Transformer() cache.TransformFunc {
 // Add implements cache.ReflectorStore.
 func (r *resource) Add(o any) error { return r.Update(o) }
 
-// Update implements cache.ReflectorStore. An object that is left out now may have been in before.
+// Update implements cache.ReflectorStore. An object that is left out is removed, as an earlier
+// version may not have been left out.
 func (r *resource) Update(o any) error {
 	c, rv := r.convert(o), source.ResourceVersion(o.(metav1.Object))
 	r.saw(rv)
@@ -72,8 +73,8 @@ func (r *resource) Bookmark(resourceVersion string) error {
 	return nil
 }
 
-// Replace implements cache.ReflectorStore: the reflector calls it with complete lists only. Objects that are not in the
-// list are removed from every node, so it must be a list that can be believed.
+// Replace implements cache.ReflectorStore. The reflector only calls it with complete lists. Objects
+// that are not in the list are removed from every node, so Replace refuses implausible lists.
 func (r *resource) Replace(list []any, resourceVersion string) error {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv == 0 {
@@ -81,8 +82,9 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 			"in its place?", resourceVersion))
 	}
 	if rv < r.highest {
-		// The API server answers requests for a list with one at least as new as what was last seen, unless that is lost:
-		// etcd was restored from a backup, or this is another cluster. Then a second list says the same.
+		// The API server answers with a list at least as new as what was last seen, unless that
+		// state is lost: etcd was restored from a backup, or this is another cluster. In these
+		// cases, a second list confirms the first.
 		if !r.doubted {
 			r.doubted = true
 			return r.refuse(fmt.Errorf("a list at resourceVersion %d is older than what was seen, %d: asking again",
@@ -97,7 +99,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	skips := map[model.Key][]source.Skip{}
 	for i, o := range list {
 		c := r.convert(o)
-		list[i] = nil // a paged list holds whole objects: let go of each
+		list[i] = nil // a paged list holds whole objects, so each is released after its conversion
 		if c.object != nil {
 			objects = append(objects, c.object)
 		}
@@ -113,7 +115,7 @@ func (r *resource) Replace(list []any, resourceVersion string) error {
 	return nil
 }
 
-// Resync implements cache.ReflectorStore; there is nothing to do.
+// Resync implements cache.ReflectorStore. It does nothing.
 func (r *resource) Resync() error { return nil }
 
 func (r *resource) saw(rv uint64) {
@@ -121,8 +123,8 @@ func (r *resource) saw(rv uint64) {
 	r.metrics.lastEvent.WithLabelValues(r.kind.String()).SetToCurrentTime()
 }
 
-// refuse reports a list that is not believed and gives the reflector a reason to try again. The reflector would leave the
-// watch of a streamed list open, so it ends here.
+// refuse reports a list that is not accepted, and returns err, which makes the reflector try again.
+// It stops the watch of a streamed list, as the reflector would leave it open.
 func (r *resource) refuse(err error) error {
 	r.metrics.errors.WithLabelValues(r.kind.String(), "replace").Inc()
 	r.log.Warn("refused a list from the API server, keeping what is known and trying again", "error", err)

@@ -1,4 +1,4 @@
-// Package sourcetest has a sink for the tests of sources.
+// Package sourcetest provides a sink for the tests of sources.
 package sourcetest
 
 import (
@@ -11,11 +11,12 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// Recorder is a sink that holds what it is given, and remembers what changed it. A breach of the Sink's contract panics.
+// Recorder is a sink that stores what it is given, and records the changes. It panics if the Sink's
+// contract is broken.
 type Recorder struct {
-	calls [model.KindNode + 1]sync.Mutex // held during a call for the kind
+	calls [model.KindNode + 1]sync.Mutex // each is held during a call for the kind
 
-	mu       sync.Mutex
+	mu       sync.Mutex // guards the fields below
 	objects  map[model.Key]source.Object
 	replaced map[model.Kind]int
 	synced   int
@@ -25,12 +26,12 @@ type Recorder struct {
 
 var _ source.Sink = (*Recorder)(nil)
 
-// New gives a Recorder that holds nothing.
+// New returns an empty Recorder.
 func New() *Recorder {
 	return &Recorder{objects: map[model.Key]source.Object{}, replaced: map[model.Kind]int{}}
 }
 
-// enter begins a call for the kind, and panics if another is under way.
+// enter begins a call for a kind, and panics if another one is in progress.
 func (r *Recorder) enter(kind model.Kind) (leave func()) {
 	if !r.calls[kind].TryLock() {
 		panic(fmt.Sprintf("two calls for %s at once", kind))
@@ -120,14 +121,14 @@ func same(a, b source.Object) bool {
 	return a.(model.Object).ContentVersion() == b.(model.Object).ContentVersion()
 }
 
-// IsSynced tells whether Synced was called.
+// IsSynced reports whether Synced was called.
 func (r *Recorder) IsSynced() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.synced > 0
 }
 
-// Changes gives what has changed since it was last called, such as "remove Service default/web", in order.
+// Changes returns the changes since its last call in order, such as "remove Service default/web".
 func (r *Recorder) Changes() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,14 +137,14 @@ func (r *Recorder) Changes() []string {
 	return c
 }
 
-// Get gives an object, or nil.
+// Get returns an object, or nil.
 func (r *Recorder) Get(key model.Key) source.Object {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.objects[key]
 }
 
-// Keys gives the keys of the objects of these kinds, in order.
+// Keys returns the keys of the objects of these kinds, in order.
 func (r *Recorder) Keys(kinds ...model.Kind) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -156,28 +157,29 @@ func (r *Recorder) Keys(kinds ...model.Kind) []string {
 	return keys
 }
 
-// Objects gives all that the sink holds.
+// Objects returns all objects that the sink holds.
 func (r *Recorder) Objects() map[model.Key]source.Object {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.objects)
 }
 
-// Replaced tells how often Replace was called for the kind.
+// Replaced returns how often Replace was called for a kind.
 func (r *Recorder) Replaced(kind model.Kind) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.replaced[kind]
 }
 
-// Highest gives the highest resourceVersion given.
+// Highest returns the highest resourceVersion that the sink was given.
 func (r *Recorder) Highest() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.highest
 }
 
-// Difference tells how the objects of two sinks or clusters differ; empty: not at all.
+// Difference describes how the objects of two sinks or clusters differ. It is empty if they are the
+// same.
 func Difference(have, want map[model.Key]source.Object) []string {
 	var diff []string
 	for key, w := range want {
