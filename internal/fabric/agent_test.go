@@ -27,50 +27,51 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// agent is a node's client, behind a proxy of its own. What its cache holds it acknowledges as programmed.
+// agent is a node's client, which may connect through a proxy of its own. It acknowledges what its
+// cache holds as programmed.
 type agent struct {
 	node       string
 	cache      *client.Cache
 	client     *client.Client
-	checkpoint *client.Checkpoint // nil: none
+	checkpoint *client.Checkpoint // nil if there is none
 	registry   *prometheus.Registry
 	traffic    traffic
 	stop       func()
 
 	inSyncs atomic.Int64
-	// updated gets a value after an update.
+	// updated receives a value after an update.
 	updated chan struct{}
-	// tamper is called, if set, with each update before it is applied, until it gives true.
+	// tamper, if set, is called with each update before it is applied, until it returns true.
 	tamper atomic.Pointer[func(*model.Update) bool]
 
-	mu sync.Mutex
-	// epoch and acked are what the agent has acknowledged.
+	mu sync.Mutex // guards the fields below
+	// epoch and acked are the positions that the agent has acknowledged.
 	epoch uint64
 	acked map[uint32]uint64
-	// updates counts how often each object has come, if it is not nil.
+	// updates counts how often each object was received, if it is not nil.
 	updates map[model.Key]int
 }
 
-// agentOptions are how agents differ.
+// agentOptions are the settings in which agents differ.
 type agentOptions struct {
-	// node is the Node that it is of; "": it is an observer.
+	// node is the name of the agent's Node. If it is empty, the client is an observer.
 	node string
-	// checkpoint is the path of the file to begin with and to save to; "": none.
+	// checkpoint is the path of the file to load and to save; empty if there is none.
 	checkpoint   string
 	subscription *pb.Subscription
-	// servers are the addresses of servers or proxies; find, if it is set, finds them.
+	// servers has the addresses of servers or proxies. find, if set, finds the servers instead.
 	servers []string
 	find    func(context.Context) ([]client.Server, error)
-	// before, if any, sees each frame before it is decoded.
+	// before, if set, is called with each frame before it is decoded.
 	before func(wire.Frame)
 	logs   *logs
-	// dial are options beside those that all agents have.
+	// dial has options in addition to those of all agents.
 	dial []grpc.DialOption
-	// count: remember which objects have come.
+	// count makes the agent count the objects that it receives.
 	count bool
 }
 
-// follow runs a client until the test, or stop, ends it.
+// follow runs a client until the test ends or stop is called.
 func follow(t proxytest.T, o agentOptions) *agent {
 	t.Helper()
 	a := &agent{node: o.node, cache: client.NewCache(), registry: prometheus.NewRegistry(), updated: make(chan struct{}, 1), acked: make(map[uint32]uint64)}
@@ -157,7 +158,7 @@ func (a *agent) observe(r *wire.Response) {
 	maps.Copy(a.acked, changes.Positions)
 }
 
-// named gives the objects that an update names.
+// named returns the keys of the objects in an update.
 func named(u *model.Update) map[model.Key]struct{} {
 	out := make(map[model.Key]struct{})
 	for _, s := range u.Services {
@@ -179,10 +180,11 @@ func named(u *model.Update) map[model.Key]struct{} {
 func (a *agent) save() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	a.checkpoint.Run(ctx) // it saves at its end
+	a.checkpoint.Run(ctx) // it saves when it ends
 }
 
-// objects gives what the cache holds, by content: versions are computed anew, and have to be those that the cache counts by.
+// objects returns what the cache holds. It computes the versions anew, and they must be those in
+// the cache.
 func (a *agent) objects() (map[model.Key]model.Object, error) {
 	held := make(map[model.Key]model.Object)
 	for _, key := range a.cache.Services() {
@@ -206,7 +208,7 @@ func (a *agent) objects() (map[model.Key]model.Object, error) {
 	return held, nil
 }
 
-// rehashed gives the object with the version of its content.
+// rehashed returns the object with a newly computed version.
 func rehashed(o model.Object) model.Object {
 	switch o := o.(type) {
 	case *model.Service:
@@ -220,10 +222,11 @@ func rehashed(o model.Object) model.Object {
 	panic(fmt.Sprintf("%T", o))
 }
 
-// differs tells in what the agent differs from what it should hold: the objects of the cluster that its subscription wants,
-// with the same content and the digests that follow from it, its Node, and all of it acknowledged. nil: in nothing.
+// differs returns how the agent differs from its target, and nil if it does not. The target is the
+// subscribed objects of the cluster with the same content and digests, and the agent's Node, all of
+// them acknowledged.
 func (a *agent) differs(want map[model.Key]source.Object, subscription *pb.Subscription) error {
-	if err := a.unsettled(want, subscription); err != nil { // which costs little, while it is polled for
+	if err := a.unsettled(want, subscription); err != nil { // cheap, as it is polled
 		return err
 	}
 	return a.contentDiffers(want, subscription)
@@ -254,10 +257,12 @@ func (a *agent) contentDiffers(want map[model.Key]source.Object, subscription *p
 	return nil
 }
 
-// unsettled tells whether the Node, or the digest of a shard, is another one, or a shard is not acknowledged.
+// unsettled returns an error if the Node or the digest of a shard differs, or if a shard is not
+// acknowledged.
 func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Subscription) error {
 	node, _ := want[model.Key{Kind: model.KindNode, Name: a.node}].(*model.Node)
-	// A Node that is gone stays with those who had it, and so do addresses and pod CIDRs that a new one lacks.
+	// A deleted Node stays with agents that had it, and so do addresses and pod CIDRs that a new
+	// one lacks.
 	if have := a.cache.Node(); node != nil {
 		if have != nil && len(node.InternalIPs) == 0 {
 			completed := *node
@@ -292,7 +297,7 @@ func (a *agent) unsettled(want map[model.Key]source.Object, subscription *pb.Sub
 	return nil
 }
 
-// wants tells whether a subscription (nil: everything) names a Service.
+// wants reports whether a subscription includes a Service. nil includes everything.
 func wants(s *pb.Subscription, key model.ServiceKey) bool {
 	return s == nil || slices.Contains(s.GetNamespaces(), key.Namespace) ||
 		slices.ContainsFunc(s.GetServices(), func(n *pb.ServiceName) bool {
@@ -300,7 +305,7 @@ func wants(s *pb.Subscription, key model.ServiceKey) bool {
 		})
 }
 
-// eventually polls without a goroutine for each look, of which there are many.
+// eventually polls a condition. It uses no goroutine per poll, as there are many.
 func eventually(is func() bool) bool {
 	deadline := time.After(patience)
 	for pause := tick; !is(); pause = min(2*pause, 50*time.Millisecond) {
@@ -313,7 +318,7 @@ func eventually(is func() bool) bool {
 	return true
 }
 
-// waitEquals waits until the agent holds what the cluster does.
+// waitEquals waits until the agent holds what the cluster holds.
 func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	t.Helper()
 	want := c.state()
@@ -323,10 +328,10 @@ func (a *agent) waitEquals(t proxytest.T, c *cluster) {
 	}
 }
 
-// traffic counts the bytes of a client's connections below TLS, from the end of each handshake on.
+// traffic counts the bytes of a client's connections below TLS, after each handshake.
 type traffic struct{ received, sent atomic.Int64 }
 
-// bytes gives the count of both directions.
+// bytes returns the count of both directions.
 func (c *traffic) bytes() int64 { return c.received.Load() + c.sent.Load() }
 
 func (c *traffic) reset() {
@@ -334,7 +339,7 @@ func (c *traffic) reset() {
 	c.sent.Store(0)
 }
 
-// dialOptions are for a client whose connections are counted.
+// dialOptions returns options for a client whose traffic is counted.
 func (c *traffic) dialOptions(name string) []grpc.DialOption {
 	config := &tls.Config{
 		RootCAs: identities.ca.Pool(), Certificates: []tls.Certificate{identities.client(name)}, MinVersion: tls.VersionTLS13,

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// endpoints counts those of Web that an agent holds.
+// endpoints returns how many endpoints of Web an agent holds.
 func (a *agent) endpoints() int {
 	_, slices := a.cache.Service(modeltest.Web().ServiceKey())
 	n := 0
@@ -24,7 +24,8 @@ func (a *agent) endpoints() int {
 
 func web(endpoints int) *model.Slice { return model.NewSlice(modeltest.WebSlice(endpoints)) }
 
-// An agent that comes from a server that is ahead gets nothing of a server whose watch is held back, until that has caught up.
+// TestNoTimeTravel checks that an agent that moves from a server that is ahead gets nothing from
+// one whose watch is held back, until that server has caught up.
 func TestNoTimeTravel(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
 	behind, caughtUp := &watch{cluster: c}, "slicecast_server_behind_waits_total"
@@ -33,7 +34,7 @@ func TestNoTimeTravel(t *testing.T) {
 	p := proxytest.New(t, ahead.address())
 	a := follow(t, agentOptions{node: nodes[0], servers: []string{p.Address()}, count: true})
 	a.waitEquals(t, c)
-	// Whoever holds nothing may have what the replica has.
+	// A client that holds nothing gets what the replica has.
 	fresh := follow(t, agentOptions{node: nodes[1], servers: []string{replica.address()}})
 	fresh.waitEquals(t, c)
 
@@ -47,7 +48,7 @@ func TestNoTimeTravel(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return replica.metric(t, "slicecast_server_stream_starts_total", "resume") > streams
 	}, patience, tick)
-	// It waits, while others are served.
+	// The agent waits while others are served.
 	require.Equal(t, 1, fresh.endpoints())
 	follow(t, agentOptions{node: nodes[2], servers: []string{replica.address()}, count: true}).waitEndpoints(t, 1)
 	require.Equal(t, inSyncs, a.inSyncs.Load())
@@ -62,8 +63,9 @@ func TestNoTimeTravel(t *testing.T) {
 	require.Zero(t, replica.metric(t, caughtUp, "gave_up"))
 }
 
-// An agent that holds the same as a server which is behind gets nothing of what leads from there to where it was: a change, and
-// the one that undid it.
+// TestNoTimeTravelByWayOfTheSameState checks an agent that holds the same state as a server that is
+// behind. The server must not send the history up to the agent's versions: a change, and the one
+// that undid it.
 func TestNoTimeTravelByWayOfTheSameState(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
 	behind := &watch{cluster: c}
@@ -90,7 +92,7 @@ func TestNoTimeTravelByWayOfTheSameState(t *testing.T) {
 	behind.release()
 	fresh.waitEndpoints(t, 1)
 	a.waitEquals(t, c)
-	// It follows again, and has never been elsewhere.
+	// The agent follows again, and has never left the server.
 	require.LessOrEqual(t, a.came(), updates+1)
 	c.upsert(web(3))
 	a.waitEquals(t, c)
@@ -98,7 +100,8 @@ func TestNoTimeTravelByWayOfTheSameState(t *testing.T) {
 	require.Zero(t, replica.metric(t, "slicecast_server_behind_waits_total"))
 }
 
-// A client that was cut off while it waited is no other one when it comes again.
+// TestNoTimeTravelAfterACut checks that a client that was cut off while it waited still waits on
+// its next stream.
 func TestNoTimeTravelAfterACut(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
 	behind := &watch{cluster: c}
@@ -125,7 +128,8 @@ func TestNoTimeTravelAfterACut(t *testing.T) {
 	require.Equal(t, updates, a.came())
 }
 
-// The wait is bounded: better an old state than none that changes.
+// TestTimeTravelAfterAWait checks that the wait is bounded, as an old state is better than one that
+// never changes.
 func TestTimeTravelAfterAWait(t *testing.T) {
 	c := newCluster(modeltest.Web(), web(1))
 	behind := &watch{cluster: c}
@@ -150,7 +154,7 @@ func TestTimeTravelAfterAWait(t *testing.T) {
 	a.waitEquals(t, c)
 }
 
-// came counts the objects that have come.
+// came returns how many objects were received.
 func (a *agent) came() (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -9,7 +9,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// cluster is the truth: what an API server would hold. Each change has a resourceVersion of its own.
+// cluster is the true state, as an API server would hold it. Each change has its own
+// resourceVersion.
 type cluster struct {
 	mu      sync.Mutex
 	version uint64
@@ -43,7 +44,7 @@ func (c *cluster) remove(key model.Key) {
 	c.tellLocked(func(s source.Sink) { s.Remove(key, version) })
 }
 
-// replace changes all objects of a kind, and the watches hear of it by a new list.
+// replace changes all objects of a kind at once. The watches see a new list.
 func (c *cluster) replace(kind model.Kind, change func(objects map[model.Key]source.Object)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,17 +74,17 @@ func (c *cluster) tellLocked(event func(source.Sink)) {
 	}
 }
 
-// state gives all objects.
+// state returns all objects.
 func (c *cluster) state() map[model.Key]source.Object {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.objects)
 }
 
-// watch is a server's source: a watch of the cluster. It can be held back.
+// watch is a server's source, which watches the cluster. Its events can be held back.
 type watch struct {
 	cluster *cluster
-	// What follows is guarded by the cluster's lock.
+	// The cluster's lock guards the fields below.
 	sink    source.Sink
 	held    bool
 	waiting []func(source.Sink)
@@ -109,14 +110,14 @@ func (w *watch) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// hold keeps what happens from now on from the server.
+// hold holds back what happens from now on.
 func (w *watch) hold() {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
 	w.held = true
 }
 
-// release tells the server what has happened meanwhile.
+// release passes on everything that was held back.
 func (w *watch) release() {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()
@@ -126,7 +127,7 @@ func (w *watch) release() {
 	w.held = false
 }
 
-// next tells the server of the first of what has happened meanwhile.
+// next passes on the first event that was held back.
 func (w *watch) next() {
 	w.cluster.mu.Lock()
 	defer w.cluster.mu.Unlock()

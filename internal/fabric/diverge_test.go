@@ -11,7 +11,8 @@ import (
 	"github.com/slicecast/slicecast/internal/source"
 )
 
-// A cache that has become wrong is found by a heartbeat and repaired by the buckets that differ, which both sides count and log.
+// TestDivergenceIsFoundAndRepaired checks that a heartbeat detects a wrong cache, and that the
+// buckets that differ are sent again. Both sides count and log this.
 func TestDivergenceIsFoundAndRepaired(t *testing.T) {
 	var objects []source.Object
 	for i := range 200 {

@@ -16,14 +16,14 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// serversName is a host name that all servers' certificates have.
+// serversName is a host name that is in the certificates of all servers.
 const serversName = "slicecast.test"
 
-// dns is what knows the addresses of serversName, for this process.
+// dns resolves serversName for this process.
 type dns struct {
 	mu        sync.Mutex
 	addresses []netip.Addr
-	asked     int // for IPv4 addresses
+	asked     int // queries for IPv4 addresses
 }
 
 func newDNS(t *testing.T) *dns {
@@ -35,7 +35,8 @@ func newDNS(t *testing.T) *dns {
 	running.Go(func() { d.serve(conn) })
 	before := net.DefaultResolver
 	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-		return net.DialUDP("udp", nil, conn.LocalAddr().(*net.UDPAddr)) // a Dialer would read what is set here
+		// A Dialer would use the resolver that is set here.
+		return net.DialUDP("udp", nil, conn.LocalAddr().(*net.UDPAddr))
 	}}
 	t.Cleanup(func() {
 		net.DefaultResolver = before
@@ -58,7 +59,7 @@ func (d *dns) serve(conn net.PacketConn) {
 		}
 		d.answer(&m)
 		if answer, err := m.Pack(); err == nil {
-			_, _ = conn.WriteTo(answer, from) // who gets none asks again
+			_, _ = conn.WriteTo(answer, from) // a client without an answer asks again
 		}
 	}
 }
@@ -81,7 +82,7 @@ func (d *dns) answer(m *dnsmessage.Message) {
 	}
 }
 
-// lead sets the addresses.
+// lead sets the addresses that serversName resolves to.
 func (d *dns) lead(servers ...*server) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -97,8 +98,8 @@ func (d *dns) questions() int {
 	return d.asked
 }
 
-// A host name stands for all servers that it leads to. It is asked for when none of those that are known answers, and not
-// before.
+// TestServersByDNS checks that a host name stands for all servers that it resolves to. It is
+// resolved when no known server answers, and not before.
 func TestServersByDNS(t *testing.T) {
 	d := newDNS(t)
 	c := newLargeCluster(t)

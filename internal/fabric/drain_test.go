@@ -9,10 +9,12 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// farewell is for what is said on a stream that ends: the last acknowledgements, Drain, the status, the end of TLS.
+// farewell bounds the bytes at the end of a stream: the last acknowledgements, Drain, the status,
+// and the end of TLS.
 const farewell = 512
 
-// A server that stops sends its agents to the other one, which has nothing to send them.
+// TestDrain checks that a server that stops sends its agents to another one, which has nothing to
+// send them.
 func TestDrain(t *testing.T) {
 	c := newLargeCluster(t)
 	gentle := func(c *app.Config) { c.DrainWindow, c.GracePeriod = 200*time.Millisecond, patience }

@@ -57,7 +57,7 @@ func newLargeCluster(t *testing.T) *cluster {
 	return newCluster(objects...)
 }
 
-// flip changes the readiness of one endpoint in each of the slices.
+// flip changes the readiness of one endpoint in each slice.
 func (c *cluster) flip(slices []model.Key) {
 	for _, key := range slices {
 		n := *c.state()[key].(*model.Slice)
@@ -74,7 +74,8 @@ func placeOf(o model.Object) place {
 	return place{o.ServiceKey().Shard(store.DefaultShards), o.Key().Bucket()}
 }
 
-// difference gives the objects that are not the same in two states, and of those that are gone what they were.
+// difference returns the objects that differ between two states. For removed objects, it returns
+// their earlier state.
 func difference(before, after map[model.Key]source.Object) (out []model.Object) {
 	for key, o := range after {
 		now, ok := o.(model.Object)
@@ -93,7 +94,7 @@ func difference(before, after map[model.Key]source.Object) (out []model.Object) 
 	return out
 }
 
-// size gives the bytes of objects on the wire, uncompressed.
+// size returns the size of objects on the wire, uncompressed, in bytes.
 func size(t *testing.T, objects []model.Object) (bytes int64) {
 	t.Helper()
 	if len(objects) == 0 {
@@ -113,7 +114,7 @@ func size(t *testing.T, objects []model.Object) (bytes int64) {
 	return int64(len(f))
 }
 
-// inPlaces gives the objects of a state that are in the same buckets as others.
+// inPlaces returns the objects of a state that are in the same buckets as others.
 func inPlaces(state map[model.Key]source.Object, others []model.Object) (out []model.Object) {
 	places := make(map[place]struct{})
 	for _, o := range others {

@@ -19,10 +19,10 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// mostBytes is how large an object an API server takes: 1.5 MiB, as etcd does.
+// mostBytes is the size of the largest object that an API server and etcd accept: 1.5 MiB.
 const mostBytes = 3 << 19
 
-// largestService returns a Service with as many external IPs as an object can have. All of them are in one shard.
+// largestService returns a Service with as many external IPs as an object can have.
 func largestService(name string) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "huge", Name: name},
@@ -39,7 +39,8 @@ func largestService(name string) *corev1.Service {
 	return s
 }
 
-// largestSlice returns a slice of a Service with as many endpoints as one can have, and as much in each as fits the object.
+// largestSlice returns a slice with as many endpoints as possible, each as large as fits into the
+// object.
 func largestSlice(service string, ready bool) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
@@ -78,13 +79,14 @@ func converted(t *testing.T, o metav1.Object) source.Object {
 	return c
 }
 
-// A shard of more than a thousand objects, of which hundreds are as large as an API server takes them, reaches a node that holds
-// nothing.
+// TestAThousandLargestObjects checks a shard of more than a thousand objects, hundreds of which are
+// as large as an API server accepts. It must reach a node that holds nothing.
 func TestAThousandLargestObjects(t *testing.T) {
 	t.Parallel()
 	const services, full, count = 200, 190, 500
 	c := newCluster()
-	// Neither names nor addresses of slices have to differ between Services, so that most of their memory is there once.
+	// Names and addresses of slices need not differ between Services, so most of their memory can
+	// be shared.
 	template := converted(t, largestSlice("s", true)).(*model.Slice)
 	ips := converted(t, largestService("s")).(*model.Service).ExternalIPs
 	for i, name := range inShard(count) {
@@ -105,7 +107,7 @@ func TestAThousandLargestObjects(t *testing.T) {
 	require.NoError(t, err)
 	require.Greater(t, full*len(frame), 256<<20, "in one frame it would be more than agents ever took")
 	a := follow(t, agentOptions{node: nodes[0], servers: []string{s.address()}})
-	// However long that takes: there is no way but for the first stream to do it.
+	// However long it takes, the first stream must complete it.
 	for a.inSyncs.Load() == 0 {
 		require.LessOrEqual(t, s.metric(t, "slicecast_server_stream_starts_total"), 1.0, "the agent comes again, as it did not get in sync")
 		<-time.After(10 * tick)
@@ -113,7 +115,7 @@ func TestAThousandLargestObjects(t *testing.T) {
 	require.NoError(t, a.differs(c.state(), nil))
 }
 
-// frameSizes are of the frames that a client gets.
+// frameSizes has the sizes of the frames that a client receives.
 type frameSizes struct{ most, all atomic.Int64 }
 
 func (s *frameSizes) add(f wire.Frame) { // on one goroutine
@@ -121,8 +123,8 @@ func (s *frameSizes) add(f wire.Frame) { // on one goroutine
 	s.all.Add(int64(len(f)))
 }
 
-// What is large comes to everybody, on each of the ways that an update takes: at once or later, all of it or what differs, through relays,
-// and narrowed.
+// TestLargeUpdatesOnAllWays checks that large updates reach every client on each way: at once or
+// later, whole or as changes, through relays, and narrowed.
 func TestLargeUpdatesOnAllWays(t *testing.T) {
 	t.Parallel()
 	const count, services = 4, 1
@@ -156,11 +158,11 @@ func TestLargeUpdatesOnAllWays(t *testing.T) {
 		}
 	}
 	same()
-	change(false) // published
+	change(false) // as a publish
 	same()
 	r.waitEquals(t, c)
 	r.leave()
-	change(true) // caught up with, from the same server and from another
+	change(true) // as a catch-up, from the same server and from another one
 	same()
 	r.proxy.Lead(below.address())
 	r.waitEquals(t, c)

@@ -1,6 +1,7 @@
-// Package fabric tests distribution as a whole: real servers (server/app) and real clients (agent/client) over loopback TLS,
-// with a cluster made up by the tests, and all that can happen between them. What each part guarantees its own package tests;
-// here they are held to what they promise together.
+// Package fabric tests distribution as a whole: real servers (server/app) and real clients
+// (agent/client) over loopback TLS. The tests make up the cluster, and cause every disturbance that
+// can happen between the parts. Each part's own package tests the part's guarantees. Here the parts
+// are held to what they guarantee together.
 package fabric
 
 import (
@@ -16,7 +17,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
-// identities are the certificates of all tests.
+// identities has the certificates of all tests.
 var identities *pki
 
 func TestMain(m *testing.M) {
@@ -41,18 +42,19 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// pki is a CA with what servers and clients need.
+// pki is a CA with the certificates that servers and clients need.
 type pki struct {
 	dir    string
 	ca     *testca.CA
 	server tlsfiles.Files
 
 	mu sync.Mutex
-	// clients are the certificates of nodes, by name, and of relays and observers.
+	// clients has the certificates of nodes, by name, and those of relays and observers.
 	clients map[string]tls.Certificate
 }
 
-// client gives the certificate of relays, of observers, or else of the node of that name.
+// client returns the certificate of relays or observers if name is theirs, and that of the node of
+// that name otherwise.
 func (p *pki) client(name string) tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +96,8 @@ func newPKI(dir string) (*pki, error) {
 			return nil, err
 		}
 	}
-	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil { // for processes
+	// For servers in processes of their own.
+	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil {
 		return nil, err
 	}
 	return p, nil

@@ -24,8 +24,9 @@ import (
 
 var steps = flag.Int("fabric.steps", 40, "steps of each history of TestModel; -rapid.checks is the number of histories")
 
-// TestModel: whatever happens to cluster, servers, streams and clients, after each quiet moment every client holds exactly
-// what the cluster does, or the part of it that it follows.
+// TestModel plays any sequence of events of the cluster, servers, streams and clients. After each
+// quiet moment, every client must hold exactly what the cluster holds, or the subscribed part of
+// it.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -37,43 +38,45 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// world is a cluster, the servers that watch it and the clients that follow these.
+// world is a cluster, the servers that watch it, and the clients that follow the servers.
 type world struct {
 	t        *rapid.T
 	dir      string
 	cluster  *cluster
 	replicas []*replica
 	clients  []*follower
-	// history is for whoever reads a failure.
+	// history has the events for the reader of a failure.
 	history []string
 }
 
-// rootShards is the number of shards of the first replica and the relays, which have to agree. Other replicas may have others.
+// rootShards is the number of shards of the first replica and the relays, which must agree. Other
+// replicas may have other numbers.
 const rootShards = 4
 
-// replica is a server, with its watch of the cluster. A relay has a stream from another one instead, through a proxy.
+// replica is a server with its watch of the cluster. A relay has no watch, but a stream from
+// another replica through a proxy.
 type replica struct {
 	*server
 	watch *watch
 	proxy *proxytest.Proxy
-	// upstream is the replica that the proxy leads to.
+	// upstream is the index of the replica that the proxy leads to.
 	upstream int
 }
 
-// follower is a client, with what its test has done to it.
+// follower is a client, and what the test has done to it.
 type follower struct {
 	*agent
 	proxy *proxytest.Proxy
-	// replica that its connections go to.
+	// replica is the index of the replica that the proxy leads to.
 	replica int
 	stalled bool
-	// narrowed: it has a subscription, which is this one.
+	// narrowed reports whether the client has a subscription, which is the next field.
 	narrowed     bool
 	subscription *pb.Subscription
-	// saved are checkpoints of any age.
+	// saved has checkpoints of any age.
 	saved [][]byte
-	// tampered counts how often its cache was made wrong: the repair of more than some would be put off. Checkpoints may be
-	// wrong too from then on.
+	// tampered counts how often the cache was made wrong. It is bounded, as the repair of too many
+	// errors would be delayed. Once it is not zero, checkpoints may be wrong, too.
 	tampered int
 }
 
@@ -87,7 +90,7 @@ func newWorld(t *rapid.T) *world {
 		w.replicas = append(w.replicas, &replica{})
 		w.startReplica(len(w.replicas) - 1)
 	}
-	// Relays that are fed by the first replica, or each other: up to three levels in all.
+	// Add relays of the first replica or of each other, for up to three levels in all.
 	upstream := 0
 	for range rapid.SampledFrom([]int{1, 2, 0}).Draw(t, "relays") {
 		w.replicas = append(w.replicas, &replica{upstream: upstream, proxy: proxytest.New(t, w.replicas[upstream].address())})
@@ -134,7 +137,7 @@ func (w *world) startReplica(i int) {
 	w.did("replica %d starts: relay of %d: %v, %d shards, %d tombstones", i, r.upstream, r.proxy != nil, shards, tombstones)
 }
 
-// proxiesTo gives the proxies that lead to a replica.
+// proxiesTo returns the proxies that lead to a replica.
 func (w *world) proxiesTo(i int) (out []*proxytest.Proxy) {
 	for _, f := range w.clients {
 		if f.replica == i {
@@ -157,7 +160,8 @@ func (w *world) startClient(f *follower, node string) {
 	f.agent = follow(w.t, o)
 }
 
-// actions are what happens, to a client or a replica that is drawn too. rapid prefers the first ones.
+// actions are the events. Each gets a random client and a random replica. rapid prefers the first
+// ones.
 var actions = []func(w *world, f *follower, i int){
 	func(w *world, _ *follower, _ int) { w.writes(1, 6) },
 	func(w *world, f *follower, _ int) { w.settle(f) },
@@ -183,15 +187,16 @@ func (w *world) step() {
 	actions[rapid.IntRange(0, len(actions)-1).Draw(w.t, "action")](w, f, i)
 }
 
-// moment lets what is under way get a little further.
+// moment waits for a moment, so that whatever is in progress advances.
 func (w *world) moment() {
 	<-time.After(time.Duration(rapid.IntRange(1, 20).Draw(w.t, "milliseconds")) * time.Millisecond)
 }
 
-// handshakeBytes is about what the server's part of a TLS handshake takes, so that cuts come after it.
+// handshakeBytes is about the size of the server's part of a TLS handshake. Cuts come after it.
 const handshakeBytes = 800
 
-// move makes a client go to another server. It may be away for a while, and may not get far there at first.
+// move moves a client to another server. The client may be disconnected for a while, and its first
+// connection may be cut.
 func (w *world) move(f *follower, i int) {
 	if i == f.replica {
 		i = (i + 1) % len(w.replicas)
@@ -208,7 +213,7 @@ func (w *world) move(f *follower, i int) {
 	f.proxy.Lead(w.replicas[i].address())
 }
 
-// moveBack makes a client go to a server that is behind what the client has seen.
+// moveBack moves a client to a server that is behind what the client has seen.
 func (w *world) moveBack(f *follower, i int) {
 	if w.root(i) == w.root(f.replica) {
 		return
@@ -220,7 +225,8 @@ func (w *world) moveBack(f *follower, i int) {
 	w.moment()
 }
 
-// root gives the replica that feeds a replica, or itself.
+// root returns the replica that feeds a relay in the end. For other replicas, it returns the
+// replica itself.
 func (w *world) root(i int) *replica {
 	r := w.replicas[i]
 	for r.proxy != nil {
@@ -243,7 +249,7 @@ func (w *world) toggleHeld(i int) {
 	w.root(i).watch.release()
 }
 
-// cutAfter ends a client's connection when so many bytes more have come.
+// cutAfter cuts a client's connection after n more bytes have arrived.
 func (f *follower) cutAfter(w *world, n int) {
 	w.did("%s is cut off after %d bytes", f.node, n)
 	if n == 0 {
@@ -267,8 +273,8 @@ func (w *world) writes(least, most int) {
 	}
 }
 
-// restart makes a server another one, with another epoch, and maybe other numbers of shards and tombstones. Its clients see a
-// drain, or that their connections are gone.
+// restart replaces a server by one with another epoch, and maybe other numbers of shards and
+// tombstones. Its clients see a drain, or their connections break.
 func (w *world) restart(i int) {
 	abrupt := rapid.Bool().Draw(w.t, "abrupt")
 	w.did("replica %d ends, abruptly: %v", i, abrupt)
@@ -283,7 +289,7 @@ func (w *world) restart(i int) {
 	w.startReplica(i)
 }
 
-// toggleStalled makes a client get nothing, or what has come meanwhile.
+// toggleStalled stops all data to a client, or lets it pass again.
 func (f *follower) toggleStalled(w *world) {
 	if f.stalled {
 		w.did("%s gets what has come", f.node)
@@ -295,7 +301,7 @@ func (f *follower) toggleStalled(w *world) {
 	f.stalled = !f.stalled
 }
 
-// checkpoint saves a client's state, or makes the client begin anew with a state that was saved at any time.
+// checkpoint saves a client's state, or restarts the client from any of its saved states.
 func (w *world) checkpoint(f *follower) {
 	if f.narrowed {
 		return
@@ -304,7 +310,7 @@ func (w *world) checkpoint(f *follower) {
 	if len(f.saved) == 0 || rapid.Bool().Draw(w.t, "save") {
 		f.save()
 		content, err := os.ReadFile(path)
-		if !errors.Is(err, os.ErrNotExist) { // it has not been in sync yet
+		if !errors.Is(err, os.ErrNotExist) { // without a file, it has not been in sync yet
 			require.NoError(w.t, err)
 			w.did("%s saves checkpoint %d", f.node, len(f.saved))
 			f.saved = append(f.saved, content)
@@ -320,7 +326,7 @@ func (w *world) checkpoint(f *follower) {
 
 func (w *world) checkpointOf(node string) string { return filepath.Join(w.dir, node+".checkpoint") }
 
-// subscription draws some names, of which Services need not exist.
+// subscription draws some names. The Services need not exist.
 func (w *world) subscription() *pb.Subscription {
 	s := &pb.Subscription{}
 	if rapid.IntRange(0, 3).Draw(w.t, "a namespace") == 0 {
@@ -341,7 +347,8 @@ func (w *world) resubscribe() {
 		f.subscription = w.subscription()
 		w.did("%s follows %v", f.node, f.subscription)
 		f.client.Subscribe(f.subscription)
-		if rapid.IntRange(0, 4).Draw(w.t, "everything") == 0 { // which counts from the next stream on
+		// A subscription to everything takes effect with the next stream.
+		if rapid.IntRange(0, 4).Draw(w.t, "everything") == 0 {
 			w.did("%s follows everything", f.node)
 			f.subscription = nil
 			f.client.Subscribe(nil)
@@ -350,7 +357,8 @@ func (w *world) resubscribe() {
 	}
 }
 
-// tamper makes the next update that a client gets miss something: its cache is then wrong, until a heartbeat shows that.
+// tamper drops a part of the next update of a client. Its cache is then wrong until a heartbeat
+// reveals it.
 func (w *world) tamper(f *follower) {
 	if f.narrowed || f.tampered == 4 {
 		return
@@ -359,7 +367,8 @@ func (w *world) tamper(f *follower) {
 	w.did("%s loses something of an update", f.node)
 	tamper := func(u *model.Update) bool {
 		switch {
-		case len(u.FullBuckets) > 0: // an answer to who has found out; what is lost of it is not looked for again
+		// This is the answer to a detected difference. A loss in it would not be looked for again.
+		case len(u.FullBuckets) > 0:
 			return false
 		case len(u.Deltas) > 0:
 			u.Deltas = u.Deltas[1:]
@@ -380,7 +389,7 @@ func (w *world) tamper(f *follower) {
 	f.agent.tamper.Store(&tamper)
 }
 
-// quiet lets everything settle, and compares.
+// quiet waits until everything has settled, and compares all clients with the cluster.
 func (w *world) quiet() {
 	for _, r := range w.replicas {
 		r.watch.release()
@@ -396,7 +405,7 @@ func (w *world) quiet() {
 	}
 }
 
-// settle lets one client come to the present, if nothing keeps it from that.
+// settle waits until one client is up to date, if nothing holds it back.
 func (w *world) settle(f *follower) {
 	if !f.stalled && !w.root(f.replica).watch.isHeld() {
 		f.agent.tamper.Store(nil)
@@ -404,8 +413,8 @@ func (w *world) settle(f *follower) {
 	}
 }
 
-// unasked checks that nobody had to ask for anything again, but for those whose caches were made wrong: what heartbeats repair
-// would otherwise hide what they are not for.
+// unasked checks that no client had to request anything again, except for clients whose caches were
+// made wrong. Repairs by heartbeats would otherwise hide errors that they are not meant for.
 func (w *world) unasked(f *follower) {
 	for _, label := range []string{"digest", "base"} {
 		asked, err := metric(f.registry, "slicecast_agent_resyncs_total", label)
@@ -480,7 +489,8 @@ func (w *world) removeWhole(service model.ServiceKey) {
 	}
 }
 
-// relist gives the watches a new list of a kind, with some changes that they have heard nothing of.
+// relist replaces the objects of a kind by a new list, with some changes that the watches have not
+// seen.
 func (w *world) relist() {
 	kind := rapid.SampledFrom([]model.Kind{model.KindService, model.KindSlice, model.KindNode}).Draw(w.t, "kind")
 	w.did("relist of %v", kind)

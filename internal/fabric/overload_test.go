@@ -24,7 +24,7 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// greedy is a client that asks for everything, and does not take it.
+// greedy is a client that requests everything and accepts nothing.
 type greedy struct {
 	stream pb.DistributionService_StreamClient
 	cancel context.CancelFunc
@@ -45,12 +45,13 @@ func newGreedy(t *testing.T, s *server, node string) *greedy {
 	return &greedy{stream, cancel}
 }
 
-// Clients that hold nothing wait for each other, and are told to come back where that takes too long; those that hold
-// something are served meanwhile.
+// TestOverload checks that clients without any state wait for each other, and are told to come back
+// if that takes too long. Clients with state are served meanwhile.
 func TestOverload(t *testing.T) {
 	t.Parallel()
 	c := newLargeCluster(t)
-	s := serve(t, &watch{cluster: c}, quietServer, func(c *app.Config) { c.MaxColdSyncBytes = 1 }) // one at a time
+	// One at a time.
+	s := serve(t, &watch{cluster: c}, quietServer, func(c *app.Config) { c.MaxColdSyncBytes = 1 })
 	waiting := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
@@ -73,7 +74,8 @@ func TestOverload(t *testing.T) {
 	waiting(2)
 	require.Zero(t, s.metric(t, "slicecast_server_stream_starts_total", "refused"))
 
-	// Whoever does not take what it asked for loses its turn: so that of all of them comes, and nobody is refused.
+	// A client that does not accept what it requested loses its turn. So each of them gets a turn,
+	// and none is refused.
 	require.True(t, eventually(func() bool { return s.metric(t, "slicecast_server_admission_stalled_turns_total") == 3 }))
 	require.Zero(t, s.metric(t, "slicecast_server_stream_starts_total", "refused"))
 
@@ -84,7 +86,8 @@ func TestOverload(t *testing.T) {
 	late.waitEquals(t, c)
 }
 
-// hostile is a node's client that breaks the rules of a cold start, again and again until the test ends.
+// hostile runs a node's client that repeatedly breaks the rules of a cold start, until the test
+// ends.
 func hostile(t *testing.T, s *server, node string, protocol string, attack func(stream pb.DistributionService_StreamClient, shards int)) {
 	t.Helper()
 	config := &tls.Config{
@@ -125,10 +128,12 @@ func hostile(t *testing.T, s *server, node string, protocol string, attack func(
 	})
 }
 
-// Two nodes that ask for more than they may, or do not take what they ask for, hold up nobody: on either transport all others get in sync
-// as they do without them, and none is refused.
+// TestHostileNodesDoNotHoldUpColdStarts checks, on both transports, two nodes that request more
+// than they may, or do not accept what they request. All other nodes get in sync as without them,
+// and none is refused.
 func TestHostileNodesDoNotHoldUpColdStarts(t *testing.T) {
-	// Several times what fits the window of a client that does not read, and little work for those that do.
+	// This is several times the window of a client that does not read, and little work for clients
+	// that do.
 	g, err := generate.New(generate.Config{Nodes: 10, Services: []generate.Group{{Count: 200, Least: 20, Most: 20}}, Change: generate.Flip})
 	require.NoError(t, err)
 	var objects []source.Object

@@ -23,8 +23,9 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// serveVariable holds the directory of the certificates in the environment of a process that is a server. upstreamVariable holds
-// the address of the server whose relay it is; else flipsVariable holds in how many slices the state that it serves differs
+// serveVariable is the environment variable that makes a process a server; its value is the
+// directory of the certificates. upstreamVariable has the address of the server whose relay the
+// process is. Without it, flipsVariable has the number of slices in which the served state differs
 // from large.
 const (
 	serveVariable    = "SLICECAST_FABRIC_SERVE"
@@ -32,7 +33,8 @@ const (
 	flipsVariable    = "SLICECAST_FABRIC_FLIPS"
 )
 
-// serveProcess is the server's process: it writes its address, and then how many acknowledgements have come, again and again.
+// serveProcess is the main function of a server's process. It writes the server's address, and then
+// repeatedly the number of acknowledgements received.
 func serveProcess() error {
 	dir := os.Getenv(serveVariable)
 	registry := prometheus.NewRegistry()
@@ -67,7 +69,7 @@ func serveProcess() error {
 	return s.Run(ctx)
 }
 
-// feed gives the process's server its source.
+// feed sets the source of the process's server.
 func feed(config *app.Config, dir string) error {
 	if address := os.Getenv(upstreamVariable); address != "" {
 		files, err := tlsfiles.Follow(
@@ -99,7 +101,7 @@ type process struct {
 	kill    func()
 }
 
-// startProcess starts a server; what it is fed by is a variable and its value.
+// startProcess starts a server in a process. variable and value select its source.
 func startProcess(t *testing.T, variable string, value any) *process {
 	t.Helper()
 	command := exec.Command(os.Args[0])
@@ -136,7 +138,7 @@ func startProcess(t *testing.T, variable string, value any) *process {
 	return p
 }
 
-// The server is killed, and comes back with what the cluster has become.
+// TestResumeOnARestartedServer kills the server, and restarts it after the cluster has changed.
 func TestResumeOnARestartedServer(t *testing.T) {
 	c := newLargeCluster(t)
 	first := startProcess(t, flipsVariable, 0)
@@ -152,7 +154,7 @@ func TestResumeOnARestartedServer(t *testing.T) {
 	r.back("the cluster has changed", third.address, third.acked, true)
 }
 
-// A relay is killed, and comes back: what was below it finds the same digests there.
+// TestResumeOnARestartedRelay kills and restarts a relay. Its clients find the same digests there.
 func TestResumeOnARestartedRelay(t *testing.T) {
 	c := newLargeCluster(t)
 	root := serve(t, &watch{cluster: c}, quietServer)

@@ -12,9 +12,10 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// TestAClusterThatWentBackInTime has an etcd that was restored from a backup, or a server that has said of itself that it is further
-// than any cluster: resource versions are far below what nodes and relays have seen, for as long as one looks. A client waits
-// once for a server that is behind; from then on it goes by what that server has, so that no later stream is held up.
+// TestAClusterThatWentBackInTime checks resource versions that are far below what nodes and relays
+// have seen, and stay there. The cause may be an etcd that was restored from a backup, or a server
+// that has reported too high versions. A client waits once for a server that is behind. From then
+// on it goes by that server's versions, so no later stream is delayed.
 func TestAClusterThatWentBackInTime(t *testing.T) {
 	const wait = time.Second
 	short := func(c *app.Config) { c.MaxBehindWait = wait }
@@ -28,7 +29,7 @@ func TestAClusterThatWentBackInTime(t *testing.T) {
 	before, after := clusterAt(1<<63, 5), clusterAt(7, 3)
 	old := serve(t, &watch{cluster: before}, short)
 	restored := []*server{serve(t, &watch{cluster: after}, short), serve(t, &watch{cluster: after}, short)}
-	// A relay that saw both histories.
+	// This relay has seen both histories.
 	above := proxytest.New(t, old.address())
 	relay := serve(t, nil, short, upstreamOf(above.Address()))
 	p := proxytest.New(t, relay.address())
@@ -59,7 +60,7 @@ func TestAClusterThatWentBackInTime(t *testing.T) {
 	goTo(restored[0], after)
 	require.Equal(t, waits, gaveUp(restored[0]), "what the relay told is not of the other history")
 
-	// A server that lists anew, as a watch found that its API server went back.
+	// This server lists again, as its watch has found that the API server went back.
 	watched := clusterAt(1<<62, 5)
 	survivor := serve(t, &watch{cluster: watched}, short)
 	goTo(survivor, watched)
@@ -69,7 +70,7 @@ func TestAClusterThatWentBackInTime(t *testing.T) {
 	watched.replace(model.KindService, func(map[model.Key]model.Keyed) {})
 	watched.replace(model.KindSlice, func(objects map[model.Key]model.Keyed) { objects[slice(2).Key()] = slice(2) })
 	a.waitEquals(t, watched)
-	p.Cut() // the InSync of its next stream says where the server is now
+	p.Cut() // the InSync of its next stream has the server's present versions
 	require.Eventually(t, func() bool { return a.cache.Status().ResourceVersions.Slices < 1000 }, patience, tick)
 	another := serve(t, &watch{cluster: watched}, short)
 	watched.upsert(slice(6))

@@ -18,24 +18,26 @@ import (
 )
 
 const (
-	// resumeCost is what a resume may cost where nothing differs: all bytes in both directions below TLS, so with HTTP/2 and the
-	// records of TLS, from the end of the handshake until the server has the acknowledgement.
+	// resumeCost bounds the bytes of a resume if nothing differs. It counts both directions below
+	// TLS, with HTTP/2 and the records of TLS, from the end of the handshake until the server has
+	// the acknowledgement.
 	resumeCost = 2 << 10
-	// shardCost is what each shard in which something differs may cost beside its objects: the client's digests of its
-	// buckets, and what they and the answer are framed in.
+	// shardCost bounds the bytes for each shard in which something differs, in addition to its
+	// objects: the client's digests of the shard's buckets, and the framing of these and of the
+	// answer.
 	shardCost = model.Buckets*model.HashSize + 256
 )
 
-// quietServer sends no heartbeats, so that what is counted is what a resume costs.
+// quietServer turns heartbeats off, so that only the cost of a resume is counted.
 func quietServer(c *app.Config) { c.HeartbeatInterval = time.Hour }
 
-// resumer is an agent that goes from server to server, and what it got.
+// resumer is an agent that moves between servers, and what it has received.
 type resumer struct {
 	*agent
 	t       *testing.T
 	cluster *cluster
 	proxy   *proxytest.Proxy
-	// held is what the cluster was when the agent was last in sync.
+	// held is the state of the cluster when the agent was last in sync.
 	held map[model.Key]source.Object
 	path string
 }
@@ -54,14 +56,15 @@ func (r *resumer) start() {
 	r.agent = follow(r.t, agentOptions{node: nodes[0], servers: []string{r.proxy.Address()}, checkpoint: r.path})
 }
 
-// leave makes the agent reach no server.
+// leave disconnects the agent from all servers.
 func (r *resumer) leave() {
 	r.proxy.Lead(proxytest.Nowhere)
 	r.proxy.Cut()
 }
 
-// back leads the agent to a server, and checks what it got: what differs, and no more. byBuckets tells that what differs is
-// found by digests of buckets, so that the other objects in them come too.
+// back leads the agent to a server, and checks that it receives what differs and no more. byBuckets
+// means that differences are found by digests of buckets, so the other objects in these buckets are
+// sent, too.
 func (r *resumer) back(what string, address string, acks func() int, byBuckets bool) {
 	r.t.Helper()
 	now := r.cluster.state()
@@ -94,12 +97,12 @@ func (r *resumer) backTo(what string, s *server, byBuckets bool) {
 	r.back(what, s.address(), s.acks(r.t), byBuckets)
 }
 
-// acks gives what counts the acknowledgements that a server has got.
+// acks returns a function that counts the acknowledgements that a server has received.
 func (s *server) acks(t *testing.T) func() int {
 	return func() int { return int(s.metric(t, "slicecast_server_acks_total")) }
 }
 
-// ready waits until a server serves the cluster as it is.
+// ready waits until a server serves the cluster's present state.
 func ready(t *testing.T, c *cluster, address string, acks func() int) {
 	t.Helper()
 	before := acks()
@@ -109,7 +112,7 @@ func ready(t *testing.T, c *cluster, address string, acks func() int) {
 	a.stop()
 }
 
-// some gives the keys of so many slices.
+// some returns the keys of n slices.
 func (c *cluster) some(n int) []model.Key {
 	var out []model.Key
 	for _, key := range slices.SortedFunc(maps.Keys(c.state()), model.Key.Compare) {
@@ -134,7 +137,7 @@ func TestResumeOnTheSameServer(t *testing.T) {
 	c.remove(keys[5])
 	r.backTo("a few changes later", s, false)
 
-	// More has gone than the server remembers.
+	// More objects are removed than the server remembers.
 	r.leave()
 	shard := c.state()[keys[0]].(model.Object).ServiceKey().Shard(store.DefaultShards)
 	gone := 0
@@ -182,9 +185,10 @@ func TestResumeFromACheckpoint(t *testing.T) {
 	r.backTo("a few changes later, on another server", another, true)
 }
 
-// TestDeletedNodeOverARestart holds that what a Node said last holds for an agent that starts with a
-// checkpoint after the Node was deleted, whether it resumes, starts once more or comes to another
-// server; and its addresses and pod CIDRs also if it has been registered anew without them.
+// TestDeletedNodeOverARestart checks an agent that starts from a checkpoint after its Node was
+// deleted. The last state of the Node must stay in force, whether the agent resumes, starts again,
+// or moves to another server. If the Node has been registered again without addresses and pod
+// CIDRs, these stay in force, too.
 func TestDeletedNodeOverARestart(t *testing.T) {
 	n := &model.Node{
 		Name: nodes[0], Labels: map[string]string{"topology.kubernetes.io/zone": "a"},
@@ -195,7 +199,8 @@ func TestDeletedNodeOverARestart(t *testing.T) {
 	c := newCluster(n)
 	s := serve(t, &watch{cluster: c}, quietServer)
 	r := newResumer(t, c, s.address())
-	// restart changes something, too, so that the agent is not what it should be before a server has told it of its Node.
+	// restart also changes the cluster, so that the agent's state is wrong until a server has sent
+	// it its Node.
 	restarts := 0
 	restart := func(to *server, want *model.Node) {
 		t.Helper()

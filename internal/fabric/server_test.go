@@ -21,12 +21,12 @@ import (
 )
 
 const (
-	// patience is for what takes milliseconds on a machine that has time.
+	// patience bounds waits for events that take milliseconds on an idle machine.
 	patience = 60 * time.Second
 	tick     = 2 * time.Millisecond
 )
 
-// server is a running slicecast-server, in this process.
+// server is a slicecast-server that runs in this process.
 type server struct {
 	*app.Server
 	registry *prometheus.Registry
@@ -34,7 +34,7 @@ type server struct {
 	stop     func()
 }
 
-// serve runs a server until the test, or stop, ends it.
+// serve runs a server until the test ends or stop is called.
 func serve(t proxytest.T, s source.Source, set ...func(*app.Config)) *server {
 	t.Helper()
 	r := &server{registry: prometheus.NewRegistry(), logs: &logs{}}
@@ -64,7 +64,7 @@ func serve(t proxytest.T, s source.Source, set ...func(*app.Config)) *server {
 
 func (s *server) address() string { return s.Addresses().GRPC.String() }
 
-// upstreamOf makes a server a relay.
+// upstreamOf returns a setting that makes a server the relay of the server at an address.
 func upstreamOf(address string) func(*app.Config) {
 	return upstreamBy(address, (&traffic{}).dialOptions(relay)...)
 }
@@ -78,7 +78,8 @@ func upstreamBy(address string, dial ...grpc.DialOption) func(*app.Config) {
 	}
 }
 
-// metric gives the value of a counter or gauge: of those with these label values, or of all.
+// metric returns the value of a counter or gauge. With labels, it is the value for these label
+// values, and otherwise the sum of all.
 func (s *server) metric(t require.TestingT, name string, labels ...string) float64 {
 	value, err := metric(s.registry, name, labels...)
 	require.NoError(t, err)
@@ -104,7 +105,7 @@ func metric(registry *prometheus.Registry, name string, labels ...string) (sum f
 	return sum, err
 }
 
-// logs keeps what is logged.
+// logs keeps log output.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -123,7 +124,7 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// count tells how many lines hold all of the words.
+// count returns how many lines contain all of the words.
 func (l *logs) count(words ...string) (n int) {
 	for line := range strings.Lines(l.String()) {
 		all := true

@@ -20,13 +20,14 @@ import (
 )
 
 const (
-	// slowWindow is the flow control window of clients that are slow: what they take in while they read nothing.
+	// slowWindow is the flow-control window of slow clients: what they receive while they read
+	// nothing.
 	slowWindow = 64 << 10
-	// slowCost bounds what such a client costs the server beside a connection: what waits for it (h2: 64 KiB), and the part of the
-	// ring that is being sent (64 KiB), which would otherwise be gone. The client, which is in the same process here, holds its
-	// window.
+	// slowCost bounds what a slow client costs in addition to a connection, in bytes. That is what
+	// waits for it (h2: 64 KiB), and the batch of the ring that is being sent to it (64 KiB), which
+	// is kept alive. The client holds its window, and is in the same process here.
 	slowCost = 64<<10 + 64<<10 + slowWindow
-	// sharedCost is for what there is once: the ring's latest frames, and buffers.
+	// sharedCost bounds what exists once, in bytes: the latest frames of the ring, and buffers.
 	sharedCost = 2 << 20
 )
 
@@ -34,11 +35,11 @@ const (
 type sleepers struct {
 	agents []*agent
 	shut   atomic.Bool
-	gate   chan struct{} // closed: they read
+	gate   chan struct{} // closed while they read
 	open   func()
 }
 
-// newSleepers follows a server, which is in sync with the cluster, with so many clients that are still awake.
+// newSleepers starts clients of a server that is in sync with the cluster. They are still awake.
 func newSleepers(t *testing.T, c *cluster, s *server, count int) *sleepers {
 	t.Helper()
 	z := &sleepers{gate: make(chan struct{})}
@@ -54,15 +55,15 @@ func newSleepers(t *testing.T, c *cluster, s *server, count int) *sleepers {
 			},
 		}))
 	}
-	t.Cleanup(z.open) // before they are stopped
+	t.Cleanup(z.open) // it runs before the clients are stopped
 	for _, a := range z.agents {
 		a.waitEquals(t, c)
 	}
 	return z
 }
 
-// sleep makes them read nothing, and publishes until nothing passes any more: only others, of whom there are so many, are sent
-// what is published.
+// sleep stops all reads, and publishes until the sleepers are sent nothing more. From then on, only
+// the given number of others is sent what is published.
 func (z *sleepers) sleep(t *testing.T, s *server, others int, publish func(*model.Slice)) {
 	t.Helper()
 	z.shut.Store(true)
@@ -80,7 +81,7 @@ func (z *sleepers) sleep(t *testing.T, s *server, others int, publish func(*mode
 	}
 }
 
-// wake lets them read again. They then get what has changed once, and as it is in the end.
+// wake lets the clients read again. Each must receive changed objects once, in their final state.
 func (z *sleepers) wake(t *testing.T, c *cluster, changed []model.Key) {
 	t.Helper()
 	z.open()
@@ -98,10 +99,10 @@ func (s *server) frames(t *testing.T) float64 {
 	return s.metric(t, "slicecast_server_sent_frames_total")
 }
 
-// smallSlices is how many there are.
+// smallSlices is the number of small slices.
 const smallSlices = 50
 
-// small gives one of the small slices; a higher number gives another version of it.
+// small returns a version of one of the small slices. Higher numbers return other versions.
 func small(i int) *model.Slice {
 	n := modeltest.WebSlice(5)
 	n.Name = fmt.Sprint("web-", i%smallSlices)
@@ -109,7 +110,8 @@ func small(i int) *model.Slice {
 	return model.NewSlice(n)
 }
 
-// newSmallCluster holds the small slices, and a larger one. The keys are of the small ones.
+// newSmallCluster returns a cluster with the small slices and a larger one. keys has the keys of
+// the small ones.
 func newSmallCluster() (c *cluster, keys []model.Key) {
 	objects := []source.Object{modeltest.Web(), web(100)}
 	for i := range smallSlices {
@@ -135,8 +137,8 @@ func published(t *testing.T, c *cluster, o *model.Slice, agents ...*agent) {
 	}
 }
 
-// Clients that read nothing while there are thousands of publishes cost bounded memory, and get what has changed once and as it
-// is in the end.
+// TestSlowClients checks that clients that read nothing during thousands of publishes cost bounded
+// memory. Later they receive what has changed once, in its final state.
 func TestSlowClients(t *testing.T) {
 	const slow, publishes = 20, 20_000
 	c, keys := newSmallCluster()
@@ -144,7 +146,7 @@ func TestSlowClients(t *testing.T) {
 	fast := follow(t, agentOptions{node: nodes[0], servers: []string{s.address()}})
 	fast.waitEquals(t, c)
 	publish := func(o *model.Slice) { published(t, c, o, fast) }
-	for i := range 2000 { // what there is once for all is there then
+	for i := range 2000 { // everything that exists only once is allocated after this
 		publish(small(i))
 	}
 	asleep := newSleepers(t, c, s, slow)
@@ -162,8 +164,9 @@ func TestSlowClients(t *testing.T) {
 	require.GreaterOrEqual(t, s.metric(t, "slicecast_server_lapped_streams_total"), float64(slow))
 }
 
-// Where two in a hundred clients read nothing, each publish still reaches all others before the next one: nobody waits for them,
-// or it would be forever. How long it takes is for the log, as machines differ.
+// TestSlowClientsHoldUpNobody checks that each publish reaches all other clients while two in a
+// hundred read nothing. If any of the others waited for these, it would wait for ever. The times
+// are only logged, as machines differ.
 func TestSlowClientsHoldUpNobody(t *testing.T) {
 	const fast, slow, publishes = 200, 4, 100
 	c, keys := newSmallCluster()
@@ -184,7 +187,7 @@ func TestSlowClientsHoldUpNobody(t *testing.T) {
 		begin.Store(time.Now().UnixNano())
 		published(t, c, o, agents...)
 	}
-	// measure publishes, and gives how long each client waited each time.
+	// measure publishes, and returns how long each client waited for each publish.
 	measure := func(first int) (all []time.Duration) {
 		var from [fast]int
 		for i := range agents {
@@ -202,7 +205,7 @@ func TestSlowClientsHoldUpNobody(t *testing.T) {
 		slices.Sort(all)
 		return all
 	}
-	publish(small(1)) // from now on what they append happens before what is read here
+	publish(small(1)) // after this, what they appended is visible here
 	alone := measure(100)
 	asleep := newSleepers(t, c, s, slow)
 	asleep.sleep(t, s, fast, publish)
@@ -212,7 +215,7 @@ func TestSlowClientsHoldUpNobody(t *testing.T) {
 	asleep.wake(t, c, keys)
 }
 
-// part gives the time within which so many percent of what is sorted are.
+// part returns the time within which that many percent of the sorted times are.
 func part(sorted []time.Duration, percent int) time.Duration {
 	return sorted[(len(sorted)-1)*percent/100].Round(time.Microsecond)
 }
@@ -225,7 +228,8 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// A connection of which nothing is heard any more, not even its end, is found by keepalive.
+// TestHalfOpenConnection checks that keepalive detects a connection on which nothing arrives any
+// more, not even its end.
 func TestHalfOpenConnection(t *testing.T) {
 	t.Parallel()
 	c := newCluster(modeltest.Web(), web(1))
