@@ -33,16 +33,16 @@ type attacker struct {
 	protocol string
 	// node is the name of the node whose certificate the attacker has.
 	node string
-	// from is the address that the attacker's connections come from.
+	// from is the source address of the attacker's connections.
 	from net.IP
-	// begun is called when the attacker has come as far as the attack's phase.
+	// begun is called when the attacker has reached the attack's phase.
 	begun func()
 
-	mu       sync.Mutex
-	cleanups []func() // guarded by mu
+	mu       sync.Mutex // guards cleanups
+	cleanups []func()   // called in the end
 }
 
-// newAttacker returns an attacker that has not attacked before.
+// newAttacker returns an attacker with a node and an address that were not used before.
 func newAttacker(ctx context.Context, s *server, protocol string) *attacker {
 	n := names.Add(1)
 	return &attacker{
@@ -51,14 +51,14 @@ func newAttacker(ctx context.Context, s *server, protocol string) *attacker {
 	}
 }
 
-// later is called when the attack is over.
+// later registers a function that is called when the attack is over.
 func (a *attacker) later(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.cleanups = append(a.cleanups, f)
 }
 
-// end gives up what the attacker holds.
+// end releases what the attacker holds.
 func (a *attacker) end() {
 	a.mu.Lock()
 	cleanups := a.cleanups
@@ -69,7 +69,7 @@ func (a *attacker) end() {
 	}
 }
 
-// dial opens a TCP connection, which ends with the attack.
+// dial opens a TCP connection, which is closed when the attack is over.
 func (a *attacker) dial(to string, from net.IP) (net.Conn, error) {
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: from}}
 	c, err := dialer.DialContext(a.ctx, "tcp", to)
@@ -92,25 +92,26 @@ func (a *attacker) secure(certificates ...tls.Certificate) (*tls.Conn, error) {
 	return c, c.HandshakeContext(a.ctx)
 }
 
-// http2Client is a client that speaks HTTP/2 frame by frame.
+// http2Client is a client that sends and receives single frames of HTTP/2.
 type http2Client struct {
 	conn *tls.Conn
 
-	mu     sync.Mutex // guards what follows, which writes
+	mu     sync.Mutex // guards the fields below and writes
 	framer *http2.Framer
 	block  bytes.Buffer
 	hpack  *hpack.Encoder
 
-	// ended is closed at the end of the connection, if somebody attends to it; then goAway, if any, is the server's reason.
+	// ended is closed at the end of the connection, if attend was called. goAway is then the reason
+	// that the server sent, if any.
 	ended  chan struct{}
 	goAway http2.ErrCode
-	// statuses gets the status of each stream that ends, or the code of its reset.
+	// statuses receives the status of each stream that ends, or the code of its reset.
 	statuses chan error
-	// data is closed when the first message of a stream comes.
+	// data is closed when the first message of a stream arrives.
 	data chan struct{}
 }
 
-// http2 opens a connection and says what every client says first.
+// http2 opens a connection and sends what every client sends first.
 func (a *attacker) http2(certificates ...tls.Certificate) (*http2Client, error) {
 	conn, err := a.secure(certificates...)
 	if err != nil {
@@ -128,7 +129,7 @@ func (a *attacker) http2(certificates ...tls.Certificate) (*http2Client, error) 
 	return c, c.framer.WriteSettings()
 }
 
-// attend begins to read what the server sends, and to answer as HTTP/2 demands.
+// attend starts to read what the server sends, and to answer as HTTP/2 requires.
 func (c *http2Client) attend() *http2Client {
 	go func() {
 		defer close(c.ended)
@@ -141,7 +142,8 @@ func (c *http2Client) attend() *http2Client {
 			switch f := f.(type) {
 			case *http2.SettingsFrame:
 				if !f.IsAck() {
-					_ = c.write(func() error { return c.framer.WriteSettingsAck() }) // reading tells of the end
+					// An error also ends the read.
+					_ = c.write(func() error { return c.framer.WriteSettingsAck() })
 				}
 			case *http2.PingFrame:
 				if !f.IsAck() {
@@ -152,7 +154,7 @@ func (c *http2Client) attend() *http2Client {
 			case *http2.GoAwayFrame:
 				c.goAway = f.ErrCode
 			case *http2.RSTStreamFrame:
-				if f.ErrCode == http2.ErrCodeNo { // after a status
+				if f.ErrCode == http2.ErrCodeNo { // it follows a status
 					continue
 				}
 				c.statuses <- http2.StreamError{StreamID: f.StreamID, Code: f.ErrCode}
@@ -175,7 +177,7 @@ func (c *http2Client) write(f func() error) error {
 	return f()
 }
 
-// headers returns the header block of a call, with a token unless that is empty.
+// headers returns the header block of a call, with a token unless it is empty.
 func (c *http2Client) headers(token string) []byte {
 	c.block.Reset()
 	fields := [][2]string{
@@ -186,7 +188,8 @@ func (c *http2Client) headers(token string) []byte {
 		fields = append(fields, [2]string{"authorization", "Bearer " + token})
 	}
 	for _, f := range fields {
-		_ = c.hpack.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
+		// A write to memory cannot fail.
+		_ = c.hpack.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
 	return bytes.Clone(c.block.Bytes())
 }
@@ -198,7 +201,7 @@ func (c *http2Client) open(id uint32) error {
 	})
 }
 
-// call opens a stream with a token, and says nothing on it.
+// call opens a stream with a token, and sends nothing on it.
 func (c *http2Client) call(id uint32, token string) error {
 	return c.write(func() error {
 		return c.framer.WriteHeaders(http2.HeadersFrameParam{
@@ -219,7 +222,8 @@ func (c *http2Client) sayBytes(id uint32, message []byte) error {
 
 // closes waits until the server has closed the connection.
 func (a *attacker) closes(c net.Conn) error {
-	_ = c.SetReadDeadline(time.Now().Add(patience)) // a closed connection, at which it fails, is what is wanted
+	// It fails on a closed connection, which is the required result.
+	_ = c.SetReadDeadline(time.Now().Add(patience))
 	_, err := io.Copy(io.Discard, c)
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
@@ -228,7 +232,8 @@ func (a *attacker) closes(c net.Conn) error {
 	return nil
 }
 
-// closedUnread waits until the server has closed a connection of which nothing is read: the kernel tells.
+// closedUnread waits until the server has closed a connection from which nothing is read. It asks
+// the kernel.
 func closedUnread(c *tls.Conn) error {
 	raw, err := c.NetConn().(*net.TCPConn).SyscallConn()
 	if err != nil {
@@ -245,7 +250,7 @@ func closedUnread(c *tls.Conn) error {
 	return err
 }
 
-// closes waits until the server has closed a connection that is attended to.
+// closes waits until the server has closed a connection on which attend was called.
 func (c *http2Client) closes() error {
 	select {
 	case <-c.ended:
@@ -255,7 +260,8 @@ func (c *http2Client) closes() error {
 	}
 }
 
-// flood writes until the server ends the connection, or has been sent so much that it must.
+// flood writes until the server ends the connection. It fails if the server has not done so after
+// most writes.
 func (c *http2Client) flood(most int, send func(i int) error) error {
 	for i := range most {
 		select {
@@ -270,7 +276,7 @@ func (c *http2Client) flood(most int, send func(i int) error) error {
 	return c.closes()
 }
 
-// greeted attends to the connection, and waits for its first message.
+// greeted calls attend, and waits for the first message.
 func (c *http2Client) greeted() error {
 	c.attend()
 	select {
@@ -283,7 +289,7 @@ func (c *http2Client) greeted() error {
 	}
 }
 
-// ends waits for the end of a stream with one of the codes.
+// ends waits until a stream ends with one of the codes.
 func (c *http2Client) ends(want ...codes.Code) error {
 	select {
 	case err := <-c.statuses:
@@ -304,7 +310,8 @@ func requireCode(err error, want ...codes.Code) error {
 	return fmt.Errorf("ended with %w, not with %v", err, want)
 }
 
-// client returns a gRPC client. It never reads more of a stream than is asked of it, beside a window of 64 KiB.
+// client returns a gRPC client. It never reads more of a stream than was asked for, except for a
+// window of 64 KiB.
 func (a *attacker) client(certificates ...tls.Certificate) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient(a.server.address(),
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig(a.protocol, certificates...))),
@@ -314,12 +321,12 @@ func (a *attacker) client(certificates ...tls.Certificate) (*grpc.ClientConn, er
 			return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: a.from}}).DialContext(ctx, "tcp", to)
 		}))
 	if err == nil {
-		a.later(func() { _ = conn.Close() }) // what can fail is closing twice
+		a.later(func() { _ = conn.Close() }) // only a second Close can fail
 	}
 	return conn, err
 }
 
-// stream opens a stream and says hello, unless it is nil.
+// stream opens a stream and sends hello, unless it is nil.
 func (a *attacker) stream(hello *pb.Hello) (pb.DistributionService_StreamClient, error) {
 	return a.streamAs(hello, a.certificate())
 }
@@ -336,7 +343,7 @@ func (a *attacker) streamAs(hello *pb.Hello, certificates ...tls.Certificate) (p
 	return stream, stream.Send(helloRequest(hello))
 }
 
-// agent is the hello of the attacker's node.
+// agent returns the Hello of the attacker's node.
 func (a *attacker) agent() *pb.Hello {
 	return &pb.Hello{NodeName: a.node, Kind: pb.ClientKind_CLIENT_KIND_AGENT}
 }
@@ -369,8 +376,8 @@ func until(stream pb.DistributionService_StreamClient, found func(*pb.StreamResp
 	}
 }
 
-// over reads a stream to its end, which must be with one of the codes. In the middle of a message server/h2 has no way to send a
-// status, and resets the stream.
+// over reads a stream to its end, which must have one of the codes. In the middle of a message,
+// server/h2 cannot send a status, so it resets the stream.
 func over(stream pb.DistributionService_StreamClient, want ...codes.Code) error {
 	err := until(stream, func(*pb.StreamResponse) bool { return false })
 	if strings.Contains(err.Error(), "RST_STREAM with error code: INTERNAL_ERROR") {
@@ -379,13 +386,14 @@ func over(stream pb.DistributionService_StreamClient, want ...codes.Code) error 
 	return requireCode(err, want...)
 }
 
-// floods sends a message so often, unless the stream ends before; it must end with the code.
+// floods sends a message most times, unless the stream ends before. The stream must end with one of
+// the codes.
 func floods(stream pb.DistributionService_StreamClient, most int, message func(i int) *pb.StreamRequest, want ...codes.Code) error {
 	ended := make(chan error, 1)
 	go func() { ended <- over(stream, want...) }()
 	for i := range most {
 		if stream.Send(message(i)) != nil {
-			break // the end of the stream says why
+			break // the stream's end says why
 		}
 	}
 	return <-ended

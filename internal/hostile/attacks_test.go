@@ -21,7 +21,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// What the server counts.
+// These are metrics of the server.
 var (
 	handshakeErrors = counter{"slicecast_server_handshake_errors_total", ""}
 	ofRequests      = func(reason string) counter { return counter{"slicecast_server_refused_requests_total", reason} }
@@ -36,7 +36,8 @@ var (
 	onEither = []string{neither}
 )
 
-// attacks is the table. Attacks of a phase are in the order in which the server meets them.
+// attacks is the table of attacks. Those of a phase are in the order in which the server checks
+// them.
 var attacks = []attack{
 	{phase: beforeTLS, name: "silent connections of one address", on: onEither, bounds: "maxStrangersPerAddress",
 		does: crowd(256+32, oneAddress), counted: ofConnections("address")},
@@ -127,7 +128,7 @@ var attacks = []attack{
 	{phase: beforeInSync, name: "no answer", on: both, bounds: "bucketTimeout", slow: true, does: asked(answersNothing)},
 
 	{phase: inSync, name: "messages", on: both, bounds: "messagesPerSecond",
-		// On grpc-go the frames of so many small messages end the connection before.
+		// On grpc-go, the frames of so many small messages may end the connection first.
 		does: synced(8192+1000, codes.ResourceExhausted, func(int) *pb.StreamRequest { return ack(0) }, codes.Unavailable)},
 	{phase: inSync, name: "resyncs", on: both, bounds: "resyncsPerSecond", counted: ofStreams("resyncs_total"),
 		does: synced(256+100, codes.ResourceExhausted, func(i int) *pb.StreamRequest {
@@ -196,16 +197,17 @@ var attacks = []attack{
 }
 
 const (
-	// coldBytes are what whole shards on their way may take. Eight clients that take no compressed frames hold all of it.
+	// coldBytes bounds the bytes of whole shards in flight. Eight clients that accept no compressed
+	// frames use all of it.
 	coldBytes = 4 << 20
-	// turnCheck is how long a client that takes nothing holds its part of them.
+	// turnCheck is how long a client that accepts nothing keeps its part of coldBytes.
 	turnCheck = 2 * time.Second
 )
 
 func oneAddress(a *attacker, _ int) net.IP    { return a.from }
 func manyAddresses(_ *attacker, i int) net.IP { return net.IPv4(127, 77, byte(i>>8), byte(i)) }
 
-// crowd opens connections that say nothing. The first one must end; the others stay.
+// crowd opens connections that send nothing. The first one must end, and the others stay open.
 func crowd(n int, from func(a *attacker, i int) net.IP) func(*attacker) error {
 	return func(a *attacker) error {
 		var first net.Conn
@@ -223,7 +225,7 @@ func crowd(n int, from func(a *attacker, i int) net.IP) func(*attacker) error {
 	}
 }
 
-// crowdOf does the same to a port of HTTP, on which honest clients are answered meanwhile.
+// crowdOf does the same to a port that serves HTTP. Honest clients must be answered meanwhile.
 func crowdOf(n int, port func(*server) net.Addr) func(*attacker) error {
 	return func(a *attacker) error {
 		var first net.Conn
@@ -252,7 +254,7 @@ func crowdOf(n int, port func(*server) net.Addr) func(*attacker) error {
 	}
 }
 
-// clientHello is the beginning of a ClientHello: a record of a handshake message of 512 bytes.
+// clientHello is the beginning of a ClientHello: a record with a handshake message of 512 bytes.
 var clientHello = []byte{22, 3, 1, 2, 4, 1, 0, 2, 0, 3, 3}
 
 func slowHello(a *attacker) error {
@@ -305,20 +307,21 @@ func endlessHello(a *attacker) error {
 	return a.closes(c)
 }
 
-// halfHandshakes has the server compute what it computes in a handshake, and leaves.
+// halfHandshakes makes the server compute its part of handshakes, and leaves.
 func halfHandshakes(a *attacker) error {
 	for range 50 {
 		c, err := a.dial(a.server.address(), a.from)
 		if err != nil {
 			return err
 		}
-		_ = tls.Client(&onceWritten{Conn: c}, tlsConfig(lean)).HandshakeContext(a.ctx) // it does not end well
+		// It must fail.
+		_ = tls.Client(&onceWritten{Conn: c}, tlsConfig(lean)).HandshakeContext(a.ctx)
 		_ = c.Close()
 	}
 	return nil
 }
 
-// onceWritten lets one write through.
+// onceWritten passes on a single write.
 type onceWritten struct {
 	net.Conn
 	done bool
@@ -336,13 +339,13 @@ func (o *onceWritten) Write(b []byte) (int, error) {
 func foreignCertificate(a *attacker) error {
 	c, err := a.secure(must(identities.foreign.Node("honest-1")))
 	if err != nil {
-		return err // the client's handshake is done when the server sees the certificate
+		return err // the client's handshake is done before the server has checked the certificate
 	}
 	return a.closes(c)
 }
 
 func silentAfterTLS(a *attacker) error {
-	c, err := a.secure(a.certificate()) // a certificate alone lets nobody in
+	c, err := a.secure(a.certificate()) // a certificate alone admits no one
 	if err != nil {
 		return err
 	}
@@ -359,16 +362,16 @@ func silentAfterSettings(a *attacker) error {
 	return c.attend().closes()
 }
 
-// manyConnections is how many connections an attack has that is bounded on each of them.
+// manyConnections is the number of connections of an attack whose bound is per connection.
 const manyConnections = 100
 
-// onMany connects many times, from one address, and makes an attack on each connection. None may
-// last so long that it is closed for that.
+// onMany makes an attack on each of many connections from one address. None of them may last so
+// long that it is closed for its age.
 func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error) error {
 	spared := ofConnections("timeout")
 	before := a.server.value(spared)
 	var all errgroup.Group
-	turns := make(chan struct{}, 4) // the attacker's part of handshakes must not slow down everybody
+	turns := make(chan struct{}, 4) // the attacker's part of handshakes must not use up the CPUs
 	for range manyConnections {
 		all.Go(func() error {
 			turns <- struct{}{}
@@ -389,7 +392,8 @@ func onMany[C any](a *attacker, connect func() (C, error), attack func(C) error)
 	return nil
 }
 
-// heldCertificates sends all but the end of certificates that take the server's memory meanwhile.
+// heldCertificates sends certificates except for their end. The server holds them in memory
+// meanwhile.
 func heldCertificates(a *attacker) error {
 	chain := a.certificate()
 	for range 100 {
@@ -400,13 +404,14 @@ func heldCertificates(a *attacker) error {
 	return onMany(a, func() (net.Conn, error) {
 		c, err := a.dial(a.server.address(), a.from)
 		if err == nil {
-			_ = tls.Client(&heldBack{c, 90_000}, config).HandshakeContext(a.ctx) // the server may have closed it
+			// The server may have closed it.
+			_ = tls.Client(&heldBack{c, 90_000}, config).HandshakeContext(a.ctx)
 		}
 		return c, err
 	}, a.closes)
 }
 
-// heldBack passes so many bytes on, and swallows the others.
+// heldBack passes on the first left bytes and swallows the others.
 type heldBack struct {
 	net.Conn
 	left int
@@ -422,12 +427,12 @@ func (h *heldBack) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// refusedCalls calls with a token, or without credentials, until the connections end. A token may
-// be signed with a key that the API server does not have: no review is spent on it, but the check
-// of a signature is.
+// refusedCalls makes calls with a token, or without credentials, until the connections end. The
+// token may be signed with a key that the API server does not have. The server then spends no
+// review on it, but the check of a signature.
 func refusedCalls(token string) func(*attacker) error {
 	refused := counter{"slicecast_server_refused_requests_total", ""}
-	// most is how many calls are refused, with those that are under way when a connection ends.
+	// most is how many calls may be refused, including calls in progress when a connection ends.
 	const most = manyConnections * (2 + 16)
 	return func(a *attacker) error {
 		before := a.server.value(refused)
@@ -454,7 +459,8 @@ func refusedCalls(token string) func(*attacker) error {
 	}
 }
 
-// longTokens sends a token that is longer than any header may be. The client may be told, or cut off.
+// longTokens sends a token that exceeds the bound on headers. The client may get a status or be cut
+// off.
 func longTokens(a *attacker) error {
 	conn, err := a.client()
 	if err != nil {
@@ -464,7 +470,7 @@ func longTokens(a *attacker) error {
 		codes.Unauthenticated, codes.Internal, codes.Unavailable, codes.ResourceExhausted, codes.Unknown)
 }
 
-// anonymous attacks on a connection whose client has not shown who it is.
+// anonymous makes an attack on a connection whose client has not authenticated.
 func anonymous(attack func(*http2Client, *attacker) error) func(*attacker) error {
 	return func(a *attacker) error {
 		c, err := a.http2()
@@ -475,14 +481,14 @@ func anonymous(attack func(*http2Client, *attacker) error) func(*attacker) error
 	}
 }
 
-// known attacks on a connection with a stream, number 1, that is in sync.
+// known makes an attack on a connection with stream 1 in sync.
 func known(attack func(*http2Client, *attacker) error) func(*attacker) error {
 	return func(a *attacker) error {
 		c, err := a.http2(a.certificate())
 		if err != nil {
 			return err
 		}
-		// It wants little, which fits in its window.
+		// The client subscribes to little, which fits into its window.
 		hello := a.agent()
 		hello.Subscription = &pb.Subscription{Namespaces: []string{"none"}}
 		if err := errors.Join(c.open(1), c.say(1, helloRequest(hello))); err != nil {
@@ -507,7 +513,8 @@ func emptyContinuations(c *http2Client, _ *attacker) error {
 
 func largeBlock(c *http2Client, _ *attacker) error {
 	return c.flood(1000, func(i int) error {
-		fragment := append([]byte{0, 0x7f, 0xff, 0xff, 0xff, 0x0f}, make([]byte, 15<<10)...) // a name that goes on and on
+		// A name that never ends.
+		fragment := append([]byte{0, 0x7f, 0xff, 0xff, 0xff, 0x0f}, make([]byte, 15<<10)...)
 		if i == 0 {
 			return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 101, BlockFragment: fragment})
 		}
@@ -529,7 +536,7 @@ func manySettings(c *http2Client, _ *attacker) error {
 	return c.flood(1, func(int) error { return c.framer.WriteSettings(make([]http2.Setting, 65)...) })
 }
 
-// frames are of all kinds that ask for nothing.
+// frames sends all kinds of frames that request nothing.
 func frames(c *http2Client, _ *attacker) error {
 	return c.flood(100_000, func(i int) error {
 		switch i % 4 {
@@ -566,7 +573,7 @@ func emptyData(c *http2Client, _ *attacker) error {
 	return c.flood(100_000, func(int) error { return c.framer.WriteData(1, false, nil) })
 }
 
-// manyStreams opens more streams than a connection may have, and says nothing on them.
+// manyStreams opens more streams than a connection may have, and sends nothing on them.
 func manyStreams(a *attacker) error {
 	c, err := a.http2(a.certificate())
 	if err != nil {
@@ -607,7 +614,7 @@ func noHelloEnds(a *attacker) error {
 	return over(stream, codes.Unavailable)
 }
 
-// says sends messages, of which the last must end the stream.
+// says sends messages. The last one must end the stream.
 func says(want codes.Code, messages ...func(*attacker) *pb.StreamRequest) func(*attacker) error {
 	return func(a *attacker) error {
 		stream, err := a.stream(nil)
@@ -642,7 +649,7 @@ func resync(r *pb.Resync) *pb.StreamRequest {
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Resync{Resync: r}}
 }
 
-// synced sends messages once it is in sync, until the stream ends as it must.
+// synced sends messages on a stream that is in sync, until the stream ends as it must.
 func synced(most int, want codes.Code, message func(i int) *pb.StreamRequest, or ...codes.Code) func(*attacker) error {
 	return func(a *attacker) error {
 		stream, err := a.synced()
@@ -653,7 +660,7 @@ func synced(most int, want codes.Code, message func(i int) *pb.StreamRequest, or
 	}
 }
 
-// fromTheFuture has seen what nobody has. It is served in the end.
+// fromTheFuture claims to have seen resource versions that nobody has. It is served in the end.
 func fromTheFuture(a *attacker) error {
 	h := a.agent()
 	h.ResourceVersions = &pb.ResourceVersions{Services: 1 << 62, Slices: 1 << 62}
@@ -664,7 +671,7 @@ func fromTheFuture(a *attacker) error {
 	return until(stream, func(r *pb.StreamResponse) bool { return r.GetInSync() != nil })
 }
 
-// takesNothing asks for everything as eight nodes, which leave no room in their windows.
+// takesNothing requests everything as eight nodes, whose windows stay closed.
 func takesNothing(a *attacker) error {
 	for range 8 {
 		one := newAttacker(a.ctx, a.server, a.protocol)
@@ -680,10 +687,10 @@ func takesNothing(a *attacker) error {
 		}
 		c.attend()
 	}
-	return nil // what the server counts says that they have lost their turns
+	return nil // the server's counter shows that they have lost their turns
 }
 
-// asked begins a stream of a client that holds something, so that the server asks for its digests.
+// asked begins a stream of a client with state, so that the server asks for its digests.
 func asked(attack func(pb.DistributionService_StreamClient) error) func(*attacker) error {
 	return func(a *attacker) error {
 		h := a.agent()
@@ -700,10 +707,10 @@ func asked(attack func(pb.DistributionService_StreamClient) error) func(*attacke
 	}
 }
 
-// shards is how many the server has.
+// shards is the server's number of shards.
 const shards = 64
 
-// digests are those of all shards, made up.
+// digests returns made-up digests of all shards.
 func digests() *pb.StreamRequest {
 	made := bytes.Repeat(modeltest.Digests(1), shards)
 	return &pb.StreamRequest{Message: &pb.StreamRequest_Digests{Digests: &pb.Digests{Digests: made}}}
@@ -713,7 +720,7 @@ func answersTwice(stream pb.DistributionService_StreamClient) error {
 	if err := stream.Send(digests()); err != nil {
 		return err
 	}
-	_ = stream.Send(digests()) // the stream's end says what came of it
+	_ = stream.Send(digests()) // the stream's end has the result
 	return over(stream, codes.InvalidArgument)
 }
 
@@ -730,7 +737,8 @@ func answersBucketsTwice(stream pb.DistributionService_StreamClient) error {
 		return err
 	}
 	for range 2 {
-		_ = stream.Send(resync(&pb.Resync{Shard: query.GetShards()[0]})) // the stream's end says what came of it
+		// The stream's end has the result.
+		_ = stream.Send(resync(&pb.Resync{Shard: query.GetShards()[0]}))
 	}
 	return over(stream, codes.InvalidArgument)
 }
@@ -739,7 +747,7 @@ func answersNothing(stream pb.DistributionService_StreamClient) error {
 	return over(stream, codes.DeadlineExceeded)
 }
 
-// resyncsOnNewStreams asks for as much as it may at once on a stream, and goes on on another one.
+// resyncsOnNewStreams requests as much as a stream may at once, and continues on a new stream.
 func resyncsOnNewStreams(a *attacker) error {
 	const atOnce = 250
 	again := func(int) *pb.StreamRequest {
@@ -754,7 +762,7 @@ func resyncsOnNewStreams(a *attacker) error {
 			return err
 		}
 	}
-	// Its answer comes once the server has read all of that.
+	// The answer comes once the server has read all of the requests.
 	query := &pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}}
 	if err := first.Send(query); err != nil {
 		return err
@@ -769,7 +777,7 @@ func resyncsOnNewStreams(a *attacker) error {
 	return floods(second, atOnce, again, codes.ResourceExhausted)
 }
 
-// unreadResyncs asks for buckets of every shard, and takes none while it can ask.
+// unreadResyncs requests buckets of every shard, and reads no answer while it may request more.
 func unreadResyncs(a *attacker) error {
 	stream, err := a.synced()
 	if err != nil {
@@ -778,7 +786,7 @@ func unreadResyncs(a *attacker) error {
 	asked := make(chan struct{})
 	go func() {
 		defer close(asked)
-		for i := range 400 { // more than may be asked for in any case
+		for i := range 400 { // more than may be requested in any case
 			digests := make([]byte, model.Buckets*len(model.Digest{}))
 			if stream.Send(resync(&pb.Resync{Shard: uint32(i % shards), BucketDigests: digests})) != nil {
 				return // the stream's end says why
@@ -787,7 +795,8 @@ func unreadResyncs(a *attacker) error {
 	}()
 	select {
 	case <-asked:
-	case <-time.After(500 * time.Millisecond): // the server reads no more; what it sent before its status is to be read first
+	// The server reads no more. The client has to read what was sent before the status.
+	case <-time.After(500 * time.Millisecond):
 	}
 	err = over(stream, codes.ResourceExhausted)
 	<-asked
@@ -821,7 +830,8 @@ func streamsOfOneNode(a *attacker) error {
 	return over(first, codes.Aborted, codes.Canceled, codes.Unavailable, codes.AlreadyExists)
 }
 
-// connectionsOfOneNode opens more connections, with a call each, than a node may have. One must end for the last.
+// connectionsOfOneNode opens more connections with a call than a node may have. One of them must
+// end for the last one.
 func connectionsOfOneNode(a *attacker) error {
 	const connections = 9
 	ended := make(chan error, connections)
@@ -882,7 +892,7 @@ func connectionsOfOneUser(a *attacker) error {
 	return nil
 }
 
-// questions are an operator's, from a node.
+// questions makes an operator's calls as a node.
 func questions(a *attacker) error {
 	conn, err := a.client(a.certificate())
 	if err != nil {
@@ -892,7 +902,7 @@ func questions(a *attacker) error {
 	return requireCode(err, codes.PermissionDenied)
 }
 
-// readsNothing asks for everything, and does not even read from its socket.
+// readsNothing requests everything, and does not even read from its socket.
 func readsNothing(a *attacker) error {
 	c, err := a.http2(a.certificate())
 	if err != nil {
@@ -905,7 +915,7 @@ func readsNothing(a *attacker) error {
 	return closedUnread(c.conn)
 }
 
-// stays does not leave a server that drains until it has to.
+// stays does not leave a server that drains until it must.
 func stays(a *attacker) error {
 	stream, err := a.synced()
 	if err != nil {
@@ -914,7 +924,7 @@ func stays(a *attacker) error {
 	return over(stream, codes.Unavailable)
 }
 
-// whileDraining has the server drain once the attack has begun.
+// whileDraining makes the server drain once the attack has begun.
 func whileDraining(attack func(*attacker) error) func(*attacker) error {
 	return func(a *attacker) error {
 		a.begun = a.server.drain

@@ -26,12 +26,12 @@ import (
 )
 
 const (
-	// patience is for what takes milliseconds on a machine that has time.
+	// patience bounds waits for events that take milliseconds on an idle machine.
 	patience = 2 * time.Minute
 	tick     = 2 * time.Millisecond
 )
 
-// The server's transports, by the protocol that a client offers in TLS.
+// These are the server's transports, by the protocol that a client offers in TLS.
 const (
 	lean    = wire.Protocol
 	grpcGo  = "h2"
@@ -40,15 +40,16 @@ const (
 
 var both = []string{lean, grpcGo}
 
-// objects is how many Services the cluster has, each with one slice of endpointsOfOne.
+// objects is the number of the cluster's Services. Each has one slice with endpointsOfOne
+// endpoints.
 const objects, endpointsOfOne = 100, 100
 
-// cluster is a server's source, which starts with the objects and then changes one slice at a time.
+// cluster is a server's source. It starts with the objects, and then changes one slice at a time.
 type cluster struct {
-	mu      sync.Mutex
-	version uint64                      // guarded by mu, as what follows
-	state   map[model.Key]source.Object // all that there is
-	sinks   map[source.Sink]struct{}    // of the servers
+	mu      sync.Mutex                  // guards the fields below
+	version uint64                      // the latest resourceVersion
+	state   map[model.Key]source.Object // all objects
+	sinks   map[source.Sink]struct{}    // those of the servers
 }
 
 func newCluster() *cluster {
@@ -66,7 +67,7 @@ func newCluster() *cluster {
 	return c
 }
 
-// sliceOf returns the slice of the i-th Service, in one of its versions.
+// sliceOf returns a version of the slice of the i-th Service.
 func sliceOf(i, version int) *model.Slice {
 	n := modeltest.WebSlice(endpointsOfOne)
 	n.Name, n.Service = fmt.Sprintf("service-%d-1", i), fmt.Sprint("service-", i)
@@ -96,7 +97,8 @@ func (c *cluster) Run(ctx context.Context, sink source.Sink) error {
 	return nil
 }
 
-// upsert changes a slice. Other kinds have come as far, as a real watch says from time to time.
+// upsert changes a slice. It also reports progress for the other kinds, as a real watch does from
+// time to time.
 func (c *cluster) upsert(s *model.Slice) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,18 +110,18 @@ func (c *cluster) upsert(s *model.Slice) {
 	}
 }
 
-// server is a running slicecast-server, in this process.
+// server is a slicecast-server that runs in this process.
 type server struct {
 	*app.Server
 	registry *prometheus.Registry
-	// reviews counts what the API server was asked about tokens.
+	// reviews counts the TokenReviews that the server has requested.
 	reviews *atomic.Int64
-	// drain makes the server drain and end; ended is closed once it has.
+	// drain makes the server drain and end. ended is closed once it has ended.
 	drain context.CancelFunc
 	ended chan struct{}
 }
 
-// serve runs a server until the test, or drain, ends it.
+// serve runs a server until the test ends or drain is called.
 func serve(t *testing.T, c *cluster, set ...func(*app.Config)) *server {
 	t.Helper()
 	s := &server{registry: prometheus.NewRegistry(), reviews: new(atomic.Int64), ended: make(chan struct{})}
@@ -152,10 +154,10 @@ func serve(t *testing.T, c *cluster, set ...func(*app.Config)) *server {
 
 func (s *server) address() string { return s.Addresses().GRPC.String() }
 
-// counter names a metric of the server, with the value of its label if it has one.
+// counter is a metric of the server, with the value of its label if it has one.
 type counter struct{ name, label string }
 
-// value returns what the server has counted.
+// value returns the value of a counter.
 func (s *server) value(c counter) (sum float64) {
 	for _, f := range must(s.registry.Gather()) {
 		if f.GetName() != c.name {
@@ -170,11 +172,11 @@ func (s *server) value(c counter) (sum float64) {
 	return sum
 }
 
-// tlsConfig is a client's, which offers a protocol.
+// tlsConfig returns a client's configuration that offers a protocol.
 func tlsConfig(protocol string, certificates ...tls.Certificate) *tls.Config {
 	c := &tls.Config{
 		RootCAs: identities.ca.Pool(), Certificates: certificates, MinVersion: tls.VersionTLS13, ServerName: "127.0.0.1",
-		ClientSessionCache: nil, // every handshake is a whole one
+		ClientSessionCache: nil, // every handshake is a full one
 	}
 	if protocol != neither {
 		c.NextProtos = []string{protocol}
@@ -182,16 +184,16 @@ func tlsConfig(protocol string, certificates ...tls.Certificate) *tls.Config {
 	return c
 }
 
-// node is an honest node's client.
+// node is the client of an honest node.
 type node struct {
 	cache  *client.Cache
-	synced chan struct{} // closed with the first InSync
-	// got has the version of the slice that changes, once the cache holds it.
+	synced chan struct{} // closed by the first InSync
+	// got receives the version of the slice that changes, once the cache holds it.
 	got  chan model.Version
 	stop func()
 }
 
-// follow runs an honest node until the test, or stop, ends it.
+// follow runs an honest node until the test ends or stop is called.
 func follow(t *testing.T, name, protocol string, watched model.Key, addresses ...string) *node {
 	t.Helper()
 	n := &node{cache: client.NewCache(), synced: make(chan struct{}), got: make(chan model.Version, 16)}
@@ -219,7 +221,7 @@ func follow(t *testing.T, name, protocol string, watched model.Key, addresses ..
 				last = slice.ContentVersion()
 				select {
 				case n.got <- last:
-				default: // nobody asks
+				default: // nobody waits for it
 				}
 			}
 		},
@@ -243,7 +245,7 @@ func follow(t *testing.T, name, protocol string, watched model.Key, addresses ..
 // changing is the Service whose slice changes.
 const changing = "service-0"
 
-// honest are the nodes that use a server, or several, while somebody attacks it.
+// honest has the nodes that use one or several servers during an attack.
 type honest struct {
 	t         *testing.T
 	cluster   *cluster
@@ -252,12 +254,12 @@ type honest struct {
 	version   int
 }
 
-// names makes names of nodes that nobody has had.
+// names counts the node names that were used, so that names are unique.
 var names atomic.Int64
 
 func nodeName(prefix string) string { return fmt.Sprint(prefix, "-", names.Add(1)) }
 
-// newHonest brings so many nodes in sync, half of them on each transport.
+// newHonest brings count nodes in sync, half of them on each transport.
 func newHonest(t *testing.T, c *cluster, count int, addresses ...string) *honest {
 	t.Helper()
 	h := &honest{t: t, cluster: c, addresses: addresses}
@@ -279,14 +281,15 @@ func (h *honest) await(done <-chan struct{}, what string) {
 	}
 }
 
-// sample is what honest clients have seen: how long updates took to each node, and a new node to be in sync.
+// sample is what honest clients have measured: how long each update took to each node, and how long
+// new nodes took to be in sync.
 type sample struct{ updates, syncs []time.Duration }
 
-// rounds is how many updates are measured at least, and newcomers how many new nodes.
+// rounds is the lowest number of measured updates, and newcomers that of new nodes.
 const rounds, newcomers = 8, 2
 
-// measure changes the slice again and again, one change after all nodes have the one before, and brings new nodes in sync. It
-// ends when that has been done often enough and done is closed.
+// measure changes the slice repeatedly, each time after all nodes have the previous change, and
+// brings new nodes in sync. It returns once that was done often enough and done is closed.
 func (h *honest) measure(done <-chan struct{}) (s sample) {
 	h.t.Helper()
 	for round := 0; ; round++ {
@@ -322,7 +325,7 @@ func (h *honest) measure(done <-chan struct{}) (s sample) {
 func (h *honest) newcomer(protocol string) time.Duration {
 	h.t.Helper()
 	name := nodeName("newcomer")
-	identities.node(name) // so that its making is not part of it
+	identities.node(name) // creates the certificate before the measurement
 	begin := time.Now()
 	n := follow(h.t, name, protocol, sliceOf(0, 0).Key(), h.addresses...)
 	defer n.stop()
@@ -330,23 +333,24 @@ func (h *honest) newcomer(protocol string) time.Duration {
 	return time.Since(begin)
 }
 
-// part returns the duration within which so many percent are.
+// part returns the duration within which that many percent of all are.
 func part(all []time.Duration, percent int) time.Duration {
 	sorted := slices.Sorted(slices.Values(all))
 	return sorted[(len(sorted)-1)*percent/100].Round(10 * time.Microsecond)
 }
 
-// factor is how many times as long as without attackers something may take for honest clients. What takes less than a floor is
-// good in any case: the attackers are in the same process, and compute on the same few CPUs. A bound that fails costs honest
-// clients the server's patience with somebody else, which is 10 seconds and more.
+// factor is how many times longer honest clients may wait during an attack than without it. A
+// duration below its floor is always acceptable: the attackers run in the same process and compute
+// on the same few CPUs. If a bound fails, honest clients have to wait until the server gives up on
+// an attacker, which takes 10 seconds or more.
 const (
 	factor      = 20
 	floorMedian = 250 * time.Millisecond
 	floorMost   = 3 * time.Second
 )
 
-// compare compares what honest clients saw beside an attack with what they saw alone. longer is added for what an attack may cost a
-// new node by design.
+// compare compares what honest clients measured during an attack with what they measured alone.
+// longer is added to what new nodes may take.
 func compare(alone, beside sample, longer time.Duration) error {
 	for _, c := range []struct {
 		what          string
@@ -364,8 +368,8 @@ func compare(alone, beside sample, longer time.Duration) error {
 	return nil
 }
 
-// requireUnharmed requires that honest clients were about as well off as alone. If they were not, it measures again how they are
-// alone, as the machine may have become slower.
+// requireUnharmed requires that honest clients did about as well as alone. If they did not, it
+// repeats the measurement without attackers, as the machine may have become slower.
 func (h *honest) requireUnharmed(alone, beside sample, longer time.Duration) {
 	h.t.Helper()
 	h.t.Logf("%d updates: 50 %% within %v, 99 %% within %v; %d new nodes in sync within %v", len(beside.updates),

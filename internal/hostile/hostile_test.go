@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/server/app"
 )
 
-// phase is how far a connection has come when the attack begins.
+// phase is the state of a connection when the attack begins.
 type phase string
 
 const (
@@ -24,28 +24,32 @@ const (
 	otherPorts   phase = "other ports"
 )
 
-// attack is what somebody does to a server, and what must come of it.
+// attack is what an attacker does to a server, and the required result.
 type attack struct {
 	phase phase
 	name  string
-	// on are the transports that it is made on.
+	// on has the transports on which the attack is made.
 	on []string
-	// bounds are the constants whose bound it drives; docs/security.md has them all.
+	// bounds names the constants whose bounds the attack reaches. docs/security.md lists all
+	// bounds.
 	bounds string
-	// does is the attack. It returns nil once the attacker has met the bound as it should: it was closed, refused, or not heard.
+	// does makes the attack. It returns nil once the attacker has met the bound as it should: its
+	// connection was closed, or its request was refused or ignored.
 	does func(a *attacker) error
-	// counted is what the server must have counted by then.
+	// counted is the metric that the server must have increased by then.
 	counted counter
-	// slow attacks meet their bound after some seconds. They all go on while the others are made.
+	// slow means that the attack only meets its bound after some seconds. All slow attacks run at
+	// once.
 	slow bool
-	// longer is how much longer a new node may take to be in sync beside the attack, by design.
+	// longer is how much longer a new node may take to be in sync during the attack, by design.
 	longer time.Duration
 }
 
-// transports are "neither" for attacks that end before a transport is chosen.
+// transports names the transports. Attacks that end before a transport is chosen use neither.
 var transports = map[string]string{lean: "server-h2", grpcGo: "grpc-go", neither: "either"}
 
-// run runs the attack again and again until enough is closed, which it is not before the first time has met its bound.
+// run repeats the attack until enough is closed or an attack fails. It calls met after each attack.
+// The caller must not close enough before the first call.
 func (x attack) run(ctx context.Context, s *server, protocol string, enough <-chan struct{}, met func()) error {
 	before := s.value(x.counted)
 	for {
@@ -80,7 +84,7 @@ func eventually(holds func() bool) bool {
 	return true
 }
 
-// TestHostileClients makes all attacks on a server, while honest nodes follow it and others come.
+// TestHostileClients makes all attacks on a server that honest nodes follow, while new ones join.
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	c := newCluster()
@@ -109,7 +113,7 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-// TestSlowHostileClients makes all attacks at once that meet their bound after some seconds only.
+// TestSlowHostileClients makes all attacks at once that only meet their bound after some seconds.
 func TestSlowHostileClients(t *testing.T) {
 	t.Parallel()
 	c := newCluster()
@@ -142,11 +146,12 @@ func TestSlowHostileClients(t *testing.T) {
 	h.requireUnharmed(alone, beside, 0)
 }
 
-// TestHostileClientsWhileDraining makes attacks on a server that drains. Honest nodes follow it, and go to another one.
+// TestHostileClientsWhileDraining makes attacks on a server that drains. The honest nodes that
+// follow it move to another server.
 func TestHostileClientsWhileDraining(t *testing.T) {
 	c := newCluster()
 	other := serve(t, c)
-	// drain has honest nodes leave a server that drains.
+	// drain measures honest nodes while they leave a server that drains.
 	drain := func(t *testing.T, begin func(*server) error) (h *honest, seen sample) {
 		s := serve(t, c, func(c *app.Config) { c.DrainWindow, c.GracePeriod = 200*time.Millisecond, 500*time.Millisecond })
 		h = newHonest(t, c, 4, s.address(), other.address())
@@ -170,7 +175,7 @@ func TestHostileClientsWhileDraining(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s/%s", x.name, transports[protocol]), func(t *testing.T) {
 				h, beside := drain(t, func(s *server) error {
-					defer s.drain() // also if the attack fails
+					defer s.drain() // the server must end even if the attack fails
 					a := newAttacker(t.Context(), s, protocol)
 					defer a.end()
 					return x.does(a)

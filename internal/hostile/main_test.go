@@ -1,9 +1,11 @@
-// Package hostile attacks a real server (server/app) over loopback TLS, in every phase of a connection and on both of the
-// server's transports, and holds the server to two promises at once: an attack meets its bound, and honest clients
-// (agent/client) notice nothing that matters. The table of attacks is in hostile_test.go.
+// Package hostile attacks a real server (server/app) over loopback TLS, in every phase of a
+// connection and on both of the server's transports. It requires two things at once: an attack
+// meets its bound, and honest clients (agent/client) do not suffer from it. The table of attacks is
+// in hostile_test.go.
 //
-// A bound's exact number is tested where the bound is defined; docs/security.md names these tests. Here each bound is driven
-// from outside, by somebody who knows nothing but the protocol, while others use the server.
+// The exact number of a bound is tested where the bound is defined; docs/security.md names these
+// tests. Here each bound is reached from outside, by a client that only knows the protocol, while
+// others use the server.
 package hostile
 
 import (
@@ -19,7 +21,7 @@ import (
 	"github.com/slicecast/slicecast/internal/tlsfiles"
 )
 
-// identities are the certificates of all tests.
+// identities has the certificates of all tests.
 var identities *pki
 
 func TestMain(m *testing.M) {
@@ -37,13 +39,14 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// pki is a CA with what servers and clients need, and another CA that the server does not know.
+// pki is a CA with the certificates that servers and clients need, and another CA that the server
+// does not know.
 type pki struct {
 	ca, foreign *testca.CA
 	server      tlsfiles.Files
 
-	mu    sync.Mutex
-	nodes map[string]tls.Certificate // guarded by mu
+	mu    sync.Mutex                 // guards nodes
+	nodes map[string]tls.Certificate // by node name
 }
 
 func newPKI(dir string) (_ *pki, err error) {
@@ -77,7 +80,7 @@ func (p *pki) node(name string) tls.Certificate {
 	return c
 }
 
-// must is for what has worked before, such as issuing certificates.
+// must panics if a call fails that has worked before, such as issuing a certificate.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

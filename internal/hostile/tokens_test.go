@@ -23,10 +23,11 @@ import (
 	"github.com/slicecast/slicecast/server/auth"
 )
 
-// The API server of tokens, of which the server reads issuer and keys.
+// These identify the tokens of the API server from which the server reads issuer and keys.
 const issuer, audience, keyID = "https://kubernetes.example", "slicecast", "key-1"
 
-// tokens checks tokens with the keys of an API server that this makes up. It counts the reviews, none of which succeeds.
+// tokens checks tokens with the keys of a made-up API server. It counts the reviews, none of which
+// succeeds.
 func tokens(reviews *atomic.Int64) *auth.TokenOptions {
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	return &auth.TokenOptions{
@@ -46,7 +47,8 @@ func tokens(reviews *atomic.Int64) *auth.TokenOptions {
 	}
 }
 
-// inventedToken returns a token that says what an agent's does, signed with a key of the attacker's.
+// inventedToken returns a token with the claims of an agent's token, signed with a key of the
+// attacker's.
 var inventedToken = sync.OnceValue(func() string {
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	signer := must(jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: jose.JSONWebKey{Key: key, KeyID: keyID}}, nil))
@@ -60,7 +62,7 @@ var inventedToken = sync.OnceValue(func() string {
 	}}).Serialize())
 })
 
-// streamWith opens a stream with a token. Reading it tells what became of it.
+// streamWith opens a stream with a token. Reading from the stream returns the result.
 func streamWith(ctx context.Context, conn *grpc.ClientConn, token string) pb.DistributionService_StreamClient {
 	ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	stream, err := pb.NewDistributionServiceClient(conn).Stream(ctx)
