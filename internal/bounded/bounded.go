@@ -54,7 +54,7 @@ var (
 	// Idle is longer than the intervals of scrapers.
 	Metrics = Limits{Total: 64, PerAddress: 16, Read: 10 * time.Second, Write: 30 * time.Second, Idle: 3 * time.Minute}
 	// Plaintext has the limits of gRPC without TLS. All agents may come from one address, such as
-	// that of a mesh's proxy, or of a test. The gRPC server has the timeouts.
+	// that of a mesh's proxy, or of a test. There are no timeouts, as the gRPC server has its own.
 	Plaintext = Limits{Total: 16384, PerAddress: 8192}
 )
 

@@ -118,7 +118,7 @@ func TestAThousandLargestObjects(t *testing.T) {
 // frameSizes has the sizes of the frames that a client receives.
 type frameSizes struct{ most, all atomic.Int64 }
 
-func (s *frameSizes) add(f wire.Frame) { // on one goroutine
+func (s *frameSizes) add(f wire.Frame) { // called on one goroutine
 	s.most.Store(max(s.most.Load(), int64(len(f))))
 	s.all.Add(int64(len(f)))
 }

@@ -96,7 +96,7 @@ func newPKI(dir string) (*pki, error) {
 			return nil, err
 		}
 	}
-	// For servers in processes of their own.
+	// Servers in processes of their own read these files.
 	if _, _, err = testca.Write(dir, relay, p.clients[relay]); err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ type nodeSink struct {
 	// ServiceCIDRs may be concurrent and both change Nodes.
 	mu     sync.Mutex
 	nodes  map[model.Key]*model.Node    // by key, without ranges
-	ranges map[model.Key][]netip.Prefix // by ServiceCIDR
+	ranges map[model.Key][]netip.Prefix // by the key of their ServiceCIDR
 	all    []netip.Prefix               // ranges of all ServiceCIDRs, ascending, each once
 }
 

@@ -20,7 +20,7 @@ type Sink interface {
 	// Replace makes objects the only objects of their kind, in one step.
 	Replace(kind model.Kind, objects []Object, resourceVersion uint64)
 	// Progress reports that the sink has been given everything of a kind up to a resourceVersion.
-	// It is for changes that no other call reports.
+	// It is called if no change of an object of the kind has reported that.
 	Progress(kind model.Kind, resourceVersion uint64)
 	// Synced reports, once, that every kind has been given in full. From then on the sink may
 	// serve.

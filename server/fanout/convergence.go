@@ -236,8 +236,8 @@ func (m *member) weight(shard int, sequence uint64) int {
 	return nodes
 }
 
-// reweigh sets a relay's number of nodes. A higher number only counts in later Updates. A lower
-// number also counts in open ones.
+// reweigh sets a relay's number of nodes, which keeps invariant 4 of convergence. A higher number
+// only counts in later Updates. A lower number also counts in open ones.
 func (m *member) reweigh(shard, nodes int, s *shardConvergence) {
 	if m.weights == nil {
 		return

@@ -145,8 +145,8 @@ func TestTimesDoNotDependOnWhichAckIsTheLast(t *testing.T) {
 	require.Equal(t, []NodeTime{{"slow", 3300 * time.Microsecond}, {"quick", 1500 * time.Microsecond}}, done.Last)
 }
 
-// TestAStuckNode checks that a stuck node keeps the others' times out of neither the histograms nor
-// the status, which names the stuck node.
+// TestAStuckNode checks that the times of the other nodes are in the histograms while one node is
+// stuck, and that the status names the stuck node.
 func TestAStuckNode(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	h := New(Options{Store: filled(t, 1), Registerer: registry})

@@ -81,9 +81,10 @@ func (h *Hub) pass() {
 	workers.Wait()
 }
 
-// offer sends the stream what it lacks, if the fan-out owns the stream and its transport accepts
-// the frames at once. Otherwise it hands the stream to its own goroutine. Most streams lack the
-// same entries, so b may already hold them; offer returns the batch for the next stream.
+// offer sends the stream what it lacks, if the fan-out owns the stream (see invariant 1 of stream)
+// and its transport accepts the frames at once. Otherwise it hands the stream to its own goroutine.
+// Most streams lack the same entries, so b may already hold them. offer returns the batch for the
+// next stream.
 func (s *stream) offer(b batch) batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()

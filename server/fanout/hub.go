@@ -43,7 +43,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Defaults of Options.
+// These are the defaults of Options.
 const (
 	// DefaultHeartbeat is short enough for a diverged node to be found within a minute.
 	DefaultHeartbeat = 30 * time.Second
@@ -151,7 +151,7 @@ type Hub struct {
 	// work wakes the fan-out when the ring has grown.
 	work chan struct{}
 
-	// mu guards the fields below. Nothing is encoded or sent while it is held.
+	// mu guards the fields up to replicas. Nothing is encoded or sent while it is held.
 	mu sync.Mutex
 	// idle is closed while the streams that keep up have everything. rested is the end of the pause
 	// after that: as long again as the sending took.

@@ -39,8 +39,8 @@ const (
 //
 //  1. While live is set, only the fan-out sends frames and changes position and sequences, and it
 //     holds mu. Otherwise only the stream's own goroutine does.
-//  2. Only the goroutine sets live, and only when it has nothing left to send. A relay's stream and
-//     a stream with a subscription are never live.
+//  2. Only rest makes the stream live, and only when its goroutine has nothing left to send. A
+//     relay's stream and a stream with a subscription are never live.
 //  3. sequences is the client's position in each shard once the client has applied everything sent.
 type stream struct {
 	hub       *Hub
@@ -338,15 +338,15 @@ var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c
 // errDraining ends a stream when the server stops.
 var errDraining = status.Error(codes.Unavailable, "the server is draining: resume on another one")
 
-// own makes the goroutine the stream's owner.
+// own makes the goroutine the stream's owner; see invariant 1.
 func (s *stream) own() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.live = false
 }
 
-// rest makes the fan-out the stream's owner, if it may send to the stream. It returns false if the
-// goroutine has something left to do.
+// rest makes the fan-out the stream's owner, if it may send to the stream; see invariants 1 and 2.
+// It returns false if the goroutine has something left to do.
 func (s *stream) rest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

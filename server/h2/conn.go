@@ -142,7 +142,7 @@ func (c *conn) run() {
 	c.mu.Lock()
 	if ok && c.breakLocked(v) {
 		c.mu.Unlock()
-		_, _ = io.CopyN(io.Discard, c.socket.Conn, lingerBytes) // whatever it is
+		_, _ = io.CopyN(io.Discard, c.socket.Conn, lingerBytes) // the content is ignored
 		return
 	}
 	c.closeLocked(err, false)
@@ -461,7 +461,7 @@ func (c *conn) creditLocked() error {
 // resetLocked ends a stream at once, without a status.
 func (c *conn) resetLocked(id uint32, code http2.ErrCode) error {
 	if id == c.lastID { // the client may send more until it receives the reset
-		c.ended = false // the client may send more until it knows
+		c.ended = false // the client may send more until it receives the reset
 	}
 	if s := c.stream; s != nil && s.id == id {
 		s.dropLocked(status.Errorf(codes.Internal, "the client broke the stream's protocol (%s)", code))

@@ -13,7 +13,7 @@ import (
 // document is a part of a file that is parsed on its own: a YAML document or a JSON value.
 type document struct {
 	text []byte
-	line int          // of its beginning in the file, from 1
+	line int          // the line in the file at which it begins, from 1
 	root *yamlv3.Node // parsed when a line is first looked up
 }
 

@@ -29,7 +29,7 @@ import (
 // object is one object of a file.
 type object struct {
 	id    objectID
-	line  int           // of its beginning in the file, from 1
+	line  int           // the line in the file at which it begins, from 1
 	model source.Object // nil for Endpoints, and for objects that nodes do not use
 	skips []source.Skip
 	// hasSelector reports whether the object is a Service with a selector.

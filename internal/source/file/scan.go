@@ -26,7 +26,7 @@ type files struct {
 	parser    parser
 	known     map[string]*file
 	pending   map[string]*pending
-	problem   *problem  // of the directory itself
+	problem   *problem  // a problem with the directory itself
 	strange   []problem // entries that are named like manifests and are not files
 }
 
