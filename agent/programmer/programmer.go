@@ -1,5 +1,5 @@
-// Package programmer is the contract between what a node should do (agent/view) and what makes its kernel do it. Each
-// programmer has a folder of its own below.
+// Package programmer is the contract between the wanted state of a node (agent/view) and the code
+// that makes the node's kernel follow it. Each programmer has a folder of its own below this one.
 package programmer
 
 import (
@@ -13,70 +13,78 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Programmer makes a kernel hold a state. It is used by one goroutine at a time. A programmer has no opinions of its
-// own about Services.
+// Programmer makes a kernel hold a state. Only one goroutine uses it at a time. A programmer
+// carries out what the view decided about a Service and makes no decisions of its own.
 type Programmer interface {
-	// Families returns the IP families that this machine has and the programmer serves, ascending. It
-	// returns the same ones each time. What is wanted in another family is left out, as nothing can come
-	// to it, unless it is the node's primary family: see CheckPrimary.
+	// Families returns the IP families that this machine has and the programmer serves, in ascending
+	// order. The result never changes. Service ports of another family are left out, because no packet
+	// of that family can reach them. The node's primary family is the exception: see CheckPrimary.
 	Families() []model.Family
-	// Replace makes the kernel hold exactly this state: it reads what is there and changes the
+	// Replace makes the kernel hold exactly this state. It reads what the kernel holds and changes the
 	// difference, without a moment in which traffic of unchanged Service ports goes elsewhere or
-	// nowhere. It is for the start and for repair, and may be called again with the same state. If
-	// one IP family fails as a whole, or CheckPrimary returns an error, Replace goes on with the
-	// other one and returns a FamilyError. What the kernel held of the failed family stays, so that
-	// it goes on as it was: see PortError and Ordinary for what is a failed family.
+	// nowhere. It is for the start and for repair, and may be called again with the same state.
+	//
+	// If one IP family fails as a whole, or CheckPrimary returns an error, Replace programs the other
+	// family and returns a FamilyError. What the kernel held of the failed family stays in place.
+	// PortError and Ordinary say when a family has failed.
 	Replace(ctx context.Context, state view.State) error
-	// Apply moves the kernel by a difference from what the last Replace or Apply left, in one atomic step where the
-	// kernel has one. No change is of a family that the last Replace returned a FamilyError for. After an error the
-	// kernel's state is unknown until a Replace succeeds.
+	// Apply moves the kernel by a difference from the state that the last Replace or Apply left. It
+	// does so in one atomic step if the kernel has one. No change may belong to a family for which the
+	// last Replace returned a FamilyError. After an error the kernel's state is unknown until a
+	// Replace succeeds.
 	Apply(ctx context.Context, changes []view.Change) error
-	// Cleanup removes everything that this programmer ever made on this machine, also in earlier runs; nothing there is
-	// no error.
+	// Cleanup removes everything that this programmer ever made on this machine, in this run or an
+	// earlier one. It is no error if there is nothing to remove.
 	Cleanup(ctx context.Context) error
 }
 
-// Monitor is a Programmer that notices when others, e.g. an administrator or a firewall that is reloaded, remove or change
-// what it programmed.
+// Monitor is a Programmer that notices when others remove or change what it programmed, for example
+// an administrator or a firewall that is reloaded.
 type Monitor interface {
 	Programmer
-	// Watch calls lost, saying what it found, within seconds of such a change; what the kernel holds counts as unknown
-	// then, until a Replace succeeds. It is called when a Replace has first programmed an IP family, and also tells of what was changed before, after
-	// that Replace read it. What a later Replace has read need not be told. lost returns at once. It may run while the Programmer is used, and returns when ctx ends.
+	// Watch calls lost within seconds of such a change, with what it found as the reason. From then on
+	// the kernel's state counts as unknown until a Replace succeeds. The caller starts Watch once a
+	// Replace has programmed an IP family for the first time. Watch also reports changes from before
+	// its start, if they came after that Replace read the kernel's state. It need not report a change
+	// that a later Replace has read.
+	//
+	// lost returns at once. Watch may run while the Programmer is used, and returns when ctx ends.
 	Watch(ctx context.Context, lost func(reason string))
 }
 
-// ErrDraining tells that what is to be removed leads connections that are still open. It is removed when it is tried again
-// and they have ended.
+// ErrDraining reports that something which should be removed still leads open connections. A later
+// attempt removes it, once those connections have ended.
 var ErrDraining = errors.New("connections are still open")
 
-// PortError tells that one Service port could not be programmed while the others were. Replace and Apply return one or
-// several, joined with FamilyErrors; any other error means that nothing is known to be programmed. See Split.
+// PortError reports that one Service port could not be programmed although others were. Replace and
+// Apply return one or several of them, joined with FamilyErrors. After any other error nothing is
+// known to be programmed. See Split.
 //
-// A programmer blames Service ports only while the kernel takes the Ordinary one of their IP
-// family. If it does not, the family has failed, however many Service ports are wanted in it, and
-// the programmer returns a FamilyError before it changes anything.
+// A programmer blames Service ports only while the kernel accepts the Ordinary one of their IP
+// family. If the kernel refuses that one, the family has failed, however many Service ports it has.
+// The programmer then returns a FamilyError before it changes anything.
 type PortError struct {
 	ID  view.ServicePortID
 	Err error
-	// Lasting: to try the same again would be in vain. If that changes otherwise than by a change of the Service, a Monitor tells.
+	// Lasting means that another attempt would fail in the same way. If that can change without a
+	// change of the Service, a Monitor reports it.
 	Lasting bool
 }
 
-// Error names the Service port and the reason.
+// Error returns the Service port and the reason.
 func (e *PortError) Error() string { return fmt.Sprintf("%v: %v", e.ID, e.Err) }
 
-// Unwrap gives the reason.
+// Unwrap returns the reason.
 func (e *PortError) Unwrap() error { return e.Err }
 
-// FamilyError reports that nothing of one IP family is known to be programmed, while the other family
-// may be. What the kernel held of the family before may still be there, or a part of it.
+// FamilyError reports that nothing of one IP family is known to be programmed, while the other
+// family may be. All or part of what the kernel held of the family before may still be there.
 type FamilyError struct {
 	Family model.Family
 	Err    error
 }
 
-// Error names the family and the reason.
+// Error returns the family and the reason.
 func (e *FamilyError) Error() string {
 	return fmt.Sprintf("nothing of %v is programmed: %v", e.Family, e.Err)
 }
@@ -84,10 +92,11 @@ func (e *FamilyError) Error() string {
 // Unwrap returns the reason.
 func (e *FamilyError) Unwrap() error { return e.Err }
 
-// CheckPrimary returns a FamilyError if the node's primary IP family is not among these, which a programmer
-// serves. A node without its primary family is not one without Services: most likely a kernel module or a
-// program is missing. As kube-proxy does not start there, the family counts as failed until an agent finds it
-// when it starts.
+// CheckPrimary returns a FamilyError if the node's primary IP family is not among families, which
+// are those that a programmer serves. A node that lacks its primary family does have Services in
+// it: most likely a kernel module or a program is missing. kube-proxy does not start on such a
+// node. Slicecast does, and counts the family as failed until the agent is restarted and finds the
+// family at its start.
 func CheckPrimary(node view.Node, families []model.Family) error {
 	if node.Primary == 0 || slices.Contains(families, node.Primary) {
 		return nil
@@ -95,14 +104,17 @@ func CheckPrimary(node view.Node, families []model.Family) error {
 	return &FamilyError{Family: node.Primary, Err: errNoPrimary}
 }
 
-// Ordinary returns a Service port of the plainest kind, which no cluster has: TCP, a cluster IP,
-// two backends. A kernel that refuses it can serve nobody in this IP family, e.g. because a module
-// is missing. So when Service ports are refused, a programmer tries this one, without effect, to
-// find out whether they or the machine are at fault. To count the refused ones instead would let
-// one tenant, whose Services are the only ones of a family and need what the kernel does not have,
-// pass for a broken machine.
+// Ordinary returns a Service port of the plainest kind: TCP, a cluster IP and two backends. Its
+// addresses are reserved for documentation, so no cluster has it. A kernel that refuses this
+// Service port cannot serve anything in its IP family, for example because a module is missing.
+//
+// When the kernel refuses Service ports, a programmer tries this one without effect, to find out
+// whether the ports or the machine are at fault. The number of refused ports would be misleading:
+// one tenant may own all Services of a family, and all of them may need something that the kernel
+// lacks.
 func Ordinary(family model.Family) *view.ServicePort {
-	address, backends := "192.0.2.1", []string{"198.51.100.1:80", "198.51.100.2:80"} // all for documentation
+	// all reserved for documentation
+	address, backends := "192.0.2.1", []string{"198.51.100.1:80", "198.51.100.2:80"}
 	if family == model.IPv6 {
 		address, backends = "2001:db8::1", []string{"[2001:db8:1::1]:80", "[2001:db8:1::2]:80"}
 	}
@@ -125,9 +137,9 @@ func Ordinary(family model.Family) *view.ServicePort {
 var errNoPrimary = errors.New("it is the node's primary IP family, that of its Node's first InternalIP, and this machine does not have it or can't " +
 	"program it; the agent's log has from its start what is missing: install it or load its kernel module, and restart the agent")
 
-// Split divides what Replace or Apply returned into the Service ports and the IP families that failed,
-// each with its reason. An error that is neither is the reason of all given families: those of the
-// programmer.
+// Split divides what Replace or Apply returned into the Service ports and the IP families that
+// failed, each with its reason. An error that is neither a PortError nor a FamilyError becomes the
+// reason of all given families, which are those of the programmer.
 func Split(err error, families []model.Family) (ports []*PortError, failed map[model.Family]error) {
 	failed = make(map[model.Family]error)
 	ports, rest := split(err, failed)
@@ -139,7 +151,8 @@ func Split(err error, families []model.Family) (ports []*PortError, failed map[m
 	return ports, failed
 }
 
-// split adds the FamilyErrors in err to failed, and returns the PortErrors in it and what else there is.
+// split adds the FamilyErrors in err to failed. It returns the PortErrors in err, and everything
+// else that err holds as rest.
 func split(err error, failed map[model.Family]error) (ports []*PortError, rest error) {
 	switch e := err.(type) { //nolint:errorlint // of what is wrapped by others it is not known how much it says
 	case nil:
@@ -160,14 +173,14 @@ func split(err error, failed map[model.Family]error) (ports []*PortError, rest e
 			}
 		}
 		if len(others) > 0 && len(ports) == 0 && len(failed) == known {
-			return nil, err // with all of its text
+			return nil, err // keeps the text of the wrapping error
 		}
 		return ports, errors.Join(others...)
 	}
 	return nil, err
 }
 
-// PortErrors gives the PortErrors in err. ok is false if err holds anything else too.
+// PortErrors returns the PortErrors in err. ok is false if err holds anything else as well.
 func PortErrors(err error) (ports []*PortError, ok bool) {
 	failed := make(map[model.Family]error)
 	ports, rest := split(err, failed)

@@ -11,7 +11,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// TestSplit holds that no error is taken for less than it is.
+// TestSplit asserts that Split never reports less than the error says.
 func TestSplit(t *testing.T) {
 	both := []model.Family{model.IPv4, model.IPv6}
 	port := &PortError{ID: view.ServicePortID{Port: "a"}, Err: errors.New("no such port")}
@@ -43,8 +43,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestOrdinary holds that the Service port which kernels are judged by is one of its family alone,
-// and needs nothing special.
+// TestOrdinary asserts that the Service port by which kernels are judged belongs to its family
+// alone and needs nothing special.
 func TestOrdinary(t *testing.T) {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		p := Ordinary(family)

@@ -1,5 +1,6 @@
-// Package xtables asks the kernel for what it tells of iptables' tables for next to nothing: whether they have changed can
-// be known without reading them. All is of the calling thread's network namespace.
+// Package xtables asks the kernel what it reports about the tables of iptables at little cost. That
+// shows whether tables have changed without reading them. Everything refers to the network
+// namespace of the calling thread.
 package xtables
 
 import (
@@ -17,8 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Generation asks nf_tables, over which newer iptables works, for the number of its generation. Each transaction makes it
-// one more, whatever table it changes.
+// Generation returns the generation number of nf_tables, which newer versions of iptables work
+// over. Each transaction increases the number by one, whichever table it changes.
 func Generation() (uint32, error) {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
@@ -43,13 +44,14 @@ func Generation() (uint32, error) {
 
 // Size is the size of a table of the legacy interface.
 type Size struct {
-	// Entries are its rules and twice its chains, Bytes what they take.
+	// Entries is the number of rules plus twice the number of chains. Bytes is their size in bytes.
 	Entries, Bytes uint32
-	// Base are the bytes of the base chains, by hook. Rules are up to a few hundred bytes each.
+	// Base holds the size of each base chain in bytes, by hook. A rule takes up to a few hundred
+	// bytes.
 	Base [5]uint32
 }
 
-// getInfo is the kernel's struct ipt_getinfo, and ip6t_getinfo.
+// getInfo is the kernel's struct ipt_getinfo, which is also ip6t_getinfo.
 type getInfo struct {
 	name       [32]byte
 	validHooks uint32
@@ -59,10 +61,11 @@ type getInfo struct {
 	size       uint32
 }
 
-// soGetInfo is the socket option IPT_SO_GET_INFO, and IP6T_SO_GET_INFO.
+// soGetInfo is the socket option IPT_SO_GET_INFO, which is also IP6T_SO_GET_INFO.
 const soGetInfo = 64
 
-// SizeOf asks for the size of a table of the legacy interface. The kernel makes the table if there is none.
+// SizeOf returns the size of a table of the legacy interface. If the table does not exist, the
+// kernel creates it.
 func SizeOf(family model.Family, table string) (Size, error) {
 	domain, level := unix.AF_INET, unix.IPPROTO_IP
 	if family == model.IPv6 {
@@ -90,13 +93,13 @@ func SizeOf(family model.Family, table string) (Size, error) {
 	return s, nil
 }
 
-// HasChain asks nf_tables whether there is a chain. A kernel without nf_tables has none.
+// HasChain reports whether nf_tables has a chain. It reports false if the kernel lacks nf_tables.
 func HasChain(family model.Family, table, chain string) (bool, error) {
 	messages, err := getChain(family, table, chain)
 	return messages != nil, err
 }
 
-// Drops asks nf_tables whether there is a base chain with the policy DROP.
+// Drops reports whether nf_tables has a base chain of this name with the policy DROP.
 func Drops(family model.Family, table, chain string) (bool, error) {
 	const drop = 0 // NF_DROP
 	messages, err := getChain(family, table, chain)
@@ -112,7 +115,7 @@ func Drops(family model.Family, table, chain string) (bool, error) {
 	return false, err
 }
 
-// getChain gives the kernel's messages about a chain; nil: there is none.
+// getChain returns the kernel's messages about a chain. nil means that there is no such chain.
 func getChain(family model.Family, table, chain string) ([][]byte, error) {
 	number := uint8(unix.NFPROTO_IPV4)
 	if family == model.IPv6 {
@@ -133,7 +136,8 @@ func getChain(family model.Family, table, chain string) ([][]byte, error) {
 	return nil, fmt.Errorf("look for the %v chain %s in table %s of nf_tables: %w", family, chain, table, err)
 }
 
-// HasLegacy tells whether a table of the legacy interface is there, without making it.
+// HasLegacy reports whether a table of the legacy interface exists. Unlike SizeOf, it does not
+// create the table.
 func HasLegacy(family model.Family, table string) (bool, error) {
 	name := "ip_tables_names"
 	if family == model.IPv6 {

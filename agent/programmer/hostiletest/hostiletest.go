@@ -1,5 +1,6 @@
-// Package hostiletest drives programmers with what a rogue server can send at worst: Services that are canonical, as the decoder refuses all
-// others, and each as far as it goes in something. Nothing of it may keep a programmer from honest Services.
+// Package hostiletest drives programmers with the worst that a rogue server can send. Its Services
+// are canonical, because the decoder refuses all others, and each of them reaches a limit in one
+// respect. None of them may keep a programmer from programming honest Services.
 package hostiletest
 
 import (
@@ -19,26 +20,28 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// endpoints is how many each family of a hostile Service has.
+// endpoints is the number of endpoints that a hostile Service has in each IP family.
 const endpoints = 40
 
-// Cluster is where a programmer works.
+// Cluster is the environment in which a programmer works.
 type Cluster struct {
-	Node   *testenv.Node // that the programmer works on
+	Node   *testenv.Node // the node that the programmer works on
 	Pods   []*testenv.Pod
-	Port   uint16 // what the pods serve, by TCP
+	Port   uint16 // the TCP port that the pods serve
 	Client *testenv.Client
-	// Restart returns the programmer of another process that takes over.
+	// Restart returns the programmer of a new process that takes over.
 	Restart func() programmer.Programmer
 	Options view.Options
 }
 
-// Drive has a programmer hold honest Services, and hostile ones beside them that come one by one, are there when another process takes
-// over, and go again. After each step, honest traffic arrives.
+// Drive lets a programmer hold honest Services, and adds hostile ones one by one. The hostile
+// Services are still there when another process takes over, and are then removed. After each step,
+// Drive asserts that honest traffic arrives.
 func Drive(t *testing.T, c Cluster, p programmer.Programmer) {
 	t.Helper()
 	c.Options.NodeName = c.Node.Name
-	c.Options.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")} // the pods of testenv
+	// the pods of testenv
+	c.Options.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
 	c.Options.NodePortAddresses = []netip.Prefix{netip.PrefixFrom(c.Node.IPv4, 32), netip.PrefixFrom(c.Node.IPv6, 128)}
 	d := &driver{T: t, view: view.New(c.Options), honest: map[model.ServiceKey]bool{}}
 	honest := c.honest()
@@ -89,7 +92,8 @@ type driver struct {
 	honest map[model.ServiceKey]bool
 }
 
-// set gives the view objects as they come from a server: each Service is followed by its slices.
+// set adds objects to the view as they come from a server, after encoding and decoding them. Each
+// Service is followed by its slices.
 func (d *driver) set(objects ...model.Object) {
 	d.Helper()
 	u := &model.Update{Full: true, To: 1}
@@ -118,7 +122,7 @@ func (d *driver) apply(p programmer.Programmer, step string) {
 	d.onlyHostile(p.Apply(d.Context(), changes), step)
 }
 
-// onlyHostile holds that nothing but ports of hostile Services could not be programmed.
+// onlyHostile asserts that only ports of hostile Services could not be programmed.
 func (d *driver) onlyHostile(err error, step string) {
 	d.Helper()
 	ports, ok := programmer.PortErrors(err)
@@ -129,15 +133,16 @@ func (d *driver) onlyHostile(err error, step string) {
 	}
 }
 
-// nodePort is that of the first honest Service; the second has the next one.
+// nodePort is the NodePort of the first honest Service. The second one has the next port.
 const nodePort = 30500
 
-// clusterIPs returns those of the ith honest Service, within the ranges of testenv.ServiceCIDRs.
+// clusterIPs returns the cluster IPs of the ith honest Service, which are within the ranges of
+// testenv.ServiceCIDRs.
 func clusterIPs(i int) []netip.Addr {
 	return []netip.Addr{netip.AddrFrom4([4]byte{10, 96, 0, byte(101 + i)}), netip.MustParseAddr(fmt.Sprintf("fd00:10:96::%d", 101+i))}
 }
 
-// honest returns two Services that lead to the pods.
+// honest returns two Services that lead to the pods, each followed by its slices.
 func (c *Cluster) honest() []model.Object {
 	var objects []model.Object
 	for i, name := range []string{"first", "second"} {
@@ -161,5 +166,5 @@ func (c *Cluster) honest() []model.Object {
 	return objects
 }
 
-// patient waits for answers even on a busy machine.
+// patient lets a probe wait long enough for an answer on a busy machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}

@@ -1,5 +1,6 @@
-// Package printer is a programmer that touches no kernel and writes what it is told: to watch an agent where there is
-// none to program, and to see in a demo what an update changes.
+// Package printer is a programmer that touches no kernel. It writes what it is asked to program. It
+// serves to watch an agent on a machine without a kernel to program, and to show in a demo what an
+// update changes.
 package printer
 
 import (
@@ -17,21 +18,21 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Programmer writes each Replace, Apply and Cleanup, in one write, as lines that depend on nothing else. Its errors are
-// the writer's.
+// Programmer writes each Replace, Apply and Cleanup in a single write. The same state or changes
+// always produce the same lines. The only errors are those of the writer.
 type Programmer struct {
 	out io.Writer
 }
 
 var _ programmer.Programmer = (*Programmer)(nil)
 
-// New makes a Programmer that writes to out.
+// New returns a Programmer that writes to out.
 func New(out io.Writer) *Programmer { return &Programmer{out: out} }
 
-// Families returns both.
+// Families returns both IP families.
 func (p *Programmer) Families() []model.Family { return []model.Family{model.IPv4, model.IPv6} }
 
-// Replace writes a summary and every Service port, in the order of their names.
+// Replace writes a summary and every Service port, sorted by name.
 func (p *Programmer) Replace(_ context.Context, state view.State) error {
 	backends := 0
 	for _, port := range state.Ports {
@@ -50,7 +51,7 @@ func (p *Programmer) Replace(_ context.Context, state view.State) error {
 	return p.write(&b)
 }
 
-// Apply writes what differs in each Service port: + for what comes, - for what goes.
+// Apply writes what differs in each Service port. A plus marks what comes, a minus what goes.
 func (p *Programmer) Apply(_ context.Context, changes []view.Change) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "apply: %d service ports\n", len(changes))
@@ -68,7 +69,7 @@ func (p *Programmer) Apply(_ context.Context, changes []view.Change) error {
 	return p.write(&b)
 }
 
-// Cleanup writes that there is nothing to do.
+// Cleanup writes that nothing was programmed.
 func (p *Programmer) Cleanup(context.Context) error {
 	return p.write(bytes.NewBufferString("cleanup: nothing was programmed\n"))
 }
@@ -82,7 +83,7 @@ func (p *Programmer) write(b *bytes.Buffer) error {
 
 func compareIDs(a, b view.ServicePortID) int { return strings.Compare(a.String(), b.String()) }
 
-// pods tells how connections of pods are told from others.
+// pods describes how connections of pods are recognized.
 func pods(d view.PodDetector) string {
 	switch {
 	case d.Interface != "":
@@ -120,7 +121,7 @@ func writePort(b *bytes.Buffer, sign string, port *view.ServicePort) {
 	}
 }
 
-// writeDifference writes the lines that go and the lines that come.
+// writeDifference writes the lines that only before has, then the lines that only after has.
 func writeDifference(b *bytes.Buffer, before, after []string) {
 	write := func(sign string, lines, others []string) {
 		known := map[string]bool{}
@@ -137,7 +138,8 @@ func writeDifference(b *bytes.Buffer, before, after []string) {
 	write("+", after, before)
 }
 
-// lines says what a Service port is: a line for each frontend, then for each backend.
+// lines describes a Service port: one line for each frontend, then the affinity and the health
+// check port, then one line for each backend.
 func lines(port *view.ServicePort) []string {
 	var out []string
 	for i := range port.Frontends {

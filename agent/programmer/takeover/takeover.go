@@ -1,18 +1,24 @@
-// Package takeover has one programmer take a node over from others, which an earlier run of the agent used: their rules stay,
-// and lead connections, until the new one's are complete; then they go.
+// Package takeover lets one programmer take a node over from the programmers that an earlier run of
+// the agent used. The old rules stay and lead connections until the new programmer's rules are
+// complete. Then they are removed.
 //
-// # The moment with both
+// # While both are in place
 //
-// No connection is translated twice. Whatever programs a destination's translation, nftables or either variant of iptables, does it at the
-// same point of the kernel's nat hooks, which go on to the next only as long as none has translated; and a packet that is translated
-// never comes to IPVS as a Service's. So connections to Service ports that both have are led by one of them. What the old rules
-// refuse or drop that the new ones would serve, as it came since the old agent ended, is refused as it was
-// before, until they go: that is a part of the time that a change takes while the agent restarts, and nothing is acknowledged before it is over.
+// No connection is translated twice. nftables and both variants of iptables translate a destination
+// at the same point of the kernel's nat hooks, and the kernel calls the next nat chain only until
+// one has translated the connection. A translated packet never reaches IPVS as a packet for a
+// Service. So for Service ports that both programmers hold, exactly one of them leads each
+// connection.
+//
+// The old rules may refuse or drop something that the new ones serve, because it was added after
+// the old agent ended. It stays refused until the old rules are removed. That delay is part of the
+// time that a change takes while the agent restarts, and nothing is acknowledged before it is over.
 //
 // # Open connections
 //
-// Connections that nat leads go on, as conntrack has their translation, also when new ones are IPVS'. Those that IPVS leads need it
-// for as long as they are open: so it goes in steps, see ipvs.Retirement.
+// Connections that nat translates go on even if IPVS leads the new ones, because conntrack holds
+// their translation. Connections that IPVS leads need IPVS as long as they are open, so IPVS is
+// removed in steps: see ipvs.Retirement.
 package takeover
 
 import (
@@ -31,56 +37,61 @@ import (
 )
 
 const (
-	// patience is how long the others' rules stay for Service ports that the new programmer has not got into the kernel: what fails longer than
-	// that will probably never work, and rules that nobody changes do more harm with each change of a Service.
+	// patience is how long the others' rules stay because of Service ports that the new programmer
+	// could not get into the kernel. A Service port that fails for longer will probably never work.
+	// With each change of a Service, rules that nobody updates do more harm.
 	patience = time.Minute
-	// retryAfter is when what could not be removed is tried again.
+	// retryAfter is the time between two attempts to remove what could not be removed.
 	retryAfter = 10 * time.Second
 )
 
-// Other is what another programmer may have left on the node.
+// Other describes what another programmer may have left on the node.
 type Other struct {
-	// Name is the programmer's.
+	// Name is the name of that programmer.
 	Name string
-	// Cleanup removes what there is of it, and costs little where there is nothing. If it gives programmer.ErrDraining it is called
-	// again for as long as it does.
+	// Cleanup removes everything that the programmer left, and costs little if there is nothing. As
+	// long as it returns programmer.ErrDraining, it is called again.
 	Cleanup func(context.Context) error
-	// Serves reports whether what it has left serves an IP family. nil means that it serves none.
+	// Serves reports whether the rules that were left serve an IP family. nil means that they serve
+	// none.
 	Serves func(model.Family) (bool, error)
 
-	draining bool // it has been logged
+	draining bool // whether the log already says that connections are still open
 }
 
-// Programmer is a programmer that takes over.
+// Programmer is a programmer that takes a node over from others.
 type Programmer struct {
 	programmer.Monitor
 
 	log *slog.Logger
-	// ready: the node is this programmer's. It is set with mu held.
+	// ready means that the node is this programmer's alone. It is set with mu held.
 	ready atomic.Bool
 
-	mu sync.Mutex // guards what follows: Watch tries again, which may take its time
-	// programmed means that since the last Replace the kernel holds the state, but for the Service ports
-	// in failed, which it has not taken. It is false if that Replace left an IP family out.
+	mu sync.Mutex // guards the fields below, because Watch retries on a goroutine of its own
+	// programmed means that since the last Replace the kernel holds the state, except for the Service
+	// ports in failed. It is false if that Replace left an IP family out.
 	programmed bool
 	failed     map[view.ServicePortID]struct{}
-	// partlySince is when there first were some; zero: not yet.
+	// partlySince is when the first Service port failed after all families were programmed. Zero means
+	// not yet.
 	partlySince time.Time
-	others      []Other // that may have left something
+	others      []Other // that may have left something on the node
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
 
-// New has p take over from the others.
+// New returns a Programmer that lets p take the node over from others.
 func New(p programmer.Monitor, others []Other, log *slog.Logger) *Programmer {
 	return &Programmer{Monitor: p, others: others, log: log}
 }
 
-// Replace is that of the programmer. When all is programmed, or after a while all that the kernel
-// takes, what the others have left is removed. While nothing of an IP family is programmed, all of
-// it stays. What can't be removed is logged, and tried again by Watch. An IP family that the
-// programmer lacks counts as failed if Services want it and one of the others serves it: it would
-// be served no more.
+// Replace calls the programmer's Replace. Once everything is programmed, or patience has passed for
+// the Service ports that the kernel refuses, Replace removes what the others left. It leaves all of
+// that in place while nothing of an IP family is programmed. What cannot be removed is logged, and
+// Watch tries again.
+//
+// If the programmer lacks an IP family that one of the others serves and Services want, the family
+// counts as failed, because nothing would serve it after the removal.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	err := p.Monitor.Replace(ctx, state)
 	if p.ready.Load() {
@@ -96,8 +107,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return err
 }
 
-// lost returns a FamilyError for an IP family that one of the others serves, Services want and the
-// programmer lacks.
+// lost returns a FamilyError for the first IP family that one of the others serves, that Services
+// want and that the programmer lacks.
 func (p *Programmer) lost(state view.State) error {
 	has := p.Families()
 	wanted := func(family model.Family) bool {
@@ -130,7 +141,8 @@ func (p *Programmer) lost(state view.State) error {
 	return nil
 }
 
-// Apply is that of the programmer. It may program the last of what Replace could not.
+// Apply calls the programmer's Apply. If it programs the last of the Service ports that Replace
+// could not, it also removes what the others left.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	err := p.Monitor.Apply(ctx, changes)
 	if p.ready.Load() {
@@ -145,7 +157,7 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	return err
 }
 
-// done takes note of what came of an operation, and advances. p.mu is held.
+// done records the result of an operation and calls advance. The caller holds p.mu.
 func (p *Programmer) done(ctx context.Context, err error) {
 	failed, out := programmer.Split(err, p.Families())
 	for _, f := range failed {
@@ -158,7 +170,7 @@ func (p *Programmer) done(ctx context.Context, err error) {
 	p.advance(ctx)
 }
 
-// advance removes what the others have left if it is time. p.mu is held.
+// advance removes what the others left if it is time to. The caller holds p.mu.
 func (p *Programmer) advance(ctx context.Context) {
 	complete := len(p.failed) == 0 || time.Since(p.partlySince) >= patience
 	if !p.ready.Load() && p.programmed && complete {
@@ -167,7 +179,7 @@ func (p *Programmer) advance(ctx context.Context) {
 	}
 }
 
-// clean removes what the others have left. p.mu is held.
+// clean removes what the others left, and keeps those for which that failed. The caller holds p.mu.
 func (p *Programmer) clean(ctx context.Context) {
 	var left []Other
 	for _, o := range p.others {
@@ -190,7 +202,8 @@ func (p *Programmer) clean(ctx context.Context) {
 	p.others = left
 }
 
-// Watch is that of the programmer, and removes what could not be removed or was not to be yet.
+// Watch calls the programmer's Watch. Beside it, it removes what the others left, if that failed
+// before or was too early.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -209,7 +222,7 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	}
 }
 
-// retry removes what could not be removed, and tells whether there may be more to do later.
+// retry tries to remove what the others left, and reports whether there may be more to do later.
 func (p *Programmer) retry(ctx context.Context) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is a programmer.
+// fake is a programmer whose Replace and Apply return err.
 type fake struct {
 	programmer.Monitor
-	err error // of Replace and Apply
+	err error // returned by Replace and Apply
 	// lacks is a family that the programmer does not serve; zero means none.
 	lacks model.Family
 }
@@ -43,7 +43,7 @@ func (f *fake) Watch(ctx context.Context, lost func(string)) {
 	<-ctx.Done()
 }
 
-// other counts the tries to remove what it left, which fail as err says.
+// other counts the attempts to remove what it left. They fail with err.
 type other struct {
 	mu    sync.Mutex
 	tries int
@@ -63,7 +63,7 @@ func (o *other) fails(err error) {
 	o.err = err
 }
 
-// pass lets time pass in a bubble.
+// pass lets d pass in a bubble.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // in a bubble it takes no time
 	synctest.Wait()
@@ -75,13 +75,13 @@ func (o *other) tried() int {
 	return o.tries
 }
 
-// take gives a Programmer, what it is made of, and its log.
+// take returns a Programmer, the fake inside it, and a function that returns its log.
 func take(o *other) (f *fake, p *Programmer, log func() string) {
 	var b bytes.Buffer
 	f = &fake{}
 	p = New(f, []Other{{Name: "other", Cleanup: o.cleanup}}, slog.New(slog.NewTextHandler(&b, nil)))
 	return f, p, func() string {
-		p.mu.Lock() // with which it logs
+		p.mu.Lock() // guards the buffer, because the Programmer logs with it held
 		defer p.mu.Unlock()
 		return b.String()
 	}
@@ -100,7 +100,8 @@ func TestOthersGoOnceAllIsProgrammed(t *testing.T) {
 	require.Equal(t, 1, o.tried(), "nothing is left")
 }
 
-// TestPatience holds that what the others serve is not taken away while the new one has not got it, for a while.
+// TestPatience asserts that the others' rules stay for a while if the new programmer lacks some of
+// what they serve.
 func TestPatience(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &other{}
@@ -116,7 +117,8 @@ func TestPatience(t *testing.T) {
 	})
 }
 
-// TestPatienceOfWatch holds that the while ends also if nothing is programmed any more, and not while nothing is known to be programmed.
+// TestPatienceOfWatch asserts that this while also ends if nothing is programmed any more, and that
+// it does not end while nothing is known to be programmed.
 func TestPatienceOfWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &other{}
@@ -160,8 +162,8 @@ func TestPatienceOfWatch(t *testing.T) {
 	})
 }
 
-// TestOthersGoWithAnApply holds that what the others serve goes as soon as an Apply has programmed the last of what a Replace could not, and
-// not with an Apply of something else.
+// TestOthersGoWithAnApply asserts that the others' rules go as soon as an Apply has programmed the
+// last of what a Replace could not, and that they stay after an Apply of something else.
 func TestOthersGoWithAnApply(t *testing.T) {
 	o := &other{}
 	f, p, _ := take(o)
@@ -195,8 +197,8 @@ func TestOthersGoWithAnApply(t *testing.T) {
 	}
 }
 
-// TestFamilyThatIsOut holds that what the others serve stays for as long as nothing of an IP family is
-// programmed, whatever becomes of the other family, and that the while for single Service ports begins
+// TestFamilyThatIsOut asserts that the others' rules stay as long as nothing of an IP family is
+// programmed, whatever happens to the other family. The time for single Service ports begins only
 // after that.
 func TestFamilyThatIsOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -237,9 +239,9 @@ func TestFamilyThatIsOut(t *testing.T) {
 	})
 }
 
-// TestFamilyThatIsLeftOut holds that where the programmer lacks an IP family that another one has
-// served and that Services want, the family counts as failed and what the other serves stays; and
-// that a family which nobody served is no fault.
+// TestFamilyThatIsLeftOut asserts that a family counts as failed, and that the others' rules stay,
+// if Services want the family, one of the others served it and the programmer lacks it. A family
+// that none of the others served is no fault.
 func TestFamilyThatIsLeftOut(t *testing.T) {
 	four := &view.ServicePort{ID: view.ServicePortID{Port: "four", Family: model.IPv4}}
 	six := &view.ServicePort{ID: view.ServicePortID{Port: "six", Family: model.IPv6}}
@@ -304,7 +306,8 @@ func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
 	require.Zero(t, o.tried())
 }
 
-// TestTriedAgain holds that what can't be removed is, later, and so is what leads open connections.
+// TestTriedAgain asserts that Watch removes later what could not be removed at first, be it because
+// of an error or of open connections.
 func TestTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		err        error
