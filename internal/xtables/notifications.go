@@ -17,7 +17,7 @@ const NotificationBuffer = 8 << 20
 // up for them. They could also be more than the socket can hold until they are read.
 func WithoutOwn(port uint32) ([]bpf.RawInstruction, error) {
 	return bpf.Assemble([]bpf.Instruction{
-		// the sender's port in nlmsghdr, read as if it were in network byte order
+		// The sender's port in nlmsghdr, read as if it were in network byte order.
 		bpf.LoadAbsolute{Off: 12, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port)), SkipTrue: 1},
 		bpf.RetConstant{Val: math.MaxUint32},

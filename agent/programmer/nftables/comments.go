@@ -9,13 +9,14 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Types in the user data of rules and of elements: nft shows comments, and leaves out what it does not know.
+// Types in the user data of rules and elements. nft prints comments and ignores types that it does
+// not know.
 const (
 	userdataComment = 0
 	userdataHash    = 0xf0
 )
 
-// maxComment is as long as a comment can be.
+// maxComment is the longest comment in bytes.
 const maxComment = 250
 
 func appendComment(b []byte, comment string) []byte {
@@ -23,7 +24,7 @@ func appendComment(b []byte, comment string) []byte {
 	return append(append(b, comment...), 0)
 }
 
-// userdataOf gives what user data hold of a type.
+// userdataOf returns the content of the first entry of a type in user data, or nil.
 func userdataOf(userdata []byte, kind byte) []byte {
 	for len(userdata) >= 2 && len(userdata) >= 2+int(userdata[1]) {
 		value := userdata[2 : 2+int(userdata[1])]
@@ -37,7 +38,8 @@ func userdataOf(userdata []byte, kind byte) []byte {
 
 func commentOf(userdata []byte) string { return textOf(userdataOf(userdata, userdataComment)) }
 
-// label gives a Service port's name for comments, as it is found again by it. What is too long for that ends in a hash.
+// label returns a Service port's name for comments. Replace identifies the Service port by it. If
+// the name is too long for a comment, its end is replaced by a hash.
 func label(id view.ServicePortID) string {
 	name := id.String()
 	if len(name) > maxLabel {
@@ -46,10 +48,11 @@ func label(id view.ServicePortID) string {
 	return name
 }
 
-// maxLabel leaves room for the kind of a frontend.
+// maxLabel is the longest label in bytes. It leaves room for the kind of a frontend.
 const maxLabel = maxComment - 20
 
-// frontendComment tells whose a frontend is; nameOf gives the label in it.
+// frontendComment returns the comment that names a frontend's Service port and kind. nameOf returns
+// the label in it.
 func frontendComment(label string, kind view.FrontendKind) string { return label + " " + kind.String() }
 
 func nameOf(comment string) string {

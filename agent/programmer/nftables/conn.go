@@ -9,34 +9,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// conn is a netlink socket for nf_tables, used by one goroutine at a time. The kernel works on a request while it is
-// sent: when that returns, the answer is there.
+// conn is a netlink socket for nf_tables. Only one goroutine uses it at a time. The kernel handles
+// a request inside the call that sends it, so the answer is in the socket when that call returns.
 type conn struct {
 	fd int
-	// port is the socket's address; notifications of a change carry that of the socket it came from.
+	// port is the socket's netlink address. Notifications of a change carry the port of the socket
+	// that made it.
 	port uint32
 	seq  uint32
-	// limit is the longest transaction in bytes that the kernel takes from this socket.
+	// limit is the length in bytes of the longest transaction that the kernel accepts from this
+	// socket.
 	limit int
 	in    []byte
-	// watcher hears of what others do over other sockets.
+	// watcher receives notifications about what others do over other sockets.
 	watcher watcher
 }
 
-// wantedLimit is the longest transaction that is asked for. It takes a privilege of the machine, not only of its network
-// namespace, to have one of more than a few hundred kilobytes.
+// wantedLimit is the longest transaction to ask for, in bytes. More than a few hundred kilobytes
+// take a privilege on the machine, not only in its network namespace.
 const wantedLimit = 64 << 20
 
-// errInterrupted tells that what a dump gave may have missed something, as the ruleset changed meanwhile.
+// errInterrupted reports that a dump may be incomplete, because the ruleset changed meanwhile.
 var errInterrupted = errors.New("the ruleset changed while it was read")
 
-// errUnanswered tells that it is not known whether the kernel did something.
+// errUnanswered reports that the kernel's answer was lost, so its effect is unknown.
 var errUnanswered = errors.New("the kernel's answer was lost")
 
-// kernelError is what the kernel says of a message of a transaction, which has no effect then.
+// kernelError is the kernel's error for a transaction, which then has no effect.
 type kernelError struct {
 	errno unix.Errno
-	// what the message was to do, empty if it was not one message's fault; said is what the kernel adds, or empty.
+	// what describes the operation of the refused message. It is empty if no single message was at
+	// fault. said is the explanation that the kernel adds, which may be empty.
 	what, said string
 }
 
@@ -70,7 +73,8 @@ func (c *conn) setUp() (err error) {
 	if c.port, err = portOf(c.fd); err != nil {
 		return err
 	}
-	if err := unix.Connect(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil { // to the kernel
+	if err := unix.Connect(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		// The default address is the kernel's.
 		return os.NewSyscallError("connect", err)
 	}
 	for _, option := range []int{unix.NETLINK_CAP_ACK, unix.NETLINK_EXT_ACK} {
@@ -79,7 +83,8 @@ func (c *conn) setUp() (err error) {
 		}
 	}
 	if unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, wantedLimit) != nil {
-		_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wantedLimit) // as much as is allowed
+		// Without the privilege, as much as is allowed must do.
+		_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wantedLimit)
 	}
 	buffer, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
 	if err != nil {
@@ -100,7 +105,7 @@ func openNetlink(flags int) (int, error) {
 	return fd, nil
 }
 
-// portOf gives the address that the kernel chose for a socket.
+// portOf returns the netlink address that the kernel chose for a socket.
 func portOf(fd int) (uint32, error) {
 	address, err := unix.Getsockname(fd)
 	if err != nil {
@@ -115,32 +120,33 @@ func portOf(fd int) (uint32, error) {
 
 func (c *conn) close() { _ = unix.Close(c.fd) }
 
-// batch is a transaction: all of its messages have effect at once, or none has.
+// batch is a transaction. All of its messages take effect at once, or none does.
 type batch struct {
 	writer
 }
 
-// newBatch begins a transaction in a buffer that is not needed any more.
+// newBatch begins a transaction, and reuses buf for it.
 func newBatch(buf []byte) *batch {
 	b := &batch{writer{buf[:0]}}
 	b.end(b.header(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	return b
 }
 
-// empty tells whether there is nothing to do.
+// empty reports whether the transaction holds no messages.
 func (b *batch) empty() bool { return len(b.buf) <= headerLen }
 
-// append adds messages.
+// append adds messages to the transaction.
 func (b *batch) append(messages ...[]byte) {
 	for _, m := range messages {
 		b.buf = append(b.buf, m...)
 	}
 }
 
-// fits tells whether the kernel takes the transaction from a socket.
+// fits reports whether the kernel accepts a transaction of this length from c.
 func (b *batch) fits(c *conn) bool { return len(b.buf)+headerLen <= c.limit }
 
-// commitParts is commit for messages that need not have effect at once, as many at a time as the kernel takes.
+// commitParts commits messages that need not take effect at once, in as few transactions as the
+// kernel accepts.
 func (c *conn) commitParts(parts *batch) error {
 	b, rest := newBatch(nil), parts.buf
 	for len(rest) > 0 {
@@ -157,7 +163,8 @@ func (c *conn) commitParts(parts *batch) error {
 	return c.commit(b)
 }
 
-// commit makes a transaction have effect. After a kernelError it has none.
+// commit commits a transaction. A kernelError means that it had no effect. For a large transaction,
+// notifications are switched off.
 func (c *conn) commit(b *batch) error {
 	if len(b.buf) > largeTransaction {
 		return c.watcher.deaf(c, func() error { return c.transact(b, true) })
@@ -165,10 +172,11 @@ func (c *conn) commit(b *batch) error {
 	return c.transact(b, true)
 }
 
-// largeTransaction is what is better done without notifications: about two thousand elements.
+// largeTransaction is the length in bytes, about two thousand elements, above which a transaction
+// is better committed without notifications.
 const largeTransaction = 1 << 17
 
-// check has the kernel look at a transaction without giving it effect.
+// check lets the kernel validate a transaction without committing it.
 func (c *conn) check(b *batch) error { return c.transact(b, false) }
 
 func (c *conn) transact(b *batch, commit bool) error {
@@ -186,7 +194,7 @@ func (c *conn) transact(b *batch, commit bool) error {
 	}
 	flags := binary.NativeEndian.Uint16(b.buf[last+6:])
 	binary.NativeEndian.PutUint16(b.buf[last+6:], flags|unix.NLM_F_ACK)
-	if commit { // else the kernel takes it back in the end
+	if commit { // without the end message, the kernel rolls the batch back
 		b.end(b.header(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES))
 	}
 	if err := unix.Send(c.fd, b.buf, 0); err != nil {
@@ -195,9 +203,9 @@ func (c *conn) transact(b *batch, commit bool) error {
 	return c.answer(b, first)
 }
 
-// answer reads what the kernel says of a transaction whose messages are numbered from first to c.seq: errors of any of
-// them, and an acknowledgement of the last. The answers are there; if some did not fit in the socket's buffer, they are
-// lost.
+// answer reads the kernel's answer to a transaction whose messages are numbered from first to
+// c.seq. The answer consists of an error for each refused message and an acknowledgement of the
+// last one. All of it is in the socket already. What did not fit in the socket's buffer is lost.
 func (c *conn) answer(b *batch, first uint32) error {
 	var failed error
 	for {
@@ -209,14 +217,14 @@ func (c *conn) answer(b *batch, first uint32) error {
 			return failed
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			continue // what did fit is of use
+			continue // the part that did fit is still useful
 		}
 		if err != nil {
 			return errors.Join(failed, err)
 		}
 		for h, body := range messages(c.in[:n]) {
 			if h.kind != unix.NLMSG_ERROR || len(body) < 4 || h.seq-first > c.seq-first {
-				continue // of an earlier transaction
+				continue // answers an earlier transaction
 			}
 			errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body)))
 			if errno == 0 && failed == nil && h.seq == c.seq {
@@ -229,7 +237,7 @@ func (c *conn) answer(b *batch, first uint32) error {
 	}
 }
 
-// receive reads what is there; unix.EAGAIN: nothing is.
+// receive reads the next datagram without waiting. It returns unix.EAGAIN if there is none.
 func (c *conn) receive() (int, error) {
 	for {
 		n, _, err := unix.Recvfrom(c.fd, c.in, unix.MSG_DONTWAIT)
@@ -239,16 +247,16 @@ func (c *conn) receive() (int, error) {
 	}
 }
 
-// said gives what the kernel adds to an error.
+// said returns the explanation that the kernel adds to an error, or "".
 func said(h header, body []byte) string {
-	const capped = unix.NLMSG_HDRLEN // of the request only its header is sent back: NETLINK_CAP_ACK
+	const capped = unix.NLMSG_HDRLEN // with NETLINK_CAP_ACK only the request's header is sent back
 	if h.flags&unix.NLM_F_ACK_TLVS == 0 || len(body) < 4+capped {
 		return ""
 	}
 	return textOf(attribute(body[4+capped:], unix.NLMSGERR_ATTR_MSG))
 }
 
-// operations names what is done by messages that are sent.
+// operations describes each type of message that this package sends.
 var operations = map[int]string{
 	unix.NFT_MSG_NEWTABLE: "add table", unix.NFT_MSG_DELTABLE: "remove table",
 	unix.NFT_MSG_NEWCHAIN: "add chain", unix.NFT_MSG_DELCHAIN: "remove chain",
@@ -257,7 +265,7 @@ var operations = map[int]string{
 	unix.NFT_MSG_NEWSETELEM: "add elements of set", unix.NFT_MSG_DELSETELEM: "remove elements of set",
 }
 
-// describe says what a message of a transaction was to do.
+// describe returns what the message with this sequence number was to do.
 func describe(b []byte, seq uint32) string {
 	for h, body := range messages(b) {
 		if kind, attrs, ok := h.nftables(body); ok && h.seq == seq {
@@ -268,7 +276,7 @@ func describe(b []byte, seq uint32) string {
 }
 
 func describeMessage(kind int, attrs []byte) string {
-	name := unix.NFTA_SET_NAME // and NFTA_RULE_CHAIN, NFTA_SET_ELEM_LIST_SET
+	name := unix.NFTA_SET_NAME // has the value of NFTA_RULE_CHAIN and NFTA_SET_ELEM_LIST_SET
 	switch kind {
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
 		name = unix.NFTA_CHAIN_NAME
@@ -278,8 +286,9 @@ func describeMessage(kind int, attrs []byte) string {
 	return operations[kind] + " " + textOf(attribute(attrs, uint16(name)))
 }
 
-// dump asks for all objects of a kind and gives their attributes to each. errInterrupted: something may be missing. Of
-// elements the kernel does not tell that.
+// dump requests all objects of a kind and calls each with the attributes of every one. It returns
+// errInterrupted if an object may be missing. For elements, the kernel does not report that: see
+// readElements.
 func (c *conn) dump(kind int, family byte, write func(*writer), each func(attrs []byte)) error {
 	return c.ask(kind, unix.NLM_F_DUMP, family, write, each)
 }
@@ -302,7 +311,7 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 		}
 		for h, body := range messages(c.in[:n]) {
 			if h.seq != c.seq {
-				continue // of an earlier request
+				continue // answers an earlier request
 			}
 			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
 				interrupted = errInterrupted
@@ -320,7 +329,7 @@ func (c *conn) ask(kind int, flags uint16, family byte, write func(*writer), eac
 				each(attrs)
 			}
 			if flags == 0 {
-				return nil // it was one object
+				return nil // a request without NLM_F_DUMP has one object as its answer
 			}
 		}
 	}

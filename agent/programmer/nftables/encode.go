@@ -7,19 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writer appends netlink messages and their attributes to a buffer. Nothing in it fails: what is written is ours, and
-// lists that might be too long for an attribute are cut before; see elements.
+// writer appends netlink messages and their attributes to a buffer. Nothing in it can fail. This
+// package writes only valid values, and splits a list that may become too long for one attribute
+// beforehand: see elements.
 type writer struct {
 	buf []byte
 }
 
 const (
-	headerLen  = unix.NLMSG_HDRLEN + 4 // of a message: nlmsghdr and nfgenmsg
-	attrLen    = 4                     // of an attribute's header
-	maxAttrLen = 1<<16 - 1 - attrLen   // of what an attribute holds
+	headerLen  = unix.NLMSG_HDRLEN + 4 // length of a message's headers, nlmsghdr and nfgenmsg
+	attrLen    = 4                     // length of an attribute's header
+	maxAttrLen = 1<<16 - 1 - attrLen   // longest content of an attribute
 )
 
-// message begins a message of nf_tables; what it gives is for end.
+// message begins a message of nf_tables and returns the position to pass to end.
 func (w *writer) message(kind int, flags uint16, family byte) int {
 	return w.header(unix.NFNL_SUBSYS_NFTABLES<<8|uint16(kind), flags, family, 0)
 }
@@ -34,12 +35,12 @@ func (w *writer) header(kind, flags uint16, family byte, resource uint16) int {
 	return at
 }
 
-// end completes a message.
+// end completes the message that began at a position.
 func (w *writer) end(at int) {
 	binary.NativeEndian.PutUint32(w.buf[at:], uint32(len(w.buf)-at))
 }
 
-// nest begins an attribute that holds attributes; what it gives is for close.
+// nest begins an attribute that contains attributes, and returns the position to pass to close.
 func (w *writer) nest(kind uint16) int {
 	at := len(w.buf)
 	w.attr(kind|unix.NLA_F_NESTED, 0)
@@ -61,7 +62,7 @@ func (w *writer) bytes(kind uint16, data []byte) {
 	w.pad()
 }
 
-// text writes a string as the kernel wants it, with a zero at the end.
+// text writes a string with a zero at the end, as the kernel expects it.
 func (w *writer) text(kind uint16, s string) {
 	w.attr(kind, len(s)+1)
 	w.buf = append(w.buf, s...)
@@ -80,7 +81,8 @@ func (w *writer) pad() {
 	}
 }
 
-// attributes gives the attributes in b, without the flags of their types. It stops where b makes no sense.
+// attributes yields the type and content of each attribute in b. Types are without their flags. It
+// stops at the first malformed attribute.
 func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= attrLen {
@@ -96,7 +98,7 @@ func attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
-// attribute gives what the first attribute of a type holds; nil: there is none.
+// attribute returns the content of the first attribute of a type. nil means that there is none.
 func attribute(b []byte, kind uint16) []byte {
 	for k, v := range attributes(b) {
 		if k == kind {
@@ -106,7 +108,7 @@ func attribute(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// textOf gives a string without the zero at its end.
+// textOf returns a string without the zero at its end.
 func textOf(b []byte) string {
 	if len(b) > 0 && b[len(b)-1] == 0 {
 		b = b[:len(b)-1]
@@ -114,7 +116,8 @@ func textOf(b []byte) string {
 	return string(b)
 }
 
-// messages gives the netlink messages in b: type, flags, sequence number and what follows the header.
+// messages yields each netlink message in b: its header and what follows the header. It stops at
+// the first malformed message.
 func messages(b []byte) iter.Seq2[header, []byte] {
 	return func(yield func(header, []byte) bool) {
 		for len(b) >= unix.NLMSG_HDRLEN {
@@ -131,13 +134,14 @@ func messages(b []byte) iter.Seq2[header, []byte] {
 	}
 }
 
-// header is what comes before a netlink message.
+// header is the header of a netlink message without its length.
 type header struct {
 	kind, flags uint16
 	seq, port   uint32
 }
 
-// nftables gives the nf_tables message type and what follows nfgenmsg; ok is false for other messages.
+// nftables returns the message's nf_tables type and what follows nfgenmsg. ok is false for other
+// messages.
 func (h header) nftables(body []byte) (kind int, attrs []byte, ok bool) {
 	if h.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(body) < headerLen-unix.NLMSG_HDRLEN {
 		return 0, nil, false
@@ -145,7 +149,7 @@ func (h header) nftables(body []byte) (kind int, attrs []byte, ok bool) {
 	return int(h.kind & 0xff), body[headerLen-unix.NLMSG_HDRLEN:], true
 }
 
-// uint32Of gives a number, 0 if there is none.
+// uint32Of returns an attribute's number in network byte order, or 0 if b does not hold one.
 func uint32Of(b []byte) uint32 {
 	if len(b) != 4 {
 		return 0

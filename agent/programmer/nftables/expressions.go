@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is what a rule does, one expression after the other.
+// rule is the content of a rule: expressions that the kernel evaluates in order.
 type rule struct {
 	exprs   []expr.Any
 	comment string
 }
 
-// encode gives the attributes of a rule as the kernel takes them, and a hash of what it does. The kernel gives rules back
-// in words of its own, but keeps user data: the hash there tells that a rule is still the same.
+// encode returns a rule's attributes as the kernel expects them, and a hash of its expressions. The
+// kernel returns rules in a form of its own but keeps user data, which holds the hash. So an equal
+// hash means that the rule is still the same.
 func (d *dialect) encode(r rule) (attrs []byte, hash uint64) {
 	w := &writer{}
 	at := w.nest(unix.NFTA_RULE_EXPRESSIONS)
@@ -39,7 +40,7 @@ func (d *dialect) encode(r rule) (attrs []byte, hash uint64) {
 	return w.buf, hash
 }
 
-// do joins what a rule does.
+// do returns a rule with the expressions of all parts.
 func do(parts ...[]expr.Any) rule { return rule{exprs: slices.Concat(parts...)} }
 
 func (r rule) because(comment string) rule {
@@ -47,17 +48,18 @@ func (r rule) because(comment string) rule {
 	return r
 }
 
-// registers is how many registers of 4 bytes a rule has. What is longer takes several, from the one given. From 6.4 on the
-// kernel refuses rules that read a register which they have not written, so nothing is passed from rule to rule.
+// registers is the number of registers that a rule has, of 4 bytes each. A longer value occupies
+// several registers, starting at the given one. Since 6.4, the kernel refuses rules that read a
+// register which they have not written, so no value is passed from rule to rule.
 const registers = 16
 
-// register gives the kernel's number for one of them, from 0.
+// register returns the kernel's number for the nth register, counted from 0.
 func register(n int) uint32 { return unix.NFT_REG32_00 + uint32(n) }
 
-// words is the number of registers that an address takes.
+// words returns the number of registers that an address occupies.
 func (d *dialect) words() int { return d.address.length / 4 }
 
-// keyWords is that of a frontend's key.
+// keyWords returns the number of registers that a frontend's key occupies.
 func (d *dialect) keyWords() int { return d.words() + 2 }
 
 func (d *dialect) source(to int) []expr.Any {
@@ -72,7 +74,8 @@ func protocol(to int) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register(to)}}
 }
 
-// nodePortKey loads protocol and destination port, key the destination address before them.
+// nodePortKey loads the protocol and the destination port. key loads the destination address before
+// them.
 func nodePortKey(to int) []expr.Any {
 	return append(protocol(to), &expr.Payload{DestRegister: register(to + 1), Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2})
 }
@@ -81,14 +84,15 @@ func (d *dialect) key(to int) []expr.Any {
 	return append(d.destination(to), nodePortKey(to+d.words())...)
 }
 
-// lookup replaces a key by what a map holds; if it holds nothing, the rule ends.
+// lookup replaces a key by its value in a map. If the map does not hold the key, the rule ends.
 func lookup(s setID, key, to int) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: s.String(), SourceRegister: register(key), DestRegister: register(to), IsDestRegSet: true}}
 }
 
-// lookupInteger is for integers that are part of another lookup's key. No version of nft so far (1.1.6) can list that: it
-// does not know how long the first lookup's result is, and aborts. So the integer goes through the packet's mark, whose
-// length nft knows, and the mark is put back before anything can see it.
+// lookupInteger looks up an integer that is part of another lookup's key. No version of nft so far
+// (1.1.6) can list such a rule: it does not know how long the first lookup's result is, and aborts.
+// So the integer goes through the packet's mark, whose length nft knows. The mark is restored in
+// the same rule, before anything else can see it.
 func lookupInteger(s setID, key, to int) []expr.Any {
 	const saved = registers - 1
 	mark := func(n int, set bool) expr.Any {
@@ -107,7 +111,7 @@ func in(s setID) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: s.String(), SourceRegister: register(0)}}
 }
 
-// compare ends the rule if register 0 does not compare to data.
+// compare ends the rule if the comparison of register 0 with data is false.
 func compare(op expr.CmpOp, data []byte) []expr.Any {
 	return []expr.Any{&expr.Cmp{Op: op, Register: register(0), Data: data}}
 }
@@ -120,7 +124,7 @@ func jump(chain string) []expr.Any   { return verdict(expr.VerdictJump, chain) }
 func gotoTo(chain string) []expr.Any { return verdict(expr.VerdictGoto, chain) }
 func drop() []expr.Any               { return verdict(expr.VerdictDrop, "") }
 
-// mask gives n bytes with so many bits set.
+// mask returns n bytes of which the first bits are set.
 func mask(bits, n int) []byte {
 	b := make([]byte, n)
 	for i := range bits {
@@ -129,7 +133,7 @@ func mask(bits, n int) []byte {
 	return b
 }
 
-// masked leaves so many bits of an address.
+// masked keeps only the first bits of the address in register n.
 func (d *dialect) masked(n, bits int) []expr.Any {
 	return []expr.Any{&expr.Bitwise{
 		SourceRegister: register(n), DestRegister: register(n), Len: uint32(d.address.length),
@@ -137,7 +141,8 @@ func (d *dialect) masked(n, bits int) []expr.Any {
 	}}
 }
 
-// inPrefix ends the rule if an address (loaded by load) is not in a prefix; op may turn that round.
+// inPrefix ends the rule if the address that load loads is not in a prefix. With CmpOpNeq, it ends
+// the rule if the address is in the prefix. A prefix of length 0 matches everything.
 func (d *dialect) inPrefix(load func(int) []expr.Any, op expr.CmpOp, p netip.Prefix) []expr.Any {
 	switch p = p.Masked(); p.Bits() {
 	case 0:
@@ -150,21 +155,21 @@ func (d *dialect) inPrefix(load func(int) []expr.Any, op expr.CmpOp, p netip.Pre
 
 func integer(n uint32) []byte { return appendInteger(nil, n) }
 
-// local ends the rule if an address is not one of the node.
+// isLocal ends the rule if an address is not one of the node's own.
 func isLocal(fib expr.Fib) []expr.Any {
 	fib.Register, fib.ResultADDRTYPE = register(0), true
 	return append([]expr.Any{&fib}, compare(expr.CmpOpEq, integer(unix.RTN_LOCAL))...)
 }
 
-// andMask leaves only some bits of an integer.
+// andMask keeps only some bits of the integer in register n.
 func andMask(n int, mask uint32) []expr.Any { return copyMasked(n, n, mask) }
 
-// copyMasked puts some bits of an integer elsewhere.
+// copyMasked copies some bits of an integer to another register.
 func copyMasked(from, to int, mask uint32) []expr.Any {
 	return []expr.Any{&expr.Bitwise{SourceRegister: register(from), DestRegister: register(to), Len: 4, Mask: integer(mask), Xor: integer(0)}}
 }
 
-// setMark sets or clears the masquerade mark.
+// setMark sets or clears the masquerade bit of the packet mark.
 func (d *dialect) setMark(set bool) []expr.Any {
 	xor := uint32(0)
 	if set {
@@ -183,12 +188,12 @@ func (d *dialect) marked() []expr.Any {
 
 func masquerade() []expr.Any { return []expr.Any{&expr.Masq{FullyRandom: true}} }
 
-// ctHas ends the rule if none of the bits is set in something that conntrack knows of the packet.
+// ctHas ends the rule if none of the bits is set in the value that conntrack has for the packet.
 func ctHas(key expr.CtKey, some uint32) []expr.Any {
 	return slices.Concat([]expr.Any{&expr.Ct{Key: key, Register: register(0)}}, andMask(0, some), compare(expr.CmpOpNeq, integer(0)))
 }
 
-// dnat sends the connection to the backend in registers.
+// dnat translates the connection to the backend in the registers from n on.
 func (d *dialect) dnat(n int) []expr.Any {
 	address, port := register(n), register(n+d.words())
 	return []expr.Any{&expr.NAT{

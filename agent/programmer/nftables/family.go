@@ -14,34 +14,49 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// family is one IP family's table: what it holds, and how to change that.
+// family is one IP family's table: what the kernel holds of it, and the transaction that changes
+// it.
+//
+// Invariants while known is true:
+//
+//  1. ports, ids, held and loads describe exactly what the kernel's table holds. They change only
+//     after the kernel has committed a transaction.
+//  2. The slots of a set have indices from 0 without gaps.
+//  3. A part of the table that is counted in held exists in the kernel. It may be unused, with a
+//     count of 0, only if its kind is kept.
+//  4. A new id, and everything under it, is in the table before a frontend leads to it. An old one
+//     is removed after nothing leads to it any more.
 type family struct {
 	*dialect
 	conn *conn
 	log  *slog.Logger
 
-	// known: what follows is what the kernel holds. Else a Replace must come.
+	// known means that the fields below describe what the kernel holds. Otherwise the next operation
+	// must be a Replace.
 	known bool
 	node  view.Node
 	ports map[view.ServicePortID]*port
-	ids   map[uint32]struct{} // of ports, and of what else there is
-	// held counts the Service ports that need each part of the table that is there.
+	ids   map[uint32]struct{} // of ports, and of Service ports without a name that were read
+	// held counts the Service ports that need each part of the table that exists.
 	held map[ref]int
-	// The last ones given; 0: none yet by this process. What was given is not given again for as long as can be, whatever has become of
-	// it: a packet may be between two lookups, and affinity holds numbers of backends that are gone.
+	// lastID and lastNumber are the last id and number that were assigned. 0 means that this process
+	// has assigned none yet. Both are reused as late as possible, because a packet may be between two
+	// lookups, and affinity holds numbers of backends that are gone.
 	lastID, lastNumber uint32
-	// loads are how many backends each part has, and partSize is how many one has at most, as long as another has room.
+	// loads is the number of backends in each part. partSize is the number that a part may hold as
+	// long as another one has room.
 	loads    [parts]int
 	partSize int
 
-	// prefix is what the next transaction has to do before all else.
+	// prefix holds what the next transaction has to do before everything else.
 	prefix      objects
-	transaction transaction // reused, as are the two below
+	transaction transaction // reused by each transaction, as are buf and steps
 	buf         []byte
 	steps       []change
 }
 
-// lengths gives the lengths of sources' prefixes that there are when some parts come or go.
+// lengths returns the prefix lengths of sources in use after the counts of parts change by the
+// given numbers.
 func (f *family) lengths(by map[ref]int) []int {
 	var out []int
 	for bits := range f.bits + 1 {
@@ -53,11 +68,12 @@ func (f *family) lengths(by map[ref]int) []int {
 	return out
 }
 
-// replace makes the table hold a state, whatever it holds.
+// replace makes the table hold a state, whatever it holds now.
 func (f *family) replace(ctx context.Context, state view.State) error {
 	f.known = false
 	f.node = state.Node
-	// Who sets this has packets of connections go ways that conntrack does not see, and wants none dropped for that.
+	// With this sysctl, some packets of a connection may bypass conntrack, and the administrator wants
+	// none of them dropped for that.
 	f.liberal = isOne("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	c, err := f.read()
 	switch {
@@ -71,7 +87,7 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	if !c.foreign && f.lastNumber < 1<<31 {
 		err = f.replaceFrom(ctx, c, state)
 		if _, ok := programmer.PortErrors(err); ok {
-			if c.standIn { // it was left when a table could not be made anew
+			if c.standIn { // left by an earlier run that could not create the table again
 				err = errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
 			}
 			return err
@@ -84,14 +100,15 @@ func (f *family) replace(ctx context.Context, state view.State) error {
 	return f.anew(ctx, state)
 }
 
-// anew makes the table hold a state, without anything of what it holds.
+// anew removes the table and creates it with a state, without using anything that it holds.
 func (f *family) anew(ctx context.Context, state view.State) error {
 	f.log.Warn("the nftables table is made anew, and affinity is lost", "family", f.family)
 	f.lastNumber = 0
-	// A packet that is on its way through the table when it is replaced would find nothing. So another one stands in meanwhile.
+	// A packet that is between two lookups when the table is removed would find nothing. So another
+	// table stands in meanwhile.
 	standIn := &family{dialect: f.of(StandInTable), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	anew := &content{exists: true, foreign: true}
-	held, err := standIn.read() // there may be one that serves, since this failed before
+	held, err := standIn.read() // an earlier attempt may have failed and left one that serves
 	if err != nil || held.foreign || held.lastNumber >= 1<<31 {
 		held = anew
 	}
@@ -104,12 +121,12 @@ func (f *family) anew(ctx context.Context, state view.State) error {
 	}
 	err = f.replaceFrom(ctx, anew, state)
 	if _, ok := programmer.PortErrors(err); !ok {
-		return err // the other one goes on: nobody else serves
+		return err // the stand-in stays, because nothing else serves
 	}
 	return errors.Join(err, f.conn.removeTable(f.of(StandInTable)))
 }
 
-// replaceFrom makes the table hold a state, given what it holds.
+// replaceFrom makes the table hold a state, given what it holds now.
 func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) error {
 	f.adopt(c)
 	steps := make([]change, 0, len(state.Ports))
@@ -132,7 +149,7 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 		before := byName[name]
 		steps = append(steps, change{id: id, before: before, after: wanted})
 		if before != nil {
-			f.ports[id] = before // which it remains if it is refused
+			f.ports[id] = before // stays there if the change is refused
 			delete(byName, name)
 		}
 	}
@@ -142,8 +159,10 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 	return f.perform(ctx, steps, slices.Collect(maps.Keys(f.held)))
 }
 
-// adopt takes what was read as what is held, and prepares what must be changed apart from Service ports. Each part of the
-// table that Service ports need is counted once, as if for one more Service port.
+// adopt records what was read as what the kernel holds, and prepares in prefix what must change apart
+// from Service ports. It counts each part of the table that Service ports may need once, as if an
+// additional Service port needed it. The caller gives these counts up at the end, which removes the
+// parts that nothing needs.
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
 	f.loads = [parts]int{}
@@ -158,7 +177,7 @@ func (f *family) adopt(c *content) {
 	p := &f.prefix
 	*p = objects{dialect: f.dialect}
 	if c.foreign {
-		p.addTable() // so that it can be removed
+		p.addTable() // so that removing it does not fail
 		p.removeTable()
 	}
 	if c.foreign || !c.exists {
@@ -192,7 +211,7 @@ func (f *family) adopt(c *content) {
 	f.adoptChains(c, wanted, unknown)
 }
 
-// adoptChains prepares what must be changed in chains and in stray elements.
+// adoptChains prepares the changes of chains, their rules, unknown sets and stray elements.
 func (f *family) adoptChains(c *content, wanted map[string][]rule, unknown map[string][]byte) {
 	p := &f.prefix
 	names := slices.SortedFunc(maps.Keys(wanted), compareChains)
@@ -223,7 +242,7 @@ func (f *family) adoptChains(c *content, wanted map[string][]rule, unknown map[s
 		}
 		e.write(&p.writer, unix.NFT_MSG_DELSETELEM, f.dialect, s)
 	}
-	for name := range unknown { // after the rules that use them, and before the chains that they lead to
+	for name := range unknown { // after the rules that use them, before the chains that they lead to
 		p.removeSet(name)
 	}
 	for name := range c.chains {
@@ -254,8 +273,9 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	return f.perform(ctx, steps, nil)
 }
 
-// perform takes steps, all at once if the kernel lets that be, and gives up the given parts of the table. What it gives
-// are PortErrors unless nothing is known after it.
+// perform carries out steps, in one transaction if the kernel accepts it, and gives up one count of
+// each of the given parts of the table. Unless it returns only PortErrors, the state of the table
+// is unknown afterwards.
 func (f *family) perform(ctx context.Context, steps []change, give []ref) error {
 	f.known = false
 	err := f.attempt(ctx, steps, give)
@@ -263,16 +283,16 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 		f.known = err == nil
 		return err
 	}
-	// Something in it is refused: first of all, find out whether it may be single Service ports.
+	// The kernel refuses something. First find out whether single Service ports can be at fault.
 	if err := f.checkOrdinary(); err != nil {
 		return fmt.Errorf("%w: %w", errNoServicePort, err)
 	}
-	// What comes before all else must work in any case.
+	// The prefix must work in any case.
 	if err := f.attempt(ctx, nil, nil); err != nil {
 		return err
 	}
 	failed, err := f.bisect(ctx, steps)
-	// One Service port may wait for another's address.
+	// A Service port may have to wait for an address that another one still has.
 	for progress := true; progress && err == nil && len(failed) > 0; {
 		var still []failure
 		still, err = f.bisectEach(ctx, failed)
@@ -295,8 +315,8 @@ func (f *family) perform(ctx context.Context, steps []change, give []ref) error 
 
 var errNoServicePort = errors.New("an ordinary Service port, tried by itself, can't be programmed either")
 
-// checkOrdinary returns an error if the kernel does not take a table with an ordinary Service port
-// and nothing else. It has no effect.
+// checkOrdinary returns an error if the kernel refuses a table with an ordinary Service port and
+// nothing else. It does not change anything.
 func (f *family) checkOrdinary() error {
 	alone := &family{dialect: f.of(Table + "-check"), conn: f.conn, log: f.log, node: f.node, partSize: f.partSize}
 	alone.adopt(&content{})
@@ -314,7 +334,8 @@ type failure struct {
 	err error
 }
 
-// refused tells that the kernel refuses what one Service port wants, while the rest might do.
+// refused reports that the kernel refuses something that a single Service port wants, so that the
+// others may still be programmed.
 func refused(err error) bool {
 	if errors.Is(err, errNoID) || errors.Is(err, errTooManyBackends) {
 		return true
@@ -325,12 +346,12 @@ func refused(err error) bool {
 	}
 	switch k.errno {
 	case unix.ENOENT, unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EOPNOTSUPP:
-		return false // not a matter of what is wanted, or the table is not what it is taken for
+		return false // the cause is not the wanted state, or the table differs from what is known
 	}
 	return true
 }
 
-// bisect takes steps in halves, until those that are refused stand alone.
+// bisect carries out steps in halves, until each refused step is alone.
 func (f *family) bisect(ctx context.Context, steps []change) ([]failure, error) {
 	var failed []failure
 	for _, half := range [][]change{steps[:len(steps)/2], steps[len(steps)/2:]} {
@@ -367,7 +388,7 @@ func (f *family) bisectEach(ctx context.Context, failed []failure) ([]failure, e
 	return f.bisect(ctx, steps)
 }
 
-// attempt takes steps at once.
+// attempt carries out steps in one transaction, and gives up one count of each of the given parts.
 func (f *family) attempt(ctx context.Context, steps []change, give []ref) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -9,13 +9,15 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
+// routeLocalnetPath is the sysctl that makes the kernel route packets of loopback addresses to and
+// from the network.
 const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
-// others may rely on it.
+// routeLocalnet sets that sysctl if loopback addresses have nodePorts and the guard chain is in
+// place. It never resets the sysctl, because others may rely on it.
 func (p *Programmer) routeLocalnet(node view.Node) {
-	if f := p.ipv4(); !node.LocalhostNodePorts || f == nil || !f.known { // then the guard may be missing
+	if f := p.ipv4(); !node.LocalhostNodePorts || f == nil || !f.known {
+		// if the family is not known, the guard may be missing
 		return
 	}
 	if err := setRouteLocalnet(); err != nil {
@@ -23,7 +25,7 @@ func (p *Programmer) routeLocalnet(node view.Node) {
 	}
 }
 
-// ipv4 gives the family, nil if this machine does not have it.
+// ipv4 returns the IPv4 family, or nil if this machine does not have it.
 func (p *Programmer) ipv4() *family {
 	i := slices.IndexFunc(p.families, func(f *family) bool { return f.family == model.IPv4 })
 	if i < 0 {
@@ -34,7 +36,7 @@ func (p *Programmer) ipv4() *family {
 
 func setRouteLocalnet() error {
 	if isOne(routeLocalnetPath) {
-		return nil // in a container without privileges it can be read only
+		return nil // a container without privileges can read the sysctl but not set it
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
 		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
@@ -42,9 +44,9 @@ func setRouteLocalnet() error {
 	return nil
 }
 
-// RouteLocalnet does ahead what of a Replace with nodePorts on loopback addresses takes a privileged container: it switches
-// on the routing of these, with the guard in place. It is for nodes on which a Replace with such nodePorts follows, since any
-// other removes the guard.
+// RouteLocalnet does in advance the part of a Replace with nodePorts on loopback addresses that
+// needs a privileged container. It adds the guard chain, then sets the sysctl. Use it only on nodes
+// where a Replace with such nodePorts follows, because any other Replace removes the guard.
 func RouteLocalnet(options Options) error {
 	p, err := New(options)
 	if err != nil {

@@ -24,7 +24,7 @@ func (o *objects) removeTable() {
 	o.message(unix.NFT_MSG_DELTABLE, 0, func() { o.text(unix.NFTA_TABLE_NAME, o.table) })
 }
 
-// addChain adds a chain, if it is not there.
+// addChain adds a chain unless it exists.
 func (o *objects) addChain(name string) {
 	o.message(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func() {
 		o.text(unix.NFTA_CHAIN_TABLE, o.table)
@@ -39,7 +39,7 @@ func (o *objects) addChain(name string) {
 	})
 }
 
-// setRules replaces the rules of a chain that is there.
+// setRules replaces the rules of an existing chain.
 func (o *objects) setRules(chain string, rules []rule) {
 	o.removeRules(chain)
 	for _, r := range rules {
@@ -47,7 +47,7 @@ func (o *objects) setRules(chain string, rules []rule) {
 	}
 }
 
-// removeRules removes the rules of a chain, or, where that is empty, of all chains.
+// removeRules removes the rules of a chain. An empty name means all chains.
 func (o *objects) removeRules(chain string) {
 	o.message(unix.NFT_MSG_DELRULE, 0, func() {
 		o.text(unix.NFTA_RULE_TABLE, o.table)
@@ -77,7 +77,8 @@ func (o *objects) addSet(s setID) {
 	o.message(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func() {
 		o.text(unix.NFTA_SET_TABLE, o.table)
 		o.text(unix.NFTA_SET_NAME, s.String())
-		o.uint32(unix.NFTA_SET_ID, uint32(s)+1) // which only rules of the same transaction would refer to
+		// the kernel requires it, but only rules of the same transaction would refer to it
+		o.uint32(unix.NFTA_SET_ID, uint32(s)+1)
 		o.define(s).write(&o.writer)
 	})
 }
@@ -89,15 +90,17 @@ func (o *objects) removeSet(name string) {
 	})
 }
 
-// elements are elements of one set, to be added or removed, as the attributes that messages hold.
+// elements is a list of elements of one set, to be added or removed, encoded as attributes of
+// messages.
 type elements struct {
 	writer
-	// cuts are where a new message begins, as an attribute can't be longer than 64 KiB.
+	// cuts are the positions in buf at which a new message begins, because an attribute cannot be
+	// longer than 64 KiB.
 	cuts []int
-	open int // where the last message begins
+	open int // where the last message begins in buf
 }
 
-// maxElement is more than the longest element takes.
+// maxElement is an upper bound for the length of an element in bytes.
 const maxElement = 512
 
 func (e *elements) begin() int {
@@ -108,7 +111,7 @@ func (e *elements) begin() int {
 	return e.nest(unix.NFTA_LIST_ELEM)
 }
 
-// add appends an element; data are nil where a set has none, or where it is to be removed.
+// add appends an element. data is nil if the set has none, or if the element is to be removed.
 func (e *elements) add(key, data []byte, comment string) {
 	at := e.begin()
 	e.value(unix.NFTA_SET_ELEM_KEY, key)
@@ -148,7 +151,7 @@ func (e *elements) reset() {
 	e.buf, e.cuts, e.open = e.buf[:0], e.cuts[:0], 0
 }
 
-// write gives the messages that add the elements to a set, or remove them.
+// write appends the messages that add the elements to a set or remove them, depending on kind.
 func (e *elements) write(w *writer, kind int, d *dialect, s setID) {
 	flags := uint16(0)
 	if kind == unix.NFT_MSG_NEWSETELEM {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// via is how a connection came to a Service port: it tells how to find that again.
+// via is how a connection reached a Service port. The rules of later chains look the Service port
+// up again in the same way.
 type via uint8
 
 const (
@@ -18,7 +19,7 @@ const (
 	vias
 )
 
-// found loads what is held of the frontend: a Service port's id, and a policy.
+// found loads the value of the frontend: the Service port's id and a policy.
 func (d *dialect) found(v via, to int) []expr.Any {
 	if v == viaNodePort {
 		return append(nodePortKey(to), lookupInteger(nodePorts, to, to)...)
@@ -26,11 +27,12 @@ func (d *dialect) found(v via, to int) []expr.Any {
 	return append(d.key(to), lookupInteger(frontends, to, to)...)
 }
 
-// id loads a Service port's id.
+// id loads the Service port's id.
 func (d *dialect) id(v via, to int) []expr.Any { return append(d.found(v, to), andMask(to, idBits)...) }
 
-// setChain gives the rules of the chain that leads to a backend of a set. What came to a nodePort is known by no address:
-// else it would have been treated as such.
+// setChain returns the rules of the chain that leads to a backend of a set. A connection whose
+// address and port are in frontends never comes by a nodePort, so at most one of the two lookups
+// finds something.
 func (d *dialect) setChain(set backendSet) []rule {
 	var rules []rule
 	for v := range vias {
@@ -39,19 +41,21 @@ func (d *dialect) setChain(set backendSet) []rule {
 	return rules
 }
 
-// pick names one of the chains that choose a backend of a set.
+// pick identifies one of the chains that choose a backend of a set.
 type pick struct {
 	set backendSet
 	via via
 	class
 }
 
-// class is what a chain to choose a backend is made for: the size in its lowest two hexadecimal digits, as sizeOf has it, the part
-// that the backends are in in the third, 0 with affinity, and the timeout of affinity in seconds in the others, 0 without. The class 0
-// is that of a set without backends.
+// class is the kind of chain that a backend set needs. Its lowest two hexadecimal digits are the
+// size (see sizeOf). The third digit is the part that holds the backends, or 0 with affinity. The
+// remaining digits are the timeout of affinity in seconds, or 0 without affinity. Class 0 is that
+// of a set without backends.
 type class uint32
 
-// maxTimeout is as long as a class can tell, twelve days; Kubernetes allows one.
+// maxTimeout is the longest timeout in seconds that a class can express, twelve days. Kubernetes
+// allows one day.
 const maxTimeout = 1<<20 - 1
 
 func classOf(backends int, timeout uint32, part uint8) class {
@@ -68,13 +72,13 @@ func (c class) timeout() uint32 { return uint32(c >> 12) }
 
 func (c class) part() uint8 { return uint8(c >> 8 & 0xf) }
 
-// valid tells whether classOf could have given it.
+// valid reports whether c is a result that classOf can return.
 func (c class) valid() bool {
 	e, m := c>>4&0xf, c&0xf
 	return m > 0 && m <= exactSize && (e == 0 || m > exactSize/2) && (c.timeout() == 0 || c.part() == 0)
 }
 
-// chain gives a name such as cluster-56, cluster-56-part-2, or local-3-affinity-10800-nodeport.
+// chain returns a name such as cluster-56, cluster-56-part-2 or local-3-affinity-10800-nodeport.
 func (p pick) chain() string {
 	name := fmt.Sprintf("%s-%d%s", setChains[p.set], p.draws()[0], partSuffix(p.part()))
 	if t := p.timeout(); t > 0 {
@@ -86,19 +90,22 @@ func (p pick) chain() string {
 	return name
 }
 
-// exactSize is the largest number of backends for which there is a size of its own, and tries is how often an index is
-// drawn for larger ones before the last rule.
+// exactSize is the largest number of backends that is a size of its own. tries is how often an
+// index is drawn for larger sizes before the last rule.
 const (
 	exactSize = 8
 	tries     = 14
-	// maxBackends is the largest that there is.
+	// maxBackends is the largest size.
 	maxBackends = exactSize << 15
 )
 
-// sizeOf rounds a number of backends up by at most a quarter, to m × 2^e with m up to exactSize; it gives e in the second
-// hexadecimal digit and m in the first. Chains are needed only for such sizes, so that a backend that comes or goes
-// hardly ever asks for another one: the kernel looks at all elements of the maps that a new chain's rules refer to. When
-// the index that was drawn has no backend another is drawn, so that each backend is as likely as any other.
+// sizeOf rounds a number of backends up by at most a quarter, to m × 2^e with m up to exactSize. It
+// returns e in the second hexadecimal digit and m in the first.
+//
+// Chains are needed only for such sizes, so adding or removing a backend rarely requires a new
+// chain. New chains are expensive, because the kernel looks at all elements of the maps that their
+// rules refer to. If the drawn index has no backend, another one is drawn, so each backend is
+// equally likely.
 func sizeOf(backends int) uint32 {
 	e := 0
 	for backends > exactSize<<e {
@@ -107,9 +114,9 @@ func sizeOf(backends int) uint32 {
 	return uint32(e<<4 | (backends+1<<e-1)>>e)
 }
 
-// draws gives the moduli of the indices to draw one after the other, until one has a backend. The last is drawn with a
-// chance of at most 5^-14, about 2^-32, which is how exact random numbers are for the kernel; it always has one, yet the
-// last backends are never drawn then.
+// draws returns the moduli of the indices to draw, in order, until one has a backend. The last
+// modulus is drawn with a probability of at most 5^-14, about 2^-32, which is the precision of the
+// kernel's random numbers. Each of its indices has a backend, but it never draws the last backends.
 func (c class) draws() []uint32 {
 	e, m := uint32(c>>4)&0xf, uint32(c)&0xf
 	if e == 0 {
@@ -118,7 +125,7 @@ func (c class) draws() []uint32 {
 	return append(slices.Repeat([]uint32{m << e}, tries), (m-1)<<e)
 }
 
-// pickChain gives the rules of a chain that chooses a backend.
+// pickChain returns the rules of a chain that chooses a backend.
 func (d *dialect) pickChain(p pick) []rule {
 	random := func(modulus uint32) []expr.Any {
 		return []expr.Any{&expr.Numgen{Register: register(1), Modulus: modulus, Type: unix.NFT_NG_RANDOM}}
@@ -130,7 +137,8 @@ func (d *dialect) pickChain(p pick) []rule {
 		}
 		return rules
 	}
-	// id . index is at 0, and so is id . client. Behind what it takes to load an id there is id . number, and the backend.
+	// The key id . index is loaded at register 0, and so is id . client. After the registers that
+	// loading an id needs come the key id . number, and then the backend.
 	client, kept := 1, d.keyWords()
 	number, backend := kept+1, kept+2
 	id := slices.Concat(d.found(p.via, 0), copyMasked(0, kept, idBits), andMask(0, idBits))
@@ -144,13 +152,15 @@ func (d *dialect) pickChain(p pick) []rule {
 		}}
 	}
 	renew := dynset(unix.NFT_DYNSET_OP_UPDATE, time.Duration(p.timeout())*time.Second)
-	forget := append([]expr.Any{&expr.Immediate{Register: register(number), Data: integer(0)}}, dynset(dynsetDelete, 0)...) // the kernel wants a number
+	// the kernel requires a value
+	forget := append([]expr.Any{&expr.Immediate{Register: register(number), Data: integer(0)}}, dynset(dynsetDelete, 0)...)
 	find := lookup(backends+p.set, kept, backend)
 	send := slices.Concat(find, d.dnat(backend))
 	rules = append(rules,
 		do(key, lookupInteger(affinity, 0, number), find, renew, d.dnat(backend)).because("the backend of last time"),
 		do(key, forget).because("that backend is gone"))
-	// If two connections of a client come at once, both go to the backend that is held in the end.
+	// If two connections of a client arrive at once, both go to the backend that affinity holds in the
+	// end.
 	for _, modulus := range p.draws() {
 		rules = append(rules, do(draw(modulus), d.source(client), renew, lookupInteger(affinity, 0, number), send))
 	}

@@ -7,9 +7,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// A policy is what becomes of connections to a frontend, as one number: three bits each for the routes of pods, the
-// node and others, and one if sources are filtered. What is held of a frontend is an integer with the policy in its
-// lowest three hexadecimal digits and the Service port's id in the others.
+// A policy encodes what happens to connections to a frontend in one number. It has three bits each
+// for the routes of pods, of the node and of others, and one bit that is set if sources are
+// filtered. The value of a frontend in the maps is an integer with the policy in its lowest three
+// hexadecimal digits and the Service port's id in the others.
 type policy uint32
 
 const (
@@ -35,10 +36,10 @@ func policyOf(f view.Frontend) policy {
 	return p
 }
 
-// valid tells whether policyOf could have given it.
+// valid reports whether p is a result that policyOf can return.
 func (p policy) valid() bool { return p < policySources<<1 }
 
-// routes gives the routes of pods, the node and others.
+// routes returns the routes of pods, the node and others.
 func (p policy) routes() (pods, node, others view.Route) {
 	route := func(p policy) view.Route {
 		return view.Route{To: view.Reject + view.Target(p&3), Masquerade: p&policyMasquerade != 0}
@@ -46,8 +47,9 @@ func (p policy) routes() (pods, node, others view.Route) {
 	return route(p >> 6), route(p >> 3), route(p)
 }
 
-// chain names the policy's chain: "to-cluster", or "pods-cluster.node-cluster-masquerade.others-local", each with
-// ".sources" if those are filtered.
+// chain returns the name of the policy's chain: "to-cluster", for example, or
+// "pods-cluster.node-cluster-masquerade.others-local". It ends in ".sources" if sources are
+// filtered.
 func (p policy) chain() string {
 	name := func(r view.Route) string {
 		if r.Masquerade {
@@ -66,7 +68,7 @@ func (p policy) chain() string {
 	return text
 }
 
-// policyChain gives the rules of a policy's chain.
+// policyChain returns the rules of a policy's chain.
 func (d *dialect) policyChain(p policy, detector view.PodDetector) []rule {
 	var rules []rule
 	if p&policySources != 0 {
@@ -97,7 +99,8 @@ func (d *dialect) policyChain(p policy, detector view.PodDetector) []rule {
 	return append(rules, do(to(others)))
 }
 
-// fromPods gives matches of what comes from pods, any of which is enough.
+// fromPods returns matches for connections from pods. A connection is from a pod if any of them
+// matches.
 func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
 	var matches [][]expr.Any
 	for _, p := range detector.Prefixes {
@@ -118,9 +121,9 @@ func (d *dialect) fromPods(detector view.PodDetector) [][]expr.Any {
 	return matches
 }
 
-// sourcesRules gives the rules of the chain that drops what may not use a frontend with sources, given the lengths of
-// all prefixes there are. A set for each length keeps a packet's way and a change independent of how many prefixes
-// there are, which a set of intervals does not.
+// sourcesRules returns the rules of the chain that drops connections from outside a frontend's
+// sources. lengths are all prefix lengths in use. There is a set for each length, so neither a
+// packet nor a change costs more with the number of prefixes, as it would with a set of intervals.
 func (d *dialect) sourcesRules(lengths []int) []rule {
 	var rules []rule
 	for _, bits := range lengths {

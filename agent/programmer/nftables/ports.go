@@ -10,11 +10,12 @@ import (
 type port struct {
 	id    uint32
 	slots [backendSets][]slot
-	// part has the slots, unless they have numbers.
+	// part is the part that holds the slots. It is 0 if the slots have numbers.
 	part uint8
-	// sticky: with affinity; the slots have numbers.
+	// sticky means that the Service port has affinity. Its slots have numbers then.
 	sticky bool
-	// wanted is the Service port that all this is for. nil: what is held was read, and found are its elements.
+	// wanted is the Service port that this state was made for. nil means that the state was read from
+	// the table, and found holds its elements.
 	wanted *view.ServicePort
 	found  []element
 }
@@ -29,7 +30,7 @@ func (p *port) elements() []element {
 	return elementsOf(p.wanted, p.id, p.part)
 }
 
-// load is how many elements it has in its part.
+// load returns how many elements the Service port has in its part.
 func (p *port) load() int {
 	if p == nil || p.sticky {
 		return 0
@@ -37,17 +38,18 @@ func (p *port) load() int {
 	return len(p.slots[cluster]) + len(p.slots[local])
 }
 
-// change is a step from what is held of a Service port to what is wanted; nil: nothing.
+// change is a step from the held state of a Service port to the wanted one. nil means that it does
+// not exist.
 type change struct {
 	id     view.ServicePortID
 	before *port
 	after  *view.ServicePort
-	// renumber gives it another id, so that what is too long for one transaction can come and go in several: only what
-	// leads to it changes in one.
+	// renumber requests a new id, so that a change which is too long for one transaction can be made
+	// in several. Only the elements that lead to the id then have to change in one transaction.
 	renumber bool
 }
 
-// slotKey is the key of a slot, and backendKey that of a backend with a number.
+// slotKey returns the key of a slot. backendKey returns the key of a backend with a number.
 func (p *port) slotKey(index int) []byte { return p.backendKey(uint32(index)) }
 
 func (p *port) backendKey(number uint32) []byte {

@@ -18,21 +18,23 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// DefaultMasqueradeMark is kube-proxy's.
+// DefaultMasqueradeMark is the bit that kube-proxy uses.
 const DefaultMasqueradeMark = 1 << 14
 
-// Options for New. The zero value is good.
+// Options are the options for New. The zero value is usable.
 type Options struct {
-	// MasqueradeMark is the one bit of the packet mark that is set from the moment a Service is looked up until the
-	// packet is masqueraded. 0: DefaultMasqueradeMark.
+	// MasqueradeMark is the single bit of the packet mark that is set when a Service is looked up,
+	// until the packet is masqueraded. 0 means DefaultMasqueradeMark.
 	MasqueradeMark uint32
-	// Log is told what is missing on this machine and when a table has to be made anew. nil: slog.Default().
+	// Log receives what this machine lacks, and when a table has to be created again. nil means
+	// slog.Default().
 	Log *slog.Logger
 }
 
 // Programmer is the programmer for nftables.
 type Programmer struct {
-	// families that this machine has. What is wanted in another is left out: nothing can come to it.
+	// families are the IP families that this machine has. Service ports of another family are left
+	// out, because no packet of that family can reach them.
 	families []*family
 	conn     *conn
 	log      *slog.Logger
@@ -40,9 +42,10 @@ type Programmer struct {
 
 var _ programmer.Monitor = (*Programmer)(nil)
 
-// New finds out whether the kernel can do all that this package needs, and changes nothing. A machine that has only one of the
-// IP families at all is good enough: it is logged, and the other family's Service ports are left out. The Programmer works in the
-// network namespace that New is called in, until Close.
+// New checks whether the kernel can do everything that this package needs, and changes nothing. It
+// is enough if the machine has one of the IP families. In that case New logs it, and the other
+// family's Service ports are left out. The Programmer works in the network namespace in which New
+// was called, until Close.
 func New(options Options) (*Programmer, error) {
 	if options.MasqueradeMark == 0 {
 		options.MasqueradeMark = DefaultMasqueradeMark
@@ -79,7 +82,7 @@ func New(options Options) (*Programmer, error) {
 	return p, nil
 }
 
-// has tells whether there is an IP family in the kernel, be it without addresses.
+// has reports whether the kernel has an IP family, even if no interface has an address of it.
 func has(family model.Family) bool {
 	domain := unix.AF_INET
 	if family == model.IPv6 {
@@ -92,10 +95,11 @@ func has(family model.Family) bool {
 	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
 
-// try has the kernel look at a table with everything in it that one may need.
+// try lets the kernel validate a table with everything that a table may need.
 func (f *family) try() error {
 	b := newBatch(nil)
-	// Not the table itself, as the kernel would look at all elements that there are.
+	// It uses another table's name, because the kernel would look at all elements of the existing
+	// table.
 	o := objects{dialect: f.of(Table + "-check")}
 	o.addTable()
 	sticky := pick{class: classOf(exactSize+1, 1, 0)}
@@ -122,13 +126,13 @@ func (f *family) try() error {
 	return f.conn.check(b)
 }
 
-// Close ends the use of the Programmer, which leaves the kernel as it is.
+// Close releases the Programmer's sockets and leaves the kernel as it is.
 func (p *Programmer) Close() {
 	p.conn.watcher.close()
 	p.conn.close()
 }
 
-// Families returns those that the kernel has.
+// Families returns the IP families that the kernel has.
 func (p *Programmer) Families() []model.Family {
 	var out []model.Family
 	for _, f := range p.families {
@@ -137,12 +141,14 @@ func (p *Programmer) Families() []model.Family {
 	return out
 }
 
-// Replace makes the kernel hold exactly this state. What is as wanted is not touched; if all is, nothing is written. It
-// takes one transaction for each IP family, as far as the kernel takes transactions of such a length from this process.
-// If one family fails as a whole, the other one goes on.
+// Replace makes the kernel hold exactly this state. It does not touch what is already as wanted. If
+// everything is, it writes nothing. It commits one transaction for each IP family, if the kernel
+// accepts a transaction of that length from this process, and several otherwise. If one family
+// fails as a whole, the other one is programmed.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	if err := p.conn.watcher.open(p.conn.port); err != nil { // before anything is read
-		p.log.Debug("changes of nftables by others can't be seen yet", "err", err) // Watch tries again, and says so
+		// Watch tries again and logs a warning
+		p.log.Debug("changes of nftables by others can't be seen yet", "err", err)
 	}
 	p.conn.watcher.forget()
 	errs := []error{programmer.CheckPrimary(state.Node, p.Families())}
@@ -170,18 +176,18 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	return errors.Join(errs...)
 }
 
-// failure returns the FamilyError for a reason.
+// failure returns a FamilyError with this reason.
 func (f *family) failure(err error) error {
 	return &programmer.FamilyError{Family: f.family, Err: fmt.Errorf("nftables: %w", err)}
 }
 
-// isOne tells whether a sysctl is there and is 1.
+// isOne reports whether a sysctl exists and is 1.
 func isOne(path string) bool {
 	is, err := os.ReadFile(path)
 	return err == nil && string(bytes.TrimSpace(is)) == "1"
 }
 
-// Cleanup removes what the function Cleanup removes.
+// Cleanup calls the function Cleanup's removeTables on the Programmer's own socket.
 func (p *Programmer) Cleanup(context.Context) error {
 	for _, f := range p.families {
 		f.known = false
@@ -193,7 +199,7 @@ func (p *Programmer) Cleanup(context.Context) error {
 func Cleanup(context.Context) error {
 	c, err := dial()
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil // so the kernel holds nothing
+		return nil // the kernel has no nf_tables, so it holds no table
 	}
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
@@ -216,7 +222,7 @@ func (c *conn) removeTables() error {
 	return errors.Join(errs...)
 }
 
-// removeTable removes a table, if it is there.
+// removeTable removes a table if it exists.
 func (c *conn) removeTable(d *dialect) error {
 	if there, err := c.removeRules(d); err != nil || !there {
 		return err
@@ -227,9 +233,10 @@ func (c *conn) removeTable(d *dialect) error {
 	return err
 }
 
-// removeRules removes the rules of a table, if it is there, and waits until no packet is between them any more. With the table they
-// can't go at once: its maps are empty then for a packet that is among the rules, its sets are not, and so the port of a Service
-// would be refused as another port of its cluster IP.
+// removeRules removes the rules of a table if it exists, and waits until no packet is in them any
+// more. The rules cannot be removed together with the table. For a packet that is in the rules at
+// that moment, the maps would be empty but the sets would not, so the port of a Service would be
+// refused as another port of its cluster IP.
 func (c *conn) removeRules(d *dialect) (there bool, err error) {
 	o := objects{dialect: d}
 	o.removeRules("")
@@ -239,7 +246,7 @@ func (c *conn) removeRules(d *dialect) (there bool, err error) {
 	return there, err
 }
 
-// onTable does something with a table, if it is there.
+// onTable commits messages about a table. there is false if the table does not exist.
 func (c *conn) onTable(o objects) (there bool, err error) {
 	b := newBatch(nil)
 	b.append(o.buf)

@@ -10,46 +10,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// content is what a family's table holds.
+// content is what was read of a family's table.
 type content struct {
 	exists bool
-	// standIn: there is a StandInTable.
+	// standIn means that a StandInTable exists.
 	standIn bool
 	chains  map[string]*heldChain
-	sets    map[string][]byte // the attributes of their definitions
+	sets    map[string][]byte // the attributes of their definitions, by name
 
-	vmaps     map[setID]map[uint32]string // policies and picks: the chain, or "" where there is none
-	addresses map[setID]map[ref]struct{}  // clusterIPs and hairpins
-	found     map[uint32]*found           // by id
+	// elements of policies and picks: the chain, or "" if the element leads to none
+	vmaps     map[setID]map[uint32]string
+	addresses map[setID]map[ref]struct{} // elements of clusterIPs and hairpins
+	found     map[uint32]*found          // by id
 	sources   map[setID]map[string]struct{}
 	backends  map[setID]map[string]netip.AddrPort
-	// stray are elements that this package never wrote together with the others, by set and key.
+	// stray holds elements, by set and key, that this package cannot have written beside the others.
 	stray map[setID]map[string]struct{}
-	// lastID and lastNumber are the highest that there are.
+	// lastID and lastNumber are the highest id and number in the table.
 	lastID, lastNumber uint32
-	// foreign: this package never made the table as it is, or an earlier version did.
+	// foreign means that this version of the package cannot have made the table. Others changed it, or
+	// an earlier version made it.
 	foreign bool
 }
 
-// heldChain is what is held of a chain: its hook, if it is a base chain, and the hashes of its rules.
+// heldChain is what the table holds of a chain: its hook if it is a base chain, and the hashes of
+// its rules.
 type heldChain struct {
 	hook  hook
 	rules []uint64
 }
 
-// found is what is held under an id.
+// found is what the table holds under an id.
 type found struct {
-	name     string // of the Service port, from the comment of a frontend
+	name     string // of the Service port, from a frontend's comment; "" if there is none
 	elements []element
-	// slots are those in endpoints, all in one part, and numbered those in numbers, without addresses.
+	// slots are those in endpoints, all of which are in one part.
 	slots, numbered [backendSets][]slot
 	part            uint8
 }
 
-// attempts is how often what was interrupted is read again.
+// attempts is how often an interrupted dump is attempted.
 const attempts = 10
 
-// read reads the table. errInterrupted: it changed all the time.
+// read reads the table. It returns errInterrupted if the table kept changing.
 func (f *family) read() (*content, error) {
 	c := &content{
 		chains: map[string]*heldChain{}, sets: map[string][]byte{},
@@ -60,7 +63,8 @@ func (f *family) read() (*content, error) {
 		switch textOf(attribute(attrs, unix.NFTA_TABLE_NAME)) {
 		case f.table:
 			c.exists = true
-			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0 // it sleeps, or is another process's
+			// it is dormant or owned by another process
+			c.foreign = uint32Of(attribute(attrs, unix.NFTA_TABLE_FLAGS)) != 0
 		case StandInTable:
 			c.standIn = true
 		}
@@ -68,11 +72,11 @@ func (f *family) read() (*content, error) {
 	if err != nil || !c.exists {
 		return c, err
 	}
-	// All objects of a table are asked for by its name in the same attribute.
+	// Requests for every kind of object have the table's name in the same attribute.
 	table := func(w *writer) { w.text(unix.NFTA_TABLE_NAME, f.table) }
 	err = errors.Join(
 		f.dump(unix.NFT_MSG_GETSET, table, func() {}, func(attrs []byte) {
-			// One without a name of its own goes with the rule that it is in.
+			// A set without a name of its own belongs to a rule.
 			if uint32Of(attribute(attrs, unix.NFTA_SET_FLAGS))&unix.NFT_SET_ANONYMOUS == 0 {
 				c.sets[textOf(attribute(attrs, unix.NFTA_SET_NAME))] = append([]byte(nil), attrs...)
 			}
@@ -106,7 +110,7 @@ func (f *family) read() (*content, error) {
 		if ok && !f.define(s).equals(attrs) {
 			c.foreign = true
 		}
-		if !ok || c.foreign || s == affinity { // packets change that all the time
+		if !ok || c.foreign || s == affinity { // packets change affinity all the time
 			continue
 		}
 		ask := func(w *writer) {
@@ -121,8 +125,9 @@ func (f *family) read() (*content, error) {
 	return c, nil
 }
 
-// dump asks for objects, again when that was interrupted; reset comes before each attempt. On a node where others change
-// their tables all the time each attempt may be: two that give the same number are good.
+// dump requests objects, and repeats an interrupted request. It calls reset before each attempt. On
+// a node where others change their tables all the time, every attempt may be interrupted. So two
+// attempts in a row that return the same number of objects count as complete.
 func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs []byte)) error {
 	before := -1
 	for range attempts {
@@ -143,9 +148,10 @@ func (f *family) dump(kind int, ask func(*writer), reset func(), each func(attrs
 	return errInterrupted
 }
 
-// readElements reads a set's elements until it has all. The kernel walks a hash table anew for each message, leaving out
-// as many elements as it gave before. If the table grows or shrinks meanwhile, as it does for a while after large
-// changes, some are left out and as many are given twice. Other changes do no harm, as nobody else changes this set.
+// readElements reads a set until it has all elements. For each message, the kernel walks the hash
+// table again and skips as many elements as it sent before. If the table is resized meanwhile,
+// which it is for a while after large changes, some elements are left out and as many are sent
+// twice. Other changes do not matter, because nothing else changes this set.
 func (f *family) readElements(c *content, s setID, ask func(*writer)) error {
 	definition := f.define(s)
 	_, keyLen := typeAndLength(definition.key)
@@ -184,7 +190,8 @@ func hookOf(attrs []byte) hook {
 	}
 }
 
-// element takes in an element of a set with keys and data of such lengths, and tells whether it is new.
+// element records an element of a set whose keys and data have these lengths in bytes. It reports
+// whether the element is new.
 func (c *content) element(d *dialect, s setID, keyLen, dataLen uint32, attrs []byte) bool {
 	var key, data, userdata []byte
 	chain := ""
@@ -208,10 +215,10 @@ func (c *content) element(d *dialect, s setID, keyLen, dataLen uint32, attrs []b
 	return c.take(d, s, key, data, chain, commentOf(userdata))
 }
 
-// drop makes an element stray, and tells whether it was not.
+// drop makes an element stray, and reports whether it was not stray before.
 func (c *content) drop(s setID, key []byte) bool { return put(c.stray, s, string(key), struct{}{}) }
 
-// put sets an element of a map in a map, and tells whether it is new.
+// put sets an element of a map within a map, and reports whether its key is new.
 func put[M ~map[K]V, O, K comparable, V any](maps map[O]M, of O, key K, value V) bool {
 	if maps[of] == nil {
 		maps[of] = M{}
@@ -221,7 +228,8 @@ func put[M ~map[K]V, O, K comparable, V any](maps map[O]M, of O, key K, value V)
 	return !held
 }
 
-// take takes in an element. Those that this package never wrote are stray.
+// take records an element, and reports whether it is new. Elements that this package cannot have
+// written become stray.
 func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment string) (isNew bool) {
 	switch {
 	case s == clusterIPs, s == hairpins:
@@ -273,13 +281,13 @@ func (c *content) take(d *dialect, s setID, key, data []byte, chain, comment str
 		f.part = part
 		return fill(&f.slots[s%backendSets], index, slotOf(d.backendOf(data)))
 	}
-	if integerOf(data) == 0 { // numbers
+	if integerOf(data) == 0 { // the set is numbers
 		return c.drop(s, key)
 	}
 	return fill(&f.numbered[s-numbers], index, slot{number: integerOf(data)})
 }
 
-// element adds an element, and tells whether it is new.
+// element records an element, and reports whether it is new.
 func (f *found) element(e element) bool {
 	if slices.ContainsFunc(f.elements, func(o element) bool { return compareElements(e, o) == 0 }) {
 		return false
@@ -288,7 +296,7 @@ func (f *found) element(e element) bool {
 	return true
 }
 
-// fill sets a slot, and tells whether it is new.
+// fill sets a slot, and reports whether it was empty.
 func fill(slots *[]slot, index uint32, s slot) bool {
 	for uint32(len(*slots)) <= index {
 		*slots = append(*slots, slot{})
@@ -298,7 +306,8 @@ func fill(slots *[]slot, index uint32, s slot) bool {
 	return isNew
 }
 
-// assign gives what does not name an id to where it belongs.
+// assign attributes the elements whose keys do not begin with an id to the Service port that they
+// belong to.
 func (c *content) assign(d *dialect) {
 	if len(c.sources) > 0 {
 		owners := map[string]*found{}
@@ -336,7 +345,8 @@ func (c *content) assign(d *dialect) {
 
 func (f *found) sticky() bool { return len(f.numbered[cluster]) > 0 || len(f.numbered[local]) > 0 }
 
-// number finds the backends of a Service port with affinity. It has slots of one sort only.
+// number finds the backends of a Service port with affinity. Its slots must all have numbers, so
+// slots in endpoints become stray.
 func (c *content) number(p *port, found *found) {
 	for set := range backendSets {
 		for i, s := range found.slots[set] {
@@ -366,7 +376,7 @@ func (c *content) number(p *port, found *found) {
 
 func integerOf(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
-// hashOf gives the hash in a rule's user data; 0: it has none.
+// hashOf returns the hash in a rule's user data, or 0 if there is none.
 func hashOf(userdata []byte) uint64 {
 	if v := userdataOf(userdata, userdataHash); len(v) == 8 {
 		return binary.BigEndian.Uint64(v)

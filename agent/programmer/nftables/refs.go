@@ -9,41 +9,44 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// ref names a part of the table that several Service ports need, and that is there when one does.
+// ref identifies a part of the table that Service ports share. The part exists while at least one
+// of them needs it.
 type ref struct {
 	kind    refKind
-	number  uint32     // of refPolicy: the policy; of refSources: the length; of refPart: the set
+	number  uint32     // of refPolicy the policy, of refSources the prefix length, of refPart the set
 	pick    pick       // of refPick
 	address netip.Addr // of refClusterIP and refHairpin
 }
 
 type refKind uint8
 
-// The kinds, each before those that need it.
+// The kinds of parts. A part needs only parts of kinds before its own.
 const (
 	refClusterIP refKind = iota
 	refHairpin
 	refAffinity // the map of clients
 	refSources  // a set of sources' prefixes of one length
-	refPart     // a part of the backends, but for the first one
+	refPart     // a map of endpoints, except for the first part, which always exists
 	refPolicy   // a policy's chain
 	refPick     // a chain that chooses a backend
 )
 
-// kept tells that such a part, once it is there, is only removed by a Replace: it may be needed again soon, and to make
-// it takes the kernel as long as there are elements in maps.
+// kept reports whether a part of this kind, once it exists, is removed only by a Replace. It may be
+// needed again soon, and the time that the kernel takes to create it grows with the number of
+// elements in the maps.
 func (k refKind) kept() bool {
 	return k == refPolicy || k == refPick || k == refPart || k == refAffinity
 }
 
-// compareRefs orders parts by their kinds, and beyond that only so that there is an order.
+// compareRefs orders parts by kind. The order within a kind only has to be stable.
 func compareRefs(a, b ref) int {
 	return cmp.Or(
 		cmp.Compare(a.kind, b.kind), cmp.Compare(a.number, b.number), a.address.Compare(b.address),
 		cmp.Compare(a.pick.set, b.pick.set), cmp.Compare(a.pick.via, b.pick.via), cmp.Compare(a.pick.class, b.pick.class))
 }
 
-// vmap gives the map that leads to the chain of a policy or a pick, the key there, and its name.
+// vmap returns the map that leads to the chain of a policy or a pick, the key in that map, and the
+// chain's name.
 func (r ref) vmap() (s setID, key uint32, chain string) {
 	if r.kind == refPolicy {
 		return policies, r.number, policy(r.number).chain()
@@ -51,7 +54,7 @@ func (r ref) vmap() (s setID, key uint32, chain string) {
 	return picks(r.pick.set, r.pick.via), uint32(r.pick.class), r.pick.chain()
 }
 
-// refOf is the reverse of vmap.
+// refOf is the inverse of vmap. ok is false if no policy or pick has this key and chain.
 func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
 	if s == policies {
 		r = ref{kind: refPolicy, number: key}
@@ -67,7 +70,7 @@ func refOf(s setID, key uint32, chain string) (r ref, ok bool) {
 	return r, chain == expected
 }
 
-// refOfSet gives the part of the table that a set is; ok is false for those that are always there.
+// refOfSet returns the part of the table that a set is. ok is false for sets that always exist.
 func refOfSet(s setID) (r ref, ok bool) {
 	switch {
 	case s.always():
@@ -80,7 +83,7 @@ func refOfSet(s setID) (r ref, ok bool) {
 	return ref{kind: refPart, number: uint32(s)}, true
 }
 
-// rules gives the rules of that chain.
+// rules returns the rules of the chain of a policy or a pick.
 func (f *family) rules(r ref) []rule {
 	if r.kind == refPolicy {
 		return f.policyChain(policy(r.number), f.node.Pods)
@@ -88,7 +91,7 @@ func (f *family) rules(r ref) []rule {
 	return f.pickChain(r.pick)
 }
 
-// key gives the element that is a refClusterIP or a refHairpin.
+// key returns the element that a refClusterIP or a refHairpin stands for.
 func (r ref) key() (s setID, key []byte) {
 	key = appendAddress(nil, r.address)
 	if r.kind == refHairpin {
@@ -97,13 +100,13 @@ func (r ref) key() (s setID, key []byte) {
 	return clusterIPs, key
 }
 
-// classes gives the class of each set of a Service port's backends.
+// classes returns the class of each of a Service port's sets of backends.
 func classes(port *view.ServicePort, part uint8) [backendSets]class {
 	t := timeout(port)
 	return [backendSets]class{cluster: classOf(port.Cluster.Len(), t, part), local: classOf(port.Local.Len(), t, part)}
 }
 
-// timeout gives that of affinity in whole seconds; 0: no affinity.
+// timeout returns the timeout of affinity in whole seconds, rounded up. 0 means no affinity.
 func timeout(port *view.ServicePort) uint32 {
 	return uint32(min((port.Affinity+time.Second-1)/time.Second, maxTimeout))
 }
@@ -118,7 +121,7 @@ func backendsOf(port *view.ServicePort, set backendSet) view.Backends {
 	return port.Cluster
 }
 
-// refsOf calls each with what a Service port needs, except hairpins.
+// refsOf calls each with every part of the table that a Service port needs, except hairpins.
 func refsOf(port *view.ServicePort, part uint8, each func(ref)) {
 	var by [vias]bool
 	for _, f := range port.Frontends {
@@ -153,11 +156,11 @@ func refsOf(port *view.ServicePort, part uint8, each func(ref)) {
 	}
 }
 
-// element is one of the few elements of a Service port's own that are not its backends'.
+// element is one of the few elements of a Service port that do not hold a backend.
 type element struct {
 	set     setID
 	key     string
-	data    uint32 // of all sets except sources
+	data    uint32 // 0 in sets of sources, which have no data
 	comment string
 }
 
@@ -165,7 +168,7 @@ func compareElements(a, b element) int {
 	return cmp.Or(cmp.Compare(a.set, b.set), cmp.Compare(a.key, b.key))
 }
 
-// elementsOf gives the elements of a Service port with an id, in their order.
+// elementsOf returns the elements of a Service port under an id, sorted.
 func elementsOf(port *view.ServicePort, id uint32, part uint8) []element {
 	var out []element
 	name := label(port.ID)

@@ -13,14 +13,16 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Table is the name of the table that a family has, and StandInTable that of one that is there while it is made anew.
+// Table is the name of each family's table. StandInTable is the name of the table that serves while
+// Table is created again.
 const (
 	Table        = "slicecast"
 	StandInTable = "slicecast-stand-in"
 )
 
-// Chains that always exist, and two that do not: guard is there if NodePorts are on loopback addresses, and outputFilter if
-// the ranges of cluster IPs are known. The others are those of policies and picks.
+// Chains that do not belong to a policy or a pick. guardChain exists only if NodePorts are on
+// loopback addresses, and outputFilter only if the ranges of cluster IPs are known. The others
+// always exist.
 const (
 	preroutingChain  = "prerouting"
 	outputChain      = "output"
@@ -31,16 +33,17 @@ const (
 	servicesChain    = "services"
 	nodePortsChain   = "nodeports"
 	sourcesChain     = "sources"
-	rejectChain      = "refuse" // "reject" is a word that nft does not take for a name
+	rejectChain      = "refuse" // nft does not accept the keyword "reject" as a name
 )
 
-// chainOrder is that of packets. It is for those who read the table, as nft lists chains in the order they came in.
+// chainOrder is the order in which packets pass the chains. nft lists chains in the order of their
+// creation, so a reader sees them in this order.
 var chainOrder = []string{
 	guardChain, preroutingChain, outputChain, servicesChain, nodePortsChain, sourcesChain, rejectChain, setChains[cluster], setChains[local],
 	forwardChain, outputFilter, postroutingChain,
 }
 
-// compareChains puts the chains that always exist in their order, and the others behind them by their names.
+// compareChains sorts the chains in chainOrder before all others, and the others by name.
 func compareChains(a, b string) int {
 	place := func(name string) int {
 		if i := slices.Index(chainOrder, name); i >= 0 {
@@ -51,21 +54,22 @@ func compareChains(a, b string) int {
 	return cmp.Or(cmp.Compare(place(a), place(b)), strings.Compare(a, b))
 }
 
-// setChains lead to a backend of a set. They are named as Target is, and so are the chains behind them.
+// setChains are the chains that lead to a backend of a set. They and the chains behind them are
+// named as the Target.
 var setChains = [backendSets]string{cluster: view.Cluster.String(), local: view.Local.String()}
 
-// dialect is what differs between the families' rules.
+// dialect is what differs between the two families' rules.
 type dialect struct {
 	table   string
 	family  model.Family
 	nfproto byte
 	address field
 	bits    int
-	// Where addresses are in a packet's header.
+	// saddr and daddr are the offsets of the addresses in a packet's network header, in bytes.
 	saddr, daddr uint32
 	loopback     netip.Prefix
 	mark         uint32
-	// liberal: conntrack takes TCP segments outside of the window for valid.
+	// liberal means that conntrack accepts TCP segments outside of the window as valid.
 	liberal bool
 }
 
@@ -76,14 +80,14 @@ func newDialect(family model.Family, mark uint32) *dialect {
 	return &dialect{Table, family, unix.NFPROTO_IPV4, ipv4Type, 32, 12, 16, netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8), mark, false}
 }
 
-// of gives the same for another table.
+// of returns a copy of the dialect for another table.
 func (d *dialect) of(table string) *dialect {
 	other := *d
 	other.table = table
 	return &other
 }
 
-// hook is where a base chain is called, and whether it drops what no rule of it decides.
+// hook is where a base chain is called, and whether its policy is to drop.
 type hook struct {
 	kind     string
 	number   uint32
@@ -91,9 +95,11 @@ type hook struct {
 	drops    bool
 }
 
-// hooks are those of base chains. The nat chains are where those of iptables are: the kernel asks the nat chains of a hook one
-// after the other until one has translated the connection, so that only one of two proxies does, whichever comes first. What is
-// filtered is so after that (and, on the way out, after IPVS at -98), so that what another proxy serves is not taken for unused.
+// hooks are the hooks of the base chains. The nat chains have the priorities of iptables. The
+// kernel calls the nat chains of a hook one after the other until one has translated the
+// connection, so exactly one of two proxies translates it, whichever comes first. The filter chains
+// come after all translation, on the way out also after IPVS at -98. So addresses that another
+// proxy serves are not mistaken for unused ones.
 var hooks = map[string]hook{
 	preroutingChain:  {kind: "nat", number: unix.NF_INET_PRE_ROUTING, priority: -100},
 	outputChain:      {kind: "nat", number: unix.NF_INET_LOCAL_OUT, priority: -100},
@@ -103,10 +109,12 @@ var hooks = map[string]hook{
 	guardChain:       {kind: "filter", number: unix.NF_INET_PRE_ROUTING, priority: -300},
 }
 
-// fixedChains gives the chains that do not depend on any Service. The nat chains see only the first packet of a
-// connection, so that nothing here costs the others anything except forward, and guard where it is.
+// fixedChains returns the chains that do not depend on any Service. The nat chains see only the
+// first packet of a connection. Other packets pass only the forward chain, the output filter and,
+// if it exists, the guard.
 func (d *dialect) fixedChains(node view.Node) map[string][]rule {
-	// A packet may find something gone, as a transaction came between two of its lookups. The second time all is of one.
+	// If a transaction is committed between two lookups of a packet, the packet may find something
+	// gone. In the second pass, all lookups see the state after the transaction.
 	dispatch := []rule{
 		do(jump(servicesChain)),
 		do(jump(servicesChain)).because("again: something may just have changed"),
@@ -117,8 +125,8 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 		outputChain:     dispatch,
 		servicesChain:   {do(d.key(0), lookupInteger(frontends, 0, 0), andMask(0, policyBits), lookupChain(policies))},
 		nodePortsChain:  {do(isLocal(expr.Fib{FlagDADDR: true}), nodePortKey(0), lookupInteger(nodePorts, 0, 0), andMask(0, policyBits), lookupChain(policies))},
-		// A mark that others set counts, too, as with kube-proxy. It is cleared since the packet may come by again, e.g.
-		// inside a tunnel's.
+		// A mark that others set counts, too, as with kube-proxy. The rule clears it, because the packet
+		// may come by again, for example inside a tunnel's packet.
 		postroutingChain: {
 			do(d.marked(), d.setMark(false), masquerade()),
 			do(ctHas(expr.CtKeySTATUS, ctStatusDNAT), d.source(0), d.destination(d.words()), in(hairpins), masquerade()).because("a backend that is its own client"),
@@ -127,8 +135,9 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 		rejectChain:  {do(d.reject())},
 	}
 	if d.family == model.IPv6 {
-		// Linux does not heed an ICMPv6 error that comes while connect still holds the socket, as it does when client and
-		// node share a kernel: the client would only be refused at its next try, a second later. A TCP reset waits.
+		// If client and node share a kernel, an ICMPv6 error may arrive while connect still holds the
+		// socket. Linux ignores it then, and the client is refused only at its next attempt, a second
+		// later. A TCP reset is not ignored.
 		chains[rejectChain] = []rule{
 			do(protocol(0), compare(expr.CmpOpEq, []byte{unix.IPPROTO_TCP}), []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}),
 			do(d.reject()),
@@ -138,9 +147,10 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 		chains[setChains[i]] = d.setChain(backendSet(i))
 	}
 	if !d.liberal {
-		// A packet that conntrack finds invalid would pass untranslated, and the client, which knows only the Service's
-		// address, would reset the connection (kubernetes/kubernetes#74839). Only what comes from backends on this node is
-		// dropped: of others' connections the node may rightly see one direction only.
+		// A packet that conntrack finds invalid would pass untranslated. The client knows only the
+		// Service's address and would reset the connection (kubernetes/kubernetes#74839). The rule drops
+		// only packets from backends on this node, because the node may rightly see only one direction of
+		// other connections.
 		chains[forwardChain] = []rule{
 			do(ctHas(expr.CtKeySTATE, ctStateInvalid), d.source(0), d.source(d.words()), in(hairpins), drop()).because("would reset a Service's connection"),
 		}
@@ -166,7 +176,7 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 		chains[servicesChain] = append(chains[servicesChain], do(d.inPrefix(d.destination, expr.CmpOpEq, p), notLoopback, gotoTo(nodePortsChain)))
 	}
 	if loopback {
-		// With route_localnet the kernel does not do this itself.
+		// With route_localnet, the kernel does not drop these packets itself.
 		outside := append([]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register(0)}}, compare(expr.CmpOpNeq, interfaceName("lo"))...)
 		chains[guardChain] = []rule{
 			do(outside, d.inPrefix(d.source, expr.CmpOpEq, d.loopback), drop()),
@@ -176,7 +186,8 @@ func (d *dialect) fixedChains(node view.Node) map[string][]rule {
 	return chains
 }
 
-// Of include/uapi/linux/netfilter/nf_conntrack_common.h, as nft's "ct state" and "ct status" have them.
+// Bits from include/uapi/linux/netfilter/nf_conntrack_common.h, as nft's "ct state" and "ct status"
+// use them.
 const (
 	ctStateInvalid = 1 << 0
 	ctStateNew     = 1 << 3
@@ -189,7 +200,7 @@ func interfaceName(name string) []byte {
 	return b
 }
 
-// reject refuses by ICMP port unreachable.
+// reject refuses a connection with ICMP port unreachable.
 func (d *dialect) reject() []expr.Any {
 	code := uint8(3)
 	if d.family == model.IPv6 {

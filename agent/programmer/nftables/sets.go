@@ -13,23 +13,26 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// setID names a set or map of the table.
+// setID identifies a set or map of the table.
 type setID uint16
 
-// The sets and maps. An id is a Service port's in idBits; index counts the backends of one of its sets from 0; with
-// affinity, a number names a backend of one Service port in both of its sets. What is known of a backend is held under id and
-// number, as a number that was given, and that affinity may still hold, can be given again.
+// The sets and maps. An id identifies a Service port, in the bits of idBits. An index counts the
+// backends of one of its sets from 0. With affinity, a number identifies a backend of one Service
+// port in both of its sets. Backends are found by id and number together, because a number may be
+// assigned again while affinity still holds it.
 //
-// The kernel has sets in a list, in the order in which they were made, which is this one, and looks through it by name for each that changes: what
-// changes with each endpoint is first.
+// The kernel keeps sets in a list, in the order of their creation, and searches it by name for each
+// set that changes. So the sets are in this order, which begins with those that change with each
+// endpoint.
 const (
-	// Each is that of the cluster set of backends; with 1 added it is that of the local set. Before them are the maps of endpoints:
-	// id . index : address . port, without affinity.
-	sizes     setID = parts * backendSets                 // id : class
-	numbers         = sizes + backendSets                 // id . index : number, with affinity
-	backends        = numbers + backendSets               // id . number : address . port, with affinity
-	firstPick       = backends + backendSets              // class : chain; see picks
-	otherSets       = firstPick + setID(vias)*backendSets // which there is one of each
+	// Each constant is the map for the cluster set of backends. The map for the local set follows it.
+	// The maps of endpoints come before them: id . index : address . port, without affinity.
+	sizes   setID = parts * backendSets // id : class
+	numbers       = sizes + backendSets // id . index : number, with affinity
+	// id . number : address . port, with affinity
+	backends  = numbers + backendSets
+	firstPick = backends + backendSets              // class : chain, see picks
+	otherSets = firstPick + setID(vias)*backendSets // from here on there is one of each
 )
 
 const (
@@ -39,30 +42,32 @@ const (
 	clusterIPs                    // address
 	policies                      // policy : chain
 	affinity                      // id . client : number; filled by packets
-	sources                       // with a length of prefixes added: address . protocol . port . prefix of sources
+	// sources plus a prefix length: address . protocol . port . prefix of a source
+	sources
 
 	setCount = sources + 129
 )
 
-// The backends of one set, of all Service ports, are in parts, each a map, so that a table can be read back in a time that grows no
-// more than they do: to give the next 32 KiB of a map the kernel walks it from the beginning. A Service port's are in one part, the
-// first with room for them.
+// The backends of all Service ports are divided into parts, each of which is a map for each set.
+// For each 32 KiB of a map that the kernel lists, it walks the map from the beginning. With maps of
+// limited size, the time to read the table grows only linearly. All backends of a Service port are
+// in one part, the first that has room for them.
 const (
 	parts    = 16
 	partSize = 1 << 15
 )
 
-// endpoints gives the map of a part.
+// endpoints returns the map of endpoints of a part.
 func endpoints(set backendSet, part uint8) setID {
 	return setID(part)*backendSets + set
 }
 
-// part gives the part that a map of endpoints is.
+// part returns the part that a map of endpoints belongs to. ok is false for other sets.
 func (s setID) part() (part uint8, ok bool) {
 	return uint8(s / backendSets), s < sizes
 }
 
-// backendSet is one of a Service port's sets of backends, to be added to the ids above.
+// backendSet is one of a Service port's sets of backends. It is added to the ids above.
 type backendSet = setID
 
 const (
@@ -71,7 +76,7 @@ const (
 	backendSets
 )
 
-// picks gives the map of chains that choose a backend of a set.
+// picks returns the map that leads to the chains which choose a backend of a set.
 func picks(set backendSet, v via) setID { return firstPick + setID(v)*backendSets + set }
 
 var setNames = nameSets()
@@ -92,7 +97,7 @@ func nameSets() map[setID]string {
 	return names
 }
 
-// partSuffix is at the end of names that are those of the first part otherwise.
+// partSuffix returns the end of names that belong to a part. It is empty for the first part.
 func partSuffix(part uint8) string {
 	if part == 0 {
 		return ""
@@ -109,7 +114,7 @@ func (s setID) String() string {
 	return setNames[s]
 }
 
-// setOf gives the set of a name, as String gives it.
+// setOf returns the set whose String is name.
 func (d *dialect) setOf(name string) (s setID, ok bool) {
 	if length, found := strings.CutPrefix(name, sourcesPrefix); found {
 		bits, err := strconv.Atoi(length)
@@ -124,19 +129,21 @@ func (d *dialect) setOf(name string) (s setID, ok bool) {
 	return 0, false
 }
 
-// always are the sets that the table has whether or not anything needs them.
+// always reports whether the table has the set even if nothing needs it.
 func (s setID) always() bool {
 	return s < backendSets || s >= sizes && s < sources && s != affinity
 }
 
-// field is a part of a key or of data: nft's number for its type, by which it prints it, and its length in bytes.
+// field is a component of a key or of data. kind is nft's number for its type, which says how nft
+// prints it. length is in bytes.
 type field struct {
 	kind   uint32
 	length int
 }
 
-// Types that nft knows. Integers without a meaning of their own are marks for it: it prints those it calls integers only
-// in sets that say by an expression how long they are, and not all versions of it can read that back.
+// Types that nft knows. nft prints values of its type integer only in sets that carry an expression
+// with their length, and not every version can read that back. So integers here have nft's type for
+// marks.
 var (
 	ipv4Type    = field{7, 4}
 	ipv6Type    = field{8, 16}
@@ -145,16 +152,17 @@ var (
 	integerType = field{19, 4}
 )
 
-// definition is what the kernel is told of a set.
+// definition is the definition of a set as the kernel receives it.
 type definition struct {
 	key, data []field
-	// verdicts: the data are chains to go to.
+	// verdicts means that the data are chains to go to.
 	verdicts bool
 	flags    uint32
 	size     uint32
 }
 
-// maxClients is how many clients' affinity is held at once, of all Services together; more than that have none.
+// maxClients is the number of clients, of all Services together, whose affinity the table can hold.
+// Further clients have no affinity.
 const maxClients = 1 << 19
 
 func (d *dialect) define(s setID) definition {
@@ -184,10 +192,12 @@ func (d *dialect) define(s setID) definition {
 	if s >= sources {
 		return definition{key: append(frontend, d.address)}
 	}
-	return definition{key: []field{integerType, integerType}, data: backend} // backends, endpoints
+	// All other sets are maps of backends or endpoints.
+	return definition{key: []field{integerType, integerType}, data: backend}
 }
 
-// typeAndLength gives nft's number for a field or a concatenation, and its length: in that each takes whole registers.
+// typeAndLength returns nft's number for a field or a concatenation of fields, and its length in
+// bytes. In a concatenation, each field occupies whole registers.
 func typeAndLength(fields []field) (kind, length uint32) {
 	if len(fields) == 1 {
 		return fields[0].kind, uint32(fields[0].length)
@@ -199,10 +209,10 @@ func typeAndLength(fields []field) (kind, length uint32) {
 	return kind, length
 }
 
-// verdictType is the kernel's number for chains as data.
+// verdictType is the kernel's type number for chains as data.
 const verdictType = 0xffffff00
 
-// write gives the attributes of the definition that the kernel gives back.
+// write writes the attributes of the definition that the kernel also returns.
 func (d definition) write(w *writer) {
 	w.uint32(unix.NFTA_SET_FLAGS, d.setFlags())
 	kind, length := typeAndLength(d.key)
@@ -233,7 +243,7 @@ func (d definition) setFlags() uint32 {
 	return d.flags
 }
 
-// userdata tells nft how to print integers that are no part of a concatenation.
+// userdata returns user data that say how nft prints integers outside of concatenations.
 func (d definition) userdata() []byte {
 	const keyByteorder, dataByteorder, hostByteorder = 0, 1, 1
 	var b []byte
@@ -245,14 +255,14 @@ func (d definition) userdata() []byte {
 	return b
 }
 
-// equals tells whether the kernel's attributes of a set are those of the definition.
+// equals reports whether the attributes that the kernel returned for a set match the definition.
 func (d definition) equals(attrs []byte) bool {
 	w := &writer{}
 	d.write(w)
 	for kind, value := range attributes(w.buf) {
 		held := attribute(attrs, kind)
 		switch kind {
-		case unix.NFTA_SET_FLAGS: // left out if there are none
+		case unix.NFTA_SET_FLAGS: // the kernel leaves it out if no flag is set
 			if uint32Of(held) != uint32Of(value) {
 				return false
 			}
@@ -267,8 +277,8 @@ func (d definition) equals(attrs []byte) bool {
 	return true
 }
 
-// Keys and data. Integers are as the processor has them, for that is how expressions such as numgen give them; addresses
-// and ports are as packets have them.
+// Keys and data. Integers are in the processor's byte order, as expressions such as numgen produce
+// them. Addresses and ports are in network byte order, as in packets.
 
 func appendInteger(b []byte, n uint32) []byte { return binary.NativeEndian.AppendUint32(b, n) }
 
@@ -287,7 +297,8 @@ func appendBackend(b []byte, a netip.AddrPort) []byte {
 	return appendPort(appendAddress(b, a.Addr()), a.Port())
 }
 
-// appendFrontend gives the key of a frontend in frontends, or without an address in nodePorts.
+// appendFrontend appends the key of a frontend in frontends, or in nodePorts, whose keys have no
+// address.
 func appendFrontend(b []byte, f view.Frontend, p model.Protocol) []byte {
 	if f.Kind != view.NodePort {
 		b = appendAddress(b, f.Address)
@@ -307,11 +318,11 @@ func protocolNumber(p model.Protocol) byte {
 	panic(fmt.Sprintf("protocol %d", p))
 }
 
-// backendOf reads what appendBackend wrote.
+// backendOf decodes what appendBackend wrote.
 func (d *dialect) backendOf(b []byte) netip.AddrPort {
 	a, _ := netip.AddrFromSlice(b[:d.address.length])
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(b[d.address.length:]))
 }
 
-// maxBackend is how long a backend is at most.
+// maxBackend is the longest encoding of a backend in bytes.
 const maxBackend = 20

@@ -8,14 +8,16 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// slot is where the table holds a backend of a set: its index is the slot's. It has no pointers, as there are many, and one of
-// thousands is looked for in the time of a change.
+// slot is where the table holds a backend of a set. Its index in the list is the index in the
+// table. It has no pointers, because there are many slots and a change may have to search thousands
+// of them for one backend.
 type slot struct {
-	high, low uint64 // of the address as 16 bytes
-	// number is the backend's, with affinity; else 0.
+	high, low uint64 // of the address in its 16-byte form
+	// number is the backend's number with affinity, and 0 without.
 	number uint32
 	port   uint16
-	// length is that of the address in bytes; 0 where there is no backend, which is only so in what was read from a table that others changed.
+	// length is the length of the address in bytes. 0 means that there is no backend, which occurs
+	// only in a table that others changed.
 	length uint8
 }
 
@@ -26,7 +28,7 @@ func slotOf(a netip.AddrPort) slot {
 	}
 }
 
-// address gives the backend's.
+// address returns the backend's address and port, or the zero value for an empty slot.
 func (s slot) address() netip.AddrPort {
 	var b [16]byte
 	binary.BigEndian.PutUint64(b[:8], s.high)
@@ -40,19 +42,19 @@ func (s slot) address() netip.AddrPort {
 
 func (s slot) empty() bool { return s.length == 0 }
 
-// edit is a change of one slot. Either may be empty.
+// edit is a change of one slot. before, after or both may be empty.
 type edit struct {
 	index         int
 	before, after slot
 }
 
-// edits gives the changes of slots when the backends at some indices go and others come, as few as possible: a
-// newcomer takes the place of one that goes, else the last one moves into a gap, and the indices stay without gaps.
-// removed are ascending.
+// edits returns the fewest changes of slots that remove the backends at some indices and add
+// others. An added backend takes the place of a removed one. If there are none left to add, the
+// last backend moves into the gap, so the indices stay without gaps. removed is ascending.
 func edits(slots []slot, removed []int, added []slot) []edit {
 	var out []edit
 	size := len(slots) - len(removed) + len(added)
-	kept := len(slots) - 1 // the last slot that may hold one to be moved
+	kept := len(slots) - 1 // the last slot whose backend may move
 	gone := len(removed) - 1
 	for _, index := range removed {
 		e := edit{index: index, before: slots[index]}
@@ -76,7 +78,7 @@ func edits(slots []slot, removed []int, added []slot) []edit {
 	return out
 }
 
-// perform changes slots in place.
+// perform applies changes to slots in place.
 func perform(slots []slot, changes []edit) []slot {
 	size := len(slots)
 	for _, e := range changes {
@@ -84,7 +86,7 @@ func perform(slots []slot, changes []edit) []slot {
 		case e.after.empty():
 			size = min(size, e.index)
 		case e.index >= len(slots):
-			slots = append(slots, e.after) // edits gives these last and ascending
+			slots = append(slots, e.after) // edits returns these last, in ascending order
 			size = len(slots)
 		default:
 			slots[e.index] = e.after
@@ -94,7 +96,7 @@ func perform(slots []slot, changes []edit) []slot {
 	return slots[:size]
 }
 
-// indexOf gives where a backend is, or -1.
+// indexOf returns the index of a backend, or -1.
 func indexOf(slots []slot, address netip.AddrPort) int {
 	wanted := slotOf(address)
 	for i := range slots {
@@ -105,8 +107,9 @@ func indexOf(slots []slot, address netip.AddrPort) int {
 	return -1
 }
 
-// compareBackends tells which backends go and which come between two sets, both ascending, and calls local with each whose
-// place on this node changes: 1 if it came to be on this node, -1 if it no longer is.
+// compareBackends returns which backends leave and which join between two sets, both in ascending
+// order. It calls local with 1 for each backend that has come to be on this node, and with -1 for
+// each that no longer is.
 func compareBackends(before, after view.Backends, local func(netip.Addr, int)) (removed, added []netip.AddrPort) {
 	for was, is := range after.Differences(before) {
 		if was.Local {
@@ -125,7 +128,7 @@ func compareBackends(before, after view.Backends, local func(netip.Addr, int)) (
 	return removed, added
 }
 
-// locate gives the ascending indices of backends, all of which are there.
+// locate returns the indices of backends in ascending order. All of them must be in slots.
 func locate(slots []slot, addresses []netip.AddrPort) []int {
 	var indices []int
 	if len(addresses) <= 4 {
@@ -147,8 +150,8 @@ func locate(slots []slot, addresses []netip.AddrPort) []int {
 	return indices
 }
 
-// compareSlots is compareBackends for slots that were read, and may hold anything: it gives the indices of what is not
-// wanted, or not there, or there twice.
+// compareSlots is compareBackends for slots that were read, which may hold anything. It returns the
+// indices of slots whose backend is not wanted, missing or a duplicate, and the backends to add.
 func compareSlots(slots []slot, wanted view.Backends) (removed []int, added []netip.AddrPort) {
 	missing := make(map[netip.AddrPort]struct{}, wanted.Len())
 	for b := range wanted.All() {

@@ -11,34 +11,37 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// transaction is a step of a family's table, while it is put together.
+// transaction is a step of a family's table while it is being assembled.
 type transaction struct {
 	*family
-	// sets are sets that come.
+	// sets creates sets. define creates chains and their rules. undefine removes chains and sets.
 	sets, define, undefine objects
 	removed, added         changes
-	// early are elements that nothing leads to before the transaction, and late those that nothing leads to after it.
+	// early holds elements that nothing leads to before the transaction. late holds elements that
+	// nothing leads to after it.
 	early, late changes
-	// refs are how many more Service ports need each part of the table, or fewer; clean: parts that are kept go, too.
-	refs  map[ref]int
+	// refs is by how much the number of Service ports that need each part of the table changes.
+	refs map[ref]int
+	// clean means that unused parts are removed even if their kind is kept.
 	clean bool
-	// performed is what the family remembers once the kernel has the transaction.
+	// performed is what settle records once the kernel has committed the transaction.
 	performed []performed
-	taken     []uint32 // ids
+	taken     []uint32 // ids that the transaction assigns
 	loads     [parts]int
 }
 
 // performed is a step of one Service port.
 type performed struct {
 	id            view.ServicePortID
-	before, after *port // nil: nothing
-	// same: after has before's id, and slots of the same sort. When the kernel has the transaction, it gets before's slots
-	// with these edits; of a set where that had none, it has its own.
+	before, after *port // nil means that it does not exist
+	// same means that after has before's id and the same sort of slots. Once the transaction is
+	// committed, after receives before's slots with these edits. For a set in which before has no
+	// slots, after has slots of its own.
 	same  bool
 	edits [backendSets][]edit
 }
 
-// changes are elements by set.
+// changes are elements to add or remove, by set.
 type changes struct {
 	dialect *dialect
 	sets    [setCount]*elements
@@ -55,7 +58,7 @@ func (c *changes) of(s setID) *elements {
 	return c.sets[s]
 }
 
-// keptBuffer is how much memory a buffer keeps for the next transaction.
+// keptBuffer is how many bytes of a buffer are kept for the next transaction.
 const keptBuffer = 1 << 18
 
 func (c *changes) reset(d *dialect) {
@@ -70,7 +73,7 @@ func (c *changes) reset(d *dialect) {
 	c.touched = c.touched[:0]
 }
 
-// forget leaves out a set.
+// forget leaves the elements of a set out.
 func (c *changes) forget(s setID) {
 	if i := slices.Index(c.touched, s); i >= 0 {
 		c.sets[s] = nil
@@ -78,7 +81,7 @@ func (c *changes) forget(s setID) {
 	}
 }
 
-// length is what write writes, or less.
+// length returns about how many bytes write appends.
 func (c *changes) length() (n int) {
 	for _, s := range c.touched {
 		n += len(c.sets[s].buf) + (len(c.sets[s].cuts)+1)*(headerLen+64)
@@ -86,14 +89,14 @@ func (c *changes) length() (n int) {
 	return n
 }
 
-// write gives the messages that add the elements, or remove them.
+// write appends the messages that add or remove the elements, depending on kind.
 func (c *changes) write(b *batch, kind int) {
 	for _, s := range c.touched {
 		c.sets[s].write(&b.writer, kind, c.dialect, s)
 	}
 }
 
-// begin gives an empty transaction; the one before is not needed any more.
+// begin returns an empty transaction. The family's previous transaction must not be used any more.
 func (f *family) begin() *transaction {
 	x := &f.transaction
 	x.family = f
@@ -103,7 +106,7 @@ func (f *family) begin() *transaction {
 	return x
 }
 
-// end forgets what the transaction was, and keeps only memory for a small one.
+// end empties the transaction, and keeps only the memory that a small one needs.
 func (x *transaction) end() {
 	for _, o := range []*objects{&x.sets, &x.define, &x.undefine} {
 		*o = objects{dialect: x.dialect}
@@ -120,7 +123,7 @@ var (
 	errTooManyBackends = fmt.Errorf("it has too many backends for the table: more than %d", maxBackends)
 )
 
-// change adds a step.
+// change adds the step of a Service port.
 func (x *transaction) change(c change) error {
 	x.release(c.before)
 	after, err := x.place(c)
@@ -144,14 +147,15 @@ func (x *transaction) change(c change) error {
 	return nil
 }
 
-// release makes room where a Service port's backends are.
+// release frees the room that a Service port's backends have in their part.
 func (x *transaction) release(p *port) {
 	if p != nil {
 		x.loads[p.part] -= p.load()
 	}
 }
 
-// place gives what becomes of a Service port its id and its part; nil: nothing is left of it.
+// place returns the next state of a Service port with its id and its part, but without slots. nil
+// means that the Service port is removed.
 func (x *transaction) place(c change) (after *port, err error) {
 	if c.after == nil {
 		return nil, nil
@@ -186,12 +190,13 @@ func (x *transaction) place(c change) (after *port, err error) {
 	return after, nil
 }
 
-// sameFrontends tells whether two Service ports differ in nothing but backends.
+// sameFrontends reports whether two Service ports need the same elements apart from those of their
+// backends.
 func sameFrontends(a, b *view.ServicePort) bool {
 	return classes(a, 0) == classes(b, 0) && slices.EqualFunc(a.Frontends, b.Frontends, view.Frontend.Equal)
 }
 
-// diff removes and adds elements, both in order.
+// diff adds the removal and addition of elements. before and after are sorted.
 func (x *transaction) diff(before, after []element) {
 	for len(before) > 0 || len(after) > 0 {
 		var order int
@@ -225,7 +230,7 @@ func (x *transaction) diff(before, after []element) {
 
 // backends adds the steps of a Service port's backends.
 func (x *transaction) backends(p *performed) {
-	var newcomers map[netip.AddrPort]uint32 // numbers given to backends
+	var newcomers map[netip.AddrPort]uint32 // numbers assigned to backends in this step
 	for set := range backendSets {
 		var held []slot
 		var was, wanted view.Backends
@@ -259,8 +264,8 @@ func (x *transaction) backends(p *performed) {
 	}
 }
 
-// number gives backends that come the slots they will have: with affinity, each with a number, which is the same in both
-// sets.
+// number returns the slots of backends that join. With affinity, each gets a number, which is the
+// same in both sets.
 func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPort, newcomers map[netip.AddrPort]uint32) []slot {
 	out := make([]slot, len(added))
 	for i, a := range added {
@@ -283,7 +288,7 @@ func (x *transaction) number(p *performed, set backendSet, added []netip.AddrPor
 	return out
 }
 
-// remove takes away all slots of a set.
+// remove removes all slots of a set.
 func (x *transaction) remove(p *performed, set backendSet, held []slot) {
 	gone := &x.late
 	if p.after != nil && p.after.id == p.before.id {
@@ -297,7 +302,7 @@ func (x *transaction) remove(p *performed, set backendSet, held []slot) {
 	}
 }
 
-// edit changes the slots of a set: the backends at indices go, and others come.
+// edit changes the slots of a set: the backends at indices leave, and the added ones join.
 func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []int, added []slot) {
 	come := &x.early
 	if p.before != nil && p.before.id == p.after.id {
@@ -327,11 +332,11 @@ func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []
 	}
 }
 
-// takeID gives an id that no Service port has. It is long before an id is given again.
+// takeID returns an id that no Service port has. It reuses ids as late as possible.
 func (x *transaction) takeID() (uint32, error) {
 	const step, last = policyBits + 1, idBits
 	for range last / step {
-		if x.lastID += step; x.lastID == 0 { // it went round
+		if x.lastID += step; x.lastID == 0 { // the counter has wrapped around
 			x.lastID = step
 		}
 		if _, taken := x.ids[x.lastID]; !taken {
@@ -342,7 +347,8 @@ func (x *transaction) takeID() (uint32, error) {
 	return 0, errNoID
 }
 
-// finish adds the parts of the table that the first Service port needs, and removes those that the last one needed.
+// finish adds the parts of the table that now have a first Service port that needs them. It removes
+// those that no Service port needs any more.
 func (x *transaction) finish() {
 	var come, gone []ref
 	for r, by := range x.refs {
@@ -384,7 +390,8 @@ func (x *transaction) finish() {
 			x.undefine.removeSet(affinity.String())
 		case refPart:
 			x.undefine.removeSet(setID(r.number).String())
-			x.late.forget(setID(r.number)) // they go with it, and before they would
+			// Its elements go with the map, which is removed before late is written.
+			x.late.forget(setID(r.number))
 		case refSources:
 			x.undefine.removeSet((sources + setID(r.number)).String())
 			lengths = true
@@ -399,7 +406,7 @@ func (x *transaction) finish() {
 	}
 }
 
-// batch returns all of it at once.
+// batch returns the whole transaction as one batch.
 func (x *transaction) batch() *batch {
 	length := 2*headerLen + len(x.prefix.buf) + len(x.sets.buf) + len(x.define.buf) + len(x.undefine.buf)
 	for _, c := range []*changes{&x.early, &x.removed, &x.added, &x.late} {
@@ -416,13 +423,14 @@ func (x *transaction) batch() *batch {
 	return all
 }
 
-// commit has the kernel do it. A kernelError without errPartly tells that all is as it was.
+// commit commits the transaction. After a kernelError without errPartly, the table is as it was.
 func (x *transaction) commit() error {
 	if all := x.batch(); all.fits(x.conn) {
 		return x.conn.commit(all)
 	}
 
-	// Too long for one transaction: only what packets see at once must be in one.
+	// It is too long for one transaction. Only what packets see at once must be committed at once: see
+	// invariant 4 of family.
 	var prefix, early, main, late batch
 	prefix.append(x.prefix.buf, x.sets.buf)
 	x.early.write(&early, unix.NFT_MSG_NEWSETELEM)
@@ -440,17 +448,17 @@ func (x *transaction) commit() error {
 	return nil
 }
 
-// errPartly tells that some of several transactions had effect.
+// errPartly reports that some transactions of a large change were committed and others were not.
 var errPartly = errors.New("a large change was not completed")
 
-// steps writes what leads packets elsewhere.
+// steps writes the changes that lead packets elsewhere.
 func (x *transaction) steps(b *batch) {
 	x.removed.write(b, unix.NFT_MSG_DELSETELEM)
 	x.added.write(b, unix.NFT_MSG_NEWSETELEM)
 	b.append(x.undefine.buf)
 }
 
-// settle remembers what the kernel has now.
+// settle records what the kernel holds now, as invariant 1 of family requires.
 func (x *transaction) settle() {
 	for r, by := range x.refs {
 		if x.held[r] += by; x.held[r] == 0 && (x.clean || !r.kind.kept()) {

@@ -13,7 +13,8 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// Watch calls lost when others changed the tables of this package, as soon as the kernel tells.
+// Watch calls lost when others have changed the tables of this package, as soon as the kernel
+// reports it.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	w := &p.conn.watcher
 	for {
@@ -34,7 +35,8 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	}
 }
 
-// foreign says what others changed in our tables, given notifications; "" if nothing.
+// foreign returns what others changed in this package's tables according to notifications, or "" if
+// they changed nothing.
 func (p *Programmer) foreign(b []byte) string {
 	for h, body := range messages(b) {
 		kind, attrs, ok := h.nftables(body)
@@ -50,19 +52,21 @@ func (p *Programmer) foreign(b []byte) string {
 	return ""
 }
 
-// watcher hears what the kernel tells of changes. It is open from the first Replace on, so that what others change after that has
-// read the tables waits in the socket for Watch.
+// watcher receives the kernel's notifications about changes. It is open from the first Replace on.
+// What others change after that Replace has read the tables waits in the socket until Watch reads
+// it.
 type watcher struct {
+	// mu guards the fields below.
 	mu sync.Mutex
-	// file is the socket; nil: nobody listens.
+	// file is the socket. nil means that it is not open.
 	file *os.File
-	// closed: the socket was open, and what changed since is not known.
+	// closed means that the socket was open and closed again. Changes since then are unknown.
 	closed bool
-	// missed: something may have changed while the socket was deaf, or closed.
+	// missed means that others may have changed something while the socket was deaf or closed.
 	missed bool
 }
 
-// open subscribes, unless that was done before.
+// open opens the socket and subscribes to notifications, unless it is open.
 func (w *watcher) open(ownPort uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,7 +85,8 @@ func (w *watcher) open(ownPort uint32) error {
 	return nil
 }
 
-// forget drops what has not been heard yet: who reads the tables from now on sees it there.
+// forget discards the notifications that wait in the socket. The caller is about to read the
+// tables, and sees those changes there.
 func (w *watcher) forget() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -108,13 +113,14 @@ func (w *watcher) close() {
 	w.file, w.closed = nil, true
 }
 
-// miss has listen say that something may have changed. w.mu is held.
+// miss makes listen report that others may have changed something. The caller holds w.mu.
 func (w *watcher) miss() {
 	w.missed = true
 	_ = w.file.SetReadDeadline(time.Now())
 }
 
-// listen calls lost with what others change, and have changed since the socket was opened, until ctx ends.
+// listen calls lost with what others change, and have changed since the socket was opened. It
+// returns when ctx ends or reading fails.
 func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, lost func(string)) error {
 	w.mu.Lock()
 	file := w.file
@@ -142,7 +148,7 @@ func (w *watcher) listen(ctx context.Context, foreign func([]byte) string, lost 
 	}
 }
 
-// wake has listen look around.
+// wake interrupts listen's read.
 func (w *watcher) wake() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,7 +157,7 @@ func (w *watcher) wake() {
 	}
 }
 
-// awake has listen listen on, and tells whether something was missed.
+// awake lets listen read again, and reports whether something was missed.
 func (w *watcher) awake() (missed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,7 +166,8 @@ func (w *watcher) awake() (missed bool) {
 	return missed
 }
 
-// subscribe gives a socket from which what others change can be read.
+// subscribe returns a socket that receives notifications of changes, except those made by the
+// socket with ownPort.
 func subscribe(ownPort uint32) (*os.File, error) {
 	fd, err := openNetlink(unix.SOCK_NONBLOCK)
 	if err != nil {
@@ -176,7 +183,8 @@ func subscribe(ownPort uint32) (*os.File, error) {
 		program[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
 	}
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, xtables.NotificationBuffer) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, xtables.NotificationBuffer) // as much as is allowed
+		// Without the privilege, as much as is allowed must do.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, xtables.NotificationBuffer)
 	}
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 	if err == nil {
@@ -188,9 +196,10 @@ func subscribe(ownPort uint32) (*os.File, error) {
 	return file, nil
 }
 
-// deaf runs a transaction without notifications: the kernel makes one for each element as long as anybody listens, which
-// takes it several times as long as the elements do, and gigabytes for a large table. Whether others change something
-// meanwhile is told by the number of the ruleset's generation.
+// deaf runs a transaction while the socket receives no notifications. If anybody listens, the
+// kernel makes a notification for each element. That takes several times as long as the elements
+// themselves, and gigabytes of memory for a large table. The generation number of the ruleset shows
+// whether others changed something meanwhile.
 func (w *watcher) deaf(c *conn, commit func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -215,7 +224,7 @@ func (w *watcher) member(option int) error {
 	return w.control(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_NETLINK, option, unix.NFNLGRP_NFTABLES) })
 }
 
-// control calls f with the socket. w.mu is held.
+// control calls f with the socket's file descriptor. The caller holds w.mu.
 func (w *watcher) control(f func(fd int) error) error {
 	raw, err := w.file.SyscallConn()
 	if err != nil {
@@ -226,7 +235,7 @@ func (w *watcher) control(f func(fd int) error) error {
 	return errors.Join(err, failed)
 }
 
-// generation gives the number of the ruleset's generation, which each transaction makes one higher.
+// generation returns the generation number of the ruleset, which each transaction increases by one.
 func (c *conn) generation() (uint32, error) {
 	var generation uint32
 	err := c.ask(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, func(*writer) {}, func(attrs []byte) {
