@@ -23,16 +23,16 @@ type portChain struct {
 	write func(w *bytes.Buffer)
 }
 
-// Chains of one Service port, by what they do.
+// Prefixes of the chains of one Service port.
 const (
 	clusterChainPrefix = prefix + "P-" // choose a backend of the cluster set
-	localChainPrefix   = prefix + "L-" // and of the local set
-	groupChainPrefix   = prefix + "G-" // and of a group of one of these
-	routesChainPrefix  = prefix + "R-" // choose a set by the class
-	sourcesChainPrefix = prefix + "S-" // by source
+	localChainPrefix   = prefix + "L-" // choose a backend of the local set
+	groupChainPrefix   = prefix + "G-" // choose a backend of a group of either set
+	routesChainPrefix  = prefix + "R-" // choose a set by the class of the client
+	sourcesChainPrefix = prefix + "S-" // filter by source
 )
 
-// backendsOf gives a set of backends.
+// backendsOf returns one of a Service port's sets of backends.
 func backendsOf(port *view.ServicePort, set view.Target) view.Backends {
 	if set == view.Local {
 		return port.Local
@@ -40,7 +40,7 @@ func backendsOf(port *view.ServicePort, set view.Target) view.Backends {
 	return port.Cluster
 }
 
-// chainsOf gives all chains of a Service port, each once.
+// chainsOf returns all chains of a Service port, each once. nil has none.
 func (d *dialect) chainsOf(port *plan) []portChain {
 	if port == nil {
 		return nil
@@ -60,11 +60,13 @@ func (d *dialect) chainsOf(port *plan) []portChain {
 	})
 }
 
-// A set with more than maxPlain backends has them in groups, a chain each: a packet passes a few dozen rules instead of
-// half as many as there are backends, and when a backend comes or goes its group is written anew, not all.
+// maxPlain is the largest number of backends in a set without groups. In a larger set, each group
+// has a chain. A packet then passes a few dozen rules instead of half as many as there are
+// backends. If a backend joins or leaves, only its group is written again.
 const maxPlain = 64
 
-// groupCount gives the number of groups for a number of backends, a power of two near its square root; 0: no groups.
+// groupCount returns the number of groups for a number of backends: a power of two near its square
+// root, or 0 for no groups.
 func groupCount(backends int) int {
 	if backends <= maxPlain {
 		return 0
@@ -76,16 +78,18 @@ func groupCount(backends int) int {
 	return count
 }
 
-// groupOf gives a backend's group: by a hash, so that it does not depend on the others.
+// groupOf returns a backend's group. It is chosen by a hash, so that it does not depend on the
+// other backends.
 func groupOf(b view.Backend, groups int) int {
 	text, _ := b.Address.MarshalBinary() // never fails
 	return int(xxhash.Sum64(text) & uint64(groups-1))
 }
 
-// setChains gives the chains that choose one of a set's backends. sets are all that the Service port uses.
+// setChains returns the chains that choose one of a set's backends. sets are all sets that the
+// Service port uses.
 func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []portChain {
 	name, backends := setChain(port.ID, set), backendsOf(port, set).List()
-	protocol := match{protocol: "-p " + lower(port.ID.Protocol)} // DNAT asks for it
+	protocol := match{protocol: "-p " + lower(port.ID.Protocol)} // DNAT requires a protocol
 	groups := make([][]view.Backend, groupCount(len(backends)))
 	if len(groups) == 0 {
 		return []portChain{{nat, name, func(w *bytes.Buffer) {
@@ -118,8 +122,9 @@ func setChains(port *view.ServicePort, set view.Target, sets []view.Target) []po
 	return chains
 }
 
-// destinations writes rules that lead what matches m to each backend with the same probability, and remember that if the
-// Service port has affinity. The comment is for the first.
+// destinations writes rules that lead packets which match m to each backend with the same
+// probability. If the Service port has affinity, the rules also put the client on that backend's
+// list. The first rule has the comment.
 func destinations(w *bytes.Buffer, chain string, m match, comment string, port *view.ServicePort, backends []view.Backend) {
 	for i, b := range backends {
 		remember := ""
@@ -131,8 +136,9 @@ func destinations(w *bytes.Buffer, chain string, m match, comment string, port *
 	}
 }
 
-// affinity writes the rules that lead clients to the backend that they had last, and renew that. Who had none of this set
-// gets one of it next; what is remembered of the other set's backends is forgotten then, so that there is one at most.
+// affinity writes the rules that lead clients to the backend that they had last, and renew their
+// entry. A client without a backend of this set is assigned one of it by the rules that follow.
+// Then its entry for the other set is forgotten, so that a client has one backend at most.
 func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, set view.Target, sets []view.Target) {
 	if port.Affinity <= 0 {
 		return
@@ -154,8 +160,8 @@ func affinity(w *bytes.Buffer, chain string, m match, port *view.ServicePort, se
 	}
 }
 
-// recent gives a match on the list of clients that a backend of a Service port has, whichever frontend they come by. The
-// kernel keeps the list as long as a rule names it.
+// recent returns a match on the list of clients of a backend of a Service port. All frontends share
+// the list. The kernel keeps it as long as a rule names it.
 func recent(port *view.ServicePort, b view.Backend, action string) string {
 	mask := "255.255.255.255"
 	if port.ID.Family == model.IPv6 {
@@ -165,11 +171,12 @@ func recent(port *view.ServicePort, b view.Backend, action string) string {
 	return fmt.Sprintf("-m recent %s --name %s --mask %s --rsource", action, name, mask)
 }
 
-// dnat gives the target that leads to a backend.
+// dnat returns the target that leads to a backend.
 func dnat(b view.Backend) string { return "-j DNAT --to-destination " + b.Address.String() }
 
-// chance gives the match that holds with probability part/whole (both above 0), as iptables-save prints it: the kernel
-// counts in 2^-31. For all of it there is nothing to match.
+// chance returns the match that holds with probability part/whole, as iptables-save prints it. Both
+// must be above 0. The kernel counts in units of 2^-31. If part equals whole, there is nothing to
+// match, and chance returns "".
 func chance(part, whole int) string {
 	if part == whole {
 		return ""
@@ -179,7 +186,7 @@ func chance(part, whole int) string {
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", p/unit)
 }
 
-// setChain names the chain of a set.
+// setChain returns the name of the chain of a set.
 func setChain(id view.ServicePortID, set view.Target) string {
 	if set == view.Local {
 		return localChainPrefix + digest(id.String())
@@ -187,14 +194,16 @@ func setChain(id view.ServicePortID, set view.Target) string {
 	return clusterChainPrefix + digest(id.String())
 }
 
-// digest gives 16 characters (80 bits, so that no two names that somebody made up meet): with a prefix the 28 characters
-// that iptables takes for a chain's name.
+// digest returns 16 characters that identify a text. They have 80 bits, so that nobody can
+// construct two names with the same digest. With a prefix they make up the 28 characters that
+// iptables accepts in a chain's name.
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return base32.StdEncoding.EncodeToString(sum[:10])
 }
 
-// localAddresses gives the addresses of this node's backends that a Service port leads to, each once.
+// localAddresses returns the addresses of this node's backends that a Service port leads to, each
+// once and sorted.
 func (p *plan) localAddresses() []netip.Addr {
 	var addresses []netip.Addr
 	for _, set := range p.sets {
@@ -208,13 +217,14 @@ func (p *plan) localAddresses() []netip.Addr {
 	return slices.Compact(addresses)
 }
 
-// hairpin is a local backend's address, of one of the Service ports that lead there.
+// hairpin is the address of a local backend, and one of the Service ports that lead to it.
 type hairpin struct {
 	port    *plan
 	address netip.Addr
 }
 
-// hairpinRules writes the rule for connections that local backends at an address make to themselves.
+// hairpinRules writes the rule for connections that local backends at an address make to
+// themselves.
 func (d *dialect) hairpinRules(w *bytes.Buffer, chain string, hairpins []hairpin) {
 	p := netip.PrefixFrom(hairpins[0].address, d.bits)
 	w.WriteString(from(p).and(to(p)).rule(chain, d.masquerade()))

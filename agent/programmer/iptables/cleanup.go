@@ -14,7 +14,8 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// Cleanup removes the chains of this package and what refers to them, of every variant and IP family that this machine has.
+// Cleanup removes the chains of this package and the rules that refer to them, for every variant
+// and IP family that this machine has.
 func Cleanup(ctx context.Context) error { return cleanupAll(ctx, runCommand) }
 
 func cleanupAll(ctx context.Context, run runner) error {
@@ -27,9 +28,11 @@ func cleanupAll(ctx context.Context, run runner) error {
 	})
 }
 
-// Retire removes what Cleanup removes when another programmer serves the node. But where FORWARD's policy is DROP, as Docker sets it, the
-// chain SLICECAST-FORWARD stays, or is made, and accepts what is marked for masquerading and what belongs to a connection, as it does for this
-// package's Programmer: what one of the kernel's chains drops no rule elsewhere can let pass. The log tells of it.
+// Retire removes what Cleanup removes, for a node that another programmer serves. There is one
+// exception. If the policy of FORWARD is DROP, as Docker sets it, the chain SLICECAST-FORWARD stays
+// or is created. It accepts packets that are marked for masquerading and packets of established
+// connections, as it does for this package's Programmer. Rules elsewhere cannot accept what a base
+// chain of iptables drops. Retire logs that it keeps the chain.
 func Retire(ctx context.Context, options Options) error {
 	if !mayBeLeft() && !mayDrop() {
 		return nil
@@ -54,7 +57,7 @@ func Retire(ctx context.Context, options Options) error {
 	return err
 }
 
-// eachProgram calls each with the programs that there may be.
+// eachProgram calls each with the name of every program that may exist.
 func eachProgram(each func(family model.Family, name string) error) error {
 	var errs []error
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
@@ -68,8 +71,8 @@ func eachProgram(each func(family model.Family, name string) error) error {
 	return errors.Join(errs...)
 }
 
-// mayBeLeft tells whether there may be chains of this package, by next to no means: the programs read all rules, of which
-// others may have many.
+// mayBeLeft reports whether chains of this package may exist. It asks the kernel, which costs
+// little. The programs read all rules, of which others may have many.
 func mayBeLeft() bool {
 	for _, family := range []model.Family{model.IPv4, model.IPv6} {
 		for t, chains := range map[table][]string{nat: {servicesChain}, filter: {forwardChain, localnetChain}} {
@@ -86,7 +89,8 @@ func mayBeLeft() bool {
 	return false
 }
 
-// mayDrop tells the same of a FORWARD policy that is DROP. Of legacy tables mayBeLeft says yes in any case.
+// mayDrop reports whether the policy of FORWARD may be DROP, at the same low cost. It does not look
+// at legacy tables, for which mayBeLeft is always true.
 func mayDrop() bool {
 	return slices.ContainsFunc([]model.Family{model.IPv4, model.IPv6}, func(family model.Family) bool {
 		drops, err := xtables.Drops(family, filter.String(), "FORWARD")
@@ -94,7 +98,8 @@ func mayDrop() bool {
 	})
 }
 
-// cleanup removes what a program finds. Where FORWARD drops what nothing accepts, a chain that accepts is kept, unless keep is nil.
+// cleanup removes what a program finds. If keep is not nil and the policy of FORWARD is DROP, it
+// keeps a chain that accepts what is forwarded for Services.
 func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept bool, err error) {
 	held, err := find(ctx, name, run)
 	if err != nil || held == nil {
@@ -121,14 +126,14 @@ func cleanup(ctx context.Context, name string, run runner, keep *dialect) (kept 
 	return keeps, nil
 }
 
-// finding is what of ours a program finds.
+// finding is what a program finds of this package.
 type finding struct {
 	saved
 	tool *tool
 }
 
-// find returns what of ours a program finds. It returns nil if this machine has no such program or
-// the kernel does not serve it, so that nothing was made with it.
+// find returns what a program finds of this package. It returns nil if this machine lacks the
+// program or the kernel does not support it, so that nothing can have been created with it.
 func find(ctx context.Context, name string, run runner) (*finding, error) {
 	if _, err := exec.LookPath(name); errors.Is(err, exec.ErrNotFound) {
 		return nil, nil

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// runner runs a program: the seam at which tests watch and fail what goes to the kernel.
+// runner runs a program. Tests replace it to observe what goes to the kernel and to make it fail.
 type runner func(ctx context.Context, stdin []byte, name string, args ...string) (stdout []byte, err error)
 
-// runCommand is the real runner. Its error holds what the program said.
+// runCommand is the runner outside of tests. Its error contains what the program wrote to stderr.
 func runCommand(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin = bytes.NewReader(stdin)
@@ -34,7 +34,7 @@ func runCommand(ctx context.Context, stdin []byte, name string, args ...string) 
 	return stdout.Bytes(), nil
 }
 
-// commandError: the program ran and failed.
+// commandError reports that a program ran and failed.
 type commandError struct {
 	name string
 	exit error
@@ -45,10 +45,11 @@ func (e *commandError) Error() string { return fmt.Sprintf("%s: %v: %s", e.name,
 
 func (e *commandError) Unwrap() error { return e.exit }
 
-// locked tells that another program held the xtables lock for too long, so that the rules were not looked at.
+// locked reports whether another program held the xtables lock for too long. The rules were not
+// looked at then.
 func locked(err error) bool { return strings.Contains(err.Error(), "xtables lock") }
 
-// lockAdvice adds what to do about that, if that is the error.
+// lockAdvice adds advice to an error about the xtables lock, and returns other errors as they are.
 func lockAdvice(err error) error {
 	if locked(err) {
 		return fmt.Errorf("%w; find and stop the program that keeps /run/xtables.lock locked", err)
@@ -56,16 +57,17 @@ func lockAdvice(err error) error {
 	return err
 }
 
-// unsupported tells that the kernel lacks what the program needs. The legacy variant says "Table does not exist" or
-// "iptables who?" then, where the module is not loaded and can't be from here, and asks whether it need be.
+// unsupported reports whether the kernel lacks what the program needs. If the kernel module is not
+// loaded and cannot be loaded from here, the legacy variant says "Table does not exist" or
+// "iptables who?", and asks whether insmod is needed.
 func (e *commandError) unsupported() bool {
 	return strings.Contains(e.said, "not supported") || strings.Contains(e.said, "do you need to insmod?")
 }
 
-// rejectedError: iptables-restore or the kernel did not accept the rules.
+// rejectedError reports that iptables-restore or the kernel refused the rules.
 type rejectedError struct {
 	command *commandError
-	line    string // the offending line, if iptables-restore named one
+	line    string // the line at fault, if iptables-restore named one
 }
 
 func (e *rejectedError) Error() string {
@@ -79,7 +81,7 @@ func (e *rejectedError) Unwrap() error { return e.command }
 
 var lineNumber = regexp.MustCompile(`line:? (\d+)`)
 
-// restoreError turns the error of an iptables-restore of input into one that says more.
+// restoreError turns the error of an iptables-restore with this input into one that says more.
 func restoreError(err error, input []byte) error {
 	var command *commandError
 	if !errors.As(err, &command) {

@@ -11,7 +11,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// dialect is what differs between the families' rules, and what of them depends on the node.
+// dialect is what differs between the two families' rules, and what depends on the node.
 type dialect struct {
 	family      model.Family
 	loopback    string
@@ -19,13 +19,14 @@ type dialect struct {
 	markBit     uint32
 	randomFully bool
 
-	// pods match, one or another, what comes from pods. Empty: pods cannot be told in this family.
+	// pods are matches of connections from pods, any of which is enough. If it is empty, pods cannot
+	// be recognized in this family.
 	pods []match
 	// nodePorts are the prefixes of the node's addresses that have nodePorts.
 	nodePorts []netip.Prefix
-	// localnet: loopback addresses have nodePorts, too.
+	// localnet means that loopback addresses have nodePorts, too.
 	localnet bool
-	// liberal: conntrack is told to take TCP segments outside of the window for valid.
+	// liberal means that conntrack accepts TCP segments outside of the window as valid.
 	liberal bool
 }
 
@@ -37,10 +38,11 @@ func newDialect(family model.Family, markBit uint32, randomFully bool) *dialect 
 	return d
 }
 
-// setNode takes over what depends on the node.
+// setNode sets the fields that depend on the node.
 func (d *dialect) setNode(node view.Node) {
 	d.pods, d.nodePorts, d.localnet = nil, nil, false
-	// Who sets this has packets of connections go ways that conntrack does not see, and wants none dropped for that.
+	// With this sysctl, some packets of a connection may bypass conntrack, and the administrator wants
+	// none of them dropped for that.
 	liberal, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	d.liberal = string(bytes.TrimSpace(liberal)) == "1"
 	switch {
@@ -62,7 +64,8 @@ func (d *dialect) setNode(node view.Node) {
 	}
 }
 
-// match is what a rule matches, in the order in which iptables-save prints it.
+// match is what a rule matches, in the order in which iptables-save prints it. Empty fields match
+// everything.
 type match struct {
 	source      string // "-s ..."
 	destination string // "-d ..."
@@ -71,7 +74,7 @@ type match struct {
 	more        string
 }
 
-// rule gives the line of a rule of a chain.
+// rule returns the line of a rule of a chain.
 func (m match) rule(chain string, rest ...string) string {
 	var b strings.Builder
 	b.WriteString("-A " + chain)
@@ -85,7 +88,7 @@ func (m match) rule(chain string, rest ...string) string {
 	return b.String()
 }
 
-// and gives what both match; they have no part in common.
+// and returns the conjunction of two matches, which must not have a field in common.
 func (m match) and(o match) match {
 	return match{
 		m.source + o.source, m.destination + o.destination, m.in + o.in, m.protocol + o.protocol, m.more + o.more,
@@ -105,11 +108,12 @@ func to(p netip.Prefix) match {
 	return match{destination: strings.Replace(from(p).source, "-s", "-d", 1)}
 }
 
-// fromNode matches what comes from an address of the node.
+// fromNode matches packets from an address of the node.
 var fromNode = match{more: "-m addrtype --src-type LOCAL"}
 
-// toNode matches, one or another, what goes to an address of the node that may have nodePorts. A loopback one only has
-// them for what the node itself sends, which is seen by the interface: outbound in nat's OUTPUT, inbound in filter's INPUT.
+// toNode returns matches of packets to an address of the node that may have nodePorts, any of which
+// is enough. Loopback addresses have nodePorts only for packets from the node itself. Those are
+// recognized by the interface lo: outbound in nat's OUTPUT, inbound in filter's INPUT.
 func (d *dialect) toNode(t table) []match {
 	matches := []match{{destination: "! -d " + d.loopback, more: "-m addrtype --dst-type LOCAL"}}
 	if d.localnet {
@@ -122,7 +126,8 @@ func (d *dialect) toNode(t table) []match {
 	return matches
 }
 
-// frontend matches what comes to a frontend, given (for a nodePort) that it comes to the node.
+// frontend matches packets to a frontend. For a nodePort, the caller has made sure that they are
+// for the node.
 func (d *dialect) frontend(p model.Protocol, f view.Frontend) match {
 	m := match{protocol: fmt.Sprintf("-p %s -m %s --dport %d", lower(p), lower(p), f.Port)}
 	if f.Kind != view.NodePort {
@@ -133,7 +138,7 @@ func (d *dialect) frontend(p model.Protocol, f view.Frontend) match {
 
 func lower(p model.Protocol) string { return strings.ToLower(p.String()) }
 
-// mark gives the target that sets the masquerade mark, or clears it.
+// mark returns the target that sets or clears the masquerade mark.
 func (d *dialect) mark(set bool) string {
 	value := d.markBit
 	if !set {
@@ -142,7 +147,7 @@ func (d *dialect) mark(set bool) string {
 	return fmt.Sprintf("-j MARK --set-xmark 0x%x/0x%x", value, d.markBit)
 }
 
-// marked gives the match of the masquerade mark.
+// marked returns the match of the masquerade mark.
 func (d *dialect) marked() string { return fmt.Sprintf("--mark 0x%x/0x%x", d.markBit, d.markBit) }
 
 func (d *dialect) masquerade() string {
@@ -152,9 +157,10 @@ func (d *dialect) masquerade() string {
 	return "-j MASQUERADE"
 }
 
-// rejectWith gives the way in which new connections are refused: ICMP port unreachable. Over IPv6 Linux does not heed it
-// if it comes while connect still holds the socket, as it does when client and node share a kernel: the client would
-// only be refused at its next try, a second later. A TCP reset waits for the socket.
+// rejectWith returns the target that refuses new connections: by ICMP port unreachable, or by a TCP
+// reset over IPv6. If client and node share a kernel, an ICMPv6 error may arrive while connect
+// still holds the socket. Linux ignores it then, and the client is refused only at its next
+// attempt, a second later. A TCP reset is not ignored.
 func (d *dialect) rejectWith(p model.Protocol) string {
 	switch {
 	case d.family == model.IPv4:
@@ -165,14 +171,15 @@ func (d *dialect) rejectWith(p model.Protocol) string {
 	return "-j REJECT --reject-with icmp6-port-unreachable"
 }
 
-// addressBit gives the bits of an address from its lowest, since these differ most among Services and among pods.
+// addressBit returns the ith bit of an address, counted from the lowest, because the lowest bits
+// differ most among Services and among pods.
 func addressBit(a netip.Addr, i int) int {
 	b := a.As16()
 	return int(b[15-i/8]>>(i%8)) & 1
 }
 
-// matchAddress matches destinations with the last digit of a path where it stands in an address: the mask leaves all
-// other bits out.
+// matchAddress matches destinations that have the bits of a path's last digit at that digit's place
+// in the address. The mask excludes all other bits.
 func (d *dialect) matchAddress(path string) match {
 	first := (len(path) - 1) / digitBits * digitBits
 	var value, mask [16]byte
@@ -191,10 +198,12 @@ func (d *dialect) matchAddress(path string) match {
 	return match{destination: fmt.Sprintf("-d %v/%v", address(value), address(mask))}
 }
 
-// portBit gives the bits of a port number from its highest, since rules match ranges of ports.
+// portBit returns the ith bit of a port number, counted from the highest, because rules match
+// ranges of ports.
 func portBit(port uint16, i int) int { return int(port>>(15-i)) & 1 }
 
-// matchPorts matches the destination ports that begin with the bits of a path.
+// matchPorts returns a function that matches the destination ports which begin with the bits of a
+// path.
 func matchPorts(p model.Protocol) func(path string) match {
 	return func(path string) match {
 		first, size := 0, 1<<16

@@ -1,45 +1,56 @@
-// Package iptables programs a node's Services with iptables, in the tables nat and filter of both IP families, over
-// nf_tables or the legacy interface. It exists for nodes whose kernel or whose other software keeps them with iptables;
-// within that it aims at few rules, few of them on a packet's way, and small changes. docs/iptables.md says what of that
-// concerns an operator.
+// Package iptables programs a node's Services with iptables, in the tables nat and filter of both
+// IP families, over nf_tables or the legacy interface. It is for nodes whose kernel or other
+// software requires iptables. Within that limit it aims at few rules, few of them on a packet's
+// path, and small changes. docs/iptables.md describes the rules for operators.
 //
 // # In nat
 //
-// The first packet of a connection finds the frontend that it comes to in a tree of chains: by the lowest bits of the
-// address, or the highest of a nodePort; see tree. What stands there is, most of all, the DNAT rules of the Service port's
-// backends, each chosen with equal probability. Where that would take more rules, or where a chain is needed anyway, it is
-// one rule that leads to a chain of the Service port:
+// The first packet of a connection finds its frontend in a tree of chains, by the lowest bits of
+// the address or the highest bits of a nodePort: see tree. Usually the tree holds the DNAT rules of
+// the Service port's backends, each chosen with equal probability. If that would take more rules,
+// or a chain is needed anyway, the tree holds one rule that leads to a chain of the Service port:
 //
-//	SLICECAST-S-  Sources: those leave it for the next, others come out at its end
-//	SLICECAST-R-  Routes that differ: by class, to a set
-//	SLICECAST-P-  the cluster set, SLICECAST-L- the local set: DNAT rules, or with more than 64 backends:
-//	SLICECAST-G-  DNAT rules of a group of them
+//	SLICECAST-S-  sources: packets from outside them return, the others go on
+//	SLICECAST-R-  routes that differ: leads each class of clients to its set
+//	SLICECAST-P-  the cluster set: DNAT rules, or groups if there are more than 64 backends
+//	SLICECAST-L-  the local set, in the same way
+//	SLICECAST-G-  DNAT rules of a group of a set's backends
 //
-// There are two trees of addresses. What is found in the first, VIPS, is masqueraded unless it comes from pods, as the usual
-// cluster IP; in the second, EXTERNAL, always, as is what comes to nodePorts: so a usual frontend needs no rule for that.
-// As with kube-proxy, a bit of the packet mark says that a connection is to be masqueraded: it is set on the way, and cleared
-// if no Service is found. Hairpins are masqueraded where source and destination are the same local backend.
+// There are two trees of addresses. A connection to an address in the first one, VIPS, is
+// masqueraded unless it comes from pods, as for a usual cluster IP. A connection to an address in
+// the second one, EXTERNAL, or to a nodePort, is always masqueraded. So a usual frontend needs no
+// rule for masquerading. As with kube-proxy, a bit of the packet mark says that a connection is to
+// be masqueraded. It is set on the way, and cleared if no Service is found. Hairpins are
+// masqueraded if source and destination are the same local backend.
 //
-// With affinity each backend has a list of clients (the match recent): a first rule for each backend leads there who is on
-// its list, and the rules that choose put the client on one. There is no chain for a backend.
+// With affinity, each backend has a list of clients, in the match recent. A first rule for each
+// backend leads the clients on its list to it. The rules that choose a backend put the client on
+// that backend's list. There is no chain for a single backend.
 //
 // # In filter
 //
-// What some or all are kept from has rules in trees of the same kind. They see what nat has not translated. With Sources
-// these come first; then each class that is rejected or dropped. What nat translates does not come by, so classes are only
-// told apart where some are rejected and others dropped.
+// What some or all clients must not reach has rules in trees of the same kind. They see only what
+// nat has not translated. If a frontend has sources, their rules come first. Then there is a rule
+// for each class of clients that is rejected or dropped. Translated packets do not reach these
+// rules, so they distinguish between classes only if some are rejected and others dropped.
 //
 // # Changes
 //
-// What changes is written by one iptables-restore --noflush for an IP family, which takes effect at once in each table.
-// It holds the chains whose rules differ from what the kernel holds, as hashes of them tell, which Replace reads and
-// Apply keeps. The state of the kernel is a function of the wanted state, whatever the way to it was. Connections are in
-// conntrack's hands and are never touched. A list of clients is as the kernel keeps it as long as a rule names it, so it
-// outlives all that does not remove its backend, restarts included.
+// Changes are written by one iptables-restore --noflush for each IP family, which takes effect at
+// once in each table. Its input holds the chains whose rules differ from those in the kernel. They
+// are compared by hashes, which Replace computes from the kernel's rules and Apply keeps up to
+// date. The state of the kernel depends only on the wanted state, not on the changes that led to
+// it.
+//
+// Established connections belong to conntrack and are never touched. The kernel keeps a list of
+// clients as long as a rule names it. So the list survives everything that does not remove its
+// backend, including restarts.
 //
 // # Others
 //
-// Watch tells what others did to the rules, by cheap means: the generation of nf_tables, which this package's own changes
-// explain or do not, and in the legacy variant the sizes of the base chains. Only what is unexplained makes it read the
-// rules. There a change by others to chains of this package alone, and in the very moment in which it writes, goes unseen.
+// Watch detects what others did to the rules by cheap means. For nf_tables that is the generation
+// number, which this package's own changes either explain or do not. For the legacy variant it is
+// the sizes of the base chains. Only an unexplained change makes Watch read the rules. In the
+// legacy variant, Watch misses a change by others if it concerns only chains of this package and
+// comes at the very moment when the package writes.
 package iptables

@@ -20,30 +20,43 @@ import (
 )
 
 // kernelFamily is one IP family's rules: what they should be, and what the kernel holds of them.
+//
+// Invariants:
+//
+//  1. While held is not nil, it has the hash of every chain of this package in the kernel, and
+//     ports holds what was written.
+//  2. The trees index exactly the frontends and local backends of ports, except after a failed
+//     operation. A Replace rebuilds them.
+//  3. changed holds each Service port that differs from what was written, until a transaction
+//     includes it.
 type kernelFamily struct {
 	*dialect
 	tool *tool
 	log  *slog.Logger
 
-	// held is what the kernel holds; nil while that is not known and a Replace must come.
+	// held is what the kernel holds. nil means that this is not known, and that a Replace must come
+	// next.
 	held *saved
 
-	ports   map[view.ServicePortID]*plan
-	changed map[view.ServicePortID]*plan // ports not written yet, as they were before; nil: were not
-	// refused are those that the kernel did not take when they were wanted last. It outlives reset.
+	ports map[view.ServicePortID]*plan
+	// changed holds the Service ports that are not written yet, as they were before. nil means that a
+	// Service port is new.
+	changed map[view.ServicePortID]*plan
+	// refused are the Service ports that the kernel refused the last time they were wanted. It
+	// survives reset.
 	refused map[view.ServicePortID]bool
 
-	// In nat, frontends that lead to backends.
+	// The next two fields are in nat and hold frontends that lead to backends.
 	vips, external *tree[netip.Addr, frontend]
 	nodePorts      map[model.Protocol]*tree[uint16, frontend]
-	// In filter, frontends that some or all are kept from.
+	// The next two fields are in filter and hold frontends that some or all clients must not reach.
 	rejectVIPs      *tree[netip.Addr, frontend]
 	rejectNodePorts map[model.Protocol]*tree[uint16, frontend]
-	// Addresses of local backends, with the Service ports that lead there.
+	// hairpins holds the addresses of local backends, with the Service ports that lead to them.
 	hairpins *tree[netip.Addr, hairpin]
 }
 
-// reset makes the wanted state that of a node without Services.
+// reset sets the wanted state to a node without Services.
 func (f *kernelFamily) reset(node view.Node) {
 	f.setNode(node)
 	f.ports, f.changed = map[view.ServicePortID]*plan{}, map[view.ServicePortID]*plan{}
@@ -65,7 +78,7 @@ func (f *kernelFamily) reset(node view.Node) {
 	}
 }
 
-// set changes what is wanted of a Service port; nil: nothing.
+// set changes the wanted state of a Service port. nil removes it.
 func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	before := f.ports[id]
 	if before != nil {
@@ -82,7 +95,8 @@ func (f *kernelFamily) set(id view.ServicePortID, port *view.ServicePort) {
 	}
 }
 
-// index adds a Service port to the trees, or removes it.
+// index adds the frontends and local backends of a Service port to the trees, or removes them,
+// depending on the functions that it is given.
 func (f *kernelFamily) index(port *plan,
 	address func(*tree[netip.Addr, frontend], netip.Addr, frontend),
 	number func(*tree[uint16, frontend], uint16, frontend),
@@ -119,7 +133,7 @@ func (f *kernelFamily) index(port *plan,
 	}
 }
 
-// transaction gathers what must be written of all that is wanted, or of what has changed.
+// transaction returns a transaction with everything that is wanted, or with what has changed.
 func (f *kernelFamily) transaction(all bool) *transaction {
 	x := newTransaction(f.held.chains)
 	if all {
@@ -147,7 +161,8 @@ func (f *kernelFamily) transaction(all bool) *transaction {
 	return x
 }
 
-// putChains puts the chains of a Service port, given what it was and is; nil: it was not, is not.
+// putChains adds the chains of a Service port to the transaction. nil means that the Service port
+// did not exist before, or does not exist any more.
 func (f *kernelFamily) putChains(x *transaction, before, after *plan) {
 	is := f.chainsOf(after)
 	for _, c := range is {
@@ -170,7 +185,7 @@ func (f *kernelFamily) load(ctx context.Context) error {
 	return nil
 }
 
-// write makes the kernel hold what is wanted, at once.
+// write makes the kernel hold the wanted state, in one iptables-restore.
 func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	start := time.Now()
 	x := f.transaction(all)
@@ -185,10 +200,10 @@ func (f *kernelFamily) write(ctx context.Context, all bool) error {
 	return nil
 }
 
-// hook adds the hooks that are missing, with their chains, empty, where these are missing too. It is done before the
-// chains are filled: iptables gets slow in full tables.
+// hook adds the hooks that are missing. If a hook's chain is missing as well, it adds the chain
+// without rules. The hooks come before the rules, because iptables gets slow when tables are full.
 func (f *kernelFamily) hook() error {
-	for _, h := range slices.Backward(f.hooks()) { // each is put at the head
+	for _, h := range slices.Backward(f.hooks()) { // each is inserted at the head
 		if slices.Contains(f.held.hooks, h) {
 			continue
 		}
@@ -203,7 +218,7 @@ func (f *kernelFamily) hook() error {
 	return nil
 }
 
-// guardLocalnet puts the guard of loopback addresses in place, and leaves all else as it is.
+// guardLocalnet adds the guard of loopback addresses and changes nothing else.
 func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 	if err := f.load(ctx); err != nil {
 		return err
@@ -221,8 +236,9 @@ func (f *kernelFamily) guardLocalnet(ctx context.Context) error {
 	return nil
 }
 
-// replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that the kernel does not
-// take; such a one is left as the last Replace or Apply programmed it, if one did.
+// replace makes the kernel hold exactly these Service ports. It returns PortErrors for those that
+// the kernel refuses. Such a Service port stays as the last Replace or Apply programmed it, if one
+// did.
 func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[view.ServicePortID]*view.ServicePort) error {
 	last := f.ports
 	f.reset(node)
@@ -245,8 +261,8 @@ func (f *kernelFamily) replace(ctx context.Context, node view.Node, ports map[vi
 	return err
 }
 
-// apply changes some Service ports. It returns PortErrors for those that the kernel does not take, which stay as they
-// were.
+// apply changes some Service ports. It returns PortErrors for those that the kernel refuses, which
+// stay as they were.
 func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	if f.held == nil {
 		return errors.New("what the kernel holds is not known: call Replace first")
@@ -268,9 +284,10 @@ func (f *kernelFamily) apply(ctx context.Context, changes []view.Change) error {
 	return err
 }
 
-// writeOrReject is write, without the Service ports that the kernel does not take, which are set back to what they were
-// last. Those that it refused before it most likely refuses again, as it lacks something: they are tried first, so that
-// others are searched only if there are more.
+// writeOrReject is write without the Service ports that the kernel refuses, which are set back to
+// their last state. It first tries the Service ports that the kernel refused before, because it
+// most likely lacks something and refuses them again. So the others are searched only if more are
+// refused.
 func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
 	rest, again := maps.Clone(ports), map[view.ServicePortID]*view.ServicePort{}
 	for id, port := range ports {
@@ -280,10 +297,11 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 		}
 	}
 	if all {
-		clear(f.refused) // what is left is gone
+		clear(f.refused) // the rest are no longer wanted
 	}
 	known, err := f.search(ctx, again)
-	if err == nil && all && len(known) > 0 && len(known) == len(ports) { // with others, what becomes of them tells
+	if err == nil && all && len(known) > 0 && len(known) == len(ports) {
+		// if there are others, writing them shows whether the family works
 		err = f.checkOrdinary(ctx)
 	}
 	if err != nil {
@@ -300,7 +318,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 	return errors.Join(joinPortErrors(known), err)
 }
 
-// setBack has Service ports that were rejected be as they were last.
+// setBack sets rejected Service ports back to their last state.
 func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.ServicePortID]*plan) {
 	for _, r := range rejected {
 		f.set(r.ID, last[r.ID].wanted())
@@ -308,7 +326,8 @@ func (f *kernelFamily) setBack(rejected []*programmer.PortError, last map[view.S
 	}
 }
 
-// writeOrSearch is write, and if that is rejected it finds the Service ports to blame, sets them back, and writes the rest.
+// writeOrSearch is write. If the kernel rejects the rules, it finds the Service ports at fault,
+// sets them back, and writes the rest.
 func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[view.ServicePortID]*view.ServicePort, last map[view.ServicePortID]*plan) error {
 	err := f.write(ctx, all)
 	if rejected := (*rejectedError)(nil); !errors.As(err, &rejected) {
@@ -316,9 +335,9 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 	}
 	bad, checkErr := f.findRejected(ctx, ports)
 	if checkErr != nil {
-		return checkErr // which, unlike err, is the same each time: err names one of many rules
+		return checkErr // the same error each time, whereas err names one of many rules
 	}
-	// Of the tables in the rejected input some may have been written.
+	// Some of the tables in the rejected input may have been written.
 	if err := f.load(ctx); err != nil {
 		return err
 	}
@@ -335,10 +354,11 @@ func (f *kernelFamily) writeOrSearch(ctx context.Context, all bool, ports map[vi
 	return joinPortErrors(bad)
 }
 
-// writeSome is for a kernel that takes each Service port, but not all of them, as it does where
-// memory or anything else is limited: it writes as many as it takes, or a few less, those first
-// that were there before. If it takes none, they are as they were last. bad are those that were
-// rejected one by one, none or all, and why is what the kernel said.
+// writeSome is for a kernel that accepts each Service port but not all of them together, for
+// example because memory is limited. It writes about as many as the kernel accepts, and prefers
+// those that were there before. If the kernel accepts none, they stay in their last state. bad
+// holds the Service ports that were rejected one by one, which is either none or all. why is the
+// kernel's reason.
 func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort, bad []*programmer.PortError,
 	last map[view.ServicePortID]*plan, why error,
 ) error {
@@ -362,7 +382,7 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 		return f.write(ctx, true)
 	}
 	if err := try(len(ids)); err == nil {
-		return nil // it was something that has passed
+		return nil // the cause has passed
 	}
 	fits, tooMany := 0, len(ids)
 	for tooMany-fits > 1+len(ids)/100 {
@@ -398,8 +418,8 @@ func (f *kernelFamily) writeSome(ctx context.Context, ports map[view.ServicePort
 	return joinPortErrors(bad)
 }
 
-// findRejected returns the Service ports that the kernel does not take. If it takes no ordinary one
-// either, it is not they that are at fault, and findRejected returns the kernel's reason.
+// findRejected returns the Service ports that the kernel refuses. If it refuses an ordinary one,
+// too, the Service ports are not at fault, and findRejected returns the kernel's reason.
 func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
 	if err := f.checkOrdinary(ctx); err != nil {
 		return nil, err
@@ -407,7 +427,7 @@ func (f *kernelFamily) findRejected(ctx context.Context, ports map[view.ServiceP
 	return f.search(ctx, ports)
 }
 
-// checkOrdinary returns an error if the kernel does not take an ordinary Service port.
+// checkOrdinary returns an error if the kernel refuses an ordinary Service port.
 func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	if err := f.check(ctx, []*view.ServicePort{programmer.Ordinary(f.family)}); err != nil {
 		return fmt.Errorf("an ordinary Service port, tried by itself, can't be programmed either: %w", err)
@@ -415,8 +435,8 @@ func (f *kernelFamily) checkOrdinary(ctx context.Context) error {
 	return nil
 }
 
-// search is findRejected for a kernel that takes rules at all. It tries those of the Service ports in chains that nothing
-// refers to.
+// search returns the Service ports that the kernel refuses, given that it accepts rules at all. It
+// tries their rules in chains that nothing refers to, in halves.
 func (f *kernelFamily) search(ctx context.Context, ports map[view.ServicePortID]*view.ServicePort) ([]*programmer.PortError, error) {
 	var bad []*programmer.PortError
 	var halve func([]*view.ServicePort) error
@@ -449,7 +469,7 @@ func (f *kernelFamily) search(ctx context.Context, ports map[view.ServicePortID]
 	return bad, nil
 }
 
-// check tells whether the kernel takes the rules of these Service ports.
+// check returns an error if the kernel refuses the rules of these Service ports.
 func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) error {
 	var rules [tables]bytes.Buffer
 	for _, port := range ports {
@@ -467,10 +487,12 @@ func (f *kernelFamily) check(ctx context.Context, ports []*view.ServicePort) err
 	return tried
 }
 
-// references are the ends of rules that lead to chains of ours; comments hold no spaces before such.
+// references matches the ends of rules that lead to chains of this package. No comment contains
+// such a text, because comments have only one space, before the kind.
 var references = regexp.MustCompile(`(?m) -[gj] ` + prefix + `\S+$`)
 
-// checkRules writes all that is particular to a Service port as rules of checkChain that refer to no other chain.
+// checkRules writes the rules that are particular to a Service port as rules of checkChain that
+// refer to no other chain.
 func (d *dialect) checkRules(w *[tables]bytes.Buffer, port *plan) {
 	var rules [tables]bytes.Buffer
 	for i, g := range port.Frontends {

@@ -6,38 +6,40 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// All chains of ours have this prefix, and nothing else has.
+// prefix begins the names of all chains of this package, and of no others.
 const prefix = "SLICECAST-"
 
-// Chains that always exist. Those that are said to be trees are the roots of such.
+// Chains that do not belong to a single Service port. They always exist unless stated otherwise.
+// Those marked as trees are the roots of trees.
 const (
-	// In nat, for the first packet of a connection.
+	// These are in nat, for the first packet of a connection.
 	servicesChain    = prefix + "SERVICES"
 	dispatchChain    = prefix + "DISPATCH"
 	nonLocalChain    = prefix + "NONLOCAL"
-	vipsChain        = prefix + "VIPS"      // a tree: addresses by offPods
-	externalChain    = prefix + "EXTERNAL"  // a tree: other addresses
-	nodePortsChain   = prefix + "NODEPORTS" // with a protocol appended, trees
+	vipsChain        = prefix + "VIPS"      // a tree of addresses whose way is offPods
+	externalChain    = prefix + "EXTERNAL"  // a tree of all other addresses
+	nodePortsChain   = prefix + "NODEPORTS" // roots of trees, with a protocol appended
 	postroutingChain = prefix + "POSTROUTING"
 	hairpinChain     = prefix + "HAIRPIN" // a tree
 
-	// In filter.
+	// These are in filter.
 	forwardChain         = prefix + "FORWARD"
 	inputChain           = prefix + "INPUT"
-	rejectChain          = prefix + "REJECT" // a tree; and with a protocol appended, trees of nodePorts
+	rejectChain          = prefix + "REJECT" // a tree; with a protocol, roots of nodePorts' trees
 	rejectNodePortsChain = prefix + "REJECT-NODEPORTS"
 
-	// In both: the node's addresses that have nodePorts.
+	// nodeChain is in both tables and matches the node's addresses that have nodePorts.
 	nodeChain = prefix + "NODE"
 
-	// In filter, only where loopback addresses have nodePorts.
+	// localnetChain is in filter, and exists only if loopback addresses have nodePorts.
 	localnetChain = prefix + "LOCALNET"
 
-	// In both, while a rejected Service port is looked for.
+	// checkChain is in both tables, and exists only while rejected Service ports are searched for.
 	checkChain = prefix + "CHECK"
 )
 
-// hooks gives the rules in the kernel's base chains, in their order, each put at the head.
+// hooks returns the rules in the kernel's base chains, in their order. Each is inserted at the head
+// of its chain.
 func (d *dialect) hooks() []hook {
 	var hooks []hook
 	if d.localnet {
@@ -53,15 +55,15 @@ func (d *dialect) hooks() []hook {
 	}...)
 }
 
-// forwardHook leads to what is accepted.
+// forwardHook leads to the rules that accept what is forwarded for Services.
 var forwardHook = hook{filter, "-A FORWARD -j " + forwardChain}
 
-// protocols in the order of rules.
+// protocols are in the order of their rules.
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
-// fixedChains puts the chains that do not depend on any Service.
+// fixedChains adds the chains that do not depend on any Service.
 func (d *dialect) fixedChains(x *transaction) {
-	// A chain's rules come in parts: what each of some matches leads to.
+	// part is a part of a chain: the target of all packets that any of the matches matches.
 	type part struct {
 		target  string
 		matches []match
@@ -78,8 +80,9 @@ func (d *dialect) fixedChains(x *transaction) {
 	all := []match{{}}
 	only := func(m string) []match { return []match{{more: m}} }
 
-	// The mark is set before it is known whether a Service is meant, as most traffic to them wants it, and cleared again
-	// if none was: so a Service port needs no rule for it. A mark that was there before is left alone.
+	// The mark is set before it is known whether the packet is for a Service, because most traffic to
+	// Services needs it, and cleared if the packet is not. So Service ports need no rule for it. A
+	// mark that was set before is left alone.
 	chain(nat, servicesChain,
 		part{"-g " + dispatchChain, only("-m mark " + d.marked())},
 		part{"-j " + nonLocalChain, all},
@@ -111,16 +114,16 @@ func (d *dialect) fixedChains(x *transaction) {
 	chain(nat, nodePortsChain, nodePorts...)
 	chain(filter, rejectNodePortsChain, rejects...)
 
-	// What is not marked may still be a hairpin, and that only if it was translated. The mark is cleared as the packet
-	// may come by again, e.g. inside a tunnel's.
+	// An unmarked packet may still be a hairpin, if it was translated. The mark is cleared because the
+	// packet may come by again, for example inside a tunnel's packet.
 	chain(nat, postroutingChain,
 		part{"-j " + hairpinChain, only("-m mark ! " + d.marked() + " -m conntrack --ctstate DNAT")},
 		part{"-j RETURN", only("-m mark ! " + d.marked())},
 		part{d.mark(false), all},
 		part{d.masquerade(), all})
 
-	// A packet that conntrack finds invalid would pass untranslated, e.g. a pod's reply to a client that knows only the
-	// Service's address, and the client would reset the connection.
+	// A packet that conntrack finds invalid would pass untranslated. It may be a pod's reply to a
+	// client that knows only the Service's address. The client would reset the connection.
 	invalid := only("-m conntrack --ctstate INVALID")
 	if d.liberal {
 		invalid = nil
@@ -138,12 +141,13 @@ func (d *dialect) fixedChains(x *transaction) {
 	}
 }
 
-// accepted match what of Services' traffic is accepted, whatever FORWARD's policy is.
+// accepted returns matches of Services' traffic that is accepted whatever FORWARD's policy is.
 func (d *dialect) accepted() []match {
 	return []match{{more: "-m mark " + d.marked()}, {more: "-m conntrack --ctstate RELATED,ESTABLISHED"}}
 }
 
-// putLocalnet puts the guard: the sysctl route_localnet lets neighbours reach what listens on loopback only.
+// putLocalnet adds the guard. Without it, the sysctl route_localnet would let the node's neighbors
+// reach what listens on loopback addresses only.
 func putLocalnet(x *transaction) {
 	x.put(filter, localnetChain, func(w *bytes.Buffer) {
 		w.WriteString(match{more: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"}.rule(localnetChain, "-j DROP"))

@@ -11,15 +11,16 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// plan is a Service port, with what is asked of it for each of its frontends.
+// plan is a Service port with what its rules need for each of its frontends.
 type plan struct {
 	*view.ServicePort
-	// ways are those of its frontends.
+	// ways has an element for each frontend.
 	ways []wayTo
-	// sets are those that its frontends lead to.
+	// sets are the sets of backends that the frontends lead to.
 	sets []view.Target
-	// inline are the backends whose DNAT rules stand where other Service ports have a rule that leads to a chain of
-	// backends, since that takes no more rules; nil: this is such another.
+	// inline holds the backends whose DNAT rules are written directly into the tree, because that
+	// takes no more rules than a rule that leads to a chain of backends. nil means that the Service
+	// port has such a chain.
 	inline []view.Backend
 }
 
@@ -37,7 +38,7 @@ func (d *dialect) plan(port *view.ServicePort) *plan {
 	return p
 }
 
-// wanted gives the Service port; nil for nil.
+// wanted returns the plan's Service port, or nil for a nil plan.
 func (p *plan) wanted() *view.ServicePort {
 	if p == nil {
 		return nil
@@ -51,7 +52,8 @@ type frontend struct {
 	index int
 }
 
-// healthCheck is the index of a Service's healthCheckNodePort, which is let in where the NodePorts are.
+// healthCheck is the index that stands for a Service's healthCheckNodePort, which is accepted at
+// the same addresses as NodePorts.
 const healthCheck = -1
 
 func (f frontend) get() view.Frontend {
@@ -63,13 +65,14 @@ func (f frontend) get() view.Frontend {
 
 func (f frontend) way() wayTo { return f.port.ways[f.index] }
 
-// class is some of what comes to a frontend, and its route.
+// class is a part of the connections to a frontend, and their route.
 type class struct {
-	matches []match // one or another; what former classes match is out
+	matches []match // any of them is enough; connections that an earlier class matches are excluded
 	route   view.Route
 }
 
-// classes gives the classes whose routes differ. The last matches everything.
+// classes returns the classes of a frontend's connections, merged where neighbors have the same
+// route. The last class matches everything.
 func (d *dialect) classes(f view.Frontend) []class {
 	all := []class{{[]match{fromNode}, f.Node}, {[]match{{}}, f.Others}}
 	if len(d.pods) > 0 {
@@ -77,7 +80,7 @@ func (d *dialect) classes(f view.Frontend) []class {
 	}
 	for i := range all {
 		if !leads(all[i].route.To) {
-			all[i].route.Masquerade = false // means nothing
+			all[i].route.Masquerade = false // has no meaning here
 		}
 	}
 	for len(all) > 1 && all[len(all)-2].route == all[len(all)-1].route {
@@ -86,20 +89,20 @@ func (d *dialect) classes(f view.Frontend) []class {
 	return all
 }
 
-// leads tells whether a target is a set of backends.
+// leads reports whether a target is a set of backends.
 func leads(t view.Target) bool { return t == view.Cluster || t == view.Local }
 
-// way is how the table nat sees a frontend.
+// way is how the table nat treats a frontend.
 type way uint8
 
 const (
-	nowhere       way = iota // none of its classes leads to backends
-	offPods                  // all lead to one set, and are masqueraded unless they come from pods, as far as these can be told
-	masqueradeAll            // all lead to one set, and are masqueraded
-	differing                // the rest
+	nowhere       way = iota // no class leads to backends
+	offPods                  // all lead to one set, and are masqueraded unless known to come from pods
+	masqueradeAll            // all lead to one set and are masqueraded
+	differing                // everything else
 )
 
-// wayTo is a frontend's way, with the set that all its classes lead to, unless these differ.
+// wayTo is a frontend's way. set is the set that all of its classes lead to, or 0 if they differ.
 type wayTo struct {
 	way
 	set view.Target
@@ -128,7 +131,7 @@ func (d *dialect) wayOf(f view.Frontend) wayTo {
 	return wayTo{differing, set}
 }
 
-// inlined gives what inline is to be.
+// inlined returns the value of the field inline.
 func (p *plan) inlined() []view.Backend {
 	var backends view.Backends
 	leading := 0
@@ -151,13 +154,14 @@ func (p *plan) inlined() []view.Backend {
 	return backends.List()
 }
 
-// natWeight tells how many rules a frontend has in its tree of nat.
+// natWeight returns how many rules a frontend has in its tree of nat.
 func natWeight(f frontend) int { return max(1, len(f.port.inline)) }
 
-// filterWeight tells the same of filter: few, and seldom more than one.
+// filterWeight returns about how many rules a frontend has in its tree of filter. There is seldom
+// more than one.
 func filterWeight(frontend) int { return 1 }
 
-// inOrder sorts the frontends under one key.
+// inOrder returns the frontends under one key, sorted.
 func inOrder(frontends []frontend) []frontend {
 	return slices.SortedFunc(slices.Values(frontends), func(a, b frontend) int {
 		return cmp.Or(
@@ -167,7 +171,8 @@ func inOrder(frontends []frontend) []frontend {
 	})
 }
 
-// comment names a frontend for those who read the rules. Names from a cluster are harmless as they are.
+// comment returns the comment that names a frontend to those who read the rules. Characters that
+// iptables could misread are replaced.
 func comment(f frontend) string {
 	text := strings.Map(func(r rune) rune {
 		if r > ' ' && r < 0x7f && r != '"' && r != '\\' && r != '\'' {
@@ -194,7 +199,7 @@ func (d *dialect) natRules(w *bytes.Buffer, chain string, frontends []frontend) 
 	}
 }
 
-// firstChain gives the chain of a Service port that a frontend's rule in nat leads to.
+// firstChain returns the chain of a Service port that a frontend's rule in nat leads to.
 func firstChain(f frontend) string {
 	if len(f.get().Sources) > 0 {
 		return sourcesChain(f)
@@ -202,7 +207,7 @@ func firstChain(f frontend) string {
 	return routedChain(f)
 }
 
-// routedChain is the next after Sources.
+// routedChain returns the chain that comes after the filter by sources.
 func routedChain(f frontend) string {
 	if w := f.way(); w.way != differing {
 		return setChain(f.port.ID, w.set)
@@ -211,14 +216,15 @@ func routedChain(f frontend) string {
 	return routesChainPrefix + digest(fmt.Sprint(f.port.ID, "/", g.Pods, g.Node, g.Others))
 }
 
-// sourcesChain names the chain, in nat and in filter, where a frontend's Sources are told from others. Frontends of a
-// Service port that are the same but for their address share it.
+// sourcesChain returns the name of the chain, in nat and in filter, that matches a frontend's
+// sources. Frontends of a Service port that differ only in their address share it.
 func sourcesChain(f frontend) string {
 	g := f.get()
 	return sourcesChainPrefix + digest(fmt.Sprint(f.port.ID, "/", g.Sources, g.Pods, g.Node, g.Others))
 }
 
-// frontendChains gives the chains of a Service port between its frontends and its backends, in nat and in filter.
+// frontendChains returns the chains of a Service port between its frontends and its backends, in
+// nat and in filter.
 func (d *dialect) frontendChains(port *plan) []portChain {
 	var chains []portChain
 	for i, g := range port.Frontends {
@@ -233,7 +239,8 @@ func (d *dialect) frontendChains(port *plan) []portChain {
 		name := sourcesChain(f)
 		if f.way().way != nowhere {
 			chains = append(chains, portChain{nat, name, func(w *bytes.Buffer) {
-				for _, p := range g.Sources { // others are not translated, and come to filter as they are
+				for _, p := range g.Sources {
+					// other packets are not translated, and reach filter with the Service's address
 					w.WriteString(from(p).rule(name, "-g "+routedChain(f)))
 				}
 			}})
@@ -250,7 +257,8 @@ func (d *dialect) frontendChains(port *plan) []portChain {
 	return chains
 }
 
-// routes writes the rules that lead each class to its set, marked as it is to be. Before them the mark may be set or not.
+// routes writes the rules that set or clear the mark for each class and lead it to its set. The
+// mark of a packet that reaches the chain may be set or not.
 func (d *dialect) routes(w *bytes.Buffer, chain string, f frontend) {
 	classes := d.classes(f.get())
 	last := classes[len(classes)-1].route
@@ -270,17 +278,18 @@ func (d *dialect) routes(w *bytes.Buffer, chain string, f frontend) {
 	}
 }
 
-// refuses tells whether a class of a frontend is rejected.
+// refuses reports whether a class of a frontend is rejected.
 func (d *dialect) refuses(f view.Frontend) bool {
 	return slices.ContainsFunc(d.classes(f), func(c class) bool { return c.route.To == view.Reject })
 }
 
-// filtered tells whether a frontend has rules in filter.
+// filtered reports whether a frontend has rules in filter.
 func (d *dialect) filtered(f view.Frontend) bool {
 	return len(f.Sources) > 0 || slices.ContainsFunc(d.classes(f), func(c class) bool { return !leads(c.route.To) })
 }
 
-// filterRules writes the rules under a key of a tree of filter. What nat has translated does not come by.
+// filterRules writes the rules under a key of a tree of filter. Packets that nat has translated do
+// not reach them.
 func (d *dialect) filterRules(w *bytes.Buffer, chain string, frontends []frontend) {
 	for _, f := range inOrder(frontends) {
 		g := f.get()

@@ -18,29 +18,29 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Variant tells which of the kernel's interfaces iptables is used over.
+// Variant selects the kernel interface that iptables works over.
 type Variant string
 
 // The variants.
 const (
-	// DefaultVariant is what "iptables" on the PATH is.
+	// DefaultVariant is the variant of the program "iptables" on the PATH.
 	DefaultVariant Variant = ""
-	// NFT has its rules in nf_tables ("iptables-nft").
+	// NFT keeps its rules in nf_tables ("iptables-nft").
 	NFT Variant = "nft"
-	// Legacy has its rules in x_tables ("iptables-legacy").
+	// Legacy keeps its rules in x_tables ("iptables-legacy").
 	Legacy Variant = "legacy"
 )
 
-// DefaultMasqueradeMark is kube-proxy's.
+// DefaultMasqueradeMark is the bit that kube-proxy uses.
 const DefaultMasqueradeMark = 1 << 14
 
-// Options for New. The zero value is good.
+// Options are the options for New. The zero value is usable.
 type Options struct {
 	Variant Variant
-	// MasqueradeMark is the one bit of the packet mark that is set from the moment a Service is looked up until the
-	// packet is masqueraded. 0: DefaultMasqueradeMark.
+	// MasqueradeMark is the single bit of the packet mark that is set when a Service is looked up,
+	// until the packet is masqueraded. 0 means DefaultMasqueradeMark.
 	MasqueradeMark uint32
-	// Log is told what is missing on this machine and, at level debug, each write. nil: slog.Default().
+	// Log receives what this machine lacks and, at level debug, each write. nil means slog.Default().
 	Log *slog.Logger
 }
 
@@ -49,18 +49,20 @@ type Programmer struct {
 	run runner
 	log *slog.Logger
 
-	mu sync.Mutex // guards what follows, as Watch looks at it while the Programmer is used
-	// families that this machine has. What is wanted in another is left out: nothing can come to it.
+	mu sync.Mutex // guards the fields below, because Watch reads them while the Programmer is used
+	// families are the IP families that this machine has. Service ports of another family are left
+	// out, because no packet of that family can reach them.
 	families map[model.Family]*kernelFamily
 	watch    watch
-	// alone means that RetireOtherVariant has removed what was left in the other variant.
+	// alone means that RetireOtherVariant has removed what the other variant held.
 	alone bool
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
 
-// New looks for the variant's programs and whether the kernel serves them, and changes nothing. A machine with only one
-// of the IP families is good enough: it is logged, and the other family's Service ports are left out.
+// New looks for the variant's programs, checks whether the kernel supports them, and changes
+// nothing. It is enough if the machine has one of the IP families. In that case New logs it, and
+// the other family's Service ports are left out.
 func New(options Options) (*Programmer, error) {
 	return newProgrammer(options, runCommand)
 }
@@ -109,19 +111,20 @@ func newProgrammer(options Options, run runner) (*Programmer, error) {
 	return p, nil
 }
 
-// absent tells whether an error means that this machine does not have the family or the programs for it, which will not
-// pass, and not that they failed for once.
+// absent reports whether an error means that this machine lacks the family or the programs for it.
+// That will not change, unlike a program that failed once.
 func absent(err error) bool {
 	var command *commandError
 	return errors.Is(err, exec.ErrNotFound) || errors.As(err, &command) && command.unsupported()
 }
 
-// Families returns those that this machine has programs for.
+// Families returns the IP families that this machine has programs for.
 func (p *Programmer) Families() []model.Family { return slices.Sorted(maps.Keys(p.families)) }
 
-// Replace makes the kernel hold exactly this state. Chains that are as wanted are not touched; if
-// all are, nothing is written. What an earlier run left in the other variant stays until
-// RetireOtherVariant has removed it. If one IP family fails as a whole, the other one goes on.
+// Replace makes the kernel hold exactly this state. It does not touch chains that are as wanted. If
+// all are, it writes nothing. What an earlier run left in the other variant stays until
+// RetireOtherVariant has removed it. If one IP family fails as a whole, the other one is
+// programmed.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -143,8 +146,8 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
-// Apply writes the chains of the Service ports that changed and those on the way to them, in one iptables-restore for
-// each IP family.
+// Apply writes the chains of the Service ports that changed, and the chains that lead to them, with
+// one iptables-restore for each IP family.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,7 +163,8 @@ func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	})
 }
 
-// operate changes the kernel in each family. A family that fails as a whole has a FamilyError.
+// operate changes the kernel in each family. It returns a FamilyError for a family that fails as a
+// whole.
 func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) error {
 	before := p.stamp()
 	var errs []error
@@ -179,9 +183,9 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 }
 
 // RetireOtherVariant removes what an earlier run left in the variant that is not in use, as Retire
-// does for other programmers. It is called when Replace has programmed all that can be: until then
-// what is there may be all that leads connections to a Service. Each Replace that follows does the
-// same.
+// does for other programmers. The caller waits until Replace has programmed everything that can be
+// programmed. Until then, nothing but the old rules may lead connections to a Service. Once it has
+// succeeded, each Replace does the same.
 func (p *Programmer) RetireOtherVariant(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,12 +194,12 @@ func (p *Programmer) RetireOtherVariant(ctx context.Context) error {
 	return err
 }
 
-// removeOtherVariant is RetireOtherVariant; p.mu is held.
+// removeOtherVariant is RetireOtherVariant without locking. The caller holds p.mu.
 func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 	var errs []error
 	for family, f := range p.families {
 		if f.held == nil {
-			continue // the Replace failed: that may be all that there is
+			continue // the Replace failed, so nothing but the old rules may serve this family
 		}
 		name := programName(family, p.otherVariant())
 		if _, err := cleanup(ctx, name, p.run, f.dialect); err != nil {
@@ -225,14 +229,15 @@ func (p *Programmer) otherVariant() Variant {
 	return Legacy
 }
 
-// routeLocalnetPath is the sysctl by which the kernel routes packets of loopback addresses to and from the network.
+// routeLocalnetPath is the sysctl that makes the kernel route packets of loopback addresses to and
+// from the network.
 const routeLocalnetPath = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// routeLocalnet switches that on if loopback addresses have nodePorts, with the guard in place. It is never switched off:
-// others may rely on it.
+// routeLocalnet sets that sysctl if loopback addresses have nodePorts and the guard chain is in
+// place. It never resets the sysctl, because others may rely on it.
 func (p *Programmer) routeLocalnet() {
 	f := p.families[model.IPv4]
-	if f == nil || f.held == nil || !f.localnet { // without what is held the guard may be missing
+	if f == nil || f.held == nil || !f.localnet { // if held is not known, the guard may be missing
 		return
 	}
 	if err := setRouteLocalnet(); err != nil {
@@ -242,7 +247,7 @@ func (p *Programmer) routeLocalnet() {
 
 func setRouteLocalnet() error {
 	if is, err := os.ReadFile(routeLocalnetPath); err == nil && string(bytes.TrimSpace(is)) == "1" {
-		return nil // in a container without privileges it can be read only
+		return nil // a container without privileges can read the sysctl but not set it
 	}
 	if err := os.WriteFile(routeLocalnetPath, []byte("1"), 0o644); err != nil {
 		return fmt.Errorf("set the sysctl net.ipv4.conf.all.route_localnet to 1: %w", err)
@@ -250,9 +255,9 @@ func setRouteLocalnet() error {
 	return nil
 }
 
-// RouteLocalnet does ahead what of a Replace with NodePorts on loopback addresses takes a privileged container: it switches
-// on the routing of these, with the guard in place. It is for nodes on which a Replace with such NodePorts follows, since any
-// other removes the guard.
+// RouteLocalnet does in advance the part of a Replace with NodePorts on loopback addresses that
+// needs a privileged container. It adds the guard chain, then sets the sysctl. Use it only on nodes
+// where a Replace with such NodePorts follows, because any other Replace removes the guard.
 func RouteLocalnet(ctx context.Context, options Options) error {
 	p, err := New(options)
 	if err != nil {
@@ -268,7 +273,7 @@ func RouteLocalnet(ctx context.Context, options Options) error {
 	return setRouteLocalnet()
 }
 
-// Cleanup removes what the function Cleanup removes.
+// Cleanup removes everything that the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,16 +5,18 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// stamp is what the kernel tells of its tables for next to nothing. Two that differ tell that something was changed.
+// stamp is what the kernel reports about its tables at little cost. If two stamps differ, something
+// was changed.
 type stamp struct {
 	// generation counts the changes of nf_tables, in all of its tables.
 	generation uint32
-	// legacy has the sizes of IPv4's and IPv6's tables.
+	// legacy holds the sizes of IPv4's and IPv6's tables.
 	legacy [2][tables]xtables.Size
 }
 
-// follows tells whether a stamp may be that of the tables after so many changes of this package since an earlier one, and
-// none of others. For the legacy variant that is known of base chains only.
+// follows reports whether s may be the stamp after this number of commits by this package since an
+// earlier stamp, without any change by others. For the legacy variant, that is known of base chains
+// only.
 func (s stamp) follows(earlier stamp, commits int) bool {
 	for f := range s.legacy {
 		for t := range tables {
@@ -26,7 +28,8 @@ func (s stamp) follows(earlier stamp, commits int) bool {
 	return s.generation-earlier.generation == uint32(commits) || s.generation == 0
 }
 
-// stamp gives the present stamp of the tables in use. Where it cannot be had it is one that never follows another.
+// stamp returns the current stamp of the tables in use. If that fails, it returns a stamp that
+// never follows another one.
 func (p *Programmer) stamp() stamp {
 	var s stamp
 	for family, f := range p.families {
@@ -39,7 +42,7 @@ func (p *Programmer) stamp() stamp {
 	return s
 }
 
-// stamp fills in what there is of a family.
+// stamp sets what s holds of a family.
 func (t *tool) stamp(family model.Family, s *stamp) (err error) {
 	if t.variant == NFT {
 		s.generation, err = xtables.Generation()

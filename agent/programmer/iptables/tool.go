@@ -13,21 +13,22 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// lockSeconds is how long a program waits for the xtables lock, which the legacy variant takes for each change. Loading
-// the rules of a large cluster holds it for a few seconds at most.
+// lockSeconds is how long a program waits for the xtables lock, which the legacy variant takes for
+// each change. Loading the rules of a large cluster holds it for a few seconds at most.
 const lockSeconds = 10
 
-// tool is a variant's programs for a family.
+// tool runs the programs of one variant and family.
 type tool struct {
 	base    *goiptables.IPTables
 	name    string
 	variant Variant // NFT or Legacy
 	run     runner
-	// commits counts the changes of one table at once. The user sets it back.
+	// commits counts the transactions, each of which changes one table. The caller resets it.
 	commits int
 }
 
-// programName gives the name of the main program of a family and variant; the others' begin with it.
+// programName returns the name of the main program of a family and variant. The names of the other
+// programs begin with it.
 func programName(family model.Family, variant Variant) string {
 	name := "iptables"
 	if family == model.IPv6 {
@@ -50,7 +51,7 @@ func newTool(name string, run runner) (*tool, error) {
 		}
 	}
 	t := &tool{base: base, name: name, variant: Legacy, run: run}
-	// Programs from before there were two variants say nothing.
+	// Programs from before there were two variants do not report one, and are legacy.
 	version, err := run(context.Background(), nil, name, "--version")
 	if err != nil {
 		return nil, err
@@ -61,21 +62,22 @@ func newTool(name string, run runner) (*tool, error) {
 	return t, nil
 }
 
-// modern tells whether it is iptables 1.6.2 or newer, which brought --random-fully and iptables-restore's --wait.
+// modern reports whether it is iptables 1.6.2 or newer, which added --random-fully and
+// iptables-restore's --wait.
 func (t *tool) modern() bool { return t.base.HasRandomFully() }
 
-// version gives e.g. "1.8.9".
+// version returns the version, for example "1.8.9".
 func (t *tool) version() string {
 	major, minor, patch := t.base.GetIptablesVersion()
 	return fmt.Sprintf("%d.%d.%d", major, minor, patch)
 }
 
-// save gives the rules: of all tables in use if no arguments say otherwise.
+// save returns the rules of all tables in use, or those that the arguments select.
 func (t *tool) save(ctx context.Context, args ...string) ([]byte, error) {
 	return t.run(ctx, nil, t.name+"-save", args...)
 }
 
-// saved reads what the kernel holds of ours.
+// saved reads what the kernel holds of this package.
 func (t *tool) saved(ctx context.Context) (saved, error) {
 	s := saved{chains: newChainHashes()}
 	for table := range tables {
@@ -88,7 +90,8 @@ func (t *tool) saved(ctx context.Context) (saved, error) {
 	return s, nil
 }
 
-// restore changes what the input names, each table at once. The error is a rejectedError if the input was not taken.
+// restore changes the chains that the input declares. Each table changes at once. The error is a
+// rejectedError if the input was refused.
 func (t *tool) restore(ctx context.Context, input []byte) error {
 	args := []string{"--noflush"}
 	if t.modern() {
@@ -101,7 +104,8 @@ func (t *tool) restore(ctx context.Context, input []byte) error {
 	return nil
 }
 
-// hook puts a rule at the head of a chain that is not ours; with its target's chain, empty, if that is missing.
+// hook inserts a rule at the head of a chain of others. With newChain, it first creates the chain
+// that the rule leads to, without rules.
 func (t *tool) hook(h hook, newChain bool) error {
 	if newChain {
 		if err := t.base.NewChain(h.table.String(), h.target()); err != nil {

@@ -9,19 +9,19 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// table is one of the kernel's tables that hold our chains.
+// table is one of the kernel's tables that hold chains of this package.
 type table int
 
 const (
 	nat table = iota
 	filter
-	tables // how many
+	tables // number of tables
 )
 
 func (t table) String() string { return [...]string{"nat", "filter"}[t] }
 
-// chainHashes tells what the kernel holds of ours: a hash of each chain's rules, as iptables-save prints them. Memory is
-// why the rules themselves are not kept.
+// chainHashes describes the chains of this package in the kernel: for each chain a hash of its
+// rules, as iptables-save prints them. The rules themselves would take too much memory.
 type chainHashes [tables]map[string]uint64
 
 // emptyChain is the hash of a chain without rules.
@@ -34,7 +34,8 @@ func newChainHashes() (h chainHashes) {
 	return h
 }
 
-// transaction gathers what must be written so that chains become as wanted, leaving out those that already are.
+// transaction collects what has to be written so that chains become as wanted. It leaves out those
+// that already are.
 type transaction struct {
 	held  chainHashes
 	parts [tables]transactionPart
@@ -44,7 +45,7 @@ type transactionPart struct {
 	unhook  []string // lines that remove rules from others' chains
 	declare map[string]bool
 	rules   bytes.Buffer
-	put     map[string]bool // chains put, written or not
+	put     map[string]bool // chains that put was called for, whether they differ or not
 	written map[string]uint64
 	removed map[string]bool
 }
@@ -58,7 +59,7 @@ func newTransaction(held chainHashes) *transaction {
 	return x
 }
 
-// put says which rules a chain has; write writes them as iptables-save does.
+// put sets the rules of a chain. write writes them as iptables-save prints them.
 func (x *transaction) put(t table, chain string, write func(*bytes.Buffer)) {
 	p := &x.parts[t]
 	start := p.rules.Len()
@@ -73,7 +74,7 @@ func (x *transaction) put(t table, chain string, write func(*bytes.Buffer)) {
 	p.written[chain] = hash
 }
 
-// remove says that there is no such chain.
+// remove removes a chain if the kernel holds it.
 func (x *transaction) remove(t table, chain string) {
 	if _, ok := x.held[t][chain]; ok {
 		x.parts[t].declare[chain] = true
@@ -81,7 +82,8 @@ func (x *transaction) remove(t table, chain string) {
 	}
 }
 
-// removeOthers says that there are no chains of ours but those that were put, nor hooks that lead to such.
+// removeOthers removes all chains of this package that were not put, and the given hooks that lead
+// to such chains.
 func (x *transaction) removeOthers(hooks []hook) {
 	for _, h := range hooks {
 		if !x.parts[h.table].put[h.target()] {
@@ -97,13 +99,14 @@ func (x *transaction) removeOthers(hooks []hook) {
 	}
 }
 
-// unhook removes a rule that refers to a chain of ours from another's chain.
+// unhook removes a rule that refers to a chain of this package from a chain that does not belong to
+// it.
 func (x *transaction) unhook(h hook) {
 	p := &x.parts[h.table]
 	p.unhook = append(p.unhook, "-D"+strings.TrimPrefix(h.rule, "-A"))
 }
 
-// text gives the input for iptables-restore --noflush; nil if nothing is to be done.
+// text returns the input for iptables-restore --noflush. It is empty if there is nothing to do.
 func (x *transaction) text() []byte {
 	var out bytes.Buffer
 	out.Grow(x.parts[nat].rules.Len() + x.parts[filter].rules.Len() + 40*(len(x.parts[nat].declare)+len(x.parts[filter].declare)))
@@ -113,7 +116,7 @@ func (x *transaction) text() []byte {
 			continue
 		}
 		out.WriteString("*" + table(t).String() + "\n")
-		// Declaring a chain makes or empties it; so no chain that is removed is referred to any more.
+		// Declaring a chain creates or empties it. So nothing refers to a chain that is removed.
 		for _, chain := range slices.Sorted(maps.Keys(p.declare)) {
 			out.WriteString(":" + chain + " - [0:0]\n")
 		}
@@ -129,7 +132,7 @@ func (x *transaction) text() []byte {
 	return out.Bytes()
 }
 
-// done notes that the kernel took it.
+// done records that the kernel has accepted the transaction.
 func (x *transaction) done() {
 	for t := range x.parts {
 		for chain, hash := range x.parts[t].written {
@@ -141,28 +144,29 @@ func (x *transaction) done() {
 	}
 }
 
-// hook is a rule that refers to a chain of ours from a chain that is not ours.
+// hook is a rule that leads to a chain of this package from a chain that does not belong to it.
 type hook struct {
 	table table
 	rule  string // as iptables-save prints it
 }
 
-// target gives the chain of ours.
+// target returns the name of the chain that the hook leads to.
 func (h hook) target() string {
 	_, after, _ := strings.Cut(h.rule, " "+prefix)
 	name, _, _ := strings.Cut(after, " ")
 	return prefix + name
 }
 
-// saved is what is ours in the output of iptables-save.
+// saved is what the output of iptables-save holds of this package.
 type saved struct {
 	chains chainHashes
 	hooks  []hook
-	// drops: FORWARD drops what nothing accepts.
+	// drops means that the policy of FORWARD is DROP.
 	drops bool
 }
 
-// parseSave reads the output of iptables-save, of one or several tables. What is not ours is left out.
+// parseSave parses the output of iptables-save for one or several tables, and ignores what does not
+// belong to this package.
 func parseSave(output []byte) saved {
 	s := saved{chains: newChainHashes()}
 	s.parse(output)
@@ -170,7 +174,7 @@ func parseSave(output []byte) saved {
 }
 
 func (s *saved) parse(output []byte) {
-	current := tables // none of interest
+	current := tables // a table of no interest
 	var hashes map[string]*xxhash.Digest
 	end := func() {
 		for chain, h := range hashes {

@@ -6,44 +6,54 @@ import (
 )
 
 const (
-	// A chain holds at most leafKeys keys, or more as long as they have at most leafRules rules together. Both are a
-	// trade: a larger chain saves the rules that lead to two smaller ones, and costs packets a longer walk.
+	// A chain holds at most leafKeys keys, or more if their rules are at most leafRules in total. Both
+	// are compromises. A larger chain saves the rules that lead to two smaller ones, but packets pass
+	// more rules in it.
 	leafKeys  = 5
 	leafRules = 64
-	// digitBits is how many bits of a key a chain tells apart.
+	// digitBits is the number of bits of a key by which one chain branches.
 	digitBits = 4
-	// maxBits bounds the splitting: 65,536 leaves, four chains away from the root. Keys that share all these bits share a
-	// leaf, of any size. Jumps may be nested 16 deep in nf_tables.
+	// maxBits limits splitting to 65,536 leaves, four chains away from the root. Keys that share all
+	// of these bits share a leaf, whatever its size. nf_tables allows jumps to be nested 16 deep.
 	maxBits = 16
 )
 
-// tree is the dispatch from a key (an address, a port number) to the rules for it, in small chains, so that a packet
-// passes few rules and a change rewrites few. It is a binary trie: a node with too much in it is split by the next bit.
-// So that packets do not go from chain to chain for each bit, only leaves, and forks at each digitBits-th bit, are chains;
-// a fork has a goto for each such node that is next below it. The shape depends on what is in the tree only, never on
-// the order in which it came. E is what is kept under a key.
+// tree leads from a key (an address or a port number) to the rules for it, through small chains, so
+// that a packet passes few rules and a change rewrites few. It is a binary trie: a node with too
+// much in it is split by the next bit.
+//
+// If each node were a chain, packets would go from chain to chain for each bit. So only leaves are
+// chains, and forks at each digitBits-th bit. A fork's chain has a goto for each chain directly
+// below it. E is the type of the entries under a key.
+//
+// Invariants:
+//
+//  1. The shape depends only on the content, not on the order in which entries were added and
+//     removed.
+//  2. A node is a leaf if it fits or has maxBits bits of path, and a fork otherwise.
+//  3. dirty holds the path of each chain that differs from what was written last.
 type tree[K, E comparable] struct {
 	table table
-	// name is the root chain's. The root chain always exists.
+	// name is the name of the root chain, which always exists.
 	name string
-	// bit gives a bit of a key, from 0.
+	// bit returns a bit of a key, counted from 0.
 	bit func(key K, i int) int
-	// match gives the match of packets whose key has the bits of path since its last full digit.
+	// match returns the match of packets whose key has the bits of path after its last full digit.
 	match func(path string) match
 	// compare orders the keys in a leaf.
 	compare func(a, b K) int
-	// weight tells how many rules an entry has, or about how many.
+	// weight returns how many rules an entry has, or about how many.
 	weight func(E) int
 	// rules writes the rules for the entries under one key.
 	rules func(w *bytes.Buffer, chain string, entries []E)
 
 	root  *node[K, E]
-	dirty map[string]bool // paths (bits) of chains to write or remove
+	dirty map[string]bool // paths (strings of bits) of chains to write or remove
 }
 
-// node is a leaf with entries, or a fork with children.
+// node is a leaf with entries or a fork with children.
 type node[K, E comparable] struct {
-	keys, weight int // here and below
+	keys, weight int // number of keys and sum of weights, here and below
 	entries      map[K][]E
 	children     *[2]*node[K, E] // nil in a leaf
 }
@@ -94,7 +104,7 @@ func (t *tree[K, E]) addBelow(n *node[K, E], path string, key K, entries []E) {
 	n.sum()
 }
 
-// sum counts what is below a fork.
+// sum adds up what is below a fork.
 func (n *node[K, E]) sum() {
 	n.keys, n.weight = 0, 0
 	for _, c := range n.children {
@@ -113,7 +123,7 @@ func (t *tree[K, E]) remove(key K, e E) {
 	}
 }
 
-// removeFrom gives nil if nothing is left.
+// removeFrom returns the node that is left, or nil if nothing is.
 func (t *tree[K, E]) removeFrom(n *node[K, E], path string, key K, e E) *node[K, E] {
 	t.dirty[path] = true
 	if n.children == nil {
@@ -140,7 +150,7 @@ func (t *tree[K, E]) removeFrom(n *node[K, E], path string, key K, e E) *node[K,
 	return n
 }
 
-// gather moves the entries of n and below to the leaf.
+// gather moves the entries of n and of the nodes below it to the leaf.
 func (t *tree[K, E]) gather(n *node[K, E], path string, leaf *node[K, E]) {
 	t.dirty[path] = true
 	for k, e := range n.entries {
@@ -156,11 +166,12 @@ func (t *tree[K, E]) gather(n *node[K, E], path string, leaf *node[K, E]) {
 	}
 }
 
-// digits has a letter for each value of up to digitBits bits, after one bit that is set: the sixteen of four bits are
-// hexadecimal, as those that are seen most.
+// digits has a letter for each value of one to digitBits bits. Its index is the value with an
+// additional 1 bit before the first bit. The values of four bits, which are seen most, are
+// hexadecimal digits.
 const digits = "__GHIJKLMNOPQRST0123456789ABCDEF"
 
-// chain gives the name of the chain at a path.
+// chain returns the name of the chain at a path.
 func (t *tree[K, E]) chain(path string) string {
 	if path == "" {
 		return t.name
@@ -176,7 +187,7 @@ func (t *tree[K, E]) chain(path string) string {
 	return string(name)
 }
 
-// find gives the node at a path, nil if there is none.
+// find returns the node at a path, or nil if there is none.
 func (t *tree[K, E]) find(path string) *node[K, E] {
 	n := t.root
 	for i := range len(path) {
@@ -188,10 +199,10 @@ func (t *tree[K, E]) find(path string) *node[K, E] {
 	return n
 }
 
-// isChain tells whether the node at a path is a chain.
+// isChain reports whether the node at a path is a chain.
 func (n *node[K, E]) isChain(path string) bool { return n.children == nil || len(path)%digitBits == 0 }
 
-// write puts the dirty chains, or all of them, into the transaction.
+// write adds the dirty chains, or all chains, to the transaction.
 func (t *tree[K, E]) write(x *transaction, all bool) {
 	if all {
 		t.writeBelow(x, t.root, "")
@@ -214,7 +225,7 @@ func (t *tree[K, E]) writeBelow(x *transaction, n *node[K, E], path string) {
 	}
 }
 
-// next gives the chains that a fork leads to, with their paths.
+// next yields the chains that a fork leads to, with their paths.
 func (n *node[K, E]) next(path string) func(yield func(string, *node[K, E]) bool) {
 	return func(yield func(string, *node[K, E]) bool) { n.visitNext(path, yield) }
 }

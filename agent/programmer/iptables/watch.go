@@ -11,27 +11,30 @@ import (
 )
 
 const (
-	// watchInterval is how often it is looked whether anything has changed, which is nearly free.
+	// watchInterval is how often Watch checks whether anything has changed, which costs very little.
 	watchInterval = time.Second
-	// After all rules were read to find out what, which is not free, that takes 1/readShare of the time at most.
+	// readShare limits the time that Watch spends on reading all rules, which is expensive, to
+	// 1/readShare of the total.
 	readShare = 20
 )
 
-// watch is what is known of what others did to the kernel's tables. Their stamps tell cheaply whether they changed at all.
-// Where that was not only by this Programmer, the rules are read, and compared with what they should be.
+// watch is what is known about changes to the kernel's tables by others. Stamps show at low cost
+// whether the tables changed at all. If this Programmer does not explain a change, the rules are
+// read and compared with what they should be. Programmer.mu guards it.
 type watch struct {
 	last    stamp
-	trusted bool // at last, the kernel held what it should
-	// operations counts what this Programmer did.
+	trusted bool // at the time of last, the kernel held what it should
+	// operations counts the operations of this Programmer.
 	operations int
-	// unreadable counts stamps that could not be had.
+	// unreadable counts the attempts to get a stamp that failed.
 	unreadable uint32
 }
 
-// forget makes what comes next count as if nothing had been before, since it reads what the kernel holds.
+// forget discards what is known. The operation that follows reads what the kernel holds.
 func (w *watch) forget() { w.last, w.trusted = stamp{}, true }
 
-// operated takes note that this Programmer changed some tables, one at a time, so many times.
+// operated records that this Programmer has changed tables, with this number of commits, each of
+// one table.
 func (w *watch) operated(before, after stamp, commits int) {
 	fresh := w.trusted && w.last == stamp{}
 	w.trusted = w.trusted && (fresh || before == w.last) && after.follows(before, commits)
@@ -39,7 +42,8 @@ func (w *watch) operated(before, after stamp, commits int) {
 	w.operations++
 }
 
-// Watch calls lost when rules of this package, or those that lead to them, were removed or changed by others.
+// Watch calls lost when others have removed or changed rules of this package or rules that lead to
+// them.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
@@ -68,10 +72,10 @@ func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	}
 }
 
-// suspicious tells whether others may have changed something.
+// suspicious reports whether others may have changed something.
 func (p *Programmer) suspicious() bool {
 	if !p.mu.TryLock() {
-		return false // later: rules are being written
+		return false // rules are being written; check later
 	}
 	defer p.mu.Unlock()
 	return p.suspiciousLocked()
@@ -84,11 +88,12 @@ func (p *Programmer) suspiciousLocked() bool {
 	return !p.watch.trusted
 }
 
-// compare reads the rules, and tells what others changed; "" if nothing, or if this Programmer changed something meanwhile.
+// compare reads the rules and returns what others changed. It returns "" if they changed nothing,
+// or if this Programmer changed something meanwhile.
 func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
 	p.mu.Lock()
 	before, operations, families := p.stamp(), p.watch.operations, maps.Clone(p.families)
-	// Others have a Replace due anyway, and may be out of order.
+	// A family without held has a Replace due anyway, and its tables may be out of order.
 	maps.DeleteFunc(families, func(_ model.Family, f *kernelFamily) bool { return f.held == nil })
 	p.mu.Unlock()
 	found := map[*kernelFamily]saved{}
@@ -104,7 +109,7 @@ func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
 	}
 	for _, f := range families {
 		if f.held == nil {
-			continue // Cleanup came between
+			continue // Cleanup ran meanwhile
 		}
 		if difference := f.difference(found[f]); difference != "" {
 			reason = fmt.Sprintf("%v: %s", f.family, difference)
@@ -115,7 +120,8 @@ func (p *Programmer) compare(ctx context.Context) (reason string, err error) {
 	return reason, nil
 }
 
-// difference tells in what the rules that were read differ from what they should be; "": in nothing.
+// difference returns the first difference between the rules that were read and what they should be,
+// or "".
 func (f *kernelFamily) difference(found saved) string {
 	for _, h := range f.hooks() {
 		if !slices.Contains(found.hooks, h) {
