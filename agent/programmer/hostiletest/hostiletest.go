@@ -40,7 +40,7 @@ type Cluster struct {
 func Drive(t *testing.T, c Cluster, p programmer.Programmer) {
 	t.Helper()
 	c.Options.NodeName = c.Node.Name
-	// the pods of testenv
+	// These are the pods of testenv.
 	c.Options.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
 	c.Options.NodePortAddresses = []netip.Prefix{netip.PrefixFrom(c.Node.IPv4, 32), netip.PrefixFrom(c.Node.IPv6, 128)}
 	d := &driver{T: t, view: view.New(c.Options), honest: map[model.ServiceKey]bool{}}

@@ -301,7 +301,7 @@ func (f *kernelFamily) writeOrReject(ctx context.Context, all bool, ports map[vi
 	}
 	known, err := f.search(ctx, again)
 	if err == nil && all && len(known) > 0 && len(known) == len(ports) {
-		// if there are others, writing them shows whether the family works
+		// If there are others, writing them shows whether the family works.
 		err = f.checkOrdinary(ctx)
 	}
 	if err != nil {

@@ -240,7 +240,7 @@ func (d *dialect) frontendChains(port *plan) []portChain {
 		if f.way().way != nowhere {
 			chains = append(chains, portChain{nat, name, func(w *bytes.Buffer) {
 				for _, p := range g.Sources {
-					// other packets are not translated, and reach filter with the Service's address
+					// Other packets are not translated, and reach filter with the Service's address.
 					w.WriteString(from(p).rule(name, "-g "+routedChain(f)))
 				}
 			}})

@@ -13,14 +13,15 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// heldBackend is a backend that the kernel has.
+// heldBackend is a backend that the kernel holds.
 type heldBackend struct {
 	address     netip.AddrPort
 	weight      uint32
 	connections uint32
 }
 
-// readBackends appends the backends of a virtual service; one that is not there has none.
+// readBackends appends the backends of a virtual service. A virtual service that does not exist has
+// none.
 func (m *machine) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, error) {
 	err := m.tellBackends(k, func(b heldBackend) { to = append(to, b) })
 	if err != nil {
@@ -29,7 +30,7 @@ func (m *machine) readBackends(to []heldBackend, k serviceKey) ([]heldBackend, e
 	return to, nil
 }
 
-// tellBackends gives the backends of a virtual service as the kernel tells them.
+// tellBackends calls each with every backend of a virtual service.
 func (m *machine) tellBackends(k serviceKey, each func(heldBackend)) error {
 	if k.family == model.IPv4 && entriesKnown {
 		return m.entries.read(k, each)
@@ -37,7 +38,7 @@ func (m *machine) tellBackends(k serviceKey, each func(heldBackend)) error {
 	return m.dumpBackends(k, each)
 }
 
-// dumpBackends is tellBackends by netlink.
+// dumpBackends is tellBackends over netlink.
 func (m *machine) dumpBackends(k serviceKey, each func(heldBackend)) error {
 	return m.commands.dump(m.askAbout(commandGetBackend, k), func(body []byte) {
 		if len(body) < 4 {
@@ -51,7 +52,7 @@ func (m *machine) dumpBackends(k serviceKey, each func(heldBackend)) error {
 	})
 }
 
-// askAbout writes a message that asks for something of a virtual service.
+// askAbout returns a request for information about a virtual service.
 func (m *machine) askAbout(command byte, k serviceKey) *requests {
 	r := &m.requests
 	r.reset()
@@ -77,7 +78,7 @@ func parseBackend(b []byte, family model.Family) (held heldBackend) {
 			held.connections += hostNumber(value)
 		}
 	}
-	// The kernel gives 16 bytes for either family.
+	// The kernel returns 16 bytes for either family.
 	length := 4
 	if family == model.IPv6 {
 		length = 16
@@ -88,17 +89,19 @@ func parseBackend(b []byte, family model.Family) (held heldBackend) {
 	return held
 }
 
-// entryReader has IPVS tell of the backends of an IPv4 virtual service by getsockopt, in arrays of C, which takes it a fraction of what
-// netlink takes it. Of IPv6 it can't tell so.
+// entryReader reads the backends of an IPv4 virtual service by getsockopt, as arrays of C structs.
+// That takes the kernel a fraction of the time that netlink takes. There is no such option for
+// IPv6.
 type entryReader struct {
 	fd  int
-	buf []byte // of an ip_vs_get_dests; entries that were not read into have no address
+	buf []byte // an ip_vs_get_dests; the address of an entry that was not read is zero
 }
 
-// entriesKnown tells whether the layout below is this machine's: 32-bit x86 has another.
+// entriesKnown reports whether this machine has the layout below. 32-bit x86 has another one.
 const entriesKnown = runtime.GOARCH != "386"
 
-// An ip_vs_get_dests and an ip_vs_dest_entry (include/uapi/linux/ip_vs.h).
+// The layout of ip_vs_get_dests and ip_vs_dest_entry, from include/uapi/linux/ip_vs.h: offsets and
+// sizes in bytes.
 const (
 	getDests = 64 + 1024 + 64 + 4 // IP_VS_SO_GET_DESTS
 
@@ -117,13 +120,14 @@ func newEntryReader() (*entryReader, error) {
 
 func (e *entryReader) close() { _ = unix.Close(e.fd) }
 
-// read gives the backends of a virtual service of IPv4.
+// read calls each with every backend of an IPv4 virtual service.
 func (e *entryReader) read(k serviceKey, each func(heldBackend)) error {
 	for {
 		if err := e.ask(k); err != nil {
 			return err
 		}
-		// The kernel does not say how many there are; all are there if there was room for more.
+		// The kernel does not say how many backends there are. If there was room for more, it has
+		// returned all of them.
 		last := e.buf[len(e.buf)-entrySize:]
 		if binary.NativeEndian.Uint32(last[entryAddress:]) == 0 {
 			break
@@ -144,7 +148,7 @@ func (e *entryReader) read(k serviceKey, each func(heldBackend)) error {
 	}
 }
 
-// ask has the kernel write its answer into the buffer.
+// ask lets the kernel write its answer into the buffer.
 func (e *entryReader) ask(k serviceKey) error {
 	head := e.buf[:destsSize]
 	clear(head)
@@ -158,7 +162,7 @@ func (e *entryReader) ask(k serviceKey) error {
 	binary.NativeEndian.PutUint32(head[destsCount:], uint32((len(e.buf)-destsSize)/entrySize))
 	length := uint32(len(e.buf))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(e.fd), unix.SOL_IP, getDests, uintptr(unsafe.Pointer(&e.buf[0])), uintptr(unsafe.Pointer(&length)), 0)
-	if errno != 0 && errno != unix.ESRCH { // that it is not there
+	if errno != 0 && errno != unix.ESRCH { // ESRCH means that the virtual service does not exist
 		return os.NewSyscallError("getsockopt", errno)
 	}
 	return nil

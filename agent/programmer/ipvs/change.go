@@ -12,27 +12,31 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// change gathers what is to be done for one IP family once all that packets may be led to is there.
+// change collects what has to be done for one IP family, in an order in which packets are only led
+// to what exists.
 type change struct {
 	held, want     elements
-	rules          bool // they are written, in a new table where nothing is held
+	rules          bool // rules are to be written, into a new table if held is nil
 	arrive, depart []netip.Addr
-	// before and after are what IPVS does before and after the rest changes, last what it does in the end.
+	// before and after are commands for IPVS before and after the table and the addresses change. last
+	// are commands that come at the very end.
 	before, after, last []command
 	gone                []serviceKey
-	adopted             []*virtual // that somebody else had made already
-	errs                []error    // PortErrors
+	adopted             []*virtual // that others had created before
+	errs                []error    // of type PortError
 }
 
 func newChange() *change { return &change{held: elements{}, want: elements{}} }
 
-// blame notes an error that is about one Service port.
+// blame records an error that concerns a single Service port.
 func (x *change) blame(id view.ServicePortID, err error, lasting bool) {
 	x.errs = append(x.errs, &programmer.PortError{ID: id, Err: err, Lasting: lasting})
 }
 
-// carryOut makes packets go where they should, and then removes what they do not go to any more. An address that goes is
-// taken away first and one that comes is added last: in between, packets to it would be for whatever listens on the node.
+// carryOut first makes packets go where they should, and then removes what they no longer go to. It
+// removes addresses from the device before the table changes, and adds new ones afterwards. If the
+// device had an address that the table does not know, packets to it would reach whatever listens on
+// the node.
 func (f *family) carryOut(ctx context.Context, x *change) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -55,8 +59,8 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	if err := f.writeTable(x); err != nil {
 		return err
 	}
-	// A device that takes no address any more has lost all that it had, so that the family is not served
-	// however much of it has changed by now.
+	// A device that refuses every address has lost all of its addresses, so the family is not served,
+	// however much of it is in place by now.
 	refused, err := f.addAddresses(x.arrive)
 	if err == nil && len(refused) > 0 {
 		err = f.checkOrdinaryAddress()
@@ -77,7 +81,7 @@ func (f *family) carryOut(ctx context.Context, x *change) error {
 	return errors.Join(x.errs...)
 }
 
-// writeTable makes the table hold what is wanted, all at once.
+// writeTable makes the table hold the wanted elements, in one transaction.
 func (f *family) writeTable(x *change) error {
 	switch {
 	case !x.rules:
@@ -94,7 +98,7 @@ func (f *family) writeTable(x *change) error {
 	return f.tables.write()
 }
 
-// blameAddresses notes the Service ports with addresses that the device did not get.
+// blameAddresses records errors for the Service ports with addresses that the device did not get.
 func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 	if len(refused) == 0 {
 		return
@@ -109,16 +113,16 @@ func (f *family) blameAddresses(x *change, refused map[netip.Addr]error) {
 	}
 }
 
-// onlyIPVS tells whether nothing else changes.
+// onlyIPVS reports whether neither the table nor the device's addresses change.
 func (x *change) onlyIPVS() bool {
 	return len(x.want)+len(x.held)+len(x.arrive)+len(x.depart) == 0 && !x.rules
 }
 
-// checkOrdinary returns an error if IPVS does not take the backends of an ordinary Service port.
+// checkOrdinary returns an error if IPVS refuses the backends of an ordinary Service port.
 func (f *family) checkOrdinary() error {
 	v := &virtual{serviceKey: serviceKey{family: f.family, number: maxID}, scheduler: f.options.Scheduler}
 	remove := command{kind: commandDelService, service: v.serviceKey}
-	// A process that was killed meanwhile may have left it.
+	// A process that was killed during a check may have left it.
 	commands := []command{remove, {kind: commandNewService, service: v.serviceKey, virtual: v}}
 	for b := range programmer.Ordinary(f.family).Cluster.All() {
 		commands = append(commands, command{kind: commandNewBackend, service: v.serviceKey, backend: b.Address, weight: 1})
@@ -131,7 +135,7 @@ func (f *family) checkOrdinary() error {
 func (f *family) checkOrdinaryAddress() error {
 	address := programmer.Ordinary(f.family).Frontends[0].Address
 	held, err := f.deviceAddresses(f.device, domain(f.family))
-	if err != nil || held[address] { // as there is a Service that has it
+	if err != nil || held[address] { // a Service has that address
 		return err
 	}
 	refused, err := f.addAddresses([]netip.Addr{address})
@@ -141,7 +145,8 @@ func (f *family) checkOrdinaryAddress() error {
 	return f.removeAddresses([]netip.Addr{address})
 }
 
-// notOrdinary says what it means that an ordinary Service port is refused.
+// notOrdinary wraps the error of a check that used an ordinary Service port. It returns nil for
+// nil.
 func notOrdinary(err error) error {
 	if err == nil {
 		return nil

@@ -10,7 +10,8 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Commands of IPVS and their attributes (include/uapi/linux/ip_vs.h), as far as the library does not send them.
+// Commands of IPVS and their attributes, from include/uapi/linux/ip_vs.h. The library sends the
+// others.
 const (
 	commandNewService = 1
 	commandSetService = 2
@@ -36,7 +37,7 @@ const (
 
 	destAttrAddress  = 1
 	destAttrPort     = 2
-	destAttrMethod   = 3 // 0: by translating addresses
+	destAttrMethod   = 3 // 0 means by address translation
 	destAttrWeight   = 4
 	destAttrUpper    = 5
 	destAttrLower    = 6
@@ -47,19 +48,19 @@ const (
 	genericVersion = 1
 )
 
-// command is one thing for IPVS to do.
+// command is one operation of IPVS.
 type command struct {
 	kind    byte
 	service serviceKey
-	virtual *virtual       // of commands for virtual services but commandDelService
-	backend netip.AddrPort // of commands for backends
+	virtual *virtual       // set in commandNewService and commandSetService
+	backend netip.AddrPort // set in commands for backends
 	weight  uint32
-	// owner is the Service port that an error is told of; zero: nobody's.
+	// owner is the Service port to which an error is attributed. Zero means none.
 	owner view.ServicePortID
 	tries int
 }
 
-// String says what it is to do, for errors.
+// String describes the operation, for errors.
 func (c *command) String() string {
 	switch c.kind {
 	case commandNewService, commandSetService:
@@ -75,7 +76,7 @@ func (c *command) String() string {
 	return fmt.Sprintf("add backend %v to IPVS", c.backend)
 }
 
-// write writes the message.
+// write appends the message of the command.
 func (c *command) write(r *requests, family uint16) {
 	r.begin(family, 0)
 	r.buf = append(r.buf, c.kind, genericVersion, 0, 0)
@@ -95,7 +96,7 @@ func (c *command) write(r *requests, family uint16) {
 	r.end()
 }
 
-// write writes the name of a virtual service, and all of it if v is given.
+// write appends the attributes that identify a virtual service, and all others if v is not nil.
 func (k serviceKey) write(r *requests, v *virtual) {
 	at := r.nest(attrService)
 	s := k.moby()
@@ -112,7 +113,7 @@ func (k serviceKey) write(r *requests, v *virtual) {
 		r.text(svcAttrScheduler, s.SchedName)
 		flags := r.nest(svcAttrFlags)
 		r.buf = append(r.buf, host32(s.Flags)...)
-		r.buf = append(r.buf, host32(^uint32(0))...) // which of them are given
+		r.buf = append(r.buf, host32(^uint32(0))...) // mask of valid flags
 		r.endNest(flags)
 		r.uint32(svcAttrTimeout, s.Timeout)
 		r.uint32(svcAttrNetmask, s.Netmask)
@@ -120,14 +121,15 @@ func (k serviceKey) write(r *requests, v *virtual) {
 	r.endNest(at)
 }
 
-// nobody is no Service port.
+// nobody stands for no Service port.
 var nobody view.ServicePortID
 
-// maxTries bounds how often a command is tried, in one way or another: each error has one remedy.
+// maxTries is how often a command is tried, possibly in another form. Each error has one remedy.
 const maxTries = 3
 
-// run has IPVS carry out commands in their order. It notes in x what is about one Service port
-// only, and returns an error if IPVS refuses an ordinary one as well.
+// run carries out commands in their order. It records errors that concern a single Service port in
+// x. If there are any, it tries an ordinary Service port, and returns an error if IPVS refuses that
+// one as well.
 func (f *family) run(x *change, commands []command) error {
 	blamed := len(x.errs)
 	for len(commands) > 0 {
@@ -159,12 +161,12 @@ func (f *family) run(x *change, commands []command) error {
 	return nil
 }
 
-// remedy changes a command that has failed so that it may be tried again, or tells what the error means.
+// remedy changes a failed command so that it can be tried again, or returns what its error means.
 func (f *family) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ error) {
 	err := fmt.Errorf("%v: %w", c, errno)
 	switch {
 	case c.kind == commandDelService && errno == unix.ESRCH, c.kind == commandDelBackend && (errno == unix.ENOENT || errno == unix.ESRCH):
-		return false, nil // as wanted
+		return false, nil // already as wanted
 	case c.kind == commandSetBackend && c.weight == 0 && errno == unix.ENOENT:
 		return false, nil
 	case c.kind == commandNewService && errno == unix.EEXIST:
@@ -189,9 +191,9 @@ func (f *family) remedy(x *change, c *command, errno unix.Errno) (retry bool, _ 
 		c.virtual = &plain
 		return true, err
 	case c.backend.IsValid() && errno == unix.ESRCH && c.tries < maxTries:
-		return true, err // the virtual service will be there next time, or has failed
+		return true, err // the virtual service will exist next time, or has failed itself
 	case c.owner != nobody && (errno == unix.EINVAL || c.backend.IsValid() && errno == unix.ESRCH):
-		// IPVS refuses, for instance, backends with addresses that nothing can be sent to.
+		// For example, IPVS refuses backends whose address nothing can be sent to.
 		x.blame(c.owner, err, false)
 		if blamed := f.ports[c.owner]; blamed != nil {
 			blamed.refused = true

@@ -15,13 +15,14 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Device is the name of the dummy device that has the Services' addresses: IPVS sees only what is meant for the node.
+// Device is the name of the dummy device that has the addresses of Services. It makes them the
+// node's own, because IPVS sees only packets for the node.
 const Device = "slicecast-ipvs0"
 
-// KubeProxyDevice is the name of the one that kube-proxy has for the same.
+// KubeProxyDevice is the name of kube-proxy's device for the same purpose.
 const KubeProxyDevice = "kube-ipvs0"
 
-// ensureDevice makes the device if it is not there, and sets it up.
+// ensureDevice creates the device unless it exists, and sets it up.
 func (m *machine) ensureDevice() error {
 	link, err := m.links.LinkByName(Device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -52,7 +53,7 @@ func domain(family model.Family) byte {
 	return unix.AF_INET
 }
 
-// deviceAddresses returns the addresses of a domain that a device has, without the one that the
+// deviceAddresses returns a device's addresses of a domain, except the link-local one that the
 // kernel gives each device.
 func (m *machine) deviceAddresses(device netlink.Link, domain byte) (map[netip.Addr]bool, error) {
 	list, err := m.listAddresses(domain)
@@ -71,11 +72,11 @@ func (m *machine) deviceAddresses(device netlink.Link, domain byte) (map[netip.A
 // deviceAddress is an address of a device.
 type deviceAddress struct {
 	netip.Addr
-	device int // its index
+	device int // index of the device
 }
 
 // listAddresses returns the addresses of a domain that any device has. It reads them again if some
-// came or went meanwhile. AF_UNSPEC stands for both IP families.
+// changed meanwhile. AF_UNSPEC stands for both IP families.
 func (m *machine) listAddresses(domain byte) (list []deviceAddress, err error) {
 	err = readAgain(func() error {
 		list = list[:0]
@@ -83,7 +84,7 @@ func (m *machine) listAddresses(domain byte) (list []deviceAddress, err error) {
 		r.reset()
 		r.begin(unix.RTM_GETADDR, 0)
 		r.buf = append(r.buf, domain)
-		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg-1)...) // of any device
+		r.buf = append(r.buf, make([]byte, unix.SizeofIfAddrmsg-1)...) // for all devices
 		r.end()
 		return m.addresses.dump(r, func(body []byte) {
 			if a := parseAddress(body); a.IsValid() {
@@ -94,14 +95,15 @@ func (m *machine) listAddresses(domain byte) (list []deviceAddress, err error) {
 	return list, err
 }
 
-// parseAddress reads a message about an address. It is not valid if that is of another family than the IP families.
+// parseAddress parses a message about an address. The result is not valid if the address belongs to
+// neither IP family.
 func parseAddress(body []byte) (a deviceAddress) {
 	if len(body) < unix.SizeofIfAddrmsg || body[0] != unix.AF_INET && body[0] != unix.AF_INET6 {
 		return a
 	}
 	a.device = int(hostNumber(body[4:]))
 	for kind, value := range attributes(body[unix.SizeofIfAddrmsg:]) {
-		// Where a device leads to one other, IFA_ADDRESS is the other's.
+		// On a point-to-point device, IFA_ADDRESS is the address of the other end.
 		if kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !a.IsValid() {
 			a.Addr, _ = netip.AddrFromSlice(value)
 		}
@@ -109,7 +111,7 @@ func parseAddress(body []byte) (a deviceAddress) {
 	return a
 }
 
-// readAgain reads something again as long as others change it meanwhile, up to a limit.
+// readAgain calls read again while others change its object meanwhile, up to maxReads times.
 func readAgain(read func() error) (err error) {
 	for range maxReads {
 		if err = read(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -129,7 +131,8 @@ func (f *family) readAddresses() (err error) {
 	return err
 }
 
-// addressesElsewhere gives the node's addresses that other devices have than those of Services.
+// addressesElsewhere returns the node's addresses on devices that do not hold the addresses of
+// Services.
 func (f *family) addressesElsewhere() (map[netip.Addr]bool, error) {
 	list, err := f.listAddresses(domain(f.family))
 	if err != nil {
@@ -148,7 +151,7 @@ func (f *family) addressesElsewhere() (map[netip.Addr]bool, error) {
 	return found, nil
 }
 
-// nodePortAddresses gives those of the node's own addresses that have NodePorts, ascending.
+// nodePortAddresses returns the addresses in own that have NodePorts, in ascending order.
 func nodePortAddresses(node view.Node, own map[netip.Addr]bool) (found []netip.Addr) {
 	for a := range own {
 		if hasNodePorts(node, a) {
@@ -159,32 +162,33 @@ func nodePortAddresses(node view.Node, own map[netip.Addr]bool) (found []netip.A
 	return found
 }
 
-// hasNodePorts tells whether NodePorts are on an address, if it is the node's.
+// hasNodePorts reports whether NodePorts are on an address, given that it is the node's.
 func hasNodePorts(node view.Node, a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && slices.ContainsFunc(node.NodePorts, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// nodesOwn tells whether an address is another interface's, e.g. a node's own that a Service has as an external IP. Such
-// a one is no Service's alone: other ports on it are none of our business.
+// nodesOwn reports whether an address is on another interface, for example a node's address that a
+// Service has as an external IP. Such an address does not belong to a Service alone, so its other
+// ports are left alone.
 func (m *machine) nodesOwn(a netip.Addr) bool {
 	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if err != nil {
-		return false // there is no way there, and so it is not local
+		return false // without a route, the address is not local
 	}
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool {
 		return r.Type == unix.RTN_LOCAL && r.LinkIndex != m.device.Attrs().Index && !m.isKubeProxys(r.LinkIndex)
 	})
 }
 
-// isKubeProxys tells whether a device is the one on which kube-proxy has Services' addresses. Two may have the same, so that
-// they are there when the other one is removed.
+// isKubeProxys reports whether a device is the one with the addresses of kube-proxy's Services.
+// Both devices may have the same address, so the address stays when one of them is removed.
 func (m *machine) isKubeProxys(index int) bool {
 	link, err := m.links.LinkByName(KubeProxyDevice)
 	return err == nil && link.Attrs().Index == index
 }
 
-// addAddresses gives the device addresses. It returns those that the kernel refuses, each with the
-// reason. The device has the others.
+// addAddresses adds addresses to the device. It returns those that the kernel refuses, each with
+// the reason.
 func (m *machine) addAddresses(list []netip.Addr) (refused map[netip.Addr]error, err error) {
 	refused = make(map[netip.Addr]error)
 	err = m.changeAddresses(list, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(a netip.Addr, errno unix.Errno) error {
@@ -209,7 +213,7 @@ func (m *machine) removeAddresses(list []netip.Addr) error {
 	})
 }
 
-// changeAddresses has the kernel give the device addresses, or take them from it.
+// changeAddresses adds addresses to the device or removes them, depending on kind.
 func (m *machine) changeAddresses(list []netip.Addr, kind, flags uint16, failure func(netip.Addr, unix.Errno) error) error {
 	m.requests.reset()
 	for _, a := range list {
@@ -222,13 +226,13 @@ func (m *machine) changeAddresses(list []netip.Addr, kind, flags uint16, failure
 	return errors.Join(err, failed)
 }
 
-// address writes a message about an address of the device. The kernel is not to choose it as a source, e.g. of what is
-// masqueraded.
+// address appends a message about an address of the device. The scope and flags keep the kernel
+// from choosing the address as a source, for example when masquerading.
 func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
 	const own, permanent = unix.IFA_LOCAL, math.MaxUint32
 	scope, addressFlags := byte(unix.RT_SCOPE_HOST), byte(0)
 	if model.FamilyOf(a) == model.IPv6 {
-		// Deprecated: valid for ever, preferred for no time.
+		// The address is deprecated: valid forever, but never preferred.
 		scope, addressFlags = unix.RT_SCOPE_UNIVERSE, unix.IFA_F_NODAD
 	}
 	r.begin(kind, flags)
@@ -238,7 +242,8 @@ func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
 	r.bytes(unix.IFA_ADDRESS, a.AsSlice())
 	if model.FamilyOf(a) == model.IPv6 {
 		info := r.nest(unix.IFA_CACHEINFO)
-		for _, v := range []uint32{0, permanent, 0, 0} { // preferred, valid, and two times that only the kernel tells
+		for _, v := range []uint32{0, permanent, 0, 0} {
+			// Preferred and valid lifetime, then two times that only the kernel sets.
 			r.buf = append(r.buf, host32(v)...)
 		}
 		r.endNest(info)
@@ -246,7 +251,7 @@ func (r *requests) address(kind, flags uint16, index int, a netip.Addr) {
 	r.end()
 }
 
-// removeDevice removes the device, if there is one.
+// removeDevice removes the device if it exists.
 func removeDevice(links *netlink.Handle) error {
 	link, err := links.LinkByName(Device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {

@@ -10,18 +10,19 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// role is one of a Service port's two sets of backends: each is a virtual service of IPVS.
+// role is one of a Service port's two sets of backends, each of which has a virtual service in
+// IPVS.
 type role int
 
 const (
 	clusterRole role = iota
 	localRole
-	roles // how many
+	roles // number of roles
 )
 
 func (r role) target() view.Target { return [...]view.Target{view.Cluster, view.Local}[r] }
 
-// backends gives the set.
+// backends returns the set.
 func (r role) backends(port *view.ServicePort) view.Backends {
 	if port == nil {
 		return view.Backends{}
@@ -29,21 +30,23 @@ func (r role) backends(port *view.ServicePort) view.Backends {
 	return [...]view.Backends{port.Cluster, port.Local}[r]
 }
 
-// ids are the numbers of a Service port's virtual services; 0: there is none.
+// ids are the numbers of a Service port's virtual services. 0 means that there is none.
 type ids [roles]uint32
 
-// identity tells which virtual services a Service port has. It keeps them as long as it is there: those that it does not need any more, as
-// affinity came or went, have no backends, but their connections may go on.
+// identity says which virtual services a Service port has. It keeps them as long as it exists.
+// Those that it no longer needs because affinity was added or removed have no backends, but their
+// connections may go on.
 type identity struct {
 	numbers   ids
 	addressed bool // there is one for each of its addresses
 }
 
-// estate is what Service ports that go leave to those that come with one of their frontends, as when a port is renamed: with the virtual
-// services, open connections go on.
+// estate holds the virtual services that removed Service ports leave behind, by frontend. A new
+// Service port with one of these frontends inherits them, for example when a port is renamed, so
+// that open connections go on.
 type estate map[elementKey]*identity
 
-// leaveAll has a Service port leave all that it has.
+// leaveAll adds everything that a removed Service port has.
 func (e estate) leaveAll(of *programmed) {
 	left := of.identity
 	for _, f := range of.port.Frontends {
@@ -51,7 +54,8 @@ func (e estate) leaveAll(of *programmed) {
 	}
 }
 
-// inherit gives a Service port what one that goes has left, if nobody else got it.
+// inherit moves what a removed Service port has left behind to a new one, unless another one has
+// inherited it.
 func (e estate) inherit(now *programmed) {
 	for _, f := range now.port.Frontends {
 		if left := e[others.element(now.port.ID.Protocol, f)]; left != nil && *left != (identity{}) {
@@ -61,7 +65,8 @@ func (e estate) inherit(now *programmed) {
 	}
 }
 
-// serviceComment names a virtual service of the Service port with this name, for operators and to find it again after a restart.
+// serviceComment returns the comment of a virtual service. Operators see it, and a new process
+// finds the virtual service of a Service port by it.
 func serviceComment(name string, r role) string {
 	return name + " " + r.target().String()
 }
@@ -77,14 +82,14 @@ func protocolNumber(p model.Protocol) byte {
 	}
 }
 
-// portKey is how sets have a protocol and a port: each in four bytes.
+// portKey returns the encoding of a protocol and a port in keys, each in four bytes.
 func portKey(p model.Protocol, port uint16) string {
 	return string([]byte{protocolNumber(p), 0, 0, 0, byte(port >> 8), byte(port), 0, 0})
 }
 
 func addressKey(a netip.Addr) string { return string(a.AsSlice()) }
 
-// element names the element that a frontend has in the class's maps.
+// element returns the key of a frontend in the class's maps.
 func (c class) element(protocol model.Protocol, f view.Frontend) elementKey {
 	if f.Kind == view.NodePort {
 		return elementKey{c.nodePorts(), portKey(protocol, f.Port)}
@@ -92,8 +97,8 @@ func (c class) element(protocol model.Protocol, f view.Frontend) elementKey {
 	return elementKey{c.frontends(), addressKey(f.Address) + portKey(protocol, f.Port)}
 }
 
-// own calls add for each element that no other Service port has: its frontends, the sources of those that not everybody
-// may use, and its virtual services.
+// own calls add for each element that belongs to this Service port alone: its frontends, the
+// sources of frontends that have some, and its virtual services.
 func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey, element)) {
 	name, marks := port.ID.String(), numbers
 	if port.Affinity > 0 {
@@ -126,8 +131,8 @@ func own(port *view.ServicePort, numbers ids, withPods bool, add func(elementKey
 	}
 }
 
-// shared calls add for each element that other Service ports may have as well, perhaps more than once: addresses, and local
-// backends' hairpins.
+// shared calls add for each element that other Service ports may have as well: addresses and local
+// backends' hairpins. It may call add several times for one element.
 func shared(port *view.ServicePort, add func(elementKey)) {
 	for _, f := range port.Frontends {
 		if f.Kind != view.NodePort {
@@ -143,13 +148,13 @@ func shared(port *view.ServicePort, add func(elementKey)) {
 	}
 }
 
-// hairpin gives the element for connections that a backend makes to itself.
+// hairpin returns the key of the element for connections that a backend makes to itself.
 func hairpin(b view.Backend) elementKey {
 	a := addressKey(b.Address.Addr())
 	return elementKey{setHairpins, a + a}
 }
 
-// markOf gives what a map holds for a route.
+// markOf returns the value that a map holds for a route.
 func markOf(r view.Route, numbers ids) uint32 {
 	mark := markTag
 	switch r.To {
@@ -168,7 +173,8 @@ func markOf(r view.Route, numbers ids) uint32 {
 	return mark
 }
 
-// disjoint leaves out the prefixes that are in another one: a set takes no overlapping intervals.
+// disjoint returns the prefixes without those that are contained in another one, because a set
+// accepts no overlapping intervals.
 func disjoint(prefixes []netip.Prefix) []netip.Prefix {
 	sorted := slices.Clone(prefixes)
 	for i, p := range sorted {
@@ -189,7 +195,7 @@ func disjoint(prefixes []netip.Prefix) []netip.Prefix {
 	return kept
 }
 
-// bounds gives a prefix's first and last address.
+// bounds returns a prefix's first and last address.
 func bounds(p netip.Prefix) (first, last netip.Addr) {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < len(b)*8; i++ {

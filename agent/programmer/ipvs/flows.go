@@ -12,10 +12,12 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// statusDNAT is IPS_DST_NAT, of a connection whose destination nat translates (linux/netfilter/nf_conntrack_common.h).
+// statusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h. It marks a connection whose
+// destination nat translates.
 const statusDNAT = 1 << 5
 
-// ledFrontends are the frontends that IPVS leads from, as keys of our tables' maps: those of addresses and those of NodePorts.
+// ledFrontends are the frontends from which IPVS leads connections, as keys of the tables' maps.
+// They include both addresses and NodePorts.
 type ledFrontends map[model.Family]map[string]bool
 
 func (l ledFrontends) add(family model.Family, key string) {
@@ -33,14 +35,16 @@ func (l ledFrontends) addTable(family model.Family, held elements) {
 	}
 }
 
-// addService adds the frontend of a virtual service that has an address.
+// addService adds the frontend of a virtual service by address.
 func (l ledFrontends) addService(k serviceKey) {
 	l.add(k.family, addressKey(k.address)+portKey(k.protocol, k.port))
 }
 
-// forget has conntrack forget the connections to frontends that IPVS led, when it does so no more. Otherwise what clients still
-// send would go nowhere, as nat looks at new connections only. Now it goes where it leads new ones: what is UDP goes on
-// with another backend, and TCP is reset by it, so that clients connect again at once instead of waiting.
+// forget makes conntrack forget the connections that IPVS led from these frontends, once it no
+// longer does. Otherwise the packets that clients still send would go nowhere, because nat looks
+// only at new connections. After forget, nat treats them as new. UDP goes on with another backend.
+// A backend resets an unknown TCP connection, so that clients connect again at once instead of
+// waiting.
 func (l ledFrontends) forget() error {
 	for family, keys := range l {
 		var gone [][]byte
@@ -62,7 +66,8 @@ func (l ledFrontends) forget() error {
 	return nil
 }
 
-// conntrack asks the kernel about its connections of a family; each gets the attributes of one.
+// conntrack sends a request about the connections of a family, and calls each with the attributes
+// of every connection in the answer.
 func conntrack(family model.Family, operation, flags int, attributes []byte, each func(attributes []byte)) error {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
 	number := uint8(unix.AF_INET)
@@ -79,8 +84,9 @@ func conntrack(family model.Family, operation, flags int, attributes []byte, eac
 	})
 }
 
-// led tells whether IPVS leads a connection to one of the frontends: another than whom the client sends to answers, and it is not
-// nat that translates.
+// led reports whether IPVS leads a connection from one of the frontends. In such a connection, the
+// replies come from another address or port than the one that the client sends to, although nat
+// does not translate it.
 func led(entry []byte, frontends map[string]bool) bool {
 	var original, reply tuple
 	status := uint32(0)
@@ -96,13 +102,14 @@ func led(entry []byte, frontends map[string]bool) bool {
 			}
 		}
 	}
-	port := string([]byte{original.protocol, 0, 0, 0}) + original.destinationPort + "\x00\x00" // as portKey has it
+	// Encoded as by portKey.
+	port := string([]byte{original.protocol, 0, 0, 0}) + original.destinationPort + "\x00\x00"
 	return status&statusDNAT == 0 &&
 		(original.destination != reply.source || original.destinationPort != reply.sourcePort) &&
 		(frontends[original.destination+port] || frontends[port])
 }
 
-// tuple is one direction of a connection: addresses and ports as the kernel has them.
+// tuple is one direction of a connection, with addresses and ports in network byte order.
 type tuple struct {
 	source, destination         string
 	sourcePort, destinationPort string

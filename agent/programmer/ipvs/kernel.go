@@ -24,9 +24,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// MissingError tells what this machine lacks, so that it can't be programmed with IPVS.
+// MissingError reports something that this machine lacks, so that it cannot be programmed with
+// IPVS.
 type MissingError struct {
-	// What is missing, and how to get it.
+	// What names the missing thing and says how to get it.
 	What string
 	Err  error
 }
@@ -37,15 +38,17 @@ func (e *MissingError) Error() string {
 
 func (e *MissingError) Unwrap() error { return e.Err }
 
-// probe asks the kernel for one thing that is needed.
+// probe asks the kernel for one thing that this package needs.
 type probe struct {
 	what string
-	// module has it, if it is not there yet; empty: the kernel loads it by itself.
+	// module is the kernel module that provides it. Empty means that the kernel loads the module by
+	// itself.
 	module string
 	ask    func() error
 }
 
-// find looks for what is needed, having modules loaded if need be.
+// find runs the probes, and loads a module if a probe fails without it. It returns a MissingError
+// for each probe that still fails.
 func find(probes []probe, load func(module string) error) error {
 	var missing []error
 	for _, probe := range probes {
@@ -79,7 +82,7 @@ func (m *machine) probes() []probe {
 	}
 }
 
-// probesIPv6 are for Services that have IPv6 addresses.
+// probesIPv6 returns the probes for Services that have IPv6 addresses.
 func (m *machine) probesIPv6() []probe {
 	return []probe{
 		{"IPVS for IPv6, CONFIG_IP_VS_IPV6", "ip_vs", func() error { return m.tryScheduler(model.IPv6, m.options.Scheduler) }},
@@ -87,7 +90,8 @@ func (m *machine) probesIPv6() []probe {
 	}
 }
 
-// tryTable has the kernel make a table with all kinds of rules, and remove it in the same transaction.
+// tryTable lets the kernel create a table with all kinds of rules, and remove it in the same
+// transaction.
 func (m *machine) tryTable(family model.Family) error {
 	l := newLayout(family, view.Node{
 		Pods:      view.PodDetector{Prefixes: []netip.Prefix{loopback(family)}, Interface: "lo", InterfacePrefix: "lo"},
@@ -101,14 +105,14 @@ func (m *machine) tryTable(family model.Family) error {
 	return m.tables.write()
 }
 
-// tryScheduler makes a virtual service that no packet comes to, and removes it.
+// tryScheduler creates a virtual service that receives no packets, and removes it.
 func (m *machine) tryScheduler(family model.Family, name string) error {
 	if err := m.openIPVS(); err != nil {
 		return err
 	}
 	v := &virtual{serviceKey: serviceKey{number: maxID, family: family}, scheduler: name}
 	err := m.ipvs.NewService(v.moby())
-	if errors.Is(err, unix.EEXIST) { // from one who was killed meanwhile
+	if errors.Is(err, unix.EEXIST) { // left by a process that was killed
 		err = errors.Join(m.ipvs.DelService(v.moby()), m.ipvs.NewService(v.moby()))
 	}
 	if err != nil {
@@ -117,7 +121,7 @@ func (m *machine) tryScheduler(family model.Family, name string) error {
 	return m.ipvs.DelService(v.moby())
 }
 
-// tryDevice makes the device, and removes it if it was not there before.
+// tryDevice creates the device, and removes it again unless it existed before.
 func (m *machine) tryDevice() error {
 	if _, err := m.links.LinkByName(Device); err == nil {
 		return nil
@@ -128,7 +132,8 @@ func (m *machine) tryDevice() error {
 	return removeDevice(m.links)
 }
 
-// openIPVS opens the socket for IPVS, which must be there: the library asks for it only once.
+// openIPVS opens the sockets for IPVS. IPVS must be loaded, because the library looks for it only
+// once.
 func (m *machine) openIPVS() error {
 	if m.ipvs != nil {
 		return nil
@@ -144,15 +149,16 @@ func (m *machine) openIPVS() error {
 		return err
 	}
 	m.ipvsFamily = family.ID
-	// It has modprobe called, too, and logs it if there is none.
+	// The library calls modprobe, too, and logs if there is none.
 	logrus.SetOutput(io.Discard)
 	m.ipvs, err = mobyipvs.New("")
 	return err
 }
 
-// New looks for what is needed, has the kernel load it if it can, and leaves nothing behind. What is missing is told by
-// MissingErrors. A machine without IPv6 is good enough; one that has it and can't have IPVS serve it is not, as its Services
-// would be lost.
+// New checks for everything that this package needs, lets the kernel load it if possible, and
+// leaves nothing behind. It returns MissingErrors for what is missing. It is enough if the machine
+// has IPv4. If it has IPv6 and IPVS cannot serve it, New fails, because IPv6 Services would be
+// lost.
 func New(options Options) (*Programmer, error) {
 	if err := options.complete(); err != nil {
 		return nil, err
@@ -174,7 +180,7 @@ func New(options Options) (*Programmer, error) {
 	return p, nil
 }
 
-// close closes what is open.
+// close closes the sockets that are open.
 func (m *machine) close() {
 	if m.links != nil {
 		m.links.Close()
@@ -196,7 +202,7 @@ func (m *machine) close() {
 	}
 }
 
-// open opens what is there on any machine.
+// open opens the sockets that every machine supports.
 func (m *machine) open() error {
 	if err := m.openLinks(); err != nil {
 		return err
@@ -208,7 +214,7 @@ func (m *machine) open() error {
 	return nil
 }
 
-// openLinks opens what devices and addresses take.
+// openLinks opens the sockets for devices and addresses.
 func (m *machine) openLinks() (err error) {
 	if m.links, err = netlink.NewHandle(); err != nil {
 		return fmt.Errorf("open a netlink socket: %w", err)
@@ -219,13 +225,15 @@ func (m *machine) openLinks() (err error) {
 	return nil
 }
 
-// conntrackSysctl has IPVS tell conntrack of its connections.
+// conntrackSysctl makes IPVS report its connections to conntrack.
 const conntrackSysctl = "net/ipv4/vs/conntrack"
 
-// sysctls are what kube-proxy sets in its IPVS mode, too, and run_estimation. Masquerading needs conntrack to know of IPVS'
-// connections. When a backend is removed, its connections end at their next packet, and its clients are free to go
-// elsewhere. Rates are not estimated: before Linux 6.2 a timer goes through all backends every two seconds for that, which
-// with many of them holds packets up. Older kernels lack the setting (marked with ?).
+// sysctls are the settings that kube-proxy makes in its IPVS mode, too, and run_estimation.
+// Masquerading requires that conntrack knows the connections of IPVS. The two expire settings end
+// the connections of a removed backend at their next packet, so that clients can go elsewhere.
+// Rates are not estimated, because before Linux 6.2 a timer goes through all backends every two
+// seconds for that, which delays packets if there are many. Kernels may lack a setting that is
+// marked with a question mark.
 var sysctls = map[string]string{
 	conntrackSysctl:                         "1",
 	"?net/ipv4/vs/run_estimation":           "0",
@@ -234,24 +242,28 @@ var sysctls = map[string]string{
 	"net/ipv4/ip_forward":                   "1",
 }
 
-// reuseSysctl set to 0 has a new connection from an address and port that IPVS remembers led like the one before, as kube-proxy sets it where
-// slowReuse: otherwise its first packet is dropped there, and the client tries again a second later. Before Linux 4.1 there is no such setting.
+// reuseSysctl set to 0 lets a new connection from an address and port that IPVS remembers go to the
+// earlier connection's backend. kube-proxy sets it on kernels for which slowReuse is true, too. On
+// these, its first packet would be dropped otherwise, and the client would try again a second
+// later. The setting does not exist before Linux 4.1.
 const reuseSysctl = "?net/ipv4/vs/conn_reuse_mode"
 
-// slowReuse tells whether a kernel is older than 5.9, which leads such connections anew at once.
+// slowReuse reports whether a kernel is older than 5.9. Newer kernels choose a backend for such
+// connections at once.
 func slowReuse(release string) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(release, "%d.%d", &major, &minor)
 	return err == nil && (major < 5 || major == 5 && minor < 9)
 }
 
-// strictARP is for StrictARP.
+// strictARP are the settings for Options.StrictARP.
 var strictARP = map[string]string{
 	"net/ipv4/conf/all/arp_ignore":   "1",
 	"net/ipv4/conf/all/arp_announce": "2",
 }
 
-// SetSysctls does ahead what of a Replace takes a privileged container, as far as it can. IPVS must be loaded, which New has it.
+// SetSysctls does in advance the part of a Replace that needs a privileged container, as far as it
+// can. IPVS must be loaded, which New does.
 func SetSysctls(options Options) error {
 	wanted := maps.Clone(sysctls)
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
@@ -269,7 +281,7 @@ func SetSysctls(options Options) error {
 		value := wanted[name]
 		name, optional := strings.CutPrefix(name, "?")
 		if isSet(name, value) {
-			continue // in a container without privileges it can be read only
+			continue // a container without privileges can read the sysctl but not set it
 		}
 		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil && (!optional || !errors.Is(err, os.ErrNotExist)) {
 			errs = append(errs, fmt.Errorf("set sysctl %s to %s: %w", name, value, err))
@@ -286,8 +298,9 @@ func isSet(name, value string) bool {
 	return err == nil && string(bytes.TrimSpace(is)) == value
 }
 
-// setSysctls makes the settings, which others may change. What can't be made is logged once: the rest of a node's Services works without.
-// Only a node that has not been programmed yet is to have conntrackSysctl before.
+// setSysctls makes the settings, which others may have changed. If that fails, it logs the error
+// once, because most of a node's Services work without the settings. If the node has not been
+// programmed yet, it returns an error if conntrackSysctl is not set.
 func (p *Programmer) setSysctls() error {
 	err := SetSysctls(p.options)
 	programmed := slices.ContainsFunc(p.families, func(f *family) bool { return f.ports != nil })
@@ -305,7 +318,7 @@ func (p *Programmer) setSysctls() error {
 	return nil
 }
 
-// prepare sets what is set once.
+// prepare does what is the same for both IP families.
 func (p *Programmer) prepare() error {
 	if err := p.setSysctls(); err != nil {
 		return err
@@ -319,7 +332,7 @@ func (p *Programmer) prepare() error {
 	return p.ensureDevice()
 }
 
-// Cleanup removes what the function Cleanup removes.
+// Cleanup removes everything that the function Cleanup removes.
 func (p *Programmer) Cleanup(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -329,17 +342,18 @@ func (p *Programmer) Cleanup(ctx context.Context) error {
 	return p.cleanup(ctx)
 }
 
-// Cleanup removes what this package made, also in earlier runs: the device, the tables and the virtual services. Settings
-// of the kernel stay. Open connections through IPVS end, see ledFrontends.
+// Cleanup removes everything that this package has created, in this run or an earlier one: the
+// device, the tables and the virtual services. Kernel settings stay. Open connections through IPVS
+// end: see ledFrontends.
 func Cleanup(ctx context.Context) error {
 	m := &machine{}
 	defer m.close()
 	if err := m.open(); errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil // without nftables nothing was made
+		return nil // without nftables, nothing can have been created
 	} else if err != nil {
 		return err
 	}
-	// Asking for IPVS would have it loaded.
+	// Asking for IPVS would load it.
 	if _, err := os.Stat("/proc/net/ip_vs"); err == nil {
 		if err := m.openIPVS(); err != nil {
 			return fmt.Errorf("open a socket for IPVS: %w", err)
@@ -357,7 +371,7 @@ func (m *machine) cleanup(context.Context) error {
 	}
 	tables, err := m.tables.conn.ListTables()
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		return nil // without nf_tables nothing was made
+		return nil // without nf_tables, nothing can have been created
 	}
 	if err != nil {
 		return fmt.Errorf("list nftables tables: %w", err)

@@ -19,9 +19,10 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// kubeProxySets are kube-proxy's ipsets for IPv4, addressSets those of its sets that have Services' addresses and ports, nodePortSets those
-// that have NodePorts (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32 to 1.37). Others have sets with names that begin like these, e.g. kube-router's
-// network policies.
+// kubeProxySets are kube-proxy's ipsets for IPv4. addressSets are those with addresses and ports of
+// Services, and nodePortSets those with NodePorts (k8s.io/kubernetes/pkg/proxy/ipvs/ipset.go, 1.32
+// to 1.37). A prefix is not enough to recognize them, because others have sets with similar names,
+// for example for kube-router's network policies.
 var (
 	kubeProxySets = []string{
 		"KUBE-LOOP-BACK", "KUBE-CLUSTER-IP", "KUBE-EXTERNAL-IP", "KUBE-EXTERNAL-IP-LOCAL",
@@ -35,7 +36,8 @@ var (
 	}
 )
 
-// ipv6Set gives the name of the set that is for IPv6 what another one is for IPv4: names have 31 bytes at most.
+// ipv6Set returns the name of the IPv6 set that corresponds to an IPv4 set. Names have at most 31
+// bytes.
 func ipv6Set(name string) string {
 	name = strings.Replace(name, "KUBE-", "KUBE-6-", 1)
 	return name[:min(len(name), 31)]
@@ -45,16 +47,21 @@ func isKubeProxySet(name string) bool {
 	return slices.ContainsFunc(kubeProxySets, func(s string) bool { return name == s || name == ipv6Set(s) })
 }
 
-// settleTime is for connections that are being made.
+// settleTime is the time that CleanupKubeProxy leaves for connections that are being established.
 const settleTime = 10 * time.Second
 
-// CleanupKubeProxy removes what kube-proxy's IPVS mode has left in IPVS, and its device. Of virtual services these are the ones
-// of the addresses of the device, or of its ipsets as the device may be gone, and those of its NodePorts, but for what is this package's. A device's address that is a
-// Service's here, too, stays the node's all the time: see isKubeProxys. Others do not: so the node's own connections get
-// another source before, and those that are being made some time.
+// CleanupKubeProxy removes what kube-proxy's IPVS mode has left in IPVS, and its device. It removes
+// the virtual services for addresses of that device and for kube-proxy's NodePorts, except those of
+// this package. The device may be gone already, so it also considers the addresses in kube-proxy's
+// ipsets.
+//
+// If this package's device has an address, too, the address stays the node's all the time: see
+// isKubeProxys. Otherwise, connections from the node itself would lose their source address. So
+// CleanupKubeProxy gives them another source first, and waits settleTime for connections that are
+// being established.
 func CleanupKubeProxy(ctx context.Context) error {
 	if _, err := os.Stat("/proc/net/ip_vs"); errors.Is(err, os.ErrNotExist) {
-		return nil // and asking for IPVS would have it loaded
+		return nil // asking for IPVS would load it
 	}
 	m := &machine{}
 	defer m.close()
@@ -84,11 +91,11 @@ func CleanupKubeProxy(ctx context.Context) error {
 	if device == nil {
 		return nil
 	}
-	if _, err := m.links.LinkByName(Device); err != nil { // else IPVS goes on to lead
+	if _, err := m.links.LinkByName(Device); err != nil { // without that device, IPVS leads no longer
 		if err := led.forget(); err != nil {
 			return err
 		}
-		// kube-proxy leaves it down, and routes want it up.
+		// kube-proxy leaves the device down, and routes require it to be up.
 		if err := errors.Join(m.links.LinkSetUp(device), preferOtherSources(m.links, device)); err != nil {
 			return err
 		}
@@ -104,7 +111,7 @@ func CleanupKubeProxy(ctx context.Context) error {
 	return nil
 }
 
-// kubeProxyDevice finds kube-proxy's device; nil: it has gone.
+// kubeProxyDevice returns kube-proxy's device, or nil if it is gone.
 func (m *machine) kubeProxyDevice() (netlink.Link, error) {
 	device, err := m.links.LinkByName(KubeProxyDevice)
 	switch {
@@ -116,7 +123,7 @@ func (m *machine) kubeProxyDevice() (netlink.Link, error) {
 	return device, nil
 }
 
-// kubeProxyServices gives the virtual services that are kube-proxy's, whose device may have gone (nil).
+// kubeProxyServices returns kube-proxy's virtual services. device is nil if it is gone.
 func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, error) {
 	addresses := map[netip.Addr]bool{}
 	if device != nil {
@@ -161,13 +168,13 @@ func (m *machine) kubeProxyServices(device netlink.Link) ([]*mobyipvs.Service, e
 	return theirs, nil
 }
 
-// isLocal tells whether an address is the node's.
+// isLocal reports whether an address is the node's.
 func (m *machine) isLocal(a netip.Addr) bool {
 	routes, err := m.links.RouteGetWithOptions(a.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// CleanupKubeProxySets removes kube-proxy's ipsets, which no rule may refer to any more.
+// CleanupKubeProxySets removes kube-proxy's ipsets. No rule may refer to them any more.
 func CleanupKubeProxySets() error {
 	theirs := map[string]bool{}
 	err := eachIPSet(func(name string, _ []netip.AddrPort) {
@@ -184,8 +191,9 @@ func CleanupKubeProxySets() error {
 	return errors.Join(errs...)
 }
 
-// eachIPSet calls f with the name of each ipset, and the addresses and ports of its entries, as far as they have such; several times with a
-// large one. A kernel without ipsets has none. (What the library has for it writes to the log.)
+// eachIPSet calls f with the name of each ipset and the addresses and ports of its entries, if they
+// have any. For a large ipset it calls f several times. A kernel without ipsets has none. The
+// library's own function would write to the log.
 func eachIPSet(f func(name string, entries []netip.AddrPort)) error {
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_LIST, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})

@@ -20,45 +20,52 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// DefaultScheduler gives each backend of a Service the same number of new connections, in turn.
+// DefaultScheduler is round robin, which gives each backend of a Service the same number of new
+// connections, in turn.
 const DefaultScheduler = "rr"
 
-// Schedulers are IPVS' schedulers that may be asked for; ipvsadm(8) says what each does.
+// Schedulers returns the names of the IPVS schedulers that Options accepts. ipvsadm(8) describes
+// them.
 func Schedulers() []string {
 	return []string{"rr", "wrr", "lc", "wlc", "sed", "nq", "dh", "sh", "mh", "lblc", "lblcr"}
 }
 
-// Defaults.
+// Default values of Options.
 const (
-	// DefaultMasqueradeMark is the bit that kube-proxy uses, though of the packet's mark.
+	// DefaultMasqueradeMark is the bit that kube-proxy uses, although kube-proxy uses it in the
+	// packet's mark.
 	DefaultMasqueradeMark = 1 << 14
-	// DefaultDrainLimit is how long connections to a backend that is gone may last.
+	// DefaultDrainLimit is how long connections to a backend that was removed may last.
 	DefaultDrainLimit = 15 * time.Minute
 )
 
-// Options for New. The zero value is good.
+// Options are the options for New. The zero value is usable.
 type Options struct {
-	// Scheduler chooses the backends of all Services. Empty: DefaultScheduler.
+	// Scheduler chooses the backends of all Services. Empty means DefaultScheduler.
 	Scheduler string
-	// MasqueradeMark is the one bit of conntrack's mark that says that a connection is to be masqueraded. 0:
-	// DefaultMasqueradeMark.
+	// MasqueradeMark is the single bit of conntrack's mark that says that a connection is to be
+	// masqueraded. 0 means DefaultMasqueradeMark.
 	MasqueradeMark uint32
-	// DrainLimit is how long TCP connections to a backend that is gone may last. 0: DefaultDrainLimit.
+	// DrainLimit is how long TCP connections to a backend that was removed may last. 0 means
+	// DefaultDrainLimit.
 	DrainLimit time.Duration
-	// StrictARP has the node answer ARP requests for the addresses of the interface only that they come in by, and so not
-	// for those of Services: for load balancers that announce these addresses themselves, e.g. MetalLB.
+	// StrictARP makes the node answer ARP requests only for addresses of the interface on which they
+	// arrive, and so not for those of Services. It is for load balancers that announce these addresses
+	// themselves, such as MetalLB.
 	StrictARP bool
-	// ExcludeCIDRs are where the virtual services of others stay theirs. Elsewhere one for the address and port of a Service
-	// port with affinity becomes that Service port's, as IPVS has one at most.
+	// ExcludeCIDRs are the ranges in which virtual services of others stay theirs. Outside of them, a
+	// virtual service of others for the address and port of a Service port with affinity becomes that
+	// Service port's, because IPVS can have only one.
 	ExcludeCIDRs []netip.Prefix
-	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long IPVS remembers idle connections, in seconds, of each kind. 0: as
-	// the kernel has it.
+	// TCPTimeout, TCPFinTimeout and UDPTimeout are how long IPVS remembers idle connections of each
+	// kind, in whole seconds. 0 leaves the kernel's setting.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
-	// Log is told what is missing on this machine and, at level debug, each write. nil: slog.Default().
+	// Log receives what is missing on this machine and, at level debug, each write. nil means
+	// slog.Default().
 	Log *slog.Logger
 }
 
-// complete checks the options and puts the defaults in.
+// complete checks the options and sets defaults.
 func (o *Options) complete() error {
 	if o.Scheduler == "" {
 		o.Scheduler = DefaultScheduler
@@ -81,72 +88,87 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// machine is what the IP families have in common: the sockets to the kernel, and the device.
+// machine is what the IP families share: the sockets to the kernel, and the device.
 type machine struct {
 	options Options
 	log     *slog.Logger
-	// ipvs is for what is asked or set now and then, commands for what there is much of; so are links and addresses.
+	// ipvs and links are for rare requests. commands and addresses are for frequent ones, which they
+	// send in batches.
 	ipvs       *mobyipvs.Handle
-	ipvsFamily uint16 // of generic netlink
+	ipvsFamily uint16 // number of IPVS in generic netlink
 	commands   *socket
 	entries    *entryReader
 	links      *netlink.Handle
 	addresses  *socket
-	requests   requests // reused
+	requests   requests // reused by each operation
 	tables     *tables
 	device     netlink.Link
 }
 
 // Programmer is the programmer for IPVS.
 type Programmer struct {
-	// mu guards what is below: Watch looks at it, too, and ends what drains.
+	// mu guards all other fields, including those of machine and of the families. Watch uses them,
+	// too, and ends drains.
 	mu sync.Mutex
 	*machine
 	families []*family // that this machine has
-	unset    string    // what was said last of settings that can't be made
-	// unseen are the Service ports that serviceLost has still to look at in this round.
+	unset    string    // the last logged error about sysctls; empty if they are set
+	// unseen are the Service ports that serviceLost has still to check in this round.
 	unseen []view.ServicePortID
 }
 
 var _ programmer.Monitor = (*Programmer)(nil)
 
-// family is one IP family: its table, virtual services and addresses. Each is read, changed and
-// reported by itself.
+// family is one IP family: its table, virtual services and addresses. Each family is read, changed
+// and reported separately.
+//
+// Invariants while known is true:
+//
+//  1. The kernel holds the virtual services that services returns for each Service port, with these
+//     backends at weight 1. Exceptions are Service ports with refused set, and schedulers in
+//     lacking, which the node's scheduler replaces.
+//  2. shared counts the elements that Service ports share. The table holds each of them with a
+//     count above 0, except for addresses in foreign.
+//  3. An address is on the device if its count in shared is above 0 and it is not in foreign.
+//  4. taken holds the number of every virtual service. Numbers are reused as late as possible.
 type family struct {
 	*machine
 	family model.Family
-	// known is false while it is not known what the kernel holds, and a Replace must come.
+	// known is false while it is unknown what the kernel holds, and a Replace must come next.
 	known  bool
 	layout *layout
 	ports  map[view.ServicePortID]*programmed // nil before the first Replace
-	// shared counts the Service ports (or their frontends, backends) that have an element which others may have.
+	// shared counts the Service ports, or their frontends or backends, that have an element which
+	// others may have, too.
 	shared map[elementKey]int
-	// foreign are those of the wanted addresses that are not on our device as another has them.
+	// foreign are the addresses of Services that are not on the device because another device has
+	// them.
 	foreign map[netip.Addr]bool
-	// elsewhere are the addresses that other devices had at the last Replace, nodeAddresses those of them that NodePorts with
-	// affinity are on, ascending.
+	// elsewhere are the addresses that other devices had at the last Replace. nodeAddresses are those
+	// of them that have NodePorts, in ascending order.
 	elsewhere     map[netip.Addr]bool
 	nodeAddresses []netip.Addr
 	taken         map[uint32]bool // numbers of virtual services
-	last          uint32          // the number that was given last
+	last          uint32          // the number assigned last
 	draining      drains
-	theirs        map[serviceKey]bool // virtual services of others, in ExcludeCIDRs, that one of ours would have to be
-	lacking       map[string]bool     // schedulers that Service ports ask for and the kernel has not
-	looked        []heldBackend       // holds' memory
+	// Virtual services of others, in ExcludeCIDRs, that a Service port here would need.
+	theirs  map[serviceKey]bool
+	lacking map[string]bool // schedulers that Service ports ask for and the kernel lacks
+	looked  []heldBackend   // reused by holds
 }
 
 func newFamily(m *machine, name model.Family) *family {
 	return &family{machine: m, family: name, draining: drains{}}
 }
 
-// programmed is a Service port that the kernel has.
+// programmed is a Service port that the kernel holds.
 type programmed struct {
 	port *view.ServicePort
 	identity
-	refused bool // IPVS has refused some of it, since the last Replace
+	refused bool // IPVS has refused a part of it since the last Replace
 }
 
-// Families returns those that this machine has.
+// Families returns the IP families that this machine has.
 func (p *Programmer) Families() []model.Family {
 	var names []model.Family
 	for _, f := range p.families {
@@ -155,7 +177,7 @@ func (p *Programmer) Families() []model.Family {
 	return names
 }
 
-// family returns what the Programmer has of an IP family, nil if this machine does not have it.
+// family returns the state of an IP family, or nil if this machine does not have the family.
 func (p *Programmer) family(name model.Family) *family {
 	for _, f := range p.families {
 		if f.family == name {
@@ -165,7 +187,7 @@ func (p *Programmer) family(name model.Family) *family {
 	return nil
 }
 
-// each has each IP family do something, whatever becomes of the other one. It returns the
+// each calls do for each IP family, whether or not it fails for another one. It returns the
 // PortErrors, and a FamilyError for each family that fails as a whole.
 func (p *Programmer) each(do func(*family) error) error {
 	var errs []error
@@ -179,9 +201,9 @@ func (p *Programmer) each(do func(*family) error) error {
 	return errors.Join(errs...)
 }
 
-// Replace makes the kernel hold exactly this state, one IP family after the other. What is as
-// wanted is not touched. Virtual services keep their numbers, and so their connections, also if
-// another process gave them.
+// Replace makes the kernel hold exactly this state, one IP family after the other. It does not
+// touch what is already as wanted. Virtual services keep their numbers, and so their connections,
+// even if another process assigned the numbers.
 func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,7 +224,7 @@ func (p *Programmer) Replace(ctx context.Context, state view.State) error {
 	return errors.Join(err, programmer.CheckPrimary(state.Node, p.Families()))
 }
 
-// replace is Replace for one IP family, given all of IPVS' virtual services.
+// replace is Replace for one IP family. all are all virtual services in IPVS.
 func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.Service) error {
 	f.layout, f.lacking = newLayout(f.family, state.Node, f.options.MasqueradeMark), map[string]bool{}
 	if err := f.readAddresses(); err != nil {
@@ -220,7 +242,7 @@ func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.
 			numbers[e.comment] = hostNumber([]byte(k.key)) &^ markTagMask
 		}
 	}
-	// What this process remembers counts for more than a table that others may have changed.
+	// Others may have changed the table, so what this process remembers has precedence.
 	for _, known := range f.ports {
 		for r, number := range known.numbers {
 			if number != 0 {
@@ -278,7 +300,8 @@ func (f *family) replace(ctx context.Context, state view.State, all []*mobyipvs.
 	return f.carryOut(ctx, x)
 }
 
-// replaceShared wants the elements that Service ports share, and their addresses on the device.
+// replaceShared adds the elements that Service ports share to the wanted ones, and brings the
+// device's addresses in line with them.
 func (f *family) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 	wanted := map[netip.Addr]bool{}
 	for k := range f.shared {
@@ -305,7 +328,8 @@ func (f *family) replaceShared(x *change, onDevice map[netip.Addr]bool) {
 	}
 }
 
-// arrives tells whether an address is to come to our device, and notes it if not.
+// arrives reports whether an address is to be added to the device. Otherwise it is the node's own,
+// and arrives adds it to foreign.
 func (f *family) arrives(a netip.Addr) bool {
 	own := f.nodesOwn(a)
 	if own {
@@ -314,7 +338,7 @@ func (f *family) arrives(a netip.Addr) bool {
 	return !own
 }
 
-// numbersOf gives the numbers of the virtual services of a Service port with this name.
+// numbersOf returns the numbers of the virtual services of the Service port with this name.
 func numbersOf(name string, numbers map[string]uint32) (of ids) {
 	for r := range roles {
 		of[r] = numbers[serviceComment(name, r)]
@@ -322,14 +346,14 @@ func numbersOf(name string, numbers map[string]uint32) (of ids) {
 	return of
 }
 
-// leftIn gives what Service ports leave that the table has and the state has not.
+// leftIn returns what Service ports leave behind that the table holds and the state lacks.
 func leftIn(held elements, state view.State, numbers map[string]uint32) estate {
 	stay, used := make(map[string]bool, len(state.Ports)), map[uint32]bool{}
 	for id := range state.Ports {
 		name := id.String()
 		stay[name] = true
 		for _, number := range numbersOf(name, numbers) {
-			used[number] = true // also where it was left in a Replace that failed
+			used[number] = true // also if a Replace that failed assigned it
 		}
 	}
 	found, left := estate{}, map[string]*identity{}
@@ -351,7 +375,7 @@ func leftIn(held elements, state view.State, numbers map[string]uint32) estate {
 	return found
 }
 
-// identify gives a Service port the virtual services that it needs and has not.
+// identify assigns a Service port the virtual services that it needs and lacks.
 func (f *family) identify(now *programmed) {
 	if now.port.Affinity > 0 {
 		now.addressed = true
@@ -364,7 +388,8 @@ func (f *family) identify(now *programmed) {
 	}
 }
 
-// replaceService has a virtual service made as it should be. held is nil if there is none.
+// replaceService adds the commands that make a virtual service as it should be. held is nil if the
+// kernel lacks it.
 func (f *family) replaceService(x *change, v *virtual, held *heldService) {
 	if held == nil {
 		held = &heldService{}
@@ -390,7 +415,8 @@ func (f *family) replaceService(x *change, v *virtual, held *heldService) {
 		if left[0].weight != 1 {
 			f.addBackend(x, v, b.Address, true)
 		}
-		delete(f.draining[v.serviceKey], b.Address) // also where a transaction was refused before it got to drain
+		// Also if a transaction was refused before it set the weight to 0.
+		delete(f.draining[v.serviceKey], b.Address)
 		left = left[1:]
 	}
 	for _, b := range left {
@@ -399,7 +425,8 @@ func (f *family) replaceService(x *change, v *virtual, held *heldService) {
 	f.finishService(x, v)
 }
 
-// finishService ends what replaceService and changeService do.
+// finishService completes replaceService and changeService: it makes room for the backends and
+// reports the fault of the virtual service.
 func (f *family) finishService(x *change, v *virtual) {
 	f.makeRoom(x, v)
 	if v.fault != nil {
@@ -407,8 +434,8 @@ func (f *family) finishService(x *change, v *virtual) {
 	}
 }
 
-// Apply changes the virtual services and backends of the Service ports that changed. What clients
-// see of it changes in one transaction for each IP family.
+// Apply changes the virtual services and backends of the Service ports that changed. Where packets
+// are led changes in one transaction for each IP family.
 func (p *Programmer) Apply(ctx context.Context, changes []view.Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -426,9 +453,9 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	if !f.known {
 		return errors.New("it is not known what the kernel holds: call Replace first")
 	}
-	f.known = false // unless all goes well
+	f.known = false // until everything has succeeded
 	x := newChange()
-	touched := map[elementKey]int{} // how much more of each
+	touched := map[elementKey]int{} // by how much the count of each shared element changes
 	before, after := map[serviceKey]*virtual{}, []*virtual(nil)
 	left := estate{}
 	for _, c := range changes {
@@ -484,14 +511,15 @@ func (f *family) apply(ctx context.Context, changes []view.Change) error {
 	return f.carryOut(ctx, x)
 }
 
-// sameTable tells whether two states of a Service port have the same virtual services, and the same elements of their own.
+// sameTable reports whether two states of a Service port have the same virtual services and the
+// same elements of their own.
 func sameTable(was, now *programmed) bool {
 	a, b := was.port.Frontends, now.port.Frontends
 	return was.identity == now.identity && was.port.Affinity == now.port.Affinity && was.port.Scheduler == now.port.Scheduler &&
 		len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
 }
 
-// changeBackends changes a Service port that differs in its backends only.
+// changeBackends changes a Service port of which only the backends differ.
 func (f *family) changeBackends(x *change, touched map[elementKey]int, was, now *programmed) {
 	last := f.services(was)
 	for i, v := range f.services(now) {
@@ -509,7 +537,8 @@ func (f *family) changeBackends(x *change, touched map[elementKey]int, was, now 
 	}
 }
 
-// changeService has a virtual service made as it should be. was is nil for a new one.
+// changeService adds the commands that make a virtual service as it should be. was is nil for a new
+// one.
 func (f *family) changeService(x *change, was, v *virtual) {
 	var last view.Backends
 	if was == nil {
@@ -531,7 +560,8 @@ func (f *family) changeService(x *change, was, v *virtual) {
 	f.finishService(x, v)
 }
 
-// changeShared counts an element that Service ports share, and changes it when the first one comes or the last one goes.
+// changeShared changes the count of an element that Service ports share. It adds the element with
+// the first of them and removes it with the last.
 func (f *family) changeShared(x *change, k elementKey, more int) {
 	count := f.shared[k]
 	becomes := count + more
@@ -568,8 +598,9 @@ func (f *family) wantOwn(to elements, of *programmed) {
 	own(of.port, of.numbers, f.layout.node.Pods.Of(f.family), func(k elementKey, e element) { to[k] = e })
 }
 
-// number gives a number that is not taken: not one that was given up a moment ago, whose connections the kernel may still
-// have. The last one is for trying what the kernel takes.
+// number returns a number that is not taken. It does not soon reuse a number, because the kernel
+// may still have its connections. The highest number is reserved for trying what the kernel
+// accepts.
 func (f *family) number() uint32 {
 	for {
 		if f.last++; f.last >= maxID {

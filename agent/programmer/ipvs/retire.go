@@ -19,21 +19,25 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Retirement removes what this package made from a node that another programmer has programmed meanwhile, in steps, so that what is
-// open goes on. New connections do not come here: nat, which the other one uses, sees them before.
+// Retirement removes what this package has created from a node that another programmer has
+// programmed meanwhile. It works in steps, so that open connections go on. New connections do not
+// reach IPVS, because the other programmer uses nat, which sees them first.
 type Retirement struct {
-	// Limit is how long TCP connections may go on. What is open after it ends, see ledFrontends.
+	// Limit is how long TCP connections may go on. Those that are still open then end: see
+	// ledFrontends.
 	Limit time.Duration
 
-	began   time.Time // zero: not yet
-	refused bool      // what comes here nonetheless
+	began   time.Time // zero means not yet
+	refused bool      // a rule refuses new connections that still come here
 }
 
-// Step takes the next step; it is to be called again some seconds later for as long as it gives programmer.ErrDraining.
+// Step takes the next step. As long as it returns programmer.ErrDraining, the caller calls it again
+// some seconds later.
 //
-// The first one has the node's own new connections come from another address than the Service's, which they have as long as
-// that is the node's, as their replies would be lost without it. The next ones refuse what comes that the other programmer
-// does not serve. When no TCP connection is left, or the time is up, all is removed.
+// The first step makes the node's own new connections come from another address than the Service's.
+// They have the Service's address as their source as long as it is the node's, and would get no
+// reply after its removal. The next step refuses connections that the other programmer does not
+// serve. When no TCP connection is left or the time is up, Step removes everything.
 func (r *Retirement) Step(ctx context.Context) error {
 	links, err := netlink.NewHandle()
 	if err != nil {
@@ -42,7 +46,7 @@ func (r *Retirement) Step(ctx context.Context) error {
 	defer links.Close()
 	device, err := links.LinkByName(Device)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return Cleanup(ctx) // nothing that is open goes on without
+		return Cleanup(ctx) // without the device, no connection goes on
 	}
 	if err != nil {
 		return fmt.Errorf("find the device %s: %w", Device, err)
@@ -76,7 +80,7 @@ func (r *Retirement) Step(ctx context.Context) error {
 	return Cleanup(ctx)
 }
 
-// refuseNew puts a rule before those that lead to IPVS. What belongs to a connection passes them.
+// refuseNew inserts a rule before those that lead to IPVS. It refuses new connections only.
 func (m *machine) refuseNew() error {
 	all, err := m.tables.conn.ListTables()
 	if err != nil {
@@ -92,7 +96,7 @@ func (m *machine) refuseNew() error {
 	return m.tables.write()
 }
 
-// leads tells whether there is an open TCP connection.
+// leads reports whether IPVS has an open TCP connection.
 func (m *machine) leads() (bool, error) {
 	all, err := m.ipvs.GetServices()
 	if err != nil {
@@ -108,7 +112,7 @@ func (m *machine) leads() (bool, error) {
 			return false, fmt.Errorf("read the destinations of IPVS' virtual service %v: %w", k, err)
 		}
 		for _, d := range destinations {
-			if d.ActiveConnections > 0 { // which UDP has none of
+			if d.ActiveConnections > 0 { // UDP flows do not count as active
 				return true, nil
 			}
 		}
@@ -116,14 +120,17 @@ func (m *machine) leads() (bool, error) {
 	return false, nil
 }
 
-// outside are addresses that are nobody's (RFC 5737, RFC 3849), to ask for the way out of the node.
+// outside are addresses that nobody has (RFC 5737, RFC 3849). They serve to ask for the route out
+// of the node.
 var outside = map[model.Family]netip.Addr{model.IPv4: netip.MustParseAddr("192.0.2.1"), model.IPv6: netip.MustParseAddr("2001:db8:ffff:ffff::1")}
 
-// sourceProtocol marks the routes of preferOtherSources.
+// sourceProtocol marks the routes that preferOtherSources adds.
 const sourceProtocol = netlink.RouteProtocol(0x5c)
 
-// preferOtherSources has connections of the node to an address of the device come from the node's address on the way out, by routes
-// in the place of the kernel's, whose source is the address itself. A family without a way out keeps them.
+// preferOtherSources makes the node's connections to an address of the device come from the address
+// that the node uses towards the outside. It replaces the kernel's routes, whose source is the
+// address itself, by routes with another source. A family without a route to the outside keeps the
+// kernel's routes.
 func preferOtherSources(links *netlink.Handle, device netlink.Link) error {
 	for family, outside := range outside {
 		err := eachLocalRoute(links, device, family, unix.RTPROT_KERNEL, func(held netlink.Route) error {
@@ -133,7 +140,8 @@ func preferOtherSources(links *netlink.Handle, device netlink.Link) error {
 			}
 			other := localRoute(device, held.Dst)
 			other.Src, other.Protocol = way[0].Src, sourceProtocol
-			if err := links.RouteAddEcmp(other); err != nil && !errors.Is(err, unix.EEXIST) { // before the kernel's, for IPv4
+			if err := links.RouteAddEcmp(other); err != nil && !errors.Is(err, unix.EEXIST) {
+				// For IPv4, it comes before the kernel's route.
 				return fmt.Errorf("route %v with another source: %w", held.Dst, err)
 			}
 			if family == model.IPv4 {
@@ -153,7 +161,8 @@ func preferOtherSources(links *netlink.Handle, device netlink.Link) error {
 	return nil
 }
 
-// restoreSources undoes what preferOtherSources did: IPv6 addresses come anew, for the kernel to make their routes.
+// restoreSources undoes preferOtherSources. It adds IPv6 addresses again, so that the kernel
+// creates their routes.
 func (f *family) restoreSources() error {
 	var again []netip.Addr
 	var others []*netlink.Route
@@ -186,8 +195,8 @@ func localRoute(device netlink.Link, to *net.IPNet) *netlink.Route {
 	return &netlink.Route{LinkIndex: device.Attrs().Index, Dst: to, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 }
 
-// eachLocalRoute calls do with the routes by which a device's addresses of an IP family are the
-// node's, as far as they are of a protocol.
+// eachLocalRoute calls do with each route of a protocol by which a device's addresses of an IP
+// family are the node's.
 func eachLocalRoute(links *netlink.Handle, device netlink.Link, family model.Family, protocol netlink.RouteProtocol, do func(netlink.Route) error) error {
 	filter := &netlink.Route{LinkIndex: device.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Protocol: protocol}
 	var held []netlink.Route
@@ -200,7 +209,7 @@ func eachLocalRoute(links *netlink.Handle, device netlink.Link, family model.Fam
 	}
 	for _, r := range held {
 		if ip, ok := netip.AddrFromSlice(r.Dst.IP); !ok || ip.IsLinkLocalUnicast() {
-			continue // the kernel's own
+			continue // a link-local address belongs to the kernel
 		}
 		if err := do(r); err != nil {
 			return err

@@ -17,11 +17,12 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Table is the name of the nftables table that a family has.
+// Table is the name of each family's nftables table.
 const Table = "slicecast-ipvs"
 
-// The packet mark is what tells IPVS the set of backends: it has a virtual service for each mark, called a firewall mark
-// service. Ours have markTag in their highest byte. Maps give a mark with flags, which are gone when IPVS sees it.
+// The packet mark selects the set of backends. IPVS has a virtual service for each mark, called a
+// firewall mark service. The marks of this package have markTag in their highest byte. The maps
+// hold marks with flags, which the rules clear before IPVS sees the mark.
 const (
 	markTag     uint32 = 0x5c << 24
 	markTagMask uint32 = 0xff << 24
@@ -33,7 +34,7 @@ const (
 	maxID uint32 = flagDrop - 1
 )
 
-// Chains. The first six are hooked.
+// Chains of the table. The first six have hooks.
 const (
 	reenterChain     = "reenter"
 	inputChain       = "input"
@@ -46,24 +47,24 @@ const (
 	routeChain       = "route"
 )
 
-// class is where a new connection comes from, as a Frontend's Routes tell them apart.
+// class is where a new connection comes from, as the Routes of a Frontend distinguish it.
 type class int
 
 const (
 	pods class = iota
 	node
 	others
-	classes // how many
+	classes // number of classes
 )
 
 func (c class) String() string { return [...]string{"pods", "node", "others"}[c] }
 
-// route gives the class's route.
+// route returns a frontend's route for the class.
 func (c class) route(f view.Frontend) view.Route {
 	return [...]view.Route{f.Pods, f.Node, f.Others}[c]
 }
 
-// layout is a family's table: its sets, and its rules as long as the node stays as it is.
+// layout describes a family's table: its sets, and its rules as long as the node does not change.
 type layout struct {
 	family    model.Family
 	table     *nftables.Table
@@ -75,10 +76,11 @@ type layout struct {
 	dstOffset uint32
 }
 
-// setID names one of the table's sets and maps.
+// setID identifies one of the table's sets and maps.
 type setID int
 
-// The maps by class come first: by address, protocol and port, and for NodePorts by protocol and port.
+// The maps by class come first. Those for addresses have the keys address, protocol and port. Those
+// for NodePorts have the keys protocol and port.
 const (
 	setNodePorts setID = setID(classes) + iota*setID(classes)
 	setAddresses
@@ -126,13 +128,13 @@ func newLayout(family model.Family, node view.Node, masqBit uint32) *layout {
 	return l
 }
 
-// rule is one rule of a chain. Its comment is what an operator sees.
+// rule is a rule of a chain. Operators see its comment.
 type rule struct {
 	comment string
 	exprs   []expr.Any
 }
 
-// chain is one chain; hook is nil for one that others lead to.
+// chain is a chain of the table. hook is nil if other chains lead to it.
 type chain struct {
 	name     string
 	kind     nftables.ChainType
@@ -141,9 +143,10 @@ type chain struct {
 	rules    []rule
 }
 
-// The hooks of IPVS are at priority 98 and 99 of input, -99 and -98 of output (kernel: net/netfilter/ipvs/ip_vs_core.c).
-// The mark is set as late as can be, so that nobody else's rules see it, and cleared at once when IPVS has sent the
-// packet on, which goes through the whole of output then.
+// Priorities of the chains that mark packets. The hooks of IPVS have the priorities 98 and 99 in
+// input, and -99 and -98 in output (net/netfilter/ipvs/ip_vs_core.c). The mark is set as late as
+// possible, so that rules of others do not see it. It is cleared as soon as IPVS has sent the
+// packet on, because the packet then passes all of output.
 const (
 	beforeIPVSInput  = 97
 	beforeIPVSOutput = -99
@@ -176,7 +179,7 @@ func (l *layout) chains() []chain {
 	return chains
 }
 
-// inputRules tell pods from others.
+// inputRules distinguish pods from others.
 func (l *layout) inputRules() []rule {
 	rules := []rule{l.checkSources()}
 	toPods := func(match []expr.Any) {
@@ -197,12 +200,13 @@ func (l *layout) inputRules() []rule {
 	return append(rules, rule{"", verdict(expr.VerdictGoto, others.String())})
 }
 
-// checkSources has new connections of sources that a frontend does not allow dropped.
+// checkSources returns the rule that sends new connections to frontends with sources to the chain
+// which drops those from other sources.
 func (l *layout) checkSources() rule {
 	return rule{"", join(isNew(), l.loadFrontend(), l.in(setFiltered), verdict(expr.VerdictJump, sourcesChain))}
 }
 
-// classRules look the frontend up: by address, or as a NodePort.
+// classRules look the frontend up by address, or as a NodePort.
 func (l *layout) classRules(c class) []rule {
 	rules := []rule{
 		{"", join(l.loadFrontend(), l.lookup(c.frontends()), verdict(expr.VerdictGoto, routeChain))},
@@ -229,8 +233,9 @@ func loopback(family model.Family) netip.Prefix {
 	return netip.MustParsePrefix("127.0.0.0/8")
 }
 
-// unusedRules drop new connections to addresses that Services may have and none of ours has: they would wander about. It is seen
-// after IPVS, so that what others send elsewhere by then is left alone.
+// unusedRules drop new connections to addresses within the ranges of cluster IPs that no Service
+// has. Such packets would be routed anywhere. The rules come after IPVS, so packets that others
+// have led elsewhere by then are left alone.
 func (l *layout) unusedRules() (rules []rule) {
 	for _, p := range l.node.ServiceCIDRs {
 		if model.FamilyOf(p.Addr()) == l.family {
@@ -241,8 +246,8 @@ func (l *layout) unusedRules() (rules []rule) {
 	return rules
 }
 
-// unknownRules refuse new connections to ports that no Service has, on addresses that only Services have: they would come
-// to whatever listens on all of the node's addresses.
+// unknownRules refuse new connections to unknown ports of addresses that only Services have.
+// Otherwise they would reach whatever listens on all of the node's addresses.
 func (l *layout) unknownRules() []rule {
 	return append([]rule{
 		{"no ports", join(loadProtocol(1), compare(expr.CmpOpNeq, unix.IPPROTO_TCP), compare(expr.CmpOpNeq, unix.IPPROTO_UDP),
@@ -250,8 +255,8 @@ func (l *layout) unknownRules() []rule {
 	}, l.refuse("no Service", isNew())...)
 }
 
-// routeRules do what the mark's flags say; what is left is for IPVS. Rejecting and dropping is for new connections:
-// others are left to IPVS, which knows them.
+// routeRules do what the flags of the mark say, and leave the rest to IPVS. They reject and drop
+// only new connections. IPVS knows the others.
 func (l *layout) routeRules() []rule {
 	flagged := func(flags uint32) []expr.Any { return join(l.loadMark(), anyBit(flags)) }
 	rules := []rule{{"no local endpoint", join(isNew(), flagged(flagDrop), verdict(expr.VerdictDrop, ""))}}
@@ -272,18 +277,22 @@ func (l *layout) postroutingRules() []rule {
 	return []rule{
 		{"a backend to itself", join([]expr.Any{l.loadAddress(l.srcOffset, 1), l.loadAddress(l.dstOffset, l.secondAddress())}, l.in(setHairpins), masquerade)},
 		{"", join([]expr.Any{&expr.Ct{Key: expr.CtKeyMARK, Register: 1}}, anyBit(l.masqBit), masquerade)},
-		// What others translate, and mark for it. When this programmer takes over from them, a packet may have passed the first of
-		// their rules just before all of them go: unmasqueraded its connection would get no reply, also when it is tried again, as
-		// conntrack holds to it. The mark is cleared since the packet may come by again, e.g. inside a tunnel's.
+		// These are connections that others translate and have marked for masquerading. When this
+		// programmer takes over, a packet may have passed the first of the others' rules just before all
+		// of them are removed. Without masquerading, its connection would get no reply, even if the
+		// client sends the packet again, because conntrack keeps the translation. The rule clears the
+		// mark, because the packet may come by again, for example inside a tunnel's packet.
 		{"asked for by others", join(notOurs, l.loadMark(), anyBit(l.masqBit), l.loadMark(), clearBits(l.masqBit), storeMark(), masquerade)},
-		// The kernel gives a connection that the node makes to an address of its own that address as its source.
+		// If the node connects to one of its own addresses, the kernel uses that address as the
+		// connection's source.
 		{"no reply would come", join([]expr.Any{
 			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte("lo\x00")},
 		}, l.load(l.srcOffset), l.in(setAddresses), masquerade)},
 	}
 }
 
-// Expressions. Register 1 has 16 bytes, as do 2 to 4; 8 to 23 are the same bytes in fours.
+// Expressions. Register 1 has 16 bytes, as do 2 to 4. Registers 8 to 23 are the same bytes in
+// groups of four.
 
 func join(parts ...[]expr.Any) (all []expr.Any) {
 	for _, p := range parts {
@@ -300,7 +309,7 @@ func hostNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 func host32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
-// masked matches if the bits of mask in register 1 are value.
+// masked matches if the bits of mask in register 1 equal value.
 func masked(mask, value uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(mask), Xor: host32(0)},
@@ -308,7 +317,7 @@ func masked(mask, value uint32) []expr.Any {
 	}
 }
 
-// anyBit matches if register 1 has one of the bits.
+// anyBit matches if register 1 has any of the bits.
 func anyBit(bits uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: host32(bits), Xor: host32(0)},
@@ -367,7 +376,7 @@ func (l *layout) loadAddress(offset, register uint32) expr.Any {
 
 func (l *layout) load(offset uint32) []expr.Any { return []expr.Any{l.loadAddress(offset, 1)} }
 
-// inPrefix matches addresses of a prefix.
+// inPrefix matches addresses in a prefix.
 func (l *layout) inPrefix(offset uint32, p netip.Prefix) []expr.Any {
 	return []expr.Any{
 		l.loadAddress(offset, 1),
@@ -384,7 +393,7 @@ func compare(op expr.CmpOp, data byte) []expr.Any {
 	return []expr.Any{&expr.Cmp{Op: op, Register: 1, Data: []byte{data}}}
 }
 
-// fourBytes numbers the registers of four bytes: the first ones are register 1.
+// fourBytes returns the number of the nth register of four bytes. The first one is register 1.
 func fourBytes(n uint32) uint32 {
 	if n == 0 {
 		return 1
@@ -392,7 +401,7 @@ func fourBytes(n uint32) uint32 {
 	return unix.NFT_REG32_00 + n
 }
 
-// loadPort loads protocol and destination port from a register on.
+// loadPort loads the protocol and the destination port into the registers from register on.
 func loadPort(register uint32) []expr.Any {
 	next := uint32(unix.NFT_REG32_01)
 	if register != 1 {
@@ -403,21 +412,23 @@ func loadPort(register uint32) []expr.Any {
 	})
 }
 
-// secondAddress is the register behind an address in register 1, sourceRegister that behind a frontend.
+// secondAddress returns the register after an address in register 1. sourceRegister returns the one
+// after a frontend.
 func (l *layout) secondAddress() uint32  { return fourBytes(l.addrLen / 4) }
 func (l *layout) sourceRegister() uint32 { return fourBytes(l.addrLen/4 + 2) }
 
-// loadFrontend loads destination address, protocol and port.
+// loadFrontend loads the destination address, the protocol and the port.
 func (l *layout) loadFrontend() []expr.Any {
 	return join(l.load(l.dstOffset), loadPort(l.secondAddress()))
 }
 
-// in matches what is loaded in a set.
+// in matches if a set holds what was loaded.
 func (l *layout) in(id setID) []expr.Any {
 	return []expr.Any{&expr.Lookup{SourceRegister: 1, SetName: l.sets[id].Name}}
 }
 
-// lookup sets the mark to what a map has for what is loaded, if it has. nft takes values of a map for big-endian.
+// lookup sets the mark to the value that a map holds for what was loaded. If there is none, the
+// rule ends. nft expects values of a map in big-endian order.
 func (l *layout) lookup(id setID) []expr.Any {
 	return join([]expr.Any{
 		&expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: l.sets[id].Name},
@@ -425,8 +436,9 @@ func (l *layout) lookup(id setID) []expr.Any {
 	}, storeMark())
 }
 
-// refuse gives rules that refuse what matches: by ICMP port unreachable; TCP over IPv6 by a reset, as Linux does not heed an
-// ICMP error there that comes while connect still holds the socket, as it does when client and node share a kernel.
+// refuse returns rules that refuse what matches by ICMP port unreachable. TCP over IPv6 is refused
+// by a reset. If client and node share a kernel, an ICMPv6 error may arrive while connect still
+// holds the socket, and Linux ignores it then.
 func (l *layout) refuse(comment string, match []expr.Any) []rule {
 	const portUnreachable4, portUnreachable6 = 3, 4
 	if l.family == model.IPv4 {
@@ -438,11 +450,12 @@ func (l *layout) refuse(comment string, match []expr.Any) []rule {
 	}
 }
 
-// userdataHash is the type of the hash in a rule's user data. nft ignores types that it does not know.
+// userdataHash is the type of the hash in a rule's user data. nft ignores types that it does not
+// know.
 const userdataHash userdata.Type = 0xf0
 
-// userData gives a rule's comment as nft has it, and a hash of what the rule does: the kernel gives rules back in words of its own, but keeps
-// user data.
+// userData returns the user data of a rule: its comment in nft's format, and a hash of its
+// expressions. The kernel returns rules in a form of its own but keeps user data.
 func (r rule) userData(family nftables.TableFamily) (data []byte) {
 	if r.comment != "" {
 		data = userdata.AppendString(data, userdata.TypeComment, r.comment)

@@ -17,24 +17,26 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// Flags of a virtual service (include/uapi/linux/ip_vs.h).
+// Flags of a virtual service, from include/uapi/linux/ip_vs.h.
 const (
 	persistent = 0x1
-	// hashOthers has the schedulers sh and mh take another backend where the one that a client is meant for gets no new connections;
-	// otherwise they refuse the client.
+	// hashOthers makes the schedulers sh and mh choose another backend if the one that they chose gets
+	// no new connections. Otherwise they refuse the client.
 	hashOthers = 0x8
-	// hashPort has the scheduler mh take the source's port into account as well, so that one client's connections
-	// go to different backends.
+	// hashPort makes the scheduler mh take the source port into account as well, so that one client's
+	// connections go to different backends.
 	hashPort = 0x10
-	// tagged says that a virtual service by address is ours, from when it is made until it is removed, whatever becomes of us in
-	// between. It is a flag for schedulers, and none of them knows it.
+	// tagged marks a virtual service by address as one of this package, from its creation to its
+	// removal, even if the agent is killed in between. It is a flag for schedulers, and none of them
+	// uses it.
 	tagged = 0x20
 )
 
-// ourFlags are the flags that we set; others are the kernel's.
+// ourFlags are the flags that this package sets. The kernel sets others.
 const ourFlags = persistent | hashOthers | hashPort | tagged
 
-// serviceKey names a virtual service of IPVS: by the number in its mark or, if that is 0, by address and port.
+// serviceKey identifies a virtual service of IPVS, by the number in its mark or, if that is 0, by
+// address, protocol and port.
 type serviceKey struct {
 	family   model.Family
 	number   uint32
@@ -43,18 +45,18 @@ type serviceKey struct {
 	port     uint16
 }
 
-// virtual is a virtual service of IPVS.
+// virtual is a virtual service as IPVS should hold it.
 type virtual struct {
 	serviceKey
 	scheduler string
 	affinity  time.Duration
 	backends  view.Backends
 	owner     view.ServicePortID
-	// fault tells why the scheduler is not the one that is wanted; nil: it is.
+	// fault says why the scheduler is not the wanted one. nil means that it is.
 	fault error
 }
 
-// moby gives the name as the library has it.
+// moby returns the library's form of the key.
 func (k serviceKey) moby() *mobyipvs.Service {
 	s := &mobyipvs.Service{AddressFamily: uint16(domain(k.family)), Netmask: 1<<32 - 1}
 	if k.family == model.IPv6 {
@@ -68,7 +70,7 @@ func (k serviceKey) moby() *mobyipvs.Service {
 	return s
 }
 
-// moby gives it as the library has it.
+// moby returns the library's form of the virtual service.
 func (v *virtual) moby() *mobyipvs.Service {
 	s := v.serviceKey.moby()
 	s.SchedName = v.scheduler
@@ -88,7 +90,7 @@ func (v *virtual) moby() *mobyipvs.Service {
 	return s
 }
 
-// String names it as ipvsadm does.
+// String returns the name that ipvsadm uses.
 func (k serviceKey) String() string {
 	if k.number != 0 {
 		return fmt.Sprintf("FWM %d", markTag|k.number)
@@ -96,18 +98,20 @@ func (k serviceKey) String() string {
 	return fmt.Sprintf("%v %v", k.protocol, netip.AddrPortFrom(k.address, k.port))
 }
 
-// same tells whether the kernel has the service as it should be.
+// same reports whether the kernel has the virtual service as it should be.
 func same(have, want *mobyipvs.Service) bool {
 	return have.SchedName == want.SchedName && have.Flags&ourFlags == want.Flags && (want.Flags&persistent == 0 || have.Timeout == want.Timeout)
 }
 
-// ours names a virtual service that the kernel has; ok is false for one that is not ours.
+// ours returns the key of a virtual service in the kernel. ok is false if it does not belong to
+// this package.
 func ours(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	k, ok = keyOf(s)
 	return k, ok && (k.number != 0 || s.Flags&tagged != 0)
 }
 
-// keyOf names a virtual service that the kernel has; ok is false for one of a mark or of a protocol that no Service has.
+// keyOf returns the key of a virtual service in the kernel. ok is false if it has another mark, or
+// a protocol that no Service has.
 func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	k.family = model.IPv4
 	if s.AddressFamily == unix.AF_INET6 {
@@ -128,14 +132,14 @@ func keyOf(s *mobyipvs.Service) (k serviceKey, ok bool) {
 	return k, false
 }
 
-// heldService is what the kernel has of a virtual service.
+// heldService is what the kernel holds of a virtual service.
 type heldService struct {
 	service  *mobyipvs.Service
-	backends []heldBackend // ascending
+	backends []heldBackend // in ascending order
 }
 
-// readServices returns those of IPVS' virtual services that are ours and of this IP family, and
-// notes which are others'.
+// readServices returns the virtual services of this package and IP family. It records those of
+// others in f.theirs.
 func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldService, error) {
 	f.theirs = map[serviceKey]bool{}
 	held := map[serviceKey]*heldService{}
@@ -162,7 +166,8 @@ func (f *family) readServices(all []*mobyipvs.Service) (map[serviceKey]*heldServ
 	return held, f.leaveOutKubeProxys()
 }
 
-// readService asks for a virtual service's scheduler, flags and timeout; unix.ESRCH: there is none. The library takes 64 KiB of garbage for an answer.
+// readService reads the scheduler, flags and timeout of a virtual service. It returns unix.ESRCH if
+// there is none. The library would read 64 KiB for each answer.
 func (m *machine) readService(k serviceKey) (mobyipvs.Service, error) {
 	var s mobyipvs.Service
 	err := m.commands.get(m.askAbout(commandGetService, k), func(body []byte) {
@@ -186,7 +191,7 @@ func parseService(b []byte) (s mobyipvs.Service) {
 		switch {
 		case kind == svcAttrScheduler:
 			s.SchedName = string(bytes.TrimRight(value, "\x00"))
-		case kind == svcAttrFlags && len(value) >= 4: // and which of them count
+		case kind == svcAttrFlags && len(value) >= 4: // followed by a mask of valid flags
 			s.Flags = hostNumber(value)
 		case kind == svcAttrTimeout && len(value) >= 4:
 			s.Timeout = hostNumber(value)
@@ -195,12 +200,12 @@ func parseService(b []byte) (s mobyipvs.Service) {
 	return s
 }
 
-// isExcluded tells whether a virtual service is in one of ExcludeCIDRs.
+// isExcluded reports whether a virtual service is in one of ExcludeCIDRs.
 func (m *machine) isExcluded(k serviceKey) bool {
 	return k.number == 0 && slices.ContainsFunc(m.options.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(k.address) })
 }
 
-// isTheirs asks whether others have a virtual service.
+// isTheirs reports whether a virtual service exists and belongs to others.
 func (m *machine) isTheirs(k serviceKey) (bool, error) {
 	have, err := m.readService(k)
 	if errors.Is(err, unix.ESRCH) {
@@ -212,7 +217,8 @@ func (m *machine) isTheirs(k serviceKey) (bool, error) {
 	return have.Flags&tagged == 0, nil
 }
 
-// noteTheirs adds to p.theirs what others have made since the last Replace of what these Service ports had or may get.
+// noteTheirs adds to f.theirs the virtual services of others that these Service ports had or may
+// get, and that appeared since the last Replace.
 func (f *family) noteTheirs(changes []view.Change) error {
 	if len(f.options.ExcludeCIDRs) == 0 {
 		return nil
@@ -248,7 +254,8 @@ func (f *family) noteTheirs(changes []view.Change) error {
 	return f.leaveOutKubeProxys()
 }
 
-// leaveOutKubeProxys takes kube-proxy's from p.theirs: its Services are to be served here.
+// leaveOutKubeProxys removes kube-proxy's virtual services from f.theirs, because its Services are
+// to be served here.
 func (f *family) leaveOutKubeProxys() error {
 	if len(f.theirs) == 0 {
 		return nil
@@ -265,7 +272,8 @@ func (f *family) leaveOutKubeProxys() error {
 	return err
 }
 
-// blameTheirs notes where a Service port is not served, as others do.
+// blameTheirs records a PortError for each virtual service of a Service port that belongs to
+// others, who serve that address.
 func (f *family) blameTheirs(x *change, port *view.ServicePort) {
 	if port.Affinity == 0 || len(f.theirs) == 0 {
 		return
@@ -277,10 +285,13 @@ func (f *family) blameTheirs(x *change, port *view.ServicePort) {
 	}
 }
 
-// services gives the virtual services of a Service port. Without affinity it is one for each set of backends, by mark,
-// for all of its frontends. IPVS knows no affinity for marks where the port changes, too (ip_vs_sched_persist keeps the
-// port that the packet came for): so with affinity it is one for each address, to which Others' target applies. Those of before that
-// affinity came or went have no backends.
+// services returns the virtual services of a Service port.
+//
+// Without affinity, there is one for each set of backends, by mark, for all frontends. With
+// affinity by mark, IPVS does not change the port of a packet: ip_vs_sched_persist keeps the port
+// for which the packet came. So with affinity, there is one virtual service for each address. It
+// leads everybody to the set for others. If affinity was added or removed, the virtual services
+// from before stay, without backends.
 func (f *family) services(of *programmed) (list []*virtual) {
 	if of == nil {
 		return nil
@@ -316,7 +327,8 @@ func (f *family) services(of *programmed) (list []*virtual) {
 	return list
 }
 
-// byAddress names the virtual services by address that a Service port may have, with their frontends.
+// byAddress yields the keys of the virtual services by address that a Service port may have, with
+// their frontends.
 func (f *family) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Frontend] {
 	return func(yield func(serviceKey, view.Frontend) bool) {
 		for _, at := range port.Frontends {
@@ -333,7 +345,8 @@ func (f *family) byAddress(port *view.ServicePort) iter.Seq2[serviceKey, view.Fr
 	}
 }
 
-// affinitySet gives the backends that a frontend with affinity leads to: those for Others unless these are not served.
+// affinitySet returns the backends that a frontend with affinity leads to: those for others or, if
+// others are not served, those for the node or for pods.
 func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 	for _, r := range []view.Route{f.Others, f.Node, f.Pods} {
 		switch r.To {
@@ -346,8 +359,9 @@ func affinitySet(port *view.ServicePort, f view.Frontend) view.Backends {
 	return view.Backends{}
 }
 
-// ensureService has a virtual service made, or changed if the kernel has another; have is nil if it has none. One becomes mh's after
-// backends have gone: mh comes only where all have room.
+// ensureService adds the command that creates a virtual service, or changes it if the kernel has a
+// different one. have is nil if the kernel has none. A change to mh comes after backends were
+// removed, because mh only has room for a limited number of them.
 func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
 	c := command{kind: commandNewService, service: v.serviceKey, virtual: v, owner: v.owner}
 	if have != nil {
@@ -363,7 +377,8 @@ func (x *change) ensureService(v *virtual, have *mobyipvs.Service) {
 	x.before = append(x.before, c)
 }
 
-// addBackend has a backend take new connections; held tells that the kernel has it already.
+// addBackend adds the command that makes a backend take new connections. held means that the kernel
+// has the backend already.
 func (f *family) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) {
 	_, draining := f.draining[v.serviceKey][b]
 	delete(f.draining[v.serviceKey], b)
@@ -374,7 +389,9 @@ func (f *family) addBackend(x *change, v *virtual, b netip.AddrPort, held bool) 
 	x.before = append(x.before, command{kind: kind, service: v.serviceKey, backend: b, weight: 1, owner: v.owner})
 }
 
-// removeBackend has a backend take no new connections. Those of TCP go on for as long as they last, up to a limit.
+// removeBackend adds the command that makes a backend take no new connections. If the virtual
+// service waits, its TCP connections go on until they end or the limit passes. Otherwise the
+// backend is removed.
 func (f *family) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 	if !v.waits() {
 		x.after = append(x.after, command{kind: commandDelBackend, service: v.serviceKey, backend: b})
@@ -384,7 +401,8 @@ func (f *family) removeBackend(x *change, v *virtual, b netip.AddrPort) {
 	x.after = append(x.after, command{kind: commandSetBackend, service: v.serviceKey, backend: b})
 }
 
-// adopt has those backends leave that came with virtual services of others, e.g. kube-proxy: IPVS has one at most for an address and port.
+// adopt removes the backends that came with virtual services of others, such as kube-proxy's. IPVS
+// can have only one virtual service for an address and port, so this package took them over.
 func (f *family) adopt(x *change) error {
 	for _, v := range x.adopted {
 		held, err := f.readBackends(nil, v.serviceKey)
@@ -401,27 +419,33 @@ func (f *family) adopt(x *change) error {
 	return nil
 }
 
-// removeService has a virtual service removed, with all its backends.
+// removeService adds the command that removes a virtual service with all of its backends.
 func (x *change) removeService(k serviceKey) {
 	x.gone = append(x.gone, k)
 	x.after = append(x.after, command{kind: commandDelService, service: k})
 }
 
-// waits tells whether connections to backends that go are waited for. UDP has none that end, and SCTP is as in kube-proxy. The scheduler
-// dh would refuse who is meant for such a backend.
+// waits reports whether connections to removed backends may go on. UDP flows do not end, so there
+// is nothing to wait for, and SCTP is treated as in kube-proxy. The scheduler dh would refuse the
+// clients that its table assigns to such a backend.
 func (v *virtual) waits() bool { return v.owner.Protocol == model.TCP && v.scheduler != "dh" }
 
-// How many destinations the kernel's tables for a virtual service have room for (CONFIG_IP_VS_SH_TAB_BITS, CONFIG_IP_VS_MH_TAB_INDEX as
-// kernels have them that nobody has set otherwise). One that mh has no room for gets no connections, and one that has gone gets them still.
+// shTable and mhTable are the number of destinations for which the kernel's table of a virtual
+// service has room. The kernel's options CONFIG_IP_VS_SH_TAB_BITS and CONFIG_IP_VS_MH_TAB_INDEX set
+// them, and these are the defaults. A backend beyond mh's table gets no connections. If backends
+// beyond it are removed, the table still holds some of them, and mh still leads connections to
+// those.
 const (
 	shTable = 1 << 8
 	mhTable = 4093
 )
 
-// mhDraining is how many draining backends mh finds another beside for sure: it tries as many random places as its table has.
+// mhDraining is the number of draining backends beside which mh certainly finds another one. It
+// tries as many random places as its table has.
 const mhDraining = 256
 
-// scheduler gives what chooses among so many backends of a Service port, and why it is another than the one that is asked for.
+// scheduler returns the scheduler for a Service port with this number of backends. fault says why
+// it is not the wanted one.
 func (m *machine) scheduler(port *view.ServicePort, backends int) (name string, fault error) {
 	name = cmp.Or(port.Scheduler, m.options.Scheduler)
 	if name != "mh" || backends <= mhTable {
@@ -433,8 +457,8 @@ func (m *machine) scheduler(port *view.ServicePort, backends int) (name string, 
 	return name, fmt.Errorf("the IPVS scheduler mh takes %d backends at most, and there are %d: %s serves it", mhTable, backends, name)
 }
 
-// room tells whether a scheduler finds backends that take connections beside so many that drain: draining ones keep their places in the
-// tables of those that hash.
+// room reports whether a scheduler certainly finds a backend that takes connections. Schedulers
+// that hash keep draining backends in their tables.
 func room(scheduler string, backends, draining int) bool {
 	switch scheduler {
 	case "dh":
@@ -447,7 +471,8 @@ func room(scheduler string, backends, draining int) bool {
 	return true
 }
 
-// makeRoom has the draining backends removed if the scheduler has no room for them. One that has no others gets no new connections.
+// makeRoom removes the draining backends if the scheduler has no room for them. It does nothing if
+// there are no other backends, because then there are no new connections.
 func (f *family) makeRoom(x *change, v *virtual) {
 	draining := f.draining[v.serviceKey]
 	if v.backends.Len() == 0 || room(v.scheduler, v.backends.Len(), len(draining)) {

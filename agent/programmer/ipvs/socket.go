@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// requests are netlink messages, one after the other. The libraries send one at a time and wait for its answer, which for tens
-// of thousands of backends and addresses takes most of the time.
+// requests are netlink messages to be sent together. The libraries send one at a time and wait for
+// its answer. For tens of thousands of backends and addresses, that would take most of the time.
 type requests struct {
 	buf []byte
-	at  []int // where each message begins
+	at  []int // where each message begins in buf
 }
 
 func (r *requests) reset() { r.buf, r.at = r.buf[:0], r.at[:0] }
 
-// begin begins a message; what it holds is appended until the next end.
+// begin begins a message. What is appended until the next end belongs to it.
 func (r *requests) begin(kind, flags uint16) {
 	r.at = append(r.at, len(r.buf))
 	r.buf = append(r.buf, make([]byte, unix.NLMSG_HDRLEN)...)
@@ -33,7 +33,7 @@ func (r *requests) end() {
 	binary.NativeEndian.PutUint32(r.buf[at:], uint32(len(r.buf)-at))
 }
 
-// nest begins an attribute that holds others, until endNest of what it gives.
+// nest begins an attribute that contains others, and returns the position to pass to endNest.
 func (r *requests) nest(kind uint16) int {
 	at := len(r.buf)
 	r.header(kind, 0)
@@ -84,18 +84,19 @@ func (r *requests) uint32(kind uint16, value uint32) {
 	r.buf = binary.NativeEndian.AppendUint32(r.buf, value)
 }
 
-// socket is a netlink socket, for one goroutine at a time. The kernel works on what is sent while it is sent: when that returns,
-// the answers are there.
+// socket is a netlink socket. Only one goroutine uses it at a time. The kernel handles a request
+// inside the call that sends it, so the answers are in the socket when that call returns.
 type socket struct {
 	fd  int
 	seq uint32
 	in  []byte
 }
 
-// maxSent is how many messages are sent at once: so many that the answers have room in a socket's buffer, should all fail.
+// maxSent is how many messages are sent at once. If all of them fail, the answers still fit in the
+// socket's buffer.
 const maxSent = 200
 
-// errUnanswered tells that it is not known whether the kernel did something.
+// errUnanswered reports that the kernel's answer was lost, so its effect is unknown.
 var errUnanswered = errors.New("the kernel's answer was lost")
 
 func dial(protocol int) (*socket, error) {
@@ -104,10 +105,11 @@ func dial(protocol int) (*socket, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	s := &socket{fd: fd, in: make([]byte, 64<<10)}
-	// Errors come without the whole message that they are of.
+	// With NETLINK_CAP_ACK, errors come without the whole message that they refer to.
 	err = errors.Join(
 		os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})),
-		os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})), // to the kernel
+		// The default address is the kernel's.
+		os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})),
 		os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)),
 	)
 	if err != nil {
@@ -119,8 +121,8 @@ func dial(protocol int) (*socket, error) {
 
 func (s *socket) close() { _ = unix.Close(s.fd) }
 
-// execute has the kernel carry out messages in their order, whatever becomes of single ones, and calls failed for those that
-// fail, by their number.
+// execute lets the kernel carry out messages in their order, whether or not single ones fail. It
+// calls failed with the index of each message that fails.
 func (s *socket) execute(r *requests, failed func(i int, err unix.Errno)) error {
 	for first := 0; first < len(r.at); first += maxSent {
 		if err := s.executePart(r, first, min(first+maxSent, len(r.at)), failed); err != nil {
@@ -130,14 +132,15 @@ func (s *socket) execute(r *requests, failed func(i int, err unix.Errno)) error 
 	return nil
 }
 
-// executePart is execute for the messages from first on, up to next, at once.
+// executePart is execute for the messages from first up to, but not including, next. It sends them
+// at once.
 func (s *socket) executePart(r *requests, first, next int, failed func(int, unix.Errno)) error {
 	base := s.seq + 1
 	for i := first; i < next; i++ {
 		s.seq++
 		binary.NativeEndian.PutUint32(r.buf[r.at[i]+8:], s.seq)
 	}
-	// The kernel answers to what fails and to what asks for it.
+	// The kernel acknowledges only failures and messages that ask for it.
 	flags := r.buf[r.at[next-1]+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	end := len(r.buf)
@@ -154,7 +157,7 @@ func (s *socket) executePart(r *requests, first, next int, failed func(int, unix
 		}
 		for m := range messages(s.in[:n]) {
 			if m.kind != unix.NLMSG_ERROR || len(m.body) < 4 || m.seq-base > s.seq-base {
-				continue // of an earlier message
+				continue // answers an earlier message
 			}
 			if errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.body))); errno != 0 {
 				failed(first+int(m.seq-base), errno)
@@ -166,13 +169,14 @@ func (s *socket) executePart(r *requests, first, next int, failed func(int, unix
 	}
 }
 
-// dump asks for all objects of a kind, by a message without flags, and gives the body of each. netlink.ErrDumpInterrupted: some may be
-// missing, as they changed meanwhile.
+// dump requests all objects of a kind with a message without flags, and calls each with the body of
+// every one. It returns netlink.ErrDumpInterrupted if an object may be missing, because objects
+// changed meanwhile.
 func (s *socket) dump(r *requests, each func(body []byte)) error {
 	return s.ask(r, unix.NLM_F_DUMP, each)
 }
 
-// get is dump for one object.
+// get is dump for a single object.
 func (s *socket) get(r *requests, of func(body []byte)) error { return s.ask(r, unix.NLM_F_ACK, of) }
 
 func (s *socket) ask(r *requests, flags uint16, each func(body []byte)) error {
@@ -222,14 +226,14 @@ func (s *socket) receive() (int, error) {
 	}
 }
 
-// message is one that the kernel sent.
+// message is a message from the kernel.
 type message struct {
 	kind, flags uint16
 	seq         uint32
 	body        []byte
 }
 
-// messages gives those in a buffer, as far as they are whole.
+// messages yields the messages in a buffer, and stops at the first incomplete one.
 func messages(b []byte) func(yield func(message) bool) {
 	return func(yield func(message) bool) {
 		for len(b) >= unix.NLMSG_HDRLEN {
@@ -245,7 +249,7 @@ func messages(b []byte) func(yield func(message) bool) {
 	}
 }
 
-// attributes gives those in a buffer, as far as they are whole.
+// attributes yields the attributes in a buffer, and stops at the first incomplete one.
 func attributes(b []byte) func(yield func(kind uint16, value []byte) bool) {
 	const flags = unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER
 	return func(yield func(uint16, []byte) bool) {

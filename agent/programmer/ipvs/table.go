@@ -15,38 +15,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// elementKey names an element of one of a table's sets.
+// elementKey identifies an element of one of a table's sets.
 type elementKey struct {
 	set setID
 	key string
 }
 
-// element is the rest of one.
+// element is the content of an element beside its key.
 type element struct {
-	end     string // the end of an interval
+	end     string // the end of an interval; empty in sets without intervals
 	mark    uint32
 	comment string
 }
 
-// elements are a table's elements.
+// elements are the elements of a table.
 type elements map[elementKey]element
 
-// tables is the socket for nftables.
+// tables is the socket for nftables. It serves both families.
 type tables struct {
 	conn *nftables.Conn
-	raw  *mdnetlink.Conn // the same
-	// lists reads elements, of which the library takes several times as long to tell.
+	raw  *mdnetlink.Conn // the socket of conn
+	// lists is a separate socket for reading elements, which takes the library several times as long.
 	lists    *socket
 	requests requests
-	// port is the socket's address: notifications carry that of the socket which a change came from.
+	// port is the netlink address of conn's socket. Notifications of a change carry the port of the
+	// socket that made it.
 	port uint32
-	// base was the number of the ruleset's generation when the last Replace began, and own counts the transactions since then.
+	// base is the generation number of the ruleset when the last Replace began. own counts the
+	// transactions of this socket since then.
 	base, own uint32
-	// changed: there is something to write.
+	// changed means that there is something to write.
 	changed bool
 }
 
-// wantedTransaction is the longest transaction, in bytes, that the kernel is asked to take.
+// wantedTransaction is the longest transaction to ask for, in bytes.
 const wantedTransaction = 64 << 20
 
 func dialTables() (*tables, error) {
@@ -75,15 +77,18 @@ func dialTables() (*tables, error) {
 }
 
 func (t *tables) close() {
-	_ = t.conn.CloseLasting() // nothing can be done about it
+	_ = t.conn.CloseLasting() // there is no remedy
 	t.lists.close()
 }
 
-// maxReads is how often a table, or a list of addresses, is read again because others changed something meanwhile.
+// maxReads is how often a table or a list of addresses is read if others change something
+// meanwhile.
 const maxReads = 10
 
-// read gives the elements that the kernel holds; nil: there is anything else than the table should be, or nothing, so that it must be made anew.
-// whole is false if its rules are to be written, at least. Where others go on changing the ruleset, what is read twice in the same way counts.
+// read returns the elements that the kernel holds. nil means that the table is missing or differs
+// from what it should be, so that it must be created again. whole is false if at least the rules
+// must be written. If others keep changing the ruleset, two reads with the same result are
+// accepted.
 func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 	var last elements
 	var lastWhole bool
@@ -108,8 +113,8 @@ func (t *tables) read(l *layout) (held elements, whole bool, err error) {
 	return nil, false, fmt.Errorf("the nftables ruleset changed each of the %d times that it was read", maxReads)
 }
 
-// generation tells the ruleset before a change from that after it. What is read while it changes may lack something, which
-// the library does not tell.
+// generation returns the generation number of the ruleset, which each change increases. What is
+// read during a change may be incomplete, and the library does not report that.
 func (t *tables) generation() (uint32, error) {
 	if err := t.dropAnswers(); err != nil {
 		return 0, err
@@ -125,11 +130,12 @@ func (t *tables) generation() (uint32, error) {
 	if err != nil || len(attributes) == 0 || len(attributes[0].Data) != 4 {
 		return 0, fmt.Errorf("read nftables' generation: %w", err)
 	}
-	return binary.BigEndian.Uint32(attributes[0].Data), nil // NFTA_GEN_ID
+	return binary.BigEndian.Uint32(attributes[0].Data), nil // the attribute NFTA_GEN_ID
 }
 
-// dropAnswers forgets what is left of the answers to earlier requests: the library leaves some unread when something fails, and each later request
-// would get its predecessor's answer. The kernel has answered when what asks is sent, so nothing of them comes later.
+// dropAnswers discards what is left of the answers to earlier requests. If something fails, the
+// library leaves some unread, and each later request would receive the answer to its predecessor.
+// The kernel answers inside the call that sends a request, so no old answer can arrive later.
 func (t *tables) dropAnswers() error {
 	raw, err := t.raw.SyscallConn()
 	if err != nil {
@@ -142,19 +148,20 @@ func (t *tables) dropAnswers() error {
 		}
 	})
 	if errors.Is(failed, unix.EAGAIN) {
-		failed = nil // there is no more
+		failed = nil // the socket is empty
 	}
 	return errors.Join(err, os.NewSyscallError("receive from netlink", failed))
 }
 
-// begin has othersWrote tell of what is written from now on.
+// begin starts the period for which othersWrote reports changes.
 func (t *tables) begin() (err error) {
 	t.base, err = t.generation()
 	t.own = 0
 	return err
 }
 
-// othersWrote tells whether others have written to the ruleset since begin: each transaction makes the generation one higher.
+// othersWrote reports whether others have written to the ruleset since begin. Each transaction
+// increases the generation number by one.
 func (t *tables) othersWrote() (bool, error) {
 	now, err := t.generation()
 	return now != t.base+t.own, err
@@ -165,7 +172,7 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("list nftables tables: %w", err)
 	}
-	// One with flags is dormant, or has an owner.
+	// A table with flags is dormant or has an owner.
 	if !slices.ContainsFunc(all, func(t *nftables.Table) bool { return t.Name == Table && t.Flags == 0 }) {
 		return nil, false, nil
 	}
@@ -220,9 +227,10 @@ func (t *tables) readOnce(l *layout) (held elements, whole bool, err error) {
 
 const attrKeyEnd = 10 // NFTA_SET_ELEM_KEY_END
 
-// readElements adds the elements of a set. The kernel walks a hash table anew for each message, leaving out as many
-// elements as it gave before: if the table grows or shrinks meanwhile, as it does for a while after large changes, some
-// are left out and as many are given twice. Then it is read again.
+// readElements adds the elements of a set. For each message, the kernel walks the hash table again
+// and skips as many elements as it sent before. If the table is resized meanwhile, which it is for
+// a while after large changes, some elements are left out and as many are sent twice. The set is
+// then read again.
 func (t *tables) readElements(l *layout, id setID, to elements) error {
 	before := len(to)
 	for range maxReads {
@@ -277,7 +285,8 @@ func parseElement(b []byte) (key string, e element) {
 	return key, e
 }
 
-// commentOf gives the comment that is all of some user data, as those of our elements are: its type, its length, and itself with a zero at its end.
+// commentOf returns the comment in an element's user data, or "". The user data of this package's
+// elements consist of a type, a length, and the comment with a zero at its end.
 func commentOf(userData []byte) string {
 	if len(userData) < 3 || userData[0] != byte(userdata.NFTNL_UDATA_SET_ELEM_COMMENT) || int(userData[1]) != len(userData)-2 {
 		return ""
@@ -285,7 +294,7 @@ func commentOf(userData []byte) string {
 	return string(userData[2 : len(userData)-1])
 }
 
-// dataOf gives the value in an attribute of nftables' data.
+// dataOf returns the value in an attribute of nftables' data.
 func dataOf(b []byte) []byte {
 	for kind, value := range attributes(b) {
 		if kind == unix.NFTA_DATA_VALUE {
@@ -295,7 +304,7 @@ func dataOf(b []byte) []byte {
 	return nil
 }
 
-// hookedAs tells whether a chain is called where the kernel calls the one that it has.
+// hookedAs reports whether the kernel calls the held chain where this one should be called.
 func (c *chain) hookedAs(held *nftables.Chain) bool {
 	if c.hook == nil || held.Hooknum == nil || held.Priority == nil {
 		return c.hook == nil && held.Hooknum == nil
@@ -303,9 +312,9 @@ func (c *chain) hookedAs(held *nftables.Chain) bool {
 	return c.kind == held.Type && *c.hook == *held.Hooknum && c.priority == *held.Priority
 }
 
-// create makes the table, in place of what there may be. It takes effect with the next write.
+// create creates the table in place of what exists. It takes effect with the next write.
 func (t *tables) create(l *layout) error {
-	t.conn.AddTable(l.table) // so that there is one to delete
+	t.conn.AddTable(l.table) // so that deleting it does not fail
 	t.conn.DelTable(l.table)
 	t.conn.AddTable(l.table)
 	for _, s := range l.sets {
@@ -318,8 +327,8 @@ func (t *tables) create(l *layout) error {
 	return nil
 }
 
-// writeRules makes the chains have their rules and no others. It takes effect with the next write. Maps stay, and so does what they have for a
-// packet that is among the rules: with the table it would be gone.
+// writeRules makes the chains have exactly their rules. It takes effect with the next write. Unlike
+// create, it keeps the maps, so that a packet in the rules still finds its element.
 func (t *tables) writeRules(l *layout) {
 	t.changed = true
 	chains, accept := l.chains(), nftables.ChainPolicyAccept
@@ -340,11 +349,11 @@ func (t *tables) writeRules(l *layout) {
 	}
 }
 
-// messageElements is how many elements go into one message: the list of them must stay below 64 KiB.
+// messageElements is the number of elements in one message. Their list must stay below 64 KiB.
 const messageElements = 128
 
-// change adds what makes held become want to the next write: elements of either that the other has as well, with all it
-// is, are not touched.
+// change adds to the next write what turns held into want. It does not touch elements that are the
+// same in both.
 func (t *tables) change(l *layout, held, want elements) error {
 	var removed, added [setCount][]nftables.SetElement
 	for k, is := range held {
@@ -381,11 +390,11 @@ func (l *layout) element(k elementKey, e element) nftables.SetElement {
 	return made
 }
 
-// write has the kernel take all of it at once.
+// write commits everything in one transaction.
 func (t *tables) write() error {
 	changed := t.changed
 	t.changed = false
-	if err := t.dropAnswers(); err != nil { // to the other IP family's
+	if err := t.dropAnswers(); err != nil { // left by requests for the other IP family
 		return err
 	}
 	if err := t.conn.Flush(); err != nil {

@@ -20,22 +20,26 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// lookEvery is how often IPVS is looked at, which tells of no changes.
+// lookEvery is the time between two checks of IPVS, which does not report changes.
 const lookEvery = 500 * time.Millisecond
 
-// drainEvery is how long a backend without connections stays.
+// drainEvery is the time between two checks for draining backends that have no connections left.
 const drainEvery = 2 * time.Second
 
-// tryEvery is how often the kernel is asked for a scheduler that it has not.
+// tryEvery is the time between two checks for schedulers that the kernel lacks.
 const tryEvery = 30 * time.Second
 
-// lookedAt is how many IPv4 backends are looked at in a turn, where a virtual service counts as so many more, and an IPv6 backend, which is read
-// by netlink, as so many: two milliseconds.
+// lookedAt is the number of IPv4 backends that one check covers, which takes about two
+// milliseconds. A virtual service counts as serviceCounts of them. An IPv6 backend, which is read
+// by netlink, counts as backendIPv6Counts.
 const lookedAt, serviceCounts, backendIPv6Counts = 7000, 50, 4
 
-// Watch has the backends removed whose connections have ended, and calls lost when others change our table, take addresses
-// from our device or set it down, or change virtual services or their backends: these are looked at one after the other, which with many of
-// them takes minutes, but all being gone is seen at once. Without it, backends that are gone stay, without new connections.
+// Watch calls lost when others change the table, remove addresses from the device or set it down,
+// or change virtual services or their backends. It checks virtual services one after the other.
+// With many of them, that takes minutes, but it notices at once if all are gone.
+//
+// Watch also removes the backends whose connections have ended. Without it, removed backends stay,
+// without new connections.
 func (p *Programmer) Watch(ctx context.Context, lost func(reason string)) {
 	p.watch(ctx, lost, p.followTables, followAddresses, time.Minute)
 }
@@ -62,7 +66,7 @@ func followAddresses() (*mdnetlink.Conn, error) {
 	return follow(unix.NETLINK_ROUTE, unix.RTMGRP_LINK|unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
 }
 
-// watch is Watch, with sockets that are opened again after a pause if they fail.
+// watch is Watch. If a socket fails, it opens the socket again after a pause.
 func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables, addresses dialer, pause time.Duration) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -97,7 +101,7 @@ func (p *Programmer) watch(ctx context.Context, lost func(reason string), tables
 	}
 }
 
-// schedulerFound gives a scheduler that the kernel did not have when it was asked for, and has now; "": none.
+// schedulerFound returns a scheduler that the kernel lacked when it was needed and has now, or "".
 func (p *Programmer) schedulerFound() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,15 +127,15 @@ func follow(protocol int, groups uint32) (*mdnetlink.Conn, error) {
 	return conn, nil
 }
 
-// losses are one kind of what others may do.
+// losses describes one kind of changes by others.
 type losses struct {
-	of      string // what they change
+	of      string // what others change
 	dial    dialer
-	changed func() bool // tells whether they have, since the last Replace began
+	changed func() bool // reports whether others have changed something since the last Replace began
 	isLoss  func(mdnetlink.Message) bool
 }
 
-// keepNoticing calls lost for losses until ctx ends, and for those of before.
+// keepNoticing calls lost for changes until ctx ends, and for those from before the call.
 func (p *Programmer) keepNoticing(ctx context.Context, l losses, pause time.Duration, lost func(reason string)) {
 	for {
 		conn, err := l.dial()
@@ -153,14 +157,14 @@ func (p *Programmer) keepNoticing(ctx context.Context, l losses, pause time.Dura
 	}
 }
 
-// notice is keepNoticing as long as the socket does not fail. It closes it.
+// notice is keepNoticing until the socket fails. It closes the socket.
 func notice(ctx context.Context, conn *mdnetlink.Conn, l losses, lost func(reason string)) error {
 	stop := context.AfterFunc(ctx, func() {
-		_ = conn.Close() // which ends Receive
+		_ = conn.Close() // ends Receive
 	})
 	defer func() {
 		if stop() {
-			_ = conn.Close() // nothing can be done about it
+			_ = conn.Close() // there is no remedy
 		}
 	}()
 	for {
@@ -176,7 +180,8 @@ func notice(ctx context.Context, conn *mdnetlink.Conn, l losses, lost func(reaso
 	}
 }
 
-// rulesetChanged tells whether others have changed nftables, be it elsewhere, since the last Replace began.
+// rulesetChanged reports whether others have changed nftables, in any table, since the last Replace
+// began.
 func (p *Programmer) rulesetChanged() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,12 +189,13 @@ func (p *Programmer) rulesetChanged() bool {
 	return p.anyKnown() && (changed || err != nil)
 }
 
-// anyKnown tells whether it is known what the kernel holds of an IP family.
+// anyKnown reports whether it is known for any IP family what the kernel holds.
 func (p *Programmer) anyKnown() bool {
 	return slices.ContainsFunc(p.families, func(f *family) bool { return f.known })
 }
 
-// addressesChanged tells whether there are other addresses than the last Replace found, and changes have left, where it matters.
+// addressesChanged reports whether relevant addresses differ from those that the last Replace and
+// later changes have left.
 func (p *Programmer) addressesChanged() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -217,19 +223,21 @@ func (f *family) addressesChanged() bool {
 	return false
 }
 
-// sameNodePorts reports whether NodePorts are on the same addresses as at the last Replace if these
-// are the node's own.
+// sameNodePorts reports whether NodePorts are on the same addresses as at the last Replace, given
+// the node's own addresses now.
 func (f *family) sameNodePorts(own map[netip.Addr]bool) bool {
 	return slices.Equal(nodePortAddresses(f.layout.node, own), f.nodeAddresses)
 }
 
-// isDeviceUp tells whether our device is there and up: otherwise its addresses are not the node's.
+// isDeviceUp reports whether the device exists and is up. Otherwise its addresses are not the
+// node's.
 func (m *machine) isDeviceUp() bool {
 	link, err := m.links.LinkByName(Device)
 	return err == nil && link.Attrs().Flags&net.FlagUp != 0
 }
 
-// serviceLost looks at some of the virtual services, at others each time, and gives one that is not as it was made; ok is false if there is none.
+// serviceLost checks some of the virtual services, different ones each time. It returns one that is
+// not as it was made. ok is false if it finds none.
 func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -273,7 +281,8 @@ func (p *Programmer) serviceLost() (_ serviceKey, owner view.ServicePortID, ok b
 	return serviceKey{}, owner, false
 }
 
-// holds tells whether the kernel has a virtual service as it was made, but for backends without new connections.
+// holds reports whether the kernel has a virtual service as it was made, apart from backends
+// without new connections.
 func (f *family) holds(v *virtual) bool {
 	have, err := f.readService(v.serviceKey)
 	if err != nil || !same(&have, v.moby()) {
@@ -294,7 +303,7 @@ func (f *family) holds(v *virtual) bool {
 	return found == v.backends.Len()
 }
 
-// changesTable tells whether a notification is about a change of our tables.
+// changesTable reports whether a notification is about a change of this package's tables.
 func changesTable(m mdnetlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN || len(m.Data) < 4 {
 		return false
@@ -303,14 +312,18 @@ func changesTable(m mdnetlink.Message) bool {
 	if err != nil {
 		return false
 	}
-	// The name of the table has the same number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE...
+	// The table's name has the same attribute number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE
+	// and so on.
 	return slices.ContainsFunc(attributes, func(a mdnetlink.Attribute) bool {
 		return a.Type == unix.NFTA_TABLE_NAME && string(a.Data) == Table+"\x00"
 	})
 }
 
-// addressLost tells whether a notification is about an address that should be on our device and is not, or one of the
-// node's own that matters: it has NodePorts, or is a Service's as well; or about the device, which is down.
+// addressLost reports whether a notification is about one of these changes:
+//
+//   - The device is down.
+//   - An address that should be on the device is not.
+//   - One of the node's own addresses changes that has NodePorts or is a Service's as well.
 func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	if m.Header.Type == unix.RTM_NEWLINK && len(m.Data) >= unix.SizeofIfInfomsg {
 		p.mu.Lock()
@@ -340,7 +353,7 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	arrived := m.Header.Type == unix.RTM_NEWADDR
 	switch {
 	case index == f.device.Attrs().Index:
-		if !services || arrived { // of those that we give it, too, the kernel tells
+		if !services || arrived { // the kernel also reports the addresses that this package adds
 			return false
 		}
 		held, err := f.deviceAddresses(f.device, domain(f.family))
@@ -356,10 +369,11 @@ func (p *Programmer) addressLost(m mdnetlink.Message) bool {
 	return false
 }
 
-// drains are the backends whose connections are waited for, by their virtual services, and until when at most.
+// drains are the backends whose connections may still end by themselves, by virtual service, each
+// with the time when the wait ends.
 type drains map[serviceKey]map[netip.AddrPort]time.Time
 
-// drain notes that a backend's connections are waited for, from now on if they were not yet.
+// drain starts the wait for a backend's connections, unless it has started before.
 func (f *family) drain(k serviceKey, b netip.AddrPort) {
 	if f.draining[k] == nil {
 		f.draining[k] = map[netip.AddrPort]time.Time{}
@@ -369,7 +383,7 @@ func (f *family) drain(k serviceKey, b netip.AddrPort) {
 	}
 }
 
-// endDrains removes the backends that drain and have no connections any more, or whose time is up.
+// endDrains removes the draining backends that have no connections any more or whose time is up.
 func (p *Programmer) endDrains(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -391,7 +405,7 @@ func (f *family) endDrains(now time.Time) {
 		for _, b := range held {
 			until, ok := draining[b.address]
 			switch {
-			case !ok, b.weight > 0: // the transaction that was to have it drain was refused
+			case !ok, b.weight > 0: // the transaction that was to set the weight to 0 was refused
 			case b.connections > 0 && now.Before(until):
 				left[b.address] = until
 			default:
