@@ -14,8 +14,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// sticky gives a Service port with affinity that all pods can be backends of: by a cluster IP to the cluster set, by an
-// external IP and a nodePort, from outside, to the local set.
+// sticky returns a Service port with affinity, for which all pods can be backends. Its cluster IP
+// leads to the cluster set. Its external IP and its nodePort lead connections from outside to the
+// local set.
 func (c *cluster) sticky(family model.Family, tr transport, timeout time.Duration, cluster, local []int) *view.ServicePort {
 	return &view.ServicePort{
 		ID: serviceID("sticky", tr.protocol, family),
@@ -27,8 +28,8 @@ func (c *cluster) sticky(family model.Family, tr transport, timeout time.Duratio
 	}
 }
 
-// TestAffinity holds that a client stays with its backend over all frontends and whatever else changes, as long as the
-// set has it, and that others do not stay with it.
+// TestAffinity asserts that a client stays with its backend over all frontends and through all
+// other changes, as long as the set has that backend, and that other clients do not stay with it.
 func TestAffinity(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -42,7 +43,8 @@ func TestAffinity(t *testing.T) {
 			c.client.AddAddress(b)
 		}
 		c.each(t, func(t *testing.T, family model.Family, tr transport, probe func(*testenv.Host, netip.Addr, uint16, int) testenv.Result) {
-			// What the changes below do not touch: enough for groups, whose choice must be remembered as well.
+			// The changes below do not touch this Service port. It has enough backends for groups, whose
+			// choice must be remembered as well.
 			big := c.sticky(family, tr, time.Hour, both, []int{1})
 			big.ID = serviceID("big", tr.protocol, family)
 			big.Frontends = []view.Frontend{clusterIP(vip(family, 9))}
@@ -60,10 +62,10 @@ func TestAffinity(t *testing.T) {
 			c.set(port, big)
 			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 			c.requireFresh(t)
-			// one gives the one backend that a client comes to.
+			// one returns the only backend that a client reaches.
 			one := func(from *testenv.Host, to netip.Addr, port uint16) netip.AddrPort {
 				t.Helper()
-				// A UDP socket that happens to get the port of one before would belong to that one's flow.
+				// A UDP socket that happens to get the port of an earlier one would belong to that one's flow.
 				require.NoError(t, c.a.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 				r := probe(from, to, port, 8)
 				require.True(t, r.All(testenv.Answered), "%v", r)
@@ -80,19 +82,20 @@ func TestAffinity(t *testing.T) {
 				c.set(after)
 			}
 
-			// The pod comes to the cluster set by all of them.
+			// The pod reaches the cluster set by each frontend.
 			ofPod, ofBig := one(c.pods[0].Host, vip(family, 1), servicePort), one(c.client.Host, vip(family, 9), servicePort)
 			require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 2), servicePort))
 			require.Equal(t, ofPod, one(c.pods[0].Host, node, 30001))
 			require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 3), servicePort))
-			// The client does by the cluster IP, and by another one to what is local, where it then stays.
+			// The client reaches the cluster set by the cluster IP. By another frontend it reaches the local
+			// set, and then stays there.
 			one(c.client.Host, vip(family, 1), servicePort)
 			local := one(c.client.Host, vip(family, 2), servicePort)
 			require.Equal(t, c.backends(family, tr.port, 1).List()[0].Address, local)
 			require.Equal(t, local, one(c.client.Host, vip(family, 1), servicePort), "where its last connection went")
 			require.Equal(t, local, one(c.client.Host, node, 30001))
 
-			// Another Service port, another process, a backend more or less: the rest is as it was.
+			// Another Service port, another process, and one backend more or less leave the rest as it was.
 			other := c.web("other", family, 20, 2)
 			c.set(other)
 			require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{After: other}}))
@@ -104,7 +107,7 @@ func TestAffinity(t *testing.T) {
 				apply(c.sticky(family, tr, time.Hour, left, []int{1}))
 				require.Equal(t, ofPod, one(c.pods[0].Host, vip(family, 1), servicePort))
 			}
-			// Its backend goes, and comes back.
+			// The client's backend is removed and comes back.
 			apply(c.sticky(family, tr, time.Hour, without, []int{1}))
 			next := one(c.pods[0].Host, vip(family, 1), servicePort)
 			require.NotEqual(t, ofPod, next)
@@ -112,7 +115,7 @@ func TestAffinity(t *testing.T) {
 			require.Equal(t, next, one(c.pods[0].Host, vip(family, 1), servicePort))
 			require.Equal(t, ofBig, one(c.client.Host, vip(family, 9), servicePort))
 
-			// 40 clients have one and the same of four backends with a chance of 4^-39.
+			// The probability that 40 clients have the same of four backends is 4^-39.
 			seen := map[string]int{}
 			for _, source := range sources[family] {
 				r := c.client.Probe(t.Context(), tr.probe, netip.AddrPortFrom(vip(family, 1), servicePort), 3, testenv.ProbeOptions{Timeout: patient.Timeout, Source: netip.AddrPortFrom(source, 0)})
@@ -126,7 +129,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestAffinityEnds holds that a client may go elsewhere a while after its last connection, and not a while after its first.
+// TestAffinityEnds asserts that a client may go elsewhere after the timeout has passed since its
+// last connection, but not since its first.
 func TestAffinityEnds(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -144,12 +148,12 @@ func TestAffinityEnds(t *testing.T) {
 		first := next()
 		tick := time.NewTicker(timeout / 4)
 		defer tick.Stop()
-		for range 8 { // twice as long
+		for range 8 { // twice the timeout
 			require.Equal(t, first, next())
 			<-tick.C
 		}
 		tick.Reset(timeout + timeout/4)
-		// The same one again each time has a chance of 4^-12.
+		// The probability of the same backend each time is 4^-12.
 		for range 12 {
 			<-tick.C
 			if next() != first {

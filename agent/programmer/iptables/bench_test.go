@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// benchmarkPort gives a Service port with a cluster IP and so many backends; variant changes one of them.
+// benchmarkPort returns a Service port with a cluster IP. variant changes one of its backends.
 func benchmarkPort(service, backends, variant int) *view.ServicePort {
 	p := &view.ServicePort{ID: serviceID(fmt.Sprint("s", service), model.TCP, model.IPv4)}
 	address := netip.AddrFrom4([4]byte{10, 96, byte(service >> 8), byte(service)})
@@ -30,7 +30,8 @@ func benchmarkPort(service, backends, variant int) *view.ServicePort {
 	return p
 }
 
-// cpu gives the CPU time so far of this process and of the processes that it ran, kernel time included.
+// cpu returns the CPU time that this process and the processes that it ran have used, kernel time
+// included.
 func cpu(b *testing.B) time.Duration {
 	b.Helper()
 	var sum int64
@@ -42,7 +43,7 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(sum)
 }
 
-// measure runs a benchmark that tells its CPU time, too, which a busy machine does not distort as much.
+// measure runs a benchmark that also reports CPU time, which a busy machine distorts less.
 func measure(b *testing.B, name string, before, operation func(b *testing.B)) {
 	b.Run(name, func(b *testing.B) {
 		var sum time.Duration
@@ -60,8 +61,9 @@ func measure(b *testing.B, name string, before, operation func(b *testing.B)) {
 	})
 }
 
-// BenchmarkProgrammer measures Load, a first Replace; Restart, one that finds everything in place; Apply, the change of
-// one backend of one Service; and ApplyBig, that of a Service with 5000 backends.
+// BenchmarkProgrammer measures these operations: Load is a first Replace, and Restart is a Replace
+// that finds everything in place. Apply changes one backend of a usual Service, and ApplyBig one of
+// a Service with 5000 backends.
 func BenchmarkProgrammer(b *testing.B) {
 	for _, size := range []struct{ services, backends int }{{1000, 50}, {10000, 5}} {
 		state := view.State{Ports: map[view.ServicePortID]*view.ServicePort{}}

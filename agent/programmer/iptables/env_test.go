@@ -22,11 +22,12 @@ import (
 
 var families = []model.Family{model.IPv4, model.IPv6}
 
-// inHost is a programmer that works in the namespace of a host.
+// inHost is a programmer that works in the network namespace of a host.
 type inHost struct {
 	host *testenv.Host
 	*Programmer
-	// restored is the input of each iptables-restore so far; refuse, if set, says what iptables-restore says of an input.
+	// restored holds the input of each iptables-restore so far. refuse, if set, returns what
+	// iptables-restore says about an input that it refuses, or "".
 	restored [][]byte
 	refuse   func(input []byte) string
 }
@@ -73,7 +74,7 @@ func (h *inHost) RetireOtherVariant(ctx context.Context) error {
 	return h.host.Do(func() error { return h.Programmer.RetireOtherVariant(ctx) })
 }
 
-// restoredBytes counts what went to iptables-restore since the last call.
+// restoredBytes returns how many bytes went to iptables-restore since the last call.
 func (h *inHost) restoredBytes() int {
 	n := 0
 	for _, r := range h.restored {
@@ -85,8 +86,8 @@ func (h *inHost) restoredBytes() int {
 
 var chainCounters = regexp.MustCompile(`(?m)^(:\S+ \S+) \[.*$`)
 
-// rules gives all rules and chains of nat and filter, of a family: chains sorted and without their counters, rules in
-// their order within a chain.
+// rules returns all rules and chains of a family's nat and filter tables. Chains are sorted and
+// without counters. Rules are in their order within a chain.
 func (h *inHost) rules(t testing.TB, family model.Family, variant Variant, args ...string) string {
 	t.Helper()
 	var lines []string
@@ -129,11 +130,12 @@ func eachFamily(t *testing.T, test func(t *testing.T, family model.Family)) {
 	}
 }
 
-// cluster is two nodes with two pods each and a client outside, without any rules yet. The programmer works on node a.
+// cluster is two nodes with two pods each and a client outside. There are no rules yet. The
+// programmer works on node a.
 type cluster struct {
 	*testenv.Network
 	a, b   *testenv.Node
-	pods   []*testenv.Pod // of a: 0 and 1, of b: 2 and 3
+	pods   []*testenv.Pod // 0 and 1 are on node a, 2 and 3 on node b
 	client *testenv.Client
 	state  view.State
 
@@ -142,7 +144,7 @@ type cluster struct {
 }
 
 const (
-	tcpPort, udpPort = 8080, 8053 // what the pods serve
+	tcpPort, udpPort = 8080, 8053 // served by the pods
 	servicePort      = 80
 )
 
@@ -166,7 +168,7 @@ func newCluster(t *testing.T, options Options) *cluster {
 	return c
 }
 
-// backends gives the pods as backends of a port on node a.
+// backends returns the pods as backends of a port, as node a sees them.
 func (c *cluster) backends(family model.Family, port uint16, pods ...int) view.Backends {
 	var backends []view.Backend
 	for _, i := range pods {
@@ -178,7 +180,7 @@ func (c *cluster) backends(family model.Family, port uint16, pods ...int) view.B
 	return view.NewBackends(backends...)
 }
 
-// vip gives a cluster IP.
+// vip returns a cluster IP.
 func vip(family model.Family, last byte) netip.Addr {
 	if family == model.IPv6 {
 		a := netip.MustParseAddr("fd00:10:96::").As16()
@@ -192,13 +194,15 @@ func serviceID(name string, protocol model.Protocol, family model.Family) view.S
 	return view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "p", Protocol: protocol, Family: family}
 }
 
-// podCIDRs are the addresses of all pods of a cluster, everywhere has nodePorts on all of a node's addresses.
+// podCIDRs are the addresses of all pods of a cluster. everywhere puts nodePorts on all addresses
+// of a node.
 var (
 	podCIDRs   = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
 	everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 )
 
-// clusterIP is a frontend that leads to the cluster set, and is masqueraded for all but pods.
+// clusterIP returns a frontend that leads to the cluster set and is masqueraded for everybody
+// except pods.
 func clusterIP(addr netip.Addr) view.Frontend {
 	return view.Frontend{
 		Kind: view.ClusterIP, Address: addr, Port: servicePort,
@@ -206,44 +210,45 @@ func clusterIP(addr netip.Addr) view.Frontend {
 	}
 }
 
-// everyone gives a frontend one route for all.
+// everyone sets one route for all of a frontend's connections.
 func everyone(f view.Frontend, r view.Route) view.Frontend {
 	f.Pods, f.Node, f.Others = r, r, r
 	return f
 }
 
-// external is a frontend that leads to the cluster set, and is masqueraded.
+// external returns a frontend that leads to the cluster set and is masqueraded.
 func external(addr netip.Addr) view.Frontend {
 	return everyone(view.Frontend{Kind: view.ExternalIP, Address: addr, Port: servicePort}, view.Route{To: view.Cluster, Masquerade: true})
 }
 
-// nodePort is the same on the node's addresses.
+// nodePort returns such a frontend on the node's addresses.
 func nodePort(port uint16) view.Frontend {
 	return everyone(view.Frontend{Kind: view.NodePort, Port: port}, view.Route{To: view.Cluster, Masquerade: true})
 }
 
-// localPolicy gives a frontend the routes of externalTrafficPolicy Local.
+// localPolicy sets the routes of externalTrafficPolicy Local.
 func localPolicy(f view.Frontend) view.Frontend {
 	f.Pods, f.Node, f.Others = view.Route{To: view.Cluster}, view.Route{To: view.Cluster, Masquerade: true}, view.Route{To: view.Local}
 	return f
 }
 
-// rejected has all of a frontend's connections rejected.
+// rejected makes a frontend reject all of its connections.
 func rejected(f view.Frontend) view.Frontend { return everyone(f, view.Route{To: view.Reject}) }
 
 // patient waits for answers even on a busy machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
 
-// transport is what a test needs to know of TCP or UDP.
+// transport is what a test needs for TCP or UDP.
 type transport struct {
 	probe    testenv.Proto
 	protocol model.Protocol
-	port     uint16 // of pods
+	port     uint16 // of the pods
 }
 
 var transports = []transport{{testenv.TCP, model.TCP, tcpPort}, {testenv.UDP, model.UDP, udpPort}}
 
-// requireFresh holds that a new process finds nothing to write: the kernel prints each rule as it was written.
+// requireFresh asserts that a new process finds nothing to write, because the kernel prints each
+// rule as it was written.
 func (c *cluster) requireFresh(t *testing.T) {
 	t.Helper()
 	again := newInHost(t, c.a.Host, c.options)

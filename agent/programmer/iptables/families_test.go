@@ -17,7 +17,7 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// TestFamilyMissing holds that a machine without IPv6 programs IPv4 and says what it does not.
+// TestFamilyMissing asserts that a machine without IPv6 programs IPv4 and logs what it leaves out.
 func TestFamilyMissing(t *testing.T) {
 	for _, test := range []struct {
 		variant Variant
@@ -30,7 +30,8 @@ func TestFamilyMissing(t *testing.T) {
 		t.Run(test.said, func(t *testing.T) { testFamilyMissing(t, test.variant, test.said) })
 	}
 	for err, says := range map[error]string{
-		errors.New("no such kernel"): "run as root", // a failure that may pass must not count as a missing family
+		// A temporary failure must not count as a missing family.
+		errors.New("no such kernel"): "run as root",
 		&commandError{name: "iptables-save", exit: errors.New("exit status 3"), said: "Table does not exist (do you need to insmod?)"}: "load its kernel modules",
 	} {
 		_, got := newProgrammer(Options{}, func(context.Context, []byte, string, ...string) ([]byte, error) {
@@ -41,7 +42,8 @@ func TestFamilyMissing(t *testing.T) {
 	}
 }
 
-// TestPrimaryFamilyMissing holds that a node without its primary family does not count as programmed.
+// TestPrimaryFamilyMissing asserts that a node without its primary family does not count as
+// programmed.
 func TestPrimaryFamilyMissing(t *testing.T) {
 	c := newCluster(t, Options{})
 	run := func(ctx context.Context, stdin []byte, name string, args ...string) ([]byte, error) {
@@ -101,8 +103,8 @@ func testFamilyMissing(t *testing.T, variant Variant, said string) {
 	}))
 }
 
-// TestFamilyFails holds that an IP family that is out of order does not keep the other from being programmed and watched, and
-// is programmed as soon as it works.
+// TestFamilyFails asserts that a failed IP family does not keep the other one from being programmed
+// and watched, and that it is programmed as soon as it works again.
 func TestFamilyFails(t *testing.T) {
 	c := newCluster(t, Options{})
 	require.NoError(t, newInHost(t, c.a.Host, Options{Variant: Legacy}).Replace(t.Context(), c.state))

@@ -15,8 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// drawPort draws a Service port. Addresses and nodePorts are few, so that Service ports meet, and dense enough to make
-// the trees fork.
+// drawPort draws a Service port. There are few addresses and nodePorts, so that Service ports share
+// some of them. They are close together, so that the trees fork.
 func drawPort(t *rapid.T, id view.ServicePortID) *view.ServicePort {
 	p := &view.ServicePort{ID: id}
 	route := func(label string) view.Route {
@@ -104,8 +104,8 @@ func drawNode(t *rapid.T) (n view.Node) {
 	return n
 }
 
-// TestHistories holds that any history of Apply leaves the same rules as a Replace with the final state on a clean node,
-// and that a new process finds nothing to write.
+// TestHistories asserts that any history of Apply leaves the same rules as a Replace with the final
+// state on a clean node, and that a new process finds nothing to write.
 func TestHistories(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		node := testenv.NewNetwork(t).AddNode("a")

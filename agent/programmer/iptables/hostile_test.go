@@ -7,7 +7,8 @@ import (
 	"github.com/slicecast/slicecast/agent/programmer/hostiletest"
 )
 
-// Nothing that a server sends keeps the programmer from what else it sends.
+// TestRogueServer asserts that nothing that a rogue server sends keeps honest Services from being
+// programmed.
 func TestRogueServer(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})

@@ -16,7 +16,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// foreign are rules of other software, some of which look a bit like ours.
+// foreign are rules of other software, some of which resemble this package's.
 var foreign = map[model.Family]string{
 	model.IPv4: `*nat
 :OTHER - [0:0]
@@ -44,7 +44,7 @@ COMMIT
 `,
 }
 
-// addForeign puts rules of other software on node a.
+// addForeign adds rules of other software on node a.
 func (c *cluster) addForeign(t *testing.T, variant Variant) {
 	t.Helper()
 	for _, family := range families {
@@ -55,7 +55,7 @@ func (c *cluster) addForeign(t *testing.T, variant Variant) {
 	}
 }
 
-// web gives a Service port on TCP with a cluster IP, a nodePort and these pods.
+// web returns a TCP Service port with a cluster IP, a nodePort and these pods.
 func (c *cluster) web(name string, family model.Family, last byte, pods ...int) *view.ServicePort {
 	return &view.ServicePort{
 		ID:        serviceID(name, model.TCP, family),
@@ -64,7 +64,7 @@ func (c *cluster) web(name string, family model.Family, last byte, pods ...int) 
 	}
 }
 
-// none gives the same without pods.
+// none returns such a Service port without pods.
 func none(name string, family model.Family, last byte) *view.ServicePort {
 	return &view.ServicePort{
 		ID:        serviceID(name, model.TCP, family),
@@ -72,7 +72,7 @@ func none(name string, family model.Family, last byte) *view.ServicePort {
 	}
 }
 
-// ours leaves only our chains' lines of rules.
+// ours returns only the lines of rules that belong to this package's chains.
 func ours(rules string) string {
 	var b strings.Builder
 	for line := range strings.Lines(rules) {
@@ -83,8 +83,8 @@ func ours(rules string) string {
 	return b.String()
 }
 
-// TestNeighbours holds that rules of others are as they were after anything that the programmer does, and that Cleanup
-// leaves nothing else.
+// TestNeighbours asserts that nothing that the programmer does changes rules of others, and that
+// Cleanup leaves nothing but these.
 func TestNeighbours(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -119,7 +119,8 @@ func TestNeighbours(t *testing.T) {
 	})
 }
 
-// TestCleanupOfBothVariants holds that either variant's programmer removes what both made, and loads no legacy table.
+// TestCleanupOfBothVariants asserts that the programmer of either variant removes what both
+// created, and loads no legacy table.
 func TestCleanupOfBothVariants(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
 	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
@@ -143,8 +144,9 @@ func TestCleanupOfBothVariants(t *testing.T) {
 	}
 }
 
-// TestOtherVariant holds that what an earlier run left in the other variant stays as long as this
-// one has not all of it, as what any other programmer left does, and does not come back after that.
+// TestOtherVariant asserts that what an earlier run left in the other variant stays as long as the
+// used variant lacks some of it, like the rules of any other programmer, and that it does not come
+// back after that.
 func TestOtherVariant(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -191,8 +193,8 @@ func TestOtherVariant(t *testing.T) {
 	})
 }
 
-// TestOtherVariantStays holds that what can't be removed of the other variant is told, and stops
-// nothing.
+// TestOtherVariantStays asserts that a failure to remove what the other variant holds is reported,
+// and that programming goes on.
 func TestOtherVariantStays(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
 	old := newInHost(t, c.a.Host, Options{Variant: Legacy})
@@ -217,7 +219,8 @@ func TestOtherVariantStays(t *testing.T) {
 	require.Contains(t, log.String(), "remove them with slicecast-agent cleanup")
 }
 
-// TestInvalid holds that what conntrack finds invalid is dropped, unless conntrack is told to be liberal.
+// TestInvalid asserts that packets which conntrack finds invalid are dropped, unless conntrack is
+// liberal.
 func TestInvalid(t *testing.T) {
 	c := newCluster(t, Options{Variant: NFT})
 	const rule = "-A SLICECAST-FORWARD -m conntrack --ctstate INVALID -j DROP"
@@ -229,7 +232,7 @@ func TestInvalid(t *testing.T) {
 	require.NotContains(t, c.inHost.rules(t, model.IPv6, NFT), rule)
 }
 
-// TestCleanupFails holds that Cleanup tells if something stays.
+// TestCleanupFails asserts that Cleanup returns an error if something is left.
 func TestCleanupFails(t *testing.T) {
 	c := newCluster(t, Options{Variant: Legacy})
 	c.set(c.web("web", model.IPv4, 1, 0))
@@ -238,13 +241,13 @@ func TestCleanupFails(t *testing.T) {
 	require.ErrorContains(t, c.inHost.Cleanup(t.Context()), "clean up with iptables-legacy")
 }
 
-// TestRestart holds that a new process that finds everything as it should be writes nothing, and repairs no more than
-// what is wrong.
+// TestRestart asserts that a new process writes nothing if everything is as it should be, and
+// repairs no more than what is wrong.
 func TestRestart(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
 		for _, family := range families {
-			// Enough for forks in the trees, and a Service port with groups.
+			// These are enough for forks in the trees, and for a Service port with groups.
 			for i := range byte(40) {
 				c.set(c.web(string('a'+rune(i)), family, i, int(i)%4, (int(i)+1)%4), none(string('A'+rune(i)), family, 100+i))
 			}
@@ -267,7 +270,7 @@ func TestRestart(t *testing.T) {
 		require.Zero(t, again.restoredBytes())
 		require.Equal(t, before, withCounters())
 
-		// Someone flushes one chain, removes a hook and leaves a chain of an older version.
+		// Somebody flushes one chain, removes a hook and leaves a chain of an older version.
 		for _, args := range []string{"-F SLICECAST-POSTROUTING", "-D OUTPUT -j SLICECAST-SERVICES", "-N SLICECAST-OLD", "-I INPUT -j SLICECAST-OLD"} {
 			_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), append([]string{"-t", "nat"}, strings.Fields(args)...)...)
 			require.NoError(t, err)
@@ -282,7 +285,7 @@ func TestRestart(t *testing.T) {
 		require.True(t, r.All(testenv.Answered), "%v", r)
 		require.NotContains(t, c.inHost.rules(t, model.IPv4, variant), "SLICECAST-OLD")
 
-		// Everything is flushed, as a firewall's restart does.
+		// Everything is flushed, as by a firewall's restart.
 		for _, table := range []string{"nat", "filter"} {
 			for _, what := range []string{"-F", "-X"} {
 				_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-t", table, what)
@@ -305,7 +308,7 @@ func stripCounters(rules string) string {
 	return b.String()
 }
 
-// TestApplyWritesLittle counts what goes to the kernel for one backend less.
+// TestApplyWritesLittle counts the bytes that go to the kernel when one backend is removed.
 func TestApplyWritesLittle(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -340,7 +343,7 @@ func TestApplyWritesLittle(t *testing.T) {
 	})
 }
 
-// TestOptions holds New to refusing what it cannot do.
+// TestOptions asserts that New refuses options that it cannot follow.
 func TestOptions(t *testing.T) {
 	_, err := New(Options{Variant: "nftables"})
 	require.ErrorContains(t, err, `iptables variant "nftables"`)

@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Each of TestHistories' runs hundreds of processes. The flag can still be given for more.
+	// Each run of TestHistories starts hundreds of processes. The flag can still be set to more.
 	if err := flag.Set("rapid.checks", "6"); err != nil {
 		panic(err)
 	}

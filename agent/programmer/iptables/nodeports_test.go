@@ -18,8 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestNodePortAddresses holds that nodePorts, those that are rejected too, are on the wanted addresses of the node and on
-// no other.
+// TestNodePortAddresses asserts that nodePorts, including rejected ones, are on the wanted
+// addresses of the node and on no others.
 func TestNodePortAddresses(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -74,7 +74,8 @@ func TestNodePortAddresses(t *testing.T) {
 	})
 }
 
-// TestHealthCheckPort holds that healthCheckNodePorts are let in where nodePorts are, whatever the policy.
+// TestHealthCheckPort asserts that healthCheckNodePorts are accepted on the addresses that have
+// nodePorts, whatever the policy.
 func TestHealthCheckPort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -108,8 +109,8 @@ func TestHealthCheckPort(t *testing.T) {
 	})
 }
 
-// TestRouteLocalnet holds that the routing of loopback addresses is switched on with the guard in place, which leaves a
-// Replace nothing to do for it that needs more than to read.
+// TestRouteLocalnet asserts that RouteLocalnet enables routing of loopback addresses with the guard
+// in place, and that a later Replace has nothing left to do for it that needs more than reading.
 func TestRouteLocalnet(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -137,7 +138,8 @@ func TestRouteLocalnet(t *testing.T) {
 			if err := unix.Mount(routeLocalnetPath, routeLocalnetPath, "", unix.MS_BIND, ""); err != nil {
 				return fmt.Errorf("bind: %w", err)
 			}
-			// What forks at the same time, of another test, may still have the file open until it executes its program.
+			// A process that another test forks at the same time may have the file open until it executes
+			// its program.
 			defer func() { require.NoError(t, unix.Unmount(routeLocalnetPath, unix.MNT_DETACH)) }()
 			if err := unix.Mount("", routeLocalnetPath, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 				return fmt.Errorf("read only: %w", err)
@@ -151,8 +153,8 @@ func TestRouteLocalnet(t *testing.T) {
 	})
 }
 
-// TestLocalhostNodePorts holds that nodePorts are on IPv4 loopback addresses where that is asked for, for the node itself
-// only, and that its neighbours do not reach what listens there.
+// TestLocalhostNodePorts asserts that nodePorts are on IPv4 loopback addresses if requested, for
+// the node itself only. The node's neighbors do not reach what listens there.
 func TestLocalhostNodePorts(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -199,7 +201,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 			require.Equal(t, map[string]int{"a": 1}, r.Backends(), "not for IPv6: %v", r)
 		}
 
-		// Node b takes the loopback address of node a for one that node a has the way to.
+		// Node b sends packets to a loopback address by way of node a.
 		for _, command := range []string{
 			"sysctl -qw net.ipv4.conf.all.route_localnet=1", "ip rule add pref 2 lookup local", "ip rule del pref 0",
 			"ip rule add pref 1 to 127.0.0.2 lookup 99", "ip route add 127.0.0.2 via 192.168.0.2 table 99",

@@ -12,14 +12,14 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// set makes Service ports of the cluster's state.
+// set makes these Service ports the cluster's state.
 func (c *cluster) set(ports ...*view.ServicePort) {
 	for _, p := range ports {
 		c.state.Ports[p.ID] = p
 	}
 }
 
-// loopback gives a family's loopback address.
+// loopback returns a family's loopback address.
 func loopback(family model.Family) netip.Addr {
 	if family == model.IPv6 {
 		return netip.IPv6Loopback()
@@ -40,7 +40,7 @@ func (c *cluster) each(t *testing.T, test func(t *testing.T, family model.Family
 	})
 }
 
-// TestPackets sees what becomes of real packets to Services of each sort.
+// TestPackets asserts what happens to real packets to Services of each kind.
 func TestPackets(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -63,7 +63,7 @@ func TestPackets(t *testing.T) {
 					})
 			}
 		}
-		// What the node itself has on a nodePort is hidden on its addresses, except on loopback.
+		// A nodePort hides what listens on the same port of the node, except on loopback addresses.
 		c.a.Serve(testenv.TCP, 30001)
 		c.a.Serve(testenv.UDP, 30001)
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
@@ -73,7 +73,7 @@ func TestPackets(t *testing.T) {
 			ip := func(h *testenv.Host) netip.Addr { return h.Addr(family == model.IPv6) }
 			kept := []netip.Addr{ip(c.pods[0].Host)}
 			for name, from := range all {
-				// One of four backends is missed with a chance of 4 × 0.75^60, which is 1e-7.
+				// The probability of missing one of four backends is 4 × 0.75^60, about 1e-7.
 				viaVIP := probe(from, vip(family, 1), servicePort, 60)
 				require.Len(t, viaVIP.Backends(), 4, "%s: %v", name, viaVIP)
 				viaNode := probe(from, ip(c.a.Host), 30001, 60)
@@ -81,7 +81,7 @@ func TestPackets(t *testing.T) {
 				viaExternal := probe(from, vip(family, 101), servicePort, 60)
 				require.Len(t, viaExternal.Backends(), 4, "%s: %v", name, viaExternal)
 				for i, pod := range c.pods {
-					if from != c.a.Host { // whose address it is that masquerading gives
+					if from != c.a.Host { // masquerading uses the node's own address
 						require.NotContains(t, viaNode.Clients(pod.Name), ip(from), "%s to %s by nodePort: %v", name, pod.Name, viaNode)
 						require.NotContains(t, viaExternal.Clients(pod.Name), ip(from), "%s to %s by external IP: %v", name, pod.Name, viaExternal)
 					}
@@ -99,14 +99,15 @@ func TestPackets(t *testing.T) {
 				} {
 					r := probe(from, rejected.Addr(), rejected.Port(), 3)
 					if tr.probe == testenv.UDP && name == "node" && rejected.Port() == servicePort {
-						// The sender is told twice, by its system call (EPERM) and by ICMP.
+						// The sender receives two errors, one from its system call (EPERM) and one by ICMP.
 						require.Equal(t, 3, r.Count(testenv.Denied)+r.Count(testenv.Refused), "%v", r)
 						continue
 					}
 					require.True(t, r.All(testenv.Refused), "%s to %v: %v", name, rejected, r)
 				}
 			}
-			// The router has no way there, and over IPv6 its saying so comes too early for a TCP client.
+			// The router has no route to this address, and over IPv6 its error comes too early for a TCP
+			// client.
 			r := c.client.Probe(t.Context(), tr.probe, netip.AddrPortFrom(vip(family, 1), servicePort+1), 1, testenv.ProbeOptions{Timeout: 200 * time.Millisecond})
 			require.Equal(t, 1, r.Count(testenv.Unreachable)+r.Count(testenv.TimedOut), "another port of a cluster IP is left alone: %v", r)
 
@@ -120,7 +121,8 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// TestUniformChoice counts where connections go, for a Service port with plain backends and one with groups of them.
+// TestUniformChoice counts where connections go, for a Service port with plain backends and for one
+// with groups.
 func TestUniformChoice(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -142,7 +144,8 @@ func TestUniformChoice(t *testing.T) {
 			}
 			c.set(port)
 			require.NoError(t, c.inHost.Replace(t.Context(), c.state))
-			// Each backend expects 25; that one of 80 gets none or 60 has a chance of about 1e-7.
+			// Each backend expects 25 connections. The probability that one of 80 gets none or 60 is about
+			// 1e-7.
 			r := c.client.Probe(t.Context(), testenv.UDP, netip.AddrPortFrom(vip(model.IPv4, byte(i)), servicePort), 25*2*n, patient)
 			require.True(t, r.All(testenv.Answered), "%v", r)
 			require.Len(t, r.Servers(), 2*n)

@@ -17,7 +17,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestRejectedPort holds that one bad Service port does not keep the others from being programmed.
+// TestRejectedPort asserts that a bad Service port does not keep the others from being programmed.
 func TestRejectedPort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -58,7 +58,7 @@ func TestRejectedPort(t *testing.T) {
 		require.Equal(t, map[string]int{"pod3": 3}, answers(1).Backends())
 		require.Equal(t, map[string]int{"pod0": 3}, answers(3).Backends(), "good again")
 
-		// An Apply that fails for another reason leaves behind what cannot be gone back to.
+		// After an Apply that failed for another reason, there is no known state to return to.
 		worse := bad(c.web("e", model.IPv4, 4))
 		c.inHost.refuse = func([]byte) string { return "holding the xtables lock" }
 		require.Error(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.web("e", model.IPv4, 4, 0, 1), After: worse}}))
@@ -75,7 +75,8 @@ func TestRejectedPort(t *testing.T) {
 	})
 }
 
-// TestKernelRefuses holds the search to a kernel that does not say which rule it does not like, as the legacy variant's.
+// TestKernelRefuses tests the search with a kernel that does not say which rule it refuses, like
+// the legacy variant's.
 func TestKernelRefuses(t *testing.T) {
 	c := newCluster(t, Options{Variant: Legacy})
 	for i := range byte(9) {
@@ -104,8 +105,8 @@ func TestKernelRefuses(t *testing.T) {
 	require.NoError(t, c.inHost.Apply(t.Context(), change))
 }
 
-// TestRefusedAgain holds that a Service port that the kernel refuses for good, as it has no SCTP, costs little for ever, and is
-// programmed when it can be.
+// TestRefusedAgain asserts that a Service port which the kernel always refuses, because it lacks
+// SCTP, costs little, and is programmed once the kernel accepts it.
 func TestRefusedAgain(t *testing.T) {
 	c := newCluster(t, Options{Variant: Legacy})
 	port := func(i byte, pods ...int) *view.ServicePort {
@@ -152,9 +153,9 @@ func TestRefusedAgain(t *testing.T) {
 	c.requireFresh(t)
 }
 
-// TestKernelTakesNoServicePort holds that a kernel which lacks what every Service port needs has a
-// failed family, however many there are, and that what it holds stays as it is, also after the
-// agent restarts.
+// TestKernelTakesNoServicePort asserts that a family counts as failed if the kernel lacks something
+// that every Service port needs, however many there are. What the kernel holds stays as it is, even
+// if the agent restarts.
 func TestKernelTakesNoServicePort(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -213,9 +214,8 @@ func TestKernelTakesNoServicePort(t *testing.T) {
 	})
 }
 
-// TestOnlyRefusedPorts holds that Services which the kernel can't serve fail by themselves also if
-// a family has no others, and that they do not hide that the kernel then takes no Service port at
-// all.
+// TestOnlyRefusedPorts asserts that Services which the kernel cannot serve fail by themselves, even
+// if a family has no others. They do not hide that the kernel later refuses every Service port.
 func TestOnlyRefusedPorts(t *testing.T) {
 	for _, count := range []byte{1, 3} {
 		c := newCluster(t, Options{Variant: NFT})
@@ -254,7 +254,8 @@ func TestOnlyRefusedPorts(t *testing.T) {
 	}
 }
 
-// TestLimit holds that a kernel that does not take all Service ports has as many as it takes, and those of before first.
+// TestLimit asserts that a kernel which does not accept all Service ports together holds about as
+// many as it accepts, and prefers those that it held before.
 func TestLimit(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -299,7 +300,8 @@ func TestLimit(t *testing.T) {
 	})
 }
 
-// TestLock holds that a lock held for a while is waited for, and that one held for ever is not blamed on Service ports.
+// TestLock asserts that the programmer waits for a lock that is held for a while, and does not
+// blame Service ports for one that is held forever.
 func TestLock(t *testing.T) {
 	c := newCluster(t, Options{Variant: Legacy})
 	c.set(c.web("web", model.IPv4, 1, 0))

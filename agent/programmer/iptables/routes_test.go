@@ -16,13 +16,14 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// outcome is what became of new connections.
+// outcome is what happened to new connections.
 type outcome struct {
-	to     view.Target // 0: it is as if there were no Service
-	masked bool        // the source that backends see is not the client's
+	to     view.Target // 0 means the same as without a Service
+	masked bool        // backends see another source than the client's
 }
 
-// addClusterPod adds a pod for cluster sets. It is on node a as the local set's: what is not masqueraded comes back by it.
+// addClusterPod adds a pod for cluster sets. It is on node a like the local set's pod, so that
+// replies that are not masqueraded come back through node a.
 func (c *cluster) addClusterPod() {
 	pod := c.a.AddPod("pod4")
 	pod.Serve(testenv.TCP, tcpPort)
@@ -30,7 +31,8 @@ func (c *cluster) addClusterPod() {
 	c.pods = append(c.pods, pod)
 }
 
-// sight is a probe of a Service port whose cluster set is pod 4 and whose local set is pod 0, and what it is to see.
+// sight is a probe of a Service port whose cluster set is pod 4 and whose local set is pod 0, with
+// the expected outcome.
 type sight struct {
 	what   string
 	from   *testenv.Host
@@ -40,7 +42,7 @@ type sight struct {
 	want   outcome
 }
 
-// see probes all at once, as silence takes its time.
+// see makes all probes at once, because waiting for silence takes time.
 func (c *cluster) see(t *testing.T, sights []sight) {
 	t.Helper()
 	got := make([]outcome, len(sights))
@@ -51,7 +53,8 @@ func (c *cluster) see(t *testing.T, sights []sight) {
 	wait.Wait()
 	for i, s := range sights {
 		if s.from == c.a.Host {
-			// Whether the node's own address is masqueraded cannot be told: it is the same.
+			// Whether the node's own address is masqueraded cannot be observed, because the source is the
+			// same.
 			got[i].masked, s.want.masked = false, false
 		}
 		require.Equal(t, s.want, got[i], "%s: %s from %s to %v", s.what, s.tr.probe, s.from.Name, s.to)
@@ -61,7 +64,7 @@ func (c *cluster) see(t *testing.T, sights []sight) {
 func (c *cluster) look(ctx context.Context, s sight) outcome {
 	timeout := patient.Timeout
 	if s.want.to == view.Drop {
-		timeout = time.Second // which passes each time
+		timeout = time.Second // each such probe waits that long
 	}
 	r := s.from.Probe(ctx, s.tr.probe, s.to, 1, testenv.ProbeOptions{Timeout: timeout, Source: netip.AddrPortFrom(s.source, 0)})
 	switch r.Attempts[0].Outcome {
@@ -75,8 +78,8 @@ func (c *cluster) look(ctx context.Context, s sight) outcome {
 	case testenv.TimedOut:
 		return outcome{to: view.Drop}
 	case testenv.Denied:
-		// UDP from the node itself. Where that is rejected the sender is told twice, in a system call and by ICMP, and of
-		// the two this is the one that came first.
+		// This is UDP from the node itself. If it is rejected, the sender receives two errors, one from a
+		// system call and one by ICMP. This one came first.
 		if s.want.to == view.Reject || s.want.to == view.Drop {
 			return outcome{to: s.want.to}
 		}
@@ -84,7 +87,7 @@ func (c *cluster) look(ctx context.Context, s sight) outcome {
 	return outcome{}
 }
 
-// expect gives what a Route makes of connections.
+// expect returns the outcome of connections with a Route.
 func expect(r view.Route) outcome {
 	if !leads(r.To) {
 		return outcome{to: r.To}
@@ -92,8 +95,8 @@ func expect(r view.Route) outcome {
 	return outcome{r.To, r.Masquerade}
 }
 
-// TestRoutes holds each class of each kind of frontend to its Route, by the packets that come to backends, for each way
-// in which pods can be told from others.
+// TestRoutes asserts that each class of each kind of frontend takes its Route, judged by the
+// packets that reach backends, for each way of recognizing pods.
 func TestRoutes(t *testing.T) {
 	cluster, local := view.Route{To: view.Cluster}, view.Route{To: view.Local}
 	masked := func(r view.Route) view.Route { return view.Route{To: r.To, Masquerade: true} }
@@ -101,9 +104,9 @@ func TestRoutes(t *testing.T) {
 	cases := []struct{ pods, node, others view.Route }{
 		{cluster, cluster, cluster},
 		{local, masked(local), masked(local)},         // internalTrafficPolicy Local
-		{masked(local), masked(local), masked(local)}, // and masquerade-all
+		{masked(local), masked(local), masked(local)}, // the same with masquerade-all
 		{cluster, masked(cluster), local},             // externalTrafficPolicy Local
-		{cluster, masked(cluster), drop},              // and none is local
+		{cluster, masked(cluster), drop},              // the same without local backends
 		{reject, drop, masked(local)},
 		{masked(cluster), local, reject},
 		{drop, reject, drop},
@@ -111,7 +114,7 @@ func TestRoutes(t *testing.T) {
 	}
 	detectors := map[string]view.PodDetector{
 		"prefix":    {Prefixes: []netip.Prefix{netip.MustParsePrefix("10.180.7.0/24"), podCIDRs[0], podCIDRs[1], netip.MustParsePrefix("fd00:10:180:7::/64")}},
-		"interface": {Interface: "pod2"}, // where pods[1] is
+		"interface": {Interface: "pod2"}, // the interface of pods[1]
 		"none":      {},
 		"names":     {InterfacePrefix: "po"},
 	}
@@ -170,7 +173,8 @@ func TestRoutes(t *testing.T) {
 	})
 }
 
-// TestSources holds that who is not among a frontend's Sources is dropped, whatever becomes of the others.
+// TestSources asserts that connections from outside a frontend's Sources are dropped, whatever
+// happens to the others.
 func TestSources(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -205,7 +209,7 @@ func TestSources(t *testing.T) {
 		c.requireFresh(t)
 		var sights []sight
 		for _, family := range families {
-			// One of the addresses is the node's, too.
+			// One of the addresses is also the node's.
 			c.a.AddAddress(vip(family, 2))
 			for _, tr := range transports {
 				for i, f := range routes {
@@ -216,7 +220,7 @@ func TestSources(t *testing.T) {
 						sight{what, stranger.Host, netip.Addr{}, tr, to, outcome{to: view.Drop}},
 						sight{what, c.pods[1].Host, netip.Addr{}, tr, to, outcome{to: view.Drop}},
 						sight{what, c.a.Host, c.a.Addr(family == model.IPv6), tr, to, expect(f.Node)},
-						// The cluster IP is open.
+						// The cluster IP has no Sources.
 						sight{what, c.pods[1].Host, netip.Addr{}, tr, netip.AddrPortFrom(vip(family, byte(100+i)), servicePort), outcome{to: view.Cluster}})
 				}
 			}

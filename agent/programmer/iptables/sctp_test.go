@@ -17,7 +17,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// sctpInit gives the packet that begins an SCTP association (RFC 9260, 3.3.2).
+// sctpInit returns the packet that begins an SCTP association (RFC 9260, 3.3.2).
 func sctpInit(source, destination uint16) []byte {
 	packet := make([]byte, 12+20)
 	binary.BigEndian.PutUint16(packet[0:], source)
@@ -27,12 +27,13 @@ func sctpInit(source, destination uint16) []byte {
 	binary.BigEndian.PutUint32(packet[16:], 0xfeed)      // tag
 	binary.BigEndian.PutUint32(packet[20:], 1<<16)       // window
 	binary.BigEndian.PutUint32(packet[24:], 10<<16|2048) // streams
-	binary.BigEndian.PutUint32(packet[28:], 1)           // sequence
+	binary.BigEndian.PutUint32(packet[28:], 1)           // sequence number
 	binary.LittleEndian.PutUint32(packet[8:], crc32.Checksum(packet, crc32.MakeTable(crc32.Castagnoli)))
 	return packet
 }
 
-// sctpSocket opens a raw socket for SCTP packets, which works in a kernel without SCTP too. It is closed with the test.
+// sctpSocket opens a raw socket for SCTP packets, which also works in a kernel without SCTP. It is
+// closed when the test ends.
 func sctpSocket(t *testing.T, host *testenv.Host, family model.Family) int {
 	t.Helper()
 	domain := unix.AF_INET
@@ -57,7 +58,7 @@ func rawAddress(a netip.Addr) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16()}
 }
 
-// TestSCTP holds that SCTP is led, masqueraded and rejected as TCP and UDP are.
+// TestSCTP asserts that SCTP is led, masqueraded and rejected like TCP and UDP.
 func TestSCTP(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -72,7 +73,7 @@ func TestSCTP(t *testing.T) {
 					ID:        serviceID("none", model.SCTP, family),
 					Frontends: []view.Frontend{rejected(clusterIP(vip(family, 3))), rejected(nodePort(30003))},
 				},
-				// The same address and ports with another protocol are another's.
+				// The same address and ports belong to another Service port for another protocol.
 				&view.ServicePort{ID: serviceID("tcp", model.TCP, family), Frontends: []view.Frontend{rejected(clusterIP(vip(family, 1))), rejected(nodePort(30001))}})
 		}
 		require.NoError(t, c.inHost.Replace(t.Context(), c.state))
@@ -107,7 +108,8 @@ func TestSCTP(t *testing.T) {
 				}
 				for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip(family, 3), servicePort), netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30003)} {
 					client := sctpSocket(t, from, family)
-					require.NoError(t, unix.Connect(client, rawAddress(to.Addr()))) // so that it hears of errors
+					// So that the socket receives errors.
+					require.NoError(t, unix.Connect(client, rawAddress(to.Addr())))
 					source++
 					_, err := unix.Write(client, sctpInit(source, to.Port()))
 					if err == nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// stream makes connections from the client, one after the other at each address, until stop is called, which holds that
-// all were answered: a moment without the rules is an error, as nothing else knows these addresses.
+// stream makes connections from the client to one address after the other until stop is called.
+// stop asserts that all of them were answered. A moment without the rules would be an error,
+// because nothing else knows these addresses.
 func (c *cluster) stream(t *testing.T, to ...netip.AddrPort) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -40,8 +41,8 @@ func (c *cluster) stream(t *testing.T, to ...netip.AddrPort) (stop func()) {
 	}
 }
 
-// TestTraffic holds that no connection is lost, new or established, while other Services change, the agent restarts, the
-// node's pods are told by others means, and a run with the other variant is followed.
+// TestTraffic asserts that no connection is lost, new or established, while other Services change,
+// the agent restarts, pods are recognized in another way, and the variant changes.
 func TestTraffic(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})

@@ -132,7 +132,7 @@ func (x *transaction) text() []byte {
 	return out.Bytes()
 }
 
-// done records that the kernel has accepted the transaction.
+// done records that the kernel has accepted the transaction: see invariant 1 of kernelFamily.
 func (x *transaction) done() {
 	for t := range x.parts {
 		for chain, hash := range x.parts[t].written {

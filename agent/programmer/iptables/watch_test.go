@@ -15,8 +15,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// watching runs a Programmer's Watch, and gives the reasons that it calls lost with. reads counts the times that it read
-// all rules.
+// watching runs a Programmer's Watch and returns the reasons with which it calls lost. reads counts
+// how often it has read all rules.
 func (c *cluster) watching(t *testing.T) (lost <-chan string, reads *atomic.Int32) {
 	t.Helper()
 	reasons, reads := make(chan string, 16), new(atomic.Int32)
@@ -44,7 +44,8 @@ func (c *cluster) watching(t *testing.T) (lost <-chan string, reads *atomic.Int3
 	return reasons, reads
 }
 
-// TestWatch holds that whatever others do to the rules is noticed within seconds, and that a Replace repairs it.
+// TestWatch asserts that whatever others do to the rules is noticed within seconds, and that a
+// Replace repairs it.
 func TestWatch(t *testing.T) {
 	const foreign = "*nat\n:OTHER - [0:0]\n-A PREROUTING -j OTHER\nCOMMIT\n*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT\nCOMMIT\n"
 	eachVariant(t, func(t *testing.T, variant Variant) {
@@ -92,7 +93,7 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestChangesBeforeWatch holds that what others change between a Replace and Watch is noticed.
+// TestChangesBeforeWatch asserts that changes by others between a Replace and Watch are noticed.
 func TestChangesBeforeWatch(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -110,8 +111,8 @@ func TestChangesBeforeWatch(t *testing.T) {
 	})
 }
 
-// TestWatchIsCheap holds that the rules are not read for what the Programmer itself changes, and that what others change
-// elsewhere is none of its business.
+// TestWatchIsCheap asserts that Watch does not read the rules because of the Programmer's own
+// changes, and ignores changes by others elsewhere.
 func TestWatchIsCheap(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})
@@ -135,13 +136,13 @@ func TestWatchIsCheap(t *testing.T) {
 		_, err := c.a.Run(t.Context(), programName(model.IPv4, variant), "-A", "FORWARD", "-s", "192.0.2.1", "-j", "DROP")
 		require.NoError(t, err)
 		require.False(t, looked())
-		// While it looks nothing is suspicious, either.
+		// Reading them does not look suspicious, either.
 		require.Eventually(t, func() bool { return looked() && reads.Load() > before }, time.Minute, 10*time.Millisecond)
 		require.Empty(t, lost)
 	})
 }
 
-// suspiciousIn is suspicious in the host, when whoever else looks is done.
+// suspiciousIn calls suspiciousLocked in the host's namespace, once nobody else holds the lock.
 func (h *inHost) suspiciousIn(t *testing.T) (is bool) {
 	t.Helper()
 	require.NoError(t, h.host.Do(func() error {

@@ -151,7 +151,7 @@ type family struct {
 	taken         map[uint32]bool // numbers of virtual services
 	last          uint32          // the number assigned last
 	draining      drains
-	// Virtual services of others, in ExcludeCIDRs, that a Service port here would need.
+	// theirs are virtual services of others, in ExcludeCIDRs, that a Service port here would need.
 	theirs  map[serviceKey]bool
 	lacking map[string]bool // schedulers that Service ports ask for and the kernel lacks
 	looked  []heldBackend   // reused by holds
@@ -561,7 +561,7 @@ func (f *family) changeService(x *change, was, v *virtual) {
 }
 
 // changeShared changes the count of an element that Service ports share. It adds the element with
-// the first of them and removes it with the last.
+// the first of them and removes it with the last, as invariants 2 and 3 of family require.
 func (f *family) changeShared(x *change, k elementKey, more int) {
 	count := f.shared[k]
 	becomes := count + more

@@ -16,8 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// sticky gives a Service port with affinity: by a cluster IP to the cluster set, by an external IP and a nodePort, from
-// outside, to the local set.
+// sticky returns a Service port with affinity. Its cluster IP leads to the cluster set. Its
+// external IP and its nodePort lead connections from outside to the local set.
 func (c *testCluster) sticky(family model.Family, tr transport, timeout time.Duration, cluster, local []int) *view.ServicePort {
 	return &view.ServicePort{
 		ID:        serviceID("sticky", tr.protocol, family),
@@ -27,14 +27,14 @@ func (c *testCluster) sticky(family model.Family, tr transport, timeout time.Dur
 	}
 }
 
-// TestAffinity holds that a client stays with its backend over all frontends and whatever else changes, as long as the
-// set has it, and that others do not stay with it.
+// TestAffinity asserts that a client stays with its backend over all frontends and through all
+// other changes, as long as the set has that backend, and that other clients do not stay with it.
 func TestAffinity(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	all := []int{0, 1, 2, 3}
 	c.each(t, func(t *testing.T, family model.Family, tr transport, probe probe) {
-		// More backends than sizes of their own.
+		// There are more backends than sizes of their own.
 		big := c.sticky(family, tr, time.Hour, all, nil)
 		big.ID, big.Frontends = serviceID("big", tr.protocol, family), []view.Frontend{clusterIP(vip(family, 9))}
 		var ports []uint16
@@ -47,10 +47,10 @@ func TestAffinity(t *testing.T) {
 		port := c.sticky(family, tr, time.Hour, all, []int{1})
 		c.set(port, big)
 		c.replace(t)
-		// one gives the one backend that a client comes to.
+		// one returns the only backend that a client reaches.
 		one := func(from *testenv.Host, to netip.Addr, port uint16) netip.AddrPort {
 			t.Helper()
-			// A new connection may have the port of an earlier one, which conntrack still knows.
+			// A new connection may have the source port of an earlier one, which conntrack still knows.
 			require.NoError(t, c.a.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }))
 			r := probe(from, to, port, 8)
 			require.True(t, r.All(testenv.Answered), "%v", r)
@@ -62,18 +62,20 @@ func TestAffinity(t *testing.T) {
 		}
 		pod, client, node := c.pods[0].Host, c.client.Host, c.a.Addr(family == model.IPv6)
 
-		// The pod comes to the cluster set by all of them.
+		// The pod reaches the cluster set by each frontend.
 		ofPod, ofBig := one(pod, vip(family, 1), servicePort), one(client, vip(family, 9), servicePort)
 		require.Equal(t, ofPod, one(pod, vip(family, 2), servicePort))
 		require.Equal(t, ofPod, one(pod, node, 30001))
-		// The client does by the cluster IP, and by the others to what is local, where it then stays.
+		// The client reaches the cluster set by the cluster IP. By the others it reaches the local set,
+		// and then stays there.
 		one(client, vip(family, 1), servicePort)
 		local := one(client, vip(family, 2), servicePort)
 		require.Equal(t, c.backends(family, tr.port, 1).List()[0].Address, local)
 		require.Equal(t, local, one(client, vip(family, 1), servicePort), "where its last connection went")
 		require.Equal(t, local, one(client, node, 30001))
 
-		// Another Service port, another process, other backends, another timeout: the rest is as it was.
+		// Another Service port, another process, other backends and another timeout leave the rest as it
+		// was.
 		other := c.sticky(family, tr, 2*time.Hour, []int{2}, []int{1})
 		other.ID, other.Frontends = serviceID("other", tr.protocol, family), []view.Frontend{clusterIP(vip(family, 20))}
 		c.apply(t, other)
@@ -85,7 +87,7 @@ func TestAffinity(t *testing.T) {
 			c.apply(t, c.sticky(family, tr, time.Duration(n+1)*time.Hour, slices.Compact(left), []int{1}))
 			require.Equal(t, ofPod, one(pod, vip(family, 1), servicePort))
 		}
-		// Its backend goes, and comes back.
+		// The client's backend is removed and comes back.
 		c.apply(t, c.sticky(family, tr, time.Hour, slices.DeleteFunc(slices.Clone(all), func(j int) bool { return j == i }), []int{1}))
 		next := one(pod, vip(family, 1), servicePort)
 		require.NotEqual(t, ofPod, next)
@@ -93,7 +95,7 @@ func TestAffinity(t *testing.T) {
 		require.Equal(t, next, one(pod, vip(family, 1), servicePort))
 		require.Equal(t, ofBig, one(client, vip(family, 9), servicePort))
 
-		// No affinity, and affinity again.
+		// Affinity is removed and added again.
 		without := c.sticky(family, tr, 0, all, []int{1})
 		c.apply(t, without)
 		require.Len(t, probe(pod, vip(family, 1), servicePort, 60).Backends(), 4, "or else a chance of 1e-7")
@@ -102,7 +104,8 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestAffinitySpreads holds that clients are spread evenly, each with one backend, also when they come all at once.
+// TestAffinitySpreads asserts that clients are spread evenly, each with one backend, even if all of
+// them arrive at once.
 func TestAffinitySpreads(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -136,7 +139,8 @@ func TestAffinitySpreads(t *testing.T) {
 	require.Len(t, spread, 4, "or else a chance of 1e-7")
 }
 
-// TestAffinityEnds holds that a client may go elsewhere a while after its last connection, and not a while after its first.
+// TestAffinityEnds asserts that a client may go elsewhere after the timeout has passed since its
+// last connection, but not since its first.
 func TestAffinityEnds(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -151,12 +155,12 @@ func TestAffinityEnds(t *testing.T) {
 	first := next()
 	tick := time.NewTicker(timeout / 4)
 	defer tick.Stop()
-	for range 8 { // twice as long
+	for range 8 { // twice the timeout
 		require.Equal(t, first, next())
 		<-tick.C
 	}
 	tick.Reset(timeout + timeout/4)
-	// The same one again each time has a chance of 4^-12.
+	// The probability of the same backend each time is 4^-12.
 	for range 12 {
 		<-tick.C
 		if next() != first {
@@ -166,9 +170,10 @@ func TestAffinityEnds(t *testing.T) {
 	require.Fail(t, "stayed with its backend")
 }
 
-// TestAffinityIsOneServices holds that a client comes to none but a backend of the Service that it calls, and that no id is given to
-// another soon, whatever affinity remembers: a Service port, its backends or both are gone that had the highest id and numbers, and another one
-// comes, after a Replace by the same process or another.
+// TestAffinityIsOneServices asserts that a client reaches only backends of the Service that it
+// calls, and that no id is reused soon, whatever affinity remembers. The Service port with the
+// highest id and numbers, its backends, or both are removed. Then another one is added, after a
+// Replace by the same process or another one.
 func TestAffinityIsOneServices(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -193,12 +198,12 @@ func TestAffinityIsOneServices(t *testing.T) {
 			c.restart()
 			f = c.inHost.families[slices.Index(families, family)]
 		}} {
-			first := one("first", 1, 3) // so that there is affinity all the time
+			first := one("first", 1, 3) // keeps affinity in the table all the time
 			c.set(first)
 			c.replace(t)
 			c.apply(t, one("second", 2, 1))
 			answers(2, 1)
-			c.apply(t, one("second", 2)) // its backends go
+			c.apply(t, one("second", 2)) // removes the backends
 			restart()
 			c.replace(t)
 			c.apply(t, one("other", 4, 2))
@@ -208,7 +213,8 @@ func TestAffinityIsOneServices(t *testing.T) {
 			c.apply(t, one("second", 2, 1))
 			answers(2, 1)
 
-			// All of it goes: that another process gives the id again does no harm, but this one does not.
+			// If everything is removed, another process may harmlessly reuse the id, but this process does
+			// not.
 			gone := id(one("second", 2))
 			remove(one("other", 4))
 			remove(one("second", 2))

@@ -20,7 +20,8 @@ import (
 
 var large = flag.Bool("large", false, "run benchmarks of large tables, too")
 
-// benchPort gives a Service port with a cluster IP and so many backends; without backends it is rejected.
+// benchPort returns a Service port with a cluster IP and count backends. Without backends, it is
+// rejected.
 func benchPort(service, count int) *view.ServicePort {
 	p := &view.ServicePort{ID: serviceID(fmt.Sprint("s", service), model.TCP, model.IPv4)}
 	f := clusterIP(netip.AddrFrom4([4]byte{10, byte(96 + service>>16), byte(service >> 8), byte(service)}))
@@ -37,7 +38,7 @@ func benchPort(service, count int) *view.ServicePort {
 	return p
 }
 
-// cpu gives the CPU time of this process so far, with the kernel's.
+// cpu returns the CPU time that this process has used, kernel time included.
 func cpu(b testing.TB) time.Duration {
 	b.Helper()
 	var u unix.Rusage
@@ -45,7 +46,8 @@ func cpu(b testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// measure runs a benchmark that tells medians and more, and CPU time, which a busy machine does not distort as much.
+// measure runs a benchmark that reports medians and other quantiles. It also reports CPU time,
+// which a busy machine distorts less.
 func measure(b *testing.B, name string, before, operation func(b *testing.B)) {
 	b.Run(name, func(b *testing.B) {
 		var times []time.Duration
@@ -68,8 +70,9 @@ func measure(b *testing.B, name string, before, operation func(b *testing.B)) {
 	})
 }
 
-// BenchmarkProgrammer measures Load, a first Replace; Restart, one by a new process that finds all in place; and Apply, by
-// which one backend of a Service goes or comes: a usual one's (Flip), and one's of a Service with 5000 (FlipBig).
+// BenchmarkProgrammer measures these operations: Load is a first Replace, and Restart is a Replace
+// by a new process that finds everything in place. In Flip, an Apply removes or adds a backend of a
+// usual Service, and in FlipBig one of a Service with 5000 backends.
 func BenchmarkProgrammer(b *testing.B) {
 	sizes := []struct{ services, backends, big int }{{1000, 5, 0}}
 	if *large {
@@ -109,7 +112,7 @@ func BenchmarkProgrammer(b *testing.B) {
 					require.NoError(b, h.Apply(b.Context(), []view.Change{{Before: with, After: without}}))
 					with, without = without, with
 				})
-				if with.Cluster.Len() < count { // as it was, for the next
+				if with.Cluster.Len() < count { // restores the state for the next benchmark
 					require.NoError(b, h.Apply(b.Context(), []view.Change{{Before: with, After: without}}))
 				}
 			}

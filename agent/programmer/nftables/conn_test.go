@@ -16,8 +16,9 @@ import (
 	"github.com/slicecast/slicecast/internal/xtables"
 )
 
-// TestLostAnswers holds that a transaction of which the kernel has more to say than fits in the socket's buffer still fails by what it
-// said first, and that the socket is good for the next.
+// TestLostAnswers asserts that a transaction fails with the kernel's first error even if the
+// kernel's answers do not fit in the socket's buffer, and that the socket works for the next
+// transaction.
 func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	h := newInHost(t, testenv.NewNetwork(t).AddNode("a").Host, Options{})
@@ -45,7 +46,8 @@ func TestLostAnswers(t *testing.T) {
 	require.Equal(t, before+1, after)
 }
 
-// TestLostNotifications holds that others' changes that can't all be told count as changes of the table.
+// TestLostNotifications asserts that changes by others count as changes of the table if not all of
+// them can be reported.
 func TestLostNotifications(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -58,11 +60,11 @@ func TestLostNotifications(t *testing.T) {
 	require.NoError(t, raw.Control(func(fd uintptr) {
 		require.NoError(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1))
 	}))
-	c.nft(t, "flush ruleset") // nothing is read after that until somebody takes the reason
+	c.nft(t, "flush ruleset") // nothing more is read until the reason is received
 	c.nft(t, fillOther(5000))
 	defer func() {
 		go func() { stop(); close(lost) }()
-		for range lost { // what it still has to say
+		for range lost { // what Watch still has to report
 		}
 	}()
 	timeout := time.After(patient.Timeout)
@@ -79,7 +81,8 @@ func TestLostNotifications(t *testing.T) {
 	}
 }
 
-// TestLargeTransactionsOfOthers holds that what others change elsewhere, however much at once, is not taken for a change of the table.
+// TestLargeTransactionsOfOthers asserts that large changes by others elsewhere are not mistaken for
+// a change of the table.
 func TestLargeTransactionsOfOthers(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -97,7 +100,7 @@ func TestLargeTransactionsOfOthers(t *testing.T) {
 	stop := c.watch(t, lost)
 	defer func() {
 		go func() { stop(); close(lost) }()
-		for range lost { // what it still has to say
+		for range lost { // what Watch still has to report
 		}
 	}()
 	select {
@@ -108,7 +111,7 @@ func TestLargeTransactionsOfOthers(t *testing.T) {
 	}
 }
 
-// fillOther gives a transaction that makes another table, with so many elements in a set.
+// fillOther returns a transaction that creates another table, with a set of size elements.
 func fillOther(size int) string {
 	elements := make([]string, size)
 	for i := range elements {
@@ -117,8 +120,8 @@ func fillOther(size int) string {
 	return "add table ip other; add set ip other s { type mark; elements = { " + strings.Join(elements, ", ") + " }; }"
 }
 
-// TestChangesBeforeWatch holds that what others change is told however soon after a Replace has read the tables they do, and also if it
-// is after Watch could not listen for a while.
+// TestChangesBeforeWatch asserts that Watch reports changes by others however soon they come after
+// a Replace has read the tables, also if Watch could not listen for a while.
 func TestChangesBeforeWatch(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -148,7 +151,8 @@ func TestChangesBeforeWatch(t *testing.T) {
 	hears()
 }
 
-// TestRepairedChangesAreForgotten holds that what others have changed, however much is told of it, is not told once a Replace has seen it.
+// TestRepairedChangesAreForgotten asserts that Watch does not report changes by others, however
+// many, that a Replace has seen.
 func TestRepairedChangesAreForgotten(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -166,7 +170,7 @@ func TestRepairedChangesAreForgotten(t *testing.T) {
 	}
 }
 
-// watch has the programmer watch until the test ends, and returns when it does.
+// watch runs the programmer's Watch until the test ends. stop returns once Watch has.
 func (c *testCluster) watch(t *testing.T, lost chan<- string) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

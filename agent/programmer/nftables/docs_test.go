@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestDocs holds the example in docs/nftables.md to what nft lists.
+// TestDocs compares the example in docs/nftables.md with what nft lists.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	h := newInHost(t, testenv.NewNetwork(t).AddNode("a").Host, Options{})
@@ -53,7 +53,7 @@ func TestDocs(t *testing.T) {
 	require.True(t, ok)
 	example, _, ok = strings.Cut(example, "```\n")
 	require.True(t, ok)
-	// The order of elements is the kernel's.
+	// The kernel decides on the order of elements.
 	fold := func(line string) string {
 		line = strings.TrimPrefix(strings.Join(strings.Fields(line), " "), "elements = { ")
 		return strings.TrimSuffix(strings.TrimSuffix(line, ","), " }")

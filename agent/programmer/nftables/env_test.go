@@ -18,7 +18,7 @@ import (
 
 var families = []model.Family{model.IPv4, model.IPv6}
 
-// inHost is a programmer that works in the namespace of a host.
+// inHost is a programmer that works in the network namespace of a host.
 type inHost struct {
 	host *testenv.Host
 	*Programmer
@@ -40,12 +40,12 @@ func newInHost(t testing.TB, host *testenv.Host, options Options) *inHost {
 	return h
 }
 
-// Replace is in the namespace for the sake of its sysctls.
+// Replace runs in the host's namespace, because it reads and writes sysctls.
 func (h *inHost) Replace(ctx context.Context, state view.State) error {
 	return h.host.Do(func() error { return h.Programmer.Replace(ctx, state) })
 }
 
-// Watch is in the namespace since it opens a socket.
+// Watch runs in the host's namespace, because it opens a socket.
 func (h *inHost) Watch(ctx context.Context, lost func(reason string)) {
 	_ = h.host.Do(func() error {
 		h.Programmer.Watch(ctx, lost)
@@ -53,7 +53,7 @@ func (h *inHost) Watch(ctx context.Context, lost func(reason string)) {
 	})
 }
 
-// list gives a family's table as nft lists it.
+// list returns a family's table as nft lists it.
 func (h *inHost) list(t testing.TB, family model.Family, args ...string) string {
 	t.Helper()
 	name := "ip"
@@ -72,19 +72,20 @@ func eachFamily(t *testing.T, test func(t *testing.T, family model.Family)) {
 	}
 }
 
-// testCluster is two nodes with two pods each and a client outside, without any rules yet. The programmer works on node a.
+// testCluster is two nodes with two pods each and a client outside. There are no rules yet. The
+// programmer works on node a.
 type testCluster struct {
 	*testenv.Network
 	a, b   *testenv.Node
-	pods   []*testenv.Pod // of a: 0 and 1, of b: 2 and 3
+	pods   []*testenv.Pod // 0 and 1 are on node a, 2 and 3 on node b
 	client *testenv.Client
 	state  view.State
 	inHost *inHost
-	t      testing.TB // which the programmers live as long as
+	t      testing.TB // the programmers live as long as t
 }
 
 const (
-	tcpPort, udpPort = 8080, 8053 // what the pods serve
+	tcpPort, udpPort = 8080, 8053 // served by the pods
 	servicePort      = 80
 )
 
@@ -104,7 +105,7 @@ func newCluster(t *testing.T) *testCluster {
 	return c
 }
 
-// restart has another process take over.
+// restart lets another process take over.
 func (c *testCluster) restart() { c.inHost = newInHost(c.t, c.a.Host, Options{}) }
 
 func newState() view.State {
@@ -114,13 +115,14 @@ func newState() view.State {
 	}
 }
 
-// podCIDRs are the addresses of all pods of a cluster; everywhere has nodePorts on all of a node's addresses.
+// podCIDRs are the addresses of all pods of a cluster. everywhere puts nodePorts on all addresses
+// of a node.
 var (
 	podCIDRs   = []netip.Prefix{netip.MustParsePrefix("10.180.0.0/16"), netip.MustParsePrefix("fd00:10:180::/48")}
 	everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 )
 
-// set makes Service ports of the cluster's state, and gives it.
+// set makes these Service ports the cluster's state.
 func (c *testCluster) set(ports ...*view.ServicePort) {
 	for _, p := range ports {
 		c.state.Ports[p.ID] = p
@@ -132,14 +134,14 @@ func (c *testCluster) replace(t *testing.T) {
 	require.NoError(t, c.inHost.Replace(t.Context(), c.state))
 }
 
-// apply makes one Service port what it is in after.
+// apply changes one Service port to what it is in after.
 func (c *testCluster) apply(t *testing.T, after *view.ServicePort) {
 	t.Helper()
 	require.NoError(t, c.inHost.Apply(t.Context(), []view.Change{{Before: c.state.Ports[after.ID], After: after}}))
 	c.set(after)
 }
 
-// backends gives the pods as backends of a port on node a.
+// backends returns the pods as backends of a port, as node a sees them.
 func (c *testCluster) backends(family model.Family, port uint16, pods ...int) view.Backends {
 	var backends []view.Backend
 	for _, i := range pods {
@@ -151,7 +153,7 @@ func (c *testCluster) backends(family model.Family, port uint16, pods ...int) vi
 	return view.NewBackends(backends...)
 }
 
-// nobodys gives so many backends that do not answer.
+// nobodys returns count backends that do not answer.
 func nobodys(count int) view.Backends {
 	var backends []view.Backend
 	for i := range count {
@@ -160,7 +162,7 @@ func nobodys(count int) view.Backends {
 	return view.NewBackends(backends...)
 }
 
-// vip gives a cluster IP.
+// vip returns a cluster IP.
 func vip(family model.Family, last byte) netip.Addr {
 	if family == model.IPv6 {
 		a := netip.MustParseAddr("fd00:10:96::").As16()
@@ -174,7 +176,7 @@ func serviceID(name string, protocol model.Protocol, family model.Family) view.S
 	return view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "p", Protocol: protocol, Family: family}
 }
 
-// The routes that there are.
+// The routes that tests use.
 var (
 	toCluster           = view.Route{To: view.Cluster}
 	toClusterMasquerade = view.Route{To: view.Cluster, Masquerade: true}
@@ -183,7 +185,7 @@ var (
 	toDrop              = view.Route{To: view.Drop}
 )
 
-// routed gives a frontend its routes for pods, the node and others.
+// routed sets a frontend's routes for pods, the node and others.
 func routed(f view.Frontend, pods, node, others view.Route) view.Frontend {
 	f.Pods, f.Node, f.Others = pods, node, others
 	return f
@@ -191,38 +193,39 @@ func routed(f view.Frontend, pods, node, others view.Route) view.Frontend {
 
 func everyone(f view.Frontend, r view.Route) view.Frontend { return routed(f, r, r, r) }
 
-// clusterIP is a frontend that is masqueraded for all but pods.
+// clusterIP returns a frontend that is masqueraded for everybody except pods.
 func clusterIP(address netip.Addr) view.Frontend {
 	return routed(view.Frontend{Kind: view.ClusterIP, Address: address, Port: servicePort}, toCluster, toClusterMasquerade, toClusterMasquerade)
 }
 
-// external is a frontend that is masqueraded for all.
+// external returns a frontend that is masqueraded for everybody.
 func external(address netip.Addr) view.Frontend {
 	return everyone(view.Frontend{Kind: view.ExternalIP, Address: address, Port: servicePort}, toClusterMasquerade)
 }
 
-// nodePort is the same on the node's addresses.
+// nodePort returns such a frontend on the node's addresses.
 func nodePort(port uint16) view.Frontend {
 	return everyone(view.Frontend{Kind: view.NodePort, Port: port}, toClusterMasquerade)
 }
 
-// localPolicy gives a frontend the routes of externalTrafficPolicy Local.
+// localPolicy sets the routes of externalTrafficPolicy Local.
 func localPolicy(f view.Frontend) view.Frontend {
 	return routed(f, toCluster, toClusterMasquerade, toLocal)
 }
 
-// patient waits for answers even on a busy machine; brief and silence are for those that do not come.
+// patient waits for answers even on a busy machine. brief and silence are for connections without
+// an answer.
 var (
 	patient = testenv.ProbeOptions{Timeout: 10 * time.Second}
 	brief   = testenv.ProbeOptions{Timeout: 300 * time.Millisecond}
 	silence = testenv.ProbeOptions{Timeout: 50 * time.Millisecond}
 )
 
-// transport is what a test needs to know of TCP or UDP.
+// transport is what a test needs for TCP or UDP.
 type transport struct {
 	probe    testenv.Proto
 	protocol model.Protocol
-	port     uint16 // of pods
+	port     uint16 // of the pods
 }
 
 var transports = []transport{{testenv.TCP, model.TCP, tcpPort}, {testenv.UDP, model.UDP, udpPort}}

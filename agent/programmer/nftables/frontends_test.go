@@ -18,7 +18,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestSources holds that a frontend with sources is for those only, before all else, and that others are not affected.
+// TestSources asserts that only clients within a frontend's sources reach it, whatever its routes
+// are, and that other frontends are not affected.
 func TestSources(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -39,12 +40,13 @@ func TestSources(t *testing.T) {
 				clusterIP(vip(family, 1)),
 				filtered(external(vip(family, 2)), 80, sources...),
 				filtered(everyone(external(vip(family, 2)), toReject), 81, sources...),
-				filtered(external(vip(family, 2)), 82), // without sources
+				filtered(external(vip(family, 2)), 82), // has no sources
 			},
 			Cluster: c.backends(family, tr.port, 2),
 		}
 	}
-	// What the client and the pod may do, and what another address of the client may.
+	// Each step says what the client and the pod may do, and what another address of the client may
+	// do.
 	steps := []struct {
 		name               string
 		sources            []string
@@ -97,7 +99,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestNodePortAddresses holds that nodePorts are on the wanted addresses of the node and on no other.
+// TestNodePortAddresses asserts that nodePorts are on the wanted addresses of the node and on no
+// others.
 func TestNodePortAddresses(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -148,12 +151,12 @@ func TestNodePortAddresses(t *testing.T) {
 	}
 }
 
-// TestServiceCIDRs holds that packets to addresses of the Services' network that no Service has are dropped, wherever they come from,
-// and that what another proxy serves there, or anywhere else, is not.
+// TestServiceCIDRs asserts that packets to addresses in the ServiceCIDRs that no Service has are
+// dropped, wherever they come from. Packets for which another proxy has a Service are not dropped.
 func TestServiceCIDRs(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	const unused, others = 7, 8 // addresses
+	const unused, others = 7, 8 // last bytes of addresses
 	for _, family := range families {
 		c.set(&view.ServicePort{
 			ID: serviceID("web", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))}, Cluster: c.backends(family, tcpPort, 2),
@@ -190,8 +193,8 @@ func TestServiceCIDRs(t *testing.T) {
 	require.NotContains(t, c.inHost.list(t, model.IPv4), outputFilter)
 }
 
-// TestInvalid holds that what conntrack finds invalid is dropped where it comes from a backend on this node, unless conntrack is
-// told to be liberal.
+// TestInvalid asserts that packets which conntrack finds invalid are dropped if they come from a
+// backend on this node, unless conntrack is liberal.
 func TestInvalid(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -200,11 +203,11 @@ func TestInvalid(t *testing.T) {
 			ID: serviceID("web", model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, 1))}, Cluster: c.backends(family, tcpPort, 0),
 		})
 	}
-	// An answer that nobody has asked for.
+	// The segment is an answer that nobody has asked for.
 	segment := make([]byte, 20)
 	binary.BigEndian.PutUint16(segment[0:], tcpPort)
 	binary.BigEndian.PutUint16(segment[2:], 4321)
-	segment[12], segment[13] = 5<<4, 0x12 // length of the header; SYN and ACK
+	segment[12], segment[13] = 5<<4, 0x12 // the header's length; SYN and ACK
 	for _, liberal := range []bool{false, true} {
 		_, err := c.a.Run(t.Context(), "sysctl", "-w", fmt.Sprintf("net.netfilter.nf_conntrack_tcp_be_liberal=%d", map[bool]int{true: 1}[liberal]))
 		require.NoError(t, err)
@@ -213,7 +216,7 @@ func TestInvalid(t *testing.T) {
 			network := map[model.Family]string{model.IPv4: "ip4:tcp", model.IPv6: "ip6:tcp"}[family]
 			to := &net.IPAddr{IP: c.client.Addr(family == model.IPv6).AsSlice()}
 			client := listenRaw(t, c.client.Host, network)
-			for _, pod := range c.pods[:2] { // a backend and another
+			for _, pod := range c.pods[:2] { // a backend and another pod
 				_, err := listenRaw(t, pod.Host, network).WriteTo(segment, to)
 				require.NoError(t, err)
 			}
@@ -236,8 +239,8 @@ func listenRaw(t *testing.T, h *testenv.Host, network string) (conn net.PacketCo
 	return conn
 }
 
-// TestLocalhostNodePorts holds that nodePorts are on IPv4 loopback addresses where that is asked for, for the node itself
-// only, and that its neighbours do not reach what listens there.
+// TestLocalhostNodePorts asserts that nodePorts are on IPv4 loopback addresses if requested, for
+// the node itself only. The node's neighbors do not reach what listens there.
 func TestLocalhostNodePorts(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -275,7 +278,7 @@ func TestLocalhostNodePorts(t *testing.T) {
 		require.Equal(t, map[string]int{"a": 1}, r.Backends(), "not for IPv6: %v", r)
 	}
 
-	// Node b takes a loopback address of node a for one that node a has the way to.
+	// Node b sends packets to a loopback address by way of node a.
 	for _, command := range []string{
 		"sysctl -qw net.ipv4.conf.all.route_localnet=1", "ip rule add pref 2 lookup local", "ip rule del pref 0",
 		"ip rule add pref 1 to 127.0.0.2 lookup 99", "ip route add 127.0.0.2 via 192.168.0.2 table 99",
@@ -298,7 +301,8 @@ func TestLocalhostNodePorts(t *testing.T) {
 	require.NotContains(t, c.inHost.list(t, model.IPv4), guardChain)
 }
 
-// TestPodsByInterface holds that pods are told by where their packets come in, if that is asked for.
+// TestPodsByInterface asserts that pods can be recognized by the interface on which their packets
+// arrive.
 func TestPodsByInterface(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -310,7 +314,7 @@ func TestPodsByInterface(t *testing.T) {
 	}
 	for _, test := range []struct {
 		detector view.PodDetector
-		pods     []bool // of the node's
+		pods     []bool // whether each of the node's pods is recognized
 	}{
 		{view.PodDetector{Interface: "pod1"}, []bool{true, false}},
 		{view.PodDetector{InterfacePrefix: "pod"}, []bool{true, true}},
@@ -330,7 +334,7 @@ func TestPodsByInterface(t *testing.T) {
 	}
 }
 
-// sctpInit gives the packet that begins an SCTP association (RFC 9260, 3.3.2).
+// sctpInit returns the packet that begins an SCTP association (RFC 9260, 3.3.2).
 func sctpInit(destination uint16) []byte {
 	packet := make([]byte, 12+20)
 	binary.BigEndian.PutUint16(packet[0:], 4321)
@@ -345,8 +349,8 @@ func sctpInit(destination uint16) []byte {
 	return packet
 }
 
-// TestSCTP holds that SCTP packets are led to their Service, while TCP with the same numbers is another's. The kernel need
-// not know SCTP: packets go and come by raw sockets.
+// TestSCTP asserts that SCTP packets are led to their Service, and TCP with the same address and
+// ports to another one. The kernel need not support SCTP, because the test uses raw sockets.
 func TestSCTP(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

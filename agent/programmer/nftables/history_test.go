@@ -19,8 +19,8 @@ import (
 
 var protocols = []model.Protocol{model.TCP, model.UDP, model.SCTP}
 
-// drawPort draws a Service port. Nobody else has its addresses unless shared, by which two Service ports can't have them
-// at once.
+// drawPort draws a Service port. Its addresses belong to it alone, except for those in shared,
+// which no two Service ports have at once.
 func drawPort(t *rapid.T, id view.ServicePortID, shared map[string]view.ServicePortID) *view.ServicePort {
 	p := &view.ServicePort{ID: id}
 	route := func(label string) view.Route {
@@ -105,8 +105,8 @@ func drawNode(t *rapid.T) (n view.Node) {
 	return n
 }
 
-// holds is what a family's table holds, without what depends on the way there: ids, numbers, the order of slots, which part of the
-// backends they are in, and what is kept though nobody needs it.
+// holds is the content of a family's table without what depends on its history: ids, numbers, the
+// order of slots, the part that holds backends, and unused parts that are kept.
 type holds struct {
 	Chains    map[string]heldChain
 	Sets      []string
@@ -121,7 +121,8 @@ type heldPort struct {
 	Sticky   bool
 }
 
-// holds reads the table, and holds it to what must be true of any, and to what the family remembers of it.
+// holds reads the table. It asserts what must be true of any table, and that the table agrees with
+// what the family remembers.
 func (f *family) holds(t require.TestingT) holds {
 	c, err := f.read()
 	require.NoError(t, err)
@@ -194,7 +195,7 @@ func (f *family) holds(t require.TestingT) holds {
 			switch {
 			case e.set == frontends || e.set == nodePorts:
 				e.data &= policyBits
-			case e.set < sources: // sizes
+			case e.set < sources: // the set is one of sizes
 				if e.key = ""; !held.sticky {
 					require.Equal(t, held.part, class(e.data).part())
 					e.data &^= 0xf00
@@ -208,8 +209,9 @@ func (f *family) holds(t require.TestingT) holds {
 	return out
 }
 
-// TestHistories holds that any history of Apply and Replace, by one process or several, leaves what a Replace with the
-// final state makes of nothing, and that another process finds nothing to do.
+// TestHistories asserts that any history of Apply and Replace, by one process or several, leaves
+// what a Replace with the final state creates from nothing. Another process then finds nothing to
+// do.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	node := testenv.NewNetwork(t).AddNode("a")
@@ -220,7 +222,7 @@ func TestHistories(t *testing.T) {
 		}
 		state, shared := newState(), map[string]view.ServicePortID{}
 		state.Node = drawNode(rt)
-		// set changes a Service port, and takes care of whose its addresses are.
+		// set changes a Service port and keeps track of which Service port has each address.
 		set := func(id view.ServicePortID, remove bool) view.Change {
 			change := view.Change{Before: state.Ports[id]}
 			maps.DeleteFunc(shared, func(_ string, owner view.ServicePortID) bool { return owner == id })
@@ -275,7 +277,7 @@ func TestHistories(t *testing.T) {
 			held[i] = f.holds(rt)
 		}
 		again := newInHost(t, node.Host, Options{})
-		require.NoError(rt, again.Replace(t.Context(), state)) // which removes what was kept
+		require.NoError(rt, again.Replace(t.Context(), state)) // removes parts that were kept
 		before, err := h.conn.generation()
 		require.NoError(rt, err)
 		require.NoError(rt, again.Replace(t.Context(), state))

@@ -30,7 +30,8 @@ func (c *testCluster) nft(t testing.TB, args ...string) {
 	require.NoError(t, err)
 }
 
-// generation tells whether anything was written meanwhile.
+// generation returns the generation number of the ruleset, which shows whether anything was
+// written.
 func (c *testCluster) generation(t testing.TB) uint32 {
 	t.Helper()
 	g, err := c.inHost.conn.generation()
@@ -38,15 +39,16 @@ func (c *testCluster) generation(t testing.TB) uint32 {
 	return g
 }
 
-// web gives a Service port with one cluster IP.
+// web returns a Service port with one cluster IP.
 func (c *testCluster) web(family model.Family, last byte, pods ...int) *view.ServicePort {
 	return &view.ServicePort{
 		ID: serviceID(fmt.Sprint("web", last), model.TCP, family), Frontends: []view.Frontend{clusterIP(vip(family, last))}, Cluster: c.backends(family, tcpPort, pods...),
 	}
 }
 
-// stream makes connections from the client, one after the other at each address, until stop is called, which holds that
-// all were answered: a moment without the table is an error, as nothing else knows these addresses.
+// stream makes connections from the client to one address after the other until stop is called.
+// stop asserts that all of them were answered. A moment without the table would be an error,
+// because nothing else knows these addresses.
 func (c *testCluster) stream(t *testing.T, to ...netip.AddrPort) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -70,7 +72,8 @@ func (c *testCluster) stream(t *testing.T, to ...netip.AddrPort) (stop func()) {
 	}
 }
 
-// damage are things that others may do to the table, each with the Service port of an address in it.
+// damage holds nft commands by which others may damage the table, by name. They are formats whose
+// arguments are the family and an address.
 var damage = map[string]string{
 	"flush ruleset":    "flush ruleset",
 	"delete table":     "delete table %s slicecast",
@@ -97,7 +100,8 @@ var damage = map[string]string{
 	"stray hairpin":    "add element %s slicecast hairpins { %[2]s . %[2]s }",
 }
 
-// TestRepair holds that whatever others do to the tables, the watch tells it, and Replace repairs it.
+// TestRepair asserts that Watch reports whatever others do to the tables, and that Replace repairs
+// it.
 func TestRepair(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -132,21 +136,22 @@ func TestRepair(t *testing.T) {
 				require.Equal(t, wanted, [2]holds{c.inHost.families[0].holds(t), c.inHost.families[1].holds(t)})
 				r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, 1), servicePort), 1, patient)
 				require.True(t, r.All(testenv.Answered))
-				for len(lost) > 0 { // of the same damage
+				for len(lost) > 0 { // further reports of the same damage
 					<-lost
 				}
 			})
 		})
 	}
 
-	// What is none of its business, and its own.
+	// Watch ignores changes elsewhere, and the programmer's own.
 	c.nft(t, "add table ip other; add chain ip other slicecast; delete table ip other")
 	c.apply(t, c.web(model.IPv4, 1, 1))
 	big := c.web(model.IPv4, 1)
 	big.Cluster = nobodys(5000)
 	c.apply(t, big) // too large for notifications
 	c.apply(t, c.web(model.IPv4, 1, 1))
-	// Others change something in a moment when that can't be heard; the first stands for the programmer's own transaction.
+	// Others change something while Watch receives no notifications. The first command stands for the
+	// programmer's own transaction.
 	require.NoError(t, c.inHost.conn.watcher.deaf(c.inHost.conn, func() error {
 		c.nft(t, "add", "table", "ip", "own")
 		c.nft(t, "delete", "table", "ip", Table)
@@ -157,8 +162,8 @@ func TestRepair(t *testing.T) {
 	require.Empty(t, lost)
 }
 
-// TestRestart holds that another process finds all as it is, and changes only what is wanted otherwise, while connections
-// go on.
+// TestRestart asserts that another process finds everything as it is and changes only what is
+// wanted otherwise, while connections go on.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -182,7 +187,8 @@ func TestRestart(t *testing.T) {
 		c.replace(t)
 		require.Equal(t, before, c.generation(t), "nothing is touched")
 	}
-	// While no process runs, backends come and go, a Service takes another's address, and a timeout changes.
+	// While no process runs, backends come and go, a Service takes over another one's address, and a
+	// timeout changes.
 	for _, family := range families {
 		moved := c.web(family, 1, 0, 2, 3)
 		moved.ID.Service.Name = "renamed"
@@ -193,11 +199,11 @@ func TestRestart(t *testing.T) {
 	}
 	c.restart()
 	c.replace(t)
-	// Another Node, which changes rules only.
+	// A different Node changes rules only.
 	c.state.Node.Pods = view.PodDetector{Interface: "pod1"}
 	c.state.Node.LocalhostNodePorts = true
 	c.replace(t)
-	// A table of another version: the whole is replaced at once.
+	// A table of another version is replaced as a whole.
 	for range 3 {
 		c.nft(t, "add set ip slicecast sources-7 { type mark; }; add set ip6 slicecast sources-7 { type mark; }")
 		c.replace(t)
@@ -218,7 +224,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestOtherLayout holds that a table of an earlier build, which knows backends by numbers alone, is replaced without a moment without.
+// TestOtherLayout asserts that a table of an earlier build, which identifies backends by numbers
+// alone, is replaced without an interruption.
 func TestOtherLayout(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -232,7 +239,7 @@ func TestOtherLayout(t *testing.T) {
 	c.replace(t)
 	stop := c.stream(t, addresses...)
 	for range 5 {
-		// The map of the local set, which no rule uses.
+		// The map of the local set is not used by any rule.
 		c.nft(t, "delete map ip slicecast local-backends; add map ip slicecast local-backends { type mark : ipv4_addr . inet_service; }; "+
 			"delete map ip6 slicecast local-backends; add map ip6 slicecast local-backends { type mark : ipv6_addr . inet_service; }")
 		var log bytes.Buffer
@@ -246,12 +253,12 @@ func TestOtherLayout(t *testing.T) {
 	stop()
 }
 
-// TestTableOfAnother holds that Services are served while the table can't be made, as another process owns it, and that no connection is
-// lost meanwhile, nor when it has gone.
+// TestTableOfAnother asserts that Services are served while the table cannot be created because
+// another process owns it, and that no connection is lost meanwhile or when that process ends.
 func TestTableOfAnother(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	const tableOwner = 2 // NFT_TABLE_F_OWNER: as long as its socket is open
+	const tableOwner = 2 // NFT_TABLE_F_OWNER: the table exists as long as its owner's socket is open
 	var owner *conn
 	require.NoError(t, c.a.Do(func() (err error) {
 		owner, err = dial()
@@ -281,7 +288,7 @@ func TestTableOfAnother(t *testing.T) {
 	for _, a := range addresses {
 		require.True(t, c.client.Probe(t.Context(), testenv.TCP, a, 1, patient).All(testenv.Answered))
 	}
-	owner.close() // and with it the kernel removes the table
+	owner.close() // and the kernel removes the table
 	c.replace(t)
 	stop()
 	tables, err := c.a.Run(t.Context(), "nft", "list", "tables")
@@ -292,8 +299,8 @@ func TestTableOfAnother(t *testing.T) {
 	}
 }
 
-// TestOneFamilyOut holds that where nothing of one family can be programmed the other one is, and that this is told
-// once, however many Service ports there are.
+// TestOneFamilyOut asserts that if nothing of one family can be programmed, the other one is, and
+// that this is reported once, however many Service ports there are.
 func TestOneFamilyOut(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -304,7 +311,7 @@ func TestOneFamilyOut(t *testing.T) {
 	works := six.conn
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
-	broken := &conn{fd: null, in: make([]byte, 1<<16), limit: works.limit} // no socket
+	broken := &conn{fd: null, in: make([]byte, 1<<16), limit: works.limit} // not a socket
 	defer broken.close()
 	leftOut := func(err error, families ...model.Family) {
 		t.Helper()
@@ -339,9 +346,9 @@ func TestOneFamilyOut(t *testing.T) {
 	require.NotContains(t, six.ports, gone.ID)
 }
 
-// TestKernelTakesNoServicePort holds that a kernel which takes no Service port at all has a failed
-// family, however many there are, and that what it holds stays as it is, also after the agent
-// restarts. Service ports that are at fault themselves fail by themselves, also if the family has
+// TestKernelTakesNoServicePort asserts that a family counts as failed if the kernel refuses every
+// Service port, however many there are. What the kernel holds stays as it is, even if the agent
+// restarts. Service ports that are at fault themselves fail by themselves, even if the family has
 // no others.
 func TestKernelTakesNoServicePort(t *testing.T) {
 	t.Parallel()
@@ -404,7 +411,8 @@ func TestKernelTakesNoServicePort(t *testing.T) {
 	})
 }
 
-// TestForeignSets: what others put into the table goes without the table being made anew, by which affinity would be lost.
+// TestForeignSets asserts that what others put into the table is removed without creating the table
+// again, which would lose affinity.
 func TestForeignSets(t *testing.T) {
 	t.Parallel()
 	var log strings.Builder
@@ -429,12 +437,13 @@ func TestForeignSets(t *testing.T) {
 	}
 }
 
-// TestRefused holds that what the kernel refuses of one Service port keeps none of the others from being programmed, and
-// is programmed itself when the kernel would have it.
+// TestRefused asserts that a Service port which the kernel refuses does not keep the others from
+// being programmed, and that it is programmed once the kernel accepts it.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	// Two Service ports with one address are never wanted together; here they are what the kernel refuses.
+	// Two Service ports with one address are never wanted at once. Here they stand for what the kernel
+	// refuses.
 	rival := c.web(model.IPv4, 5, 3)
 	rival.ID.Service.Name = "rival"
 	good := c.state.Ports
@@ -462,7 +471,7 @@ func TestRefused(t *testing.T) {
 		c.set(rival)
 		blamed(t, c.inHost.Replace(t.Context(), c.state), rival.ID, fifth)
 		answered(t)
-		blamed(t, c.inHost.Replace(t.Context(), c.state), rival.ID, fifth) // again
+		blamed(t, c.inHost.Replace(t.Context(), c.state), rival.ID, fifth) // a second time
 		answered(t)
 		delete(good, rival.ID)
 		c.replace(t)
@@ -480,7 +489,8 @@ func TestRefused(t *testing.T) {
 			require.Equal(t, c.backends(model.IPv4, tcpPort, 3).List()[0].Address, c.inHost.families[0].ports[id].slots[cluster][0].address())
 		}
 		c.inHost.families[0].holds(t)
-		// The address passes on from the last to the first of several changes, beside one that is refused again.
+		// The address moves from the last to the first of several changes, beside one that is refused
+		// again.
 		moved := c.web(model.IPv4, 20, 3)
 		moved.ID = fifth
 		other := c.web(model.IPv4, 6, 3)
@@ -491,13 +501,14 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestLongTransactions holds that what is too long for a transaction takes several, and no connection is lost in between.
+// TestLongTransactions asserts that what is too long for one transaction takes several, and that no
+// connection is lost in between.
 func TestLongTransactions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.inHost.conn.limit = 90000
 	pods := map[model.Family]view.Backends{model.IPv4: c.backends(model.IPv4, tcpPort, 0, 1), model.IPv6: c.backends(model.IPv6, tcpPort, 0, 1)}
-	// All backends are pods: each connection is answered by one.
+	// All backends are pods, so each connection is answered by one.
 	big := func(family model.Family, from, count int, affinity time.Duration) *view.ServicePort {
 		p := c.web(family, 1)
 		p.Affinity = affinity
@@ -557,7 +568,8 @@ func TestLongTransactions(t *testing.T) {
 	check()
 }
 
-// TestCleanup holds that nothing is left of the tables, and that others' are not touched.
+// TestCleanup asserts that nothing of the tables is left, and that tables of others are not
+// touched.
 func TestCleanup(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -592,8 +604,8 @@ func TestCleanup(t *testing.T) {
 	require.ErrorIs(t, c.inHost.Apply(t.Context(), []view.Change{{After: c.web(model.IPv4, 1, 1)}}), errReplaceFirst)
 }
 
-// TestRestless holds that a table is read as it is while others change something of theirs all the time, and while the
-// kernel puts elements elsewhere.
+// TestRestless asserts that a table is read correctly while others keep changing their tables, and
+// while the kernel moves elements.
 func TestRestless(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -601,7 +613,7 @@ func TestRestless(t *testing.T) {
 		for _, family := range families {
 			p := c.web(family, i)
 			var backends []view.Backend
-			for j := range 2 * int(i) { // so that there are many chains
+			for j := range 2 * int(i) { // creates many chains
 				backends = append(backends, view.Backend{Address: netip.AddrPortFrom(vip(family, i), uint16(1000+j))})
 			}
 			p.Cluster = view.NewBackends(backends...)
@@ -632,7 +644,7 @@ func TestRestless(t *testing.T) {
 		return errors.Is(c.inHost.conn.dump(unix.NFT_MSG_GETRULE, unix.NFPROTO_IPV4, ask, func([]byte) {}), errInterrupted)
 	}, patient.Timeout, time.Millisecond, "or else this tests nothing")
 	for i := range 20 {
-		// After a large change the kernel goes on to make a map smaller or larger, and elements change places.
+		// After a large change, the kernel goes on resizing a map for a while, and elements move.
 		p := c.web(model.IPv4, 100)
 		p.Cluster = nobodys(1 + i%2*10000)
 		c.apply(t, p)

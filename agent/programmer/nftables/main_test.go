@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Each of TestHistories' takes a fifth of a second. The flag can still be given for more.
+	// Each run of TestHistories takes a fifth of a second. The flag can still be set to more.
 	if err := flag.Set("rapid.checks", "25"); err != nil {
 		panic(err)
 	}

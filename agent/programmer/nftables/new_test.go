@@ -16,13 +16,13 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestNew holds that what is missing is said.
+// TestNew asserts that New reports what is missing.
 func TestNew(t *testing.T) {
 	t.Parallel()
 	_, err := New(Options{MasqueradeMark: 3})
 	require.ErrorContains(t, err, "it must be one bit")
 	node := testenv.NewNetwork(t).AddNode("a")
-	require.NoError(t, node.Do(func() error { // in a thread of its own
+	require.NoError(t, node.Do(func() error { // on a thread of its own
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var all [2]unix.CapUserData
 		require.NoError(t, unix.Capget(&header, &all[0]))
@@ -34,7 +34,8 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, "CAP_NET_ADMIN")
 		return unix.Capset(&header, &all[0])
 	}))
-	// An IP family that the node has, but not all that it takes: something of another kind is in the way.
+	// The node has the IP family, but not everything that it needs: an object of another kind is in
+	// the way.
 	_, err = node.Run(t.Context(), "nft", "add table ip6 slicecast-check; add chain ip6 slicecast-check prerouting { type filter hook prerouting priority 0; }")
 	require.NoError(t, err)
 	require.NoError(t, node.Do(func() error {
@@ -43,12 +44,12 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, "choose another programmer")
 		return nil
 	}))
-	// One that the node does not have at all.
+	// The node lacks the IP family.
 	var log bytes.Buffer
 	var p *Programmer
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		err = node.Do(func() (err error) {
 			if err = withoutIPv6(); err == nil {
 				p, err = New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -69,9 +70,10 @@ func TestNew(t *testing.T) {
 	require.ErrorIs(t, newInHost(t, node.Host, Options{}).Replace(ctx, newState()), context.Canceled)
 }
 
-// withoutIPv6 has the kernel answer this thread as one without IPv6 does. It lasts as long as the thread.
+// withoutIPv6 makes the kernel answer this thread like one without IPv6, as long as the thread
+// lives.
 func withoutIPv6() error {
-	const number, firstArgument = 0, 16 // in struct seccomp_data
+	const number, firstArgument = 0, 16 // offsets in struct seccomp_data
 	filter, err := bpf.Assemble([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: number, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 3},

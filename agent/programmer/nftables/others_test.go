@@ -17,8 +17,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestChangingOver holds that no connection is lost while a node changes from iptables to nftables and back, as each is complete
-// before the other's rules go, and that where both are each connection is translated by one of them.
+// TestChangingOver asserts that no connection is lost while a node changes from iptables to
+// nftables and back. Each programmer is complete before the other's rules are removed. While both
+// are in place, each connection is translated by one of them.
 func TestChangingOver(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
@@ -56,8 +57,9 @@ func TestChangingOver(t *testing.T) {
 	}
 }
 
-// TestForwardDrops holds that where iptables' FORWARD drops what nothing accepts, what is forwarded for Services is accepted as by the
-// iptables programmer, without a moment without, and that nothing is left of that where it is not needed.
+// TestForwardDrops asserts that if iptables' FORWARD drops what nothing accepts, what is forwarded
+// for Services is accepted as by the iptables programmer, without an interruption. Nothing of that
+// is left if it is not needed.
 func TestForwardDrops(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []iptables.Variant{iptables.NFT, iptables.Legacy} {
@@ -111,13 +113,13 @@ func TestForwardDrops(t *testing.T) {
 				require.NotContains(t, left(), "SLICECAST-SERVICES")
 				require.Contains(t, left(), "-A FORWARD -j SLICECAST-FORWARD")
 				before := left()
-				retire() // at the next start
+				retire() // as at the next start
 				require.Equal(t, before, left())
 				replace()
 				require.NoError(t, c.inHost.Cleanup(t.Context()))
 			}
 			stop()
-			// Nothing was there before.
+			// There was nothing before.
 			c.replace(t)
 			require.NoError(t, c.a.Do(func() error { return iptables.Cleanup(t.Context()) }))
 			require.Empty(t, left())
@@ -125,7 +127,7 @@ func TestForwardDrops(t *testing.T) {
 			for _, to := range addresses {
 				require.True(t, c.client.Probe(t.Context(), testenv.TCP, to, 20, patient).All(testenv.Answered))
 			}
-			// The policy is another.
+			// The policy changes.
 			run("-P", "FORWARD", "ACCEPT")
 			retire()
 			require.Empty(t, log.String())

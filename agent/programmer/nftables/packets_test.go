@@ -30,15 +30,15 @@ func (c *testCluster) each(t *testing.T, test func(t *testing.T, family model.Fa
 
 func loopback(family model.Family) netip.Addr { return newDialect(family, 1).loopback.Addr() }
 
-// requireRefused holds that every connection was refused at once.
+// requireRefused asserts that every connection was refused at once.
 func requireRefused(t *testing.T, r testenv.Result) {
 	t.Helper()
-	// The kernel tells a process on the node by its system call, too (EPERM), if that sends a datagram.
+	// If a process on the node sends a datagram, its system call may fail as well (EPERM).
 	require.Equal(t, len(r.Attempts), r.Count(testenv.Denied)+r.Count(testenv.Refused), "%v", r)
 	require.NotEmpty(t, r.Attempts)
 }
 
-// TestPackets sees what becomes of real packets to Services of each sort.
+// TestPackets asserts what happens to real packets to Services of each kind.
 func TestPackets(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -63,7 +63,7 @@ func TestPackets(t *testing.T) {
 				})
 		}
 	}
-	// What the node itself has on a nodePort is hidden on its addresses, except on loopback.
+	// A nodePort hides what listens on the same port of the node, except on loopback addresses.
 	c.a.Serve(testenv.TCP, 30001)
 	c.a.Serve(testenv.UDP, 30001)
 	c.replace(t)
@@ -72,7 +72,7 @@ func TestPackets(t *testing.T) {
 	c.each(t, func(t *testing.T, family model.Family, tr transport, probe probe) {
 		ip := func(h *testenv.Host) netip.Addr { return h.Addr(family == model.IPv6) }
 		for name, from := range all {
-			// One of four backends is missed with a chance of 4 × 0.75^60, which is 1e-7.
+			// The probability of missing one of four backends is 4 × 0.75^60, about 1e-7.
 			ways := map[string]testenv.Result{
 				"cluster IP": probe(from, vip(family, 1), servicePort, 60),
 				"nodePort":   probe(from, ip(c.a.Host), 30001, 60),
@@ -82,7 +82,7 @@ func TestPackets(t *testing.T) {
 				require.Len(t, r.Backends(), 4, "%s by %s: %v", name, way, r)
 				for i, pod := range c.pods {
 					kept := way == "cluster IP" && from == c.pods[0].Host && i != 0
-					if from == c.a.Host { // whose address it is that masquerading gives
+					if from == c.a.Host { // masquerading uses the node's own address
 						require.Len(t, r.Clients(pod.Name), 1)
 						continue
 					}
@@ -108,7 +108,7 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// TestUniformChoice counts where connections go, for sets with a size of their own and larger ones.
+// TestUniformChoice counts where connections go, for sets whose size is exact and for larger ones.
 func TestUniformChoice(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -131,7 +131,8 @@ func TestUniformChoice(t *testing.T) {
 		c.set(port)
 		c.replace(t)
 		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip(model.IPv4, byte(i)), servicePort), netip.AddrPortFrom(c.a.IPv4, 30000+uint16(i))} {
-			// Each backend expects 25; that one of 42 gets none or 60 has a chance of about 1e-7.
+			// Each backend expects 25 connections. The probability that one of 42 gets none or 60 is about
+			// 1e-7.
 			r := c.client.Probe(t.Context(), testenv.UDP, to, 25*2*n, patient)
 			require.True(t, r.All(testenv.Answered), "%v", r)
 			require.Len(t, r.Servers(), 2*n)

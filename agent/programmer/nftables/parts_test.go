@@ -16,7 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestParts holds that Service ports whose backends are in different parts are served, and that another process finds them there.
+// TestParts asserts that Service ports whose backends are in different parts are served, and that
+// another process finds them there.
 func TestParts(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -36,7 +37,7 @@ func TestParts(t *testing.T) {
 		t.Helper()
 		eachFamily(t, func(t *testing.T, family model.Family) {
 			for i := range byte(parts + 2) {
-				// One of two backends is missed with a chance of 2^-29.
+				// The probability of missing one of two backends is 2^-29.
 				require.Len(t, c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, i), servicePort), 30, patient).Backends(), 2)
 				to := netip.AddrPortFrom(c.a.Addr(family == model.IPv6), 30000+uint16(i))
 				require.Equal(t, map[string]int{"pod0": 1}, c.client.Probe(t.Context(), testenv.TCP, to, 1, patient).Backends())
@@ -55,7 +56,8 @@ func TestParts(t *testing.T) {
 	c.replace(t)
 	require.Equal(t, before, c.generation(t), "nothing is touched")
 	served()
-	// Who comes now is in the first part, which holds them all; the others go with the next Replace.
+	// New Service ports are in the first part, which holds all of them. The next Replace removes the
+	// other parts.
 	for _, family := range families {
 		for i := range byte(parts + 2) {
 			c.apply(t, c.web(family, i))
@@ -70,8 +72,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestEmptiedPart holds that a part whose last Service ports are gone, or not in it any more, when another process comes, goes, and
-// the rest, affinity included, stays.
+// TestEmptiedPart asserts that another process removes a part whose last Service ports are gone or
+// have left it. Everything else stays, including affinity.
 func TestEmptiedPart(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

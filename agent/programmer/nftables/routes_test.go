@@ -13,8 +13,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// requireRoute holds that connections from a host took a route: the cluster set is pod 0, the local set pod 1. Both are on
-// the node, as a client would hear of one elsewhere only when masqueraded.
+// requireRoute asserts that connections from a host took a route. Pod 0 is the cluster set and pod
+// 1 the local set. Both are on the node, because a client would get replies from a pod elsewhere
+// only if it is masqueraded.
 func (c *testCluster) requireRoute(t *testing.T, family model.Family, route view.Route, from *testenv.Host, r testenv.Result) {
 	t.Helper()
 	switch route.To {
@@ -32,7 +33,7 @@ func (c *testCluster) requireRoute(t *testing.T, family model.Family, route view
 	require.True(t, r.All(testenv.Answered), "%v", r)
 	for name := range r.Backends() {
 		hairpin := name == from.Name
-		if from != c.a.Host { // whose address it is that masquerading gives
+		if from != c.a.Host { // masquerading uses the node's own address
 			require.Equal(t, !route.Masquerade && !hairpin, slices.Equal([]netip.Addr{from.Addr(family == model.IPv6)}, r.Clients(name)), "%v", r)
 		}
 	}
@@ -45,7 +46,8 @@ func keys(m map[string]int) (out []string) {
 	return out
 }
 
-// TestRoutes holds every policy to what becomes of packets from a pod, the node and others, on addresses and nodePorts.
+// TestRoutes asserts for every policy what happens to packets from a pod, the node and others, on
+// addresses and nodePorts.
 func TestRoutes(t *testing.T) {
 	t.Parallel()
 	routes := []view.Route{toReject, toDrop, toCluster, toClusterMasquerade, toLocal, {To: view.Local, Masquerade: true}}
@@ -61,7 +63,7 @@ func TestRoutes(t *testing.T) {
 	type combination struct{ pods, node, others view.Route }
 	var combinations []combination
 	for i, r := range routes {
-		// Each route once for each of them, beside others.
+		// Each route is used once for each kind of client, beside other routes.
 		combinations = append(combinations, combination{r, routes[(i+1)%len(routes)], routes[(i+3)%len(routes)]}, combination{r, r, r}, combination{routes[(i+2)%len(routes)], r, r})
 	}
 	for name, detector := range detectors {

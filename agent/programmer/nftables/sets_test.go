@@ -10,14 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSetsKeepTheirForm holds each set's name to what it means: one that has another form under the same name has an agent that is updated make the
-// table of the one before anew, and clients lose their affinity.
+// TestSetsKeepTheirForm asserts that each set's name keeps its definition. If a set had another
+// definition under the same name, an updated agent would create the table again, and clients would
+// lose their affinity.
 func TestSetsKeepTheirForm(t *testing.T) {
 	var lines []string
 	for _, family := range families {
 		d := newDialect(family, DefaultMasqueradeMark)
 		for s := range setCount {
-			if s > sources { // all of them have one form
+			if s > sources { // all sets of sources have one definition
 				break
 			}
 			definition := d.define(s)

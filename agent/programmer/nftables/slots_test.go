@@ -17,8 +17,8 @@ func address(i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 80)
 }
 
-// TestEdits holds that slots have no gaps whatever comes and goes, that nothing moves without need, and that what differs
-// is found both ways.
+// TestEdits asserts that slots have no gaps after any change, that nothing moves without need, and
+// that both comparisons find the differences.
 func TestEdits(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -72,7 +72,8 @@ func TestEdits(t *testing.T) {
 	})
 }
 
-// TestSizes holds that all indices of a set are drawn, that most of those drawn have a backend, and all of the last draw.
+// TestSizes asserts that all indices of a set are drawn, that most drawn indices have a backend,
+// and that every index of the last draw has one.
 func TestSizes(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= maxBackends; n++ {
@@ -103,7 +104,8 @@ func TestSizes(t *testing.T) {
 	require.Zero(t, classOf(0, 10800, 0))
 }
 
-// TestPolicies holds that a policy's number tells its routes, and that no two have a chain's name.
+// TestPolicies asserts that a policy's number determines its routes, and that no two policies have
+// the same chain name.
 func TestPolicies(t *testing.T) {
 	t.Parallel()
 	routes := []view.Route{toReject, toDrop, toCluster, toClusterMasquerade, toLocal, {To: view.Local, Masquerade: true}}
@@ -124,7 +126,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestLabels holds that comments fit, and are told apart all the same.
+// TestLabels asserts that labels fit into comments and are still different for different Service
+// ports.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	long := func(last string) view.ServicePortID {

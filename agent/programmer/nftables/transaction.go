@@ -332,7 +332,8 @@ func (x *transaction) edit(p *performed, set backendSet, held []slot, indices []
 	}
 }
 
-// takeID returns an id that no Service port has. It reuses ids as late as possible.
+// takeID returns an id that no Service port has. It reuses ids as late as possible: see
+// family.lastID.
 func (x *transaction) takeID() (uint32, error) {
 	const step, last = policyBits + 1, idBits
 	for range last / step {
