@@ -13,8 +13,9 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestReadBackends holds that getsockopt tells of the same backends as netlink: of marks and addresses, of many and none, with their
-// weights and connections; and of large virtual services without a word of those of before.
+// TestReadBackends asserts that getsockopt returns the same backends as netlink, with their weights
+// and connections. It covers marks and addresses, many backends and none. Reading a large virtual
+// service must not leave anything behind for the next one.
 func TestReadBackends(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := c.web("web", model.IPv4, 1, 0)
@@ -47,7 +48,7 @@ func TestReadBackends(t *testing.T) {
 		}
 		return total
 	}
-	// After the large one the buffer is large.
+	// After the large one, the buffer stays large.
 	for range 2 {
 		require.Equal(t, 2, count(web.ID))
 		require.Equal(t, 1000, count(many.ID))

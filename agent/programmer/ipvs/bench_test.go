@@ -22,10 +22,11 @@ import (
 
 var large = flag.Bool("large", false, "run benchmarks of large clusters, too")
 
-// sliceSize is the most endpoints that Kubernetes puts into a slice.
+// sliceSize is the highest number of endpoints that Kubernetes puts into a slice.
 const sliceSize = 100
 
-// benchCluster is Services with a cluster IP each, as an agent has them.
+// benchCluster is a number of Services with a cluster IP each, in the form in which an agent has
+// them.
 type benchCluster struct {
 	view     *view.View
 	services map[model.ServiceKey]*model.Service
@@ -45,7 +46,7 @@ func benchKey(number int) model.ServiceKey {
 	return model.ServiceKey{Namespace: "bench", Name: fmt.Sprint("service-", number)}
 }
 
-// add adds a Service with so many endpoints on other nodes.
+// add adds a Service with this number of endpoints on other nodes.
 func (c *benchCluster) add(number, endpoints int) {
 	key := benchKey(number)
 	c.services[key] = model.NewService(model.Service{
@@ -69,7 +70,7 @@ func (c *benchCluster) add(number, endpoints int) {
 	c.view.Set(key, c.services[key], c.slices[key])
 }
 
-// frame gives what tells of a slice that changes.
+// frame returns the frame that announces the change of a slice.
 func frame(t testing.TB, before, after *model.Slice) wire.Frame {
 	t.Helper()
 	f, err := wire.EncodeUpdate(&model.Update{Deltas: []*model.SliceDelta{model.Diff(before, after)}})
@@ -77,7 +78,7 @@ func frame(t testing.TB, before, after *model.Slice) wire.Frame {
 	return f
 }
 
-// follow programs what a frame tells of a slice of a Service.
+// follow programs the change of a Service's slice that a frame announces.
 func (c *benchCluster) follow(t testing.TB, p *inHost, key model.ServiceKey, slice int, f wire.Frame) {
 	t.Helper()
 	received, err := wire.Decode(f)
@@ -91,7 +92,7 @@ func (c *benchCluster) follow(t testing.TB, p *inHost, key model.ServiceKey, sli
 	require.NoError(t, p.Apply(t.Context(), changes))
 }
 
-// report tells the median and the 99th percentile of times.
+// report reports the median and the 99th percentile of times.
 func report(b *testing.B, times []time.Duration) {
 	b.Helper()
 	slices.Sort(times)
@@ -100,11 +101,18 @@ func report(b *testing.B, times []time.Duration) {
 	}
 }
 
-// BenchmarkProgrammer measures Load, a first Replace; Restart, one by a new process that finds all in place; and Flip, from the
-// frame that tells of an endpoint that goes or comes until the kernel has it: decoding, the view, and the programmer. FlipBig is in a Service with
-// 5000 endpoints, which IPVS has in a list; Rollover has all of those replaced. In the virtual machine a program takes many times what it takes
-// elsewhere. FlipBare, FlipBigBare and RestartBare are what no program could avoid there: a message to the kernel's IPVS, and its answer; and what
-// IPVS takes to tell of all backends, unread.
+// BenchmarkProgrammer measures these operations:
+//
+//   - Load is a first Replace.
+//   - Restart is a Replace by a new process that finds everything in place.
+//   - Flip removes or adds an endpoint. It takes from the frame that announces the endpoint until
+//     the kernel has it, with decoding, the view and the programmer.
+//   - FlipBig is the same for a Service with 5000 endpoints, which IPVS keeps in a list. Rollover
+//     replaces all of them.
+//   - FlipBare, FlipBigBare and RestartBare are the part that no program can avoid: a message to
+//     IPVS and its answer, and the time in which IPVS lists all backends, unread.
+//
+// In the virtual machine, a program takes many times as long as elsewhere.
 func BenchmarkProgrammer(b *testing.B) {
 	sizes := []struct{ services, endpoints, big int }{{1000, 5, 0}}
 	if *large {
@@ -124,9 +132,10 @@ func BenchmarkProgrammer(b *testing.B) {
 			network := testenv.NewNetwork(b)
 			host := network.AddNode("a")
 			h := newInHost(b, host.Host, Options{})
-			require.NoError(b, h.Replace(b.Context(), state)) // which has the kernel load what it needs
+			require.NoError(b, h.Replace(b.Context(), state)) // makes the kernel load what it needs
 			b.Run("Load", func(b *testing.B) {
-				// Each on a node of its own: where backends have gone, IPVS looks through them for each that comes, for two minutes.
+				// Each run has a node of its own. For two minutes, IPVS searches the backends that were removed
+				// for each one that is added.
 				for b.Loop() {
 					b.StopTimer()
 					fresh := network.AddNode("fresh")
@@ -181,7 +190,8 @@ func BenchmarkProgrammer(b *testing.B) {
 			bare := func(name string, number int) {
 				b.Run(name, func(b *testing.B) {
 					v := h.virtuals(view.ServicePortID{Service: benchKey(number), Port: "http", Protocol: model.TCP, Family: model.IPv4})[0]
-					backend := v.backends.List()[min(v.backends.Len(), sliceSize)/2].Address // that of a flip
+					// The address that a flip uses.
+					backend := v.backends.List()[min(v.backends.Len(), sliceSize)/2].Address
 					var times []time.Duration
 					for b.Loop() {
 						start := time.Now()
@@ -206,11 +216,13 @@ func BenchmarkProgrammer(b *testing.B) {
 	}
 }
 
-// rolloverRate is how many endpoints a second are replaced by others.
+// rolloverRate is the number of endpoints that are replaced by others per second.
 const rolloverRate = 100
 
-// rollover replaces all endpoints of a Service, one after the other: each goes, and then another one comes. It reports how long that takes, from
-// when it was due until the kernel has it, with all that the programmer does besides; and the CPU time, in percent of one CPU.
+// rollover replaces all endpoints of a Service, one after the other. Each is removed before another
+// one is added. It reports how long a change takes from the time at which it is due until the
+// kernel has it, including everything else that the programmer does meanwhile. It also reports the
+// CPU time in percent of one CPU.
 func (c *benchCluster) rollover(b *testing.B, p *inHost, key model.ServiceKey) {
 	b.Helper()
 	type change struct {
@@ -224,7 +236,7 @@ func (c *benchCluster) rollover(b *testing.B, p *inHost, key model.ServiceKey) {
 			less.Endpoints = slices.DeleteFunc(slices.Clone(held.Endpoints), func(e model.Endpoint) bool { return e.Address == old.Address })
 			more := less
 			address := old.Address.As4()
-			address[2] ^= 1 << 5 // nobody's, see add
+			address[2] ^= 1 << 5 // an address that add does not use
 			old.Address = netip.AddrFrom4(address)
 			more.Endpoints = append(slices.Clone(less.Endpoints), old)
 			gone, come := model.NewSlice(less), model.NewSlice(more)

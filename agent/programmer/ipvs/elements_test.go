@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What is kept of some prefixes has the same addresses, each in one prefix.
+// TestDisjoint asserts that the prefixes that are left cover the same addresses, and that none of
+// them overlap.
 func TestDisjoint(t *testing.T) {
 	p := netip.MustParsePrefix
 	require.Equal(t, []netip.Prefix{p("10.0.0.0/8"), p("11.0.0.0/8")}, disjoint([]netip.Prefix{p("10.1.0.0/16"), p("11.0.0.0/8"), p("10.0.0.0/8"), p("10.2.0.0/16")}))

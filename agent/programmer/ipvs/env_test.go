@@ -18,7 +18,7 @@ import (
 
 var families = []model.Family{model.IPv4, model.IPv6}
 
-// inHost is a programmer that works in the namespace of a host.
+// inHost is a programmer that works in the network namespace of a host.
 type inHost struct {
 	host *testenv.Host
 	*Programmer
@@ -44,7 +44,7 @@ func (h *inHost) Replace(ctx context.Context, state view.State) error {
 	return h.host.Do(func() error { return h.Programmer.Replace(ctx, state) })
 }
 
-// programmed returns what the programmer has of a Service port.
+// programmed returns the programmer's state of a Service port.
 func (h *inHost) programmed(id view.ServicePortID) *programmed { return h.family(id.Family).ports[id] }
 
 // virtuals returns the virtual services of a Service port.
@@ -56,14 +56,14 @@ func (h *inHost) virtuals(id view.ServicePortID) []*virtual {
 type cluster struct {
 	*testenv.Network
 	a, b   *testenv.Node
-	pods   []*testenv.Pod // of a: 0 and 1, of b: 2 and 3
+	pods   []*testenv.Pod // 0 and 1 are on node a, 2 and 3 on node b
 	client *testenv.Client
 	state  view.State
 	*inHost
 }
 
 const (
-	tcpPort, udpPort = 8080, 8053 // what the pods serve
+	tcpPort, udpPort = 8080, 8053 // served by the pods
 	servicePort      = 80
 )
 
@@ -91,14 +91,14 @@ func newCluster(t *testing.T, options Options) *cluster {
 	return c
 }
 
-// set makes Service ports of the cluster's state.
+// set makes these Service ports the cluster's state.
 func (c *cluster) set(ports ...*view.ServicePort) {
 	for _, p := range ports {
 		c.state.Ports[p.ID] = p
 	}
 }
 
-// apply makes a Service port what it is to be; nil: nothing.
+// apply changes a Service port. nil removes it.
 func (c *cluster) apply(t *testing.T, id view.ServicePortID, after *view.ServicePort) {
 	t.Helper()
 	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: c.state.Ports[id], After: after}}))
@@ -109,7 +109,7 @@ func (c *cluster) apply(t *testing.T, id view.ServicePortID, after *view.Service
 	}
 }
 
-// backends gives the pods as backends of a port on node a.
+// backends returns the pods as backends of a port, as node a sees them.
 func (c *cluster) backends(family model.Family, port uint16, pods ...int) view.Backends {
 	var backends []view.Backend
 	for _, i := range pods {
@@ -121,7 +121,7 @@ func (c *cluster) backends(family model.Family, port uint16, pods ...int) view.B
 	return view.NewBackends(backends...)
 }
 
-// vip gives a cluster IP.
+// vip returns a cluster IP.
 func vip(family model.Family, last byte) netip.Addr {
 	if family == model.IPv6 {
 		a := netip.MustParseAddr("fd00:10:96::").As16()
@@ -131,7 +131,7 @@ func vip(family model.Family, last byte) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 96, 0, last})
 }
 
-// ingress gives an address of a load balancer.
+// ingress returns an address of a load balancer.
 func ingress(family model.Family, last byte) netip.Addr {
 	if family == model.IPv6 {
 		a := netip.MustParseAddr("2001:db8:5::").As16()
@@ -145,7 +145,8 @@ func serviceID(name string, protocol model.Protocol, family model.Family) view.S
 	return view.ServicePortID{Service: model.ServiceKey{Namespace: "default", Name: name}, Port: "p", Protocol: protocol, Family: family}
 }
 
-// everywhere gives a frontend with one target; pods are masqueraded if all are.
+// everywhere sets one target for all of a frontend's connections. Those of pods are masqueraded
+// only if all is set.
 func everywhere(f view.Frontend, to view.Target, all bool) view.Frontend {
 	f.Pods, f.Node, f.Others = view.Route{To: to, Masquerade: all}, view.Route{To: to, Masquerade: true}, view.Route{To: to, Masquerade: true}
 	return f
@@ -159,7 +160,7 @@ func nodePort(port uint16) view.Frontend {
 	return everywhere(view.Frontend{Kind: view.NodePort, Port: port}, view.Cluster, true)
 }
 
-// localPolicy gives a frontend with externalTrafficPolicy Local.
+// localPolicy sets the routes of externalTrafficPolicy Local.
 func localPolicy(f view.Frontend, others view.Target) view.Frontend {
 	f.Pods, f.Node, f.Others = view.Route{To: view.Cluster}, view.Route{To: view.Cluster, Masquerade: true}, view.Route{To: others}
 	return f
@@ -168,14 +169,14 @@ func localPolicy(f view.Frontend, others view.Target) view.Frontend {
 // patient waits for answers even on a busy machine.
 var patient = testenv.ProbeOptions{Timeout: 20 * time.Second}
 
-// hasty is for what is dropped.
+// hasty is for connections that are dropped.
 var hasty = testenv.ProbeOptions{Timeout: 500 * time.Millisecond}
 
-// transport is what a test needs to know of TCP or UDP.
+// transport is what a test needs for TCP or UDP.
 type transport struct {
 	probe    testenv.Proto
 	protocol model.Protocol
-	port     uint16 // of pods
+	port     uint16 // of the pods
 }
 
 var (

@@ -15,7 +15,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// requireFailed checks that an error is about one IP family as a whole, and about nothing else.
+// requireFailed asserts that an error concerns one IP family as a whole, and nothing else.
 func (c *cluster) requireFailed(t *testing.T, err error, family model.Family, reason string) {
 	t.Helper()
 	ports, failed := programmer.Split(err, c.Families())
@@ -24,15 +24,15 @@ func (c *cluster) requireFailed(t *testing.T, err error, family model.Family, re
 	require.ErrorContains(t, failed[family], reason)
 }
 
-// requireServed checks that a pod serves a cluster IP.
+// requireServed asserts that a pod serves a cluster IP.
 func (c *cluster) requireServed(t *testing.T, family model.Family, last byte, pod string) {
 	t.Helper()
 	r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(family, last), servicePort), 2, patient)
 	require.Equal(t, map[string]int{pod: 2}, r.Backends(), "%v", r)
 }
 
-// TestFamilyByItself holds that an IP family that can't be read or written is told as such, and
-// keeps nothing of the other one from being programmed.
+// TestFamilyByItself asserts that an IP family that cannot be read or written is reported as
+// failed, and that the other one is programmed.
 func TestFamilyByItself(t *testing.T) {
 	faults := []struct {
 		name, reason string
@@ -85,8 +85,8 @@ func TestFamilyByItself(t *testing.T) {
 	}
 }
 
-// TestFamilyThatFailsLater holds that changes of both IP families, of which one fails, are
-// programmed for the other one, and that the next ones of that are.
+// TestFamilyThatFailsLater asserts that if one of the IP families fails, changes of both are
+// programmed for the other one, and so are its next changes.
 func TestFamilyThatFailsLater(t *testing.T) {
 	for _, family := range families {
 		t.Run(family.String(), func(t *testing.T) {
@@ -109,9 +109,9 @@ func TestFamilyThatFailsLater(t *testing.T) {
 	}
 }
 
-// TestAddressesThatAreRefused holds that IPv6 counts as failed, and IPv4 goes on, where the node
-// takes no IPv6 addresses at all, whatever the kernel calls the reason, and that IPv6 comes when it
-// may.
+// TestAddressesThatAreRefused asserts that IPv6 counts as failed if the node accepts no IPv6
+// addresses at all, whatever error the kernel returns. IPv4 goes on, and IPv6 is programmed once
+// the node accepts addresses again.
 func TestAddressesThatAreRefused(t *testing.T) {
 	for _, refusal := range []struct{ name, refuse, take, reason string }{
 		{
@@ -122,7 +122,7 @@ func TestAddressesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(refusal.name, func(t *testing.T) {
 			c := newCluster(t, Options{})
-			require.NoError(t, c.Replace(t.Context(), c.state)) // makes the device
+			require.NoError(t, c.Replace(t.Context(), c.state)) // creates the device
 			run := func(command string) {
 				t.Helper()
 				_, err := c.a.Run(t.Context(), "sh", "-c", command)
@@ -143,7 +143,7 @@ func TestAddressesThatAreRefused(t *testing.T) {
 			require.NoError(t, c.Replace(t.Context(), c.state))
 			c.requireServed(t, model.IPv6, 1, "pod0")
 
-			// A node that stops taking them finds out by the next change.
+			// A node that stops accepting addresses notices it at the next change.
 			run(refusal.refuse)
 			err := c.Apply(t.Context(), []view.Change{{After: c.web("next", model.IPv6, 3, 1)}})
 			c.requireFailed(t, err, model.IPv6, refusal.reason)
@@ -151,8 +151,8 @@ func TestAddressesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestAddressThatIsRefused holds that an address that no device may have costs its Service port
-// only, also if it is the only one of its IP family.
+// TestAddressThatIsRefused asserts that an address which no device may have affects only its
+// Service port, even if that is the only one of its IP family.
 func TestAddressThatIsRefused(t *testing.T) {
 	c := newCluster(t, Options{})
 	bad := c.web("bad", model.IPv6, 1, 0)
@@ -178,7 +178,7 @@ func TestAddressThatIsRefused(t *testing.T) {
 	refused(c.Apply(t.Context(), []view.Change{{After: bad}}))
 	c.set(bad)
 
-	// Trying what is ordinary leaves a Service alone that has its address, once the node does not.
+	// The check with an ordinary Service port leaves a Service alone that has the same address.
 	address := programmer.Ordinary(model.IPv6).Frontends[0].Address
 	_, err := c.a.Run(t.Context(), "sh", "-c", "ip -6 addr flush to "+address.String())
 	require.NoError(t, err)
@@ -196,8 +196,8 @@ func TestAddressThatIsRefused(t *testing.T) {
 	}
 }
 
-// TestOrdinaryServicePort holds that a Service port of which IPVS refuses something is at fault
-// only as long as IPVS takes an ordinary one.
+// TestOrdinaryServicePort asserts that a Service port of which IPVS refuses something is at fault
+// only as long as IPVS accepts an ordinary one.
 func TestOrdinaryServicePort(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {
@@ -208,7 +208,7 @@ func TestOrdinaryServicePort(t *testing.T) {
 	bad := *web
 	bad.Cluster = view.NewBackends(append(web.Cluster.List(), view.Backend{Address: netip.MustParseAddrPort("224.0.0.1:80")})...)
 	scheduler := c.options.Scheduler
-	c.options.Scheduler = "best" // no virtual service can be made any more
+	c.options.Scheduler = "best" // from now on, no virtual service can be created
 	err := c.Apply(t.Context(), []view.Change{{Before: web, After: &bad}})
 	c.requireFailed(t, err, model.IPv4, "an ordinary Service port, tried by itself, can't be programmed either")
 	for _, family := range families {

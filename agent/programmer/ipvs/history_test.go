@@ -14,7 +14,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// held is all that the kernel has of ours.
+// heldState is everything of this package that the kernel holds.
 type heldState struct {
 	Elements  map[model.Family]elements
 	Services  map[serviceKey]map[netip.AddrPort]uint32
@@ -45,8 +45,8 @@ func (h *inHost) read(t require.TestingT) (s heldState) {
 	return s
 }
 
-// TestHistories holds that the kernel has the same after any changes as after a Replace by another process, but for what
-// drains.
+// TestHistories asserts that after any changes the kernel holds the same as after a Replace by
+// another process, apart from draining backends.
 func TestHistories(t *testing.T) {
 	n := testenv.NewNetwork(t)
 	host := n.AddNode("a")
@@ -88,7 +88,7 @@ func TestHistories(t *testing.T) {
 			case view.ClusterIP:
 				f.Address = vip(id.Family, number)
 			case view.LoadBalancer:
-				// Shared by Service ports of other numbers, which have other ports on it.
+				// Service ports with other numbers share this address, with other ports on it.
 				f.Address, f.Port = ingress(id.Family, 1), 80+uint16(number)
 				if rapid.Bool().Draw(t, "limited") {
 					f.Sources = []netip.Prefix{netip.PrefixFrom(f.Address, 20+rapid.IntRange(0, 4).Draw(t, "bits")).Masked()}
@@ -103,7 +103,7 @@ func TestHistories(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		state := view.State{Node: nodeState, Ports: map[view.ServicePortID]*view.ServicePort{}}
 		require.NoError(rt, h.Replace(t.Context(), state))
-		// The number that decides on addresses and ports goes from one Service port to another.
+		// A place decides on addresses and ports. It can move from one Service port to another.
 		type place struct {
 			family   model.Family
 			protocol model.Protocol

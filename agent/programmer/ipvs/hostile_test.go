@@ -8,7 +8,8 @@ import (
 	"github.com/slicecast/slicecast/agent/view"
 )
 
-// Nothing that a server sends keeps the programmer from what else it sends.
+// TestRogueServer asserts that nothing that a rogue server sends keeps honest Services from being
+// programmed.
 func TestRogueServer(t *testing.T) {
 	c := newCluster(t, Options{})
 	hostiletest.Drive(t, hostiletest.Cluster{Node: c.a, Pods: c.pods, Port: tcpPort, Client: c.client, Options: view.Options{Schedulers: Schedulers()}, Restart: func() programmer.Programmer {

@@ -18,7 +18,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// web gives a Service port on TCP with a cluster IP, a nodePort and these pods.
+// web returns a TCP Service port with a cluster IP, a nodePort and these pods.
 func (c *cluster) web(name string, family model.Family, last byte, pods ...int) *view.ServicePort {
 	p := &view.ServicePort{
 		ID:        serviceID(name, model.TCP, family),
@@ -33,7 +33,7 @@ func (c *cluster) web(name string, family model.Family, last byte, pods ...int) 
 	return p
 }
 
-// kernel gives all that is ours on node a, as text.
+// kernel returns everything of this package on node a, as text.
 func (c *cluster) kernel(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -49,7 +49,7 @@ func (c *cluster) kernel(t *testing.T) string {
 	return b.String()
 }
 
-// destinations gives the weights of a virtual service's destinations.
+// destinations returns the weights of a virtual service's destinations.
 func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.AddrPort]uint32 {
 	t.Helper()
 	list, err := c.readBackends(nil, c.virtuals(id)[0].serviceKey)
@@ -61,8 +61,8 @@ func (c *cluster) destinations(t *testing.T, id view.ServicePortID) map[netip.Ad
 	return weights
 }
 
-// TestReplaceAgain holds that a Replace with what is there already changes nothing, also by another process; and that
-// connections and affinity survive it.
+// TestReplaceAgain asserts that a Replace with the current state changes nothing, even by another
+// process, and that connections and affinity survive it.
 func TestReplaceAgain(t *testing.T) {
 	c := newCluster(t, Options{})
 	sticky := c.web("sticky", model.IPv4, 2, 0, 1, 2, 3)
@@ -98,7 +98,8 @@ func TestReplaceAgain(t *testing.T) {
 	require.Equal(t, []string{keys(first.Backends())[0]}, keys(later.Backends()), "%v, then %v", first, later)
 }
 
-// TestNodeChanges holds that another Node changes rules only: what maps have for packets that are among the rules is there all the time.
+// TestNodeChanges asserts that a different Node changes rules only, and that packets in the rules
+// find the elements of maps all the time.
 func TestNodeChanges(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := c.web("web", model.IPv4, 1, 0, 1)
@@ -107,7 +108,7 @@ func TestNodeChanges(t *testing.T) {
 	maps := func() (out []string) {
 		for line := range strings.Lines(c.kernel(t)) {
 			if kind := strings.Fields(line); len(kind) > 0 && (kind[0] == "map" || kind[0] == "set") {
-				out = append(out, line) // with its handle
+				out = append(out, line) // includes its handle
 			}
 		}
 		return out
@@ -126,14 +127,14 @@ func TestNodeChanges(t *testing.T) {
 	}
 	require.Equal(t, before, maps())
 
-	// What is hooked there and is none of ours goes, also where it is an earlier version's.
+	// Other chains in the table are removed, such as those of an earlier version.
 	_, err := c.a.Run(t.Context(), "nft", "add chain ip "+Table+" earlier { type filter hook input priority 0; policy drop; }")
 	require.NoError(t, err)
 	require.NoError(t, c.Replace(t.Context(), c.state))
 	require.NotContains(t, c.kernel(t), "earlier")
 }
 
-// withoutCounts leaves out the numbers of connections.
+// withoutCounts removes the numbers of connections.
 func withoutCounts(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -152,7 +153,7 @@ func keys(m map[string]int) (names []string) {
 	return names
 }
 
-// TestApply holds that changes leave the kernel as a Replace would.
+// TestApply asserts that changes leave the kernel as a Replace would.
 func TestApply(t *testing.T) {
 	c := newCluster(t, Options{})
 	web, other := c.web("web", model.IPv4, 1, 0, 1), c.web("other", model.IPv4, 2, 2)
@@ -185,7 +186,8 @@ func TestApply(t *testing.T) {
 	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
 }
 
-// TestAffinity holds that clients stay with their backend until it goes, at each address of a Service port.
+// TestAffinity asserts that clients stay with their backend until it is removed, at each address of
+// a Service port.
 func TestAffinity(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {
@@ -227,7 +229,7 @@ func TestAffinity(t *testing.T) {
 		c.apply(t, id, all)
 		require.Equal(t, keys(r.Backends()), keys(probe(c.client.Host, vip(family, 1), servicePort, 5).Backends()), "who came back is not gone back to")
 	})
-	// Without affinity it is one virtual service by mark again.
+	// Without affinity, there is again one virtual service by mark.
 	id := serviceID("sticky", model.TCP, model.IPv4)
 	plain := *c.state.Ports[id]
 	plain.Affinity = 0
@@ -239,8 +241,8 @@ func TestAffinity(t *testing.T) {
 	require.Equal(t, withoutCounts(changed), withoutCounts(c.kernel(t)))
 }
 
-// TestInterrupted holds that virtual services by address do not outlive their Service ports where a change of them ends halfway, before or after the
-// table has changed.
+// TestInterrupted asserts that virtual services by address do not outlive their Service ports if a
+// change of them ends halfway, before or after the table has changed.
 func TestInterrupted(t *testing.T) {
 	c := newCluster(t, Options{})
 	sticky := func(name string, last byte) *view.ServicePort {
@@ -264,7 +266,7 @@ func TestInterrupted(t *testing.T) {
 		require.NoError(t, c.Replace(t.Context(), c.state))
 		require.Equal(t, 2, services())
 	}
-	// Addresses can be neither given to the device nor taken from it.
+	// Addresses can be neither added to the device nor removed from it.
 	interrupted := func(said string, changes ...view.Change) {
 		t.Helper()
 		_, err := c.a.Run(t.Context(), "ip", "link", "del", Device)
@@ -294,8 +296,9 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestOpenConnections holds that connections go on when their Service port gets another name, and those of TCP when affinity comes or goes, with
-// changes and with a Replace by another process.
+// TestOpenConnections asserts that connections go on when their Service port is renamed, and that
+// TCP connections go on when affinity is added or removed. That holds for changes and for a Replace
+// by another process.
 func TestOpenConnections(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := c.web("web", model.IPv4, 1, 0, 2)
@@ -403,7 +406,8 @@ func TestOpenConnections(t *testing.T) {
 	}
 }
 
-// TestDrain holds that connections to a backend that is gone go on while they last, and those of UDP do not.
+// TestDrain asserts that TCP connections to a backend that was removed go on until they end, and
+// that UDP flows do not.
 func TestDrain(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := c.web("web", model.IPv4, 1, 0)
@@ -435,7 +439,7 @@ func TestDrain(t *testing.T) {
 	require.Equal(t, "pod0", reply.Name)
 	require.Equal(t, map[string]int{"pod2": 4}, c.client.Probe(t.Context(), testenv.TCP, target, 4, patient).Backends())
 
-	// Who comes back is there at once, and leaves again.
+	// A backend that comes back is used at once, and is removed again.
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 0, 2))
 	require.Equal(t, uint32(1), c.destinations(t, web.ID)[gone])
 	c.apply(t, web.ID, c.web("web", model.IPv4, 1, 2))
@@ -452,7 +456,7 @@ func TestDrain(t *testing.T) {
 	require.Len(t, again.family(model.IPv4).draining, 1, "a new process waits as well")
 }
 
-// TestSources holds that who may not use a load balancer's address is not answered.
+// TestSources asserts that clients outside a load balancer's source ranges get no answer.
 func TestSources(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {
@@ -481,7 +485,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestSchedulers holds that the kernel has all the schedulers, and that connections get somewhere with each.
+// TestSchedulers asserts that the kernel has all of the schedulers, and that connections reach a
+// backend with each.
 func TestSchedulers(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0, 1, 2, 3), c.web("web", model.IPv6, 1, 0, 1, 2, 3))
@@ -499,7 +504,8 @@ func TestSchedulers(t *testing.T) {
 			}
 		}
 	}
-	// Each Service may have one of its own; what the kernel lacks is told, and the default serves.
+	// Each Service may have its own scheduler. If the kernel lacks it, that is reported, and the
+	// default serves the Service.
 	own, lacking := c.web("own", model.IPv4, 2, 0, 1), c.web("lacking", model.IPv4, 3, 2)
 	own.Scheduler, lacking.Scheduler = "lc", "best"
 	scheduler := func(id view.ServicePortID) string {
@@ -531,7 +537,7 @@ func TestSchedulers(t *testing.T) {
 		require.Equal(t, map[string]int{"pod2": 2}, r.Backends())
 	}
 	c.set(lacking)
-	c.family(model.IPv4).lacking["lc"] = true // as if its module had come meanwhile
+	c.family(model.IPv4).lacking["lc"] = true // as if its module had been loaded meanwhile
 	require.Equal(t, "lc", c.schedulerFound())
 	require.Error(t, c.Replace(t.Context(), c.state))
 	require.Equal(t, map[string]bool{"best": true}, c.family(model.IPv4).lacking)
@@ -543,7 +549,7 @@ func TestSchedulers(t *testing.T) {
 	require.ErrorContains(t, err, "must be one of rr, wrr")
 }
 
-// TestNodesOwn holds that a node's own address that a Service has, too, stays the node's.
+// TestNodesOwn asserts that a node's own address that a Service also has stays the node's.
 func TestNodesOwn(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.a.Serve(testenv.TCP, 22)
@@ -572,7 +578,7 @@ func TestNodesOwn(t *testing.T) {
 	check()
 }
 
-// TestRefused holds that a backend that IPVS refuses costs its Service port only that backend.
+// TestRefused asserts that a Service port is served without a backend that IPVS refuses.
 func TestRefused(t *testing.T) {
 	c := newCluster(t, Options{})
 	bad := c.web("bad", model.IPv4, 1, 0)
@@ -594,7 +600,7 @@ func TestRefused(t *testing.T) {
 	check(c.Apply(t.Context(), []view.Change{{After: bad}}))
 }
 
-// TestSettings holds that the kernel gets the settings.
+// TestSettings asserts that the kernel's settings are made.
 func TestSettings(t *testing.T) {
 	c := newCluster(t, Options{StrictARP: true, TCPTimeout: 111 * time.Second, UDPTimeout: 33 * time.Second})
 	require.NoError(t, c.Replace(t.Context(), c.state))
@@ -615,7 +621,8 @@ func TestSettings(t *testing.T) {
 	require.NotZero(t, config.TimeoutTCPFin)
 }
 
-// TestSlowReuse holds which kernels have their connections' reuse set as kube-proxy sets it; a newer one's is left as it is.
+// TestSlowReuse asserts on which kernels reuse of connections is set as by kube-proxy. On newer
+// ones, it is left alone.
 func TestSlowReuse(t *testing.T) {
 	for release, slow := range map[string]bool{
 		"4.18.0-553.el8.x86_64\n": true, "5.4.0-200-generic\n": true, "5.8.18": true, "5.9.0-rc1": false, "5.10.0-30-amd64\n": false, "6.1.0": false, "10.0": false,
@@ -636,7 +643,8 @@ func TestSlowReuse(t *testing.T) {
 	}))
 }
 
-// TestMissing holds that what a kernel lacks is all told, with the modules that would help, and that these are asked for.
+// TestMissing asserts that everything that a kernel lacks is reported, with the modules that would
+// help, and that New tries to load these.
 func TestMissing(t *testing.T) {
 	loaded := map[string]bool{}
 	absent := errors.New("absent")
@@ -660,8 +668,9 @@ func TestMissing(t *testing.T) {
 	require.ErrorAs(t, err, new(*MissingError))
 }
 
-// TestOthersServices holds that virtual services of others, e.g. kube-proxy's, stay as they are through all of it; ours are
-// there first for the same address. In the end there is nothing of ours.
+// TestOthersServices asserts that virtual services of others, such as kube-proxy's, stay as they
+// are all the time. For the same address, those of this package get the connections. In the end,
+// nothing of this package is left.
 func TestOthersServices(t *testing.T) {
 	c := newCluster(t, Options{})
 	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
@@ -694,8 +703,8 @@ func TestOthersServices(t *testing.T) {
 	require.NotContains(t, out, "slicecast")
 }
 
-// TestFailsAsAWhole holds that what keeps a Replace from reading anything is told of both IP
-// families, and not of each Service port.
+// TestFailsAsAWhole asserts that if Replace cannot read anything, the error concerns both IP
+// families and not each Service port.
 func TestFailsAsAWhole(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {

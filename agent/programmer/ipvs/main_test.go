@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The flag can still be given for more.
+	// The flag can still be set to more.
 	if err := flag.Set("rapid.checks", "10"); err != nil {
 		panic(err)
 	}

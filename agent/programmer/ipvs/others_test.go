@@ -24,8 +24,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestAdopted holds that a virtual service that somebody else has for an address with affinity, e.g. kube-proxy, gets our backends and
-// loses those that are dead.
+// TestAdopted asserts that a virtual service of others for an address with affinity, such as
+// kube-proxy's, gets the Service port's backends and loses backends that are unknown.
 func TestAdopted(t *testing.T) {
 	c := newCluster(t, Options{})
 	dead := netip.MustParseAddrPort("10.180.77.77:8080")
@@ -58,8 +58,9 @@ func TestAdopted(t *testing.T) {
 	require.NotContains(t, c.destinations(t, second.ID), dead)
 }
 
-// TestExcluded holds that within the excluded networks a virtual service of somebody else stays his and serves its address, whatever becomes of
-// the Service port that has the address, too, and that all else is served; but for what is kube-proxy's.
+// TestExcluded asserts that within the excluded networks, a virtual service of others stays theirs
+// and serves its address, whatever happens to a Service port with the same address. Everything else
+// is served, including what is kube-proxy's.
 func TestExcluded(t *testing.T) {
 	c := newCluster(t, Options{ExcludeCIDRs: []netip.Prefix{netip.PrefixFrom(vip(model.IPv4, 1), 32)}})
 	foreign := &mobyipvs.Service{Address: vip(model.IPv4, 1).AsSlice(), Port: servicePort, Protocol: 6, AddressFamily: 2, Netmask: 1<<32 - 1, SchedName: "rr"}
@@ -132,7 +133,7 @@ func TestExcluded(t *testing.T) {
 	require.NoError(t, c.Replace(t.Context(), c.state), "what is tagged is not another's")
 	require.False(t, lost())
 
-	// Who takes the place of ours does not lose it when the Service goes.
+	// If others take the place of a virtual service, they do not lose it when the Service is removed.
 	require.NoError(t, c.ipvs.DelService(foreign))
 	occupy()
 	require.NoError(t, c.Apply(t.Context(), []view.Change{{Before: sticky}}))
@@ -146,7 +147,7 @@ func TestExcluded(t *testing.T) {
 	requireOurs(1, 2, 3)
 }
 
-// TestBusyRuleset holds that what others do to nftables all the time keeps nobody from programming.
+// TestBusyRuleset asserts that Services are programmed even if others change nftables all the time.
 func TestBusyRuleset(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0))
@@ -184,11 +185,11 @@ func TestBusyRuleset(t *testing.T) {
 	require.Empty(t, changes)
 }
 
-// occupyTable has another process own the table of an IP family, until what it returns is closed.
-// The kernel refuses what we write to the table meanwhile.
+// occupyTable makes another process own the table of an IP family, until the returned socket is
+// closed. Meanwhile, the kernel refuses changes to the table.
 func (c *cluster) occupyTable(t *testing.T, family model.Family) *tables {
 	t.Helper()
-	const owned = 2 // NFT_TABLE_F_OWNER: it goes with the socket
+	const owned = 2 // NFT_TABLE_F_OWNER: the table is removed with its owner's socket
 	table, err := mdnetlink.MarshalAttributes([]mdnetlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: []byte(Table + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, owned}},
 	})
@@ -214,8 +215,8 @@ func (c *cluster) occupyTable(t *testing.T, family model.Family) *tables {
 	return other
 }
 
-// TestRefusedTransaction holds that a transaction that the kernel refuses, here of a table that another process owns, keeps none of the next ones from
-// being made.
+// TestRefusedTransaction asserts that if the kernel refuses a transaction, here because another
+// process owns the table, the next ones are not affected.
 func TestRefusedTransaction(t *testing.T) {
 	c := newCluster(t, Options{})
 	web := c.web("web", model.IPv4, 1, 0)
@@ -224,7 +225,8 @@ func TestRefusedTransaction(t *testing.T) {
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM)
 	require.ErrorIs(t, c.Replace(t.Context(), c.state), unix.EPERM, "the answer to this one, and not to the one before")
 
-	// Nor does a backend go that was to drain by such a transaction, before it is wanted again or after.
+	// A backend that such a transaction was to drain is not removed, before it is wanted again or
+	// after.
 	destinations := func() (n int) {
 		t.Helper()
 		all, err := c.ipvs.GetServices()
@@ -258,8 +260,9 @@ func TestRefusedTransaction(t *testing.T) {
 	require.Equal(t, map[string]int{"pod0": 2}, r.Backends(), "%v", r)
 }
 
-// TestSettingsOfOthers holds that settings that can't be made, as /proc/sys is read only in the agent's container, keep no Services from being
-// programmed, but for the one that IPVS must have at first.
+// TestSettingsOfOthers asserts that settings which cannot be made, because /proc/sys is read-only
+// in the agent's container, do not keep Services from being programmed. The exception is the one
+// that IPVS must have at first.
 func TestSettingsOfOthers(t *testing.T) {
 	var log strings.Builder
 	c := newCluster(t, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -290,7 +293,8 @@ func TestSettingsOfOthers(t *testing.T) {
 	require.Len(t, r.Attempts, 1)
 }
 
-// TestInterruptedProbe holds that what a killed process has left of looking for the scheduler is no reason to do without.
+// TestInterruptedProbe asserts that what a killed process has left of a probe for the scheduler
+// does not make the next probe fail.
 func TestInterruptedProbe(t *testing.T) {
 	c := newCluster(t, Options{})
 	left := &virtual{serviceKey: serviceKey{number: maxID, family: model.IPv4}, scheduler: "wrr"}
@@ -299,7 +303,8 @@ func TestInterruptedProbe(t *testing.T) {
 	require.False(t, c.ipvs.IsServicePresent(left.moby()))
 }
 
-// TestKubeProxysSets holds that the ipsets that are removed are kube-proxy's, and those of others are not though they have names like these.
+// TestKubeProxysSets asserts that kube-proxy's ipsets are removed, and those of others with similar
+// names are not.
 func TestKubeProxysSets(t *testing.T) {
 	host := testenv.NewNetwork(t).AddNode("a")
 	theirs := []string{"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-IPVS-IPS", "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-6-LOAD-BALANCER-SOURCE-CID"}
@@ -317,7 +322,8 @@ func TestKubeProxysSets(t *testing.T) {
 	}))
 }
 
-// TestKubeProxysServices holds that kube-proxy's virtual services go, also where its device has gone before them, and others' do not.
+// TestKubeProxysServices asserts that kube-proxy's virtual services are removed, even if its device
+// was removed before them, and that those of others are not.
 func TestKubeProxysServices(t *testing.T) {
 	t.Run("with the device", func(t *testing.T) { testKubeProxysServices(t, true) })
 	t.Run("without", func(t *testing.T) { testKubeProxysServices(t, false) })
@@ -335,7 +341,7 @@ func testKubeProxysServices(t *testing.T, hasDevice bool) {
 		if hasDevice {
 			device := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: KubeProxyDevice}}
 			require.NoError(t, netlink.LinkAdd(device))
-			onDevice := vip(model.IPv4, 2) // and in no ipset
+			onDevice := vip(model.IPv4, 2) // in no ipset
 			require.NoError(t, netlink.AddrAdd(device, &netlink.Addr{IPNet: netlink.NewIPNet(onDevice.AsSlice())}))
 			theirs = append(theirs, service(onDevice, port))
 		}
@@ -359,7 +365,8 @@ func testKubeProxysServices(t *testing.T, hasDevice bool) {
 	}
 }
 
-// TestLacking holds that a kernel that lacks what a rule needs is found out before anything is programmed.
+// TestLacking asserts that a kernel which lacks something that a rule needs is noticed before
+// anything is programmed.
 func TestLacking(t *testing.T) {
 	const loader = "/proc/sys/kernel/modprobe"
 	host := testenv.NewNetwork(t).AddNode("a")
@@ -367,7 +374,8 @@ func TestLacking(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(loader, []byte("/nowhere"), 0))
 	defer func() { require.NoError(t, os.WriteFile(loader, path, 0)) }()
-	require.Eventually(t, func() bool { // tables of namespaces that are going may have it for a while
+	require.Eventually(t, func() bool {
+		// Tables of namespaces that are being removed may use it for a while.
 		err := unix.DeleteModule("nft_masq", 0)
 		return err == nil || errors.Is(err, unix.ENOENT)
 	}, 30*time.Second, 100*time.Millisecond)

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestPackets sees what becomes of real packets to Services of each sort.
+// TestPackets asserts what happens to real packets to Services of each kind.
 func TestPackets(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {
@@ -61,7 +61,7 @@ func TestPackets(t *testing.T) {
 		ip := func(h *testenv.Host) netip.Addr { return h.Addr(family == model.IPv6) }
 		for name, from := range all {
 			if name == "remote pod" {
-				continue // node b has no Services; it sends nodePorts only
+				continue // node b has no Services and sends to nodePorts only
 			}
 			viaVIP := probe(from, vip(family, 1), servicePort, 8)
 			require.Len(t, viaVIP.Backends(), 4, "%s: %v", name, viaVIP)
@@ -93,7 +93,7 @@ func TestPackets(t *testing.T) {
 				}
 			}
 			if name == "remote pod" {
-				continue // whose own node's pods would reply to it past node a
+				continue // pods on its own node would reply to it without passing node a
 			}
 			viaNode = probe(from, ip(c.a.Host), 30004, 4)
 			switch name {
@@ -138,8 +138,9 @@ func TestPackets(t *testing.T) {
 	require.Contains(t, out, fmt.Sprintf(`10.96.0.2 . tcp . 80 comment "default/own:p/TCP/IPv4" : %#08x`, markTag|flagMasquerade|number), "for operators")
 }
 
-// TestMarkedByOthers holds that a packet that another programmer has translated and marked is masqueraded, though nothing else of the
-// other one is left. Otherwise the pod would reply to the client past the node.
+// TestMarkedByOthers asserts that a packet which another programmer has translated and marked is
+// masqueraded, even if nothing else of the other programmer is left. Otherwise the pod would reply
+// to the client without passing the node.
 func TestMarkedByOthers(t *testing.T) {
 	c := newCluster(t, Options{})
 	require.NoError(t, c.Replace(t.Context(), c.state))

@@ -12,7 +12,7 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// nobodys gives so many backends that do not answer.
+// nobodys returns n backends that do not answer.
 func nobodys(n int) (backends []view.Backend) {
 	for i := range n {
 		backends = append(backends, view.Backend{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), tcpPort)})
@@ -20,7 +20,8 @@ func nobodys(n int) (backends []view.Backend) {
 	return backends
 }
 
-// TestSchedulersAndDrains holds that new connections go to the backends that are left, with each scheduler, while others drain.
+// TestSchedulersAndDrains asserts for each scheduler that new connections go to the remaining
+// backends while others drain.
 func TestSchedulersAndDrains(t *testing.T) {
 	c := newCluster(t, Options{})
 	require.NoError(t, c.Replace(t.Context(), c.state))
@@ -60,13 +61,14 @@ func TestSchedulersAndDrains(t *testing.T) {
 		check("pod1", drain)
 		require.NoError(t, c.Replace(t.Context(), c.state))
 		check("pod1", drain)
-		// Whoever has no room for those that drain has them removed.
+		// A scheduler that has no room for draining backends has them removed.
 		left("dh", 1)
 		check("pod1", 0)
 	}
 }
 
-// TestSchedulersTables holds that schedulers with tables for backends find those that take connections, however many there were.
+// TestSchedulersTables asserts that schedulers with tables of backends find those that take
+// connections, however many there were before.
 func TestSchedulersTables(t *testing.T) {
 	c := newCluster(t, Options{})
 	require.NoError(t, c.Replace(t.Context(), c.state))
@@ -87,7 +89,7 @@ func TestSchedulersTables(t *testing.T) {
 		r := c.client.Probe(t.Context(), testenv.TCP, netip.AddrPortFrom(vip(model.IPv4, last), servicePort), 8, patient)
 		require.Equal(t, map[string]int{"pod0": 8}, r.Backends(), "%s: %v", scheduler, r)
 	}
-	// What mh has no room for is served by the default, until it has.
+	// A Service that mh has no room for is served by the default scheduler, until mh has room for it.
 	large := c.web("large", model.IPv4, 3, 0)
 	large.Scheduler, large.Cluster = "mh", view.NewBackends(nobodys(mhTable+1)...)
 	check := func(err error) {

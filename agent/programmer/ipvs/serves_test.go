@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestServes holds that whoever takes over is told which IP families there are rules for.
+// TestServes asserts that Serves reports for which IP families there are rules.
 func TestServes(t *testing.T) {
 	c := newCluster(t, Options{})
 	serves := func(want bool) {

@@ -16,7 +16,8 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// TestReadElements holds that the elements of each set, and the addresses of all devices, are read as the libraries read them.
+// TestReadElements asserts that the elements of each set and the addresses of all devices are read
+// as the libraries read them.
 func TestReadElements(t *testing.T) {
 	c := newCluster(t, Options{})
 	for _, family := range families {
@@ -26,7 +27,7 @@ func TestReadElements(t *testing.T) {
 			Sources: []netip.Prefix{netip.PrefixFrom(ingress(family, 0), 24).Masked(), netip.PrefixFrom(vip(family, 0), 24).Masked()},
 		}, view.Cluster, true))
 		c.set(few)
-		for i := range byte(200) { // more than one message holds
+		for i := range byte(200) { // more than fit into one message
 			c.set(c.web(fmt.Sprint("web", i), family, 2+i, 0))
 		}
 	}
@@ -70,7 +71,7 @@ func TestReadElements(t *testing.T) {
 	}
 }
 
-// TestCommentOf holds that user data that this package never wrote are no comment, and do no harm.
+// TestCommentOf asserts that user data which this package never wrote do not count as a comment.
 func TestCommentOf(t *testing.T) {
 	whole := userdata.AppendString(nil, userdata.NFTNL_UDATA_SET_ELEM_COMMENT, "default/web")
 	require.Equal(t, "default/web", commentOf(whole))

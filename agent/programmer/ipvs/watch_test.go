@@ -20,7 +20,8 @@ import (
 	"github.com/slicecast/slicecast/internal/testenv"
 )
 
-// TestWatch holds that what others do to ours is noticed, and what we do is not.
+// TestWatch asserts that changes by others are noticed, and that the programmer's own are not
+// reported.
 func TestWatch(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0), c.web("web", model.IPv6, 1, 0))
@@ -98,8 +99,8 @@ func TestWatch(t *testing.T) {
 	<-done
 }
 
-// TestElsewhere holds that an address of a Service that another interface gets, e.g. a virtual one of keepalived, is the node's as long as
-// it has it.
+// TestElsewhere asserts that an address of a Service is the node's as long as another interface has
+// it, for example as a virtual IP of keepalived.
 func TestElsewhere(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.a.Serve(testenv.TCP, 22)
@@ -157,7 +158,8 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestArrivals holds that nobody reads all addresses because one has come to the device: it would be done for each of thousands.
+// TestArrivals asserts that Watch does not read all addresses for each address that is added to the
+// device, because thousands may be added.
 func TestArrivals(t *testing.T) {
 	c := newCluster(t, Options{})
 	c.set(c.web("web", model.IPv4, 1, 0))
@@ -174,7 +176,7 @@ func TestArrivals(t *testing.T) {
 	require.True(t, c.addressLost(message(unix.RTM_DELADDR)))
 }
 
-// await gives what is said to be lost.
+// await returns the next reason with which lost was called.
 func await(t *testing.T, lost <-chan string) string {
 	t.Helper()
 	select {
@@ -186,7 +188,8 @@ func await(t *testing.T, lost <-chan string) string {
 	}
 }
 
-// watchInHost is Watch in the namespace of the host. The first socket for addresses fails, and is replaced.
+// watchInHost runs Watch in the host's namespace. The first socket for addresses fails and is
+// replaced.
 func (h *inHost) watchInHost(ctx context.Context, lost func(string)) {
 	in := func(dial dialer) dialer {
 		return func() (conn *mdnetlink.Conn, err error) {

@@ -159,10 +159,10 @@ func (f *family) replaceFrom(ctx context.Context, c *content, state view.State) 
 	return f.perform(ctx, steps, slices.Collect(maps.Keys(f.held)))
 }
 
-// adopt records what was read as what the kernel holds, and prepares in prefix what must change apart
-// from Service ports. It counts each part of the table that Service ports may need once, as if an
-// additional Service port needed it. The caller gives these counts up at the end, which removes the
-// parts that nothing needs.
+// adopt records what was read as what the kernel holds, and prepares in prefix what must change
+// apart from Service ports. It counts each part of the table that Service ports may need once, as
+// if an additional Service port needed it. The caller gives these counts up at the end, which
+// removes the parts that nothing needs.
 func (f *family) adopt(c *content) {
 	f.ports, f.ids, f.held = map[view.ServicePortID]*port{}, map[uint32]struct{}{}, map[ref]int{}
 	f.loads = [parts]int{}
