@@ -5,10 +5,10 @@
 // # While both are in place
 //
 // No connection is translated twice. nftables and both variants of iptables translate a destination
-// at the same point of the kernel's nat hooks, and the kernel calls the next nat chain only until
-// one has translated the connection. A translated packet never reaches IPVS as a packet for a
-// Service. So for Service ports that both programmers hold, exactly one of them leads each
-// connection.
+// at the same point of the kernel's nat hooks. There, the kernel calls nat chains one after the
+// other until one of them has translated the connection. A translated packet never reaches IPVS as
+// a packet for a Service. So for Service ports that both programmers hold, exactly one of them leads
+// each connection.
 //
 // The old rules may refuse or drop something that the new ones serve, because it was added after
 // the old agent ended. It stays refused until the old rules are removed. That delay is part of the
@@ -60,6 +60,12 @@ type Other struct {
 }
 
 // Programmer is a programmer that takes a node over from others.
+//
+// Invariants:
+//
+//  1. Nothing that the others left is removed while ready is false.
+//  2. ready becomes true once the kernel holds the state in all IP families, apart from Service ports
+//     that have failed for longer than patience. It never becomes false again.
 type Programmer struct {
 	programmer.Monitor
 
