@@ -9,7 +9,7 @@ import (
 
 // NotificationBuffer is the number of bytes of notifications that a socket holds until they are
 // read. Large transactions of others have to fit, such as kube-proxy's or the sets of network
-// policies. If one does not fit, everything has to be programmed anew.
+// policies. If a transaction does not fit, everything has to be programmed again.
 const NotificationBuffer = 8 << 20
 
 // WithoutOwn returns a filter for a socket that receives notifications from nf_tables. The filter

@@ -145,8 +145,8 @@ func TestCleanupOfBothVariants(t *testing.T) {
 }
 
 // TestOtherVariant asserts that what an earlier run left in the other variant stays as long as the
-// used variant lacks some of it, like the rules of any other programmer, and that it does not come
-// back after that.
+// used variant lacks some of it, like the rules of any other programmer. After its removal, it does
+// not come back.
 func TestOtherVariant(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant Variant) {
 		c := newCluster(t, Options{Variant: variant})

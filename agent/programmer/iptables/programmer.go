@@ -184,8 +184,8 @@ func (p *Programmer) operate(change func(model.Family, *kernelFamily) error) err
 
 // RetireOtherVariant removes what an earlier run left in the variant that is not in use, as Retire
 // does for other programmers. The caller waits until Replace has programmed everything that can be
-// programmed. Until then, nothing but the old rules may lead connections to a Service. Once it has
-// succeeded, each Replace does the same.
+// programmed. Until then, the old rules may be the only ones that lead connections to a Service.
+// After RetireOtherVariant has succeeded, each Replace removes such rules, too.
 func (p *Programmer) RetireOtherVariant(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,7 +199,7 @@ func (p *Programmer) removeOtherVariant(ctx context.Context) error {
 	var errs []error
 	for family, f := range p.families {
 		if f.held == nil {
-			continue // the Replace failed, so nothing but the old rules may serve this family
+			continue // the Replace failed, and the old rules may be all that serves this family
 		}
 		name := programName(family, p.otherVariant())
 		if _, err := cleanup(ctx, name, p.run, f.dialect); err != nil {

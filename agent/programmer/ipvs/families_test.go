@@ -85,8 +85,8 @@ func TestFamilyByItself(t *testing.T) {
 	}
 }
 
-// TestFamilyThatFailsLater asserts that if one of the IP families fails, changes of both are
-// programmed for the other one, and so are its next changes.
+// TestFamilyThatFailsLater asserts that if one IP family fails in an Apply with changes of both, the
+// changes of the other family are programmed, and so are its next ones.
 func TestFamilyThatFailsLater(t *testing.T) {
 	for _, family := range families {
 		t.Run(family.String(), func(t *testing.T) {

@@ -84,9 +84,9 @@ func conntrack(family model.Family, operation, flags int, attributes []byte, eac
 	})
 }
 
-// led reports whether IPVS leads a connection from one of the frontends. In such a connection, the
-// replies come from another address or port than the one that the client sends to, although nat
-// does not translate it.
+// led reports whether IPVS leads a connection from one of the frontends. IPVS does if the replies
+// come from an address or port to which the client does not send, and nat does not translate the
+// connection.
 func led(entry []byte, frontends map[string]bool) bool {
 	var original, reply tuple
 	status := uint32(0)

@@ -412,8 +412,8 @@ func loadPort(register uint32) []expr.Any {
 	})
 }
 
-// secondAddress returns the register after an address in register 1. sourceRegister returns the one
-// after a frontend.
+// secondAddress returns the register after an address in register 1. sourceRegister returns the
+// register after a frontend in register 1.
 func (l *layout) secondAddress() uint32  { return fourBytes(l.addrLen / 4) }
 func (l *layout) sourceRegister() uint32 { return fourBytes(l.addrLen/4 + 2) }
 

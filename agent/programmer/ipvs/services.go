@@ -273,7 +273,7 @@ func (f *family) leaveOutKubeProxys() error {
 }
 
 // blameTheirs records a PortError for each virtual service of a Service port that belongs to
-// others, who serve that address.
+// others. At that address, the others serve connections.
 func (f *family) blameTheirs(x *change, port *view.ServicePort) {
 	if port.Affinity == 0 || len(f.theirs) == 0 {
 		return

@@ -235,7 +235,7 @@ func (c *conn) removeTable(d *dialect) error {
 
 // removeRules removes the rules of a table if it exists, and waits until no packet is in them any
 // more. The rules cannot be removed together with the table. For a packet that is in the rules at
-// that moment, the maps would be empty but the sets would not, so the port of a Service would be
+// that moment, the maps would be empty but the sets would not. So the port of a Service would be
 // refused as another port of its cluster IP.
 func (c *conn) removeRules(d *dialect) (there bool, err error) {
 	o := objects{dialect: d}

@@ -306,8 +306,8 @@ func TestPrimaryFamilyThatIsLeftOut(t *testing.T) {
 	require.Zero(t, o.tried())
 }
 
-// TestTriedAgain asserts that Watch removes later what could not be removed at first, be it because
-// of an error or of open connections.
+// TestTriedAgain asserts that Watch removes later what could not be removed at first, because of an
+// error or of open connections.
 func TestTriedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		err        error
