@@ -314,8 +314,9 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 		return violation{http2.ErrCodeProtocol, "a client's streams have odd numbers"}
 	case c.stream != nil && c.stream.id == id:
 		return c.requestTrailersLocked(f)
-	// The client sent the request before it knew that the connection is draining.
-	case c.draining:
+	// The client sent the request before it knew that the connection is draining or has ended. Nobody
+	// would end a stream that begins on a connection that has ended.
+	case c.draining || c.closed != nil:
 		return nil
 	case id == c.lastID && c.ended:
 		return errEnded
