@@ -442,7 +442,10 @@ func refusedCalls(token string) func(*attacker) error {
 				select {
 				case <-c.ended:
 					return nil
-				case <-c.statuses:
+				case s := <-c.statuses:
+					if s == nil {
+						return errors.New("a call without credentials was answered")
+					}
 				case <-time.After(patience):
 					return fmt.Errorf("no answer within %v", patience)
 				}

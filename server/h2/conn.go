@@ -306,6 +306,9 @@ func (c *conn) windowUpdateLocked(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
+// endsLocked reports whether the connection accepts no new streams.
+func (c *conn) endsLocked() bool { return c.draining || c.closed != nil }
+
 // headersLocked begins a stream.
 func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
@@ -316,7 +319,7 @@ func (c *conn) headersLocked(f *http2.MetaHeadersFrame) error {
 		return c.requestTrailersLocked(f)
 	// The client sent the request before it knew that the connection is draining or has ended. Nobody
 	// would end a stream that begins on a connection that has ended.
-	case c.draining || c.closed != nil:
+	case c.endsLocked():
 		return nil
 	case id == c.lastID && c.ended:
 		return errEnded
@@ -513,7 +516,7 @@ func (c *conn) flushed() {
 
 // drainLocked refuses further streams and ends the connection once it has no stream.
 func (c *conn) drainLocked() {
-	if c.draining || c.closed != nil {
+	if c.endsLocked() {
 		return
 	}
 	c.draining = true
