@@ -63,37 +63,39 @@ func (*GetStatusRequest) Descriptor() ([]byte, []int) {
 // GetStatusResponse is a server's state.
 type GetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When this was said, by the server's clock, which all other times are of too.
+	// The time of the answer by the server's clock. All other times are by that clock, too.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
-	// Name of the server.
+	// The name of the server.
 	ServerName string `protobuf:"bytes,2,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
-	// Version of its software.
+	// The version of the server's software.
 	ServerVersion string `protobuf:"bytes,3,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
-	// The life of its store, as in Welcome.epoch.
+	// The life of the server's store, as in Welcome.epoch.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// When it was started.
+	// When the server was started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// The server stops, and asks its clients to go elsewhere.
+	// The server is stopping and asks its clients to go elsewhere.
 	Draining bool `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	// Where its state comes from.
+	// Where the server's state comes from.
 	Source *SourceStatus `protobuf:"bytes,7,opt,name=source,proto3" json:"source,omitempty"`
-	// How much it has.
+	// How much state the server has.
 	Size *StateSize `protobuf:"bytes,8,opt,name=size,proto3" json:"size,omitempty"`
-	// Streams that are open, by kind of client; kinds without any are left out.
+	// The number of open streams of each kind of client. Kinds without an open stream are left out.
 	Streams []*StreamCount `protobuf:"bytes,9,rep,name=streams,proto3" json:"streams,omitempty"`
-	// Nodes that are served: agents, and those behind relays.
+	// The number of nodes that are served: agents, and the nodes behind relays.
 	Nodes uint32 `protobuf:"varint,10,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// The servers that it names to its clients.
+	// The servers that this server names to its clients.
 	Servers []*Server `protobuf:"bytes,11,rep,name=servers,proto3" json:"servers,omitempty"`
-	// The latest publishes, newest first: those that all nodes have programmed, and those that some don't have yet. Publishes
-	// that nobody was there for are left out.
+	// The latest publishes, newest first. They include publishes that all nodes have programmed, and
+	// publishes that some node does not have yet. Publishes for which no node was connected are left
+	// out.
 	Convergences []*Convergence `protobuf:"bytes,12,rep,name=convergences,proto3" json:"convergences,omitempty"`
-	// How many publishes some node does not have yet. They need not all be in convergences.
+	// The number of publishes that some node does not have yet. Some of them may be missing in
+	// convergences.
 	OpenConvergences uint32 `protobuf:"varint,13,opt,name=open_convergences,json=openConvergences,proto3" json:"open_convergences,omitempty"`
-	// The oldest publish that some node does not have yet, absent if there is none. Older ones that were given up on are not
-	// known.
+	// The oldest publish that some node does not have yet; absent if there is none. Publishes that
+	// the server no longer waits for are not considered.
 	OldestOpenConvergence *Convergence `protobuf:"bytes,14,opt,name=oldest_open_convergence,json=oldestOpenConvergence,proto3" json:"oldest_open_convergence,omitempty"`
-	// Set on a relay: the server that feeds it.
+	// The stream that feeds this server. It is set only on a relay.
 	Upstream      *UpstreamStatus `protobuf:"bytes,15,opt,name=upstream,proto3" json:"upstream,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -237,11 +239,11 @@ func (x *GetStatusResponse) GetUpstream() *UpstreamStatus {
 // SourceStatus is where a server's state comes from.
 type SourceStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Kind of the source, as --source has it: "kube", "file", …
+	// The kind of the source, as in --source: "kube", "file", …
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The source has given all of its state. Before that nobody is served.
+	// The source has delivered all of its state. Before that, the server serves nobody.
 	Synced bool `protobuf:"varint,2,opt,name=synced,proto3" json:"synced,omitempty"`
-	// Resource versions up to which everything is published; absent where the source has none.
+	// The resource versions up to which everything is published; absent if the source has none.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -301,13 +303,13 @@ func (x *SourceStatus) GetResourceVersions() *ResourceVersions {
 // StateSize is how much state there is.
 type StateSize struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of shards.
+	// The number of shards.
 	Shards uint32 `protobuf:"varint,1,opt,name=shards,proto3" json:"shards,omitempty"`
-	// Number of Services.
+	// The number of Services.
 	Services uint32 `protobuf:"varint,2,opt,name=services,proto3" json:"services,omitempty"`
-	// Number of Slices.
+	// The number of Slices.
 	Slices uint32 `protobuf:"varint,3,opt,name=slices,proto3" json:"slices,omitempty"`
-	// Number of endpoints in them.
+	// The number of endpoints in the Slices.
 	Endpoints     uint32 `protobuf:"varint,4,opt,name=endpoints,proto3" json:"endpoints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -374,9 +376,9 @@ func (x *StateSize) GetEndpoints() uint32 {
 // StreamCount is a number of streams.
 type StreamCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the clients are.
+	// The kind of the clients.
 	Kind ClientKind `protobuf:"varint,1,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
-	// How many of them are connected.
+	// The number of clients of this kind that are connected.
 	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -426,31 +428,37 @@ func (x *StreamCount) GetCount() uint32 {
 	return 0
 }
 
-// Convergence is how long the nodes that were connected took to have a publish programmed. A node that has nacked some of it
-// counts as having it, as the rest is: its nacks say what is not. Times are the nodes' own, and those of the acks' way. They are at
-// most a sixteenth more than that, or 4 µs where that is more, and never less; that of all nodes is exact. A relay's nodes count
-// with the time of the last of them.
+// Convergence is how long the nodes that were connected took to have a publish programmed. If a
+// node has nacked something of the publish, it counts as having the publish, because it has the
+// rest. Its nacks say what it does not have.
+//
+// A time is what a node took, plus the time that its ack was on the way. A reported time is never
+// too short. It is too long by at most a sixteenth, or by 4 µs if that is more. The time of all
+// nodes is exact. A relay's nodes count with the time of the last of them.
 type Convergence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard that was published.
+	// The number of the shard that was published.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// Its sequence.
+	// The shard's sequence.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// When it was published.
+	// When the sequence was published.
 	PublishTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=publish_time,json=publishTime,proto3" json:"publish_time,omitempty"`
-	// Nodes that were connected when it was published, without those that left before they had it.
+	// The number of nodes that were connected at the publish, without those that left before they had
+	// it.
 	Nodes uint32 `protobuf:"varint,4,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// How many of them don't have it programmed yet.
+	// The number of these nodes that do not have the publish programmed yet.
 	Lacking uint32 `protobuf:"varint,5,opt,name=lacking,proto3" json:"lacking,omitempty"`
-	// Time until half of them had it, so far as they have reported: it may become less, not more. Absent: they don't have it yet, as in
-	// those below.
+	// The time until half of the nodes had the publish, as far as they have reported. Later reports
+	// can only lower it. It is absent as long as fewer nodes have the publish; the same holds for the
+	// next two times.
 	TimeToHalf *durationpb.Duration `protobuf:"bytes,6,opt,name=time_to_half,json=timeToHalf,proto3" json:"time_to_half,omitempty"`
-	// Time until 99 % of them had it.
+	// The time until 99 % of the nodes had the publish.
 	TimeToMost *durationpb.Duration `protobuf:"bytes,7,opt,name=time_to_most,json=timeToMost,proto3" json:"time_to_most,omitempty"`
-	// Time until all of them had it.
+	// The time until all of the nodes had the publish.
 	TimeToAll *durationpb.Duration `protobuf:"bytes,8,opt,name=time_to_all,json=timeToAll,proto3" json:"time_to_all,omitempty"`
-	// Nodes that were last, three at most: some that lack it, and then those that took longest, slowest first. A relay some of whose
-	// nodes lack it is named by its address; its own status names the nodes.
+	// The last nodes, at most three: first some that lack the publish, and then those that took
+	// longest, slowest first. If some nodes of a relay lack the publish, the relay's address stands
+	// for them. The relay's own status names its nodes.
 	Last          []*NodeTime `protobuf:"bytes,9,rep,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -552,9 +560,9 @@ func (x *Convergence) GetLast() []*NodeTime {
 // NodeTime is how long a node took.
 type NodeTime struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the node.
+	// The name of the node.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Time until it had it programmed; absent: it does not have it yet.
+	// The time until the node had the publish programmed; absent if it does not have it yet.
 	Time          *durationpb.Duration `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -607,17 +615,20 @@ func (x *NodeTime) GetTime() *durationpb.Duration {
 // UpstreamStatus is the stream that feeds a relay.
 type UpstreamStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// There is one now.
+	// The relay has a stream now.
 	Connected bool `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
-	// The servers that the state has passed through before it came here, by epoch, as in Welcome.path.
+	// The servers that the state has passed through before it came to this relay, by epoch, as in
+	// Welcome.path.
 	Path []uint64 `protobuf:"fixed64,2,rep,packed,name=path,proto3" json:"path,omitempty"`
-	// The server at its other end; absent if there is none.
+	// The server that the relay follows; absent if there is none.
 	Server *ServerConnection `protobuf:"bytes,3,opt,name=server,proto3" json:"server,omitempty"`
-	// Since when there is none, absent if there is one. The relay serves what it holds meanwhile.
+	// Since when the relay has followed no server; absent if it follows one. In the meantime, the
+	// relay serves what it holds.
 	StaleSince *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
-	// Why the last stream, or attempt at one, ended; empty while there is one.
+	// Why the last stream, or the last attempt to open one, ended. It is empty while the relay
+	// follows a server.
 	LastError string `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// The servers that it knows.
+	// The servers that the relay knows.
 	Servers       []*Server `protobuf:"bytes,6,rep,name=servers,proto3" json:"servers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -695,18 +706,20 @@ func (x *UpstreamStatus) GetServers() []*Server {
 	return nil
 }
 
-// ListAgentsRequest asks for clients. Filters are combined: a client is given that passes all of them.
+// ListAgentsRequest asks for clients. The answer has the clients that pass all filters.
 type ListAgentsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only clients of this Node; empty: of any.
+	// Only clients of this Node pass; empty means that clients of any Node pass.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Only clients that don't have everything programmed that the server has sent or should have.
+	// Only clients pass that do not have everything programmed that the server has sent or should
+	// have sent.
 	OnlyBehind bool `protobuf:"varint,2,opt,name=only_behind,json=onlyBehind,proto3" json:"only_behind,omitempty"`
-	// Only clients that can't program something now.
+	// Only clients pass that cannot program something now.
 	OnlyWithErrors bool `protobuf:"varint,3,opt,name=only_with_errors,json=onlyWithErrors,proto3" json:"only_with_errors,omitempty"`
-	// Only agents that don't have the latest state of this Service programmed or have nacked something of it, and relays of
-	// whose agents some don't or have.
-	// Observers program nothing, and agents that are not connected are not known.
+	// Only clients pass that lack the latest state of this Service. An agent lacks it if it has not
+	// programmed that state, or has nacked something of the Service. A relay lacks it if one of its
+	// agents does. Observers never pass, because they program nothing. Agents that are not connected
+	// are unknown to the server.
 	Lacks         *ServiceName `protobuf:"bytes,4,opt,name=lacks,proto3" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -819,33 +832,37 @@ func (x *ListAgentsResponse) GetAgent() *AgentStatus {
 // AgentStatus is what a server knows of a client.
 type AgentStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its Node; empty for an observer or a relay.
+	// The name of the client's Node; empty for a relay, and for an observer that follows no Node.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// What it is.
+	// What the client is.
 	Kind ClientKind `protobuf:"varint,2,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
-	// The address that it comes from.
+	// The address that the client connected from.
 	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
-	// Version of its software, as it says.
+	// The version of the client's software, as the client reports it.
 	ClientVersion string `protobuf:"bytes,4,opt,name=client_version,json=clientVersion,proto3" json:"client_version,omitempty"`
-	// How it programs its kernel, as it says.
+	// How the client programs its kernel, as the client reports it.
 	Programmer string `protobuf:"bytes,5,opt,name=programmer,proto3" json:"programmer,omitempty"`
-	// Since when it is connected.
+	// Since when the client has been connected.
 	Since *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
-	// It has been sent the whole state, and gets changes as they come.
+	// The client has been sent the whole state, and gets changes as they come.
 	Synced bool `protobuf:"varint,7,opt,name=synced,proto3" json:"synced,omitempty"`
-	// It has told that it has programmed the state that it was sent at first. Observers never do.
+	// The client has reported that it has programmed the state that it was sent at first. Observers
+	// never report this.
 	Programmed bool `protobuf:"varint,8,opt,name=programmed,proto3" json:"programmed,omitempty"`
-	// Nodes that it stands for: 1 for an agent, any number for a relay, 0 for an observer and before it is synced.
+	// The number of nodes that the client stands for: 1 for an agent, and any number for a relay. It
+	// is 0 for an observer, and for any client that is not synced yet.
 	Nodes uint32 `protobuf:"varint,9,opt,name=nodes,proto3" json:"nodes,omitempty"`
-	// How many publishes it has not programmed yet, over all shards.
+	// The number of publishes that the client has not programmed yet, summed over all shards.
 	LagSequences uint64 `protobuf:"varint,10,opt,name=lag_sequences,json=lagSequences,proto3" json:"lag_sequences,omitempty"`
-	// Age of the oldest of these, absent if there is none; of the oldest that is remembered, if there are very many.
+	// The age of the oldest of these publishes; absent if there is none. If there are very many, it
+	// is the age of the oldest one that the server remembers.
 	Lag *durationpb.Duration `protobuf:"bytes,11,opt,name=lag,proto3" json:"lag,omitempty"`
-	// Bytes that it was sent, before TLS and HTTP/2.
+	// The number of bytes that the client was sent, before TLS and HTTP/2.
 	SentBytes uint64 `protobuf:"varint,12,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	// What it can't program now, oldest first, as far as the server remembers so many.
+	// What the client cannot program now, oldest first. The server remembers a limited number of
+	// errors.
 	Errors []*AgentError `protobuf:"bytes,13,rep,name=errors,proto3" json:"errors,omitempty"`
-	// What it could not program last, be it resolved since.
+	// What the client could not program most recently. It may have been resolved since.
 	LastError     *AgentError `protobuf:"bytes,14,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -982,13 +999,13 @@ func (x *AgentStatus) GetLastError() *AgentError {
 // AgentError is an object that an agent could not program.
 type AgentError struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The object, as logs have it: "Service default/web".
+	// The object, as in logs: "Service default/web".
 	Object string `protobuf:"bytes,1,opt,name=object,proto3" json:"object,omitempty"`
 	// What went wrong.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// From a relay: the node that it was.
+	// The name of the node that could not program the object. It is set only for a relay.
 	NodeName string `protobuf:"bytes,3,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// When the server heard of it.
+	// When the server received the report.
 	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1089,7 +1106,7 @@ func (*ListShardsRequest) Descriptor() ([]byte, []int) {
 	return file_slicecast_v1_debug_proto_rawDescGZIP(), []int{12}
 }
 
-// ListShardsResponse is all shards.
+// ListShardsResponse has all shards.
 type ListShardsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The shards, by number.
@@ -1138,15 +1155,15 @@ func (x *ListShardsResponse) GetShards() []*ShardStatus {
 // ShardStatus is the state of a shard.
 type ShardStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard number.
+	// The shard number.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// Its sequence, in the server's epoch.
+	// The shard's sequence, in the server's epoch.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Its digest: the same on all servers and agents that have the same state.
+	// The shard's digest. It is the same on all servers and agents that have the same state.
 	Digest []byte `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Number of Services and Slices in it.
+	// The number of Services and Slices in the shard.
 	Objects uint32 `protobuf:"varint,4,opt,name=objects,proto3" json:"objects,omitempty"`
-	// Highest resource versions of what was published in it; absent if there are none.
+	// The highest resource versions of what was published in the shard; absent if there are none.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,5,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1220,7 +1237,7 @@ func (x *ShardStatus) GetResourceVersions() *ResourceVersions {
 // GetServiceRequest asks for a Service.
 type GetServiceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The Service.
+	// The name of the Service.
 	Service       *ServiceName `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1266,15 +1283,15 @@ func (x *GetServiceRequest) GetService() *ServiceName {
 // GetServiceResponse is a Service as the server has it.
 type GetServiceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard that it is in.
+	// The number of the shard that the Service is in.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	// The shard's sequence.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Sequence at which the Service or one of its Slices last changed, came or went.
+	// The sequence at which the Service or one of its Slices was last added, changed or removed.
 	ChangedSequence uint64 `protobuf:"varint,3,opt,name=changed_sequence,json=changedSequence,proto3" json:"changed_sequence,omitempty"`
 	// The Service; absent if the server has only Slices of it.
 	Service *Service `protobuf:"bytes,4,opt,name=service,proto3" json:"service,omitempty"`
-	// Its Slices, by name.
+	// The Service's Slices, by name.
 	Slices        []*Slice `protobuf:"bytes,5,rep,name=slices,proto3" json:"slices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1385,52 +1402,61 @@ func (*AgentDebugServiceGetStatusRequest) Descriptor() ([]byte, []int) {
 // AgentDebugServiceGetStatusResponse is an agent's state.
 type AgentDebugServiceGetStatusResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// When this was said, by the node's clock, which all other times are of too.
+	// The time of the answer by the node's clock. All other times are by that clock, too.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
-	// The Node that the agent programs.
+	// The name of the Node that the agent programs.
 	NodeName string `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Version of its software.
+	// The version of the agent's software.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// How it programs its kernel.
+	// How the agent programs its kernel.
 	Programmer string `protobuf:"bytes,4,opt,name=programmer,proto3" json:"programmer,omitempty"`
-	// When it was started.
+	// When the agent was started.
 	StartTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	// Where its state comes from without a server, as --source has it: "kube" or "file"; empty: it follows servers.
+	// Where the state of an agent without servers comes from, as in --source: "kube" or "file". Empty
+	// means that the agent follows servers.
 	Source string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
-	// The server that it is in sync with; absent if there is none.
+	// The server that the agent is in sync with; absent if there is none.
 	Server *ServerConnection `protobuf:"bytes,7,opt,name=server,proto3" json:"server,omitempty"`
-	// Since when there is none, absent if there is one. What is programmed stays meanwhile.
+	// Since when the agent has been in sync with no server; absent if it is in sync with one. In the
+	// meantime, everything that is programmed stays.
 	StaleSince *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
-	// Why the last stream, or attempt at one, ended; empty while there is a server.
+	// Why the last stream, or the last attempt to open one, ended. It is empty while the agent is in
+	// sync with a server.
 	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// The servers that it knows: those that it was started with or found, and those that a server has named.
+	// The servers that the agent knows: those that it was started with or has found, and those that a
+	// server has named.
 	Servers []*Server `protobuf:"bytes,10,rep,name=servers,proto3" json:"servers,omitempty"`
-	// The life of the server's store that sequences are of; 0: none yet.
+	// The life of the server's store that sequences belong to; 0 means none yet.
 	Epoch uint64 `protobuf:"varint,11,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Highest resource versions that it has seen; absent if there are none.
+	// The highest resource versions that the agent has seen; absent if there are none.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,12,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	// How much state it holds.
+	// How much state the agent holds.
 	Size *StateSize `protobuf:"bytes,13,opt,name=size,proto3" json:"size,omitempty"`
-	// The shards, by number, as the agent holds them.
+	// The shards as the agent holds them, by number.
 	Shards []*AgentShard `protobuf:"bytes,14,rep,name=shards,proto3" json:"shards,omitempty"`
-	// How many publishes it has got and not programmed yet, over all shards; a shard that was not programmed yet in this epoch
-	// counts as one.
+	// The number of publishes that the agent has received and not programmed yet, summed over all
+	// shards. A shard that has not been programmed in this epoch counts as one.
 	LagSequences uint64 `protobuf:"varint,15,opt,name=lag_sequences,json=lagSequences,proto3" json:"lag_sequences,omitempty"`
-	// Service ports that the kernel serves, one for each port and IP family.
+	// The number of Service ports that the kernel serves, counted once for each port and IP family.
 	ServicePorts uint32 `protobuf:"varint,16,opt,name=service_ports,json=servicePorts,proto3" json:"service_ports,omitempty"`
-	// When the kernel was last programmed, with or without success; absent: it was not yet.
+	// When the agent last programmed the kernel, with or without success; absent if it has not done
+	// so yet.
 	ProgrammingTime *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=programming_time,json=programmingTime,proto3" json:"programming_time,omitempty"`
-	// How long that took.
+	// How long the last programming took.
 	ProgrammingDuration *durationpb.Duration `protobuf:"bytes,18,opt,name=programming_duration,json=programmingDuration,proto3" json:"programming_duration,omitempty"`
-	// Why that failed as a whole; empty: it did not. What was programmed before stays.
+	// Why the last programming failed as a whole; empty if it did not. What was programmed before
+	// stays.
 	ProgrammingError string `protobuf:"bytes,19,opt,name=programming_error,json=programmingError,proto3" json:"programming_error,omitempty"`
-	// What can't be programmed now, while the rest is.
+	// What cannot be programmed now, while the rest is.
 	Failures []*ProgrammingFailure `protobuf:"bytes,20,rep,name=failures,proto3" json:"failures,omitempty"`
-	// When the state was last written to the checkpoint; absent: it was not, or there is to be none.
+	// When the state was last written to the checkpoint; absent if it was not written, or if the
+	// agent keeps no checkpoint.
 	CheckpointTime *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=checkpoint_time,json=checkpointTime,proto3" json:"checkpoint_time,omitempty"`
-	// The node is programmed by the checkpoint, as no server has confirmed that since the agent was started.
+	// The node is programmed from the checkpoint, because no server has confirmed the state since the
+	// agent was started.
 	ByCheckpoint bool `protobuf:"varint,22,opt,name=by_checkpoint,json=byCheckpoint,proto3" json:"by_checkpoint,omitempty"`
-	// Why the kernel is programmed so: what was asked for and, if that can't be, what the node lacks.
+	// Why the agent programs the kernel in this way: what was asked for and, if that is impossible,
+	// what the node lacks.
 	ProgrammerReason string `protobuf:"bytes,23,opt,name=programmer_reason,json=programmerReason,proto3" json:"programmer_reason,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -1630,13 +1656,13 @@ func (x *AgentDebugServiceGetStatusResponse) GetProgrammerReason() string {
 // ServerConnection is a server that an agent or a relay follows.
 type ServerConnection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name, as in Welcome.
+	// The name of the server, as in Welcome.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// The address at which it was reached.
+	// The address at which the server was reached.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// Version of its software.
+	// The version of the server's software.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Since when it is in sync with it.
+	// Since when the agent or relay has been in sync with the server.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1703,13 +1729,14 @@ func (x *ServerConnection) GetSince() *timestamppb.Timestamp {
 // AgentShard is a shard as an agent holds it.
 type AgentShard struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard number.
+	// The shard number.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// How far the agent has got it.
+	// The sequence up to which the agent has received the shard.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// How far the kernel has it.
+	// The sequence up to which the kernel has the shard.
 	ProgrammedSequence uint64 `protobuf:"varint,3,opt,name=programmed_sequence,json=programmedSequence,proto3" json:"programmed_sequence,omitempty"`
-	// Digest of what the agent holds: the server's, if they are at the same sequence.
+	// The digest of what the agent holds. It equals the server's digest if both are at the same
+	// sequence.
 	Digest        []byte `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1773,14 +1800,14 @@ func (x *AgentShard) GetDigest() []byte {
 	return nil
 }
 
-// ProgrammingFailure is a Service of which something can't be programmed.
+// ProgrammingFailure is a Service of which something cannot be programmed.
 type ProgrammingFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The Service.
+	// The name of the Service.
 	Service *ServiceName `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	// What went wrong.
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Since when.
+	// Since when it has failed.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

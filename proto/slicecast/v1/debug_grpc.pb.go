@@ -29,21 +29,24 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// DebugService answers what operators ask a server: who is connected, who has what, how fast it gets there. It changes
-// nothing. It is for operators and observers, and for whoever may open the server's debug socket; `slicecast-server status`
-// shows it as tables.
+// DebugService answers operators' questions to a server: who is connected, who has what, and how
+// fast it gets there. It changes nothing. It is for operators, for observers, and for whoever may
+// open the server's debug socket. `slicecast-server status` shows its answers as tables.
 //
-// What it says is of this server only: agents of other replicas are theirs to tell.
+// The answers are about this server only. To learn about agents of other replicas, ask those
+// replicas.
 type DebugServiceClient interface {
-	// GetStatus gives the server's state at a glance. It costs little, however large the state and the fleet.
+	// GetStatus returns a summary of the server's state. It is cheap, however large the state and the
+	// fleet are.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// ListAgents gives the clients that are connected, one in each message, by node name: agents, relays, and observers. They
-	// are as they were at one moment, that of the call.
+	// ListAgents returns the connected clients, sorted by node name, with one client in each message.
+	// The clients are agents, relays and observers. All of them are described as of one moment, which
+	// is that of the call.
 	ListAgents(ctx context.Context, in *ListAgentsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListAgentsResponse], error)
-	// ListShards gives all shards.
+	// ListShards returns all shards.
 	ListShards(ctx context.Context, in *ListShardsRequest, opts ...grpc.CallOption) (*ListShardsResponse, error)
-	// GetService gives a Service and its Slices as the server has them, which is as agents get them. NOT_FOUND: the server
-	// has nothing of that name.
+	// GetService returns a Service and its Slices as the server has them, which is also how agents
+	// get them. The status NOT_FOUND means that the server has no Service and no Slices of that name.
 	GetService(ctx context.Context, in *GetServiceRequest, opts ...grpc.CallOption) (*GetServiceResponse, error)
 }
 
@@ -108,21 +111,24 @@ func (c *debugServiceClient) GetService(ctx context.Context, in *GetServiceReque
 // All implementations must embed UnimplementedDebugServiceServer
 // for forward compatibility.
 //
-// DebugService answers what operators ask a server: who is connected, who has what, how fast it gets there. It changes
-// nothing. It is for operators and observers, and for whoever may open the server's debug socket; `slicecast-server status`
-// shows it as tables.
+// DebugService answers operators' questions to a server: who is connected, who has what, and how
+// fast it gets there. It changes nothing. It is for operators, for observers, and for whoever may
+// open the server's debug socket. `slicecast-server status` shows its answers as tables.
 //
-// What it says is of this server only: agents of other replicas are theirs to tell.
+// The answers are about this server only. To learn about agents of other replicas, ask those
+// replicas.
 type DebugServiceServer interface {
-	// GetStatus gives the server's state at a glance. It costs little, however large the state and the fleet.
+	// GetStatus returns a summary of the server's state. It is cheap, however large the state and the
+	// fleet are.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// ListAgents gives the clients that are connected, one in each message, by node name: agents, relays, and observers. They
-	// are as they were at one moment, that of the call.
+	// ListAgents returns the connected clients, sorted by node name, with one client in each message.
+	// The clients are agents, relays and observers. All of them are described as of one moment, which
+	// is that of the call.
 	ListAgents(*ListAgentsRequest, grpc.ServerStreamingServer[ListAgentsResponse]) error
-	// ListShards gives all shards.
+	// ListShards returns all shards.
 	ListShards(context.Context, *ListShardsRequest) (*ListShardsResponse, error)
-	// GetService gives a Service and its Slices as the server has them, which is as agents get them. NOT_FOUND: the server
-	// has nothing of that name.
+	// GetService returns a Service and its Slices as the server has them, which is also how agents
+	// get them. The status NOT_FOUND means that the server has no Service and no Slices of that name.
 	GetService(context.Context, *GetServiceRequest) (*GetServiceResponse, error)
 	mustEmbedUnimplementedDebugServiceServer()
 }
@@ -270,10 +276,10 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AgentDebugService answers what operators ask an agent, over the unix socket that its --status-socket names;
-// `slicecast-agent status` shows it as tables.
+// AgentDebugService answers operators' questions to an agent. The agent serves it on the Unix
+// socket that its --status-socket names. `slicecast-agent status` shows its answers as tables.
 type AgentDebugServiceClient interface {
-	// GetStatus gives the agent's state.
+	// GetStatus returns the agent's state.
 	GetStatus(ctx context.Context, in *AgentDebugServiceGetStatusRequest, opts ...grpc.CallOption) (*AgentDebugServiceGetStatusResponse, error)
 }
 
@@ -299,10 +305,10 @@ func (c *agentDebugServiceClient) GetStatus(ctx context.Context, in *AgentDebugS
 // All implementations must embed UnimplementedAgentDebugServiceServer
 // for forward compatibility.
 //
-// AgentDebugService answers what operators ask an agent, over the unix socket that its --status-socket names;
-// `slicecast-agent status` shows it as tables.
+// AgentDebugService answers operators' questions to an agent. The agent serves it on the Unix
+// socket that its --status-socket names. `slicecast-agent status` shows its answers as tables.
 type AgentDebugServiceServer interface {
-	// GetStatus gives the agent's state.
+	// GetStatus returns the agent's state.
 	GetStatus(context.Context, *AgentDebugServiceGetStatusRequest) (*AgentDebugServiceGetStatusResponse, error)
 	mustEmbedUnimplementedAgentDebugServiceServer()
 }

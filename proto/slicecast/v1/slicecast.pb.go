@@ -1,68 +1,98 @@
-// Package slicecast.v1 is how a node learns where Services lead: one bidirectional stream between a node's agent and a
-// server, in the manner of xDS.
+// Package slicecast.v1 is the API through which the nodes of a cluster learn its Services and their
+// endpoints. A node's agent opens one bidirectional stream to a server, in the manner of xDS.
 //
 // # The conversation
 //
-//	agent                                server
-//	  | -- Hello ------------------------> |   who I am, what I hold (position in each shard, digest of all)
-//	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
-//	  | <------------------------ Servers |   where else to connect; again whenever that changes
-//	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
-//	  | <-------------------- ShardUpdate |   for each shard that differs from what the agent holds
-//	  | <------------------------- InSync |   now the agent has everything; positions of all shards
-//	  | -- Ack --------------------------> |   programmed in the kernel up to these positions
-//	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
-//	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
-//	  | <---------------------- Heartbeat |   digest of everything, in quiet moments too
-//	  | <-------------------------- Drain |   this server goes away: resume on another
+//	agent                           server
+//	  | -- Hello --------------------> |   who the client is and what it holds (its
+//	  |                                |   position in each shard, the digest of all)
+//	  | <--------------------- Welcome |   epoch, number of shards, heartbeat interval
+//	  | <--------------------- Servers |   where else to connect; again whenever that changes
+//	  | <------------------ NodeUpdate |   the agent's own Node, now and whenever it changes
+//	  | <----------------- ShardUpdate |   for each shard that differs from what the agent holds
+//	  | <---------------------- InSync |   the agent has everything; positions of all shards
+//	  | -- Ack ----------------------> |   the kernel is programmed up to these positions
+//	  | <----------------- ShardUpdate |   from now on, the changes as they happen
+//	  | -- Nack / Resync ------------> |   this key could not be programmed / send this again
+//	  | <------------------- Heartbeat |   digest of everything, also when nothing changes
+//	  | <----------------------- Drain |   this server is going away: resume on another one
 //
-// Hello is the first message, exactly once, and the only one before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
-// nothing. A client may close its sending side: the server goes on sending, so that a stream can be followed with grpcurl.
+// Hello is the first message of every stream. A client sends it exactly once and sends nothing else
+// before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
+// nothing. A client may close its sending side. The server goes on sending, so that grpcurl can
+// follow a stream.
 //
 // # State
 //
-// The objects are Services and Slices (EndpointSlices, trimmed). A Service and its Slices live in the same shard, chosen
-// by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
-// something within one epoch, that is one life of one server's store.
+// The objects are Services and Slices. A Slice is an EndpointSlice, trimmed to what a node needs. A
+// Service and its Slices are in the same shard, which is chosen by a hash of "namespace/service".
+// Each shard has a sequence, which grows by one with each publish. Sequences mean something within
+// one epoch only. An epoch is one life of one server's store.
 //
-// An object's version is a hash of its content: the same content has the same version on every server, and the key is part
-// of the content. All hashes are SHA-256 (FIPS 180-4), truncated to their first 25 bytes: whoever may write Services and
-// EndpointSlices can't make two states that compare equal with less than 2^100 operations. Digests are hashes of versions:
+// An object's version is a hash of its content. The key is part of the content. The same content
+// has the same version on every server. Digests are hashes of versions. Versions and digests are
+// SHA-256 hashes (FIPS 180-4), truncated to their first 25 bytes. Therefore, whoever may write
+// Services and EndpointSlices needs at least 2^100 operations to make two states that compare
+// equal.
 //
-//   - 64 buckets divide a shard's objects by a hash of their own keys: an object is in bucket
-//     xxhash64("<kind>/<namespace>/<name>") modulo 64, with kind as in ObjectKind. A bucket's digest is the hash of
-//     the byte 0x81 and the versions of its objects, in ascending order.
-//   - A shard's digest is the hash of the byte 0x82 and the digests of its buckets, by number.
-//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by number.
-//   - Where there are no objects the digest is 25 zero bytes. Several digests in one field follow each other.
+//   - A shard's objects are divided into 64 buckets by a hash of their own keys. An object is in
+//     the bucket xxhash64("<kind>/<namespace>/<name>") modulo 64, where kind is the number of its
+//     ObjectKind. The digest of a bucket is the hash of the byte 0x81 and the versions of its
+//     objects in ascending order.
+//   - The digest of a shard is the hash of the byte 0x82 and the digests of its buckets, by number.
+//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by
+//     number.
+//   - If there are no objects, the digest is 25 zero bytes. A field with several digests is their
+//     concatenation.
 //
-// Within one epoch sequences decide what a client holds; digests are for coming to another epoch, and for finding out that
-// something went wrong.
+// Within one epoch, sequences decide what a client holds. If a client comes to another epoch,
+// digests decide. Digests also show that something went wrong.
 //
-// # Rules
+// # Updates
 //
-//   - A ShardUpdate is atomic: it is applied as a whole, or not at all. It leads from `from_sequence` to `sequence`, and a
-//     client may apply it if its position is within that range (changes are idempotent).
-//   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
-//   - A SliceDelta leads from the state at from_sequence, and promises the version that results. A client that gets
-//     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
-//     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
-//     delta at exactly from_sequence only.
-//   - Objects are canonical. Names, addresses and ports are what a Kubernetes API server admits. Addresses and ranges are in their
-//     shortest form, without zones, IPv4-mapped IPv6 or host bits. Lists are in ascending order, each entry once, but for a Node's
-//     addresses and pod CIDRs, whose order counts: ports by name and protocol, endpoints and load-balancer ingress by address,
-//     conditions by index, IPv4 before IPv6. A list has at most 1000 endpoints, 20,000 ports of a slice, 10,000 ports, addresses or
-//     ranges of a Service in each family, 8 hints of a kind. A client refuses other objects as ones that do not decode: it keeps
-//     what it has, and programs the rest.
-//   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
-//   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
-//     sequences at which nothing in it changed: each leads from the one sent before.
-//   - Fields that a client does not know it ignores; it takes versions from the wire, so that a newer server's content
-//     still has the right digest. Coming to a server of another version, and from what it has kept in a file, it has objects
-//     whose content has another hash than their version count by that hash, and asks for what differs: the software before
-//     may have left something out of them. It need not where they came with fields that it does not know.
-//   - What a client could misunderstand, such as a new form of a delta or a message, is sent to those only that say with a
-//     Capability that they know it.
+//   - A ShardUpdate is atomic. It is applied as a whole or not at all. It leads from
+//     `from_sequence` to `sequence`. A client may apply it if the client's position is within that
+//     range, because changes are idempotent.
+//   - A client removes an object only when an update says so. The update either names the object in
+//     `removed`, or has the object's shard or bucket whole and does not name the object.
+//   - A SliceDelta leads from the state at `from_sequence` and promises the version that results.
+//     If a client gets another version, lacks the slice, or cannot decode the delta, it asks for
+//     that key with Resync. The client keeps what it has until the answer comes.
+//   - If a slice has fields that a client does not know, the client cannot compute the resulting
+//     version. It then applies a delta only if its position is exactly `from_sequence`.
+//   - The server sends the same bytes to every node. The exceptions are NodeUpdates and streams
+//     with a Subscription.
+//   - A stream with a Subscription gets only what the Subscription names. Its heartbeats have no
+//     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
+//     update of a shard leads from the update that was sent before it.
+//
+// # Canonical objects
+//
+// Objects are canonical. A client refuses any other object in the same way as an object that does
+// not decode: it keeps what it has of the object and programs the rest.
+//
+//   - Names, addresses and ports are what a Kubernetes API server admits.
+//   - Addresses and ranges are in their shortest form. They have no zones and no host bits, and are
+//     not IPv4-mapped IPv6.
+//   - Lists are in ascending order, with each entry once. Ports are ordered by name and protocol,
+//     endpoints and load-balancer ingress by address, and conditions by index. IPv4 comes before
+//     IPv6. A Node's addresses and pod CIDRs keep the cluster's order, because that order has a
+//     meaning.
+//   - A slice has at most 1000 endpoints and 20,000 ports. A Service has at most 10,000 ports, and
+//     in each IP family at most 10,000 addresses or ranges in a list. An endpoint has at most 8
+//     hints of each kind.
+//
+// # Compatibility
+//
+//   - A client ignores fields that it does not know. It takes versions from the wire, so that the
+//     content of a newer server still has the right digest.
+//   - Older software may have left something out of an object. The hash of the content that a
+//     client holds then differs from the object's version. When the client comes to a server of
+//     another software version, or reads what it has kept in a file, such an object counts by that
+//     hash. The client then asks for what differs. It need not do so for an object that came with
+//     fields that the client does not know.
+//   - A client could misunderstand some content, such as a new form of a delta or a new message. A
+//     server sends such content only to clients that declare the Capability for it.
 
 // Code generated by protoc-gen-go. DO NOT EDIT.
 // versions:
@@ -87,15 +117,15 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Capability is something that a client understands and not every client does.
+// Capability is something that some clients understand and others do not.
 type Capability int32
 
 const (
-	// Not given.
+	// No capability.
 	Capability_CAPABILITY_UNSPECIFIED Capability = 0
-	// StreamResponse.zstd.
+	// The client understands StreamResponse.zstd.
 	Capability_CAPABILITY_ZSTD Capability = 1
-	// DigestQuery, BucketQuery, and ShardUpdates with full_buckets.
+	// The client understands DigestQuery, BucketQuery, and ShardUpdates with full_buckets.
 	Capability_CAPABILITY_BUCKETS Capability = 2
 )
 
@@ -144,14 +174,15 @@ func (Capability) EnumDescriptor() ([]byte, []int) {
 type ClientKind int32
 
 const (
-	// Not given: an observer, which gets the Node node_name if that is given.
+	// The kind is not set. The client is an observer. If node_name is set, the client gets that Node.
 	ClientKind_CLIENT_KIND_UNSPECIFIED ClientKind = 0
-	// The agent of the Node node_name. A Node has one: its newest stream ends the one before.
+	// The agent of the Node node_name. A Node has one agent: its newest stream ends the previous one.
 	ClientKind_CLIENT_KIND_AGENT ClientKind = 1
-	// Somebody who watches: gets no NodeUpdate, and its acks do not count.
+	// A client that only watches. Its acks do not count. If node_name is empty, the client gets no
+	// NodeUpdate.
 	ClientKind_CLIENT_KIND_OBSERVER ClientKind = 2
-	// Another server, which serves agents from this stream. It gets a NodeUpdate for every Node, and acks and nacks for
-	// its agents.
+	// Another server, which serves agents from this stream. It gets a NodeUpdate for every Node, and
+	// sends acks and nacks for its agents.
 	ClientKind_CLIENT_KIND_RELAY ClientKind = 3
 )
 
@@ -198,18 +229,18 @@ func (ClientKind) EnumDescriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{1}
 }
 
-// ObjectKind tells Services from Slices.
+// ObjectKind is the kind of an object.
 type ObjectKind int32
 
 const (
-	// Not given.
+	// The kind is not set.
 	ObjectKind_OBJECT_KIND_UNSPECIFIED ObjectKind = 0
 	// A Service.
 	ObjectKind_OBJECT_KIND_SERVICE ObjectKind = 1
 	// A Slice.
 	ObjectKind_OBJECT_KIND_SLICE ObjectKind = 2
-	// A node, in a Nack only: nothing of one or both IP families is programmed there. A server puts the client's own node in place
-	// of the name.
+	// A node, which only a Nack may name. The Nack says that nothing in one or both IP families is
+	// programmed on the node. A server replaces the name by that of the client's own node.
 	ObjectKind_OBJECT_KIND_NODE ObjectKind = 3
 )
 
@@ -256,11 +287,11 @@ func (ObjectKind) EnumDescriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{2}
 }
 
-// Protocol of a port, as in Kubernetes.
+// Protocol is the protocol of a port, as in Kubernetes.
 type Protocol int32
 
 const (
-	// Not given.
+	// The protocol is not set.
 	Protocol_PROTOCOL_UNSPECIFIED Protocol = 0
 	// TCP.
 	Protocol_PROTOCOL_TCP Protocol = 1
@@ -313,11 +344,12 @@ func (Protocol) EnumDescriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{3}
 }
 
-// ServiceType, as in Kubernetes; headless and ExternalName Services are not sent.
+// ServiceType is the type of a Service, as in Kubernetes. Headless and ExternalName Services are
+// not sent.
 type ServiceType int32
 
 const (
-	// Not given.
+	// The type is not set.
 	ServiceType_SERVICE_TYPE_UNSPECIFIED ServiceType = 0
 	// ClusterIP.
 	ServiceType_SERVICE_TYPE_CLUSTER_IP ServiceType = 1
@@ -374,11 +406,11 @@ func (ServiceType) EnumDescriptor() ([]byte, []int) {
 type TrafficPolicy int32
 
 const (
-	// Not given: Cluster.
+	// The policy is not set, which means Cluster.
 	TrafficPolicy_TRAFFIC_POLICY_UNSPECIFIED TrafficPolicy = 0
-	// All endpoints.
+	// Traffic goes to all endpoints.
 	TrafficPolicy_TRAFFIC_POLICY_CLUSTER TrafficPolicy = 1
-	// Endpoints on the same node only.
+	// Traffic goes only to endpoints on the same node.
 	TrafficPolicy_TRAFFIC_POLICY_LOCAL TrafficPolicy = 2
 )
 
@@ -427,7 +459,7 @@ func (TrafficPolicy) EnumDescriptor() ([]byte, []int) {
 type AddressType int32
 
 const (
-	// Not given.
+	// The family is not set.
 	AddressType_ADDRESS_TYPE_UNSPECIFIED AddressType = 0
 	// IPv4.
 	AddressType_ADDRESS_TYPE_IPV4 AddressType = 1
@@ -476,7 +508,7 @@ func (AddressType) EnumDescriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{6}
 }
 
-// StreamRequest is a message from the agent.
+// StreamRequest is a message from the client.
 type StreamRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The message.
@@ -600,12 +632,12 @@ type isStreamRequest_Message interface {
 }
 
 type StreamRequest_Hello struct {
-	// First message of every stream.
+	// The first message of every stream.
 	Hello *Hello `protobuf:"bytes,1,opt,name=hello,proto3,oneof"`
 }
 
 type StreamRequest_Ack struct {
-	// Positions whose content the kernel holds.
+	// The positions whose content the kernel holds.
 	Ack *Ack `protobuf:"bytes,2,opt,name=ack,proto3,oneof"`
 }
 
@@ -620,18 +652,19 @@ type StreamRequest_Resync struct {
 }
 
 type StreamRequest_Subscribe struct {
-	// What the client wants from now on; it replaces the subscription before. Each shard in which that makes a difference
-	// comes as a full update of what is wanted of it now; an InSync tells that this is done.
+	// What the client wants from now on. It replaces the previous subscription. For each shard in
+	// which the two differ, the server sends what is wanted now as a full update. An InSync marks
+	// the end of these updates.
 	Subscribe *Subscription `protobuf:"bytes,5,opt,name=subscribe,proto3,oneof"`
 }
 
 type StreamRequest_DigestQuery struct {
-	// A question for the digests of all shards.
+	// A request for the digests of all shards.
 	DigestQuery *DigestQuery `protobuf:"bytes,6,opt,name=digest_query,json=digestQuery,proto3,oneof"`
 }
 
 type StreamRequest_Digests struct {
-	// Answer to the server's DigestQuery.
+	// The answer to the server's DigestQuery.
 	Digests *Digests `protobuf:"bytes,7,opt,name=digests,proto3,oneof"`
 }
 
@@ -813,7 +846,7 @@ type isStreamResponse_Message interface {
 }
 
 type StreamResponse_Welcome struct {
-	// Answer to Hello.
+	// The answer to Hello.
 	Welcome *Welcome `protobuf:"bytes,1,opt,name=welcome,proto3,oneof"`
 }
 
@@ -843,27 +876,28 @@ type StreamResponse_Drain struct {
 }
 
 type StreamResponse_Servers struct {
-	// Where else the client may connect.
+	// The other servers that the client may connect to.
 	Servers *Servers `protobuf:"bytes,7,opt,name=servers,proto3,oneof"`
 }
 
 type StreamResponse_BucketQuery struct {
-	// A question for digests of buckets.
+	// A request for digests of buckets.
 	BucketQuery *BucketQuery `protobuf:"bytes,8,opt,name=bucket_query,json=bucketQuery,proto3,oneof"`
 }
 
 type StreamResponse_Zstd struct {
-	// A StreamResponse, compressed with zstd (RFC 8878); only to clients with CAPABILITY_ZSTD.
+	// A StreamResponse compressed with zstd (RFC 8878). Only clients with CAPABILITY_ZSTD get it.
 	Zstd []byte `protobuf:"bytes,9,opt,name=zstd,proto3,oneof"`
 }
 
 type StreamResponse_Digests struct {
-	// Answer to the client's DigestQuery.
+	// The answer to the client's DigestQuery.
 	Digests *Digests `protobuf:"bytes,10,opt,name=digests,proto3,oneof"`
 }
 
 type StreamResponse_DigestQuery struct {
-	// A question for the digests of all shards, before InSync; only to clients with CAPABILITY_BUCKETS.
+	// A request for the digests of all shards, before InSync. Only clients with CAPABILITY_BUCKETS
+	// get it.
 	DigestQuery *DigestQuery `protobuf:"bytes,11,opt,name=digest_query,json=digestQuery,proto3,oneof"`
 }
 
@@ -892,31 +926,36 @@ func (*StreamResponse_DigestQuery) isStreamResponse_Message() {}
 // Hello says who the client is and what it already holds.
 type Hello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the Node this client serves. Must be the one its credentials name. Empty for an observer or a relay.
+	// The name of the Node that this client serves. It must be the Node that the client's credentials
+	// name. It is empty for a relay, and for an observer that follows no Node.
 	NodeName string `protobuf:"bytes,1,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Version of the client's software, for operators.
+	// The version of the client's software, for operators.
 	ClientVersion string `protobuf:"bytes,2,opt,name=client_version,json=clientVersion,proto3" json:"client_version,omitempty"`
-	// How the client programs its kernel ("iptables", "printer", …), for operators.
+	// How the client programs its kernel, such as "iptables" or "printer", for operators.
 	Programmer string `protobuf:"bytes,3,opt,name=programmer,proto3" json:"programmer,omitempty"`
-	// Epoch that `sequences` belong to; 0 if the client holds nothing.
+	// The epoch that `sequences` belong to; 0 if the client holds nothing.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Position in each shard, by shard number; 0 where it has none. Empty if the client holds nothing. If the epoch is still the
-	// server's, the server continues from here. Of shards where that can't be it compares digests: that of the state first, then
-	// those of the shards, which it asks for, then those of buckets.
+	// The client's position in each shard, by shard number. 0 means that the client has no position
+	// in the shard. The list is empty if the client holds nothing. If `epoch` is still the server's,
+	// the server continues from these positions. For shards where it cannot, the server compares
+	// digests: first that of the state, then those of the shards, and then those of buckets. It asks
+	// the client for the digests of shards and buckets.
 	Sequences []uint64 `protobuf:"varint,5,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Digest of the state that the client holds; empty or zero if it holds nothing.
+	// The digest of the state that the client holds; empty or zero if it holds nothing.
 	Digest []byte `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
-	// Highest resource versions that the client has seen; absent if none. A server that is behind them does not send the
-	// client back in time.
+	// The highest resource versions that the client has seen; absent if it has seen none. A server
+	// that is behind them does not send the client back in time.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,7,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	// What the client is.
 	Kind ClientKind `protobuf:"varint,8,opt,name=kind,proto3,enum=slicecast.v1.ClientKind" json:"kind,omitempty"`
 	// What the client understands beyond the first version of this API.
 	Capabilities []Capability `protobuf:"varint,9,rep,packed,name=capabilities,proto3,enum=slicecast.v1.Capability" json:"capabilities,omitempty"`
-	// What the client wants; absent: everything. What it holds (sequences, digest) must be of this subscription.
+	// What the client wants; absent means everything. `sequences` and `digest` must describe what the
+	// client holds of this subscription.
 	Subscription *Subscription `protobuf:"bytes,10,opt,name=subscription,proto3" json:"subscription,omitempty"`
-	// From a relay: the hash of the byte 0x84 and the versions of all Nodes that it holds, in ascending order. If the server's is
-	// another, it sends all Nodes, and says so in InSync.
+	// The hash of the byte 0x84 and the versions of all Nodes that a relay holds, in ascending order.
+	// Only a relay sets it. If the server's Nodes have another hash, the server sends all Nodes and
+	// says so in InSync.
 	NodesDigest   []byte `protobuf:"bytes,11,opt,name=nodes_digest,json=nodesDigest,proto3" json:"nodes_digest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1029,14 +1068,15 @@ func (x *Hello) GetNodesDigest() []byte {
 	return nil
 }
 
-// Subscription names Services, with their Slices. Both lists count; with both empty it names nothing.
+// Subscription names Services. It includes their Slices. A Service is named if either list includes
+// it. If both lists are empty, the subscription names nothing.
 type Subscription struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// All Services of these namespaces.
+	// The namespaces all of whose Services are named.
 	Namespaces []string `protobuf:"bytes,1,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
-	// These Services.
+	// Single Services.
 	Services []*ServiceName `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
-	// Everything, whatever the lists say; as if there were no subscription.
+	// The client wants everything, whatever the lists name, as if there were no subscription.
 	Everything    bool `protobuf:"varint,3,opt,name=everything,proto3" json:"everything,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1096,9 +1136,9 @@ func (x *Subscription) GetEverything() bool {
 // ServiceName names a Service.
 type ServiceName struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its namespace.
+	// The namespace of the Service.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Its name.
+	// The name of the Service.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1148,13 +1188,13 @@ func (x *ServiceName) GetName() string {
 	return ""
 }
 
-// ResourceVersions are Kubernetes resourceVersions, for each kind that is watched by itself. They compare only among the
-// servers of one cluster.
+// ResourceVersions are Kubernetes resourceVersions, one for each kind that has a watch of its own.
+// Only those from servers of the same cluster can be compared.
 type ResourceVersions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Highest one of Services; 0: none.
+	// The highest resource version of Services; 0 means none.
 	Services uint64 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
-	// Highest one of EndpointSlices; 0: none.
+	// The highest resource version of EndpointSlices; 0 means none.
 	Slices        uint64 `protobuf:"varint,2,opt,name=slices,proto3" json:"slices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1204,15 +1244,18 @@ func (x *ResourceVersions) GetSlices() uint64 {
 	return 0
 }
 
-// Ack tells that the kernel holds everything up to these positions, but for objects whose Nack is not resolved. Acks are
-// coalesced: one may cover many updates.
+// Ack says that the kernel holds everything up to these positions, except for objects with an
+// unresolved Nack. Acks are coalesced, so one Ack may cover many updates.
 type Ack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Positions that have moved since the last Ack; of a shard that has moved several times, in ascending order.
+	// The positions that have changed since the last Ack. If a shard's position has changed several
+	// times, its positions are in ascending order.
 	Positions []*ShardPosition `protobuf:"bytes,1,rep,name=positions,proto3" json:"positions,omitempty"`
-	// From a relay: how many nodes it serves, all of which hold these positions: one that has come to it counts once it has
-	// what was there before. If nodes have left since the last Ack it is the smallest number since then, so that nodes that came
-	// in their place do not count for what was published before. 1,048,576 at most; 0 from others.
+	// The number of nodes that a relay serves, all of which hold these positions. The maximum is
+	// 1,048,576. Only a relay sets it; 0 otherwise. A node that has come to the relay counts once it
+	// has what was published before it came. If nodes have left since the last Ack, this is the
+	// smallest number since then. Nodes that came in their place therefore do not count for what was
+	// published before they came.
 	Nodes         uint32 `protobuf:"varint,3,opt,name=nodes,proto3" json:"nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1265,14 +1308,16 @@ func (x *Ack) GetNodes() uint32 {
 // ShardPosition is a place in one shard's history.
 type ShardPosition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard number, below Welcome.shard_count.
+	// The shard number, below Welcome.shard_count.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// Sequence within the stream's epoch.
+	// The sequence in the stream's epoch.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// In an Ack: milliseconds since the kernel has had it, rounded down, as an Ack may wait for others. From a relay: since the last
-	// of its nodes has had it.
+	// For how many milliseconds the kernel has had the position, rounded down. It is set in an Ack,
+	// because an Ack may wait for others. A relay counts from when the last of its nodes had the
+	// position.
 	AgeMs uint32 `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// In an Ack from a relay: the name of that node, for operators, in 253 bytes at most. It may be absent.
+	// The name of that last node in at most 253 bytes, for operators. It is set in an Ack from a
+	// relay, and may be absent even there.
 	LastNode      string `protobuf:"bytes,4,opt,name=last_node,json=lastNode,proto3" json:"last_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1336,22 +1381,27 @@ func (x *ShardPosition) GetLastNode() string {
 	return ""
 }
 
-// Nack tells that one object could not be programmed. The client has programmed the rest, keeps what it had for this
-// key, and goes on trying. A Nack of a node tells that of everything in an IP family; the client does not acknowledge
-// positions of shards with objects of that family meanwhile. A server remembers 1024 open ones of a relay and 256 of any other client.
+// Nack says that one object could not be programmed. The client has programmed the rest, keeps what
+// it had for this key, and goes on trying.
+//
+// A Nack of a node says that nothing in an IP family could be programmed. Until it is resolved, the
+// client does not acknowledge positions of shards with objects of that family.
+//
+// A server remembers 1024 open Nacks of a relay and 256 of any other client.
 type Nack struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard the object is in.
+	// The number of the shard that the object is in.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// Position of the client in that shard when it failed.
+	// The client's position in that shard when the programming failed.
 	Sequence uint64 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// The object.
 	Key *ObjectKey `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// What went wrong, for operators.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
-	// From a relay: the node that it was.
+	// The name of the node that could not program the object. Only a relay sets it.
 	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// The object, nacked before, is programmed now. From a relay: or its node has gone.
+	// The object, which was nacked before, is programmed now. From a relay, it may also mean that the
+	// node has left.
 	Resolved      bool `protobuf:"varint,6,opt,name=resolved,proto3" json:"resolved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1429,17 +1479,19 @@ func (x *Nack) GetResolved() bool {
 	return false
 }
 
-// Resync asks for state to be sent again, after a missing base or a digest that does not agree.
+// Resync asks for state to be sent again, because a delta's base is missing or a digest differs.
 type Resync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard number.
+	// The shard number.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// The objects to send again, whole; those that no longer exist come back as removed. Empty: the whole shard.
+	// The objects to send again, as whole objects. The answer names objects that no longer exist as
+	// removed. Empty means the whole shard.
 	Keys []*ObjectKey `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
-	// Why, for operators.
+	// Why the client asks, for operators.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Digests of the client's buckets of the shard, by bucket number, 25 bytes each, when it wants only buckets that differ: the
-	// answer is then a ShardUpdate of these. Empty: all of the shard is wanted.
+	// The digests of the client's buckets of the shard, by bucket number, 25 bytes each. They are set
+	// if the client wants only the buckets that differ. The answer is then a ShardUpdate of these
+	// buckets. Empty means that the client wants all of the shard.
 	BucketDigests []byte `protobuf:"bytes,4,opt,name=bucket_digests,json=bucketDigests,proto3" json:"bucket_digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1506,18 +1558,20 @@ func (x *Resync) GetBucketDigests() []byte {
 // Welcome is the first message from the server.
 type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One life of one server's store; never 0. Sequences of another epoch mean nothing here.
+	// The life of the server's store; never 0. Sequences of another epoch mean nothing on this
+	// stream.
 	Epoch uint64 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// Number of shards, a power of two.
+	// The number of shards, a power of two.
 	ShardCount uint32 `protobuf:"varint,2,opt,name=shard_count,json=shardCount,proto3" json:"shard_count,omitempty"`
-	// Name of the server, for operators.
+	// The name of the server, for operators.
 	ServerName string `protobuf:"bytes,3,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
-	// Version of the server's software, for operators.
+	// The version of the server's software, for operators.
 	ServerVersion string `protobuf:"bytes,4,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
-	// Milliseconds between heartbeats. A client that hears nothing for three of them may take the server for dead.
+	// The time between heartbeats in milliseconds. A client that receives nothing for three intervals
+	// may consider the server dead.
 	HeartbeatIntervalMs uint32 `protobuf:"varint,5,opt,name=heartbeat_interval_ms,json=heartbeatIntervalMs,proto3" json:"heartbeat_interval_ms,omitempty"`
-	// The servers that the stream has passed through, this one last, by epoch: a relay that finds its own in here has come
-	// full circle.
+	// The servers that the stream has passed through, by epoch. This server is the last one. A relay
+	// that finds its own epoch here is part of a circle.
 	Path          []uint64 `protobuf:"fixed64,6,rep,packed,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1595,7 +1649,7 @@ func (x *Welcome) GetPath() []uint64 {
 	return nil
 }
 
-// Servers are where else the client may connect. It replaces what was said before.
+// Servers lists the servers that the client may also connect to. It replaces the previous list.
 type Servers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The servers.
@@ -1641,11 +1695,11 @@ func (x *Servers) GetServers() []*Server {
 	return nil
 }
 
-// Server is one address of a server. It has no name: a client knows which name the certificates of
-// all servers have, so that no server can lead it to another one.
+// Server is one address of a server. It has no name, because a client knows which name the
+// certificates of all servers have. So no server can lead the client to a server of another name.
 type Server struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address, host:port.
+	// The address, as host:port.
 	Address       string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1688,11 +1742,12 @@ func (x *Server) GetAddress() string {
 	return ""
 }
 
-// BucketQuery asks a client that resumes with other digests for those of its buckets. It answers with a Resync for each
-// shard, with bucket_digests; until then the server sends nothing of these shards.
+// BucketQuery asks a client that resumes with other digests for the digests of its buckets. The
+// client answers with one Resync for each shard, with bucket_digests. Until then, the server sends
+// nothing of these shards.
 type BucketQuery struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The shards.
+	// The shard numbers.
 	Shards        []uint32 `protobuf:"varint,1,rep,packed,name=shards,proto3" json:"shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1735,34 +1790,38 @@ func (x *BucketQuery) GetShards() []uint32 {
 	return nil
 }
 
-// ShardUpdate is a change of one shard, or all of it.
+// ShardUpdate is a change of one shard, or the whole shard.
 type ShardUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Shard number.
+	// The shard number.
 	Shard uint32 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
-	// The update holds all changes after this sequence. 0, if it is not full: all after `sequence` - 1.
+	// The update has all changes after this sequence. If it is 0 and the update is not full, the
+	// update has all changes after `sequence` - 1.
 	FromSequence uint64 `protobuf:"varint,2,opt,name=from_sequence,json=fromSequence,proto3" json:"from_sequence,omitempty"`
-	// The update holds all changes up to and including this sequence: the client's position after it.
+	// The update has all changes up to and including this sequence, which is the client's position
+	// after the update.
 	Sequence uint64 `protobuf:"varint,3,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// The update holds the whole shard: what it does not name no longer exists.
+	// The update has the whole shard. Objects that it does not name no longer exist.
 	Full bool `protobuf:"varint,4,opt,name=full,proto3" json:"full,omitempty"`
-	// Services, new or changed.
+	// Services that are new or have changed.
 	Services []*Service `protobuf:"bytes,5,rep,name=services,proto3" json:"services,omitempty"`
-	// Slices, new or changed in more than their endpoints.
+	// Slices that are new, or have changed in more than their endpoints.
 	Slices []*Slice `protobuf:"bytes,6,rep,name=slices,proto3" json:"slices,omitempty"`
-	// Slices with some endpoints changed.
+	// Slices of which some endpoints have changed.
 	SliceDeltas []*SliceDelta `protobuf:"bytes,7,rep,name=slice_deltas,json=sliceDeltas,proto3" json:"slice_deltas,omitempty"`
-	// Objects that no longer exist in this shard. A Slice that is handed to another Service may be removed here and come
-	// in another shard.
+	// Objects that no longer exist in this shard. A Slice that is handed to another Service may be
+	// removed here and come in another shard.
 	Removed []*ObjectKey `protobuf:"bytes,8,rep,name=removed,proto3" json:"removed,omitempty"`
-	// Resource version of Services that this update reflects; 0 if it changes none.
+	// The resource version of Services that this update reflects; 0 if it changes no Service.
 	ServicesResourceVersion uint64 `protobuf:"varint,9,opt,name=services_resource_version,json=servicesResourceVersion,proto3" json:"services_resource_version,omitempty"`
-	// Resource version of EndpointSlices that this update reflects; 0 if it changes none.
+	// The resource version of EndpointSlices that this update reflects; 0 if it changes none.
 	SlicesResourceVersion uint64 `protobuf:"varint,12,opt,name=slices_resource_version,json=slicesResourceVersion,proto3" json:"slices_resource_version,omitempty"`
-	// More parts of this update follow, with the same shard and sequences; the client applies all of them as one. The full_buckets
-	// of the parts add up. A message has at most 16 MiB, and few have more than one.
+	// More parts of this update follow, with the same shard and sequences. The client applies all
+	// parts as one update. The full_buckets of the parts add up. A message has at most 16 MiB, and
+	// few messages have more than 1 MiB.
 	More bool `protobuf:"varint,10,opt,name=more,proto3" json:"more,omitempty"`
-	// Buckets that the update holds whole: what is in one of them and not named here no longer exists.
+	// The buckets that the update has whole. Objects in these buckets that the update does not name
+	// no longer exist.
 	FullBuckets   []uint32 `protobuf:"varint,11,rep,packed,name=full_buckets,json=fullBuckets,proto3" json:"full_buckets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1882,12 +1941,12 @@ func (x *ShardUpdate) GetFullBuckets() []uint32 {
 	return nil
 }
 
-// NodeUpdate carries the client's own Node; to a relay, any Node.
+// NodeUpdate carries the client's own Node. To a relay, it carries any Node.
 type NodeUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The Node; absent if the cluster has no Node of that name.
 	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Name of the Node.
+	// The name of the Node.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1937,14 +1996,15 @@ func (x *NodeUpdate) GetName() string {
 	return ""
 }
 
-// InSync tells that the client now has the server's whole state, as of these positions.
+// InSync says that the client now has the server's whole state, as of these positions.
 type InSync struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Position in every shard, by shard number, in the epoch that Welcome gave.
+	// The position in every shard, by shard number, in the epoch of the Welcome.
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Resource versions that the state reflects.
+	// The resource versions that the state reflects.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,2,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
-	// To a relay: all Nodes were sent on this stream before; others no longer exist.
+	// All Nodes were sent earlier on this stream, and other Nodes no longer exist. It is set only for
+	// a relay.
 	AllNodes      bool `protobuf:"varint,3,opt,name=all_nodes,json=allNodes,proto3" json:"all_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2001,17 +2061,21 @@ func (x *InSync) GetAllNodes() bool {
 	return false
 }
 
-// Heartbeat shows that the server lives, and lets the client find out that it holds something else than the server.
+// Heartbeat shows that the server is alive, and lets the client find out that it holds something
+// other than the server.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The sum, modulo 2^64, of the positions of all shards. As the client has everything that was sent before, it is at these
-	// positions if its own have the same sum.
+	// The sum, modulo 2^64, of the positions of all shards. The client has everything that was sent
+	// before the heartbeat. Therefore, if the client's own positions have the same sum, they are the
+	// same positions.
 	SequenceSum uint64 `protobuf:"varint,1,opt,name=sequence_sum,json=sequenceSum,proto3" json:"sequence_sum,omitempty"`
-	// Digest of the state at these positions. A client that is there and has another one asks with DigestQuery for the digests
-	// of the shards, and then with Resync for what differs. Empty, as is the sum, where there is nothing to compare.
+	// The digest of the state at these positions. A client that is at these positions and has another
+	// digest asks with DigestQuery for the digests of the shards. It then asks with Resync for what
+	// differs. `digest` and `sequence_sum` are empty if there is nothing to compare.
 	Digest []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
-	// To a relay, between heartbeats too and then alone: resource versions up to which everything has been sent before on this
-	// stream. Those of an update say nothing of other shards.
+	// The resource versions up to which everything was sent earlier on this stream. They are set only
+	// for a relay, because the resource versions of an update say nothing about other shards. Between
+	// heartbeats, a relay also gets this field alone.
 	ResourceVersions *ResourceVersions `protobuf:"bytes,3,opt,name=resource_versions,json=resourceVersions,proto3" json:"resource_versions,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -2068,9 +2132,13 @@ func (x *Heartbeat) GetResourceVersions() *ResourceVersions {
 	return nil
 }
 
-// DigestQuery asks for the digests of all shards. The answer is Digests. A server asks a client that holds something else than
-// it does when the stream begins, and sends nothing of the shards in question until it has the answer. A client asks when it
-// finds out, by a heartbeat, that it does; a narrowed stream has nothing to compare.
+// DigestQuery asks for the digests of all shards. The answer is Digests.
+//
+// When a stream begins, the server asks a client that holds something other than the server. Until
+// it has the answer, the server sends nothing of the shards in question.
+//
+// A client asks when a heartbeat shows that it holds something other than the server. A stream with
+// a Subscription has nothing to compare.
 type DigestQuery struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2107,13 +2175,14 @@ func (*DigestQuery) Descriptor() ([]byte, []int) {
 	return file_slicecast_v1_slicecast_proto_rawDescGZIP(), []int{18}
 }
 
-// Digests are those of all shards at some positions; those of a server, at positions to which it has brought the client before.
+// Digests has the digests of all shards at some positions. If a server sends it, the server has
+// already brought the client to these positions.
 type Digests struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Position of every shard, by shard number. From a server.
+	// The position of every shard, by shard number. Only a server sets it.
 	Sequences []uint64 `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
-	// Digest of every shard at that position, by shard number, 25 bytes each. A client that is at the same position and has
-	// another digest asks for what differs in the shard with Resync.
+	// The digest of every shard at that position, by shard number, 25 bytes each. A client that is at
+	// the same position and has another digest asks with Resync for what differs in the shard.
 	Digests       []byte `protobuf:"bytes,2,opt,name=digests,proto3" json:"digests,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2163,11 +2232,12 @@ func (x *Digests) GetDigests() []byte {
 	return nil
 }
 
-// Drain tells that the server is going away. The client connects to another server, or to this address again after the
-// delay, and resumes; nothing that it holds becomes invalid.
+// Drain says that the server is going away. The client connects to another server, or to this
+// address again after the delay, and resumes. Nothing that the client holds becomes invalid.
 type Drain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Milliseconds within which the client should reconnect, at a moment of its own random choice.
+	// The time in milliseconds within which the client should reconnect. The client chooses the
+	// moment at random.
 	ReconnectWithinMs uint32 `protobuf:"varint,1,opt,name=reconnect_within_ms,json=reconnectWithinMs,proto3" json:"reconnect_within_ms,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -2213,11 +2283,11 @@ func (x *Drain) GetReconnectWithinMs() uint32 {
 // ObjectKey names an object.
 type ObjectKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Kind of the object.
+	// The kind of the object.
 	Kind ObjectKind `protobuf:"varint,1,opt,name=kind,proto3,enum=slicecast.v1.ObjectKind" json:"kind,omitempty"`
-	// Its namespace.
+	// The namespace of the object.
 	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Its name.
+	// The name of the object.
 	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2277,38 +2347,41 @@ func (x *ObjectKey) GetName() string {
 // Service is what a node needs of a Service.
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Namespace.
+	// The namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Name.
+	// The name.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Hash of the content, 25 bytes.
+	// The hash of the content, 25 bytes.
 	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Type.
+	// The type.
 	Type ServiceType `protobuf:"varint,4,opt,name=type,proto3,enum=slicecast.v1.ServiceType" json:"type,omitempty"`
-	// Cluster IPs, at most one of each family.
+	// The cluster IPs, at most one of each IP family.
 	ClusterIps []string `protobuf:"bytes,5,rep,name=cluster_ips,json=clusterIps,proto3" json:"cluster_ips,omitempty"`
-	// External IPs.
+	// The external IPs.
 	ExternalIps []string `protobuf:"bytes,6,rep,name=external_ips,json=externalIps,proto3" json:"external_ips,omitempty"`
-	// Load-balancer ingress points that have an IP.
+	// The load balancer's ingress points that have an IP.
 	LoadBalancerIngress []*LoadBalancerIngress `protobuf:"bytes,7,rep,name=load_balancer_ingress,json=loadBalancerIngress,proto3" json:"load_balancer_ingress,omitempty"`
-	// Ports.
+	// The ports.
 	Ports []*ServicePort `protobuf:"bytes,8,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Policy for traffic to cluster IPs.
+	// The policy for traffic to cluster IPs.
 	InternalTrafficPolicy TrafficPolicy `protobuf:"varint,9,opt,name=internal_traffic_policy,json=internalTrafficPolicy,proto3,enum=slicecast.v1.TrafficPolicy" json:"internal_traffic_policy,omitempty"`
-	// Policy for traffic to all other addresses of the Service.
+	// The policy for traffic to all other addresses of the Service.
 	ExternalTrafficPolicy TrafficPolicy `protobuf:"varint,10,opt,name=external_traffic_policy,json=externalTrafficPolicy,proto3,enum=slicecast.v1.TrafficPolicy" json:"external_traffic_policy,omitempty"`
-	// Seconds that a client's IP sticks to its endpoint (sessionAffinity ClientIP); 0: no affinity.
+	// For how many seconds the traffic of a client IP stays with its endpoint (sessionAffinity
+	// ClientIP); 0 means no affinity.
 	ClientIpAffinitySeconds uint32 `protobuf:"varint,11,opt,name=client_ip_affinity_seconds,json=clientIpAffinitySeconds,proto3" json:"client_ip_affinity_seconds,omitempty"`
-	// CIDRs that may use the load-balancer IPs; empty: all.
+	// The ranges that may use the load-balancer IPs; empty means all addresses.
 	LoadBalancerSourceRanges []string `protobuf:"bytes,12,rep,name=load_balancer_source_ranges,json=loadBalancerSourceRanges,proto3" json:"load_balancer_source_ranges,omitempty"`
-	// Port of the node's health check for external load balancers; 0: none.
+	// The port of the node's health check for external load balancers; 0 means none.
 	HealthCheckNodePort uint32 `protobuf:"varint,13,opt,name=health_check_node_port,json=healthCheckNodePort,proto3" json:"health_check_node_port,omitempty"`
-	// trafficDistribution, as in Kubernetes; empty: none.
+	// trafficDistribution, as in Kubernetes; empty means none.
 	TrafficDistribution string `protobuf:"bytes,14,opt,name=traffic_distribution,json=trafficDistribution,proto3" json:"traffic_distribution,omitempty"`
-	// Creation time, seconds since 1970; decides between Services that claim the same address.
+	// The creation time in seconds since 1970. It decides between Services that claim the same
+	// address.
 	CreationTimeSeconds int64 `protobuf:"varint,15,opt,name=creation_time_seconds,json=creationTimeSeconds,proto3" json:"creation_time_seconds,omitempty"`
-	// Annotation slicecast.io/ipvs-scheduler: the scheduler that agents which program IPVS use. Empty: their own. An agent nacks a
-	// name that it does not know, and serves the Service with its own.
+	// The scheduler for agents that program IPVS, from the annotation slicecast.io/ipvs-scheduler.
+	// Empty means the agent's own default. If an agent does not know the name, it nacks the Service
+	// and serves it with its own default.
 	IpvsScheduler string `protobuf:"bytes,16,opt,name=ipvs_scheduler,json=ipvsScheduler,proto3" json:"ipvs_scheduler,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2459,9 +2532,10 @@ func (x *Service) GetIpvsScheduler() string {
 // LoadBalancerIngress is an ingress point of a Service's load balancer.
 type LoadBalancerIngress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address.
+	// The address.
 	Ip string `protobuf:"bytes,1,opt,name=ip,proto3" json:"ip,omitempty"`
-	// ipMode Proxy: the address is not captured by nodes. False: VIP.
+	// Nodes do not capture traffic to the address, because its ipMode is Proxy. False means that its
+	// ipMode is VIP.
 	ProxyMode     bool `protobuf:"varint,2,opt,name=proxy_mode,json=proxyMode,proto3" json:"proxy_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2511,17 +2585,17 @@ func (x *LoadBalancerIngress) GetProxyMode() bool {
 	return false
 }
 
-// ServicePort is a port of a Service. The Service's targetPort is not here: traffic goes to the slice port that has the
-// same name and protocol.
+// ServicePort is a port of a Service. It does not have the Service's targetPort, because traffic
+// goes to the slice port with the same name and protocol.
 type ServicePort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name; may be empty.
+	// The name; it may be empty.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Protocol.
+	// The protocol.
 	Protocol Protocol `protobuf:"varint,2,opt,name=protocol,proto3,enum=slicecast.v1.Protocol" json:"protocol,omitempty"`
-	// Port on the Service's addresses.
+	// The port on the Service's addresses.
 	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
-	// Port on the node's addresses; 0: none.
+	// The port on the node's addresses; 0 means none.
 	NodePort      uint32 `protobuf:"varint,4,opt,name=node_port,json=nodePort,proto3" json:"node_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2588,22 +2662,24 @@ func (x *ServicePort) GetNodePort() uint32 {
 // Slice is what a node needs of an EndpointSlice.
 type Slice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Namespace.
+	// The namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Name of the EndpointSlice.
+	// The name of the EndpointSlice.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Hash of the content, 25 bytes.
+	// The hash of the content, 25 bytes.
 	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// The Service it belongs to, in the same namespace (label kubernetes.io/service-name).
+	// The name of the Service that the slice belongs to, from the label kubernetes.io/service-name.
+	// The Service is in the same namespace.
 	Service string `protobuf:"bytes,4,opt,name=service,proto3" json:"service,omitempty"`
-	// Family of the addresses.
+	// The family of the addresses.
 	AddressType AddressType `protobuf:"varint,5,opt,name=address_type,json=addressType,proto3,enum=slicecast.v1.AddressType" json:"address_type,omitempty"`
-	// Ports, the same for all endpoints.
+	// The ports, which are the same for all endpoints.
 	Ports []*SlicePort `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
-	// Endpoints, each address once, in ascending order; all of the family.
+	// The endpoints, in ascending order, each address once. All addresses are of the slice's family.
 	Endpoints []*Endpoint `protobuf:"bytes,7,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// Time of the change in the cluster that led to this state (annotation endpoints.kubernetes.io/last-change-trigger-time),
-	// milliseconds since 1970; 0: unknown. Not part of the version.
+	// The time of the change in the cluster that led to this state, in milliseconds since 1970, from
+	// the annotation endpoints.kubernetes.io/last-change-trigger-time; 0 means unknown. It is not
+	// part of the version.
 	LastChangeTriggerTimeMs int64 `protobuf:"varint,8,opt,name=last_change_trigger_time_ms,json=lastChangeTriggerTimeMs,proto3" json:"last_change_trigger_time_ms,omitempty"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
@@ -2698,11 +2774,11 @@ func (x *Slice) GetLastChangeTriggerTimeMs() int64 {
 // SlicePort is a port of a Slice's endpoints.
 type SlicePort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name; may be empty.
+	// The name; it may be empty.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Protocol.
+	// The protocol.
 	Protocol Protocol `protobuf:"varint,2,opt,name=protocol,proto3,enum=slicecast.v1.Protocol" json:"protocol,omitempty"`
-	// Port on the endpoints.
+	// The port on the endpoints.
 	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2759,24 +2835,27 @@ func (x *SlicePort) GetPort() uint32 {
 	return 0
 }
 
-// Endpoint is one address that serves, or served, a Service.
+// Endpoint is one address that serves a Service, or has served it.
 type Endpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Address.
+	// The address.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// Ready for traffic. Kubernetes' defaults are applied by the server: absent in the EndpointSlice means true.
+	// The endpoint is ready for traffic. The server applies Kubernetes' default: if the EndpointSlice
+	// does not set the condition, it is true.
 	Ready bool `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
-	// Serving, that is ready but for a pending termination. Absent in the EndpointSlice means true.
+	// The endpoint is serving: it is ready, or would be if it were not terminating. If the
+	// EndpointSlice does not set the condition, it is true.
 	Serving bool `protobuf:"varint,3,opt,name=serving,proto3" json:"serving,omitempty"`
-	// Being terminated.
+	// The endpoint is terminating.
 	Terminating bool `protobuf:"varint,4,opt,name=terminating,proto3" json:"terminating,omitempty"`
-	// Node it is on; empty: none, it is local nowhere.
+	// The name of the Node that the endpoint is on. Empty means none: the endpoint is local to no
+	// node.
 	NodeName string `protobuf:"bytes,5,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Zone it is in; empty: unknown.
+	// The zone that the endpoint is in; empty means unknown.
 	Zone string `protobuf:"bytes,6,opt,name=zone,proto3" json:"zone,omitempty"`
-	// Zones that should use it (hints.forZones).
+	// The zones that should use the endpoint (hints.forZones).
 	ZoneHints []string `protobuf:"bytes,7,rep,name=zone_hints,json=zoneHints,proto3" json:"zone_hints,omitempty"`
-	// Nodes that should use it (hints.forNodes).
+	// The Nodes that should use the endpoint (hints.forNodes).
 	NodeHints     []string `protobuf:"bytes,8,rep,name=node_hints,json=nodeHints,proto3" json:"node_hints,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2871,19 +2950,21 @@ func (x *Endpoint) GetNodeHints() []string {
 // SliceDelta changes endpoints of a Slice that the client holds.
 type SliceDelta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Namespace.
+	// The namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Name of the EndpointSlice.
+	// The name of the EndpointSlice.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// Version that results, 25 bytes.
+	// The version of the slice that results, 25 bytes.
 	Version []byte `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// Endpoints, new or changed in more than their conditions; whole. Each address once.
+	// The endpoints that are new, or have changed in more than their conditions. They are whole, with
+	// each address once.
 	Endpoints []*Endpoint `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
-	// Endpoints with changed conditions and nothing else. Each index once.
+	// The endpoints of which only conditions have changed, with each index once.
 	Conditions []*EndpointConditions `protobuf:"bytes,5,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// Addresses of endpoints that are gone. Each once.
+	// The addresses of endpoints that no longer exist, each once.
 	Removed []string `protobuf:"bytes,6,rep,name=removed,proto3" json:"removed,omitempty"`
-	// As in Slice; 0: unknown.
+	// The time of the change in the cluster, as in Slice, in milliseconds since 1970; 0 means
+	// unknown.
 	LastChangeTriggerTimeMs int64 `protobuf:"varint,7,opt,name=last_change_trigger_time_ms,json=lastChangeTriggerTimeMs,proto3" json:"last_change_trigger_time_ms,omitempty"`
 	unknownFields           protoimpl.UnknownFields
 	sizeCache               protoimpl.SizeCache
@@ -2971,8 +3052,8 @@ func (x *SliceDelta) GetLastChangeTriggerTimeMs() int64 {
 // EndpointConditions changes the conditions of an endpoint.
 type EndpointConditions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Place of the endpoint in the slice before, whose endpoints are ascending by address, IPv4 and IPv6 addresses as numbers;
-	// from 0.
+	// The index of the endpoint, counted from 0, in the slice before the delta. The endpoints of the
+	// slice are in ascending order of their addresses, compared as numbers.
 	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	// As in Endpoint.
 	Ready bool `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
@@ -3042,22 +3123,24 @@ func (x *EndpointConditions) GetTerminating() bool {
 	return false
 }
 
-// Node is what a node needs to know of itself and its cluster.
+// Node is what a node needs to know about itself and its cluster.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name.
+	// The name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Labels.
+	// The labels.
 	Labels map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Internal IPs, in the order of the Node's status; of a family without any, its external ones.
+	// The internal IPs, in the order of the Node's status. If the Node has none of an IP family, its
+	// external IPs of that family are used.
 	InternalIps []string `protobuf:"bytes,3,rep,name=internal_ips,json=internalIps,proto3" json:"internal_ips,omitempty"`
-	// Pod CIDRs.
+	// The pod CIDRs.
 	PodCidrs []string `protobuf:"bytes,4,rep,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
 	// The Node object is being deleted.
 	Deleting bool `protobuf:"varint,5,opt,name=deleting,proto3" json:"deleting,omitempty"`
-	// The cluster autoscaler has tainted the node for deletion (ToBeDeletedByClusterAutoscaler).
+	// The cluster autoscaler has tainted the Node for deletion (ToBeDeletedByClusterAutoscaler).
 	TaintedForDeletion bool `protobuf:"varint,6,opt,name=tainted_for_deletion,json=taintedForDeletion,proto3" json:"tainted_for_deletion,omitempty"`
-	// Ranges that the cluster's cluster IPs come from (its ServiceCIDRs); none: not known. They may overlap.
+	// The ranges of the cluster's cluster IPs, from its ServiceCIDRs. They may overlap. Empty means
+	// unknown.
 	ServiceCidrs  []string `protobuf:"bytes,7,rep,name=service_cidrs,json=serviceCidrs,proto3" json:"service_cidrs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

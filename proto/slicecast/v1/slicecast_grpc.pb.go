@@ -1,68 +1,98 @@
-// Package slicecast.v1 is how a node learns where Services lead: one bidirectional stream between a node's agent and a
-// server, in the manner of xDS.
+// Package slicecast.v1 is the API through which the nodes of a cluster learn its Services and their
+// endpoints. A node's agent opens one bidirectional stream to a server, in the manner of xDS.
 //
 // # The conversation
 //
-//	agent                                server
-//	  | -- Hello ------------------------> |   who I am, what I hold (position in each shard, digest of all)
-//	  | <------------------------ Welcome |   epoch, number of shards, heartbeat interval
-//	  | <------------------------ Servers |   where else to connect; again whenever that changes
-//	  | <--------------------- NodeUpdate |   the agent's own Node, now and whenever it changes
-//	  | <-------------------- ShardUpdate |   for each shard that differs from what the agent holds
-//	  | <------------------------- InSync |   now the agent has everything; positions of all shards
-//	  | -- Ack --------------------------> |   programmed in the kernel up to these positions
-//	  | <-------------------- ShardUpdate |   from now on: changes, as they happen
-//	  | -- Nack / Resync ----------------> |   this key could not be programmed / send this again
-//	  | <---------------------- Heartbeat |   digest of everything, in quiet moments too
-//	  | <-------------------------- Drain |   this server goes away: resume on another
+//	agent                           server
+//	  | -- Hello --------------------> |   who the client is and what it holds (its
+//	  |                                |   position in each shard, the digest of all)
+//	  | <--------------------- Welcome |   epoch, number of shards, heartbeat interval
+//	  | <--------------------- Servers |   where else to connect; again whenever that changes
+//	  | <------------------ NodeUpdate |   the agent's own Node, now and whenever it changes
+//	  | <----------------- ShardUpdate |   for each shard that differs from what the agent holds
+//	  | <---------------------- InSync |   the agent has everything; positions of all shards
+//	  | -- Ack ----------------------> |   the kernel is programmed up to these positions
+//	  | <----------------- ShardUpdate |   from now on, the changes as they happen
+//	  | -- Nack / Resync ------------> |   this key could not be programmed / send this again
+//	  | <------------------- Heartbeat |   digest of everything, also when nothing changes
+//	  | <----------------------- Drain |   this server is going away: resume on another one
 //
-// Hello is the first message, exactly once, and the only one before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
-// nothing. A client may close its sending side: the server goes on sending, so that a stream can be followed with grpcurl.
+// Hello is the first message of every stream. A client sends it exactly once and sends nothing else
+// before Welcome. A server that has not synced with its source answers UNAVAILABLE and serves
+// nothing. A client may close its sending side. The server goes on sending, so that grpcurl can
+// follow a stream.
 //
 // # State
 //
-// The objects are Services and Slices (EndpointSlices, trimmed). A Service and its Slices live in the same shard, chosen
-// by a hash of "namespace/service". Each shard has a sequence that grows by one with each publish; sequences mean
-// something within one epoch, that is one life of one server's store.
+// The objects are Services and Slices. A Slice is an EndpointSlice, trimmed to what a node needs. A
+// Service and its Slices are in the same shard, which is chosen by a hash of "namespace/service".
+// Each shard has a sequence, which grows by one with each publish. Sequences mean something within
+// one epoch only. An epoch is one life of one server's store.
 //
-// An object's version is a hash of its content: the same content has the same version on every server, and the key is part
-// of the content. All hashes are SHA-256 (FIPS 180-4), truncated to their first 25 bytes: whoever may write Services and
-// EndpointSlices can't make two states that compare equal with less than 2^100 operations. Digests are hashes of versions:
+// An object's version is a hash of its content. The key is part of the content. The same content
+// has the same version on every server. Digests are hashes of versions. Versions and digests are
+// SHA-256 hashes (FIPS 180-4), truncated to their first 25 bytes. Therefore, whoever may write
+// Services and EndpointSlices needs at least 2^100 operations to make two states that compare
+// equal.
 //
-//   - 64 buckets divide a shard's objects by a hash of their own keys: an object is in bucket
-//     xxhash64("<kind>/<namespace>/<name>") modulo 64, with kind as in ObjectKind. A bucket's digest is the hash of
-//     the byte 0x81 and the versions of its objects, in ascending order.
-//   - A shard's digest is the hash of the byte 0x82 and the digests of its buckets, by number.
-//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by number.
-//   - Where there are no objects the digest is 25 zero bytes. Several digests in one field follow each other.
+//   - A shard's objects are divided into 64 buckets by a hash of their own keys. An object is in
+//     the bucket xxhash64("<kind>/<namespace>/<name>") modulo 64, where kind is the number of its
+//     ObjectKind. The digest of a bucket is the hash of the byte 0x81 and the versions of its
+//     objects in ascending order.
+//   - The digest of a shard is the hash of the byte 0x82 and the digests of its buckets, by number.
+//   - The digest of the state is the hash of the byte 0x83 and the digests of all shards, by
+//     number.
+//   - If there are no objects, the digest is 25 zero bytes. A field with several digests is their
+//     concatenation.
 //
-// Within one epoch sequences decide what a client holds; digests are for coming to another epoch, and for finding out that
-// something went wrong.
+// Within one epoch, sequences decide what a client holds. If a client comes to another epoch,
+// digests decide. Digests also show that something went wrong.
 //
-// # Rules
+// # Updates
 //
-//   - A ShardUpdate is atomic: it is applied as a whole, or not at all. It leads from `from_sequence` to `sequence`, and a
-//     client may apply it if its position is within that range (changes are idempotent).
-//   - A client removes an object only when an update says so: by name in `removed`, or by leaving it out of a `full` update.
-//   - A SliceDelta leads from the state at from_sequence, and promises the version that results. A client that gets
-//     another result, or lacks the slice, asks for that key with Resync, and keeps what it has meanwhile. So it does where a
-//     delta does not decode. One that can't compute the result, as the slice has fields that it does not know, applies the
-//     delta at exactly from_sequence only.
-//   - Objects are canonical. Names, addresses and ports are what a Kubernetes API server admits. Addresses and ranges are in their
-//     shortest form, without zones, IPv4-mapped IPv6 or host bits. Lists are in ascending order, each entry once, but for a Node's
-//     addresses and pod CIDRs, whose order counts: ports by name and protocol, endpoints and load-balancer ingress by address,
-//     conditions by index, IPv4 before IPv6. A list has at most 1000 endpoints, 20,000 ports of a slice, 10,000 ports, addresses or
-//     ranges of a Service in each family, 8 hints of a kind. A client refuses other objects as ones that do not decode: it keeps
-//     what it has, and programs the rest.
-//   - The server sends the same bytes to every node, NodeUpdate and narrowed streams aside.
-//   - A stream with a Subscription gets only what that names. Its heartbeats have no digests, and its updates skip
-//     sequences at which nothing in it changed: each leads from the one sent before.
-//   - Fields that a client does not know it ignores; it takes versions from the wire, so that a newer server's content
-//     still has the right digest. Coming to a server of another version, and from what it has kept in a file, it has objects
-//     whose content has another hash than their version count by that hash, and asks for what differs: the software before
-//     may have left something out of them. It need not where they came with fields that it does not know.
-//   - What a client could misunderstand, such as a new form of a delta or a message, is sent to those only that say with a
-//     Capability that they know it.
+//   - A ShardUpdate is atomic. It is applied as a whole or not at all. It leads from
+//     `from_sequence` to `sequence`. A client may apply it if the client's position is within that
+//     range, because changes are idempotent.
+//   - A client removes an object only when an update says so. The update either names the object in
+//     `removed`, or has the object's shard or bucket whole and does not name the object.
+//   - A SliceDelta leads from the state at `from_sequence` and promises the version that results.
+//     If a client gets another version, lacks the slice, or cannot decode the delta, it asks for
+//     that key with Resync. The client keeps what it has until the answer comes.
+//   - If a slice has fields that a client does not know, the client cannot compute the resulting
+//     version. It then applies a delta only if its position is exactly `from_sequence`.
+//   - The server sends the same bytes to every node. The exceptions are NodeUpdates and streams
+//     with a Subscription.
+//   - A stream with a Subscription gets only what the Subscription names. Its heartbeats have no
+//     digests. Its updates skip sequences at which nothing in the Subscription changed, so each
+//     update of a shard leads from the update that was sent before it.
+//
+// # Canonical objects
+//
+// Objects are canonical. A client refuses any other object in the same way as an object that does
+// not decode: it keeps what it has of the object and programs the rest.
+//
+//   - Names, addresses and ports are what a Kubernetes API server admits.
+//   - Addresses and ranges are in their shortest form. They have no zones and no host bits, and are
+//     not IPv4-mapped IPv6.
+//   - Lists are in ascending order, with each entry once. Ports are ordered by name and protocol,
+//     endpoints and load-balancer ingress by address, and conditions by index. IPv4 comes before
+//     IPv6. A Node's addresses and pod CIDRs keep the cluster's order, because that order has a
+//     meaning.
+//   - A slice has at most 1000 endpoints and 20,000 ports. A Service has at most 10,000 ports, and
+//     in each IP family at most 10,000 addresses or ranges in a list. An endpoint has at most 8
+//     hints of each kind.
+//
+// # Compatibility
+//
+//   - A client ignores fields that it does not know. It takes versions from the wire, so that the
+//     content of a newer server still has the right digest.
+//   - Older software may have left something out of an object. The hash of the content that a
+//     client holds then differs from the object's version. When the client comes to a server of
+//     another software version, or reads what it has kept in a file, such an object counts by that
+//     hash. The client then asks for what differs. It need not do so for an object that came with
+//     fields that the client does not know.
+//   - A client could misunderstand some content, such as a new form of a delta or a new message. A
+//     server sends such content only to clients that declare the Capability for it.
 
 // Code generated by protoc-gen-go-grpc. DO NOT EDIT.
 // versions:
@@ -94,12 +124,17 @@ const (
 //
 // DistributionService streams Services and their endpoints to nodes.
 type DistributionServiceClient interface {
-	// Stream carries everything between one node and the server; the package comment gives the conversation.
+	// Stream carries everything between one client and the server. The package comment describes the
+	// conversation. The status codes with which a stream ends mean:
 	//
-	// Status codes: UNAVAILABLE (not synced, or draining: try another server or later), INVALID_ARGUMENT (the stream broke
-	// the protocol: a bug in the client), UNAUTHENTICATED and PERMISSION_DENIED (who the client is, or says it is),
-	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit; with google.rpc.RetryInfo where waiting helps),
-	// UNIMPLEMENTED (a kind of client that this server does not serve).
+	//   - UNAVAILABLE: The server has not synced or is draining. The client should try another
+	//     server, or try again later.
+	//   - INVALID_ARGUMENT: The client broke the protocol, which is a bug in the client.
+	//   - UNAUTHENTICATED or PERMISSION_DENIED: The server does not accept who the client is, or who
+	//     it claims to be.
+	//   - RESOURCE_EXHAUSTED: There are too many streams, or a message exceeds the limit. If waiting
+	//     helps, the status has a google.rpc.RetryInfo.
+	//   - UNIMPLEMENTED: The server does not serve this kind of client.
 	Stream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StreamRequest, StreamResponse], error)
 }
 
@@ -130,12 +165,17 @@ type DistributionService_StreamClient = grpc.BidiStreamingClient[StreamRequest, 
 //
 // DistributionService streams Services and their endpoints to nodes.
 type DistributionServiceServer interface {
-	// Stream carries everything between one node and the server; the package comment gives the conversation.
+	// Stream carries everything between one client and the server. The package comment describes the
+	// conversation. The status codes with which a stream ends mean:
 	//
-	// Status codes: UNAVAILABLE (not synced, or draining: try another server or later), INVALID_ARGUMENT (the stream broke
-	// the protocol: a bug in the client), UNAUTHENTICATED and PERMISSION_DENIED (who the client is, or says it is),
-	// RESOURCE_EXHAUSTED (too many streams, or a message over the limit; with google.rpc.RetryInfo where waiting helps),
-	// UNIMPLEMENTED (a kind of client that this server does not serve).
+	//   - UNAVAILABLE: The server has not synced or is draining. The client should try another
+	//     server, or try again later.
+	//   - INVALID_ARGUMENT: The client broke the protocol, which is a bug in the client.
+	//   - UNAUTHENTICATED or PERMISSION_DENIED: The server does not accept who the client is, or who
+	//     it claims to be.
+	//   - RESOURCE_EXHAUSTED: There are too many streams, or a message exceeds the limit. If waiting
+	//     helps, the status has a google.rpc.RetryInfo.
+	//   - UNIMPLEMENTED: The server does not serve this kind of client.
 	Stream(grpc.BidiStreamingServer[StreamRequest, StreamResponse]) error
 	mustEmbedUnimplementedDistributionServiceServer()
 }
