@@ -25,8 +25,8 @@
 // # State
 //
 // The objects are Services and Slices. A Slice is an EndpointSlice, trimmed to what a node needs. A
-// Service and its Slices are in the same shard, which is chosen by a hash of "namespace/service".
-// Each shard has a sequence, which grows by one with each publish. Sequences mean something within
+// Service and its Slices are in the same shard, whose number is xxhash64("<namespace>/<service>")
+// modulo the number of shards. Each shard has a sequence, which grows by one with each publish. Sequences mean something within
 // one epoch only. An epoch is one life of one server's store.
 //
 // An object's version is a hash of its content. The key is part of the content. The same content
@@ -52,7 +52,8 @@
 //
 //   - A ShardUpdate is atomic. It is applied as a whole or not at all. It leads from
 //     `from_sequence` to `sequence`. A client may apply it if the client's position is within that
-//     range, because changes are idempotent.
+//     range, because changes are idempotent. An update that is full, or has whole buckets, may be
+//     applied at any position.
 //   - A client removes an object only when an update says so. The update either names the object in
 //     `removed`, or has the object's shard or bucket whole and does not name the object.
 //   - A SliceDelta leads from the state at `from_sequence` and promises the version that results.
@@ -79,8 +80,9 @@
 //     IPv6. A Node's addresses and pod CIDRs keep the cluster's order, because that order has a
 //     meaning.
 //   - A slice has at most 1000 endpoints and 20,000 ports. A Service has at most 10,000 ports, and
-//     in each IP family at most 10,000 addresses or ranges in a list. An endpoint has at most 8
-//     hints of each kind.
+//     in each IP family at most 10,000 addresses or ranges in a list, and a session affinity of at
+//     most 86,400 seconds. An endpoint has at most 8 hints of each kind. A Node has at most 1000
+//     addresses, 16 pod CIDRs, and 1000 service CIDRs of each IP family.
 //
 // # Compatibility
 //
@@ -127,8 +129,9 @@ type DistributionServiceClient interface {
 	// Stream carries everything between one client and the server. The package comment describes the
 	// conversation. The status codes with which a stream ends mean:
 	//
-	//   - UNAVAILABLE: The server has not synced or is draining. The client should try another
-	//     server, or try again later.
+	//   - UNAVAILABLE: The server has not synced, is draining, has lost its own upstream, or cannot
+	//     review tokens now. The client should try another server, or try again later.
+	//   - DEADLINE_EXCEEDED: The client did not answer a DigestQuery or BucketQuery in time.
 	//   - INVALID_ARGUMENT: The client broke the protocol, which is a bug in the client.
 	//   - UNAUTHENTICATED or PERMISSION_DENIED: The server does not accept who the client is, or who
 	//     it claims to be.
@@ -168,8 +171,9 @@ type DistributionServiceServer interface {
 	// Stream carries everything between one client and the server. The package comment describes the
 	// conversation. The status codes with which a stream ends mean:
 	//
-	//   - UNAVAILABLE: The server has not synced or is draining. The client should try another
-	//     server, or try again later.
+	//   - UNAVAILABLE: The server has not synced, is draining, has lost its own upstream, or cannot
+	//     review tokens now. The client should try another server, or try again later.
+	//   - DEADLINE_EXCEEDED: The client did not answer a DigestQuery or BucketQuery in time.
 	//   - INVALID_ARGUMENT: The client broke the protocol, which is a bug in the client.
 	//   - UNAUTHENTICATED or PERMISSION_DENIED: The server does not accept who the client is, or who
 	//     it claims to be.
