@@ -9,31 +9,34 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// outcome is what became of an Update.
+// outcome is the result of applying an Update.
 type outcome struct {
-	// missing are slices whose delta does not fit what the cache holds: they stay as they are, and must be asked for again.
+	// missing are the slices whose delta does not fit the slice that the cache holds. They stay as
+	// they are and must be asked for again.
 	missing []model.Key
-	// undecoded are slices of which a delta did not decode: they stay as they are, too, and are to be asked for whole.
+	// undecoded are the slices with a delta that did not decode. They stay as they are and must be
+	// asked for again.
 	undecoded []model.Key
-	// readable are objects that did not decode before, and that now do or no longer exist.
+	// readable are the objects that did not decode before and that now decode or no longer exist.
 	readable []model.Key
-	// unfinished reports that parts of other Updates are still to come.
+	// unfinished reports that the last parts of other Updates are still to come.
 	unfinished bool
-	// applied is set if Cache.collect is.
+	// applied is what the Update did. It is nil unless Cache.collect is set.
 	applied *Applied
 }
 
 // Applied is what an Update did to a cache.
 type Applied struct {
-	// Objects are Services and Slices that were named, whole, as the cache now holds them.
+	// Objects are the Services and slices that the Update named, as the cache now holds them.
 	Objects []model.Object
-	// Removed are objects that no longer exist.
+	// Removed are the objects that no longer exist.
 	Removed []model.Key
-	// ResourceVersions that the Update reflects, of the kinds that it changes.
+	// ResourceVersions are the versions that the Update reflects, for the kinds that it changes.
 	ResourceVersions model.ResourceVersions
 }
 
-// apply applies an Update, all of it under one lock. more tells that further parts of the same Update follow.
+// apply applies an Update. If more is set, further parts of the Update follow: apply keeps this
+// part and changes nothing. With the last part, it applies all parts under one lock.
 func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +87,7 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 		case o.Version == (model.Version{}):
 		case !o.Delta:
 			s.setUnreadable(o.Key, o.Version)
-		case known: // the whole did not decode either
+		case known: // the whole object did not decode either
 			s.setChanged(o.Key, o.Version)
 		case s.setMissing(o.Key):
 			out.undecoded = append(out.undecoded, o.Key)
@@ -108,7 +111,7 @@ func (c *Cache) apply(u *model.Update, more bool) (out outcome, err error) {
 	return out, nil
 }
 
-// checkLocked tells whether an Update fits. Nothing of one that does not is applied.
+// checkLocked returns an error if an Update does not fit. The caller then applies nothing of it.
 func (c *Cache) checkLocked(u *model.Update) error {
 	s := &c.shards[u.Shard]
 	if !u.Full && len(u.FullBuckets) == 0 && (s.sequence < u.From || s.sequence > u.To) {
@@ -136,7 +139,8 @@ func (c *Cache) checkLocked(u *model.Update) error {
 	return nil
 }
 
-// inShardLocked checks that an object is where its Service's hash says; elsewhere it could never be removed.
+// inShardLocked returns an error if the object is not in the shard that its Service's key hashes
+// to. In another shard, no Update could ever remove it.
 func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
 	if want := o.ServiceKey().Shard(uint32(len(c.shards))); want != shard {
 		return fmt.Errorf("%w: %v came in shard %d and belongs to shard %d", errProtocol, o.Key(), shard, want)
@@ -144,8 +148,8 @@ func (c *Cache) inShardLocked(shard uint32, o model.Object) error {
 	return nil
 }
 
-// clipped returns a copy of the first part of an Update, whose lists have no room: the part may be
-// shared with other caches, so join must not append to its lists in place.
+// clipped returns a copy of an Update's first part, whose lists have no spare capacity. Other
+// caches may share the part, so join must not write to the arrays of its lists.
 func clipped(u *model.Update) *model.Update {
 	c := *u
 	c.FullBuckets = slices.Clip(c.FullBuckets)
@@ -157,8 +161,8 @@ func clipped(u *model.Update) *model.Update {
 	return &c
 }
 
-// join returns two parts of an Update as one. It appends to the lists of a, which is clipped or came
-// from join, so that many parts cost no more than one.
+// join returns two parts of an Update as one. It appends to the lists of a, which comes from
+// clipped or join, so that joining many parts takes linear time.
 func join(a, b *model.Update) *model.Update {
 	j := *a
 	j.ResourceVersions = j.ResourceVersions.Max(b.ResourceVersions)
@@ -171,8 +175,9 @@ func join(a, b *model.Update) *model.Update {
 	return &j
 }
 
-// othersLocked gives what the cache has, or misses, in what an Update holds whole (the shard, or some of its buckets) and
-// the Update does not name: it no longer exists.
+// othersLocked returns the keys that no longer exist according to an Update. These are the keys
+// that the cache holds or misses in the part of the shard that the Update covers whole, and that
+// the Update does not name. That part is the whole shard or some of its buckets.
 func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
 	if !u.Full && len(u.FullBuckets) == 0 {
 		return nil
@@ -206,7 +211,8 @@ func (c *Cache) othersLocked(s *cacheShard, u *model.Update) []model.Key {
 	return others
 }
 
-// setSliceLocked adds or changes a slice. One that comes with another Service than before touches both.
+// setSliceLocked adds or replaces a slice. It marks the slice's Service as touched, and also the
+// previous Service if the slice has moved from one to the other.
 func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
 	if old := s.setSlice(slice); old != nil && old.Service != slice.Service {
 		c.touched[old.ServiceKey()] = struct{}{}
@@ -214,17 +220,20 @@ func (c *Cache) setSliceLocked(s *cacheShard, slice *model.Slice) {
 	c.touched[slice.ServiceKey()] = struct{}{}
 }
 
-// applyDeltasLocked returns the slices that a delta does not fit, but for those that did not decode: to ask for such a one with each
-// of its changes would cost the server a whole slice each time, so they wait for the next heartbeat.
+// applyDeltasLocked applies an Update's deltas and returns the slices that must be asked for again
+// because their delta does not fit. It leaves out slices that did not decode: asking for such a
+// slice after each of its changes would cost the server a whole slice each time. The next heartbeat
+// asks for them.
 //
-// A delta leads from the state at u.From. The shard may be ahead of that, and a slice may be behind its shard, if it is missing
-// or unreadable: the version that results tells, but only if the slice is exact. One that is not gets a delta only where there
-// is no doubt.
+// A delta starts from the state at u.From. The shard may already be past u.From, and a missing or
+// unreadable slice may be behind its shard. The version of the result shows whether the delta
+// fitted, but only if the slice is exact. A slice that is not exact therefore gets a delta only if
+// it is certainly in the state at u.From.
 func (c *Cache) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []model.Key, err error) {
 	for _, d := range u.Deltas {
 		have := s.slices[d.Key()]
 		if have != nil && have.ContentVersion() == d.Version {
-			s.setSlice(have) // it may have been unreadable meanwhile
+			s.setSlice(have) // it may have been unreadable until now
 			continue
 		}
 		_, unreadable := s.unreadable[d.Key()]
@@ -250,8 +259,8 @@ func (c *Cache) applyDeltasLocked(s *cacheShard, u *model.Update) (missing []mod
 	return missing, nil
 }
 
-// appliedLocked tells what an Update has done. A slice that is handed from one Service to another may for a moment be in two
-// shards: it exists as long as it is in one.
+// appliedLocked returns what an Update has done. A slice that moves between Services may for a
+// moment be in two shards. It counts as removed only once no shard holds it.
 func (c *Cache) appliedLocked(s *cacheShard, u *model.Update, removed []model.Key) *Applied {
 	a := &Applied{ResourceVersions: u.ResourceVersions}
 	for _, service := range u.Services {

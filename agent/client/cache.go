@@ -13,48 +13,62 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Cache is what a node holds of the servers' state. A Client writes it; one reader takes what has changed with Take and
-// reads the objects with Service. It outlives streams: nothing leaves it but by an Update.
+// Cache is what a node holds of the servers' state. A Client writes it. One reader learns what has
+// changed from Take and reads the objects with Service. The cache outlives streams.
+//
+// Invariants, which hold whenever mu is free:
+//
+//  1. An object leaves the cache only when an Update says so.
+//  2. All sequences belong to epoch and, unless resubscribing is set, to subscription. A sequence
+//     of 0 means that the shard has no position.
+//  3. A shard is in moved if and only if its moved flag is set.
+//  4. Objects are immutable, so readers may keep them after mu is released.
 type Cache struct {
+	// mu guards all fields except applyDelta, collect and dirty.
 	mu sync.Mutex
-	// epoch that the positions belong to; 0: none.
-	epoch   uint64
-	shards  []cacheShard
-	seen    model.ResourceVersions
-	node    *model.Node
-	inSync  bool // once true, always true
-	stale   bool // what a checkpoint gave counts, as no server has brought the cache in sync; see useRestored
+	// epoch is the epoch of the positions. 0 means that there is none yet.
+	epoch  uint64
+	shards []cacheShard
+	seen   model.ResourceVersions
+	node   *model.Node
+	inSync bool // once true, always true
+	// stale reports that restored content counts although no server has confirmed it; see
+	// useRestored.
+	stale   bool
 	partial map[uint32]*model.Update
-	// missing is the number of slices that are missing in all shards, as of the last Update.
+	// missing is the number of missing slices in all shards, as of the last Update.
 	missing int
-	// asked holds, per shard, the server's digest because of which the shard was last asked for again. If that did not help,
-	// asking once more would not either. askedState is the same for the digest of all shards.
+	// asked holds the server's digest of a shard for which the client last asked for that shard. If
+	// that request did not help, repeating it would not help either. askedState is the same for the
+	// digest of the whole state.
 	asked      map[uint32]model.Digest
 	askedState model.Digest
-	// subscription is what the positions are of; nil: of everything. While resubscribing they are of nothing, as the server
-	// changes it.
+	// subscription is what the positions cover. nil means everything. While resubscribing is true,
+	// the server is changing the subscription, so positions mean nothing to another stream.
 	subscription  *pb.Subscription
 	resubscribing bool
-	// restored are the Services with UDP ports that a checkpoint gave, until TakeRestored.
+	// restored are the Services with UDP ports that a checkpoint restored, until TakeRestored
+	// returns them.
 	restored []*model.Service
-	// servers are those that the last stream told of.
+	// servers are the servers that the last stream named.
 	servers []Server
-	// from is the software of the server that the content came from last; "": none has brought the cache in sync yet.
+	// from is the version of the server that last brought the cache in sync. Empty means that none
+	// has yet.
 	from string
 
-	// applyDelta and collect are set before the cache is used.
+	// applyDelta and collect are set before the cache is used and never change afterwards.
 	applyDelta func(*model.SliceDelta, *model.Slice) (*model.Slice, error)
-	// collect: apply tells what it did.
+	// collect makes apply return an Applied.
 	collect bool
 
-	// What Take will give.
+	// The fields below are what Take returns next.
 	touched   map[model.ServiceKey]struct{}
-	moved     []uint32 // the shards that are marked so
+	moved     []uint32 // the shards whose moved flag is set
 	nodeMoved bool
 	dirty     chan struct{}
 }
 
-// NewCache makes an empty cache.
+// NewCache returns an empty cache.
 func NewCache() *Cache {
 	return &Cache{
 		touched: make(map[model.ServiceKey]struct{}),
@@ -66,26 +80,28 @@ func NewCache() *Cache {
 	}
 }
 
-// fewTouched is up to how many Services a Take keeps the memory of.
+// fewTouched is the number of Services up to which Take reuses the memory of touched.
 const fewTouched = 64
 
-// Changes is what has changed in a cache between two Takes.
+// Changes is what has changed in a cache between two calls of Take.
 type Changes struct {
-	// Services that were touched, themselves or by their slices.
+	// Services are the Services that changed, or whose slices changed.
 	Services []model.ServiceKey
-	// Positions of the shards that moved, in the epoch Epoch, which has so many Shards.
+	// Positions are the sequences of the shards that moved. They belong to Epoch, in which there
+	// are Shards shards.
 	Positions map[uint32]uint64
 	Epoch     uint64
 	Shards    uint32
-	// Node is set if the Node came or changed.
+	// Node reports that the Node arrived or changed.
 	Node bool
 }
 
-// Dirty gets a value when Take has something to give.
+// Dirty returns the channel that receives a value when Take has something to return.
 func (c *Cache) Dirty() <-chan struct{} { return c.dirty }
 
-// Take gives what has changed since the last Take; ok is false as long as the cache has never been in sync, because what
-// it holds until then is a part. A cache that is stale gives no positions: they are what a server is told.
+// Take returns what has changed since the last Take. ok is false until a server has brought the
+// cache in sync or useRestored was called, because the content is incomplete until then. A stale
+// cache returns no positions, because the caller would ack them.
 func (c *Cache) Take() (changes Changes, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,14 +125,15 @@ func (c *Cache) Take() (changes Changes, ok bool) {
 	})
 	if len(c.touched) <= fewTouched {
 		clear(c.touched)
-	} else { // clearing it would cost each later Take what the largest one took
+	} else { // clearing a large map would cost each later Take as much as this one
 		c.touched = make(map[model.ServiceKey]struct{})
 	}
 	c.nodeMoved = false
 	return changes, true
 }
 
-// Service gives a Service and its slices, ascending by name; nil, and none, where they are missing.
+// Service returns a Service and its slices, ascending by name. The Service is nil if the cache
+// holds only its slices.
 func (c *Cache) Service(key model.ServiceKey) (*model.Service, []*model.Slice) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,8 +147,9 @@ func (c *Cache) Service(key model.ServiceKey) (*model.Service, []*model.Slice) {
 	return s.service, slices.Clone(s.slices)
 }
 
-// TakeRestored returns, once, the Services with UDP ports that the cache was restored with: those that an
-// earlier agent has programmed, but for what came in its last moments if it was killed.
+// TakeRestored returns, at its first call, the Services with UDP ports that the cache was restored
+// with. An earlier agent programmed these Services. If it was killed, its last changes may be
+// absent.
 func (c *Cache) TakeRestored() []*model.Service {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +158,7 @@ func (c *Cache) TakeRestored() []*model.Service {
 	return restored
 }
 
-// Slice gives a slice by its key; nil: the shard has none.
+// Slice returns a slice by its key, or nil if the shard does not hold it.
 func (c *Cache) Slice(shard uint32, key model.Key) *model.Slice {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +168,7 @@ func (c *Cache) Slice(shard uint32, key model.Key) *model.Slice {
 	return c.shards[shard].slices[key]
 }
 
-// Services names all Services that the cache holds something of.
+// Services returns the keys of all Services of which the cache holds the Service or a slice.
 func (c *Cache) Services() []model.ServiceKey {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,15 +179,15 @@ func (c *Cache) Services() []model.ServiceKey {
 	return keys
 }
 
-// Node returns what is known of the agent's own Node, see setNode; nil means that none has come yet. One
-// that the cluster has deleted is Deleting.
+// Node returns the agent's own Node, or nil if none has arrived yet. A Node that the cluster has
+// deleted is returned with Deleting set; see setNode.
 func (c *Cache) Node() *model.Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.node
 }
 
-// Digests returns position and digest of every shard.
+// Digests returns the sequence and the digest of every shard.
 func (c *Cache) Digests() (sequences []uint64, digests []model.Digest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +208,7 @@ func (c *Cache) currentEpoch() uint64 {
 	return c.epoch
 }
 
-// shardNumber tells which shard a Service is in; 0 as long as no server has told how many there are.
+// shardNumber returns the number of a Service's shard, or 0 while the number of shards is unknown.
 func (c *Cache) shardNumber(key model.ServiceKey) uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -200,7 +218,7 @@ func (c *Cache) shardNumber(key model.ServiceKey) uint32 {
 	return key.Shard(uint32(len(c.shards)))
 }
 
-// sequence gives the position in a shard; 0 if there is none.
+// sequence returns the sequence of a shard, or 0 if there is none.
 func (c *Cache) sequence(shard uint32) uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,7 +242,8 @@ func (c *Cache) signalLocked() {
 	}
 }
 
-// hello fills in what the cache holds. A shard that lacks something has no position, so that digests decide.
+// hello sets the position and the digest of a Hello. A shard that lacks objects gets the sequence
+// 0, which makes the server compare digests.
 func (c *Cache) hello(h *pb.Hello) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,8 +261,9 @@ func (c *Cache) hello(h *pb.Hello) {
 // maxShards bounds the number of shards that a server may have.
 const maxShards = 4096
 
-// welcome makes the cache ready for the server's epoch and number of shards. What it holds stays. What was missing in the stream
-// before is not any more: its shards had no position in the Hello, so that this stream brings what differs.
+// welcome prepares the cache for a server's epoch and number of shards. The content stays. Slices
+// that were missing no longer count as missing: the Hello had no position for their shards, so this
+// stream brings whatever differs.
 func (c *Cache) welcome(epoch uint64, shards uint32) error {
 	if epoch == 0 || shards == 0 || shards&(shards-1) != 0 || shards > maxShards {
 		return fmt.Errorf("%w: welcome with epoch %d and %d shards", errProtocol, epoch, shards)
@@ -280,7 +300,8 @@ func (c *Cache) forgetPositionsLocked() {
 	c.moved = c.moved[:0]
 }
 
-// subscribe tells what the next stream is about. Positions in streams about something else mean nothing there.
+// subscribe sets the subscription of the next stream. If it differs from the present one, the
+// positions become invalid.
 func (c *Cache) subscribe(s *pb.Subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -290,14 +311,16 @@ func (c *Cache) subscribe(s *pb.Subscription) {
 	c.subscription, c.resubscribing = s, false
 }
 
-// resubscribe tells what the stream will be about when it is in sync again.
+// resubscribe notes that the server changes the subscription to s, until the stream is in sync
+// again.
 func (c *Cache) resubscribe(s *pb.Subscription) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.subscription, c.resubscribing = s, true
 }
 
-// reshardLocked distributes what the cache holds over another number of shards, without positions and what is unreadable.
+// reshardLocked distributes the content over another number of shards. It drops positions and what
+// is known of unreadable objects.
 func (c *Cache) reshardLocked(shards uint32) {
 	old := c.shards
 	c.shards, c.moved = make([]cacheShard, shards), c.moved[:0]
@@ -310,14 +333,14 @@ func (c *Cache) reshardLocked(shards uint32) {
 				c.shardOf(key).setService(held.service)
 			}
 			for _, slice := range held.slices {
-				// One that is just being handed from one Service to another may be here twice.
+				// A slice that moves between Services may for a moment be in two shards.
 				c.setSliceLocked(c.shardOf(key), slice)
 			}
 		}
 	}
 }
 
-// synced takes the positions of an InSync.
+// synced sets the positions of an InSync and makes the content count.
 func (c *Cache) synced(m *pb.InSync) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -331,23 +354,27 @@ func (c *Cache) synced(m *pb.InSync) error {
 		c.shards[i].sequence = sequence
 		c.movedLocked(uint32(i))
 	}
-	// Not the highest ones ever seen: a server that is behind has let the client wait, and was still behind. A restored etcd may
-	// stay so for hours, and a server that is not to be trusted may have said anything.
+	// The highest versions ever seen would be wrong here. A server that was behind them has already
+	// let the client wait, and is still behind. A restored etcd may stay behind for hours, and an
+	// untrusted server may have claimed any version.
 	c.seen = wire.ResourceVersionsFromProto(m.GetResourceVersions())
 	c.inSync, c.stale, c.resubscribing = true, false, false
 	c.signalLocked()
 	return nil
 }
 
-// cameFrom tells what software the server is of that has just brought the cache in sync. Where it is other software than the one before, that
-// may have left out fields of objects that this one has, and kept their versions: these objects then count as what is held of them. It gives
-// their shards, of which what differs is to be asked for.
+// cameFrom notes the version of the server that has just brought the cache in sync. A server of
+// another version may have left out fields of objects without changing the objects' versions. If
+// the version has changed, each object counts in digests as what the cache holds of it. cameFrom
+// returns the shards with objects for which that makes a difference. The caller must ask for the
+// differences in these shards.
 func (c *Cache) cameFrom(software string) (differ []uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.from
 	c.from = software
-	if before == "" || before == software || c.collect { // a relay's store keeps what it has of a version
+	// a relay's store keeps what it has of a version
+	if before == "" || before == software || c.collect {
 		return nil
 	}
 	for i := range c.shards {
@@ -358,7 +385,7 @@ func (c *Cache) cameFrom(software string) (differ []uint32) {
 	return differ
 }
 
-// movedLocked has Take give a shard's position.
+// movedLocked makes the next Take return a shard's position.
 func (c *Cache) movedLocked(shard uint32) {
 	if s := &c.shards[shard]; !s.moved {
 		s.moved = true
@@ -366,14 +393,14 @@ func (c *Cache) movedLocked(shard uint32) {
 	}
 }
 
-// knownServers gives the servers that streams have told of.
+// knownServers returns the servers that the last stream named.
 func (c *Cache) knownServers() []Server {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.servers
 }
 
-// setServers takes the servers that a stream tells of, and tells whether they are others than before.
+// setServers sets the servers that a stream names, and reports whether they have changed.
 func (c *Cache) setServers(servers []Server) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -382,7 +409,8 @@ func (c *Cache) setServers(servers []Server) bool {
 	return changed
 }
 
-// bucketDigests returns the digests of a shard's buckets, by number. ok is false if there is no such shard.
+// bucketDigests returns the digests of a shard's buckets, by number. ok is false if there is no
+// such shard.
 func (c *Cache) bucketDigests(shard uint32) (digests []model.Digest, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -392,7 +420,7 @@ func (c *Cache) bucketDigests(shard uint32) (digests []model.Digest, ok bool) {
 	return c.shards[shard].bucketDigests(), true
 }
 
-// isUnreadable tells whether the shard holds an object that did not decode.
+// isUnreadable reports whether the server has an object in this shard that did not decode.
 func (c *Cache) isUnreadable(shard uint32, key model.Key) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -403,7 +431,7 @@ func (c *Cache) isUnreadable(shard uint32, key model.Key) bool {
 	return ok
 }
 
-// changedUnreadable gives, by shard, objects that did not decode and that have changed since.
+// changedUnreadable returns, by shard, the objects that did not decode and have changed since.
 func (c *Cache) changedUnreadable() map[uint32][]model.Key {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -416,8 +444,8 @@ func (c *Cache) changedUnreadable() map[uint32][]model.Key {
 	return out
 }
 
-// differs compares a heartbeat with the cache and reports whether the cache, at the same position, holds something else: once for
-// a digest and stream, and only if allow lets it.
+// differs reports whether a heartbeat has the cache's position but another digest. It reports each
+// digest once per stream, and only if allow returns true.
 func (c *Cache) differs(m *pb.Heartbeat, allow func() bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -439,8 +467,8 @@ func (c *Cache) differs(m *pb.Heartbeat, allow func() bool) bool {
 	return true
 }
 
-// diverged compares the server's digests with the cache and returns the shards that hold something else at the same position, each
-// once for a digest and stream, and only as long as allow lets it.
+// diverged returns the shards whose digest differs from the server's at the same sequence. It
+// returns a shard once per digest and stream, and only while allow returns true.
 func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -456,7 +484,7 @@ func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 			continue
 		}
 		if own[i] == digest {
-			delete(c.asked, uint32(i)) // asking helped, and would again
+			delete(c.asked, uint32(i)) // if the shard diverges again, asking may help again
 			continue
 		}
 		if asked, ok := c.asked[uint32(i)]; (!ok || asked != digest) && allow() {
@@ -467,13 +495,15 @@ func (c *Cache) diverged(m *pb.Digests, allow func() bool) []uint32 {
 	return out
 }
 
-// setNode sets the Node, and reports whether nil was given in place of one that the cache holds. A
-// deleted Node stays, also over a restart, as one that is being deleted: the machine goes on, and so
-// does what the Node said of its zone, its pods and the cluster's ranges, until a Node says otherwise.
-// But load balancers are to leave it.
+// setNode sets the Node. It reports whether n is nil although the cache holds a Node.
 //
-// A Node that is registered anew keeps the InternalIPs and pod CIDRs of the one before until it has its
-// own. The view needs no memory of that, and a checkpoint has it.
+// A deleted Node stays in the cache, and in the checkpoint, with Deleting set. The machine is still
+// running, so the Node's zone, pod CIDRs and the cluster's ranges still hold. They hold until
+// another Node replaces them. Deleting makes load balancers leave the node.
+//
+// A Node that is registered anew keeps the InternalIPs and pod CIDRs of the previous one until it
+// has its own. That is done here, so that the view needs no memory and the checkpoint includes the
+// result.
 func (c *Cache) setNode(n *model.Node) (gone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -493,9 +523,9 @@ func (c *Cache) setNode(n *model.Node) (gone bool) {
 	return gone
 }
 
-// completed returns a Node with what it lacks and the one before had. A Node without InternalIPs or
-// without pod CIDRs has not been given them yet, as neither is ever taken away: it has been deleted and
-// registered again.
+// completed returns n with the InternalIPs and pod CIDRs of before where n has none. Kubernetes
+// never takes these away from a Node. A Node without them was deleted and registered again, and has
+// not received them yet.
 func completed(n, before *model.Node) *model.Node {
 	out := *n
 	if len(out.InternalIPs) == 0 {

@@ -21,68 +21,78 @@ import (
 )
 
 const (
-	// checkpointInterval is the least time between two checkpoints: what came after the last one is what a crash makes the
-	// servers send again.
+	// checkpointInterval is the minimum time between two checkpoints. After a crash, the servers
+	// send again what arrived since the last one.
 	checkpointInterval = 10 * time.Second
-	// staleGrace is how long servers have to bring a cache in sync before the node is programmed by its checkpoint alone.
+	// staleGrace is how long servers have to bring the cache in sync. After that, the node is
+	// programmed from its checkpoint alone.
 	staleGrace = 5 * time.Second
-	// lastSave bounds the time that the last checkpoint may take when the agent ends.
+	// lastSave bounds the duration of the last save, when the agent stops.
 	lastSave = 3 * time.Second
 )
 
-// rejectedSuffix and newSuffix follow the path of a checkpoint that is set aside, and of one that is being written.
+// rejectedSuffix is appended to the path of a checkpoint that is set aside. newSuffix is appended
+// to the path of one that is being written.
 const (
 	rejectedSuffix = ".rejected"
 	newSuffix      = ".new"
 )
 
-// CheckpointOptions set up a Checkpoint.
+// CheckpointOptions configure a Checkpoint.
 type CheckpointOptions struct {
-	// Path of the file. Its directory must be there, for the agent alone to write.
+	// Path is the path of the file. Its directory must exist, and only the agent may be able to
+	// write to it.
 	Path string
-	// NodeName is the node that the cache is of. The checkpoint of another one is not used.
+	// NodeName is the node that the cache belongs to. A checkpoint of another node is rejected.
 	NodeName string
-	// Cache that is restored and saved; it must be unused.
+	// Cache is the cache to restore and save. It must be unused.
 	Cache *Cache
-	// Logger; nil: slog's default.
+	// Logger is the checkpoint's log. nil means slog.Default.
 	Logger *slog.Logger
-	// Registerer for metrics; nil: none.
+	// Registerer registers the checkpoint's metrics. nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
-// Checkpoint keeps a cache in a file, so that an agent that starts needs of the servers only what has changed, and knows where
-// Services led when it is without servers.
+// Checkpoint keeps a cache in a file. An agent that starts with a checkpoint gets only the
+// differences from the servers, and knows the endpoints of Services even without a server.
 //
-//   - The cache starts with what the file holds, and the first Hello resumes from there.
-//   - Until a server has brought the cache in sync, what the file gave counts for nothing; but if none has within five seconds,
-//     the node is programmed by it, which is logged and shown by the metric slicecast_agent_stale. Nothing of it is acked.
-//   - While the cache changes the file is replaced at most every ten seconds, and once more when the agent ends. A reader
-//     finds the old file or the new one, whole. Nothing is written before the first server has brought the cache in sync.
-//   - A file that is not exactly what an agent of this node wrote is set aside, under its name with ".rejected", and the cache
-//     starts empty.
-//   - The agent goes on without a file that can't be written, and tries again.
+// Invariants:
+//
+//  1. The cache starts with the content of the file, and the first Hello resumes from there.
+//  2. Restored content does not count until a server has brought the cache in sync. If none has
+//     within staleGrace, the node is programmed from the restored content. That is logged, and the
+//     metric slicecast_agent_stale shows it. Restored content is never acked.
+//  3. Nothing is written before the first server has brought the cache in sync. After that, a
+//     changed cache is written at most once per checkpointInterval, and once more when the agent
+//     stops.
+//  4. A reader finds either the old file or the new one, whole.
+//  5. A file that is not exactly what an agent of this node wrote is renamed with the suffix
+//     ".rejected", and the cache starts empty.
+//  6. If the file cannot be written, the agent goes on without it and tries again.
 type Checkpoint struct {
 	options  CheckpointOptions
 	log      *slog.Logger
 	restored bool
-	written  time.Time // if it was restored
+	written  time.Time // when the restored file was written; zero if none was
 	errors   prometheus.Counter
 	bytes    prometheus.Gauge
 	saved    prometheus.Gauge
-	// lastSaved is when this process has written the file; nil: it has not.
+	// lastSaved is when this process last wrote the file. nil means that it has not.
 	lastSaved atomic.Pointer[time.Time]
 
-	// What follows is save's, which runs once at a time.
+	// Only save uses the fields below. It runs on one goroutine at a time.
 
 	encoder *checkpointEncoder
-	// lastPosition, lastRevisions and lastNode tell whether something has changed since the last save.
+	// lastPosition, lastRevisions and lastNode describe what the last save wrote, so that save can
+	// skip writing an unchanged cache.
 	lastPosition  []byte
 	lastRevisions []uint64
 	lastNode      *model.Node
 	lastError     string
 }
 
-// OpenCheckpoint restores the cache from the file, if that is good. Its error is about the path.
+// OpenCheckpoint restores the cache from the file. A file that cannot be used is set aside, which
+// is not an error. The error reports a path that no checkpoint can be written to.
 func OpenCheckpoint(o CheckpointOptions) (*Checkpoint, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -112,7 +122,7 @@ func OpenCheckpoint(o CheckpointOptions) (*Checkpoint, error) {
 	return p, nil
 }
 
-// restore fills the cache.
+// restore fills the cache from the file.
 func (p *Checkpoint) restore() error {
 	path := p.options.Path
 	info, err := os.Stat(path)
@@ -158,8 +168,8 @@ func readCheckpoint(path, node string) (*decoded, error) {
 	return decodeCheckpoint(file, node)
 }
 
-// Saved is when this process has last written the checkpoint; before that, when the one was written that it has restored; zero:
-// there is none.
+// Saved returns when this process last wrote the checkpoint. If it has not, Saved returns when the
+// restored checkpoint was written, or the zero time if there was none.
 func (p *Checkpoint) Saved() time.Time {
 	if t := p.lastSaved.Load(); t != nil {
 		return *t
@@ -167,7 +177,8 @@ func (p *Checkpoint) Saved() time.Time {
 	return p.written
 }
 
-// RemoveCheckpoint removes a checkpoint and what may be left beside it. What is no regular file is an error, and stays.
+// RemoveCheckpoint removes a checkpoint and the files that may be left beside it. If the path is
+// not a regular file, it removes nothing and returns an error.
 func RemoveCheckpoint(path string) error {
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is no regular file: give the one that the agent writes", path)
@@ -181,9 +192,11 @@ func RemoveCheckpoint(path string) error {
 	return errors.Join(errs...)
 }
 
-// Run saves the cache until the context ends, and makes it count if no server brings it in sync in time.
+// Run saves the cache until the context ends. If no server brings the cache in sync within
+// staleGrace, it makes the restored content count.
 func (p *Checkpoint) Run(ctx context.Context) {
-	// A disk that hangs may hold up neither the grace nor the end.
+	// Saves have their own goroutine, because a disk that hangs must delay neither the grace period
+	// nor the end of Run.
 	saves, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -196,7 +209,7 @@ func (p *Checkpoint) Run(ctx context.Context) {
 	defer cancel()
 	select {
 	case saves <- struct{}{}:
-	case <-last.Done(): // the one before is not done
+	case <-last.Done(): // the previous save is still running
 	}
 	close(saves)
 	select {
@@ -225,7 +238,7 @@ func (p *Checkpoint) follow(ctx context.Context, saves chan<- struct{}) {
 		case <-tick.C:
 			select {
 			case saves <- struct{}{}:
-			default: // the one before is not done
+			default: // the previous save is still running
 			}
 		}
 	}
@@ -254,7 +267,8 @@ func (p *Checkpoint) save() {
 	}
 }
 
-// write gives the size of what it has written; 0: there was no need.
+// write writes the file and returns its size in bytes. 0 means that nothing has changed since the
+// last save.
 func (p *Checkpoint) write() (size int, err error) {
 	c := p.options.Cache.contents(p.encoder.changed)
 	if c == nil {
@@ -291,10 +305,11 @@ func (p *Checkpoint) write() (size int, err error) {
 	return size, nil
 }
 
-// replaceFile makes the file hold what write writes, or leaves it as it is: whoever opens it, also after a power failure,
-// finds one or the other.
+// replaceFile replaces the file with what write writes, or leaves it unchanged. A reader finds one
+// or the other, even after a power failure.
 func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err error) {
-	// A fixed name: what a killed process left is overwritten, and does not pile up.
+	// The name is fixed, so that the file that a killed process left behind is overwritten. Such
+	// files would pile up otherwise.
 	f, err := os.OpenFile(path+newSuffix, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, err
@@ -311,7 +326,7 @@ func replaceFile(path string, write func(io.Writer) (int, error)) (size int, err
 	if err == nil {
 		err = os.Rename(path+newSuffix, path)
 	}
-	if err != nil { // the disk may be full
+	if err != nil { // the disk may be full, so the partial file must not stay
 		return 0, errors.Join(err, os.Remove(path+newSuffix))
 	}
 	dir, err := os.Open(filepath.Dir(path))

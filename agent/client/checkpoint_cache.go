@@ -8,22 +8,24 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// contents is what a cache holds at one moment.
+// contents is the content of a cache at one moment.
 type contents struct {
-	// hello has the positions, the subscription that they are of, the epoch and the resource versions.
+	// hello has the epoch, the positions, the subscription that they belong to, and the resource
+	// versions.
 	hello *pb.Hello
-	// revisions are those of the shards; they grow with each change.
+	// revisions holds the revision of each shard, which grows with every change.
 	revisions []uint64
 	node      *model.Node
-	// servers are those that the last stream told of, and names, in their order, those that their
-	// certificates must have.
+	// servers are the servers that the last stream named. names are, in the same order, the names
+	// that their certificates must have.
 	servers, names *pb.Servers
-	// shards are those that were asked for, whole and without sequences.
+	// shards holds the shards that the caller asked for, whole and without sequences.
 	shards map[uint32]*model.Update
 }
 
-// contents gives what the cache holds, and the objects of the shards whose revision changed wants; nil as long as the cache has
-// not been in sync. The objects are immutable, so that only their lists are copied under the lock.
+// contents returns the content of the cache, with the objects of the shards for which changed
+// returns true. It returns nil until the cache has been in sync. Objects are immutable, so it only
+// copies lists of them under the lock.
 func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *contents {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -56,7 +58,7 @@ func (c *Cache) contents(changed func(shard uint32, revision uint64) bool) *cont
 	return out
 }
 
-// whole gives a shard as an Update, in no order.
+// whole returns a shard as an Update, in no particular order.
 func (s *cacheShard) whole(shard uint32) *model.Update {
 	u := &model.Update{Shard: shard, Full: true}
 	for _, held := range s.services {
@@ -68,8 +70,8 @@ func (s *cacheShard) whole(shard uint32) *model.Update {
 	return u
 }
 
-// restore makes an unused cache hold what another one held, which becomes its own. Nothing of it is given out before the
-// cache is in sync or useRestored is called.
+// restore moves the content of another cache to an unused one. Take returns nothing of it before
+// the cache is in sync or useRestored is called.
 func (c *Cache) restore(from *Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,7 +88,8 @@ func (c *Cache) restore(from *Cache) {
 	}
 }
 
-// useRestored makes the restored content count although no server has confirmed it, until one does; false if one has already.
+// useRestored makes the restored content count until a server confirms it. It does nothing and
+// returns false if a server already has.
 func (c *Cache) useRestored() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +101,7 @@ func (c *Cache) useRestored() bool {
 	return true
 }
 
-// isStale tells whether content counts that no server has confirmed.
+// isStale reports whether content counts that no server has confirmed.
 func (c *Cache) isStale() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

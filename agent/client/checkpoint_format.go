@@ -18,22 +18,29 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// A checkpoint file, numbers big-endian:
+// A checkpoint file has this format, with big-endian numbers:
 //
 //	magic       8 bytes
 //	format      uint32
 //	written     int64, milliseconds since 1970
-//	sections    uint32, their number; each of them:
-//	              size    uint32, of the content
-//	              stored  uint32, bytes that follow
+//	sections    uint32, number of sections, each of which has:
+//	              size    uint32, bytes of the content
+//	              stored  uint32, bytes of the compressed content
 //	              the content, compressed with zstd
-//	checksum    uint64, xxhash64 of all that is before
+//	checksum    uint64, xxhash64 of all bytes before it
 //
-// The contents speak the wire API: a Hello that says whose cache it is and which positions it has;
-// Servers; Servers whose addresses are the names that the certificates of these servers must have,
-// in their order; a frame with the Node; and for each shard, in their order, the frames of an
-// update with the whole of it, one a section. The frames of shards have no sequences, which are in
-// the Hello, so that they stay the same while their objects do.
+// The contents are messages of the wire API, in this order:
+//
+//  1. A Hello, which says whose cache it is and has the positions.
+//  2. Servers.
+//  3. Servers whose addresses are the names that the certificates of these servers must have, in
+//     the same order.
+//  4. A frame with the Node.
+//  5. For each shard in order, the frames of an Update with the whole shard, one frame in each
+//     section.
+//
+// The frames of shards have no sequences, so that they stay the same while their objects do. The
+// Hello has the sequences.
 const (
 	checkpointMagic  = "slicekpt"
 	checkpointFormat = 3
@@ -42,7 +49,7 @@ const (
 	checksumSize     = 8
 )
 
-// Sections before those of the shards.
+// Indexes of the sections. Those of the shards start at sectionShards.
 const (
 	sectionHello = iota
 	sectionServers
@@ -51,15 +58,15 @@ const (
 	sectionShards
 )
 
-// Bounds of what is read. A cluster of a million endpoints has a file of some 20 MB.
+// These constants bound what is read. A cluster of a million endpoints has a file of about 20 MB.
 const (
 	maxCheckpoint = 256 << 20
-	// maxServers is how many servers are believed to exist.
+	// maxServers bounds the number of servers that a checkpoint may name.
 	maxServers = 1024
 )
 
-// checkpointEncoder makes checkpoints of one cache. It keeps each shard as it was compressed last, so that it compresses
-// again only what has changed.
+// checkpointEncoder encodes checkpoints of one cache. It keeps the compressed sections of each
+// shard, so that it compresses only shards that have changed.
 type checkpointEncoder struct {
 	zstd   *zstd.Encoder
 	shards []encodedShard
@@ -71,30 +78,30 @@ type encodedShard struct {
 }
 
 func newCheckpointEncoder() *checkpointEncoder {
-	// A shard is compressed on its own, so one that fits the window loses nothing by a small one; a node has better uses for
-	// memory and CPU than the last percent.
+	// Each section is compressed by itself, so a small window costs nothing for a shard that fits
+	// in it. A better ratio is not worth a node's memory and CPU.
 	e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithWindowSize(1<<20),
 		zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithZeroFrames(true), zstd.WithEncoderCRC(false))
 	if err != nil {
-		panic(err) // only for options that contradict each other
+		panic(err) // the options contradict each other
 	}
 	return &checkpointEncoder{zstd: e}
 }
 
-// changed tells whether a shard's revision is yet to be compressed.
+// changed reports whether this revision of a shard has not been compressed yet.
 func (e *checkpointEncoder) changed(shard uint32, revision uint64) bool {
 	return int(shard) >= len(e.shards) || e.shards[shard].sections == nil || e.shards[shard].revision != revision
 }
 
-// section gives the bytes of a section.
+// section returns the encoded section with this content.
 func (e *checkpointEncoder) section(content []byte) []byte {
 	out := e.zstd.EncodeAll(content, make([]byte, sectionHeader, sectionHeader+len(content)/4))
 	binary.BigEndian.PutUint32(out, uint32(len(content)))
 	binary.BigEndian.PutUint32(out[4:], uint32(len(out)-sectionHeader))
-	return bytes.Clone(out) // without spare room: it is kept
+	return bytes.Clone(out) // the clone has no spare capacity, since it is kept
 }
 
-// encode gives the sections of a checkpoint.
+// encode returns the sections of a checkpoint.
 func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 	hello, err := proto.Marshal(c.hello)
 	if err != nil {
@@ -118,7 +125,7 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 	e.shards = shards
 	for i, revision := range c.revisions {
 		if u := c.shards[uint32(i)]; u != nil {
-			// Neighbours resemble each other, which is what compression lives on.
+			// Sorting puts similar objects next to each other, which improves compression.
 			slices.SortFunc(u.Services, func(a, b *model.Service) int { return a.Key().Compare(b.Key()) })
 			slices.SortFunc(u.Slices, func(a, b *model.Slice) int { return a.Key().Compare(b.Key()) })
 			frames, err := wire.EncodeParts(u)
@@ -135,7 +142,7 @@ func (e *checkpointEncoder) encode(c *contents) ([][]byte, error) {
 	return sections, nil
 }
 
-// writeCheckpoint writes a checkpoint of these sections and gives its size.
+// writeCheckpoint writes a checkpoint with these sections and returns its size in bytes.
 func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size int, err error) {
 	sum := xxhash.New()
 	write := func(b []byte) {
@@ -144,7 +151,7 @@ func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size i
 			n, err = to.Write(b)
 			size += n
 		}
-		_, _ = sum.Write(b) // it can't fail
+		_, _ = sum.Write(b) // it never fails
 	}
 	header := append(make([]byte, 0, checkpointHeader), checkpointMagic...)
 	header = binary.BigEndian.AppendUint32(header, checkpointFormat)
@@ -158,15 +165,15 @@ func writeCheckpoint(to io.Writer, written time.Time, sections [][]byte) (size i
 	return size, err
 }
 
-// decoded is what a checkpoint holds.
+// decoded is the content of a checkpoint.
 type decoded struct {
 	written time.Time
-	// cache holds the state and its positions, and has never been in sync.
+	// cache holds the state and its positions. It has never been in sync.
 	cache *Cache
 }
 
-// decodeCheckpoint reads the checkpoint of a node. It takes all of it or gives an error: a checkpoint is worth a snapshot and
-// no more, so there is nothing to be saved from one that is not what was written.
+// decodeCheckpoint decodes the checkpoint of a node, whole or not at all. A rejected checkpoint
+// costs only a snapshot, so salvaging parts of a damaged file is not worth its risk.
 func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 	r := &sectionReader{}
 	out := &decoded{cache: NewCache()}
@@ -216,7 +223,8 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 		}
 		s := &out.cache.shards[i]
 		s.sequence = hello.GetSequences()[i]
-		if s.useOwnVersions() { // what wrote it may have been older than what reads it: the digest decides
+		// The writer may have been older software than the reader, so the digest decides.
+		if s.useOwnVersions() {
 			s.sequence = 0
 		}
 	}
@@ -229,15 +237,15 @@ func decodeCheckpoint(file []byte, node string) (*decoded, error) {
 	return out, nil
 }
 
-// sectionReader reads sections in their order.
+// sectionReader reads the sections in order.
 type sectionReader struct {
 	rest     []byte
-	sections uint32 // that the file says it has
-	read     uint32 // sections
+	sections uint32 // number of sections that the file claims to have
+	read     uint32 // number of sections read so far
 	zstd     *zstd.Decoder
 }
 
-// open checks the file as a whole.
+// open checks the magic, the format and the checksum, and returns when the file was written.
 func (r *sectionReader) open(file []byte) (written time.Time, err error) {
 	switch {
 	case len(file) < checkpointHeader+checksumSize:
@@ -253,15 +261,15 @@ func (r *sectionReader) open(file []byte) (written time.Time, err error) {
 	if xxhash.Sum64(body) != sum {
 		return written, errors.New("it is torn or damaged: its checksum does not fit")
 	}
-	// Contents are bounded by next.
+	// content bounds the size of what is decompressed.
 	if r.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true)); err != nil {
-		panic(err) // only for options that contradict each other
+		panic(err) // the options contradict each other
 	}
 	r.sections, r.rest = binary.BigEndian.Uint32(header[12:]), body[checkpointHeader:]
 	return time.UnixMilli(int64(binary.BigEndian.Uint64(header[4:]))), nil
 }
 
-// content gives the content of the next section.
+// content returns the decompressed content of the next section.
 func (r *sectionReader) content() ([]byte, error) {
 	if len(r.rest) < sectionHeader {
 		return nil, io.ErrUnexpectedEOF
@@ -294,7 +302,8 @@ func (r *sectionReader) next(m proto.Message) error {
 	return proto.Unmarshal(content, m)
 }
 
-// response gives a frame that holds nothing that can't be read.
+// response returns the decoded frame in the next section. It returns an error if the frame holds an
+// object that does not decode.
 func (r *sectionReader) response() (*wire.Response, error) {
 	content, err := r.content()
 	if err != nil {
@@ -310,7 +319,8 @@ func (r *sectionReader) response() (*wire.Response, error) {
 	return response, nil
 }
 
-// checkHello checks what the rest depends on.
+// checkHello checks the node name, the epoch and the number of shards, which decoding the other
+// sections relies on.
 func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 	shards := len(h.GetSequences())
 	switch {
@@ -324,7 +334,7 @@ func (r *sectionReader) checkHello(h *pb.Hello, node string) error {
 	return nil
 }
 
-// shard reads a shard into a cache.
+// shard reads all sections of a shard into a cache.
 func (r *sectionReader) shard(into *Cache, shard uint32) error {
 	s := &into.shards[shard]
 	named := 0

@@ -1,32 +1,43 @@
-// Package client is a node's side of the stream: it keeps a Cache equal to what the servers hold, whatever happens to
-// servers, streams and network meanwhile.
+// Package client is a node's side of the stream. It keeps a Cache equal to the state that the
+// servers hold, whatever happens to servers, streams and the network.
 //
 // # Guarantees
 //
-//   - The cache changes by whole Updates only, and loses an object only when an Update says so. A server that is away, a
-//     stream that breaks, an update that does not fit: none of them removes anything.
-//   - After a reconnect the server sends what differs from what the cache holds.
-//   - A delta that does not fit is not guessed at: the object stays as it is and is asked for again.
-//   - An object that does not decode is left out, reported to the server with a Nack, and the rest is applied.
-//   - Acks cover what the caller has programmed, and are coalesced.
+//   - The cache changes only by whole Updates and loses an object only when an Update says so. A
+//     server that is down, a broken stream or an update that does not fit removes nothing.
+//   - After a reconnect, the server sends only the differences from the cache's content.
+//   - The client never guesses the result of a delta that does not fit. It keeps the object as it
+//     is and asks the server for it again.
+//   - The client leaves out an object that does not decode and reports it to the server with a
+//     Nack. It applies the rest of the update.
+//   - Acks cover only what the caller has programmed, and are coalesced.
 //
-// Status codes and what the client does: UNAVAILABLE and all others not named here: the next server, with back-off once
-// all have been tried. UNAVAILABLE and RESOURCE_EXHAUSTED with google.rpc.RetryInfo: the same, and this server not before
-// that time. UNAUTHENTICATED, PERMISSION_DENIED: the same, and an error in the log each time, because an operator has to act; but a stream that
-// has lasted and ends with UNAUTHENTICATED has outlived its credentials, and another one with fresh ones follows at once. A
-// breach of the protocol by the server: the stream is closed and the cache resumes on a new one.
+// # Status codes
+//
+// The status that a stream ends with decides what the client does next:
+//
+//   - By default, the client tries the next server. It backs off once it has tried all servers.
+//   - If UNAVAILABLE or RESOURCE_EXHAUSTED comes with google.rpc.RetryInfo, the client does not try
+//     this server again before the time in RetryInfo.
+//   - On UNAUTHENTICATED or PERMISSION_DENIED, the client also logs an error each time, because an
+//     operator has to act. But if the stream was open for some time, UNAUTHENTICATED means that it
+//     has outlived its credentials, and the client reconnects at once with fresh ones.
+//   - If the server breaks the protocol, the client closes the stream and resumes from its cache on
+//     a new one.
 //
 // # Servers
 //
-// A client begins with the servers that it is given and goes by those that its stream tells of. Rendezvous hashing gives each
-// node an order of them. The client follows the first, as far as it can be reached: where servers come or go, nodes
-// move at a random moment within half a minute; a node that is elsewhere after a failure goes back 5 to 10 minutes later. It
-// leaves a stream for another server only when it is connected to that one.
+// A client starts with the servers of Options.Servers and learns others from its streams.
+// Rendezvous hashing gives each node its own order of the servers, and the client prefers the first
+// one that it can reach. When servers join or leave, nodes move at a random time within 30 seconds.
+// A node that is on another server after a failure returns to its first choice after 5 to 10
+// minutes. A client leaves a stream for another server only once it is connected to that server.
 //
 // # Other programs
 //
-// Whatever has to know where Services lead can use this package: give Options.Subscription, wait for Cache.Dirty, and read the
-// Services that Cache.Take names. examples/gateway is such a program.
+// Any program that needs to know the endpoints of Services can use this package. It sets
+// Options.Subscription, waits for Cache.Dirty, and reads the Services that Cache.Take returns.
+// examples/gateway is such a program.
 package client
 
 import (
@@ -47,16 +58,17 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// times are what a client goes by; tests are less patient.
+// times holds the client's delays. Tests shorten them.
 type times struct {
-	// minBackoff and maxBackoff bound the pause after all servers have been tried; the actual one is between half of it
-	// and all of it, at random, and doubles each round.
+	// minBackoff and maxBackoff bound the pause after all servers have been tried. The pause is
+	// chosen at random between half the back-off and all of it. The back-off doubles each round.
 	minBackoff, maxBackoff time.Duration
-	// settled is how long a stream must have lived for the back-off to start over.
+	// settled is how long a stream must live to reset the back-off.
 	settled time.Duration
-	// moveWindow is the time within which nodes move to servers that have come.
+	// moveWindow is the time within which nodes move after the set of servers has changed.
 	moveWindow time.Duration
-	// returnAfter, and up to twice that, is how long a node stays with a server that is not its first choice.
+	// returnAfter is the minimum time that a node stays on a server that is not its first choice.
+	// The maximum is twice as long.
 	returnAfter time.Duration
 }
 
@@ -66,91 +78,102 @@ var defaultTimes = times{
 }
 
 const (
-	// defaultHeartbeat is assumed where Welcome gives none; a server that is silent for silentBeats of them is taken for
-	// dead, and so is one that gives no Welcome within a single default one.
+	// defaultHeartbeat is the heartbeat interval if Welcome has none. A server that is silent for
+	// silentBeats intervals counts as dead, and so does a server that sends no Welcome within
+	// defaultHeartbeat.
 	defaultHeartbeat = 30 * time.Second
 	silentBeats      = 3
-	// What diverges is asked for again at most once every repairInterval, but for the first repairBurst times.
+	// The client asks for diverged shards at most once per repairInterval, after an initial burst
+	// of repairBurst requests.
 	repairInterval = 10 * time.Second
 	repairBurst    = 8
 )
 
-// maxMessage bounds a message of a server. What is larger comes in several.
+// maxMessage bounds the size of a server's message in bytes. Servers split larger updates.
 const maxMessage = wire.MaxFrame
 
-// window is what a server may send ahead: a shard of a large cluster. A fixed one also turns off the bandwidth estimator,
-// whose ping with each update would cost the server more than the update.
+// window is the flow-control window in bytes, which fits a shard of a large cluster. A fixed window
+// also turns off gRPC's bandwidth estimator. The estimator's ping with each update would cost the
+// server more than the update itself.
 const window = 1 << 20
 
-// What a Cache holds, by names that can be used outside of this module.
+// These aliases name the content of a Cache for code outside this module, which cannot import
+// internal/model.
 type (
 	// ServiceKey names a Service.
 	ServiceKey = model.ServiceKey
-	// Service is a Kubernetes Service, as far as nodes need it.
+	// Service is a Kubernetes Service, trimmed to what nodes need.
 	Service = model.Service
-	// Slice is a Kubernetes EndpointSlice, as far as nodes need it.
+	// Slice is a Kubernetes EndpointSlice, trimmed to what nodes need.
 	Slice = model.Slice
-	// Node is a Kubernetes Node, as far as the node itself needs it.
+	// Node is a Kubernetes Node, trimmed to what the node itself needs.
 	Node = model.Node
 )
 
 var errProtocol = errors.New("the server broke the protocol")
 
-// Options set up a Client.
+// Options configure a Client.
 type Options struct {
-	// Servers gives the servers to begin with. It is called again in each round of attempts in which none of the first ones answers
-	// that streams have told of. Required.
+	// Servers returns the servers to start with. It is required. The client calls it in each round
+	// of attempts in which the first servers known from streams do not answer.
 	Servers func(context.Context) ([]Server, error)
-	// ServerName is what the certificate of every server must have, wherever the client has the
-	// server from. Empty means each Server's own Name.
+	// ServerName is the name that every server's certificate must have, including servers learned
+	// from a stream. Empty means that each Server's own Name applies.
 	ServerName string
-	// NodeName is the Node that this client serves; empty: none.
+	// NodeName is the name of the Node that this client serves. Empty means that it serves none.
 	NodeName string
-	// Kind is what the client is; if not given, an agent if it has a NodeName, else an observer. With Relay it is a relay.
+	// Kind is the kind of client. It is ignored if Relay is set. If unspecified, it is agent with a
+	// NodeName and observer without one.
 	Kind pb.ClientKind
-	// Version and Programmer are told to the server, for its operators.
+	// Version and Programmer are sent to the server, which shows them to its operators.
 	Version, Programmer string
 	// DialOptions must hold the transport credentials.
 	DialOptions []grpc.DialOption
-	// Cache is kept up to date. Required.
+	// Cache is the cache to keep up to date. It is required.
 	Cache *Cache
-	// Subscription is what the client follows, and all that its cache will hold; nil: everything.
+	// Subscription selects what the client follows, and so all that its cache holds. nil means
+	// everything.
 	Subscription *pb.Subscription
-	// Relay, if set, is told what a relay needs to know.
+	// Relay, if set, receives the callbacks that a relay needs.
 	Relay *Relay
-	// Decode decodes frames, whose memory it must not keep; nil: wire.Decode. A process with many clients may share results, which are immutable.
+	// Decode decodes a frame. It must not keep the frame's memory. nil means wire.Decode. A process
+	// with many clients may share the results, which are immutable.
 	Decode func(wire.Frame) (*wire.Response, error)
-	// Apply applies deltas, as model.SliceDelta.Apply does, which it is if nil; the same process may share results here too.
+	// Apply applies a delta to a slice. nil means model.SliceDelta.Apply. A process with many
+	// clients may share the results, which are immutable.
 	Apply func(d *model.SliceDelta, to *model.Slice) (*model.Slice, error)
-	// Observe, if set, sees each response after it was applied, with its size before TLS and HTTP/2. It must be fast.
+	// Observe, if set, is called with each response after it was applied, and with the response's
+	// size in bytes before TLS and HTTP/2. It must return quickly.
 	Observe func(r *wire.Response, size int)
-	// MaxBackoff bounds the pause after all servers have been tried; 0: 30 seconds.
+	// MaxBackoff bounds the pause after all servers have been tried. 0 means 30 seconds.
 	MaxBackoff time.Duration
-	// Logger; nil: slog's default.
+	// Logger is the client's log. nil means slog.Default.
 	Logger *slog.Logger
-	// Registerer for metrics; nil: none.
+	// Registerer registers the client's metrics. nil means that they are not registered.
 	Registerer prometheus.Registerer
 }
 
-// Client keeps a Cache up to date.
+// Client keeps a Cache up to date from one server at a time.
 type Client struct {
 	options Options
 	log     *slog.Logger
 	metrics *metrics
 	outbox  *outbox
-	// connection is for Connection.
+	// connection is the state that Connection and InSync report.
 	connection connection
 	times      times
-	// choice and prepared are for Run; prepared may be set by a stream's own goroutines.
+	// choice and prepared belong to the goroutine of Run. A goroutine of a stream may set prepared
+	// before the stream ends; Run reads it after that goroutine has ended.
 	choice   choice
 	prepared *prepared
-	// repairs bounds how often the server is asked for what diverges, unreadableLogged how often
-	// the log hears of objects that do not decode, nodeLogged how often that the Node is gone.
+	// repairs limits how often the client asks the server for diverged shards. unreadableLogged
+	// limits log lines about objects that do not decode. nodeLogged limits log lines about a
+	// deleted Node.
 	repairs                      *rate.Limiter
 	unreadableLogged, nodeLogged rate.Sometimes
 }
 
-// New makes a client.
+// New returns a client. Run starts it.
 func New(o Options) *Client {
 	if o.Decode == nil {
 		o.Decode = wire.Decode
@@ -189,35 +212,37 @@ func New(o Options) *Client {
 	}
 }
 
-// Subscribe changes what the client follows. It returns at once; what falls out of the subscription leaves the cache, and
-// what is new to it comes, on the stream that is open or on the next one. nil is everything.
+// Subscribe changes what the client follows and returns at once. Objects that leave the
+// subscription leave the cache. Objects that enter it arrive on the current stream or on the next
+// one. nil means everything.
 func (c *Client) Subscribe(s *pb.Subscription) { c.outbox.subscribe(proto.CloneOf(s)) }
 
-// Ack tells the server that these positions, in this epoch, are programmed. It returns at once; what can't be sent
-// because there is no stream is dropped, and told when the next stream is in sync.
+// Ack reports to the server that the kernel holds these positions of this epoch. It returns at
+// once. Positions that are lost because a stream ended are reported on the next stream: after its
+// InSync, Cache.Take returns the positions of all shards again.
 func (c *Client) Ack(epoch uint64, positions map[uint32]uint64) { c.outbox.ack(epoch, positions) }
 
-// AckSince tells the server that all of a relay's nodes have a shard of an epoch programmed up to a sequence, since when the last of
-// them has it, and which one that was.
+// AckSince reports to the server that all of a relay's nodes have programmed a shard up to a
+// sequence. at is when the slowest node programmed it, and last is that node's name.
 func (c *Client) AckSince(epoch uint64, shard uint32, sequence uint64, at time.Time, last string) {
 	c.outbox.ackSince(epoch, map[uint32]uint64{shard: sequence}, at, last)
 }
 
-// Nack tells the server, and each one that comes after it, that something of a Service could not be programmed.
+// Nack reports to the current server and to each later one that a Service is not fully programmed.
 func (c *Client) Nack(service model.ServiceKey, reason string) {
 	c.fail(subject{key: serviceKey(service)}, failure{reason: reason})
 }
 
-// Resolve takes a Nack back: all of the Service is programmed.
+// Resolve withdraws the Nack of a Service, which is now fully programmed.
 func (c *Client) Resolve(service model.ServiceKey) {
 	c.outbox.resolve(subject{key: serviceKey(service)})
 }
 
-// NackNode tells the server, and each one that comes after it, that nothing of one or both IP families
-// is programmed.
+// NackNode reports to the current server and to each later one that nothing of one or both IP
+// families is programmed.
 func (c *Client) NackNode(reason string) { c.fail(c.itself(), failure{reason: reason}) }
 
-// ResolveNode takes a NackNode back.
+// ResolveNode withdraws a NackNode.
 func (c *Client) ResolveNode() { c.outbox.resolve(c.itself()) }
 
 // itself returns the subject of a NackNode.
@@ -235,9 +260,10 @@ func (c *Client) fail(s subject, f failure) {
 	}
 }
 
-// SetNodes tells the server how many nodes a relay stands for: an Ack is of all of them.
+// SetNodes reports to the server how many nodes a relay represents. Acks apply to all of them.
 func (c *Client) SetNodes(count uint32) { c.outbox.setNodes(count) }
 
-// Report tells the server, and each one that comes after it as long as it stands, what one of a relay's nodes can't program, or
-// can again. It is false, and nothing is told, where too many stand already, or none is named.
+// Report passes on the Nack of one of a relay's nodes, or the Nack's resolution, to the current
+// server and to each later one while the failure lasts. It drops n and returns false if too many
+// Nacks are open already or if n has no valid key.
 func (c *Client) Report(n *pb.Nack) bool { return c.outbox.report(n) }

@@ -10,7 +10,7 @@ import (
 	"github.com/slicecast/slicecast/internal/wire"
 )
 
-// frameCodec leaves what it receives as bytes, so that decoding is the caller's, and its size is known.
+// frameCodec leaves received messages as bytes. The caller decodes them and knows their size.
 type frameCodec struct{}
 
 // Name implements encoding.CodecV2.
@@ -25,7 +25,7 @@ func (frameCodec) Marshal(v any) (mem.BufferSlice, error) {
 	return b, nil
 }
 
-// Unmarshal implements encoding.CodecV2. It uses the memory that the frame has.
+// Unmarshal implements encoding.CodecV2. It reuses the memory of the frame that v points to.
 func (frameCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	f, ok := v.(*wire.Frame)
 	if !ok {

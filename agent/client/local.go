@@ -11,20 +11,20 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Local keeps a Cache up to date from a source in its own process, for a node that serves itself: what a server would
-// stream goes from a store to the cache as it is.
+// Local keeps a Cache up to date from a source in its own process, for a node without a server. The
+// store's updates go to the cache without being encoded.
 type Local struct {
-	// Source is where state comes from.
+	// Source is where the state comes from.
 	Source source.Source
-	// Store is what the source feeds; the Local owns it.
+	// Store receives the source's state. The Local owns it.
 	Store *store.Store
-	// Cache is kept up to date.
+	// Cache is the cache to keep up to date.
 	Cache *Cache
-	// NodeName is the node's own.
+	// NodeName is the name of the Node that the process runs on.
 	NodeName string
 }
 
-// Run feeds the cache until the context ends, or the source fails for good.
+// Run feeds the cache until the context ends or the source fails for good.
 func (l *Local) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return l.Source.Run(ctx, l.Store) })
@@ -44,7 +44,7 @@ func (l *Local) follow(ctx context.Context) error {
 	for first := true; ; first = false {
 		p := l.Store.Publish()
 		for _, u := range p.Updates {
-			// A store's updates follow each other, so no delta can miss its base.
+			// The updates of one store are consecutive, so each delta finds its base.
 			if _, err := l.Cache.apply(u, false); err != nil {
 				return err
 			}
@@ -67,17 +67,17 @@ func (l *Local) follow(ctx context.Context) error {
 	}
 }
 
-// Ack does nothing: nobody waits for it.
+// Ack does nothing, since no server waits for it.
 func (l *Local) Ack(uint64, map[uint32]uint64) {}
 
-// Nack does nothing: who programs has logged it.
+// Nack does nothing, since the caller has already logged the failure.
 func (l *Local) Nack(model.ServiceKey, string) {}
 
-// Resolve does nothing.
+// Resolve does nothing; see Nack.
 func (l *Local) Resolve(model.ServiceKey) {}
 
-// NackNode does nothing, as Nack.
+// NackNode does nothing; see Nack.
 func (l *Local) NackNode(string) {}
 
-// ResolveNode does nothing.
+// ResolveNode does nothing; see Nack.
 func (l *Local) ResolveNode() {}

@@ -14,29 +14,30 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// reachTimeout bounds the attempt to reach a server that a client wants to move to.
+// reachTimeout bounds one attempt to connect to the preferred server.
 const reachTimeout = 10 * time.Second
 
-// errMove ends a stream whose client has reached a server that it prefers.
+// errMove ends a stream once the client is connected to a server that it prefers.
 var errMove = errors.New("another server is preferred")
 
-// move is a stream's intention to go to another server: the first of this node's by hashing. The stream goes on until that
-// one is reached.
+// move is a stream's plan to leave for the server that the node prefers. The stream goes on until
+// the client is connected to that server.
 type move struct {
 	timer    *time.Timer
 	target   atomic.Pointer[Server]
 	reaching atomic.Bool
-	// failed is when the last attempt failed, in nanoseconds since 1970; 0: none has.
+	// failed is the time of the last failed attempt, in nanoseconds since 1970. 0 means that none
+	// has failed.
 	failed atomic.Int64
 }
 
-// prepared is a connection that waits for its stream.
+// prepared is an open connection that the next stream to its server will use.
 type prepared struct {
 	server Server
 	conn   *grpc.ClientConn
 }
 
-// learn takes the servers that the stream tells of.
+// learn stores the servers that the stream names and reconsiders whether to move.
 func (s *stream) learn(m *pb.Servers) {
 	changed := s.options.Cache.setServers(serversFromProto(m, s.names(s.server)))
 	s.serversChanged = s.serversChanged || changed
@@ -45,9 +46,10 @@ func (s *stream) learn(m *pb.Servers) {
 	}
 }
 
-// considerMove decides whether and when the client moves. Where servers have come or gone, nodes move within moveWindow;
-// a node that is elsewhere for another reason, or has just moved, waits for returnAfter or up to twice as long, so that no
-// node goes to and fro. Where servers tell of none, it goes by those that it was given.
+// considerMove decides whether and when the client moves to the server that it prefers. If the set
+// of servers has changed, the client moves within moveWindow. If it is on another server for any
+// other reason, or has moved recently, it waits for returnAfter to twice returnAfter, so that no
+// node moves back and forth. If no stream has named servers, those of Options.Servers count.
 func (s *stream) considerMove() {
 	known := s.options.Cache.knownServers()
 	if len(known) == 0 {
@@ -73,7 +75,8 @@ func (s *stream) considerMove() {
 
 func (t *times) returnDelay() time.Duration { return t.returnAfter + rand.N(t.returnAfter) }
 
-// reach connects to the preferred server, and then ends the stream. Where that fails the stream goes on.
+// reach connects to the preferred server and then ends the stream. If it cannot connect, the stream
+// goes on and reach schedules another attempt.
 func (s *stream) reach(ctx context.Context) {
 	target := s.move.target.Load()
 	if target == nil || !s.move.reaching.CompareAndSwap(false, true) {
@@ -94,7 +97,8 @@ func (s *stream) reach(ctx context.Context) {
 	s.cancel(errMove)
 }
 
-// waitReady waits for a connection, and closes it where it does not come.
+// waitReady waits until conn is ready. If conn does not become ready in time, waitReady closes it
+// and returns an error.
 func waitReady(ctx context.Context, conn *grpc.ClientConn) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -109,7 +113,8 @@ func waitReady(ctx context.Context, conn *grpc.ClientConn) error {
 	}
 }
 
-// takePrepared gives the connection that was prepared, if it is to this server, and otherwise closes it.
+// takePrepared returns the prepared connection if it leads to this server, and nil otherwise. It
+// closes a connection to another server.
 func (c *Client) takePrepared(server Server) *grpc.ClientConn {
 	p := c.prepared
 	c.prepared = nil

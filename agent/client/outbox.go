@@ -18,91 +18,112 @@ import (
 )
 
 const (
-	// ackInterval is the time between two Acks, on average: one that follows a quiet time goes at once, and under churn acks cost the
-	// server little. Either way it knows when each change was programmed. It differs by up to a quarter, so that nodes that have acked the same
-	// change do not all ack at the same time from then on; and then an Ack waits for one more change, by which the agent is awake anyway, but
-	// not longer than ackPatience from the Ack before.
+	// ackInterval is the mean time between two Acks, of which each may differ by up to a quarter.
+	// Without that spread, nodes that acked the same change would ack at the same times from then
+	// on.
+	//
+	// The first Ack after a quiet time goes at once. Under churn, the interval keeps the server's
+	// cost low. In either case, the server learns when each change was programmed. Once the
+	// interval is over, an Ack waits for the next change, which wakes up the agent anyway. It goes
+	// ackPatience after the previous Ack at the latest.
 	ackInterval = 2 * time.Second
 	ackPatience = 4 * time.Second
-	// maxPositions of one shard go with an Ack; of more the last ones count as one. So do those of all shards together beyond maxAck, with
-	// which an Ack has 100 KiB at most: servers take 128.
+	// maxPositions bounds the positions of one shard in an Ack; if there are more, the newest takes
+	// the place of the last one. maxAck bounds the positions of all shards in the same way. An Ack then has at
+	// most 100 KiB, and servers accept 128 KiB.
 	maxPositions = 8
 	maxAck       = maxShards
-	// maxLastNodes bounds the names of nodes in a relay's Ack, in bytes; further positions go without.
+	// maxLastNodes bounds the size, in bytes, of the node names in a relay's Ack. Positions beyond
+	// it go without a name.
 	maxLastNodes = 16 << 10
-	// maxRequests bounds the requests that wait for a server that does not read, and the Resyncs that wait for their turn: more than it has shards.
+	// maxRequests bounds the requests that wait for a server that does not read. It also bounds the
+	// Resyncs that wait for the rate limit. It is larger than the number of shards.
 	maxRequests = 2 * maxShards
-	// newsPerSecond, and newsAtOnce after a quiet time, bound how much of what fails, or no longer does, is told: half of the messages that
-	// servers take. Nothing that a relay's nodes say may cost the relay its stream.
+	// newsPerSecond limits the rate of Nacks, and newsAtOnce is the burst after a quiet time. Both
+	// are half of what servers accept, so that nothing that a relay's nodes report can cost the
+	// relay its stream.
 	newsPerSecond = 100
 	newsAtOnce    = 4096
-	// resyncsPerSecond, and resyncsAtOnce after a quiet time, are half of the Resyncs that servers take of a client's own accord.
+	// resyncsPerSecond limits the rate of unprompted Resyncs, and resyncsAtOnce is the burst after
+	// a quiet time. Both are half of what servers accept.
 	resyncsPerSecond = 5
 	resyncsAtOnce    = 128
-	// maxKeys is how many objects a Resync may name.
+	// maxKeys is the maximum number of objects that a Resync may name.
 	maxKeys = 1024
-	// maxReason bounds the reason in a Nack, in bytes.
+	// maxReason bounds the length of a Nack's reason in bytes.
 	maxReason = 1024
 )
 
 var errNotReading = errors.New("the server does not read what it is told, or makes this client ask for more than servers take")
 
-// outbox is what waits to be sent. Requests and acks belong to a stream. What is not programmed is kept, and each stream's
-// server hears of it once. What it says of its own accord is bounded over all streams together, as
-// servers bound it. Its lock may be held when the cache's is taken.
+// outbox holds what waits to be sent to the server.
+//
+// Invariants:
+//
+//  1. requests and resyncs belong to one stream. newStream drops them.
+//  2. failing outlives streams. Each stream's server learns all of it once, after the first InSync.
+//  3. The limits of resyncs and news apply to all streams together, as servers apply theirs.
+//  4. No position, nack or change of the subscription is sent before the stream is in sync.
+//  5. mu may be held while the mutex of cache is acquired, never the other way round.
 type outbox struct {
 	cache *Cache
-	// wake gets a value when there is something to send.
+	// wake receives a value when there is something to send.
 	wake chan struct{}
 
+	// mu guards all fields below.
 	mu sync.Mutex
-	// synced: the stream is in sync, so that positions mean something to the server.
+	// synced reports that the stream is in sync, so that positions mean something to the server.
 	synced   bool
 	requests []*pb.StreamRequest
-	// resyncs are requests that nobody has asked for, and allowed how many may go; those that name objects are first. later wakes up for the rest.
+	// resyncs are the Resyncs that the server has not asked for, those with keys first. allowed is
+	// their rate limit. later wakes up the sender for those over the limit.
 	resyncs []*pb.Resync
 	allowed *rate.Limiter
 	later   *time.Timer
-	// full: more requests have come than may wait.
+	// full reports that more requests were queued than may wait. It ends the stream.
 	full  bool
 	acks  map[uint32][]programmed
-	epoch uint64 // of acks
-	// rested is when the next Ack may go with what is programmed then; before, nobody is to wake up for it.
+	epoch uint64 // the epoch of acks
+	// rested is when the next Ack may be sent. Before that time, new positions do not wake up the
+	// sender.
 	rested time.Time
-	// nodes is how many nodes a relay stands for; toldNodes what its server knows of that; leastNodes how many there have been at
-	// the least since then.
+	// nodes is the number of nodes that a relay represents, and toldNodes is the number in the last
+	// Ack. leastNodes is the minimum of nodes since the last Ack.
 	nodes, toldNodes, leastNodes uint32
-	// failing is what is not programmed as the server has it; news that, by shard, of which the server does not know that it is
-	// failing, or no longer failing.
+	// failing holds what is not programmed as the server has it. news holds, with their shards, the
+	// subjects whose present state the stream's server does not know: they have started to fail,
+	// fail for another reason, or no longer fail.
 	failing map[subject]failure
 	news    map[subject]uint32
-	// newsAllowed is how much of news may go, and newsLater wakes up for the rest.
+	// newsAllowed is the rate limit of news. newsLater wakes up the sender for the rest.
 	newsAllowed *rate.Limiter
 	newsLater   *time.Timer
-	// wanted is the subscription, nil: everything; told what the server knows of it. changing: an InSync is still to come that
-	// ends the change to told.
+	// wanted is the subscription that the client wants, and told is the one that the server knows.
+	// nil means everything. changing reports that the InSync that completes the change to told has
+	// not arrived yet.
 	wanted, told *pb.Subscription
 	changing     bool
 }
 
-// programmed is a position that the kernel holds, and since when. A relay's is what all of its nodes hold, and since when the last
-// of them does.
+// programmed is a position that the kernel holds and since when. For a relay, it is a position that
+// all of its nodes hold, and when the slowest of them programmed it.
 type programmed struct {
 	sequence uint64
 	at       time.Time
-	last     string // name of a relay's last node
+	last     string // name of the relay's slowest node
 }
 
-// subject is an object, and where it is not programmed: empty, or one of a relay's nodes.
+// subject is an object that is not programmed. node is empty, or names the relay's node that the
+// failure concerns.
 type subject struct {
 	key  model.Key
 	node string
 }
 
-// failure is why an object is not programmed.
+// failure is the reason why an object is not programmed.
 type failure struct {
 	reason string
-	// unreadable: it did not decode, in this shard.
+	// unreadable reports that the object did not decode. Its shard is then shard.
 	unreadable bool
 	shard      uint32
 }
@@ -121,8 +142,9 @@ func (o *outbox) signal() {
 	}
 }
 
-// report notes what one of a relay's nodes can't program, or can again. It is false where too much is failing already: what
-// nodes say must not cost the relay its stream.
+// report records that one of a relay's nodes cannot program an object, or that it can again. It
+// returns false if too many failures are open, because what nodes report must not cost the relay
+// its stream. It also returns false if the key is not valid.
 func (o *outbox) report(n *pb.Nack) bool {
 	key, err := wire.NackedFromProto(n.GetKey())
 	if err != nil {
@@ -143,7 +165,8 @@ func (o *outbox) report(n *pb.Nack) bool {
 	return true
 }
 
-// newStream forgets what was meant for the stream before, and gives the subscription for the new one's Hello.
+// newStream drops what was meant for the previous stream. It returns the subscription for the Hello
+// of the new one.
 func (o *outbox) newStream() *pb.Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -152,7 +175,7 @@ func (o *outbox) newStream() *pb.Subscription {
 	return o.told
 }
 
-// subscribe changes the subscription.
+// subscribe sets the subscription that the client wants.
 func (o *outbox) subscribe(s *pb.Subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -160,8 +183,9 @@ func (o *outbox) subscribe(s *pb.Subscription) {
 	o.signal()
 }
 
-// inSync lets acks, nacks and changes of the subscription out, and tells the server all that fails. A later one ends a
-// change of the subscription.
+// inSync permits acks, nacks and changes of the subscription to be sent, and queues a Nack for
+// everything that is failing. A later InSync on the same stream completes a change of the
+// subscription.
 func (o *outbox) inSync() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -173,7 +197,7 @@ func (o *outbox) inSync() {
 	o.synced = true
 	for s, f := range o.failing {
 		if f.unreadable && !o.cache.isUnreadable(f.shard, s.key) {
-			delete(o.failing, s) // it was, in another number of shards
+			delete(o.failing, s) // it was unreadable under another number of shards
 			continue
 		}
 		o.tellLocked(s, f)
@@ -195,7 +219,8 @@ func (o *outbox) tellLocked(s subject, f failure) {
 	o.signal()
 }
 
-// resync queues a Resync that the server has not asked for. One that names objects may go with another of its shard.
+// resync queues a Resync that the server has not asked for. It merges one with keys into a waiting
+// Resync of the same shard if there is room.
 func (o *outbox) resync(r *pb.Resync) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -218,7 +243,7 @@ func (o *outbox) resync(r *pb.Resync) {
 	}
 }
 
-// request queues a request of this stream, which may be sent at once.
+// request queues a request of the current stream, which is sent without a rate limit.
 func (o *outbox) request(r *pb.StreamRequest) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -230,12 +255,13 @@ func (o *outbox) request(r *pb.StreamRequest) {
 	o.signal()
 }
 
-// ack notes positions that the kernel holds from now on.
+// ack records positions that the kernel holds from now on.
 func (o *outbox) ack(epoch uint64, positions map[uint32]uint64) {
 	o.ackSince(epoch, positions, time.Now(), "")
 }
 
-// ackSince notes positions that all of a relay's nodes hold since a time.
+// ackSince records positions that all of a relay's nodes have held since at. last is the name of
+// the slowest node.
 func (o *outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Time, last string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -247,9 +273,11 @@ func (o *outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Tim
 		o.acks = make(map[uint32][]programmed)
 	}
 	for shard, sequence := range positions {
-		// Each has its own time, so that the server knows it of each; but not of too many.
+		// Each position keeps its own time, so that the server learns the time of each. Their
+		// number is bounded.
 		had, next := o.acks[shard], programmed{sequence, at, last}
-		// Positions that go as one have the time of the slowest.
+		// A position that covers an earlier one is not older than it, so both get the time of the
+		// slower.
 		if n := len(had); n > 0 && had[n-1].at.After(at) {
 			next.at, next.last = had[n-1].at, had[n-1].last
 		}
@@ -263,7 +291,7 @@ func (o *outbox) ackSince(epoch uint64, positions map[uint32]uint64, at time.Tim
 	}
 }
 
-// setNodes notes how many nodes a relay stands for.
+// setNodes sets the number of nodes that a relay represents.
 func (o *outbox) setNodes(n uint32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -271,7 +299,8 @@ func (o *outbox) setNodes(n uint32) {
 	o.signal()
 }
 
-// fail notes that an object is not programmed as the server has it. It is false where that is no news.
+// fail records that an object is not programmed as the server has it. It returns false if that is
+// already known.
 func (o *outbox) fail(s subject, f failure) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -291,7 +320,7 @@ func (o *outbox) failLocked(s subject, f failure) bool {
 	return true
 }
 
-// resolve notes that an object is programmed now.
+// resolve records that an object is programmed again.
 func (o *outbox) resolve(s subject) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -305,7 +334,8 @@ func (o *outbox) resolveLocked(s subject) {
 	}
 }
 
-// take takes what may be sent now; an Ack only if it is due, or wanted, and acked tells whether there is one.
+// take returns what may be sent now. It includes an Ack only if ack is set or the interval since
+// the last Ack is over. acked reports whether there is one.
 func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error) {
 	epoch := o.cache.currentEpoch()
 	o.mu.Lock()
@@ -336,7 +366,7 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 		}}}
 		if failing {
 			nacks = append(nacks, nack)
-		} else { // first: it makes room
+		} else { // resolved Nacks go first, as they make room at the server
 			out = append(out, nack)
 		}
 	}
@@ -364,10 +394,11 @@ func (o *outbox) take(ack bool) (out []*pb.StreamRequest, acked bool, err error)
 	return append(out, &pb.StreamRequest{Message: &pb.StreamRequest_Ack{Ack: o.ackLocked()}}), true, nil
 }
 
-// resyncsWait and newsWait are the times until more of what waits may go. Of news it is a second's worth.
+// resyncsWait and newsWait are the times until more Resyncs and news may be sent. For news, it is
+// enough for the news of one second.
 const resyncsWait, newsWait = time.Second / resyncsPerSecond, time.Second
 
-// later has a timer, which may be nil yet, call signal after a time.
+// later makes a timer call signal after wait. It creates the timer if *timer is nil.
 func later(timer **time.Timer, wait time.Duration, signal func()) {
 	if *timer == nil {
 		*timer = time.AfterFunc(wait, signal)
@@ -380,7 +411,8 @@ func (o *outbox) ackLocked() *pb.Ack {
 	now := time.Now()
 	a := &pb.Ack{Nodes: o.nodes}
 	if o.leastNodes < o.toldNodes {
-		// Nodes that came in the place of others don't take part in what they were not there for; the next Ack has them.
+		// Nodes that replaced others have no part in positions from before they came. The next Ack
+		// counts them.
 		a.Nodes = o.leastNodes
 	}
 	o.toldNodes, o.leastNodes = a.GetNodes(), o.nodes

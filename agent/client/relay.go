@@ -2,22 +2,25 @@ package client
 
 import "github.com/slicecast/slicecast/internal/model"
 
-// Relay makes the client that of another server, which feeds from the stream a store of its own. Its functions are called
-// one after the other, in the order of the stream. All are required.
+// Relay holds the callbacks of a client that feeds a relay's store from another server. The client
+// calls them one at a time, in the order of the stream. All are required.
 type Relay struct {
-	// NodesDigest returns the digest of all Nodes that the relay holds, for Hello.
+	// NodesDigest returns the digest of all Nodes that the relay holds, for the Hello.
 	NodesDigest func() model.Digest
-	// Path takes Welcome.path, with which every stream begins. An error ends the stream: the relay would feed on itself.
+	// Path is called with Welcome.path at the start of every stream. It returns an error, which
+	// ends the stream, if the relay would be fed by itself.
 	Path func(path []uint64) error
-	// Applied hears of each Update after it was applied to the cache.
+	// Applied is called with each Update after the cache has applied it.
 	Applied func(Applied)
-	// Node hears of each Node that came or changed; nil: it is gone. The cache keeps none.
+	// Node is called with each Node that arrived or changed, or with nil if the Node no longer
+	// exists. A relay's cache keeps no Nodes.
 	Node func(name string, n *model.Node)
-	// Ended hears that a stream that was welcomed has ended.
+	// Ended is called when a welcomed stream has ended.
 	Ended func()
-	// Reached hears up to which resource versions everything has come, in all shards.
+	// Reached is called with the resource versions up to which all shards are complete.
 	Reached func(model.ResourceVersions)
-	// InSync hears that everything has come that differs from what the relay held. The names are those of all Nodes: others no
-	// longer exist. nil: the relay's digest of Nodes was right, and nothing of the kind is said.
+	// InSync is called when all differences from the relay's state have arrived. nodes holds the
+	// names of all Nodes; the relay must drop all others. nil means that the relay's digest of
+	// Nodes was right and that its Nodes stay.
 	InSync func(nodes map[string]struct{})
 }

@@ -10,18 +10,19 @@ import (
 	"time"
 )
 
-// lookupTimeout bounds one question to DNS.
+// lookupTimeout bounds the DNS lookups of one call.
 const lookupTimeout = 10 * time.Second
 
-// Resolve gives the servers at these addresses (host:port), looked up each time that it is asked: a host name that has several
-// addresses is as many servers, with that name in their certificates.
+// Resolve returns a function for Options.Servers that looks up these addresses (host:port) on each
+// call. A host name with several IP addresses becomes as many servers. Their certificates must have
+// that host name.
 func Resolve(addresses []string, log *slog.Logger) func(context.Context) ([]Server, error) {
 	return newResolver(addresses, log).servers
 }
 
-// ServerName returns the name that the certificates of all servers have, for Options.ServerName:
-// the configured one, or else the host name that all addresses have in common. It returns "" if
-// there is none.
+// ServerName returns the name that the certificates of all servers must have, for
+// Options.ServerName. That is the configured name or else the host name that all addresses share.
+// It returns "" if there is neither.
 func ServerName(configured string, addresses []string) string {
 	if configured != "" || len(addresses) == 0 {
 		return configured
@@ -38,12 +39,12 @@ func ServerName(configured string, addresses []string) string {
 	return common
 }
 
-// resolver looks up addresses.
+// resolver looks up addresses and remembers the last results.
 type resolver struct {
 	given  []string
 	log    *slog.Logger
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
-	// known is what each of given was last.
+	// known holds the servers that each given address last resolved to.
 	known map[string][]Server
 }
 
@@ -53,7 +54,8 @@ func newResolver(given []string, log *slog.Logger) *resolver {
 	}
 }
 
-// servers asks DNS anew. Where DNS can't tell, it gives what was known last.
+// servers looks up all addresses. For an address whose lookup fails, it returns the last known
+// servers.
 func (r *resolver) servers(ctx context.Context) ([]Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()

@@ -19,16 +19,16 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Server is where a client can connect.
+// Server is a server that a client can connect to.
 type Server struct {
-	// Address is a gRPC target: host:port, or unix:///path.
+	// Address is a gRPC target: host:port or unix:///path.
 	Address string
-	// Name is what the server's certificate must have, unless Options.ServerName is given. Empty
-	// means as the credentials have it, or else the host of the address.
+	// Name is the name that the server's certificate must have, unless Options.ServerName is set.
+	// Empty means that the credentials' name applies, or else the host of Address.
 	Name string
 }
 
-// Static gives always the same servers, by address.
+// Static returns a function for Options.Servers that always returns the servers at these addresses.
 func Static(addresses ...string) func(context.Context) ([]Server, error) {
 	var servers []Server
 	for _, address := range addresses {
@@ -37,8 +37,9 @@ func Static(addresses ...string) func(context.Context) ([]Server, error) {
 	return func(context.Context) ([]Server, error) { return servers, nil }
 }
 
-// preference orders servers by rendezvous hashing: each node has its own order, all servers come first for the same
-// share of nodes, and one that goes moves only its own nodes.
+// preference returns the servers in a node's order of preference, by rendezvous hashing. Each node
+// has its own order, and each server is the first choice of about the same share of nodes. If a
+// server leaves, only its own nodes move.
 func preference(servers []Server, node string) []Server {
 	weight := func(s Server) uint64 { return xxhash.Sum64String(node + "\x00" + s.Address) }
 	return slices.SortedFunc(slices.Values(servers), func(a, b Server) int {
@@ -46,11 +47,11 @@ func preference(servers []Server, node string) []Server {
 	})
 }
 
-// maxKnown bounds how many servers a client learns of.
+// maxKnown bounds the number of servers that a client learns from a stream.
 const maxKnown = 1024
 
-// certificateName returns the name that the server's certificate must have where no name is
-// configured for all.
+// certificateName returns the name that the server's certificate must have if no name is configured
+// for all servers.
 func (s Server) certificateName() string {
 	if s.Name != "" {
 		return s.Name
@@ -58,21 +59,21 @@ func (s Server) certificateName() string {
 	host, _, err := net.SplitHostPort(s.Address)
 	switch {
 	case err != nil || strings.HasPrefix(s.Address, "unix:"):
-		return "localhost" // as gRPC has it for unix sockets
+		return "localhost" // gRPC's authority of unix sockets
 	case strings.Contains(host, ":"):
 		return "[" + host + "]"
 	}
 	return host
 }
 
-// names returns a function that says which name the certificate of a server must have that a stream
-// tells of. That is always a name which the client has from its configuration, so that no server
-// can lead it to one of another name:
+// names returns a function that returns the certificate name for a server which teller has named.
+// The name always comes from the client's configuration, so that no server can lead the client to a
+// server of another name. It is the first of these that exists:
 //
-//  1. the configured one, if there is one for all servers,
-//  2. that of the address, where Options.Servers has given a server of that address, or a server is
-//     known by that very name,
-//  3. or else that of the server which tells.
+//  1. The name that is configured for all servers.
+//  2. The name that belongs to the host of the address. The host must be that of a server of
+//     Options.Servers, or of a known server whose name is this host.
+//  3. The name of teller.
 func (c *Client) names(teller Server) func(Server) string {
 	if c.options.ServerName != "" {
 		return func(Server) string { return c.options.ServerName }
@@ -90,11 +91,13 @@ func (c *Client) names(teller Server) func(Server) string {
 	return func(s Server) string { return cmp.Or(own[host(s)], teller.certificateName()) }
 }
 
-// serversFromProto translates what a server says of others.
+// serversFromProto converts the servers that a server names. It drops invalid addresses and
+// duplicates, sorts by address, and keeps maxKnown at most.
 func serversFromProto(m *pb.Servers, name func(Server) string) []Server {
 	var out []Server
 	for _, s := range m.GetServers() {
-		// Nothing but host:port: gRPC knows of more kinds of targets than a server should be able to choose from.
+		// Only host:port is accepted. gRPC knows other kinds of targets, which a server must not be
+		// able to choose.
 		host, port, err := net.SplitHostPort(s.GetAddress())
 		if err != nil || host == "" || port == "" || strings.Contains(s.GetAddress(), "/") || len(s.GetAddress()) > maxAddress || len(out) == maxKnown {
 			continue
@@ -107,7 +110,8 @@ func serversFromProto(m *pb.Servers, name func(Server) string) []Server {
 	return slices.CompactFunc(out, func(a, b Server) bool { return a.Address == b.Address })
 }
 
-// retryDelay gives the time that a server asked for before the client comes back.
+// retryDelay returns the time that a server asked the client to wait before it comes back. ok is
+// false if the server asked for none.
 func retryDelay(err error) (time.Duration, bool) {
 	var s interface{ GRPCStatus() *status.Status }
 	if !errors.As(err, &s) {
@@ -124,21 +128,22 @@ func retryDelay(err error) (time.Duration, bool) {
 	return 0, false
 }
 
-// choice is what decides which server is next. It is for the goroutine of Run.
+// choice decides which server is next. Only the goroutine of Run uses it.
 type choice struct {
-	// node is what hashing goes by.
+	// node is the key for rendezvous hashing.
 	node string
-	// resting are servers that are not to be tried before a time.
+	// resting maps the addresses of servers that must not be tried yet to the times when they may
+	// be.
 	resting map[string]time.Time
-	// given are the servers that Options.Servers gave last.
+	// given are the servers that Options.Servers last returned.
 	given []Server
-	// lost is the address of the server that was lost last: it comes last.
+	// lost is the address of the server that was lost last. It is tried last. Empty means none.
 	lost string
-	// moved is when the client last left a server for a better one.
+	// moved is when the client last left a server for one that it prefers.
 	moved time.Time
 }
 
-// order gives servers in the order in which to try them.
+// order returns servers in the order in which to try them.
 func (c *choice) order(servers []Server) []Server {
 	out := preference(servers, c.node)
 	if i := slices.IndexFunc(out, func(s Server) bool { return s.Address == c.lost }); i >= 0 {
@@ -147,7 +152,7 @@ func (c *choice) order(servers []Server) []Server {
 	return out
 }
 
-// rest keeps the client from a server for at least that time.
+// rest keeps the client from trying a server for at least d.
 func (c *choice) rest(address string, d time.Duration) {
 	if c.resting == nil {
 		c.resting = make(map[string]time.Time)
@@ -157,7 +162,7 @@ func (c *choice) rest(address string, d time.Duration) {
 	}
 }
 
-// rests tells how long a server is not to be tried.
+// rests returns how long a server must not be tried. 0 means that it may be tried now.
 func (c *choice) rests(address string) time.Duration {
 	until, ok := c.resting[address]
 	if !ok {
@@ -170,7 +175,8 @@ func (c *choice) rests(address string) time.Duration {
 	return max(d, 0)
 }
 
-// firstRested tells how long it is until some server may be tried again; 0: none rests.
+// firstRested returns the time until the first resting server may be tried again. 0 means that no
+// server rests.
 func (c *choice) firstRested() time.Duration {
 	var first time.Duration
 	for address := range c.resting {
@@ -181,7 +187,7 @@ func (c *choice) firstRested() time.Duration {
 	return first
 }
 
-// Run connects, and connects again, until the context ends.
+// Run keeps the client connected until the context ends. It then returns nil.
 func (c *Client) Run(ctx context.Context) error {
 	defer func() { c.takePrepared(Server{}) }()
 	backoff := c.times.minBackoff
@@ -196,7 +202,8 @@ func (c *Client) Run(ctx context.Context) error {
 		}
 		pause := backoff/2 + rand.N(backoff/2)
 		if rested := c.choice.firstRested(); tried == 0 && rested > 0 {
-			pause = min(rested, c.times.maxBackoff) // there may be other servers then
+			// Options.Servers may return other servers by then.
+			pause = min(rested, c.times.maxBackoff)
 		} else {
 			backoff = min(2*backoff, c.times.maxBackoff)
 		}
@@ -204,14 +211,18 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// firstKnown is how many of the servers that are known from streams are tried before those that Options.Servers gives: what a checkpoint knows may be
-// long gone, and each that swallows packets takes 20 s, which is how long gRPC tries to connect.
+// firstKnown is the number of servers known from streams that are tried before those of
+// Options.Servers. A checkpoint may name servers that are long gone. Each of them may cost 20 s,
+// which is how long gRPC tries to connect if packets are dropped.
 const firstKnown = 2
 
-// round tries the first servers that are known from streams, then those that Options.Servers gives,
-// and then the others that are known, until a stream was of use: then the next round may follow at
-// once. The others, of which a server may have invented a thousand, are tried in any order, and not
-// for long: those that Options.Servers gives are to have their turn again.
+// round tries servers until one stream was useful. It returns how many servers it tried. useful
+// reports that the next round may follow at once.
+//
+// The first servers known from streams come first, then those of Options.Servers, then the others
+// known from streams. A server may have invented a thousand of the others. They are therefore tried
+// in random order and for a bounded time, so that those of Options.Servers soon have their turn
+// again.
 func (c *Client) round(ctx context.Context) (tried int, useful bool) {
 	seen := make(map[string]bool)
 	first := func(context.Context) []Server {
@@ -254,7 +265,7 @@ func (c *Client) bootstrap(ctx context.Context) []Server {
 	return servers
 }
 
-// try follows a server as long as it can, and tells whether that was of use.
+// try runs one stream with a server until it ends, and reports whether the stream was useful.
 func (c *Client) try(ctx context.Context, server Server) bool {
 	start := time.Now()
 	s, err := c.stream(ctx, server)
@@ -290,7 +301,8 @@ func (c *Client) try(ctx context.Context, server Server) bool {
 		return false
 	}
 	c.choice.lost = server.Address
-	sleep(ctx, rand.N(2*c.times.minBackoff)) // all other nodes of a server that died come too
+	// After a server's death, all its nodes reconnect, so their attempts are spread.
+	sleep(ctx, rand.N(2*c.times.minBackoff))
 	return true
 }
 

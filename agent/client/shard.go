@@ -6,28 +6,37 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// cacheShard is one shard's part. Objects are shared with whoever reads them; they are immutable.
+// cacheShard is one shard of a Cache, whose mutex guards it.
+//
+// Invariants:
+//
+//  1. Each slice is in slices and in the cachedService of its Service. No cachedService is empty.
+//  2. revision grows with every change of the content or of unreadable.
+//  3. The keys of changed are also in unreadable.
+//  4. Objects are immutable, because readers of the cache share them.
 type cacheShard struct {
 	sequence uint64
-	// moved: the sequence is another one since the reader of the cache was given it.
+	// moved reports that the sequence has changed since the cache's reader last saw it.
 	moved bool
-	// revision grows with each change of what the shard holds. digest is that of the revision digested; see currentDigest.
+	// revision grows with every change. digest is the digest at the revision digested; see
+	// currentDigest.
 	revision, digested uint64
 	digest             model.Digest
 
 	services map[model.ServiceKey]*cachedService
 	slices   map[model.Key]*model.Slice
-	// missing are slices that were asked for again, as a delta did not fit what the cache holds of them. Until they have
-	// come, the shard is behind its sequence.
+	// missing are the slices that the client has asked for again, because a delta did not fit or
+	// did not decode. Until they arrive, the shard's content is behind its sequence.
 	missing map[model.Key]struct{}
-	// unreadable are objects that the server has in these versions, and that did not decode. What was held of them before
-	// stays; in digests they count as the server has them, so that the rest of the shard can still be compared.
+	// unreadable are the objects of the server that did not decode, with the server's versions of
+	// them. An older object stays in the cache. In digests they count with the server's version, so
+	// that the rest of the shard can still be compared.
 	unreadable map[model.Key]model.Version
-	// changed are those of them that deltas have changed since: they may be readable now.
+	// changed are the unreadable objects that a delta has changed since. They may be readable now.
 	changed map[model.Key]struct{}
 }
 
-// cachedService is a Service and its slices; one of both may be missing.
+// cachedService is a Service and its slices. service is nil if only slices have arrived.
 type cachedService struct {
 	service *model.Service
 	slices  []*model.Slice // ascending by name
@@ -37,7 +46,7 @@ func newCacheShard() cacheShard {
 	return cacheShard{revision: 1, services: make(map[model.ServiceKey]*cachedService), slices: make(map[model.Key]*model.Slice)}
 }
 
-// object gives the Service or Slice of that key; nil: there is none.
+// object returns the Service or slice with this key, or nil if the shard does not hold it.
 func (s *cacheShard) object(key model.Key) model.Object {
 	if key.Kind == model.KindSlice {
 		if slice := s.slices[key]; slice != nil {
@@ -51,7 +60,7 @@ func (s *cacheShard) object(key model.Key) model.Object {
 	return nil
 }
 
-// all is a sequence of the objects that count, with the versions that they count as.
+// all iterates over the objects and the versions with which they count in digests.
 func (s *cacheShard) all(yield func(key model.Key, version model.Version) bool) {
 	held := func(o model.Object) bool {
 		_, unreadable := s.unreadable[o.Key()]
@@ -77,8 +86,8 @@ func (s *cacheShard) all(yield func(key model.Key, version model.Version) bool) 
 // bucketDigests returns the digests of the shard's buckets, by number.
 func (s *cacheShard) bucketDigests() []model.Digest { return model.BucketDigests(s.all) }
 
-// currentDigest returns the digest of the shard. It is computed when it is asked for, which is seldom, beside how often a shard
-// changes.
+// currentDigest returns the digest of the shard. It computes the digest lazily, because digests are
+// needed far less often than the shard changes.
 func (s *cacheShard) currentDigest() model.Digest {
 	if s.digested != s.revision {
 		s.digest, s.digested = model.ShardDigest(s.bucketDigests()), s.revision
@@ -108,7 +117,7 @@ func (s *cacheShard) setService(service *model.Service) {
 	s.held(service.ServiceKey()).service = service
 }
 
-// setSlice adds or changes a slice, and gives what was held of it.
+// setSlice adds or replaces a slice and returns the slice that it replaces, if any.
 func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	key := slice.Key()
 	old = s.slices[key]
@@ -130,7 +139,7 @@ func (s *cacheShard) setSlice(slice *model.Slice) (old *model.Slice) {
 	return old
 }
 
-// setUnreadable notes what the server has and this software can't read.
+// setUnreadable notes the server's version of an object that did not decode.
 func (s *cacheShard) setUnreadable(key model.Key, version model.Version) {
 	s.revision++
 	delete(s.changed, key)
@@ -141,7 +150,7 @@ func (s *cacheShard) setUnreadable(key model.Key, version model.Version) {
 	s.unreadable[key] = version
 }
 
-// setChanged notes that a delta has changed what this software can't read, to another version.
+// setChanged notes that a delta has changed an unreadable object to another version.
 func (s *cacheShard) setChanged(key model.Key, version model.Version) {
 	s.setUnreadable(key, version)
 	if s.changed == nil {
@@ -150,8 +159,9 @@ func (s *cacheShard) setChanged(key model.Key, version model.Version) {
 	s.changed[key] = struct{}{}
 }
 
-// setMissing notes that a slice is to be asked for. It is false where that is known: what the server then sends has what it has sent of the
-// slice meanwhile.
+// setMissing notes that a slice must be asked for. It returns false if the slice is already
+// missing: the answer to the earlier request will include all changes that the server has sent
+// since.
 func (s *cacheShard) setMissing(key model.Key) bool {
 	if _, known := s.missing[key]; known {
 		return false
@@ -163,7 +173,9 @@ func (s *cacheShard) setMissing(key model.Key) bool {
 	return true
 }
 
-// useOwnVersions has objects count as what is held of them, where that is not what their versions say. It tells whether there were any.
+// useOwnVersions makes each object count with the version of the content that the cache holds,
+// where the object's stated version differs. It reports whether any did. Missing and unreadable
+// objects keep their versions.
 func (s *cacheShard) useOwnVersions() (differs bool) {
 	waits := func(key model.Key) bool {
 		_, unreadable := s.unreadable[key]
@@ -187,7 +199,7 @@ func (s *cacheShard) useOwnVersions() (differs bool) {
 	return differs
 }
 
-// remove removes an object, and gives what was held of it.
+// remove removes an object and returns what the shard held of it, if anything.
 func (s *cacheShard) remove(key model.Key) model.Object {
 	s.revision++
 	delete(s.unreadable, key)
@@ -205,7 +217,7 @@ func (s *cacheShard) remove(key model.Key) model.Object {
 	return o
 }
 
-// unlink takes a slice from its Service.
+// unlink removes a slice from its cachedService.
 func (s *cacheShard) unlink(slice *model.Slice) {
 	h := s.held(slice.ServiceKey())
 	if at, found := slices.BinarySearchFunc(h.slices, slice.Name, byName); found {

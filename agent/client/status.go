@@ -12,22 +12,23 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// CacheStatus is what a cache holds, in numbers.
+// CacheStatus summarizes the content of a cache.
 type CacheStatus struct {
-	// Epoch that the sequences belong to; 0: none yet.
+	// Epoch is the epoch of the sequences. 0 means that there is none yet.
 	Epoch uint64
-	// Sequences and Digests, by shard.
+	// Sequences and Digests are indexed by shard.
 	Sequences []uint64
 	Digests   []model.Digest
-	// ResourceVersions are the highest ones seen.
+	// ResourceVersions are the versions that the cache reflects.
 	ResourceVersions model.ResourceVersions
-	// How much there is.
+	// Services, Slices and Endpoints are the numbers of objects in the cache.
 	Services, Slices, Endpoints int
-	// InSync: it has been in sync since the process started. Stale: a checkpoint counts in the place of that.
+	// InSync reports that the cache has been in sync since the process started. Stale reports that
+	// a checkpoint counts although no server has confirmed it.
 	InSync, Stale bool
 }
 
-// Status counts what the cache holds.
+// Status returns a summary of the cache.
 func (c *Cache) Status() CacheStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,21 +50,21 @@ func (c *Cache) Status() CacheStatus {
 	return out
 }
 
-// Connection is how a client stands with its servers.
+// Connection is the state of a client's connection to its servers.
 type Connection struct {
-	// Server that the client is in sync with, since Since; its address is empty if there is none, and then Since is when the
-	// last one was lost, or the client was made.
+	// Server is the server that the client has been in sync with since Since. If the client is in
+	// sync with none, Server is zero, and Since is when it lost the last one or was created.
 	Server Server
 	Since  time.Time
-	// ServerName and ServerVersion are what the server says of itself.
+	// ServerName and ServerVersion are what the server claims in its Welcome.
 	ServerName, ServerVersion string
-	// LastError is why the last stream or attempt ended, nil while there is a server.
+	// LastError is why the last stream or attempt ended. It is nil while the client is in sync.
 	LastError error
-	// Servers are those that the client knows, by address.
+	// Servers are the servers that the client knows, by address.
 	Servers []Server
 }
 
-// Connection tells how the client stands with its servers.
+// Connection returns the state of the client's connection to its servers.
 func (c *Client) Connection() Connection {
 	c.connection.mu.Lock()
 	out := c.connection.now
@@ -74,14 +75,16 @@ func (c *Client) Connection() Connection {
 	return out
 }
 
-// InSync tells whether the client has a stream that is in sync, for who asks of thousands of clients again and again.
+// InSync reports whether the client has a stream that is in sync. It is much cheaper than
+// Connection, for processes that poll thousands of clients.
 func (c *Client) InSync() bool {
 	c.connection.mu.Lock()
 	defer c.connection.mu.Unlock()
 	return c.connection.now.Server.Address != ""
 }
 
-// Proto translates what debug services tell: the server, or else since when there is none and why.
+// Proto returns the connection as debug services report it. It returns either the server, or since
+// when and why there is none.
 func (c Connection) Proto() (server *pb.ServerConnection, staleSince *timestamppb.Timestamp, lastError string, servers []*pb.Server) {
 	for _, s := range c.Servers {
 		servers = append(servers, &pb.Server{Address: s.Address})
@@ -97,12 +100,13 @@ func (c Connection) Proto() (server *pb.ServerConnection, staleSince *timestampp
 	return nil, timestamppb.New(c.Since), lastError, servers
 }
 
-// connection takes note of what happens to streams.
+// connection records what happens to streams.
 type connection struct {
+	// mu guards now and welcomed.
 	mu sync.Mutex
-	// now has the servers of Options.Servers only.
+	// now is the state that Connection reports. Its Servers are those of Options.Servers only.
 	now Connection
-	// welcomed is the server of the stream that is not in sync yet.
+	// welcomed is the server of a stream that is not in sync yet.
 	welcomed Connection
 }
 
@@ -128,7 +132,7 @@ func (c *connection) found(servers []Server) {
 	}
 }
 
-// ended takes note of the end of a stream, or that there could be none.
+// ended records that a stream has ended or an attempt has failed.
 func (c *connection) ended(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

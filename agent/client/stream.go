@@ -19,11 +19,13 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// maxReused bounds the memory, in bytes, that a stream keeps for the next frame: most are short.
+// maxReused bounds the memory, in bytes, that a stream keeps for the next frame. Most frames are
+// short.
 const maxReused = 4 << 10
 
-// A server that says nothing for pingAfter is asked for a sign of life, and is taken for dead if none comes within pingTimeout: a machine that
-// is cut off closes no connection. Servers themselves ping after 20 s, so that a living one is hardly ever asked.
+// If a server sends nothing for pingAfter, the client pings it. If no answer arrives within
+// pingTimeout, the server counts as dead, since a machine that is cut off closes no connection.
+// Servers ping after 20 s themselves, so the client seldom has to ping one that is alive.
 const (
 	pingAfter   = 25 * time.Second
 	pingTimeout = 15 * time.Second
@@ -31,37 +33,41 @@ const (
 
 var errSilent = errors.New("the server has been silent for too long")
 
-// stream is one stream, from its Hello to its end.
+// stream is one stream, from its Hello to its end. The goroutine that receives owns all fields,
+// except that the sending goroutine also uses grpc, cancel and move.
 type stream struct {
 	*Client
 	server Server
 	grpc   pb.DistributionService_StreamClient
 	cancel context.CancelCauseFunc
-	// sending starts the goroutine that sends.
+	// sending starts the sending goroutine.
 	sending func()
 	move    move
-	// silence is how long the server may say nothing.
+	// silence is how long the server may send nothing before it counts as dead.
 	silence  time.Duration
 	welcomed bool
 	software string // the server's version
-	// unfinished is what the parts of unfinished updates take, in bytes; asked bounds the objects
-	// that are asked for.
+	// unfinished is the estimated memory, in bytes, of the received parts of updates whose last
+	// part is still missing. asked limits the number of objects that updates make the client ask
+	// for.
 	unfinished int
 	asked      *rate.Limiter
-	// digestsAsked: there was a DigestQuery. bucketsAsked are the shards of BucketQueries. A server
-	// asks once a stream.
+	// digestsAsked reports that the server has sent a DigestQuery. bucketsAsked holds the shards
+	// that BucketQueries have named. A server may ask for each only once per stream.
 	digestsAsked bool
 	bucketsAsked map[uint32]struct{}
 	synced       bool
-	// serversChanged: the servers that the stream told of are others than those known before.
+	// serversChanged reports that the stream named other servers than those known before.
 	serversChanged bool
-	// drained is the time within which a draining server asked the client to come back; 0: it does not drain.
+	// drained is the time within which a draining server wants the client to reconnect. 0 means
+	// that the server does not drain.
 	drained time.Duration
-	// nodes are the names of all Nodes that came before the stream was in sync, for a relay.
+	// nodes holds the names of all Nodes received before the stream is in sync. Only a relay uses
+	// it; nil means that the stream is in sync.
 	nodes map[string]struct{}
 }
 
-// stream runs one stream to its end, which always has an error.
+// stream runs one stream until it ends. It always returns an error.
 func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -78,7 +84,8 @@ func (c *Client) stream(ctx context.Context, server Server) (*stream, error) {
 	}
 	defer func() { _ = conn.Close() }()
 	defer s.ended()
-	// A server that accepts and then says nothing is no better than one that is down.
+	// A server that accepts the connection and then stays silent is no better than one that is
+	// down.
 	watchdog := time.AfterFunc(defaultHeartbeat, func() { cancel(errSilent) })
 	defer watchdog.Stop()
 	var err error
@@ -140,7 +147,7 @@ func (c *Client) connect(server Server) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// ended tells a relay.
+// ended informs the relay, if any, that a welcomed stream has ended.
 func (s *stream) ended() {
 	if s.welcomed && s.options.Relay != nil {
 		s.options.Relay.Ended()
@@ -162,7 +169,8 @@ func (c *Client) hello(s *pb.Subscription) *pb.Hello {
 	return h
 }
 
-// causeOf gives the reason why the context of a stream ended, if that is why the stream ended.
+// causeOf returns the cause for which the stream's context was canceled, if there is one, and err
+// otherwise. It replaces io.EOF by a readable error.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -173,7 +181,7 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf gives the status behind a failed Send.
+// endOf returns the stream's status if a Send failed because the stream has ended.
 func endOf(g pb.DistributionService_StreamClient, err error) error {
 	if errors.Is(err, io.EOF) {
 		var f wire.Frame
@@ -182,7 +190,7 @@ func endOf(g pb.DistributionService_StreamClient, err error) error {
 	return err
 }
 
-// take does what a response asks for.
+// take applies a response and reports it to Options.Observe.
 func (s *stream) take(r *wire.Response, size int) error {
 	s.metrics.received.Inc()
 	s.metrics.receivedBytes.Add(float64(size))
@@ -295,8 +303,8 @@ func (s *stream) update(r *wire.Response) error {
 	return nil
 }
 
-// answerBuckets answers a BucketQuery, for each shard once a stream: an answer has all digests of
-// the shard.
+// answerBuckets answers a BucketQuery. Each shard may be asked for once per stream, because an
+// answer has all bucket digests of the shard.
 func (s *stream) answerBuckets(q *pb.BucketQuery) error {
 	for _, shard := range q.GetShards() {
 		if _, again := s.bucketsAsked[shard]; again {
@@ -312,13 +320,13 @@ func (s *stream) answerBuckets(q *pb.BucketQuery) error {
 	return nil
 }
 
-// unknown reports whether a response holds none of the messages that this software knows.
+// unknown reports whether a response holds no message that this version knows.
 func unknown(r *wire.Response) bool {
 	return r.Welcome == nil && r.Update == nil && r.Node == nil && r.InSync == nil && r.Heartbeat == nil && r.Drain == nil &&
 		r.Servers == nil && r.BucketQuery == nil && r.Digests == nil && r.DigestQuery == nil
 }
 
-// again asks for objects.
+// again asks the server for objects by their keys.
 func (s *stream) again(shard uint32, keys []model.Key, label, reason string) {
 	for some := range slices.Chunk(keys, maxKeys) {
 		s.metrics.resyncs.WithLabelValues(label).Inc()
@@ -326,7 +334,7 @@ func (s *stream) again(shard uint32, keys []model.Key, label, reason string) {
 	}
 }
 
-// resync makes a request for what differs in a shard.
+// resync returns a request for the differences in a shard, by its bucket digests.
 func (s *stream) resync(shard uint32, label, reason string) (*pb.Resync, error) {
 	digests, ok := s.options.Cache.bucketDigests(shard)
 	if !ok {
@@ -336,7 +344,7 @@ func (s *stream) resync(shard uint32, label, reason string) (*pb.Resync, error) 
 	return &pb.Resync{Shard: shard, BucketDigests: model.JoinDigests(digests), Reason: reason}, nil
 }
 
-// compare asks for what differs in a shard, of its own accord.
+// compare asks the server, unprompted, for the differences in a shard.
 func (s *stream) compare(shard uint32, label, reason string) error {
 	r, err := s.resync(shard, label, reason)
 	if err == nil {
@@ -356,7 +364,7 @@ func (s *stream) heartbeat(m *pb.Heartbeat) error {
 		s.outbox.request(&pb.StreamRequest{Message: &pb.StreamRequest_DigestQuery{DigestQuery: &pb.DigestQuery{}}})
 	}
 	if s.outbox.asking() {
-		return nil // with the next heartbeat
+		return nil // The next heartbeat asks for them.
 	}
 	for shard, keys := range s.options.Cache.changedUnreadable() {
 		s.again(shard, keys, "unreadable", "it did not decode, and has changed since")
@@ -384,7 +392,7 @@ func (s *stream) node(n *wire.NodeUpdate) error {
 		}
 	case relay != nil:
 		switch exists := n.Node != nil || n.Unreadable; {
-		case s.nodes == nil: // in sync
+		case s.nodes == nil: // the stream is in sync
 		case exists && len(s.nodes) == maxNodes:
 			return fmt.Errorf("%w: more than %d Nodes", errProtocol, maxNodes)
 		case exists:
@@ -434,10 +442,11 @@ func keysToProto(keys []model.Key) []*pb.ObjectKey {
 	return out
 }
 
-// send sends what waits, until the stream ends: acks at intervals, everything else at once. Further goroutines of the
-// stream start here.
+// send sends what the outbox holds until the stream ends. It sends Acks at intervals and everything
+// else at once. It also starts the goroutines that reach for a preferred server.
 func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
-	var pause <-chan time.Time // until the next Ack goes, whatever else does; nil: it may
+	// pause fires when an Ack must go even without a new change. nil means that one may go now.
+	var pause <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -455,7 +464,7 @@ func (s *stream) send(ctx context.Context, running *sync.WaitGroup) error {
 		for _, r := range requests {
 			if err := s.grpc.Send(r); err != nil {
 				if errors.Is(err, io.EOF) {
-					return nil // the receiver knows why the stream ended
+					return nil // the receiving goroutine has the stream's status
 				}
 				return err
 			}

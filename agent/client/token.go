@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// TokenFile is the path of a file with a bearer token, as the kubelet projects and renews it: it is read for each stream.
+// TokenFile is the path of a file with a bearer token. It is read for each stream, because the
+// kubelet renews projected tokens.
 type TokenFile string
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
