@@ -9,7 +9,7 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Numbers of fields in the wire API, for what is taken apart and put together without decoding.
+// Field numbers of the wire API, for code that splits and joins messages without decoding them.
 const (
 	responseShardUpdate protowire.Number = 2
 	responseNodeUpdate  protowire.Number = 3
@@ -22,14 +22,14 @@ const (
 	updateRemoved  protowire.Number = 8
 )
 
-// Parts are the encoded objects of an Update's frames, as they stand in them: what a stream that wants some of them is sent is
-// put together from them, not encoded again.
+// Parts are the encoded objects in the frames of an Update. A narrowed stream's frames are
+// assembled from them without encoding the objects again.
 type Parts struct {
 	update                   *model.Update
-	services, slices, deltas [][]byte // as in update, each with its tag
+	services, slices, deltas [][]byte // in the order of update's lists, each with its tag
 }
 
-// PartsOf takes the frames of an Update apart; the parts share their memory.
+// PartsOf splits the frames of an Update into Parts. The Parts share the memory of the frames.
 func PartsOf(u *model.Update, frames []Frame) (*Parts, error) {
 	p := &Parts{update: u}
 	for _, f := range frames {
@@ -70,10 +70,12 @@ func (p *Parts) takeApart(f Frame) error {
 	return nil
 }
 
-// Cut gives the frames of that part of the Update which is of the wanted Services, leading from a sequence on; nil: there is
-// nothing of them in it. A full Update gives a full one, however little is wanted.
+// Cut returns frames with the objects of the wanted Services, for a client at the sequence from. It
+// returns nil if a partial Update holds nothing that is wanted. A full Update always results in a
+// full one.
 //
-// A partial Update can't lead from sequence 0, which is that of a client with nothing: from is above it.
+// from must be above 0 for a partial Update, because 0 is the sequence of a client that holds
+// nothing.
 func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) ([]Frame, error) {
 	u := p.update
 	header := &pb.ShardUpdate{
@@ -111,7 +113,8 @@ func (p *Parts) Cut(from uint64, wanted func(model.ServiceKey) bool) ([]Frame, e
 	return assembleParts(header, body)
 }
 
-// holds tells whether an object that has left a Service is in the Update with another one that is wanted.
+// holds reports whether the Update also has the slice for another Service that is wanted. Such a
+// slice has only moved between Services.
 func (p *Parts) holds(key model.Key, wanted func(model.ServiceKey) bool) bool {
 	for _, s := range p.update.Slices {
 		if s.Key() == key {
@@ -121,7 +124,8 @@ func (p *Parts) holds(key model.Key, wanted func(model.ServiceKey) bool) bool {
 	return false
 }
 
-// assembleParts makes the frames of an update's header and encoded objects.
+// assembleParts returns the frames with an update's header and encoded objects. Each frame holds at
+// most MaxPart bytes of objects, or a single larger object.
 func assembleParts(header *pb.ShardUpdate, body [][]byte) (frames []Frame, err error) {
 	for {
 		size, n := 0, 0
@@ -141,7 +145,8 @@ func assembleParts(header *pb.ShardUpdate, body [][]byte) (frames []Frame, err e
 	}
 }
 
-// assemble makes a frame of an update's header and encoded objects, which have so many bytes.
+// assemble returns one frame with an update's header and encoded objects. size is the number of
+// bytes of the objects.
 func assemble(header *pb.ShardUpdate, body [][]byte, size int) (Frame, error) {
 	head, err := marshal(header)
 	if err != nil {

@@ -15,16 +15,17 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Problem is an object of an Update that could not be decoded and is left out of it.
+// Problem is an object that was left out of an Update because it did not decode.
 type Problem struct {
 	Key model.Key
 	Err error
 }
 
-// Response is a decoded StreamResponse. One of the messages is set, or none if it is one that this software does not know.
+// Response is a decoded StreamResponse. At most one message is set. None is set if this version
+// does not know the message.
 type Response struct {
 	Welcome     *pb.Welcome
-	Update      *model.Update // with Problems and More
+	Update      *model.Update // with Problems, More and Size
 	Node        *NodeUpdate
 	InSync      *pb.InSync
 	Heartbeat   *pb.Heartbeat
@@ -36,22 +37,24 @@ type Response struct {
 
 	// Problems are the objects that were left out of Update, or the Node that was left out of Node.
 	Problems []Problem
-	// More parts of Update follow.
+	// More reports that further parts of Update follow.
 	More bool
-	// Size is how many bytes Update had, decompressed.
+	// Size is the size of Update in bytes, decompressed.
 	Size int
 }
 
-// NodeUpdate carries a Node. One that does not decode is a Problem, and Unreadable.
+// NodeUpdate carries a Node. If the Node does not decode, it is also a Problem.
 type NodeUpdate struct {
 	Name string
-	// Node is nil where there is none of that name.
+	// Node is nil if no Node of that name exists or if it does not decode.
 	Node *model.Node
-	// Unreadable: there is one, and what is known of it stays.
+	// Unreadable reports that the Node exists and did not decode. The receiver keeps what it knows
+	// of it.
 	Unreadable bool
 }
 
-// Decode decodes a frame, which may be compressed. An error means that the frame as a whole makes no sense.
+// Decode decodes a frame, which may be compressed. An error means that the frame as a whole is
+// invalid.
 func Decode(f Frame) (*Response, error) {
 	if r := decodeDeltas(f); r != nil {
 		return r, nil
@@ -80,7 +83,7 @@ func decode(f Frame) (*Response, error) {
 	var r *Response
 	switch number {
 	case 0:
-		return &Response{}, nil // by the API's rules it may be ignored
+		return &Response{}, nil // the API permits ignoring unknown messages
 	case responseShardUpdate:
 		r, err = decodeUpdate(message)
 	default:
@@ -92,8 +95,8 @@ func decode(f Frame) (*Response, error) {
 	return r, nil
 }
 
-// messageOf returns the message that a StreamResponse holds, without decoding it. The number is 0
-// if this software does not know the message.
+// messageOf returns the message that a StreamResponse holds, without decoding it. number is 0 if
+// this version does not know the message.
 func messageOf(b []byte) (number protowire.Number, message []byte, err error) {
 	err = fields(b, func(field wireField, v wireValue) error {
 		switch {
@@ -108,7 +111,7 @@ func messageOf(b []byte) (number protowire.Number, message []byte, err error) {
 	return number, message, err
 }
 
-// decodeOther decodes the messages that are not made of objects.
+// decodeOther decodes all messages except updates.
 func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 	most := maxSeveral
 	if number == responseNodeUpdate {
@@ -153,13 +156,13 @@ func decodeOther(number protowire.Number, content []byte) (*Response, error) {
 	return &Response{}, nil
 }
 
-// ResourceVersionsFromProto translates resource versions.
+// ResourceVersionsFromProto converts resource versions.
 func ResourceVersionsFromProto(p *pb.ResourceVersions) model.ResourceVersions {
 	return model.ResourceVersions{Services: p.GetServices(), Slices: p.GetSlices()}
 }
 
-// KeyFromProto translates the key of a Service or Slice. A client may name one that is not canonical: it may have come from
-// another server.
+// KeyFromProto converts the key of a Service or slice. It accepts keys that are not canonical,
+// since a client may name a key that came from another server.
 func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
 	m := model.Key{Namespace: k.GetNamespace(), Name: k.GetName()}
 	switch k.GetKind() {
@@ -176,8 +179,8 @@ func KeyFromProto(k *pb.ObjectKey) (model.Key, error) {
 	return m, nil
 }
 
-// NackedFromProto translates the key of what a Nack may be of: a Service, a Slice or a node. The name
-// of a node may be missing.
+// NackedFromProto converts the key of the subject of a Nack, which is a Service, a slice or a Node.
+// The name of a Node may be empty.
 func NackedFromProto(k *pb.ObjectKey) (model.Key, error) {
 	if k.GetKind() == pb.ObjectKind_OBJECT_KIND_NODE {
 		return model.Key{Kind: model.KindNode, Name: k.GetName()}, nil
@@ -250,7 +253,8 @@ func sliceFromProto(p *pb.Slice) (*model.Slice, error) {
 	return model.NewSlice(s).WithVersion(version, func() bool { return hasUnknown(p.ProtoReflect()) }), nil
 }
 
-// hasUnknown tells whether a message, or one in it, has fields that this software does not know.
+// hasUnknown reports whether a message, or a message nested in it, has fields that this version
+// does not know.
 func hasUnknown(m protoreflect.Message) (found bool) {
 	if len(m.GetUnknown()) > 0 {
 		return true
@@ -304,15 +308,16 @@ func nodeFromProto(p *pb.Node) (*model.Node, error) {
 	return n, nil
 }
 
-// decoder keeps the first error, so that a message is decoded in one expression.
+// decoder keeps the first error, so that a message can be decoded in one expression.
 type decoder struct{ err error }
 
 func (d *decoder) fail(format string, args ...any) {
 	d.err = cmp.Or(d.err, fmt.Errorf(format, args...))
 }
 
-// check returns the first error, or what is not canonical in the object that is decoded. An object that is made anew, of the
-// same content, is the same: lists come in their order.
+// check returns the first error, or else the error of the object's own Check, which fails if the
+// object is not canonical. Canonical objects with the same content are equal, because their lists
+// are sorted.
 func (d *decoder) check(o interface{ Check() error }) error {
 	if d.err != nil {
 		return d.err
@@ -403,7 +408,7 @@ func (d *decoder) endpoints(list []*pb.Endpoint) []model.Endpoint {
 	return out
 }
 
-// common are the strings that objects have in common.
+// common interns the strings that many objects share.
 var common intern.Strings
 
 func interned(list []string) []string {

@@ -6,9 +6,12 @@ import (
 	"github.com/slicecast/slicecast/internal/model"
 )
 
-// decodeDeltas decodes an update of deltas in which no endpoint comes: what a node hears of when pods turn ready or not, and what it is to
-// program as fast as can be. The general decoder takes several times as long, most of all where it has not run for a while. nil: f is anything
-// else, which may be an error.
+// decodeDeltas decodes an update that holds only deltas without new endpoints. It returns nil for
+// every other frame, including invalid ones.
+//
+// Such an update is what a node receives when pods become ready or unready, and what it should
+// program as fast as possible. The general decoder takes several times as long, above all when it
+// has not run for a while.
 func decodeDeltas(f Frame) *Response {
 	if len(f) > maxSeveral {
 		return nil
@@ -50,7 +53,7 @@ func decodeDeltas(f Frame) *Response {
 	return &Response{Update: u, Size: size}
 }
 
-// The fields of ShardUpdate, SliceDelta and EndpointConditions that there may be.
+// Fields of ShardUpdate, SliceDelta and EndpointConditions.
 var (
 	shardField    = wireField{1, protowire.VarintType}
 	fromField     = wireField{2, protowire.VarintType}
@@ -79,13 +82,13 @@ var (
 	indexField       = wireField{1, protowire.VarintType}
 )
 
-// The fields that hold endpoints, in Slice and SliceDelta.
+// Fields of Slice and SliceDelta that hold endpoints.
 const (
 	sliceEndpoints protowire.Number = 7
 	deltaEndpoints protowire.Number = 4
 )
 
-// decodeDelta gives nil where there is anything else, or anything wrong.
+// decodeDelta decodes one delta. It returns nil if the delta is invalid or holds any other field.
 func decodeDelta(b []byte) *model.SliceDelta {
 	m := &model.SliceDelta{Endpoints: []model.Endpoint{}}
 	var d decoder
@@ -147,8 +150,8 @@ type wireValue struct {
 	bytes  []byte
 }
 
-// eachField is fields for those that want nothing but numbers and bytes: it reports whether take
-// was true for all fields, and there was none of another type.
+// eachField calls take for each field of b, until take returns false. It reports whether b is
+// valid, holds only numbers and bytes, and take returned true for every field.
 func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -173,8 +176,8 @@ func eachField(b []byte, take func(wireField, wireValue) bool) bool {
 	return true
 }
 
-// fields calls take for each field of a message, until it returns an error. Values of other types
-// than numbers and bytes are not given.
+// fields calls take for each field of b, until take returns an error. Fields of other types than
+// numbers and bytes have a zero value.
 func fields(b []byte, take func(wireField, wireValue) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

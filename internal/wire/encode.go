@@ -1,5 +1,8 @@
-// Package wire translates between the wire API and internal/model, so that generated types stay at the edge. What it
-// decodes comes from outside: an object that makes no sense is left out and reported, and the rest stands.
+// Package wire translates between the wire API and internal/model, so that generated types stay at
+// the edge.
+//
+// Its input comes from outside. It leaves out and reports an object that does not decode, and keeps
+// the rest of the message.
 package wire
 
 import (
@@ -12,10 +15,10 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Frame is an encoded StreamResponse, envelope included: what is sent to many streams is encoded once.
+// Frame is an encoded StreamResponse, envelope included. A frame is encoded once for many streams.
 type Frame []byte
 
-// Encode gives the frame of a response that the caller built.
+// Encode returns the frame of a response.
 func Encode(r *pb.StreamResponse) (Frame, error) {
 	return marshal(r)
 }
@@ -28,17 +31,18 @@ func marshal(m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// EncodeUpdate returns one frame of an Update, however large it is. What is sent is made by EncodeParts.
+// EncodeUpdate returns a single frame with the whole Update, however large. Use EncodeParts for
+// frames that are sent.
 func EncodeUpdate(u *model.Update) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: UpdateToProto(u)}})
 }
 
-// EncodeNode gives the frame of the Node of that name; nil: there is none.
+// EncodeNode returns the frame that announces a Node. nil means that no Node of that name exists.
 func EncodeNode(name string, n *model.Node) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_NodeUpdate{NodeUpdate: &pb.NodeUpdate{Node: nodeToProto(n), Name: name}}})
 }
 
-// UpdateToProto translates an Update.
+// UpdateToProto converts an Update.
 func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	p := &pb.ShardUpdate{
 		Shard: u.Shard, FromSequence: fromToProto(u.From, u.To), Sequence: u.To, Full: u.Full, FullBuckets: u.FullBuckets,
@@ -59,7 +63,8 @@ func UpdateToProto(u *model.Update) *pb.ShardUpdate {
 	return p
 }
 
-// fromToProto leaves out the sequence that nearly all updates lead from.
+// fromToProto returns 0 in place of from if from is to-1. Nearly all updates are like that, and 0
+// is omitted on the wire.
 func fromToProto(from, to uint64) uint64 {
 	if from+1 == to {
 		return 0
@@ -67,7 +72,7 @@ func fromToProto(from, to uint64) uint64 {
 	return from
 }
 
-// ResourceVersionsToProto translates resource versions; nil: there are none.
+// ResourceVersionsToProto converts resource versions. It returns nil if both are 0.
 func ResourceVersionsToProto(r model.ResourceVersions) *pb.ResourceVersions {
 	if r == (model.ResourceVersions{}) {
 		return nil
@@ -75,7 +80,7 @@ func ResourceVersionsToProto(r model.ResourceVersions) *pb.ResourceVersions {
 	return &pb.ResourceVersions{Services: r.Services, Slices: r.Slices}
 }
 
-// KeyToProto translates the key of a Service or Slice.
+// KeyToProto converts the key of a Service, a slice or a Node.
 func KeyToProto(k model.Key) *pb.ObjectKey {
 	kind := pb.ObjectKind_OBJECT_KIND_SERVICE
 	switch k.Kind {

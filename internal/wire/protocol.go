@@ -1,8 +1,9 @@
 package wire
 
-// Protocol is what agents offer in TLS (ALPN, RFC 7301) before "h2". What they speak then is HTTP/2 and gRPC all the same; the
-// name lets a server tell agents' connections from others before the first byte.
+// Protocol is the ALPN protocol (RFC 7301) that agents offer in TLS before "h2". It also stands for
+// HTTP/2 with gRPC. The name lets a server tell agents from other clients before their first byte.
 const Protocol = "slicecast-h2"
 
-// MaxRelayedNacks is how many open nacks a relay passes on, and a server remembers of a relay.
+// MaxRelayedNacks bounds the open Nacks that a relay passes on, and that a server stores for a
+// relay.
 const MaxRelayedNacks = 1024

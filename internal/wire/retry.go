@@ -8,13 +8,14 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// RetryLater adds to the error of a status when the client should come back, as RetryInfo and in the message.
+// RetryLater returns the status err with a delay after which the client should come back. The delay
+// is in a RetryInfo and in the message.
 func RetryLater(err error, after time.Duration) error {
 	s := status.Convert(err)
 	s = status.New(s.Code(), s.Message()+": try again in "+after.Round(time.Second).String())
 	with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)})
 	if err != nil {
-		return s.Err() // the delay is in the message too
+		return s.Err() // the message has the delay too
 	}
 	return with.Err()
 }

@@ -11,19 +11,21 @@ import (
 )
 
 const (
-	// MaxPart bounds the objects in one frame, in bytes, before compression; a single larger object has a frame to itself. An
-	// Update with more objects is sent in several frames.
+	// MaxPart bounds the objects in one frame, in bytes before compression. A larger object has a
+	// frame to itself. An Update with more objects is sent in several frames.
 	MaxPart = 1 << 20
-	// MaxFrame bounds a frame, compressed or not. It is many times what the largest object takes: an API server accepts 1.5 MiB,
-	// and sources cut what comes from elsewhere.
+	// MaxFrame bounds a frame in bytes, compressed or not. It is many times the size of the largest
+	// object: an API server accepts objects of up to 1.5 MiB, and sources trim objects from
+	// elsewhere.
 	MaxFrame = 16 << 20
 )
 
-// EncodeParts returns the frames of an Update, at least one. A client applies all of them as one.
+// EncodeParts returns the frames of an Update, which are one or more. A client applies all of them
+// at once.
 func EncodeParts(u *model.Update) ([]Frame, error) { return encodeParts(u, false) }
 
-// EncodeBeginning returns the frames of an Update that is to be applied as one with frames which follow, of the same shard and
-// sequences.
+// EncodeBeginning returns the frames of the first part of an Update. The caller sends more frames
+// of the same shard and sequences, and the client applies all of them at once.
 func EncodeBeginning(u *model.Update) ([]Frame, error) { return encodeParts(u, true) }
 
 func encodeParts(u *model.Update, more bool) ([]Frame, error) {
@@ -54,8 +56,8 @@ func encodePart(p *pb.ShardUpdate) (Frame, error) {
 	return Encode(&pb.StreamResponse{Message: &pb.StreamResponse_ShardUpdate{ShardUpdate: p}})
 }
 
-// split divides an update, whose parts share its objects. What is said of the update as a whole is said in each part, except the
-// buckets, which add up.
+// split divides an update into parts that share its objects. Each part repeats the header of the
+// update. Only the first part has FullBuckets, because a receiver adds up the buckets of all parts.
 func split(p *pb.ShardUpdate) []*pb.ShardUpdate {
 	d := &divider{part: &pb.ShardUpdate{
 		Shard: p.GetShard(), FromSequence: p.GetFromSequence(), Sequence: p.GetSequence(), Full: p.GetFull(),
@@ -81,14 +83,15 @@ func split(p *pb.ShardUpdate) []*pb.ShardUpdate {
 	return d.parts
 }
 
-// divider fills one part after the other.
+// divider distributes objects over parts, which it fills one after the other.
 type divider struct {
 	parts []*pb.ShardUpdate
-	part  *pb.ShardUpdate // the last one
-	bytes int             // of the objects in it
+	part  *pb.ShardUpdate // the last of parts
+	bytes int             // size of the objects in part
 }
 
-// room returns the part that an object goes to.
+// room returns the part to which an object of this size must be added. It starts a new part if the
+// last one is full.
 func (d *divider) room(object proto.Message) *pb.ShardUpdate {
 	size := fieldSize(proto.Size(object))
 	if d.bytes > 0 && d.bytes+size > MaxPart {
@@ -103,10 +106,11 @@ func (d *divider) room(object proto.Message) *pb.ShardUpdate {
 	return d.part
 }
 
-// fieldSize returns the bytes of a field that holds a message of this size: the numbers of all of the fields take one byte.
+// fieldSize returns the size, in bytes, of a field that holds a message of this size. The tags of
+// all fields with objects take one byte.
 func fieldSize(message int) int { return 1 + protowire.SizeBytes(message) }
 
-// CompressParts compresses each of the frames.
+// CompressParts returns the frames compressed.
 func CompressParts(frames []Frame) ([]Frame, error) {
 	out := make([]Frame, 0, len(frames))
 	for _, f := range frames {
@@ -119,7 +123,7 @@ func CompressParts(frames []Frame) ([]Frame, error) {
 	return out, nil
 }
 
-// Bytes returns the size of frames.
+// Bytes returns the total size of frames in bytes.
 func Bytes(frames []Frame) (size int) {
 	for _, f := range frames {
 		size += len(f)

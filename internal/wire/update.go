@@ -12,25 +12,26 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Bounds of what a frame may make its receiver keep: two bytes of a frame can be an endpoint, which
-// takes a hundred times as much memory, and a frame shrinks to a thousandth when it is compressed.
-// Nothing that is canonical comes near them.
+// These constants bound the memory that a frame can make its receiver use. Two bytes of a frame can
+// encode an endpoint, which takes a hundred times as much memory, and compression can shrink a
+// frame to a thousandth. Canonical content stays far below all bounds.
 const (
-	// maxSeveral bounds a frame that holds several objects, or no object at all. The rest of a part
-	// is small.
+	// maxSeveral bounds, in bytes, a frame that holds several objects or none. What a part holds
+	// besides its objects is small.
 	maxSeveral = MaxPart + 64<<10
-	// maxNode bounds a frame that holds a Node, of which an API server accepts 1.5 MiB.
+	// maxNode bounds, in bytes, a frame that holds a Node. An API server accepts Nodes of up to 1.5
+	// MiB.
 	maxNode = 2 * MaxPart
-	// maxProblems bounds the objects of a frame that do not decode. The shortest object with a name
-	// and a version has 33 bytes.
+	// maxProblems bounds the number of objects in a frame that do not decode. The shortest object
+	// with a name and a version has 33 bytes.
 	maxProblems = 1 << 15
-	// maxFields bounds the entries of all lists in an object. A Service may have 70,000, a slice
-	// 36,000.
+	// maxFields bounds the number of entries in all lists of an object. A Service may have 70,000
+	// and a slice 36,000.
 	maxFields = 1 << 17
-	// fewBytes is the size up to which the entries in an object need not be counted.
+	// fewBytes is the size, in bytes, up to which an object's entries need not be counted.
 	fewBytes = 64 << 10
-	// maxName bounds names that are kept of what does not decode, in bytes; no object of Kubernetes
-	// has a longer one.
+	// maxName bounds, in bytes, the names that are kept of objects that do not decode. No object of
+	// Kubernetes has a longer name.
 	maxName = 253
 )
 
@@ -42,17 +43,18 @@ var (
 	errBuckets  = fmt.Errorf("it names more than %d buckets", model.Buckets)
 )
 
-// updateDecoder decodes an update object by object, so that the messages of one object are garbage
-// when the next one is decoded.
+// updateDecoder decodes an update object by object, so that the message of one object is garbage
+// before the next one is decoded.
 type updateDecoder struct {
 	update   *model.Update
 	problems []Problem
-	bytes    int // of the update
+	bytes    int // size of the update
 	objects  int
 	more     bool
 }
 
-// decodeUpdate decodes an update without the objects that make no sense; those are the problems.
+// decodeUpdate decodes an update. Objects that do not decode are left out of it and become its
+// Problems.
 func decodeUpdate(b []byte) (*Response, error) {
 	d := updateDecoder{update: &model.Update{}, bytes: len(b)}
 	if err := fields(b, d.field); err != nil {
@@ -65,7 +67,7 @@ func decodeUpdate(b []byte) (*Response, error) {
 	return &Response{Update: u, Problems: d.problems, More: d.more, Size: len(b)}, nil
 }
 
-// field decodes a field of the update. Fields that this software does not know are ignored.
+// field decodes one field of the update. It ignores fields that this version does not know.
 func (d *updateDecoder) field(field wireField, v wireValue) error {
 	u := d.update
 	switch field {
@@ -148,8 +150,8 @@ func (d *updateDecoder) bucket(n uint64) error {
 	return nil
 }
 
-// object decodes the message of an object, unless it takes too much memory. nested is the number of
-// the field whose messages have lists of their own, or 0.
+// object decodes the message of an object, or returns an error if the object has too many entries.
+// nested is the number of the field whose messages have lists of their own, or 0.
 func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Message) error {
 	d.objects++
 	if d.objects > 1 && d.bytes > maxSeveral {
@@ -174,13 +176,13 @@ func (d *updateDecoder) object(b []byte, nested protowire.Number, p proto.Messag
 	return proto.Unmarshal(b, p)
 }
 
-// bad leaves out an object. Other servers are to hear of it, so that it counts as one that has this
-// version only if it can be named.
+// bad leaves out an object that does not decode. The client reports its key to other servers, so an
+// object whose key is too long or empty gets no version and is not tracked.
 func (d *updateDecoder) bad(key model.Key, version []byte, delta bool, err error) error {
 	if len(d.problems) == maxProblems {
 		return errProblems
 	}
-	v, _ := model.ParseVersion(version) // zero if it does not parse either
+	v, _ := model.ParseVersion(version) // zero if the version does not parse either
 	if key.Name == "" || len(key.Name) > maxName || len(key.Namespace) > maxName {
 		key.Namespace, key.Name, v = clip(key.Namespace), clip(key.Name), model.Version{}
 	}
@@ -189,5 +191,5 @@ func (d *updateDecoder) bad(key model.Key, version []byte, delta bool, err error
 	return nil
 }
 
-// clip returns the beginning of a name, without the memory of the rest.
+// clip returns the first maxName bytes of a name, without keeping the memory of the rest.
 func clip(name string) string { return strings.Clone(name[:min(len(name), maxName)]) }

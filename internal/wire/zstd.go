@@ -11,31 +11,33 @@ import (
 
 var errNested = errors.New("a compressed frame inside of a compressed one")
 
-// zstdDecoder is shared: it decodes one frame at a time, so that many clients in a process cost no memory while they have
-// nothing to decompress.
+// zstdDecoder is shared and decodes one frame at a time. Many clients in one process therefore cost
+// no memory while they have nothing to decompress.
 var zstdDecoder = newDecoder()
 
 func newDecoder() *zstd.Decoder {
 	d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxMemory(MaxFrame))
 	if err != nil {
-		panic(err) // the options are wrong
+		panic(err) // the options contradict each other
 	}
 	return d
 }
 
 func decompress(b []byte) ([]byte, error) { return zstdDecoder.DecodeAll(b, nil) }
 
-// compressAbove is the size from which a frame is worth compressing.
+// compressAbove is the minimum size, in bytes, of a frame that is worth compressing.
 const compressAbove = 1 << 10
 
 var encoder = sync.OnceValues(func() (*zstd.Encoder, error) {
-	// One block at a time and a window of the size of a large shard: what is compressed is compressed once, for many.
+	// Each frame is compressed once and sent to many streams, so compression may take its time. The
+	// window fits a large shard.
 	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression), zstd.WithEncoderConcurrency(1),
 		zstd.WithWindowSize(1<<20), zstd.WithEncoderCRC(false))
 })
 
-// Compress gives the frame that holds another one compressed; the same one, where that pays nothing.
+// Compress returns a frame that holds f compressed. It returns f itself if compression does not
+// make f smaller.
 func Compress(f Frame) (Frame, error) {
 	if len(f) < compressAbove {
 		return f, nil
