@@ -1,16 +1,18 @@
-// Package upstream is the source of a relay: a server that feeds from another server's stream, as an agent does, and serves
-// agents of its own. It exists so that one cluster's state can reach more nodes, or farther ones, than one server should
-// serve.
+// Package upstream is the source of a relay. A relay is a server that follows another server's
+// stream, as an agent does, and serves agents of its own. Relays let one cluster's state reach more
+// nodes, or more distant ones, than one server should serve.
 //
 // # Guarantees
 //
-//   - Objects keep the versions that the upstream server gave them, so that a relay has the same digests as its root, and
-//     agents move freely between both.
-//   - The relay's store is synced when it holds all that the upstream server has; when the stream breaks it keeps what it
-//     holds, and gets what differs with the next one.
-//   - What is acknowledged upstream, all nodes behind the relay have programmed; each upstream server hears what they can't.
-//   - A relay does not feed on itself, through however many others, but for a moment: it ends the streams of other relays when
-//     its own one ends, so that they see where the next one comes from.
+//   - Objects keep the versions of the upstream server. A relay therefore has the same digests as
+//     its root, and agents move freely between both.
+//   - The relay's store is synced once it holds everything that the upstream server has. When the
+//     stream breaks, the store keeps its content, and the next stream brings the differences.
+//   - The relay acks a position upstream only once all nodes behind it have programmed it. Each
+//     upstream server receives the open Nacks of these nodes.
+//   - A relay is not fed by itself through any number of other relays for longer than a moment.
+//     When its own stream ends, it ends the streams of other relays, so that they check the path of
+//     its next one.
 package upstream
 
 import (
@@ -32,44 +34,53 @@ import (
 	pb "github.com/slicecast/slicecast/proto/slicecast/v1"
 )
 
-// Options set up a Source. All but ServerName, Version and MaxBackoff are required.
+// Options configure a Source. All but ServerName, Version and MaxBackoff are required.
 type Options struct {
-	// Servers gives the upstream servers to begin with; others are learned from the stream.
+	// Servers returns the upstream servers to start with. The relay learns others from its stream.
 	Servers func(context.Context) ([]client.Server, error)
-	// ServerName is client.Options'.
+	// ServerName has the meaning of client.Options.ServerName.
 	ServerName string
 	// DialOptions must hold the transport credentials of a relay.
 	DialOptions []grpc.DialOption
-	// Version is told to the upstream server.
+	// Version is the relay's version, which is sent to the upstream server.
 	Version string
-	// MaxBackoff is client.Options'.
+	// MaxBackoff has the meaning of client.Options.MaxBackoff.
 	MaxBackoff time.Duration
 	Logger     *slog.Logger
 	Metrics    prometheus.Registerer
 }
 
-// Source feeds a store from another server, and tells that server how far the nodes behind the store have come.
+// Source feeds a store from another server. It reports to that server how far the nodes behind the
+// store have come.
+//
+// Invariants:
+//
+//  1. path is set only while a stream is in sync.
+//  2. A publish of the store sees the marks that belong to the published content, because both
+//     change under mu.
 type Source struct {
 	store  *store.Store
 	cache  *client.Cache
 	client *client.Client
-	// lost is called when Path has become false.
+	// lost is called after Path has begun to return false.
 	lost    func()
 	refused prometheus.Counter
 
+	// mu guards all fields below.
 	mu    sync.Mutex
-	path  []uint64 // nil as long as there is no stream that is in sync
-	next  []uint64 // of a stream that is not in sync yet
+	path  []uint64 // nil while no stream is in sync
+	next  []uint64 // path of a stream that is not in sync yet
 	marks []model.Position
-	epoch uint64 // of the positions that came last
-	// programmed is what Programmed told last, by shard.
+	epoch uint64 // epoch of the positions that arrived last
+	// programmed holds the positions that Programmed was last called with, by shard.
 	programmed []model.Position
 }
 
 var _ source.Source = (*Source)(nil)
 
-// New gives the source of a relay whose store it is; it connects when it runs. Each time that a stream has ended it calls
-// lost, which is fanout.Hub.UpstreamEnded of the hub whose Upstream the Source is.
+// New returns the source that feeds the relay's store s. It connects when Run is called. It calls
+// lost each time a stream has ended. lost must be fanout.Hub.UpstreamEnded of the hub that has this
+// Source as its Upstream.
 func New(o Options, s *store.Store, lost func()) *Source {
 	u := &Source{
 		store: s, lost: lost, cache: client.NewCache(), marks: make([]model.Position, s.Shards()), programmed: make([]model.Position, s.Shards()),
@@ -89,10 +100,11 @@ func New(o Options, s *store.Store, lost func()) *Source {
 	return u
 }
 
-// Run implements source.Source. The sink is the store.
+// Run implements source.Source. It ignores its sink, since the Source writes to its store.
 func (u *Source) Run(ctx context.Context, _ source.Sink) error { return u.client.Run(ctx) }
 
-// begin checks a new stream: it must not come from this relay, and must divide the state as this relay does.
+// begin checks a new stream. The stream must not come from this relay, and its server must have the
+// same number of shards.
 func (u *Source) begin(path []uint64) error {
 	if slices.Contains(path, u.store.Epoch()) {
 		return fmt.Errorf("that server is fed by this relay, directly or through others (epoch %016x is in its path): "+
@@ -115,8 +127,9 @@ func (u *Source) ended() {
 	u.lost()
 }
 
-// applied writes to the store what an Update did to the cache. It holds the lock meanwhile, so that a publish which the writing
-// causes sees the marks that go with it: there may be no other one.
+// applied writes to the store what an Update did to the cache. It holds mu meanwhile, so that a
+// publish which the write causes sees the marks that belong to it. There may be no later publish
+// that could show them.
 func (u *Source) applied(a client.Applied) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -135,7 +148,8 @@ func (u *Source) applied(a client.Applied) {
 	u.movedLocked()
 }
 
-// movedLocked notes the positions that the store has reached. The caller is the only one who moves the cache.
+// movedLocked records the positions that the store has reached. Only the caller's goroutine changes
+// the cache.
 func (u *Source) movedLocked() {
 	changes, ok := u.cache.Take()
 	if !ok {
@@ -151,7 +165,7 @@ func (u *Source) nodesDigest() model.Digest {
 	return model.NodesDigest(u.store.Nodes())
 }
 
-// node takes a Node; nil: it is gone.
+// node writes a Node to the store, or removes it if n is nil.
 func (u *Source) node(name string, n *model.Node) {
 	if n == nil {
 		u.store.Remove(model.Key{Kind: model.KindNode, Name: name}, 0)
@@ -160,13 +174,15 @@ func (u *Source) node(name string, n *model.Node) {
 	u.store.Upsert(n, 0)
 }
 
-// reached takes how far everything has come. No single update tells that: those of other shards may be on their way.
+// reached records the resource versions that all shards have reached. A single update cannot show
+// them, because updates of other shards may still be on their way.
 func (u *Source) reached(v model.ResourceVersions) {
 	u.store.Progress(model.KindService, v.Services)
 	u.store.Progress(model.KindSlice, v.Slices)
 }
 
-// inSync completes the state that a stream begins with.
+// inSync completes the initial state of a stream: it removes the Nodes that no longer exist and
+// marks the store as synced.
 func (u *Source) inSync(names map[string]struct{}) {
 	if names != nil {
 		nodes := u.store.Nodes()
@@ -180,7 +196,7 @@ func (u *Source) inSync(names map[string]struct{}) {
 	defer u.mu.Unlock()
 	u.movedLocked()
 	u.path = u.next
-	// A server that the relay comes back to does not know what its nodes had before.
+	// A server that the relay returns to does not know what the relay's nodes programmed before.
 	had := map[uint32]uint64{}
 	for shard, m := range u.programmed {
 		if m.Epoch == u.epoch {
@@ -193,24 +209,24 @@ func (u *Source) inSync(names map[string]struct{}) {
 	u.store.Synced()
 }
 
-// Connection tells how the relay stands with its servers.
+// Connection returns the state of the relay's connection to its servers.
 func (u *Source) Connection() client.Connection { return u.client.Connection() }
 
-// Path is for fanout.Upstream.
+// Path implements fanout.Upstream.
 func (u *Source) Path() ([]uint64, bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.path, u.path != nil
 }
 
-// Mark is for fanout.Upstream.
+// Mark implements fanout.Upstream.
 func (u *Source) Mark(shard uint32) model.Position {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.marks[shard]
 }
 
-// Programmed is for fanout.Upstream.
+// Programmed implements fanout.Upstream.
 func (u *Source) Programmed(shard uint32, m model.Position, at time.Time, last string) {
 	u.mu.Lock()
 	current := u.marks[shard].Epoch == m.Epoch
@@ -221,10 +237,10 @@ func (u *Source) Programmed(shard uint32, m model.Position, at time.Time, last s
 	}
 }
 
-// Nodes is for fanout.Upstream.
+// Nodes implements fanout.Upstream.
 func (u *Source) Nodes(count int) { u.client.SetNodes(uint32(count)) }
 
-// Nack is for fanout.Upstream. Each upstream server hears of what stands.
+// Nack implements fanout.Upstream. Each upstream server receives the Nacks that are open.
 func (u *Source) Nack(n *pb.Nack) bool {
 	if u.client.Report(n) {
 		return true
